@@ -1,0 +1,1 @@
+"""Reference engine for batch speculative decoding."""

@@ -1,0 +1,23 @@
+"""The two errors a user meets: bad input, and a broken synchronization invariant."""
+
+
+class InputError(ValueError):
+    """The caller asked for something impossible. The message is one line and names what to change."""
+
+
+class InvariantViolation(RuntimeError):  # noqa: N818 (the name states what happened, not that an error object exists)
+    """A synchronization invariant does not hold.
+
+    Raised explicitly, never through `assert`, so `python -O` keeps the checks.
+
+    Attributes:
+        invariant: register id, for example ``"INV-3"``.
+        row: row of the batch (or index of the sequence) at fault, None when the whole batch is.
+        expected: what the invariant demands.
+        found: what the engine holds.
+    """
+
+    def __init__(self, invariant: str, statement: str, *, row: int | None, expected: object, found: object):
+        self.invariant, self.row, self.expected, self.found = invariant, row, expected, found
+        where = "" if row is None else f" in row {row}"
+        super().__init__(f"{invariant}{where}: {statement}; expected {expected}, found {found}")

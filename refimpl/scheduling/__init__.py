@@ -1,0 +1,24 @@
+"""Which rows run in a round. Pure Python: the simulator runs these very classes, and no tensor library is loaded."""
+
+from refimpl.scheduling.policies import (
+    FifoScheduler,
+    GroupedScheduler,
+    RoundMode,
+    RoundPlan,
+    Scheduler,
+    StaticScheduler,
+    make_scheduler,
+)
+from refimpl.scheduling.pool import Schedulable, SequencePool
+
+__all__ = [
+    "FifoScheduler",
+    "GroupedScheduler",
+    "RoundMode",
+    "RoundPlan",
+    "Schedulable",
+    "Scheduler",
+    "SequencePool",
+    "StaticScheduler",
+    "make_scheduler",
+]

@@ -1,0 +1,71 @@
+"""Every unfinished sequence, and which of them are eligible now."""
+
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+
+from refimpl.errors import InvariantViolation
+
+
+class Schedulable(Protocol):
+    """What a scheduler may know of a sequence. It never sees how long the output will be."""
+
+    ticket: int
+
+    @property
+    def seq_len(self) -> int:
+        """Real tokens so far."""
+
+    @property
+    def cache_state(self) -> int:
+        """What must agree, beside the length, among the members of a group."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the sequence runs no more."""
+
+
+T = TypeVar("T", bound=Schedulable)
+
+
+class SequencePool(Generic[T]):
+    """Sequences in exactly one of three places: waiting, window, finished (INV-9).
+
+    `window` maps ticket to sequence in order of submission; tickets are handed out by `submit`.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[T] = deque()
+        self.window: dict[int, T] = {}
+        self.num_submitted = 0
+        self.num_finished = 0
+
+    def submit(self, sequence: T) -> None:
+        """Add a sequence to the end of the waiting line."""
+        sequence.ticket = self.num_submitted
+        self.num_submitted += 1
+        self.waiting.append(sequence)
+
+    def admit(self, limit: int) -> list[T]:
+        """Move up to `limit` sequences from waiting into the window; return them in order."""
+        entered = [self.waiting.popleft() for _ in range(min(limit, len(self.waiting)))]
+        self.window.update((sequence.ticket, sequence) for sequence in entered)
+        return entered
+
+    def retire(self, sequence: T) -> None:
+        """Move a sequence from wherever it is to finished."""
+        if self.window.pop(sequence.ticket, None) is None:
+            self.waiting.remove(sequence)
+        self.num_finished += 1
+
+    def check_conservation(self) -> None:
+        """Raise InvariantViolation unless every submitted sequence is in exactly one place (INV-9)."""
+        tickets = [sequence.ticket for sequence in self.waiting] + list(self.window)
+        places = len(tickets) + self.num_finished
+        if places != self.num_submitted or len(set(tickets)) != len(tickets):
+            raise InvariantViolation(
+                "INV-9",
+                "every sequence is in exactly one of waiting, window, finished",
+                row=None,
+                expected=f"{self.num_submitted} distinct sequences",
+                found=f"{places} places, {len(set(tickets))} distinct unfinished of {len(tickets)}",
+            )
