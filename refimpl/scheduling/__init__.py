@@ -6,6 +6,7 @@ from refimpl.scheduling.policies import (
     RoundMode,
     RoundPlan,
     Scheduler,
+    SchedulingOptions,
     StaticScheduler,
     make_scheduler,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "RoundPlan",
     "Schedulable",
     "Scheduler",
+    "SchedulingOptions",
     "SequencePool",
     "StaticScheduler",
     "make_scheduler",

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from refimpl.errors import InvariantViolation
 from refimpl.scheduling.pool import Schedulable, SequencePool
@@ -14,6 +14,31 @@ from refimpl.scheduling.pool import Schedulable, SequencePool
 T = TypeVar("T", bound=Schedulable)
 RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged"]
 GroupKey = tuple[int, int]
+Estimate = Callable[[tuple[Any, ...]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingOptions:
+    """Departures from the named schedulers, for studies; the defaults are the schedulers as named.
+
+    Attributes:
+        refill: whether a free place is filled at once; otherwise only when the window is empty.
+        choice: which full group runs: the first to be full, or the one with most members.
+        partial_groups: run the largest group of at least two when none is full.
+        bucket_tokens: lengths within one bucket count as equal. Above 1 a group needs padding, and INV-11 does not
+            hold for its lengths.
+        estimate: seconds per expected token of a choice of members; when given, a group runs only if it is no worse
+            than the oldest members.
+    """
+
+    refill: bool = True
+    choice: Literal["first", "largest"] = "first"
+    partial_groups: bool = False
+    bucket_tokens: int = 1
+    estimate: Estimate | None = None
+
+
+DEFAULT_OPTIONS = SchedulingOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +58,13 @@ class Scheduler(ABC, Generic[T]):
     Args:
         batch_size: rows a round runs at most, B.
         window_size: sequences with K/V at a time, W ≥ B.
+        options: departures from the scheduler as named.
     """
 
-    def __init__(self, batch_size: int, window_size: int):
+    def __init__(self, batch_size: int, window_size: int, *, options: SchedulingOptions = DEFAULT_OPTIONS):
         self.batch_size = batch_size
         self.window_size = window_size
+        self.options = options
         self.pool: SequencePool[T] = SequencePool()
         self.round_index = 0
 
@@ -53,6 +80,8 @@ class Scheduler(ABC, Generic[T]):
 
     def admit(self) -> list[T]:
         """Fill the window; return the sequences that entered it."""
+        if self.pool.window and not self.options.refill:
+            return []
         return self.pool.admit(self.window_size - len(self.pool.window))
 
     @abstractmethod
@@ -64,9 +93,9 @@ class Scheduler(ABC, Generic[T]):
         self.round_index += 1
         return self._retire(plan.members)
 
-    def cancel(self, sequence: T) -> None:
-        """Take an unfinished sequence out, wherever it is."""
-        self.pool.retire(sequence)
+    def cancel(self, sequence: T) -> list[T]:
+        """Take out a sequence that was just marked as finished; return the sequences that left by that."""
+        return self._retire([sequence])
 
     def _retire(self, members: Iterable[T]) -> list[T]:
         finished = [sequence for sequence in members if sequence.finished]
@@ -89,9 +118,15 @@ class StaticScheduler(Scheduler[T]):
     def complete(self, plan: RoundPlan[T]) -> list[T]:
         """Release the batch when its last member has finished."""
         self.round_index += 1
-        if all(sequence.finished for sequence in plan.members):
-            return self._retire(plan.members)
-        return []
+        return self._release_batch()
+
+    def cancel(self, sequence: T) -> list[T]:
+        """Take a waiting sequence out; one in the batch keeps its place until the batch is released."""
+        return self._release_batch() if sequence.ticket in self.pool.window else super().cancel(sequence)
+
+    def _release_batch(self) -> list[T]:
+        batch = list(self.pool.window.values())
+        return self._retire(batch) if all(sequence.finished for sequence in batch) else []
 
 
 class FifoScheduler(Scheduler[T]):
@@ -119,8 +154,15 @@ class GroupedScheduler(Scheduler[T]):
             window; ``math.inf`` switches aging off.
     """
 
-    def __init__(self, batch_size: int, window_size: int, aging_bound: float | None = None):
-        super().__init__(batch_size, window_size)
+    def __init__(
+        self,
+        batch_size: int,
+        window_size: int,
+        aging_bound: float | None = None,
+        *,
+        options: SchedulingOptions = DEFAULT_OPTIONS,
+    ):
+        super().__init__(batch_size, window_size, options=options)
         self.aging_bound = default_aging_bound(batch_size, window_size) if aging_bound is None else aging_bound
         self._key_of: dict[int, GroupKey] = {}
         self._tickets: dict[GroupKey, list[int]] = {}
@@ -129,7 +171,7 @@ class GroupedScheduler(Scheduler[T]):
 
     def group_key(self, sequence: T) -> GroupKey:
         """Equal keys may share a round without realignment (INV-11)."""
-        return sequence.seq_len, sequence.cache_state
+        return -(-sequence.seq_len // self.options.bucket_tokens), sequence.cache_state
 
     def waited(self, sequence: T) -> int:
         """Rounds since the sequence last ran or entered the window."""
@@ -147,10 +189,10 @@ class GroupedScheduler(Scheduler[T]):
         """Choose an overdue round, else a full group, else the oldest members."""
         if self._longest_wait() >= self.aging_bound:
             return self._plan(self._last_run, "aged")
-        if self._full:
-            first = min(self._full, key=lambda key: self._tickets[key][self.batch_size - 1])
-            return self._plan(self._tickets[first], "grouped")
-        return self._plan(self.pool.window, "fallback")
+        key = self._best_key()
+        if key is None:
+            return self._plan(self.pool.window, "fallback")
+        return self._cheaper(self._plan(self._tickets[key], "grouped"))
 
     def complete(self, plan: RoundPlan[T]) -> list[T]:
         """Re-index the members under their new lengths and retire those that finished."""
@@ -164,11 +206,27 @@ class GroupedScheduler(Scheduler[T]):
         self._check_waiting()
         return finished
 
-    def cancel(self, sequence: T) -> None:
-        """Take an unfinished sequence out, wherever it is."""
+    def cancel(self, sequence: T) -> list[T]:
+        """Take a sequence out of the window and its index, or out of the waiting line."""
         if sequence.ticket in self._key_of:
             self._remove(sequence)
-        super().cancel(sequence)
+        return super().cancel(sequence)
+
+    def _best_key(self) -> GroupKey | None:
+        tickets = self._tickets
+        if self._full and self.options.choice == "first":
+            return min(self._full, key=lambda key: tickets[key][self.batch_size - 1])
+        if not self._full and not self.options.partial_groups:
+            return None
+        best = max(self._full or tickets, key=lambda key: (len(tickets[key]), -tickets[key][0]))
+        return best if len(tickets[best]) >= min(2, self.batch_size) else None
+
+    def _cheaper(self, grouped: RoundPlan[T]) -> RoundPlan[T]:
+        estimate = self.options.estimate
+        if estimate is None:
+            return grouped
+        oldest = self._plan(self.pool.window, "fallback")
+        return grouped if estimate(grouped.members) <= estimate(oldest.members) else oldest
 
     def _plan(self, tickets: Iterable[int], mode: RoundMode) -> RoundPlan[T]:
         return RoundPlan(tuple(self.pool.window[ticket] for ticket in islice(tickets, self.batch_size)), mode)
@@ -208,13 +266,18 @@ def default_aging_bound(batch_size: int, window_size: int) -> int:
     return 8 * -(-window_size // batch_size)
 
 
-SCHEDULERS: dict[str, Callable[[int, int, float | None], Scheduler]] = {
-    "static": lambda batch_size, window_size, aging_bound: StaticScheduler(batch_size, batch_size),
-    "fifo": lambda batch_size, window_size, aging_bound: FifoScheduler(batch_size, batch_size),
-    "grouped": GroupedScheduler,
-}
+SCHEDULERS: dict[str, type[Scheduler]] = {"static": StaticScheduler, "fifo": FifoScheduler, "grouped": GroupedScheduler}
 
 
-def make_scheduler(name: str, batch_size: int, window_size: int, aging_bound: float | None = None) -> Scheduler:
+def make_scheduler(
+    name: str,
+    batch_size: int,
+    window_size: int,
+    aging_bound: float | None = None,
+    *,
+    options: SchedulingOptions = DEFAULT_OPTIONS,
+) -> Scheduler:
     """Build a scheduler by name: one of `SCHEDULERS`. `window_size` matters to ``"grouped"`` only."""
-    return SCHEDULERS[name](batch_size, window_size, aging_bound)
+    if name == "grouped":
+        return GroupedScheduler(batch_size, window_size, aging_bound, options=options)
+    return SCHEDULERS[name](batch_size, batch_size, options=options)
