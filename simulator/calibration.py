@@ -1,0 +1,177 @@
+"""Measured costs of an engine's components: read, checked field by field, interpolated, never guessed."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from simulator.errors import InputError, require
+
+SCHEMA = "raggedspec.calibration/1"
+ORIGINS = ("measured", "published", "synthetic")
+COMPONENTS = ("prefill", "draft_step", "verify_step", "realign", "regroup", "compact", "host")
+POINT_COLUMNS = (
+    "component", "layout", "batch_size", "tokens_per_row", "width_tokens", "repeats",
+    "mean_s", "median_s", "p10_s", "p90_s",
+)  # fmt: skip
+META_FIELDS = (
+    "schema", "origin", "created_utc", "commit", "command", "device", "driver", "versions", "pair", "dtype", "threads",
+    "seeds", "check_level", "repeats", "drift_cv", "component_cv", "kv_bytes_per_token", "num_layers",
+)  # fmt: skip
+AXES = ("batch_size", "tokens_per_row", "width_tokens")
+DATA = Path(__file__).parent / "data" / "calibration"
+P10_TO_P90_IN_SD = 2.5631  # distance of these quantiles of a normal law
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Mean seconds of a component on a full grid, with its relative residual noise.
+
+    Attributes:
+        axes: ascending values of `AXES`, three arrays.
+        mean_s: ``[batch_size, tokens_per_row, width_tokens]``
+        noise_cv: relative standard deviation of one execution, median over the points.
+    """
+
+    axes: tuple[np.ndarray, np.ndarray, np.ndarray]
+    mean_s: np.ndarray
+    noise_cv: float
+
+    def line(self, rows: float, tokens: float, widths: np.ndarray) -> np.ndarray:
+        """Seconds for each width, linear along every axis, and constant beyond an axis of a single point."""
+        low, high, share = _bracket(self.axes[0], rows)
+        plane = self.mean_s[low] * (1 - share) + self.mean_s[high] * share
+        low, high, share = _bracket(self.axes[1], tokens)
+        values = plane[low] * (1 - share) + plane[high] * share
+        return _line(self.axes[2], values, widths)
+
+    def outside(self, rows: float, tokens: float, width: float) -> str:
+        """Name of the first axis on which the point lies outside the measured range; empty when inside."""
+        for name, axis, value in zip(AXES, self.axes, (rows, tokens, width), strict=True):
+            if len(axis) > 1 and not axis[0] <= value <= axis[-1]:
+                return f"{name} {value:g} is outside {axis[0]:g} … {axis[-1]:g}"
+        return ""
+
+
+def _bracket(axis: np.ndarray, value: float) -> tuple[int, int, float]:
+    if len(axis) == 1:
+        return 0, 0, 0.0
+    low = int(np.clip(np.searchsorted(axis, value, side="right") - 1, 0, len(axis) - 2))
+    return low, low + 1, float((value - axis[low]) / (axis[low + 1] - axis[low]))
+
+
+def _line(axis: np.ndarray, values: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    if len(axis) == 1:
+        return np.full(len(widths), values[0])
+    low = np.clip(np.searchsorted(axis, widths, side="right") - 1, 0, len(axis) - 2)
+    share = (widths - axis[low]) / (axis[low + 1] - axis[low])
+    return np.maximum(values[low] * (1 - share) + values[low + 1] * share, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A directory of measured points.
+
+    Attributes:
+        name: ``device/pair``, or the directory.
+        meta: the fields of meta.json.
+        grids: (component, layout) → Grid.
+        digest: sixteen hex digits of the points.
+    """
+
+    name: str
+    meta: dict[str, Any]
+    grids: dict[tuple[str, str], Grid]
+    digest: str
+
+    def grid(self, component: str, layout: str) -> Grid:
+        """Points of a component for a layout, or for any layout."""
+        for key in ((component, layout), (component, "any")):
+            if key in self.grids:
+                return self.grids[key]
+        have = ", ".join(sorted({found for name, found in self.grids if name == component})) or "none"
+        raise InputError(f"calibration {self.name}: no points of {component} for layout {layout}; it has {have}")
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of K/V of one token, target and draft together."""
+        return float(sum(self.meta["kv_bytes_per_token"].values()))
+
+
+def available_calibrations() -> list[str]:
+    """Names of the calibrations that are shipped, ``device/pair``."""
+    return sorted(str(p.parent.relative_to(DATA)) for p in DATA.glob("*/*/points.csv"))
+
+
+def find_calibration(name: str) -> Path:
+    """Directory behind ``device/pair`` or a path.
+
+    Raises:
+        InputError: neither exists; lists what is shipped.
+    """
+    for folder in (DATA / name, Path(name)):
+        if (folder / "points.csv").is_file():
+            return folder
+    known = ", ".join(available_calibrations()) or "none"
+    raise InputError(f"calibration {name!r} not found: give a directory with points.csv, or one of: {known}")
+
+
+def load_calibration(name: str) -> Calibration:
+    """Read and check a calibration.
+
+    Raises:
+        InputError: a missing file, column, field, unit or grid point; names file and field.
+    """
+    folder = find_calibration(name)
+    stamp = tuple((folder / f).stat().st_mtime_ns if (folder / f).is_file() else 0 for f in ("points.csv", "meta.json"))
+    return _load(name, folder, stamp)
+
+
+@lru_cache(maxsize=16)
+def _load(name: str, folder: Path, stamp: tuple[int, ...]) -> Calibration:
+    text = (folder / "points.csv").read_bytes()
+    meta = read_meta(folder / "meta.json", META_FIELDS, SCHEMA)
+    require(meta["origin"] in ORIGINS, f"{folder / 'meta.json'}: origin must be one of {', '.join(ORIGINS)}")
+    frame = _read_points(folder / "points.csv")
+    keys = frame.groupby(["component", "layout"], sort=True)
+    grids = {(str(key[0]), str(key[1])): _grid(folder, key, group) for key, group in keys}
+    return Calibration(name, meta, grids, hashlib.sha256(text).hexdigest()[:16])
+
+
+def read_meta(path: Path, names: tuple[str, ...], schema: str) -> dict[str, Any]:
+    """Read a meta.json in which every field of `names` must stand."""
+    require(path.is_file(), f"{path}: no such file")
+    meta = json.loads(path.read_text(encoding="utf-8"))
+    missing = [name for name in names if name not in meta]
+    require(not missing, f"{path}: missing {', '.join(missing)}")
+    require(meta["schema"] == schema, f"{path}: schema must be {schema}, not {meta['schema']!r}")
+    return meta
+
+
+def _read_points(path: Path) -> pd.DataFrame:
+    frame = pd.read_csv(path)
+    missing = [column for column in POINT_COLUMNS if column not in frame]
+    require(not missing, f"{path}: missing column {', '.join(missing)} (units stand in the names)")
+    unknown = sorted(set(frame["component"]) - set(COMPONENTS))
+    known = ", ".join(COMPONENTS)
+    require(not unknown, f"{path}: component must be one of {known}, not {', '.join(map(str, unknown))}")
+    numbers = frame[list(POINT_COLUMNS[2:])].apply(pd.to_numeric, errors="coerce")
+    bad = np.flatnonzero(~(numbers.to_numpy() >= 0).all(axis=1))
+    require(bad.size == 0, f"{path}: line {bad[0] + 2 if bad.size else 0}: a value is missing or negative")
+    return frame
+
+
+def _grid(folder: Path, key: Any, group: pd.DataFrame) -> Grid:
+    axes = tuple(np.sort(group[name].unique()).astype(float) for name in AXES)
+    table = group.set_index(list(AXES))
+    shape = tuple(len(axis) for axis in axes)
+    complete = len(group) == np.prod(shape) and table.index.is_unique
+    require(complete, f"{folder / 'points.csv'}: {key[0]} ({key[1]}): {len(group)} points do not fill a grid {shape}")
+    means = table.sort_index()["mean_s"].to_numpy(dtype=float).reshape(shape)
+    spread = (group["p90_s"] - group["p10_s"]) / P10_TO_P90_IN_SD / group["mean_s"].clip(lower=1e-12)
+    return Grid(axes, means, float(spread.median()))  # type: ignore[arg-type]

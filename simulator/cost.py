@@ -1,0 +1,169 @@
+"""Seconds of each stage of a round.
+
+A cost model answers in lines: for given rows and tokens, the seconds at every width 0 … max_width, so that the
+event loop pays one list look-up. Which stages a layout pays for, and when, is `simulator.layouts`.
+"""
+
+from abc import ABC, abstractmethod
+from functools import lru_cache
+
+import numpy as np
+
+from simulator.calibration import COMPONENTS, Calibration, load_calibration
+from simulator.errors import require
+from simulator.fields import Spec
+from simulator.scenario import COST, Scenario
+from simulator.streams import Purpose, Streams
+
+Line = list[float]
+
+
+class CostModel(ABC):
+    """Cost of the components for one layout.
+
+    Args:
+        max_width: widest row that the study can meet, in tokens.
+        factors: component → factor drawn for the replication (calibration uncertainty).
+
+    Attributes:
+        noise_cv: relative standard deviation of a round's duration.
+        drift_cv: relative standard deviation of the machine's speed between runs.
+        kv_bytes_per_token: target and draft together.
+        extrapolated: what was asked for outside the calibrated range; empty means nothing.
+        origin: calibration id and where its numbers come from.
+    """
+
+    noise_cv = 0.0
+    drift_cv = 0.0
+    kv_bytes_per_token = 0.0
+    origin = "linear"
+
+    def __init__(self, max_width: int, factors: dict[str, float]):
+        self.max_width, self.factors = max_width, factors
+        self.extrapolated: set[str] = set()
+        self.line = lru_cache(maxsize=None)(self._line)
+        self.draft_line = lru_cache(maxsize=None)(self._draft_line)
+        self.point = lru_cache(maxsize=None)(self._point)
+
+    def _line(self, component: str, rows: int, tokens: int) -> Line:
+        widths = np.arange(self.max_width + 1)
+        return (self.seconds(component, rows, tokens, widths) * self.factors[component]).tolist()
+
+    def _point(self, component: str, rows: int, tokens: int) -> float:
+        """Seconds of a component that does not depend on the width."""
+        return float(self.seconds(component, rows, tokens, np.zeros(1))[0]) * self.factors[component]
+
+    def _draft_line(self, rows: int, first_tokens: int, steps: int) -> Line:
+        """Seconds of `steps` draft steps, of which the first feeds `first_tokens` a row, by width at the start."""
+        if steps == 0:
+            return [0.0] * (self.max_width + 1)
+        total = np.array(self.line("draft_step", rows, first_tokens))
+        single = np.array(self.line("draft_step", rows, 1))
+        last = len(single) - 1
+        for step in range(1, steps):
+            total += single[np.minimum(np.arange(len(single)) + step, last)]
+        return total.tolist()
+
+    def check_width(self, widest: int) -> None:  # noqa: B027 (most cost models know no range)
+        """Refuse, or mark, a study that met rows wider than what was measured."""
+
+    @abstractmethod
+    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray) -> np.ndarray:
+        """Seconds of one execution at each width ``[widths]``."""
+
+
+class LinearCost(CostModel):
+    """Base plus so much per token, per row and per byte: for what-if studies and for tests against theory."""
+
+    def __init__(self, spec: Spec, max_width: int, factors: dict[str, float]):
+        super().__init__(max_width, factors)
+        self.p = spec.resolved(COST)
+        self.noise_cv, self.drift_cv = self.p["noise_cv"], self.p["drift_cv"]
+        self.kv_bytes_per_token = self.p["kv_bytes_per_token"]
+
+    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray) -> np.ndarray:
+        """Evaluate the formula of the component."""
+        p, fed = self.p, rows * tokens
+        context_s = p["context_s_per_token"] * rows * widths
+        moved_s = 2 * rows * widths * p["kv_bytes_per_token"] / p["move_bytes_per_s"]  # read and write
+        if component == "prefill":
+            return np.full(len(widths), p["prefill_base_s"] + p["prefill_s_per_token"] * fed)
+        if component == "draft_step":
+            return p["draft_base_s"] + p["draft_s_per_token"] * fed + 0 * widths
+        if component == "verify_step":
+            return p["verify_base_s"] + p["verify_s_per_token"] * fed + context_s
+        if component == "host":
+            return np.full(len(widths), p["host_base_s"] + p["host_s_per_row"] * rows)
+        base_s = p["regroup_base_s"] if component == "regroup" else p["realign_base_s"]
+        return base_s + p["realign_s_per_row"] * rows + moved_s
+
+
+class TableCost(CostModel):
+    """Measured points, interpolated linearly; outside them it refuses, or marks the result.
+
+    Args:
+        calibration: the points.
+        layout: whose points are used.
+        extrapolate: whether to go on outside the measured range.
+    """
+
+    def __init__(
+        self, calibration: Calibration, layout: str, max_width: int, factors: dict[str, float], *, extrapolate: bool
+    ):
+        super().__init__(max_width, factors)
+        self.calibration, self.layout, self.extrapolate = calibration, layout, extrapolate
+        self.kv_bytes_per_token = calibration.kv_bytes_per_token
+        self.noise_cv = calibration.grid("verify_step", layout).noise_cv
+        self.drift_cv = calibration.meta["drift_cv"]
+        self.origin = f"{calibration.name}@{calibration.digest} ({calibration.meta['origin']})"
+
+    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray) -> np.ndarray:
+        """Interpolate. Rows and tokens are checked here, the width at the end of the run by `check_width`."""
+        grid = self.calibration.grid(component, self.layout)
+        self._note(grid.outside(rows, tokens, grid.axes[2][-1]), component)
+        return grid.line(rows, tokens, np.maximum(widths, grid.axes[2][0]))
+
+    def check_width(self, widest: int) -> None:
+        """Compare the widest row that was met with the measured range."""
+        grid = self.calibration.grid("verify_step", self.layout)
+        self._note(grid.outside(grid.axes[0][0], grid.axes[1][0], max(widest, grid.axes[2][0])), "verify_step")
+
+    def _note(self, what: str, component: str) -> None:
+        if what:
+            self.extrapolated.add(f"{component}: {what}")
+            allowed = "measure more points, or set cost.outside: extrapolate"
+            require(self.extrapolate, f"cost.calibration {self.calibration.name}: {component}: {what}; {allowed}")
+
+
+def draw_factors(streams: Streams, component_cv: dict[str, float], drift_cv: float, noise: bool) -> dict[str, float]:
+    """One factor per component, mean 1: the machine's drift, common to all, times each component's uncertainty."""
+    normal = streams.generator(Purpose.CALIBRATION).standard_normal(len(COMPONENTS) + 1)
+    if not noise:
+        return dict.fromkeys(COMPONENTS, 1.0)
+    drift = lognormal_factor(normal[0], drift_cv)
+    pairs = zip(COMPONENTS, normal[1:], strict=True)
+    return {name: drift * lognormal_factor(z, component_cv.get(name, 0.0)) for name, z in pairs}
+
+
+def lognormal_factor(z: float, cv: float) -> float:
+    """Lognormal number of mean 1 and relative standard deviation `cv`, from a standard normal one."""
+    return float(lognormal_factors(np.array([z]), cv)[0])
+
+
+def lognormal_factors(z: np.ndarray, cv: float) -> np.ndarray:
+    """Lognormal numbers of mean 1 and relative standard deviation `cv`, from standard normal ones."""
+    variance = np.log1p(cv**2)
+    return np.exp(np.sqrt(variance) * z - variance / 2)
+
+
+def make_cost(scenario: Scenario, streams: Streams, max_width: int) -> CostModel:
+    """Build the cost model that a scenario names, with this replication's calibration uncertainty."""
+    spec = scenario.cost
+    values = spec.resolved(COST)
+    if spec.kind == "linear":
+        factors = draw_factors(streams, {}, values["drift_cv"], scenario.noise)
+        return LinearCost(spec, max_width, factors)
+    calibration = load_calibration(values["calibration"])
+    factors = draw_factors(streams, calibration.meta["component_cv"], calibration.meta["drift_cv"], scenario.noise)
+    extrapolate = values["outside"] == "extrapolate"
+    return TableCost(calibration, scenario.engine.layout, max_width, factors, extrapolate=extrapolate)

@@ -1,0 +1,214 @@
+"""Reading frozen dataclasses from plain mappings, and writing them back: unknown keys and wild values are refused."""
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from simulator.errors import InputError, require
+
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a number may be: `low` ≤ value ≤ `high`; `low` itself is excluded when `open_low`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    integer: bool = False
+
+    def check(self, value: Any, where: str) -> Any:
+        """Return the value, or raise InputError that names the field and the range."""
+        kinds = int if self.integer else (int, float)
+        right = isinstance(value, kinds) and not isinstance(value, bool) and not math.isnan(value)
+        inside = right and self.low <= value <= self.high and not (self.open_low and value == self.low)
+        require(inside, f"{where} must be {self}, not {value!r}")
+        return value
+
+    def __str__(self) -> str:
+        noun = "an integer" if self.integer else "a number"
+        relation = ">" if self.open_low else "≥"
+        if self.high == math.inf:
+            return noun if self.low == -math.inf else f"{noun} {relation} {self.low:g}"
+        return f"{noun} in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
+
+
+POSITIVE = Range(0, open_low=True)
+NON_NEGATIVE = Range(0)
+PROBABILITY = Range(0, 1)
+COUNT = Range(1, integer=True)
+WHOLE = Range(0, integer=True)
+TEXT, NUMBERS, PROBABILITIES = "text", "numbers", "probabilities"
+
+Kinds = Mapping[str, Mapping[str, Any]]  # kind -> parameter -> rule, or (rule, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One of several kinds, with the parameters of that kind.
+
+    Attributes:
+        kind: name of the kind.
+        values: its parameters, as a sorted tuple of (name, value), so that a Spec can be hashed and compared.
+    """
+
+    kind: str
+    values: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, kind: str, **values: Any) -> "Spec":
+        """Build a Spec from keywords."""
+        frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return cls(kind, tuple(sorted(frozen.items())))
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.values)[name]
+
+    def resolved(self, kinds: Kinds) -> dict[str, Any]:
+        """Every parameter of the kind, defaults filled in."""
+        defaults = {name: rule[1] for name, rule in kinds[self.kind].items() if isinstance(rule, tuple)}
+        return defaults | dict(self.values)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Plain mapping, as YAML holds it."""
+        return {"kind": self.kind} | {n: list(v) if isinstance(v, tuple) else v for n, v in self.values}
+
+
+def spec_field(kinds: Kinds, default: Spec | None = None) -> Any:
+    """A dataclass field that holds a Spec of one of `kinds`: kind → parameter → Range, choices, or (Range, default)."""
+    metadata = {"kinds": kinds}
+    return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
+
+
+def number_field(limits: Range, default: Any = MISSING) -> Any:
+    """A dataclass field with a numeric range."""
+    return (
+        field(metadata={"range": limits}) if default is MISSING else field(default=default, metadata={"range": limits})
+    )
+
+
+def check_fields(instance: Any, where: str = "") -> None:
+    """Check every field of a dataclass against its metadata; call it from ``__post_init__``."""
+    hints = get_type_hints(type(instance))
+    for item in fields(instance):
+        value, name = getattr(instance, item.name), f"{where}{item.name}"
+        optional = type(None) in get_args(hints[item.name])
+        if value is None and optional:
+            continue
+        if "range" in item.metadata:
+            item.metadata["range"].check(value, name)
+        elif "kinds" in item.metadata:
+            check_spec(value, item.metadata["kinds"], name)
+        else:
+            _check_plain(value, hints[item.name], name)
+
+
+def _check_plain(value: Any, hint: Any, name: str) -> None:
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    if get_origin(hint) is Literal:
+        allowed = get_args(hint)
+        require(value in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
+    elif hint is bool:
+        require(isinstance(value, bool), f"{name} must be true or false, not {value!r}")
+    elif hint is str:
+        require(isinstance(value, str), f"{name} must be a text, not {value!r}")
+
+
+def check_spec(spec: Any, kinds: Kinds, where: str) -> None:
+    """Raise InputError unless `spec` is of a known kind with exactly that kind's parameters."""
+    require(isinstance(spec, Spec), f"{where} must be a mapping with a key 'kind', not {spec!r}")
+    require(spec.kind in kinds, f"{where}.kind must be one of {', '.join(kinds)}, not {spec.kind!r}")
+    known, given = kinds[spec.kind], dict(spec.values)
+    _refuse_unknown(given, known, where)
+    for name, rule in known.items():
+        optional = isinstance(rule, tuple)
+        if name in given:
+            _check_value(given[name], rule[0] if optional else rule, f"{where}.{name}")
+        else:
+            require(optional, f"{where}.{name} is missing: {spec.kind} needs {', '.join(known)}")
+
+
+def _check_value(value: Any, rule: Any, where: str) -> None:
+    if isinstance(rule, Range):
+        rule.check(value, where)
+    elif rule == TEXT:
+        require(isinstance(value, str) and value != "", f"{where} must be a text, not {value!r}")
+    elif rule in (NUMBERS, PROBABILITIES):
+        require(isinstance(value, tuple) and len(value) > 0, f"{where} must be a list of numbers, not {value!r}")
+        limits = NON_NEGATIVE if rule == NUMBERS else PROBABILITY
+        for i, item in enumerate(value):
+            limits.check(item, f"{where}[{i}]")
+    else:
+        require(value in rule, f"{where} must be one of {', '.join(map(str, rule))}, not {value!r}")
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+    unknown = sorted(str(key) for key in set(given) - set(known))
+    where = where.rstrip(".") or "the scenario"
+    allowed = ", ".join(known) or "nothing"
+    require(not unknown, f"{where}: unknown key {', '.join(unknown)}; allowed: {allowed}")
+
+
+def spec_from_mapping(data: Any, where: str) -> Spec:
+    """Read a Spec; its parameters are checked by the dataclass that holds it."""
+    require(isinstance(data, Mapping) and "kind" in data, f"{where} must be a mapping with a key 'kind', not {data!r}")
+    return Spec.of(str(data["kind"]), **{str(k): v for k, v in data.items() if k != "kind"})
+
+
+def from_mapping(cls: type[D], data: Any, where: str = "") -> D:
+    """Build a dataclass from a mapping; nested dataclasses and Specs are read from nested mappings.
+
+    Raises:
+        InputError: an unknown or missing key, or a value out of range; the message carries the dotted path.
+    """
+    require(isinstance(data, Mapping), f"{where.rstrip('.') or 'the scenario'} must be a mapping, not {data!r}")
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    _refuse_unknown(data, known, where)
+    hints = get_type_hints(cls)
+    values = {}
+    for name, item in known.items():
+        if name in data:
+            values[name] = _read(data[name], item, hints[name], f"{where}{name}")
+        else:
+            given = item.default is not MISSING or item.default_factory is not MISSING
+            require(given, f"{where}{name} is missing")
+    return _build(cls, values, where)
+
+
+def _build(cls: type[D], values: dict[str, Any], where: str) -> D:
+    try:
+        return cls(**values)
+    except InputError as error:
+        raise InputError(f"{where}{error}") from None
+
+
+def _read(value: Any, item: Any, hint: Any, where: str) -> Any:
+    inner = next((arg for arg in get_args(hint) if is_dataclass(arg)), hint)
+    if value is None and type(None) in get_args(hint):
+        return None
+    if "kinds" in item.metadata:
+        return spec_from_mapping(value, where)
+    if is_dataclass(inner) and isinstance(inner, type):
+        return from_mapping(inner, value, f"{where}.")
+    if isinstance(value, list):
+        return tuple(tuple(v) if isinstance(v, list) else v for v in value)
+    return value
+
+
+def to_mapping(instance: Any) -> dict[str, Any]:
+    """Plain nested mapping of a dataclass, as YAML and JSON hold it."""
+    return {item.name: _plain(getattr(instance, item.name)) for item in fields(instance)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return value.as_mapping()
+    if is_dataclass(value):
+        return to_mapping(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

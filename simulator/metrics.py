@@ -1,0 +1,158 @@
+"""Metrics of one replication, all computed from the event log; definitions stand beside their names."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from simulator.errors import require
+from simulator.model import Simulation
+from simulator.records import STAGES
+from simulator.scenario import Service
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+MIN_MSER_BATCHES = 20
+
+DEFINITIONS = {
+    "tokens_per_s": "committed tokens over observed seconds",
+    "requests_per_s": "finished requests over observed seconds",
+    "makespan_s": "end of the last round",
+    "completed": "requests that finished",
+    "censored": "requests that had arrived but not finished when the study ended",
+    "rounds": "rounds of all replicas",
+    "first_token_*_s": "arrival to the end of the round that yields the first token",
+    "per_token_*_s": "(finish - first token) / (output tokens - 1)",
+    "latency_*_s": "arrival to finish",
+    "queueing_mean_s": "arrival to admission into the window",
+    "occupancy": "unfinished rows over rows that a full batch would have, over all rounds",
+    "busy_share": "seconds in rounds over observed seconds, mean of the replicas",
+    "grouping_rate": "grouped rounds over rounds",
+    "{stage}_share": "seconds of a stage over seconds in rounds",
+    "draft_acceptance_rate": "accepted over drafted tokens",
+    "mean_acceptance_length": "1 + accepted over (row, round) pairs",
+    "tokens_per_round": "committed tokens over rounds",
+    "kv_peak_bytes, kv_mean_bytes": "K/V of the window and of the working batch, at most and time-weighted",
+    "longest_wait_rounds": "most rounds that a request in the window was passed over",
+    "fairness": "Jain's index of the requests' tokens per second of latency",
+    "goodput_per_s": "finished requests that meet every given service-level limit, over observed seconds",
+    "warmup_s": "seconds left out at the beginning",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Frames:
+    """The tidy tables of a replication: one line per request, per round, and per row if kept."""
+
+    requests: pd.DataFrame
+    rounds: pd.DataFrame
+    rows: pd.DataFrame
+
+
+def frames_of(simulation: Simulation) -> Frames:
+    """Turn an event log into tables."""
+    log = simulation.log
+    return Frames(log.request_frame(), log.round_frame(), log.row_frame())
+
+
+def mser5(values: np.ndarray) -> int:
+    """Observations to leave out at the beginning (White 1997): batches of five, smallest squared standard error.
+
+    Raises:
+        InputError: fewer than 100 observations, or the minimum lies in the second half: the run is too short.
+    """
+    count, n = len(values) // 5, len(values)
+    require(count >= MIN_MSER_BATCHES, f"study.warmup: mser5 needs {5 * MIN_MSER_BATCHES} finished requests, not {n}")
+    means = np.asarray(values[: 5 * count]).reshape(count, 5).mean(axis=1)
+    remaining = count - np.arange(count)
+    tail_sum, tail_square = np.cumsum(means[::-1])[::-1], np.cumsum(means[::-1] ** 2)[::-1]
+    variance = np.maximum(tail_square - tail_sum**2 / remaining, 0)
+    statistic = (variance / remaining.astype(float) ** 2)[: count - 5]
+    cut = int(np.argmin(statistic))
+    message = f"study.warmup: no steady state within {n} finished requests: run longer, or the server is overloaded"
+    require(cut < count // 2, message)
+    return 5 * cut
+
+
+def warmup_s(simulation: Simulation, requests: pd.DataFrame) -> float:
+    """Seconds to leave out at the beginning."""
+    if simulation.scenario.study.warmup == "none":
+        return 0.0
+    done = requests.dropna(subset=["finished_s"]).sort_values(["arrival_s", "request"])
+    cut = mser5((done["finished_s"] - done["arrival_s"]).to_numpy())
+    return float(done["arrival_s"].iloc[cut]) if cut else 0.0
+
+
+def measure(simulation: Simulation, frames: Frames | None = None) -> dict[str, float]:
+    """All metrics of a replication that has run, by name (see `DEFINITIONS`)."""
+    frames = frames or frames_of(simulation)
+    start_s = warmup_s(simulation, frames.requests)
+    rounds = frames.rounds[frames.rounds["start_s"] >= start_s]
+    requests = frames.requests[frames.requests["arrival_s"] >= start_s]
+    done = requests[requests["finished_s"].notna()]
+    span_s = max(simulation.log.end_s - start_s, 1e-300)
+    result = {
+        "tokens_per_s": float(rounds["kept"].sum()) / span_s,
+        "requests_per_s": len(done) / span_s,
+        "makespan_s": simulation.log.end_s,
+        "completed": float(len(done)),
+        "censored": float(len(requests) - len(done)),
+        "warmup_s": start_s,
+    }
+    result |= _latencies(done, simulation.scenario.service, span_s)
+    return result | _rounds(simulation, rounds, span_s) | _rows(rounds, requests)
+
+
+def _latencies(done: pd.DataFrame, service: Service, span_s: float) -> dict[str, float]:
+    first_token = (done["first_token_s"] - done["arrival_s"]).to_numpy()
+    latency = (done["finished_s"] - done["arrival_s"]).to_numpy()
+    tail = done["generated_tokens"].to_numpy() - 1
+    per_token = ((done["finished_s"] - done["first_token_s"]) / np.maximum(tail, 1)).to_numpy()
+    result = {"queueing_mean_s": _mean((done["admitted_s"] - done["arrival_s"]).to_numpy())}
+    for name, values in (("first_token", first_token), ("per_token", per_token[tail > 0]), ("latency", latency)):
+        result[f"{name}_mean_s"] = _mean(values)
+        for label, q in QUANTILES.items():
+            result[f"{name}_{label}_s"] = float(np.quantile(values, q)) if len(values) else np.nan
+    good = np.ones(len(done), dtype=bool)
+    if service.slo_first_token_s is not None:
+        good &= first_token <= service.slo_first_token_s
+    if service.slo_per_token_s is not None:
+        good &= per_token <= service.slo_per_token_s
+    speed = done["generated_tokens"].to_numpy() / np.maximum(latency, 1e-300)
+    fairness = float(speed.sum() ** 2 / (len(speed) * (speed**2).sum())) if len(speed) else np.nan
+    return result | {"goodput_per_s": float(good.sum()) / span_s, "fairness": fairness}
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _rounds(simulation: Simulation, rounds: pd.DataFrame, span_s: float) -> dict[str, float]:
+    count, busy_s = max(len(rounds), 1), max(float(rounds["round_s"].sum()), 1e-300)
+    bytes_per_token = simulation.cost.kv_bytes_per_token
+    kv = rounds["kv_tokens"].to_numpy() * bytes_per_token
+    result = {
+        "rounds": float(len(rounds)),
+        "tokens_per_round": float(rounds["kept"].sum()) / count,
+        "occupancy": float(rounds["live"].sum()) / (count * simulation.scenario.engine.batch_size),
+        "busy_share": busy_s / span_s / simulation.scenario.service.replicas,
+        "grouping_rate": float((rounds["mode"] == "grouped").sum()) / count,
+        "kv_peak_bytes": float(kv.max(initial=0)),
+        "kv_mean_bytes": float((kv * rounds["round_s"]).sum()) / busy_s,
+    }
+    return result | {f"{name.removesuffix('_s')}_share": float(rounds[name].sum()) / busy_s for name in STAGES}
+
+
+def _rows(rounds: pd.DataFrame, requests: pd.DataFrame) -> dict[str, float]:
+    drafted, accepted, pairs = (float(rounds[name].sum()) for name in ("drafted", "accepted", "live"))
+    return {
+        "draft_acceptance_rate": accepted / drafted if drafted else float("nan"),
+        "mean_acceptance_length": 1 + accepted / max(pairs, 1),
+        "longest_wait_rounds": float(requests["longest_wait_rounds"].max()) if len(requests) else 0.0,
+    }
+
+
+def position_rates(simulation: Simulation) -> list[float]:
+    """Share of row-rounds whose first i + 1 drafts were all accepted, for i = 0 … k-1 (unconditional)."""
+    histogram = np.array(simulation.log.accepted_histogram, dtype=float)
+    reached = histogram[::-1].cumsum()[::-1]
+    return (reached[1:] / max(histogram.sum(), 1)).tolist()

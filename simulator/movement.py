@@ -1,0 +1,119 @@
+"""When each layout moves K/V, and how wide its rows are: the bookkeeping of `refimpl.layouts` without the tensors."""
+
+from collections.abc import Sequence as Seq
+
+from simulator.cost import CostModel
+from simulator.records import Request
+
+SLACK_COLUMNS = 32  # columns that the engine keeps free when it lays a batch out anew
+
+
+class Movement:
+    """In place: a row's columns are its own, and nothing ever moves.
+
+    Attributes:
+        width: columns that the next round's first query could look back at.
+        working_tokens: slots of the working batch beside the pool; 0 where there is none.
+    """
+
+    commits_minimum = False
+
+    def __init__(self, cost: CostModel):
+        self.cost, self.width, self.working_tokens = cost, 0, 0
+
+    def begin(self, members: tuple[Request, ...], live: Seq[Request], span: int) -> float:
+        """Prepare a round that appends up to `span` columns; return the seconds spent on moving K/V."""
+        self.width = max([row.seq_len for row in live])
+        return 0.0
+
+    def commit(self, live: Seq[Request], span: int) -> None:
+        """Take note of a round that has run."""
+
+
+class WorkingMovement(Movement):
+    """A rectangle beside the pool, gathered anew when its members change."""
+
+    members: tuple[Request, ...] = ()
+    columns = 0
+    ragged = False
+
+    def begin(self, members: tuple[Request, ...], live: Seq[Request], span: int) -> float:
+        """Keep the batch where the members are the same, else write back and gather."""
+        if members != self.members:
+            self.members = members
+            return self.load(live, span)
+        return self.realign(live, span)
+
+    def load(self, live: Seq[Request], span: int) -> float:
+        """Gather the rows from the pool."""
+        raise NotImplementedError
+
+    def realign(self, live: Seq[Request], span: int) -> float:
+        """Adapt the batch to the rows' new lengths."""
+        raise NotImplementedError
+
+    def lay_out(self, component: str, columns: int) -> float:
+        """Seconds of moving every row of the batch into a fresh rectangle."""
+        rows = len(self.members)
+        self.columns, self.working_tokens = columns, rows * columns
+        return self.cost.line(component, rows, 0)[self.width]
+
+
+class RealignedMovement(WorkingMovement):
+    """Left-padded: moved unless every live row has kept as much as the rectangle has grown."""
+
+    def load(self, live: Seq[Request], span: int) -> float:
+        """Gather at the width of the longest live row."""
+        self.width, self.ragged = max([row.seq_len for row in live]), False
+        return self.lay_out("regroup", self.width + span + SLACK_COLUMNS)
+
+    def realign(self, live: Seq[Request], span: int) -> float:
+        """Shift the rows to end together, when some shift is not 0 or the columns have run out."""
+        before, self.width = self.width, max([row.seq_len for row in live])
+        grown = self.width - before
+        shifted = {row.last_kept for row in live} != {grown}
+        if shifted or self.width + span > self.columns:
+            return self.lay_out("realign", self.width + span + SLACK_COLUMNS)
+        return 0.0
+
+
+class RollbackMovement(RealignedMovement):
+    """Left-padded, and every live row commits the batch minimum."""
+
+    commits_minimum = True
+
+
+class MaskedMovement(WorkingMovement):
+    """Columns are appended, holes stay until compaction frees more than a share of the columns.
+
+    Args:
+        threshold: that share.
+    """
+
+    def __init__(self, cost: CostModel, threshold: float):
+        super().__init__(cost)
+        self.threshold = threshold
+
+    def load(self, live: Seq[Request], span: int) -> float:
+        """Gather without holes."""
+        self.width = max([row.seq_len for row in live]) - 1
+        return self.lay_out("regroup", self.width + self.width // 4 + span + SLACK_COLUMNS)
+
+    def realign(self, live: Seq[Request], span: int) -> float:
+        """Compact when that frees enough, or when the columns have run out."""
+        longest = max([row.seq_len for row in self.members]) - 1
+        if self.width + span > self.columns or self.width - longest > self.threshold * self.width:
+            self.width = longest
+            return self.lay_out("compact", longest + longest // 4 + span + SLACK_COLUMNS)
+        return 0.0
+
+    def commit(self, live: Seq[Request], span: int) -> None:
+        """Every round appends its whole block."""
+        self.width += span
+
+
+def make_movement(layout: str, cost: CostModel, threshold: float) -> Movement:
+    """Build the movement model of a layout by name."""
+    if layout == "masked":
+        return MaskedMovement(cost, threshold)
+    return {"inplace": Movement, "realigned": RealignedMovement, "rollback": RollbackMovement}[layout](cost)

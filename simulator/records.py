@@ -1,0 +1,119 @@
+"""What a simulation writes down: one record per request, one line per round, optionally one line per row."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+ROUND_COLUMNS = (
+    "replica", "start_s", "noise", "prefill_s", "draft_s", "verify_s", "realign_s", "host_s", "mode", "rows", "live",
+    "k", "drafted", "accepted", "kept", "width", "kv_tokens", "waiting", "window",
+)  # fmt: skip
+STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
+ROW_COLUMNS = (
+    "replica",
+    "round",
+    "row",
+    "sequence",
+    "seq_len",
+    "draft_lag",
+    "k",
+    "drafted",
+    "accepted",
+    "kept",
+    "finished",
+)
+REQUEST_COLUMNS = (
+    "request", "replica", "prompt_tokens", "output_tokens", "generated_tokens", "arrival_s", "admitted_s",
+    "first_token_s", "finished_s", "rounds", "drafted", "accepted", "longest_wait_rounds",
+)  # fmt: skip
+
+
+class Request:
+    """A request on its way; what a scheduler may see is `ticket`, `seq_len`, `cache_state`, `finished`.
+
+    Attributes:
+        index: place in the workload.
+        prompt_len: tokens.
+        output_len: tokens it will generate; hidden from the scheduler.
+        left: tokens left in its budget.
+        generated: tokens so far.
+        runs: right proposals from each generated position on, see `simulator.acceptance`.
+        last_kept: tokens of its last round.
+        last_round: round in which it last ran, or was admitted.
+        on_finish: told when it finishes.
+    """
+
+    __slots__ = (
+        "accepted",
+        "admitted_s",
+        "arrival_s",
+        "cache_state",
+        "drafted",
+        "finished",
+        "finished_s",
+        "first_token_s",
+        "generated",
+        "index",
+        "last_kept",
+        "last_round",
+        "left",
+        "longest_wait",
+        "on_finish",
+        "output_len",
+        "prompt_len",
+        "replica",
+        "rounds",
+        "runs",
+        "seq_len",
+        "ticket",
+    )  # fmt: skip
+
+    def __init__(self, index: int, lengths: tuple[int, int, int], runs: list[int], arrival_s: float):
+        self.index, self.ticket, self.runs, self.arrival_s = index, -1, runs, arrival_s
+        self.prompt_len, self.output_len, self.left = lengths
+        self.seq_len, self.cache_state, self.finished = self.prompt_len, 1, False
+        self.generated = self.last_kept = self.last_round = self.rounds = 0
+        self.drafted = self.accepted = self.longest_wait = 0
+        self.replica = -1
+        self.admitted_s = self.first_token_s = self.finished_s = float("nan")
+        self.on_finish: Callable[[], Any] | None = None
+
+    def as_row(self) -> tuple[Any, ...]:
+        """Values of `REQUEST_COLUMNS`."""
+        return (
+            self.index, self.replica, self.prompt_len, self.output_len, self.generated, self.arrival_s, self.admitted_s,
+            self.first_token_s, self.finished_s, self.rounds, self.drafted, self.accepted, self.longest_wait,
+        )  # fmt: skip
+
+
+class EventLog:
+    """Everything that happened in one replication.
+
+    Attributes:
+        rounds: tuples of `ROUND_COLUMNS`; stage seconds before noise, in order of start.
+        rows: tuples of `ROW_COLUMNS`, kept only when asked for.
+        accepted_histogram: row-rounds by number of accepted drafts.
+    """
+
+    def __init__(self, max_k: int, *, keep_rows: bool = False):
+        self.rounds: list[tuple[Any, ...]] = []
+        self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
+        self.accepted_histogram = [0] * (max_k + 1)
+        self.requests: list[Request] = []
+        self.end_s = 0.0
+
+    def request_frame(self) -> pd.DataFrame:
+        """One line per request that has arrived; NaN times where it has not come so far (censored)."""
+        return pd.DataFrame.from_records([r.as_row() for r in self.requests], columns=list(REQUEST_COLUMNS))
+
+    def round_frame(self) -> pd.DataFrame:
+        """One line per round; the noise is multiplied into the stage seconds."""
+        frame = pd.DataFrame.from_records(self.rounds, columns=list(ROUND_COLUMNS))
+        for name in STAGES:
+            frame[name] *= frame["noise"]
+        return frame.assign(round_s=frame[list(STAGES)].sum(axis=1))
+
+    def row_frame(self) -> pd.DataFrame:
+        """One line per row per round."""
+        return pd.DataFrame.from_records(self.rows or [], columns=list(ROW_COLUMNS))

@@ -1,0 +1,215 @@
+"""Replications, intervals, sequential stopping, and paired comparison."""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtrit
+
+from simulator.errors import require
+from simulator.metrics import Frames, frames_of, measure
+from simulator.model import Simulation
+from simulator.scenario import Scenario
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Replication:
+    """What one replication leaves: its metrics, its tables, what it had to extrapolate, where costs came from."""
+
+    index: int
+    metrics: dict[str, float]
+    frames: Frames | None
+    extrapolated: tuple[str, ...]
+    origin: str
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """A scenario's replications.
+
+    Attributes:
+        scenario: what was simulated.
+        replications: in order of index.
+    """
+
+    scenario: Scenario
+    replications: tuple[Replication, ...]
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """One line per replication, one column per metric."""
+        frame = pd.DataFrame([r.metrics for r in self.replications])
+        frame.insert(0, "replication", [r.index for r in self.replications])
+        return frame
+
+    def summary(self, level: float = 0.95) -> pd.DataFrame:
+        """Mean of each metric over the replications with its Student t interval: metric, mean, low, high, n."""
+        return summarize(self.metrics.drop(columns="replication"), level)
+
+    def frame(self, name: str) -> pd.DataFrame:
+        """A table (``"requests"``, ``"rounds"`` or ``"rows"``) of all replications, with a column `replication`."""
+        parts = [getattr(r.frames, name).assign(replication=r.index) for r in self.replications if r.frames is not None]
+        require(bool(parts), "the tables were not kept: simulate with keep_frames=True")
+        return pd.concat(parts, ignore_index=True)
+
+    @property
+    def extrapolated(self) -> tuple[str, ...]:
+        """What lay outside the calibrated range; empty means that nothing did."""
+        return tuple(sorted({what for r in self.replications for what in r.extrapolated}))
+
+    @property
+    def origin(self) -> str:
+        """Where the costs came from."""
+        return self.replications[0].origin
+
+    def __getitem__(self, metric: str) -> float:
+        return float(self.metrics[metric].mean())
+
+
+def summarize(frame: pd.DataFrame, level: float) -> pd.DataFrame:
+    """Mean, interval and count of every column."""
+    lines = [(name, *mean_interval(frame[name].to_numpy(), level)) for name in frame.columns]
+    return pd.DataFrame(lines, columns=["metric", "mean", "low", "high", "n"]).set_index("metric")
+
+
+def mean_interval(values: np.ndarray, level: float) -> tuple[float, float, float, int]:
+    """Mean, lower and upper end of its Student t interval, and the number of finite values."""
+    values = values[np.isfinite(values)]
+    if len(values) == 0:
+        return np.nan, np.nan, np.nan, 0
+    mean = float(values.mean())
+    if len(values) == 1:
+        return mean, np.nan, np.nan, 1
+    half = float(stdtrit(len(values) - 1, (1 + level) / 2) * values.std(ddof=1) / np.sqrt(len(values)))
+    return mean, mean - half, mean + half, len(values)
+
+
+def run_replication(scenario: Scenario, index: int, *, keep_frames: bool, keep_rows: bool = False) -> Replication:
+    """Run replication `index`; the same bytes on any worker."""
+    simulation = Simulation(scenario, index, keep_rows=keep_rows)
+    simulation.run()
+    frames = frames_of(simulation)
+    metrics = measure(simulation, frames)
+    extrapolated = tuple(sorted(simulation.cost.extrapolated))
+    return Replication(index, metrics, frames if keep_frames else None, extrapolated, simulation.cost.origin)
+
+
+def simulate(
+    scenario: Scenario,
+    replications: int = 10,
+    *,
+    precision: float | None = None,
+    metric: str = "tokens_per_s",
+    max_replications: int = 1000,
+    workers: int = 1,
+    keep_frames: bool = True,
+    keep_rows: bool = False,
+    progress: Progress | None = None,
+) -> Results:
+    """Simulate a scenario.
+
+    Args:
+        scenario: what to simulate.
+        replications: how many, or how many to begin with when `precision` is given.
+        precision: go on until the 95 % interval's half width is at most this share of the mean of `metric`.
+        metric: what `precision` refers to.
+        max_replications: where to stop at the latest; the interval tells what was reached.
+        workers: processes; the results do not depend on it.
+        keep_frames: keep the tables of requests and rounds.
+        keep_rows: also log every row of every round.
+        progress: told (done, planned) after every batch of replications.
+
+    Raises:
+        InputError: impossible arguments, or a study outside the calibrated range.
+    """
+    require(replications >= 1, f"replications must be an integer ≥ 1, not {replications!r}")
+    require(precision is None or 0 < precision < 1, f"precision must be a share in (0, 1), not {precision!r}")
+    require(precision is None or replications >= 2, "precision needs at least 2 replications to begin with")
+    run = _Runner(scenario, workers, keep_frames, keep_rows, progress)
+    done = run(range(replications), replications)
+    while precision is not None and not _precise(done, metric, precision) and len(done) < max_replications:
+        batch = range(len(done), min(max_replications, len(done) + max(workers, len(done) // 2)))
+        done += run(batch, batch.stop)
+    return Results(scenario, tuple(done))
+
+
+@dataclass
+class _Runner:
+    scenario: Scenario
+    workers: int
+    keep_frames: bool
+    keep_rows: bool
+    progress: Progress | None
+
+    def __call__(self, indices: Iterable[int], planned: int) -> list[Replication]:
+        indices = list(indices)
+        settings = {"keep_frames": self.keep_frames, "keep_rows": self.keep_rows}
+        if self.workers == 1:
+            done = []
+            for index in indices:
+                done.append(run_replication(self.scenario, index, **settings))
+                if self.progress:
+                    self.progress(index + 1, planned)
+            return done
+        return run_parallel(run_replication, [(self.scenario, index) for index in indices], self.workers, settings)
+
+
+def run_parallel(function: Callable, arguments: list[tuple], workers: int, settings: dict[str, Any]) -> list[Any]:
+    """Call a function on each tuple of arguments in worker processes; results in order."""
+    from joblib import Parallel, delayed
+
+    count = os.cpu_count() or 1 if workers < 1 else workers
+    return Parallel(n_jobs=count)(delayed(function)(*given, **settings) for given in arguments)
+
+
+def _precise(done: list[Replication], metric: str, precision: float) -> bool:
+    require(metric in done[0].metrics, f"metric must be one of {', '.join(done[0].metrics)}, not {metric!r}")
+    mean, low, _, _ = mean_interval(np.array([r.metrics[metric] for r in done]), 0.95)
+    return mean - low <= precision * abs(mean)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Two scenarios side by side, replication by replication.
+
+    Attributes:
+        a, b: results with equal seeds.
+        level: confidence of each interval; metrics are judged one by one.
+    """
+
+    a: Results
+    b: Results
+    level: float = 0.95
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """metric → a, b, difference (b - a) with its paired interval, ratio b / a, verdict."""
+        lines = [self._line(name) for name in self.a.metrics.columns if name != "replication"]
+        return pd.DataFrame(lines).set_index("metric")
+
+    def _line(self, name: str) -> dict[str, Any]:
+        a, b = self.a.metrics[name].to_numpy(), self.b.metrics[name].to_numpy()
+        mean, low, high, n = mean_interval(b - a, self.level)
+        ratio = float(np.nanmean(b) / np.nanmean(a)) if np.isfinite(a).any() and np.nanmean(a) else np.nan
+        same = not np.isfinite(low) and mean != 0
+        verdict = "undecided" if same else "real difference" if low > 0 or high < 0 else "not distinguishable"
+        line = {"metric": name, "a": np.nanmean(a) if n else np.nan, "b": np.nanmean(b) if n else np.nan}
+        return line | {"difference": mean, "low": low, "high": high, "ratio": ratio, "n": n, "verdict": verdict}
+
+
+def compare(a: Scenario, b: Scenario, replications: int = 10, *, level: float = 0.95, workers: int = 1) -> Comparison:
+    """Simulate two scenarios on common random numbers and pair their differences.
+
+    Raises:
+        InputError: different seeds, or fewer than two replications.
+    """
+    require(a.seed == b.seed, f"seed differs: {a.seed} and {b.seed}; equal seeds share their random numbers")
+    require(replications >= 2, f"replications must be an integer ≥ 2 to compare, not {replications!r}")
+    results = [simulate(s, replications, workers=workers, keep_frames=False) for s in (a, b)]
+    return Comparison(results[0], results[1], level)

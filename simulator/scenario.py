@@ -1,0 +1,350 @@
+# ruff: noqa: RUF009 (field helpers and frozen Specs are safe defaults)
+"""What is simulated: frozen, validated, units in names, YAML in and out."""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from simulator.errors import InputError, require
+from simulator.fields import (
+    COUNT,
+    NON_NEGATIVE,
+    NUMBERS,
+    POSITIVE,
+    PROBABILITIES,
+    PROBABILITY,
+    TEXT,
+    WHOLE,
+    Kinds,
+    Range,
+    Spec,
+    check_fields,
+    from_mapping,
+    number_field,
+    spec_field,
+    to_mapping,
+)
+
+LAYOUTS = ("realigned", "masked", "rollback", "inplace")
+SCHEDULERS = ("static", "fifo", "grouped")
+METHODS: dict[str, dict[str, Any]] = {
+    "autoregressive": {"layout": "inplace", "scheduler": "fifo", "batch_size": 1, "num_speculative_tokens": 0},
+    "speculative": {"layout": "inplace", "scheduler": "fifo", "batch_size": 1},
+    "rollback": {"layout": "rollback", "scheduler": "static"},
+    "masked": {"layout": "masked", "scheduler": "static"},
+    "eqspec": {"layout": "realigned", "scheduler": "static"},
+    "exspec": {"layout": "realigned", "scheduler": "grouped"},
+    "inplace": {"layout": "inplace", "scheduler": "fifo"},
+}
+
+LENGTHS: Kinds = {
+    "fixed": {"tokens": COUNT},
+    "uniform": {"low_tokens": COUNT, "high_tokens": COUNT},
+    "geometric": {"mean_tokens": Range(1, open_low=True)},
+    "lognormal": {"median_tokens": POSITIVE, "sigma": NON_NEGATIVE, "max_tokens": (COUNT, None)},
+    "values": {"tokens": NUMBERS},
+    "file": {"path": TEXT, "column": TEXT},
+    "spec_bench": {"path": TEXT, "characters_per_token": (POSITIVE, 4.0)},
+    "trace": {"path": TEXT},
+}
+ARRIVALS: Kinds = {
+    "fixed": {"interval_s": POSITIVE},
+    "poisson": {"rate_per_s": POSITIVE},
+    "gamma": {"rate_per_s": POSITIVE, "cv": POSITIVE},
+    "weibull": {"rate_per_s": POSITIVE, "shape": POSITIVE},
+    "on_off": {"rate_per_s": POSITIVE, "mean_on_s": POSITIVE, "mean_off_s": POSITIVE},
+    "sinusoidal": {"rate_per_s": POSITIVE, "amplitude": PROBABILITY, "period_s": POSITIVE},
+    "trace": {
+        "path": TEXT,
+        "format": (("auto", "plain", "azure", "burstgpt", "mooncake"), "auto"),
+        "speedup": (POSITIVE, 1.0),
+    },
+}
+ACCEPTANCE: Kinds = {
+    "iid": {"probability": PROBABILITY},
+    "profile": {"probabilities": PROBABILITIES},
+    "beta": {"a": POSITIVE, "b": POSITIVE},
+    "markov": {"probability": PROBABILITY, "correlation": PROBABILITY},
+    "bootstrap": {"path": TEXT},
+    "replay": {"path": TEXT},
+}
+COST: Kinds = {
+    "table": {"calibration": TEXT, "outside": (("refuse", "extrapolate"), "refuse")},
+    "linear": {
+        "verify_base_s": POSITIVE,
+        "verify_s_per_token": (NON_NEGATIVE, 0.0),
+        "draft_base_s": (NON_NEGATIVE, 0.0),
+        "draft_s_per_token": (NON_NEGATIVE, 0.0),
+        "context_s_per_token": (NON_NEGATIVE, 0.0),
+        "prefill_base_s": (NON_NEGATIVE, 0.0),
+        "prefill_s_per_token": (NON_NEGATIVE, 0.0),
+        "realign_base_s": (NON_NEGATIVE, 0.0),
+        "realign_s_per_row": (NON_NEGATIVE, 0.0),
+        "regroup_base_s": (NON_NEGATIVE, 0.0),
+        "move_bytes_per_s": (POSITIVE, float("inf")),
+        "kv_bytes_per_token": (NON_NEGATIVE, 0.0),
+        "host_base_s": (NON_NEGATIVE, 0.0),
+        "host_s_per_row": (NON_NEGATIVE, 0.0),
+        "noise_cv": (NON_NEGATIVE, 0.0),
+        "drift_cv": (NON_NEGATIVE, 0.0),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """How requests come, and when the study ends.
+
+    Attributes:
+        kind: ``offline`` (all at time 0, until the last has finished), ``open`` (arrivals), ``closed`` (clients).
+        num_requests: requests in all (offline, open).
+        duration_s: stop the clock here; what is unfinished is reported as censored (open, closed).
+        clients: clients that each wait for an answer before they ask again (closed).
+        think_time_s: mean of a client's exponential pause (closed).
+        arrivals: arrival process (open).
+        warmup: how the beginning is left out of the metrics of an open or closed study: not at all, or where MSER-5
+            says; the latter refuses runs that are too short.
+    """
+
+    kind: Literal["offline", "open", "closed"] = "offline"
+    num_requests: int | None = number_field(COUNT, None)
+    duration_s: float | None = number_field(POSITIVE, None)
+    clients: int | None = number_field(COUNT, None)
+    think_time_s: float = number_field(NON_NEGATIVE, 0.0)
+    arrivals: Spec = spec_field(ARRIVALS, Spec.of("poisson", rate_per_s=1.0))
+    warmup: Literal["none", "mser5"] = "none"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.kind == "offline":
+            require(self.num_requests is not None, "num_requests is missing: an offline study needs it")
+            require(self.warmup == "none", "warmup must be none: an offline study has no steady state")
+        elif self.kind == "open":
+            given = self.num_requests is not None or self.duration_s is not None
+            require(given, "num_requests or duration_s is missing: an open study needs one of them")
+        else:
+            require(self.clients is not None, "clients is missing: a closed study needs it")
+            require(self.duration_s is not None, "duration_s is missing: a closed study needs it")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Lengths of prompts and outputs, in tokens. An output longer than the budget is cut there."""
+
+    prompt_tokens: Spec = spec_field(LENGTHS, Spec.of("fixed", tokens=64))
+    output_tokens: Spec = spec_field(LENGTHS, Spec.of("fixed", tokens=128))
+    sort_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The engine's settings: layout × scheduler, as in `refimpl`.
+
+    Attributes:
+        batch_size: rows a round runs at most, B.
+        window_size: sequences a grouped scheduler chooses from; None for 4 · B.
+        aging_bound: rounds after which a passed-over sequence is due; None for eight turns of the window.
+        num_speculative_tokens: drafts per row and round at most, k.
+        max_new_tokens: budget per sequence.
+        compaction_threshold: share of dead slots at which the masked layout compacts.
+    """
+
+    layout: Literal["realigned", "masked", "rollback", "inplace"] = "inplace"
+    scheduler: Literal["static", "fifo", "grouped"] = "fifo"
+    batch_size: int = number_field(Range(1, 4096, integer=True), 8)
+    window_size: int | None = number_field(COUNT, None)
+    aging_bound: float | None = number_field(NON_NEGATIVE, None)
+    num_speculative_tokens: int = number_field(Range(0, 64, integer=True), 5)
+    max_new_tokens: int = number_field(COUNT, 128)
+    compaction_threshold: float = number_field(Range(0, 1, open_low=True), 0.25)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        small = self.scheduler == "grouped" and self.window_size is not None and self.window_size < self.batch_size
+        require(not small, f"window_size {self.window_size} is smaller than batch_size {self.batch_size}")
+
+    @property
+    def resolved_window_size(self) -> int:
+        """Sequences with K/V at a time."""
+        return (self.window_size or 4 * self.batch_size) if self.scheduler == "grouped" else self.batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """What is changed beside the engine's named methods; the defaults are the engine.
+
+    Attributes:
+        refill: whether a free row is filled at once; otherwise only when the window is empty.
+        zombies: whether a static batch carries finished rows; otherwise they leave it and the batch shrinks.
+        partial_groups: run the largest group of at least two when none is full.
+        bucket_tokens: lengths count as equal up to this tolerance, at the price of padding.
+        group_choice: the first full group, or the one with most members.
+        cost_aware: choose, each round, the group or the oldest rows by expected tokens per second.
+        k_policy: each row drafts to its own budget, or to the smallest of the batch (published code).
+        k_by_load: pairs (rows, k): with at least that many rows in the round, at most k drafts.
+        wait_for_rows, wait_at_most_s: hold an idle server until that many requests wait, or that long.
+        keep_bonus: whether full acceptance yields k + 1 tokens; the published code yields k.
+        draft_cache: whether the draft keeps its cache between rounds; the published code prefills it every round.
+        group_key: equal length and draft lag (engine), or equal length and whether a cache exists (published).
+        discard_mixed_caches: a fallback of fresh and cached rows prefills them all anew (published code).
+        copy_groups: an equal-length round still concatenates and splits its members' K/V (published code).
+        realign_read_s: seconds of one host read of the published realignment, which makes (6 · B + 2) per layer.
+        realign_layers: layers that are read so.
+        free_realign: realigning, regrouping and compacting cost nothing.
+    """
+
+    refill: bool = True
+    zombies: bool = True
+    partial_groups: bool = False
+    bucket_tokens: int = number_field(COUNT, 1)
+    group_choice: Literal["first", "largest"] = "first"
+    cost_aware: bool = False
+    k_policy: Literal["per_row", "batch_min"] = "per_row"
+    k_by_load: tuple[tuple[int, int], ...] = ()
+    wait_for_rows: int = number_field(COUNT, 1)
+    wait_at_most_s: float = number_field(NON_NEGATIVE, float("inf"))
+    keep_bonus: bool = True
+    draft_cache: bool = True
+    group_key: Literal["length_and_lag", "length_and_cached"] = "length_and_lag"
+    discard_mixed_caches: bool = False
+    copy_groups: bool = False
+    realign_read_s: float = number_field(NON_NEGATIVE, 0.0)
+    realign_layers: int = number_field(COUNT, 32)
+    free_realign: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for i, pair in enumerate(self.k_by_load):
+            require(
+                isinstance(pair, tuple) and len(pair) == 2, f"k_by_load[{i}] must be a pair (rows, k), not {pair!r}"
+            )
+            COUNT.check(pair[0], f"k_by_load[{i}] rows")
+            WHOLE.check(pair[1], f"k_by_load[{i}] k")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Limits and promises: `slo_*` define goodput; None means no limit."""
+
+    replicas: int = number_field(COUNT, 1)
+    router: Literal["round_robin", "least_loaded", "by_length"] = "round_robin"
+    kv_capacity_bytes: float | None = number_field(POSITIVE, None)
+    slo_first_token_s: float | None = number_field(POSITIVE, None)
+    slo_per_token_s: float | None = number_field(POSITIVE, None)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One thing to simulate. Equal scenarios give equal bytes.
+
+    Attributes:
+        name: label in tables and plots; has no effect on the numbers.
+        seed: key of every random number. Scenarios with equal seeds share their random numbers (request by request,
+            position by position), so that their differences are paired.
+        noise: whether residual noise and calibration uncertainty are drawn.
+    """
+
+    name: str = "scenario"
+    seed: int = number_field(Range(0, 2**63 - 1, integer=True), 0)
+    study: Study = Study(num_requests=64)
+    workload: Workload = Workload()
+    engine: Engine = Engine()
+    switches: Switches = Switches()
+    acceptance: Spec = spec_field(ACCEPTANCE, Spec.of("iid", probability=0.7))
+    cost: Spec = spec_field(COST, Spec.of("linear", verify_base_s=0.025, draft_base_s=0.003))
+    service: Service = Service()
+    noise: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def content_hash(self) -> str:
+        """Sixteen hex digits that change with anything but the name."""
+        return content_hash({key: value for key, value in to_mapping(self).items() if key != "name"})
+
+    def to_yaml(self) -> str:
+        """YAML text that `from_yaml` reads back to an equal scenario."""
+        return yaml.safe_dump(to_mapping(self), sort_keys=False, allow_unicode=True)
+
+    def save(self, path: str | Path) -> None:
+        """Write the YAML file."""
+        Path(path).write_text(self.to_yaml(), encoding="utf-8")
+
+    def but(self, **changes: Any) -> "Scenario":
+        """Copy with changes given by dotted path, for example ``{"engine.batch_size": 4}``; dots written as ``__``."""
+        data = to_mapping(self)
+        for key, value in changes.items():
+            set_path(data, key.replace("__", "."), value)
+        return from_mapping(Scenario, data)
+
+
+def content_hash(data: Any) -> str:
+    """Sixteen hex digits of the canonical JSON of plain data."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def set_path(data: dict[str, Any], path: str, value: Any) -> None:
+    """Set a dotted path in nested mappings; ``method`` stands for the layout, scheduler and so on that it names.
+
+    Raises:
+        InputError: no such path.
+    """
+    if path in ("method", "engine.method"):
+        data["engine"].update(resolve_method(value))
+        return
+    *parents, last = path.split(".")
+    here: Any = data
+    for name in parents:
+        require(isinstance(here, dict) and name in here, f"{path}: no such setting; {name!r} is unknown")
+        here = here[name]
+    known = isinstance(here, dict) and (last in here or "kind" in here)
+    require(known, f"{path}: no such setting; allowed: {', '.join(here) if isinstance(here, dict) else 'nothing'}")
+    here[last] = value
+
+
+def resolve_method(name: str) -> dict[str, Any]:
+    """Engine settings behind a method's name, or behind ``layout+scheduler``."""
+    if name in METHODS:
+        return dict(METHODS[name])
+    layout, _, scheduler = str(name).partition("+")
+    known = layout in LAYOUTS and scheduler in SCHEDULERS
+    allowed = f"{', '.join(METHODS)}, or LAYOUT+SCHEDULER of {'|'.join(LAYOUTS)} and {'|'.join(SCHEDULERS)}"
+    require(known, f"method must be one of {allowed}, not {name!r}")
+    return {"layout": layout, "scheduler": scheduler}
+
+
+def from_data(data: Any) -> Scenario:
+    """Build a Scenario from plain data; ``engine.method`` may stand for layout and scheduler."""
+    if isinstance(data, dict) and isinstance(data.get("engine"), dict) and "method" in data["engine"]:
+        engine = dict(data["engine"])
+        data = {**data, "engine": resolve_method(engine.pop("method")) | engine}
+    return from_mapping(Scenario, data)
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """Read a scenario from a YAML file.
+
+    Raises:
+        InputError: unreadable file, unknown key or bad value; one line that starts with the file's name.
+    """
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
+    try:
+        return replace(from_data(data if data is not None else {}))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None

@@ -1,0 +1,180 @@
+"""Traces: what the engine did round by round, and what services have seen arrive."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from simulator.errors import InputError, require
+
+ENGINE_SCHEMA = "raggedspec.trace/1"
+HEADER_FIELDS = (
+    "method", "layout", "scheduler", "batch_size", "window_size", "aging_bound", "num_speculative_tokens",
+    "max_new_tokens", "num_sequences", "prompt_lens", "max_new_tokens_each", "device", "pair",
+)  # fmt: skip
+ROW_FIELDS = (
+    "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "next_token",
+    "finished", "draft_s", "verify_s", "realign_s", "prefill_s", "host_s", "round_s",
+)  # fmt: skip
+STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
+
+SERVICE_COLUMNS = {  # format -> (time column, prompt column, output column, seconds per unit of time)
+    "plain": ("time_s", "prompt_tokens", "output_tokens", 1.0),
+    "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens", 1.0),
+    "burstgpt": ("Timestamp", "Request tokens", "Response tokens", 1.0),
+    "mooncake": ("timestamp", "input_length", "output_length", 1e-3),
+}
+
+
+@dataclass(frozen=True)
+class EngineTrace:
+    """A run of the engine.
+
+    Attributes:
+        path: where it was read from.
+        header: settings of the run.
+        rows: one line per row per round, columns `ROW_FIELDS`.
+    """
+
+    path: str
+    header: dict[str, Any]
+    rows: pd.DataFrame
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """One line per round: mode, rows, k and the stage seconds."""
+        first = self.rows.groupby("round", sort=True)
+        frame = first[["mode", "k", *STAGES, "round_s"]].first()
+        return frame.assign(rows=first.size(), kept=first["kept"].sum(), accepted=first["accepted"].sum())
+
+    @property
+    def output_lens(self) -> list[int]:
+        """Generated tokens of every sequence, in order of input."""
+        kept = self.rows.groupby("sequence")["kept"].sum()
+        return [int(kept.get(i, 0)) for i in range(self.header["num_sequences"])]
+
+    def match_bits(self, sequence: int) -> np.ndarray:
+        """What is known of the draft's proposals at each generated position: 1 right, 0 wrong, -1 never compared."""
+        mine = self.rows[self.rows["sequence"] == sequence]
+        start = mine["seq_len"].to_numpy() - self.header["prompt_lens"][sequence]
+        accepted, drafted = mine["accepted"].to_numpy(), mine["drafted"].to_numpy()
+        bits = np.full(int((start + accepted + 1).max(initial=0)) + 1, -1, dtype=np.int8)
+        for at, good, tried in zip(start, accepted, drafted, strict=True):
+            bits[at : at + good] = 1
+            if good < tried:
+                bits[at + good] = 0
+        return bits
+
+
+@lru_cache(maxsize=32)
+def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
+    lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    require(len(lines) > 1, f"{path}: holds no rounds")
+    header = _parse(path, 1, lines[0])
+    require(
+        header.get("schema") == ENGINE_SCHEMA, f"{path}:1: schema must be {ENGINE_SCHEMA}, not {header.get('schema')!r}"
+    )
+    _require_fields(path, 1, header, HEADER_FIELDS)
+    records = [_parse(path, number, line) for number, line in enumerate(lines[1:], start=2)]
+    for number, record in enumerate(records, start=2):
+        _require_fields(path, number, record, ROW_FIELDS)
+    return EngineTrace(path, header, pd.DataFrame.from_records(records, columns=list(ROW_FIELDS)))
+
+
+def read_engine_trace(path: str | Path) -> EngineTrace:
+    """Read a trace that ``python -m refimpl … --trace`` wrote.
+
+    Raises:
+        InputError: no such file, another schema, or a missing field; names file, line and field.
+    """
+    require(Path(path).is_file(), f"{path}: no such trace")
+    return _read_engine_trace(str(path), Path(path).stat().st_mtime_ns)
+
+
+def _parse(path: str, number: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{number}: not JSON: {error.msg}") from None
+    require(isinstance(record, dict), f"{path}:{number}: must hold a mapping")
+    return record
+
+
+def _require_fields(path: str, number: int, record: dict[str, Any], names: Iterable[str]) -> None:
+    missing = [name for name in names if name not in record]
+    require(not missing, f"{path}:{number}: missing {', '.join(missing)}")
+
+
+@dataclass(frozen=True)
+class ServiceTrace:
+    """Arrivals that a service has seen.
+
+    Attributes:
+        time_s: arrival times from 0, never decreasing ``[n]``.
+        prompt_tokens, output_tokens: lengths, at least 1 ``[n]``.
+    """
+
+    time_s: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+
+
+def read_service_trace(path: str | Path, layout: str = "auto") -> ServiceTrace:
+    """Read a CSV or JSONL trace in the plain, Azure, BurstGPT or Mooncake layout.
+
+    Raises:
+        InputError: no such file, unknown columns, decreasing times, or lengths below 1.
+    """
+    path = Path(path)
+    require(path.is_file(), f"{path}: no such trace")
+    lines = path.suffix in (".jsonl", ".ndjson")
+    try:
+        frame = pd.read_json(path, lines=True, convert_dates=False) if lines else pd.read_csv(path)
+    except ValueError as error:
+        raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    name = _detect(path, frame, layout)
+    time_column, prompt_column, output_column, unit_s = SERVICE_COLUMNS[name]
+    time_s = _times(path, frame[time_column]) * unit_s
+    keep = np.ones(len(frame), dtype=bool)
+    if name == "burstgpt":  # failed requests are recorded with an empty response
+        keep = frame[output_column].to_numpy() > 0
+    lengths = [_lengths(path, frame[column][keep], column) for column in (prompt_column, output_column)]
+    return ServiceTrace(time_s[keep] - time_s[keep][0], *lengths)
+
+
+def _detect(path: Path, frame: pd.DataFrame, layout: str) -> str:
+    fitting = [n for n, columns in SERVICE_COLUMNS.items() if set(columns[:3]) <= set(frame.columns)]
+    if layout != "auto":
+        fitting = [n for n in fitting if n == layout]
+    known = "; ".join(f"{n}: {', '.join(map(str, c[:3]))}" for n, c in SERVICE_COLUMNS.items())
+    require(bool(fitting), f"{path}: columns {', '.join(map(str, frame.columns))} fit no known format ({known})")
+    require(len(frame) > 0, f"{path}: holds no requests")
+    return fitting[0]
+
+
+def _times(path: Path, column: pd.Series) -> np.ndarray:
+    if not pd.api.types.is_numeric_dtype(column):
+        try:
+            column = pd.to_datetime(column, format="ISO8601").astype("datetime64[ns]").astype("int64") * 1e-9
+        except ValueError as error:
+            raise InputError(f"{path}: {column.name}: {str(error).splitlines()[0]}") from None
+    times = column.to_numpy(dtype=float)
+    bad = np.flatnonzero(np.isnan(times))
+    require(bad.size == 0, f"{path}: {column.name}: missing in record {bad[0] + 1 if bad.size else 0}")
+    back = np.flatnonzero(np.diff(times) < 0)
+    require(
+        back.size == 0, f"{path}: {column.name} decreases at record {back[0] + 2 if back.size else 0}: sort by time"
+    )
+    return times
+
+
+def _lengths(path: Path, column: pd.Series, name: str) -> np.ndarray:
+    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
+    bad = np.flatnonzero(~(values >= 1))
+    require(bad.size == 0, f"{path}: {name} must be at least 1 token in record {bad[0] + 1 if bad.size else 0}")
+    return values.astype(int)
