@@ -3,7 +3,7 @@
     An entry is identified with the text it was computed from: the K/V of position [p] of a row are right when they
     come from the row's first [p + 1] tokens. A layout says which position each column claims (negative: none);
     a query at position [p] sees the columns that claim a position in [0, p]. *)
-From Coq Require Import ZArith List Lia.
+From Coq Require Import ZArith List Lia Bool.
 Import ListNotations.
 Open Scope Z_scope.
 
@@ -209,7 +209,6 @@ Proof.
     destruct (Z.leb_spec 0 (claims c')), (Z.ltb_spec (claims c') m); cbn in E'; lia.
   - intro c. unfold kill. destruct (T c) as [X Y].
     destruct (Z.leb_spec 0 (claims c)), (Z.ltb_spec (claims c) m); cbn; split; intros; try lia.
-    specialize (Y ltac:(assumption)). lia.
 Qed.
 
 (** THEOREM (compaction). Gathering the live slots, in order of position, into left-padded form of [width] columns
