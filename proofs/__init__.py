@@ -1,0 +1,1 @@
+"""Machine-checked proofs of the synchronization invariants; see README.md."""

@@ -1,0 +1,22 @@
+"""How every stage reports: one line a claim, and a last line that the driver adds up."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class Judged(Protocol):
+    name: str
+    ok: bool
+    detail: str
+
+
+def report(stage: str, verdicts: Iterable[Judged], *, show_details: bool = False, quiet: bool = False) -> int:
+    """Print the verdicts and ``stage: N claims checked, M failed``; return an exit status."""
+    verdicts = list(verdicts)
+    failed = [v for v in verdicts if not v.ok]
+    for v in verdicts:
+        if not quiet or not v.ok:
+            detail = f"\n         {v.detail}" if v.detail and (show_details or not v.ok) else ""
+            print(f"  {'ok  ' if v.ok else 'FAIL'}  {v.name}{detail}")
+    print(f"{stage}: {len(verdicts)} claims checked, {len(failed)} failed", flush=True)
+    return 1 if failed or not verdicts else 0

@@ -1,0 +1,19 @@
+"""``python -m proofs.z3 [claims|faults]``: discharge the obligations on `refimpl/kernels.py`."""
+
+import sys
+
+from proofs.report import report
+from proofs.z3 import choices, faults, layouts
+from proofs.z3.obligation import prove, refute, run_all
+from refimpl import kernels
+
+
+def main(which: str) -> int:
+    if which == "faults":
+        return report("z3 faults", run_all(faults.obligations(kernels), refute), show_details=True)
+    claims = [*layouts.obligations(kernels), *choices.obligations(kernels)]
+    return report("z3 claims", run_all(claims, prove))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:] or ["claims"]))
