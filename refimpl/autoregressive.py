@@ -1,0 +1,74 @@
+"""The oracle: one sequence, one token at a time, on the model's own forward pass.
+
+It shares no helper with the batched path: it has its own token choice, its own stop and budget test, and the model's
+ordinary cache. Only the definition of the random numbers is common, because that is what the coupled rule promises
+to reproduce.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from refimpl.config import SamplingConfig
+from refimpl.model import CausalLM
+from refimpl.sampling import Purpose, RowKeys, exponentials
+from refimpl.sequence import Sequence
+
+
+def decode(
+    model: CausalLM, sequence: Sequence, vocab_size: int, sampling: SamplingConfig
+) -> Iterator[tuple[int, Tensor]]:
+    """Generate a sequence's tokens one by one.
+
+    Args:
+        model: the target.
+        sequence: supplies prompt, budget, stops and keys; it is read, never changed.
+        vocab_size: leading logits that count.
+        sampling: temperature 0 for greedy; else every token is drawn with the noise of its position.
+
+    Yields:
+        (token, logits ``[vocab]`` that it was chosen from); the last token is a stop token, completes a stop
+        string, or exhausts the budget.
+    """
+    feed = model.fresh_row()
+    fed = list(sequence.token_ids[: sequence.prompt_len])
+    generated: list[int] = []
+    while len(generated) < sequence.max_new_tokens:
+        logits = feed(fed)[:vocab_size]
+        token = _choose(logits, sampling, sequence, sequence.prompt_len + len(generated))
+        generated.append(token)
+        yield token, logits
+        if token in sequence.stop_token_ids or (sequence.stops_text is not None and sequence.stops_text(generated)):
+            return
+        fed = [token]
+
+
+def _choose(logits: Tensor, sampling: SamplingConfig, sequence: Sequence, position: int) -> int:
+    if sampling.temperature == 0:
+        return int(torch.argmax(logits))
+    keys = RowKeys(
+        torch.tensor([sequence.seed], device=logits.device), torch.tensor([sequence.sequence_id], device=logits.device)
+    )
+    at = torch.tensor([[position]], device=logits.device)
+    noise = exponentials(keys, at, Purpose.COUPLED, logits.shape[0])[0, 0]
+    return int(torch.argmax(shape_distribution(logits, sampling) / noise))
+
+
+def shape_distribution(logits: Tensor, sampling: SamplingConfig) -> Tensor:
+    """Probabilities ``[vocab]`` after temperature, top-k, top-p and min-p, token by token in order of rank."""
+    mass = torch.softmax(logits.to(torch.float64) / sampling.temperature, dim=0)
+    order = torch.argsort(mass, descending=True, stable=True).tolist()
+    if sampling.top_k:
+        least = mass[order[min(sampling.top_k, len(order)) - 1]]
+        order = [token for token in order if mass[token] >= least]
+    kept = torch.zeros_like(mass)
+    total = float(mass[order].sum())
+    before = 0.0
+    for token in order:
+        if sampling.top_p < 1 and before >= sampling.top_p * total:
+            break
+        kept[token] = mass[token]
+        before += float(mass[token])
+    kept[kept < sampling.min_p * kept.max()] = 0
+    return kept / kept.sum()

@@ -1,0 +1,251 @@
+"""What a caller may choose: frozen, validated, free of tensors."""
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from refimpl.errors import InputError
+
+LayoutName = Literal["realigned", "masked", "rollback", "inplace"]
+SchedulerName = Literal["static", "fifo", "grouped"]
+AcceptanceName = Literal["greedy", "rejection", "coupled"]
+CheckLevel = Literal["off", "host", "device", "oracle"]
+
+LAYOUTS: tuple[str, ...] = get_args(LayoutName)
+SCHEDULERS: tuple[str, ...] = get_args(SchedulerName)
+ACCEPTANCE_RULES: tuple[str, ...] = get_args(AcceptanceName)
+CHECK_LEVELS: tuple[str, ...] = get_args(CheckLevel)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A named point in layout × scheduler. `autoregressive` has neither: it is the oracle."""
+
+    name: str
+    layout: LayoutName | None
+    scheduler: SchedulerName | None
+    batch_size: int | None = None  # None: as asked for
+
+
+NAMED_METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("autoregressive", None, None, batch_size=1),
+        Method("speculative", "inplace", "fifo", batch_size=1),
+        Method("rollback", "rollback", "static"),
+        Method("masked", "masked", "static"),
+        Method("eqspec", "realigned", "static"),
+        Method("exspec", "realigned", "grouped"),
+        Method("inplace", "inplace", "fifo"),
+    )
+}
+
+
+def resolve_method(name: str) -> Method:
+    """Look up a named method or a pair written ``layout+scheduler``, for example ``"masked+fifo"``.
+
+    Raises:
+        InputError: the name is neither; the message lists what exists.
+    """
+    if name in NAMED_METHODS:
+        return NAMED_METHODS[name]
+    layout, _, scheduler = name.partition("+")
+    if layout in LAYOUTS and scheduler in SCHEDULERS:
+        return Method(name, layout, scheduler)  # type: ignore[arg-type]
+    raise InputError(
+        f"unknown method {name!r}: choose {', '.join(NAMED_METHODS)}, "
+        f"or LAYOUT+SCHEDULER of {'|'.join(LAYOUTS)} and {'|'.join(SCHEDULERS)}"
+    )
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InputError(message)
+
+
+def _require_int(name: str, value: Any, low: int, high: float = math.inf) -> None:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    limit = f"at least {low}" if high == math.inf else f"in {low} … {high:.0f}"
+    _require(is_int and low <= value <= high, f"{name} must be an integer {limit}, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """How the target's next-token distribution is shaped. Temperature 0 is greedy.
+
+    Filters apply in the order temperature, top-k, top-p, min-p, to the target and the draft alike.
+
+    Attributes:
+        temperature: divides the logits; 0 means always the most probable token.
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of most probable tokens with mass ≥ top_p, in (0, 1].
+        min_p: drop tokens less probable than min_p times the most probable one, in [0, 1].
+        seed: key of the random numbers, together with sequence id, position and purpose.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(
+            isinstance(self.temperature, int | float) and 0 <= self.temperature < math.inf,
+            f"temperature must be a finite number ≥ 0, not {self.temperature!r}",
+        )
+        _require_int("top_k", self.top_k, 0)
+        _require(0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p!r}")
+        _require(0 <= self.min_p <= 1, f"min_p must lie in [0, 1], not {self.min_p!r}")
+        _require_int("seed", self.seed, -(2**63), 2**63 - 1)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt with wishes of its own; what is None comes from the DecodeConfig.
+
+    Attributes:
+        prompt: text, or token ids.
+        max_new_tokens: budget of generated tokens.
+        num_speculative_tokens: drafts a round.
+        stop_token_ids: replaces the pair's stop tokens; may be empty.
+        stop_strings: generation ends when the generated text contains one of them.
+        seed: replaces SamplingConfig.seed.
+        sequence_id: key of this sequence's random numbers; None takes its place in the list.
+    """
+
+    prompt: str | Seq[int]
+    max_new_tokens: int | None = None
+    num_speculative_tokens: int | None = None
+    stop_token_ids: Seq[int] | None = None
+    stop_strings: Seq[str] | None = None
+    seed: int | None = None
+    sequence_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, low in (("max_new_tokens", 1), ("num_speculative_tokens", 0)):
+            if getattr(self, name) is not None:
+                _require_int(name, getattr(self, name), low)
+        for name in ("seed", "sequence_id"):
+            if getattr(self, name) is not None:
+                _require_int(name, getattr(self, name), -(2**63), 2**63 - 1)
+        check_stop_strings(self.stop_strings or ())
+
+
+def check_stop_strings(stop_strings: Seq[str]) -> None:
+    """Raise InputError unless every stop string is a non-empty text."""
+    _require(not isinstance(stop_strings, str), "stop_strings must be a list of texts, not one text")
+    _require(all(isinstance(s, str) and s for s in stop_strings), "a stop string must not be empty")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Everything that a run of the engine depends on beside the pair and the prompts.
+
+    Attributes:
+        method: a named method or ``layout+scheduler``.
+        batch_size: rows a round runs at most, B.
+        num_speculative_tokens: drafts per row and round at most, k; 0 is plain autoregression.
+        max_new_tokens: budget of generated tokens per sequence, exact.
+        window_size: sequences that a grouped scheduler chooses from, W ≥ B; None for 4 · B.
+        aging_bound: rounds after which a passed-over sequence is due; None for eight turns of the window.
+        acceptance: rule that decides how many drafts survive; None picks ``"greedy"`` at temperature 0, else
+            ``"coupled"``.
+        sampling: shape of the distribution.
+        stop_token_ids: replaces the pair's stop tokens; may be empty.
+        stop_strings: texts that end a generation.
+        logprobs: alternatives to report per generated token; None reports nothing, 0 the emitted token's only.
+        checks: level of the run-time checks; None for ``"device"`` on a CPU and ``"host"`` elsewhere.
+        compaction_threshold: share of dead slots at which the masked layout compacts.
+    """
+
+    method: str = "inplace"
+    batch_size: int = 8
+    num_speculative_tokens: int = 5
+    max_new_tokens: int = 64
+    window_size: int | None = None
+    aging_bound: float | None = None
+    acceptance: AcceptanceName | None = None
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    stop_token_ids: Seq[int] | None = None
+    stop_strings: Seq[str] = ()
+    logprobs: int | None = None
+    checks: CheckLevel | None = None
+    compaction_threshold: float = 0.25
+
+    def __post_init__(self) -> None:
+        method = resolve_method(self.method)
+        _require_int("batch_size", self.batch_size, 1, 4096)
+        _require_int("num_speculative_tokens", self.num_speculative_tokens, 0, 64)
+        _require_int("max_new_tokens", self.max_new_tokens, 1)
+        if self.window_size is not None:
+            _require_int("window_size", self.window_size, 1)
+            grouped = method.scheduler == "grouped"
+            _require(
+                not grouped or self.window_size >= self.batch_size,
+                f"window_size {self.window_size} is smaller than batch_size {self.batch_size}: "
+                f"{self.method} needs a window of at least one batch",
+            )
+        if self.aging_bound is not None:
+            _require(self.aging_bound >= 0, f"aging_bound must be at least 0 rounds, not {self.aging_bound!r}")
+        if self.logprobs is not None:
+            _require_int("logprobs", self.logprobs, 0, 1000)
+        for name, value, known in (
+            ("acceptance", self.acceptance, ACCEPTANCE_RULES),
+            ("checks", self.checks, CHECK_LEVELS),
+        ):
+            _require(value is None or value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
+        _require(
+            self.acceptance != "greedy" or self.sampling.greedy,
+            f"acceptance 'greedy' needs temperature 0, not {self.sampling.temperature}",
+        )
+        _require(
+            0 < self.compaction_threshold <= 1,
+            f"compaction_threshold must lie in (0, 1], not {self.compaction_threshold!r}",
+        )
+        check_stop_strings(self.stop_strings)
+
+    @property
+    def resolved_method(self) -> Method:
+        """Layout and scheduler behind `method`."""
+        return resolve_method(self.method)
+
+    @property
+    def resolved_batch_size(self) -> int:
+        """Rows a round runs: the method's own number where it has one."""
+        return self.resolved_method.batch_size or self.batch_size
+
+    @property
+    def resolved_window_size(self) -> int:
+        """Sequences with K/V at a time."""
+        if self.resolved_method.scheduler != "grouped":
+            return self.resolved_batch_size
+        return self.window_size or 4 * self.batch_size
+
+    @property
+    def resolved_acceptance(self) -> AcceptanceName:
+        """The acceptance rule in force."""
+        return self.acceptance or ("greedy" if self.sampling.greedy else "coupled")
+
+
+def make_config(**settings: Any) -> DecodeConfig:
+    """Build a DecodeConfig from flat keywords; the sampling settings may stand among them.
+
+    Raises:
+        InputError: an unknown keyword, or a value out of range.
+    """
+    sampling_names = {f.name for f in fields(SamplingConfig)}
+    known = {f.name for f in fields(DecodeConfig)} | sampling_names
+    unknown = sorted(set(settings) - known)
+    _require(not unknown, f"unknown setting {', '.join(unknown)}: choose among {', '.join(sorted(known))}")
+    shape = {name: settings.pop(name) for name in sampling_names & set(settings)}
+    if shape:
+        _require("sampling" not in settings, "give either `sampling` or its fields, not both")
+        settings["sampling"] = SamplingConfig(**shape)
+    return DecodeConfig(**settings)

@@ -1,0 +1,148 @@
+"""The loop: scheduler × layout × acceptance rule, from prompts to results."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+
+from refimpl.acceptance import RULES
+from refimpl.config import CheckLevel, DecodeConfig
+from refimpl.invariants import Checker
+from refimpl.kvstore import RowState
+from refimpl.layouts import LAYOUT_CLASSES, Layout
+from refimpl.model import CausalLM, Pair
+from refimpl.rounds import CachedModel, RoundContext, run_round
+from refimpl.sampling import RandomSource
+from refimpl.scheduling import Scheduler, make_scheduler
+from refimpl.sequence import Sequence
+from refimpl.timing import StageTimer
+from refimpl.trace import RoundRecord
+
+PREFILL_CHUNK_TOKENS = 512  # queries a row in one prefill pass, which bounds the mask
+
+
+def check_level(config: DecodeConfig, device: torch.device) -> CheckLevel:
+    """The level in force: `device` on a CPU and `host` elsewhere unless chosen."""
+    return config.checks or ("device" if device.type == "cpu" else "host")
+
+
+class Engine:
+    """Runs sequences to their end, round by round.
+
+    Args:
+        pair: the models.
+        sequences: host state, changed in place.
+        config: method, batch size, acceptance rule, checks.
+        source: replaces the keyed random numbers, for exhaustive enumeration.
+    """
+
+    def __init__(self, pair: Pair, sequences: Seq[Sequence], config: DecodeConfig, source: RandomSource | None = None):
+        method = config.resolved_method
+        if method.layout is None or method.scheduler is None:
+            raise ValueError(f"{method.name} has no layout and no scheduler: it is decoded by refimpl.autoregressive")
+        self.pair, self.config, self.sequences = pair, config, list(sequences)
+        self.checker = Checker(check_level(config, pair.device))
+        self.scheduler: Scheduler[Sequence] = make_scheduler(
+            method.scheduler, config.resolved_batch_size, config.resolved_window_size, config.aging_bound
+        )
+        self._free_slots = list(range(min(self.scheduler.window_size, len(self.sequences))))[::-1]
+        self.timer = StageTimer(pair.device)
+        self.context = RoundContext(
+            target=CachedModel(pair.target, self._make_layout(pair.target), "target"),
+            draft=CachedModel(pair.draft, self._make_layout(pair.draft), "draft"),
+            rule=RULES[config.resolved_acceptance](config.sampling, source),
+            checker=self.checker,
+            timer=self.timer,
+            vocab_size=pair.vocab_size,
+            logprobs=config.logprobs,
+        )
+        self.scheduler.submit(self.sequences)
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        """Target's and draft's."""
+        return self.context.target.layout, self.context.draft.layout
+
+    @property
+    def kv_bytes(self) -> int:
+        """K/V pools of both models."""
+        return sum(layout.pool.num_bytes for layout in self.layouts)
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """Run until every sequence has finished, yielding each round once it is committed."""
+        while not self.scheduler.done:
+            yield self.run_one_round()
+
+    @torch.inference_mode()
+    def run_one_round(self) -> RoundRecord:
+        """Admit, prefill, choose members, run the round, let finished sequences go."""
+        moves = self._num_moves()
+        self._admit()
+        plan = self.scheduler.select()
+        self.checker.before_round(plan, self.scheduler)
+        outcomes = run_round(self.context, plan.members)
+        for sequence in self.scheduler.complete(plan):
+            self._release(sequence)
+        index = self.scheduler.round_index - 1
+        return RoundRecord(index, plan.mode, tuple(outcomes), self.timer.take(), self._num_moves() - moves)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence between rounds; what it has generated stays."""
+        if not sequence.finished:
+            sequence.stop_reason = "cancelled"
+            for left in self.scheduler.cancel(sequence):
+                self._release(left)
+
+    def _make_layout(self, model: CausalLM) -> Layout:
+        config, k = self.config, max(s.num_speculative_tokens for s in self.sequences)
+        longest = max(s.prompt_len + s.max_new_tokens for s in self.sequences)
+        name = config.resolved_method.layout
+        assert name is not None
+        options: dict[str, Any] = {"compaction_threshold": config.compaction_threshold} if name == "masked" else {}
+        return LAYOUT_CLASSES[name](
+            model.kv_shape,
+            len(self._free_slots),
+            longest + k + 1,
+            max_positions=model.max_positions,
+            tagged=self.checker.covers("device"),
+            **options,
+        )
+
+    def _admit(self) -> None:
+        entered = self.scheduler.admit()
+        for sequence in entered:
+            sequence.slot = self._free_slots.pop()
+        batch_size = self.scheduler.batch_size
+        with self.timer.stage("prefill"):
+            for start in range(0, len(entered), batch_size):
+                for cached in (self.context.target, self.context.draft):
+                    prefill(cached, entered[start : start + batch_size])
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.slot >= 0:
+            for layout in self.layouts:
+                layout.release(sequence.slot)
+            self._free_slots.append(sequence.slot)
+            sequence.slot = -1
+
+    def _num_moves(self) -> int:
+        return sum(layout.num_moves for layout in self.layouts)
+
+
+def prefill(cached: CachedModel, sequences: Seq[Sequence]) -> None:
+    """Cache all prompt tokens but the last, so that every sequence starts with lag 1 (INV-5)."""
+    lengths = [s.seq_len - 1 for s in sequences]
+    rows = [RowState(s.slot, s.index, n, 0) for s, n in zip(sequences, lengths, strict=True)]
+    device = cached.layout.shape.device
+    for start in range(0, max(lengths, default=0), PREFILL_CHUNK_TOKENS):
+        stop = min(start + PREFILL_CHUNK_TOKENS, max(lengths))
+        chunk = [s.token_ids[start:stop] + [0] * (stop - max(start, s.seq_len)) for s in sequences]
+        tokens = torch.tensor([row[: stop - start] for row in chunk], device=device)
+        cached.model.forward(cached.layout.prefill_block(rows, tokens, start), 1)
+    cached.layout.end_prefill(rows)
+    for sequence, length in zip(sequences, lengths, strict=True):
+        if cached.role == "target":
+            sequence.target_cached = length
+        else:
+            sequence.draft_cached = length

@@ -1,0 +1,338 @@
+"""`generate` and `stream`: prompts in, results out."""
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from refimpl import autoregressive
+from refimpl.config import DecodeConfig, make_config
+from refimpl.engine import Engine, check_level
+from refimpl.model import Pair
+from refimpl.requests import Prepared, Prompt, prepare
+from refimpl.rounds import RowOutcome, TokenLogprobs
+from refimpl.sequence import Sequence, StopReason
+from refimpl.stats import AcceptanceStats, RunStats, acceptance_stats, request_weighted_length
+from refimpl.timing import StageTimer
+from refimpl.trace import RoundRecord, write_trace
+
+COLLAPSE_LENGTH = 1.05
+COLLAPSE_ROW_ROUNDS = 200
+
+ProgressCallback = Callable[[int, int], None]  # finished sequences, all sequences
+
+
+class AcceptanceCollapseWarning(UserWarning):
+    """Speculation costs and gains nothing: hardly any drafted token is accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSequence:
+    """What was generated after one prompt.
+
+    Attributes:
+        index: place of the prompt in the caller's list.
+        token_ids: generated tokens, a stop token included.
+        text: decoded, without special tokens, cut before a stop string; None for a pair without tokenizer.
+        stop_reason: "stop", "length", or "cancelled".
+        stats: acceptance over the sequence's own rounds.
+        logprobs: one entry per token when asked for.
+        num_prompt_tokens, num_prompt_tokens_cut: used, and cut from the front.
+    """
+
+    index: int
+    token_ids: list[int]
+    text: str | None
+    stop_reason: StopReason
+    stats: AcceptanceStats
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_prompt_tokens: int = 0
+    num_prompt_tokens_cut: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        sequences: in input order.
+        stats: over the whole run.
+        rounds: one record per round; empty for `autoregressive`.
+        config: what was asked for.
+        environment: check level, device, dtype and pair.
+    """
+
+    sequences: list[GeneratedSequence]
+    stats: RunStats
+    rounds: list[RoundRecord]
+    config: DecodeConfig
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write the rounds as NDJSON, the run's settings on the first line.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        write_trace(Path(path), self._trace_header(), self.rounds)
+
+    def _trace_header(self) -> dict[str, Any]:
+        config, method = self.config, self.config.resolved_method
+        return {
+            "method": config.method,
+            "layout": method.layout,
+            "scheduler": method.scheduler,
+            "acceptance": config.resolved_acceptance,
+            "batch_size": config.resolved_batch_size,
+            "window_size": config.resolved_window_size,
+            "aging_bound": config.aging_bound,
+            "num_speculative_tokens": config.num_speculative_tokens,
+            "max_new_tokens": config.max_new_tokens,
+            "num_sequences": len(self.sequences),
+            "prompt_lens": [s.num_prompt_tokens for s in self.sequences],
+            "output_lens": [len(s.token_ids) for s in self.sequences],
+            **self.environment,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Tokens that a round has committed to one sequence.
+
+    Attributes:
+        index: place of the prompt in the caller's list.
+        token_ids: the new tokens.
+        stop_reason: set on a sequence's last event.
+        logprobs: one entry per token when asked for.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    stop_reason: StopReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+def generate(
+    pair: Pair,
+    prompts: Seq[Prompt],
+    *,
+    max_prompt_tokens: int | None = None,
+    progress: ProgressCallback | None = None,
+    **settings: Any,
+) -> Result:
+    """Decode prompts to their end.
+
+    Args:
+        pair: from `load_pair`.
+        prompts: texts, lists of token ids, or Requests, mixed as you like.
+        max_prompt_tokens: keep only the last so many tokens of each prompt; None keeps all.
+        progress: told (finished, all) after every round.
+        **settings: fields of DecodeConfig and SamplingConfig, for example ``method="exspec", batch_size=8``.
+
+    Returns:
+        Results in input order.
+
+    Raises:
+        InputError: impossible settings or prompts.
+        InvariantViolation: the engine's state broke an invariant that `checks` covers.
+    """
+    config = make_config(**settings)
+    prepared = prepare(pair, prompts, config, max_prompt_tokens)
+    if config.resolved_method.layout is None:
+        return _decode_one_by_one(pair, prepared, config, progress)
+    engine = Engine(pair, prepared.sequences, config)
+    begun = time.perf_counter()
+    rounds = []
+    for record in engine.rounds():
+        rounds.append(record)
+        if progress:
+            progress(engine.scheduler.pool.num_finished, len(prepared.sequences))
+    wall_s = time.perf_counter() - begun
+    warn_on_collapse(rounds)
+    return _result(pair, prepared, config, rounds, wall_s, engine.kv_bytes)
+
+
+class Stream:
+    """Token events of a run in progress; iterate over it, and cancel sequences between events.
+
+    Events come round by round, so a sequence may be cancelled as soon as its tokens are seen; its place is filled
+    from the waiting line in the next round.
+    """
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._events: deque[TokenEvent] = deque()
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        """Yield events until every sequence has finished or was cancelled."""
+        while self._events or not self._engine.scheduler.done:
+            if not self._events:
+                self._events.extend(self._next_round())
+            if self._events:
+                yield self._events.popleft()
+
+    def cancel(self, index: int) -> None:
+        """End a sequence; what it has generated stays, and its pending events are dropped."""
+        self._engine.cancel(self._engine.sequences[index])
+        self._events = deque(event for event in self._events if event.index != index)
+
+    def _next_round(self) -> Iterator[TokenEvent]:
+        for row in self._engine.run_one_round().rows:
+            sequence = self._engine.sequences[row.sequence]
+            yield TokenEvent(row.sequence, row.tokens, sequence.stop_reason, row.logprobs)
+
+
+def stream(pair: Pair, prompts: Seq[Prompt], *, max_prompt_tokens: int | None = None, **settings: Any) -> Stream:
+    """Decode prompts, handing out tokens as rounds commit them; see `generate` for the arguments.
+
+    Raises:
+        InputError: impossible settings or prompts; `autoregressive` has no rounds to stream.
+    """
+    config = make_config(**settings)
+    prepared = prepare(pair, prompts, config, max_prompt_tokens)
+    return Stream(Engine(pair, prepared.sequences, config))
+
+
+def warn_on_collapse(rounds: Seq[RoundRecord]) -> None:
+    """Warn when the last row-rounds with drafts gained almost nothing from them."""
+    rows = [row for record in rounds for row in record.rows if row.drafted][-COLLAPSE_ROW_ROUNDS:]
+    if len(rows) < COLLAPSE_ROW_ROUNDS:
+        return
+    length = acceptance_stats(rows).mean_acceptance_length
+    if length < COLLAPSE_LENGTH:
+        warnings.warn(
+            f"mean acceptance length {length:.3f} over the last {len(rows)} row-rounds: speculation only costs. "
+            "Likely causes: draft and target were trained on different tokenizers or texts, the draft's weights are "
+            "random or its K/V cache is out of step, or the temperature is too high for the draft",
+            AcceptanceCollapseWarning,
+            stacklevel=3,
+        )
+
+
+def _decode_one_by_one(
+    pair: Pair, prepared: Prepared, config: DecodeConfig, progress: ProgressCallback | None
+) -> Result:
+    """Run the oracle over the prompts and present its output as a Result."""
+    timer, begun = StageTimer(pair.device), time.perf_counter()
+    logprobs: list[tuple[TokenLogprobs, ...]] = []
+    for done, sequence in enumerate(prepared.sequences, start=1):
+        tokens, entries = [], []
+        with timer.stage("verify"):
+            for token, logits in autoregressive.decode(pair.target, sequence, pair.vocab_size, config.sampling):
+                tokens.append(token)
+                if config.logprobs is not None:
+                    entries.append(_logprobs_of(token, logits, config.logprobs))
+        sequence.extend(tokens)
+        logprobs.append(tuple(entries))
+        if progress:
+            progress(done, len(prepared.sequences))
+    wall_s = time.perf_counter() - begun
+    result = _result(pair, prepared, config, [_oracle_record(prepared, timer)], wall_s, 0, logprobs)
+    stats = replace(result.stats, num_rounds=result.stats.num_generated)
+    return replace(result, stats=stats, rounds=[])
+
+
+def _logprobs_of(token: int, logits: Tensor, top: int) -> TokenLogprobs:
+    table = torch.log_softmax(logits.to(torch.float64), dim=-1)
+    best = torch.topk(table, top)
+    return TokenLogprobs(
+        token, float(table[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    )
+
+
+def _oracle_record(prepared: Prepared, timer: StageTimer) -> RoundRecord:
+    """Count each token of the oracle as a row-round without drafts."""
+    rows = tuple(
+        RowOutcome(s.index, s.prompt_len + n, 0, 0, 0, 0, 1, "bonus", n + 1 == s.num_generated)
+        for s in prepared.sequences
+        for n in range(s.num_generated)
+    )
+    return RoundRecord(0, "static", rows, timer.take(), 0)
+
+
+def _result(
+    pair: Pair,
+    prepared: Prepared,
+    config: DecodeConfig,
+    rounds: list[RoundRecord],
+    wall_s: float,
+    kv_bytes: int,
+    logprobs: list[tuple[TokenLogprobs, ...]] | None = None,
+) -> Result:
+    by_sequence: dict[int, list[RowOutcome]] = {s.index: [] for s in prepared.sequences}
+    for record in rounds:
+        for row in record.rows:
+            by_sequence[row.sequence].append(row)
+    sequences = []
+    for sequence, cut in zip(prepared.sequences, prepared.num_cut, strict=True):
+        rows = by_sequence[sequence.index]
+        entries = logprobs[sequence.index] if logprobs else tuple(e for row in rows for e in row.logprobs)
+        sequences.append(_generated(pair, sequence, rows, entries, cut))
+    return Result(
+        sequences,
+        _run_stats(prepared, rounds, [s.stats for s in sequences], wall_s, kv_bytes),
+        rounds,
+        config,
+        {
+            "pair": pair.name,
+            "device": str(pair.device),
+            "dtype": str(pair.dtype).removeprefix("torch."),
+            "checks": check_level(config, pair.device),
+        },
+    )
+
+
+def _generated(
+    pair: Pair, sequence: Sequence, rows: list[RowOutcome], logprobs: tuple[TokenLogprobs, ...], cut: int
+) -> GeneratedSequence:
+    assert sequence.stop_reason is not None
+    return GeneratedSequence(
+        index=sequence.index,
+        token_ids=sequence.generated,
+        text=_text(pair, sequence),
+        stop_reason=sequence.stop_reason,
+        stats=acceptance_stats(rows),
+        logprobs=logprobs,
+        num_prompt_tokens=sequence.prompt_len,
+        num_prompt_tokens_cut=cut,
+    )
+
+
+def _text(pair: Pair, sequence: Sequence) -> str | None:
+    if pair.tokenizer is None:
+        return None
+    text = pair.tokenizer.decode(sequence.generated, skip_special_tokens=True)
+    for stop in getattr(sequence.stops_text, "strings", ()):
+        text = text.partition(stop)[0]
+    return text
+
+
+def _run_stats(
+    prepared: Prepared,
+    rounds: list[RoundRecord],
+    per_request: list[AcceptanceStats],
+    wall_s: float,
+    kv_bytes: int,
+) -> RunStats:
+    rows = [row for record in rounds for row in record.rows]
+    stages = {name.removesuffix("_s") for record in rounds for name in record.stage_s} - {"round"}
+    return RunStats(
+        acceptance=acceptance_stats(rows),
+        request_weighted_length=request_weighted_length(per_request),
+        num_sequences=len(prepared.sequences),
+        num_prompt_tokens=sum(s.prompt_len for s in prepared.sequences),
+        num_prompt_tokens_cut=sum(prepared.num_cut),
+        num_rounds=len(rounds),
+        num_grouped_rounds=sum(record.mode == "grouped" for record in rounds),
+        num_moves=sum(record.num_moves for record in rounds),
+        kv_bytes=kv_bytes,
+        wall_s=wall_s,
+        stage_s={stage: sum(record.stage_s[f"{stage}_s"] for record in rounds) for stage in stages},
+    )

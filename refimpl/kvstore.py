@@ -1,0 +1,146 @@
+"""Key/value storage and the block of queries that a forward pass works on: what layouts and models share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+KEY, VALUE = 0, 1
+NUM_TAGS = 3  # sequence, position, token
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one model caches per token."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token over all layers."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVStore:
+    """Keys and values of `rows` rows of `columns` slots, all layers in one tensor.
+
+    Heads come before rows so that (row, column) flattens to one axis: moving any set of slots is a single
+    `index_select`, writing them a single `index_copy_`, whatever the number of layers.
+
+    Attributes:
+        data: ``[layers, 2, kv_heads, rows, columns, head_dim]``
+        tags: ``[rows, columns, 3]``: sequence, position and token each slot was written for; moved by the very same
+            indices as the data. None unless provenance is tracked (check level ``device`` and above).
+    """
+
+    def __init__(self, shape: KVShape, data: Tensor, tags: Tensor | None):
+        self.shape, self.data, self.tags = shape, data, tags
+        self.rows, self.columns = data.shape[3], data.shape[4]
+        self.keys = [data[layer, KEY] for layer in range(shape.num_layers)]
+        self.values = [data[layer, VALUE] for layer in range(shape.num_layers)]
+
+    @classmethod
+    def empty(cls, shape: KVShape, rows: int, columns: int, *, tagged: bool) -> "KVStore":
+        """Allocate once. Slots hold zeros, which no query may see before they are written."""
+        size = (shape.num_layers, 2, shape.num_kv_heads, rows, columns, shape.head_dim)
+        data = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        tags = torch.full((rows, columns, NUM_TAGS), -1, device=shape.device) if tagged else None
+        return cls(shape, data, tags)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the keys and values."""
+        return self.data.numel() * self.data.element_size()
+
+    def gather(self, slots: Int[Tensor, "rows columns"]) -> "KVStore":
+        """Copy flat slots (row · columns + column) into a new store of that shape: one fused gather."""
+        rows, columns = slots.shape
+        flat = slots.reshape(-1)
+        data = self.data.flatten(3, 4).index_select(3, flat).unflatten(3, (rows, columns))
+        tags = None if self.tags is None else self.tags.flatten(0, 1).index_select(0, flat).view(rows, columns, -1)
+        return KVStore(self.shape, data, tags)
+
+    def copy_slots(self, source: "KVStore", source_slots: Int[Tensor, " n"], slots: Int[Tensor, " n"]) -> None:
+        """Copy flat slots of `source` into flat slots of this store."""
+        moved = source.data.flatten(3, 4).index_select(3, source_slots)
+        self.data.view(*self.data.shape[:3], -1, self.shape.head_dim).index_copy_(3, slots, moved)
+        if self.tags is not None and source.tags is not None:
+            self.tags.view(-1, NUM_TAGS).index_copy_(0, slots, source.tags.flatten(0, 1).index_select(0, source_slots))
+
+    def write_slots(
+        self,
+        layer: int,
+        slots: Int[Tensor, " n"],
+        keys: Float[Tensor, "batch heads q dim"],
+        values: Float[Tensor, "batch heads q dim"],
+    ) -> None:
+        """Write a layer's entries of ``[batch, q]`` tokens to flat slots, row-major."""
+        for store, entries in ((self.keys[layer], keys), (self.values[layer], values)):
+            store.flatten(1, 2).index_copy_(1, slots, entries.transpose(0, 1).flatten(1, 2))
+
+    def write_columns(
+        self,
+        layer: int,
+        start: int,
+        keys: Float[Tensor, "batch heads q dim"],
+        values: Float[Tensor, "batch heads q dim"],
+    ) -> None:
+        """Write a layer's entries of ``[batch, q]`` tokens to columns start … start+q-1 of every row."""
+        stop = start + keys.shape[2]
+        self.keys[layer][:, :, start:stop] = keys.transpose(0, 1)
+        self.values[layer][:, :, start:stop] = values.transpose(0, 1)
+
+    def view(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[rows, kv_heads, width, head_dim]`` of the first `width` columns, without a copy."""
+        return (
+            self.keys[layer][:, :, :width].transpose(0, 1),
+            self.values[layer][:, :, :width].transpose(0, 1),
+        )
+
+
+Append = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """``[batch, q]`` tokens to feed, where they stand, what they see, and where their K/V go.
+
+    Attributes:
+        tokens: token ids ``[batch, q]``; arbitrary where a row has nothing to feed.
+        position_ids: index of each token in its row ``[batch, q]``, clamped to the model's range.
+        mask: ``[batch, 1, q, width]``, True where the query sees the slot.
+        append: called once per layer with that layer's keys and values of the block
+            ``[batch, kv_heads, q, head_dim]``; returns all of the layer's, ``[batch, kv_heads, width, head_dim]``.
+        tags: provenance of the `width` slots after the write ``[batch, width, 3]``, None when not tracked.
+    """
+
+    tokens: Int[Tensor, "batch q"]
+    position_ids: Int[Tensor, "batch q"]
+    mask: Bool[Tensor, "batch 1 q width"]
+    append: Append
+    tags: Int[Tensor, "batch width 3"] | None = None
+
+
+class RowState(NamedTuple):
+    """What a layout is told about a row at the start of a round; all integers live on the host.
+
+    Attributes:
+        slot: row of the pool that belongs to the sequence.
+        sequence: index of the sequence, for provenance.
+        seq_len: real tokens.
+        num_cached: leading tokens whose K/V this model holds.
+        live: False for a finished row that a static batch still carries.
+    """
+
+    slot: int
+    sequence: int
+    seq_len: int
+    num_cached: int
+    live: bool = True

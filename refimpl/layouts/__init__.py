@@ -1,0 +1,16 @@
+"""Where K/V live: one class a layout, one protocol."""
+
+from refimpl.kvstore import KVShape
+from refimpl.layouts.base import Layout
+from refimpl.layouts.inplace import InplaceLayout
+from refimpl.layouts.left_padded import RealignedLayout, RollbackLayout
+from refimpl.layouts.masked import MaskedLayout
+
+LAYOUT_CLASSES: dict[str, type[Layout]] = {
+    "realigned": RealignedLayout,
+    "masked": MaskedLayout,
+    "rollback": RollbackLayout,
+    "inplace": InplaceLayout,
+}
+
+__all__ = ["LAYOUT_CLASSES", "InplaceLayout", "KVShape", "Layout", "MaskedLayout", "RealignedLayout", "RollbackLayout"]

@@ -1,0 +1,142 @@
+"""The protocol of a layout, and the pool in which every sequence's K/V rests between rounds."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from itertools import pairwise
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from refimpl import kernels
+from refimpl.kvstore import Block, KVShape, KVStore, RowState
+
+
+class Layout(ABC):
+    """Where one model's K/V live, for the rows of a round and for the sequences that wait.
+
+    Between rounds a waiting sequence rests in `pool`, one row a sequence, position p in column p. The cycle of a
+    round is ``begin(rows, span)``, ``block(...)`` for every forward pass, ``commit(num_cached)``.
+
+    | columns of a pool row      | hold                                                       |
+    |----------------------------|------------------------------------------------------------|
+    | [0, num_cached)            | the row's real tokens, position = column                   |
+    | [num_cached, columns - 1)  | stale entries, visible to no query                         |
+    | [columns - 1, columns)     | scratch, where entries of no position go                   |
+
+    Args:
+        shape: what the model caches per token.
+        rows: sequences resident at a time.
+        columns: longest row, the block in flight included; one scratch column is added.
+        max_positions: number of positions that the model knows.
+        tagged: track which token each slot was written for.
+    """
+
+    commits_minimum = False  # whether every row commits the batch minimum (rollback)
+
+    def __init__(self, shape: KVShape, rows: int, columns: int, *, max_positions: int, tagged: bool = False):
+        self.shape = shape
+        self.max_positions = max_positions
+        self.pool = KVStore.empty(shape, rows, columns + 1, tagged=tagged)
+        self.scratch_column = columns
+        self.rows: tuple[RowState, ...] = ()
+        self.stored: dict[int, int] = {}  # slot -> leading tokens that the pool holds
+        self.num_moves = 0  # fused gathers so far
+
+    @abstractmethod
+    def begin(self, rows: Seq[RowState], span: int) -> None:
+        """Make the members of a round ready for `block`, moving K/V where the layout needs it.
+
+        `span` is the number of tokens a row that the blocks of this round will feed, all together.
+        """
+
+    @abstractmethod
+    def block(self, tokens: Int[Tensor, "batch q"], offset: int) -> Block:
+        """Feed the positions [seq_len + offset, seq_len + offset + q) of every row.
+
+        `seq_len` is that of `begin`. Positions below a row's `num_cached` are recomputed, positions below 0 fed as
+        padding. Blocks of one round follow each other without gaps.
+        """
+
+    @abstractmethod
+    def commit(self, num_cached: Seq[int]) -> None:
+        """Keep the first `num_cached[i]` tokens of row i, forget the rest."""
+
+    @abstractmethod
+    def read(self, row: int) -> Tensor:
+        """K/V of row `row` of the current round, in order of position ``[layers, 2, heads, num_cached, dim]``."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Columns that the next block's first query could look back at."""
+
+    @property
+    def num_pad(self) -> list[int] | None:
+        """Left pads per row, for rectangular layouts; None where there is no such thing."""
+        return None
+
+    def release(self, slot: int) -> None:
+        """Forget a sequence; its pool row may be given to another one."""
+        self.stored.pop(slot, None)
+        self.rows = tuple(row._replace(live=False) if row.slot == slot else row for row in self.rows)
+
+    def prefill_block(self, rows: Seq[RowState], tokens: Int[Tensor, "batch q"], start: int) -> Block:
+        """Write positions [start, start + q) of prompts straight into the pool.
+
+        `seq_len` of each row is the number of prompt tokens to cache; entries beyond it are stale.
+        """
+        position = torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        lengths = torch.tensor([[row.seq_len] for row in rows], device=tokens.device)
+        return self.pool_block(rows, tokens, position, position < lengths, start + tokens.shape[1])
+
+    def end_prefill(self, rows: Seq[RowState]) -> None:
+        """Note that the pool holds the first `seq_len` tokens of each of these prompts."""
+        self.stored.update((row.slot, row.seq_len) for row in rows)
+
+    def pool_block(
+        self,
+        rows: Seq[RowState],
+        tokens: Int[Tensor, "batch q"],
+        position: Int[Tensor, "batch q"],
+        real: Tensor,
+        width: int,
+    ) -> Block:
+        """Build a block whose entries go to the pool, position p to column p, and which sees `width` columns."""
+        slots = [row.slot for row in rows]
+        column = torch.where(position < 0, self.scratch_column, position)
+        row_start = torch.tensor(slots, device=tokens.device)[:, None] * self.pool.columns
+        flat = (row_start + column).flatten()
+        first, contiguous = slots[0], all(b == a + 1 for a, b in pairwise(slots))
+        index = torch.tensor(slots, device=tokens.device)
+
+        def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            self.pool.write_slots(layer, flat, keys, values)
+            all_keys, all_values = self.pool.view(layer, width)
+            if contiguous:
+                return all_keys[first : first + len(slots)], all_values[first : first + len(slots)]
+            return all_keys[index], all_values[index]
+
+        tags = None
+        if self.pool.tags is not None:
+            self.pool.tags.view(-1, 3)[flat] = tag_block(rows, position, tokens, real).flatten(0, 1)
+            tags = self.pool.tags[index, :width]
+        columns = torch.arange(width, device=tokens.device)
+        mask = self.pool_mask(columns, position)
+        return Block(tokens, position.clamp(0, self.max_positions - 1), mask, append, tags)
+
+    def pool_mask(self, columns: Int[Tensor, " width"], position: Int[Tensor, "batch q"]) -> Tensor:
+        """Visibility ``[batch, 1, q, width]`` in the pool, where a slot's position is its column.
+
+        A query of no position sees column 0, so that its softmax is defined; its output is never used.
+        """
+        return kernels.visible_by_position(columns, position.clamp(min=0)[:, None, :, None])
+
+
+def tag_block(
+    rows: Seq[RowState], position: Int[Tensor, "batch q"], tokens: Int[Tensor, "batch q"], real: Tensor
+) -> Int[Tensor, "batch q 3"]:
+    """Provenance of a block's slots: sequence, position, token; -1 throughout where the entry is not real."""
+    sequence = torch.tensor([[row.sequence] for row in rows], device=tokens.device).expand(tokens.shape)
+    tags = torch.stack([sequence, position, tokens], dim=-1)
+    return torch.where(real[..., None], tags, -1)

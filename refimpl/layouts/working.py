@@ -1,0 +1,74 @@
+"""A batch of its own beside the pool: what the left-padded and the masked layouts share."""
+
+from abc import abstractmethod
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from refimpl.kvstore import KVStore, RowState
+from refimpl.layouts.base import Layout
+
+SLACK_COLUMNS = 32  # columns kept free when the batch is laid out anew
+
+
+class WorkingLayout(Layout):
+    """Rows of the current round live in `batch`, a rectangle whose columns grow to the right.
+
+    When the members change, what `batch` holds beyond the pool is written back (`flush`) and the new members are
+    gathered from the pool. Committed K/V never change, so nothing is written back twice.
+    """
+
+    batch: KVStore
+
+    def begin(self, rows: Seq[RowState], span: int) -> None:
+        """Lay the members out, from the batch where they are in it already, else from the pool."""
+        if self.has_members(rows):
+            self.rows = tuple(rows)
+            self.realign(span)
+        else:
+            self.flush()
+            self.rows = tuple(rows)
+            self.load(span)
+
+    def has_members(self, rows: Seq[RowState]) -> bool:
+        """Whether the batch holds these very sequences in this order."""
+        return [r.sequence for r in rows] == [r.sequence for r in self.rows] and all(
+            old.live or not new.live for old, new in zip(self.rows, rows, strict=True)
+        )
+
+    @abstractmethod
+    def realign(self, span: int) -> None:
+        """Adapt the batch to the rows' new lengths."""
+
+    @abstractmethod
+    def load(self, span: int) -> None:
+        """Gather the rows from the pool."""
+
+    @abstractmethod
+    def column_of(self, row: int, position: int) -> int:
+        """Column of the batch that holds a cached position."""
+
+    def commit(self, num_cached: Seq[int]) -> None:
+        """Note the new lengths; the batch is realigned when the next round begins."""
+        self.rows = tuple(row._replace(num_cached=n) for row, n in zip(self.rows, num_cached, strict=True))
+
+    def read(self, row: int) -> Tensor:
+        """Columns of the row's cached positions."""
+        columns = [self.column_of(row, position) for position in range(self.rows[row].num_cached)]
+        return self.batch.data[:, :, :, row, columns]
+
+    def flush(self) -> None:
+        """Write back to the pool what it does not hold yet, in one copy."""
+        source: list[int] = []
+        target: list[int] = []
+        for i, row in enumerate(self.rows):
+            if row.live:
+                missing = range(self.stored.get(row.slot, 0), row.num_cached)
+                source += [i * self.batch.columns + self.column_of(i, position) for position in missing]
+                target += [row.slot * self.pool.columns + position for position in missing]
+                self.stored[row.slot] = row.num_cached
+        if source:
+            device = self.shape.device
+            self.pool.copy_slots(self.batch, torch.tensor(source, device=device), torch.tensor(target, device=device))
+            self.num_moves += 1

@@ -1,0 +1,193 @@
+"""What the engine asks of a language model, and the adapter that makes a Hugging Face model answer.
+
+The only file that knows transformers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+
+from refimpl.errors import InputError
+from refimpl.kvstore import Block, KVShape
+
+FeedRow = Callable[[list[int]], Tensor]
+
+
+class CausalLM(Protocol):
+    """A decoder-only model with full attention.
+
+    Attributes:
+        vocab_size: width of its logits.
+        max_positions: positions it knows; `position_ids` stay below.
+        kv_shape: what it caches per token.
+    """
+
+    vocab_size: int
+    max_positions: int
+    kv_shape: KVShape
+
+    def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
+        """Run a block, hand its K/V to ``block.append`` layer by layer, return the last `num_logits` logits."""
+
+    def fresh_row(self) -> FeedRow:
+        """Start one sequence on the model's own ordinary cache, for the oracle.
+
+        The returned function takes the next tokens and gives the logits ``[vocab]`` after the last of them.
+        """
+
+    def fresh_kv(self, tokens: list[int]) -> Tensor:
+        """K/V of one row computed from nothing ``[layers, 2, kv_heads, len(tokens), head_dim]``, to compare with."""
+
+
+class _BlockCacheLayer(CacheLayerMixin):
+    """Answers the questions that modeling code may ask of a layer; the storage itself is the layout's."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("BlockCache.update hands the entries to the block")
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0  # positions and mask are always explicit
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+
+class BlockCache(Cache):
+    """A transformers cache without storage: hands each layer's entries to the block in flight."""
+
+    def __init__(self, num_layers: int):
+        super().__init__(layers=[_BlockCacheLayer() for _ in range(num_layers)])
+        self.block: Block | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store a layer's entries where the block says; return all that the block's queries may see."""
+        assert self.block is not None
+        return self.block.append(layer_idx, key_states, value_states)
+
+
+class HuggingFaceLM:
+    """Adapter of a transformers model with full attention in every layer.
+
+    Args:
+        model: a causal model, already on its device and in its dtype.
+        name: how errors call it.
+
+    Raises:
+        InputError: the model has a layer that is not full attention, or does not honour explicit positions and
+            masks; the message names the reason.
+    """
+
+    def __init__(self, model: PreTrainedModel, name: str = "model"):
+        refuse_unless_full_attention(model, name)
+        model.set_attn_implementation("sdpa")
+        self.model, self.name = model.eval(), name
+        config = model.config.get_text_config()
+        self.vocab_size: int = config.vocab_size
+        self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 20
+        self.kv_shape = _probe_kv_shape(model)
+        self._cache = BlockCache(self.kv_shape.num_layers)
+
+    def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
+        """Run a block through the model with explicit positions and an explicit 4-D mask."""
+        self._cache.block = block
+        output = self.model(
+            input_ids=block.tokens,
+            position_ids=block.position_ids,
+            attention_mask=block.mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=num_logits,
+        )
+        self._cache.block = None
+        return output.logits
+
+    def fresh_row(self) -> FeedRow:
+        """Start one row on transformers' own DynamicCache, positions and mask left to the model."""
+        cache = DynamicCache(config=self.model.config)
+
+        @torch.inference_mode()
+        def feed(tokens: list[int]) -> Tensor:
+            ids = torch.tensor([tokens], device=self.model.device)
+            return self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0, -1]
+
+        return feed
+
+    @torch.inference_mode()
+    def fresh_kv(self, tokens: list[int]) -> Tensor:
+        """Fill a DynamicCache with the row and stack its layers."""
+        cache = DynamicCache(config=self.model.config)
+        self.model(input_ids=torch.tensor([tokens], device=self.model.device), past_key_values=cache, use_cache=True)
+        return torch.stack([torch.stack([layer.keys[0], layer.values[0]]) for layer in cache.layers])
+
+
+def refuse_unless_full_attention(model: PreTrainedModel, name: str) -> None:
+    """Raise InputError for sliding-window, recurrent and other layers whose cache is not one entry per token."""
+    if getattr(model, "_is_stateful", False):
+        raise InputError(f"{name}: {type(model).__name__} keeps a recurrent state, which cannot be rolled back")
+    config = model.config.get_text_config()
+    layers = DynamicCache(config=config).layers
+    kinds = {type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer}
+    declared = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
+    if kinds or declared:
+        reason = ", ".join(sorted(declared or kinds))
+        raise InputError(f"{name}: {type(model).__name__} has layers that are not full attention ({reason})")
+
+
+@torch.inference_mode()
+def _probe_kv_shape(model: PreTrainedModel) -> KVShape:
+    cache = DynamicCache(config=model.config)
+    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
+    keys, values = cache.layers[0].keys, cache.layers[0].values
+    shapes = {tuple(t.shape) for layer in cache.layers for t in (layer.keys, layer.values)}
+    if len(shapes) != 1:
+        raise InputError(f"{type(model).__name__} caches keys and values of different shapes ({sorted(shapes)})")
+    _, heads, _, dim = keys.shape
+    return KVShape(len(cache.layers), heads, dim, values.dtype, values.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target, a draft that proposes for it, and what they share.
+
+    Attributes:
+        target, draft: the models.
+        tokenizer: turns text into ids and back; None for models that know only ids.
+        stop_token_ids: end a sequence unless the caller says otherwise.
+        vocab_size: ids that both models know; logits beyond it are padding rows.
+        name: preset or path.
+    """
+
+    target: CausalLM
+    draft: CausalLM
+    tokenizer: Any = None
+    stop_token_ids: frozenset[int] = frozenset()
+    vocab_size: int = 0
+    name: str = "pair"
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target lives."""
+        return self.target.kv_shape.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the target's cache."""
+        return self.target.kv_shape.dtype

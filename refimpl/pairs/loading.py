@@ -1,0 +1,271 @@
+"""Load pairs: bundled, preset, or any two local paths or hub ids. Weights come from safetensors only."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+
+from refimpl.errors import InputError
+from refimpl.model import HuggingFaceLM, Pair
+from refimpl.pairs.presets import PRESETS, ModelPreset
+
+TINY = Path(__file__).parent / "tiny"
+MAX_VOCAB_PADDING = 1024  # rows; embedding tables are padded to multiples of 64 … 1024
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_pair(
+    target: str | Path = "tiny",
+    draft: str | Path | None = None,
+    *,
+    device: str = "cpu",
+    dtype: str | torch.dtype | None = None,
+    random_weights: bool = False,
+    trust_remote_code: bool = False,
+    stop_token_ids: list[int] | None = None,
+    seed: int = 0,
+) -> Pair:
+    """Load a target and its draft.
+
+    Args:
+        target: ``"tiny"`` (bundled), ``"vicuna"``, ``"qwen3"``, ``"glm4"`` (published pairs), or a path or hub id.
+        draft: path or hub id of the draft; needed when `target` is not the name of a pair.
+        device: for example ``"cpu"`` or ``"cuda"``.
+        dtype: number format; None takes float32 on a CPU and bfloat16 elsewhere.
+        random_weights: build a preset's architecture with random weights on the device, without any download.
+        trust_remote_code: let code that comes with a model run; off unless asked for.
+        stop_token_ids: replaces the union of the generation config's and the tokenizer's end-of-sequence ids.
+        seed: of the random weights.
+
+    Raises:
+        InputError: unknown name, unreachable hub, missing device, incompatible vocabularies, unsupported model.
+    """
+    where, number_format = _device(device), _dtype(dtype, device)
+    names = _names(target, draft)
+    if random_weights:
+        if str(target) not in PRESETS:
+            raise InputError(f"random_weights needs a preset ({', '.join(PRESETS)}), not {str(target)!r}")
+        models = [_random_model(preset, where, number_format, seed + i) for i, preset in enumerate(names.presets)]
+        tokenizer, stops = None, set(_eos_ids(models[0].generation_config, None))
+    else:
+        models = [_load_model(name, where, number_format, trust_remote_code) for name in names.paths]
+        tokenizer = _load_tokenizer(names.paths[0], trust_remote_code)
+        stops = set(_eos_ids(models[0].generation_config, tokenizer))
+    return make_pair(
+        models[0],
+        models[1],
+        tokenizer=tokenizer,
+        stop_token_ids=stops if stop_token_ids is None else stop_token_ids,
+        name=str(target) if draft is None else f"{target} + {draft}",
+    )
+
+
+def make_pair(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    *,
+    tokenizer: Any = None,
+    stop_token_ids: Any = (),
+    name: str = "pair",
+) -> Pair:
+    """Pair two transformers models that are in memory already.
+
+    Raises:
+        InputError: vocabularies that differ by more than padding rows, or a model that is not full attention.
+    """
+    adapters = HuggingFaceLM(target, f"target {name}"), HuggingFaceLM(draft, f"draft {name}")
+    size = shared_vocab_size(adapters[0].vocab_size, adapters[1].vocab_size, tokenizer)
+    return Pair(*adapters, tokenizer=tokenizer, stop_token_ids=frozenset(stop_token_ids), vocab_size=size, name=name)
+
+
+def shared_vocab_size(target: int, draft: int, tokenizer: Any = None) -> int:
+    """Ids that both models know: all of them, or the shared prefix when the rest are padding rows.
+
+    Raises:
+        InputError: the sizes differ by more than padding, or the shared prefix does not cover the tokenizer.
+    """
+    shared = min(target, draft)
+    known = len(tokenizer) if tokenizer is not None else 0
+    if abs(target - draft) > MAX_VOCAB_PADDING or shared < known:
+        covers = f", and the tokenizer has {known}" if known else ""
+        raise InputError(
+            f"incompatible vocabularies: the target has {target} ids, the draft {draft}{covers}; "
+            "they must be equal or differ by padding rows only"
+        )
+    return shared
+
+
+class _Names:
+    def __init__(self, paths: list[str], presets: list[ModelPreset]):
+        self.paths, self.presets = paths, presets
+
+
+def _names(target: str | Path, draft: str | Path | None) -> _Names:
+    if draft is not None:
+        return _Names([str(target), str(draft)], [])
+    if str(target) == "tiny":
+        return _Names([str(TINY / "target"), str(TINY / "draft")], [])
+    if str(target) in PRESETS:
+        preset = PRESETS[str(target)]
+        return _Names([preset.target.hub_id, preset.draft.hub_id], [preset.target, preset.draft])
+    raise InputError(
+        f"unknown pair {str(target)!r}: choose tiny, {', '.join(PRESETS)}, or give target and draft (path or hub id)"
+    )
+
+
+def _device(device: str) -> torch.device:
+    try:
+        parsed = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"unknown device {device!r}: choose cpu, cuda or cuda:N") from error
+    if parsed.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("device 'cuda' was asked for, but no CUDA device is available; use --device cpu")
+    return parsed
+
+
+def _dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype is None:
+        return torch.float32 if device == "cpu" else torch.bfloat16
+    if dtype not in DTYPES:
+        raise InputError(f"unknown dtype {dtype!r}: choose {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def _load_model(name: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    with _quiet():
+        config = _from_hub(AutoConfig, name, trust_remote_code=trust_remote_code)
+        model = _from_hub(
+            AutoModelForCausalLM,
+            name,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            attn_implementation="sdpa",
+        )
+    return model.to(device)
+
+
+def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
+    with _quiet():
+        return _from_hub(AutoTokenizer, name, trust_remote_code=trust_remote_code)
+
+
+def _from_hub(auto_class: Any, name: str, **options: Any) -> Any:
+    try:
+        return auto_class.from_pretrained(name, local_files_only=Path(name).is_dir(), **options)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        if Path(name).is_dir():
+            raise InputError(f"cannot load {name}: {reason}") from error
+        raise InputError(
+            f"cannot load {name!r} from the hub ({reason}); download it elsewhere and give the path of its folder"
+        ) from error
+
+
+def _random_model(preset: ModelPreset, device: torch.device, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    """Build the architecture right on the device, in its dtype, with normal weights of a fixed seed."""
+    config = getattr(transformers, preset.config_class)(**preset.settings)
+    torch.manual_seed(seed)
+    previous = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        with device:
+            return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    finally:
+        torch.set_default_dtype(previous)
+
+
+def _eos_ids(generation_config: GenerationConfig | None, tokenizer: Any) -> list[int]:
+    """Union of the end-of-sequence ids that the generation config and the tokenizer name."""
+    found: list[int] = []
+    for ids in (getattr(generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
+        found += ids if isinstance(ids, list) else [] if ids is None else [ids]
+    return found
+
+
+class _quiet:  # noqa: N801 (used like a function)
+    """Hush transformers' progress bars and hints while loading."""
+
+    def __enter__(self) -> None:
+        self._level = logging.getLogger("transformers").level
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+
+    def __exit__(self, *_: Any) -> None:
+        logging.getLogger("transformers").setLevel(self._level)
+
+
+def random_pair(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float64, **settings: Any) -> Pair:
+    """Build a tiny random pair of an architecture, for tests: hundreds of parameters, made in milliseconds.
+
+    Args:
+        kind: one of `TINY_ARCHITECTURES`.
+        seed: of the weights; the draft is a perturbed copy of the target, so that some drafts are accepted.
+        dtype: float64 makes ties between shapes practically impossible.
+        settings: ``vocab_size``, ``draft_noise`` (0 copies the target; large is adversarial).
+    """
+    if kind not in TINY_ARCHITECTURES:
+        raise InputError(f"unknown architecture {kind!r}: choose {', '.join(TINY_ARCHITECTURES)}")
+    vocab_size, noise = settings.pop("vocab_size", 61), settings.pop("draft_noise", 0.02)
+    if settings:
+        raise InputError(f"unknown setting {', '.join(settings)}: choose vocab_size, draft_noise")
+    class_name, arguments = TINY_ARCHITECTURES[kind]
+    config = getattr(transformers, class_name)(vocab_size=vocab_size, **arguments)
+    models = []
+    for scale in (0.0, noise):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype).eval()
+        for parameter in model.parameters():
+            parameter.data.mul_(6.0) if parameter.dim() > 1 and parameter.std() < 0.1 else None
+        torch.manual_seed(seed + 1)
+        for parameter in model.parameters():
+            parameter.data.add_(scale * torch.randn_like(parameter))
+        models.append(model)
+    return make_pair(models[0], models[1], name=f"random {kind}")
+
+
+_SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TINY_ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", _SMALL),
+    "qwen3": ("Qwen3Config", _SMALL | {"head_dim": 8}),
+    "glm4": ("Glm4Config", _SMALL | {"head_dim": 8, "partial_rotary_factor": 0.5}),
+    "mistral": ("MistralConfig", _SMALL | {"sliding_window": None}),
+    "opt": (
+        "OPTConfig",
+        {
+            "hidden_size": 32,
+            "ffn_dim": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 256,
+            "word_embed_proj_dim": 32,
+            "dropout": 0.0,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "gpt2": (
+        "GPT2Config",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+}

@@ -1,0 +1,116 @@
+"""From what a caller hands in (texts, token lists, Requests) to sequences that the engine can run."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from refimpl.config import DecodeConfig, Request
+from refimpl.errors import InputError
+from refimpl.model import Pair
+from refimpl.sequence import Sequence, TextStop
+
+Prompt = str | Seq[int] | Request
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Sequences ready to run, and the number of prompt tokens cut from the front of each."""
+
+    sequences: list[Sequence]
+    num_cut: list[int]
+
+
+def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_tokens: int | None = None) -> Prepared:
+    """Tokenize, validate and give every prompt its settings.
+
+    Args:
+        pair: supplies tokenizer, vocabulary and context length.
+        prompts: in the order in which results are returned.
+        config: defaults for what a Request leaves open.
+        max_prompt_tokens: keep only the last so many tokens of a prompt; None keeps all.
+
+    Raises:
+        InputError: no prompts, an empty one, one too long for the models' context, ids outside the vocabulary.
+    """
+    if isinstance(prompts, str | Request):
+        raise InputError("prompts must be a list; put a single prompt into one")
+    if not prompts:
+        raise InputError("there are no prompts")
+    if max_prompt_tokens is not None and max_prompt_tokens < 1:
+        raise InputError(f"max_prompt_tokens must be at least 1, not {max_prompt_tokens}")
+    sequences, num_cut = [], []
+    for index, prompt in enumerate(prompts):
+        request = prompt if isinstance(prompt, Request) else Request(prompt)
+        token_ids = encode(pair, request.prompt, index)
+        cut = 0 if max_prompt_tokens is None else max(0, len(token_ids) - max_prompt_tokens)
+        sequences.append(_sequence(pair, request, token_ids[cut:], config, index))
+        num_cut.append(cut)
+    _require_distinct_ids(sequences)
+    return Prepared(sequences, num_cut)
+
+
+def encode(pair: Pair, prompt: str | Seq[int], index: int) -> list[int]:
+    """Token ids of a prompt.
+
+    Raises:
+        InputError: the prompt is empty, has ids outside the vocabulary, or is text for a pair without tokenizer.
+    """
+    if isinstance(prompt, str):
+        if pair.tokenizer is None:
+            raise InputError(f"prompt {index} is text, but the pair {pair.name!r} has no tokenizer: pass token ids")
+        token_ids = list(pair.tokenizer(prompt)["input_ids"])
+    else:
+        token_ids = [int(token) for token in prompt]
+    if not token_ids:
+        raise InputError(f"prompt {index} is empty")
+    outside = [token for token in token_ids if not 0 <= token < pair.vocab_size]
+    if outside:
+        raise InputError(f"prompt {index} holds token {outside[0]}, outside the vocabulary of {pair.vocab_size}")
+    return token_ids
+
+
+def _sequence(pair: Pair, request: Request, token_ids: list[int], config: DecodeConfig, index: int) -> Sequence:
+    max_new_tokens = request.max_new_tokens or config.max_new_tokens
+    context = min(pair.target.max_positions, pair.draft.max_positions)
+    if len(token_ids) + max_new_tokens > context:
+        raise InputError(
+            f"prompt {index} has {len(token_ids)} tokens: with {max_new_tokens} new ones it does not fit "
+            f"the context of {context} (see max_prompt_tokens)"
+        )
+    stop_token_ids = _first(request.stop_token_ids, config.stop_token_ids, pair.stop_token_ids)
+    stop_strings = tuple(_first(request.stop_strings, config.stop_strings))
+    return Sequence(
+        index=index,
+        token_ids=token_ids,
+        max_new_tokens=max_new_tokens,
+        num_speculative_tokens=_first(request.num_speculative_tokens, config.num_speculative_tokens),
+        stop_token_ids=frozenset(stop_token_ids),
+        sequence_id=_first(request.sequence_id, index),
+        seed=_first(request.seed, config.sampling.seed),
+        stops_text=_text_stop(pair, stop_strings, index),
+    )
+
+
+def _first(*choices: Any) -> Any:
+    return next(choice for choice in choices if choice is not None)
+
+
+def _text_stop(pair: Pair, stop_strings: tuple[str, ...], index: int) -> TextStop | None:
+    if not stop_strings:
+        return None
+    if pair.tokenizer is None:
+        raise InputError(f"prompt {index} has stop strings, but the pair {pair.name!r} has no tokenizer")
+
+    def stops(generated: list[int]) -> bool:
+        text = pair.tokenizer.decode(generated)
+        return any(stop in text for stop in stop_strings)
+
+    stops.strings = stop_strings  # type: ignore[attr-defined]
+    return stops
+
+
+def _require_distinct_ids(sequences: list[Sequence]) -> None:
+    keys = [(s.seed, s.sequence_id) for s in sequences]
+    if len(set(keys)) != len(keys):
+        double = next(key for key in keys if keys.count(key) > 1)
+        raise InputError(f"two prompts share seed {double[0]} and sequence id {double[1]}: their samples would be tied")

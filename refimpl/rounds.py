@@ -1,0 +1,229 @@
+"""One round: draft, verify, accept, commit."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from refimpl import kernels
+from refimpl.acceptance import AcceptanceRule, Decision, Proposal
+from refimpl.invariants import Checker
+from refimpl.kvstore import RowState
+from refimpl.layouts import Layout
+from refimpl.model import CausalLM
+from refimpl.sampling import RowKeys
+from refimpl.sequence import Sequence
+from refimpl.timing import StageTimer
+
+NextToken = Literal["recovered", "bonus", "draft", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model and the layout that holds its K/V. `role` says which of a sequence's cached lengths is meant."""
+
+    model: CausalLM
+    layout: Layout
+    role: Literal["target", "draft"]
+
+    def num_cached(self, sequence: Sequence) -> int:
+        """Leading tokens of the sequence whose K/V this model holds."""
+        return sequence.target_cached if self.role == "target" else sequence.draft_cached
+
+    def rows(self, members: Seq[Sequence]) -> list[RowState]:
+        """Host integers that the layout works on."""
+        return [RowState(m.slot, m.index, m.seq_len, self.num_cached(m), not m.finished) for m in members]
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutcome:
+    """What a round did to one row; all lengths in tokens.
+
+    Attributes:
+        sequence: index of the sequence.
+        seq_len: before the round.
+        draft_lag: tokens that the draft had not cached before the round.
+        k: drafts of the batch in this round.
+        drafted: drafts that this row could use.
+        accepted: longest accepted prefix of them.
+        kept: tokens committed, after stop, budget and rollback.
+        next_token: what the last committed token is.
+        finished: whether the row ended here.
+        logprobs: per committed token, log-probability and the alternatives asked for.
+    """
+
+    sequence: int
+    seq_len: int
+    draft_lag: int
+    k: int
+    drafted: int
+    accepted: int
+    kept: int
+    next_token: NextToken
+    finished: bool
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple["TokenLogprobs", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability of an emitted token under the target's unprocessed distribution, and the best alternatives."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundContext:
+    """What every round needs and no round changes."""
+
+    target: CachedModel
+    draft: CachedModel
+    rule: AcceptanceRule
+    checker: Checker
+    timer: StageTimer
+    vocab_size: int
+    logprobs: int | None = None
+
+
+def run_round(context: RoundContext, members: Seq[Sequence]) -> list[RowOutcome]:
+    """Advance every unfinished member by at least one token."""
+    limits = [0 if m.finished else m.draft_limit for m in members]
+    k = max(limits)
+    device = context.target.layout.shape.device
+    keys = _row_keys(members, device)
+    position = _host_tensor([[m.seq_len] for m in members], device) + torch.arange(k + 1, device=device)
+    proposal = _draft(context, members, keys, position[:, :k])
+    logits = _verify(context, members, proposal)
+    decision = context.rule.decide(proposal, logits, keys, position, _host_tensor(limits, device))
+    return _commit(context, members, limits, k, _fetch(decision, logits, context.logprobs))
+
+
+def _draft(context: RoundContext, members: Seq[Sequence], keys: RowKeys, position: Int[Tensor, "batch k"]) -> Proposal:
+    """Propose k tokens a row: the first pass feeds what the draft has not cached, each later one its own token."""
+    batch, k = position.shape
+    if k == 0:
+        return Proposal(position.new_zeros(batch, 0))
+    draft = context.draft
+    lag = max(m.draft_lag for m in members if not m.finished)
+    with context.timer.stage("realign"):
+        draft.layout.begin(draft.rows(members), span=lag + k - 1)
+    context.checker.before_kv_use(members, draft.layout, draft.model)
+    steps: list[Proposal] = []
+    with context.timer.stage("draft"):
+        tokens, offset = _last_tokens(members, lag, position.device), -lag
+        for step in range(k):
+            block = draft.layout.block(tokens, offset)
+            context.checker.before_forward(block, members, draft.layout, offset, [s.tokens for s in steps])
+            logits = draft.model.forward(block, 1)[..., : context.vocab_size]
+            steps.append(context.rule.propose(logits, keys, position[:, step : step + 1]))
+            tokens, offset = steps[-1].tokens, step
+    mass = [s.probabilities for s in steps if s.probabilities is not None]
+    return Proposal(torch.cat([s.tokens for s in steps], dim=1), torch.cat(mass, dim=1) if mass else None)
+
+
+def _verify(context: RoundContext, members: Seq[Sequence], proposal: Proposal) -> Float[Tensor, "batch k1 vocab"]:
+    """Run the target on the last committed token and the drafts; its logits choose k+1 tokens a row."""
+    target, k = context.target, proposal.tokens.shape[1]
+    with context.timer.stage("realign"):
+        target.layout.begin(target.rows(members), span=k + 1)
+    context.checker.before_kv_use(members, target.layout, target.model)
+    with context.timer.stage("verify"):
+        last = _last_tokens(members, 1, proposal.tokens.device)
+        block = target.layout.block(torch.cat([last, proposal.tokens], dim=1), -1)
+        context.checker.before_forward(block, members, target.layout, -1, [proposal.tokens])
+        return target.model.forward(block, k + 1)[..., : context.vocab_size]
+
+
+@dataclass(frozen=True, slots=True)
+class _HostDecision:
+    accepted: list[int]
+    emitted: list[list[int]]
+    logprobs: list[list[TokenLogprobs]] | None
+
+
+def _fetch(decision: Decision, logits: Float[Tensor, "batch k1 vocab"], logprobs: int | None) -> _HostDecision:
+    """Bring a decision to the host: one copy a round (two with log-probabilities)."""
+    table = torch.cat([decision.num_accepted[:, None], decision.emitted], dim=1).tolist()
+    accepted, emitted = [row[0] for row in table], [row[1:] for row in table]
+    return _HostDecision(accepted, emitted, None if logprobs is None else _logprobs(logits, emitted, logprobs))
+
+
+def _logprobs(logits: Float[Tensor, "batch k1 vocab"], emitted: list[list[int]], top: int) -> list[list[TokenLogprobs]]:
+    table = logits.double().log_softmax(dim=-1)
+    chosen = table.gather(-1, _host_tensor(emitted, logits.device)[..., None])[..., 0].tolist()
+    best = table.topk(top, dim=-1)
+    values, ids = best.values.tolist(), best.indices.tolist()
+    return [
+        [
+            TokenLogprobs(token, chosen[i][j], tuple(zip(ids[i][j], values[i][j], strict=True)))
+            for j, token in enumerate(row)
+        ]
+        for i, row in enumerate(emitted)
+    ]
+
+
+def _commit(
+    context: RoundContext, members: Seq[Sequence], limits: list[int], k: int, decision: _HostDecision
+) -> list[RowOutcome]:
+    """Append each row's tokens and tell both layouts what to keep."""
+    kept = [kernels.num_kept(accepted) for accepted in decision.accepted]
+    if context.target.layout.commits_minimum:
+        kept = [min(n for n, m in zip(kept, members, strict=True) if not m.finished)] * len(members)
+    outcomes = [
+        _commit_row(m, limits[i], k, decision.accepted[i], decision.emitted[i][: kept[i]], decision.logprobs, i)
+        for i, m in enumerate(members)
+        if not m.finished
+    ]
+    context.target.layout.commit([m.target_cached for m in members])
+    if k:
+        context.draft.layout.commit([m.draft_cached for m in members])
+    context.checker.after_commit(members, outcomes)
+    return outcomes
+
+
+def _commit_row(
+    row: Sequence,
+    drafted: int,
+    k: int,
+    accepted: int,
+    tokens: list[int],
+    logprobs: list[list[TokenLogprobs]] | None,
+    index: int,
+) -> RowOutcome:
+    seq_len, draft_lag = row.seq_len, row.draft_lag
+    kept = row.extend(tokens)
+    row.target_cached = row.seq_len - 1
+    if k:
+        row.draft_cached = kernels.draft_cached_after(seq_len, k, row.seq_len)
+    return RowOutcome(
+        sequence=row.index,
+        seq_len=seq_len,
+        draft_lag=draft_lag,
+        k=k,
+        drafted=drafted,
+        accepted=accepted,
+        kept=kept,
+        next_token="draft" if kept <= accepted else "bonus" if accepted == drafted else "recovered",
+        finished=row.finished,
+        tokens=tuple(tokens[:kept]),
+        logprobs=tuple(logprobs[index][:kept]) if logprobs else (),
+    )
+
+
+def _last_tokens(members: Seq[Sequence], n: int, device: torch.device) -> Int[Tensor, "batch n"]:
+    """Last n tokens of every row; rows that are shorter are padded on the left with token 0."""
+    return _host_tensor([[0] * (n - m.seq_len) + m.token_ids[-n:] for m in members], device)
+
+
+def _row_keys(members: Seq[Sequence], device: torch.device) -> RowKeys:
+    seed, sequence = zip(*((m.seed, m.sequence_id) for m in members), strict=True)
+    return RowKeys(_host_tensor(list(seed), device), _host_tensor(list(sequence), device))
+
+
+def _host_tensor(values: list, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.long, device=device)

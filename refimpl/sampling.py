@@ -1,0 +1,113 @@
+"""Processed distributions, and random numbers that depend on a key and nothing else.
+
+Every random number is a function of (seed, sequence, position, purpose, token): a counter-based generator in the
+sense of Salmon et al. 2011, here the SplitMix64 stream of Steele et al. 2014 with the key folded into its state.
+Tokens therefore never depend on batch size, order, layout or schedule (INV-12).
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from refimpl import kernels
+from refimpl.config import SamplingConfig
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+class Purpose(IntEnum):
+    """What a random number is for; two purposes never share a stream."""
+
+    COUPLED = 1
+    DRAFT = 2
+    ACCEPT = 3
+    NEXT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RowKeys:
+    """Keys of the rows of a batch: seed and sequence id, ``[batch]`` each."""
+
+    seed: Int[Tensor, " batch"]
+    sequence: Int[Tensor, " batch"]
+
+
+def _shift_right(bits: Tensor, n: int) -> Tensor:
+    return (bits >> n) & ((1 << (64 - n)) - 1)  # logical shift: torch's is arithmetic
+
+
+def _mix(bits: Tensor) -> Tensor:
+    bits = (bits ^ _shift_right(bits, 30)) * _MIX_1
+    bits = (bits ^ _shift_right(bits, 27)) * _MIX_2
+    return bits ^ _shift_right(bits, 31)
+
+
+def _stream(keys: RowKeys, position: Int[Tensor, "batch q"], purpose: Purpose) -> Int[Tensor, "batch q"]:
+    state = _mix(_mix(keys.seed + _GOLDEN) ^ int(purpose))
+    state = _mix((state + _GOLDEN) ^ keys.sequence)
+    return _mix((state + _GOLDEN)[:, None] ^ position)
+
+
+def uniform(keys: RowKeys, position: Int[Tensor, "batch q"], purpose: Purpose) -> Float[Tensor, "batch q"]:
+    """One number in [0, 1) per row and position, float64."""
+    return _shift_right(_mix(_stream(keys, position, purpose) + _GOLDEN), 11).double() * 2.0**-53
+
+
+def exponentials(
+    keys: RowKeys, position: Int[Tensor, "batch q"], purpose: Purpose, size: int
+) -> Float[Tensor, "batch q size"]:
+    """`size` independent Exp(1) numbers per row and position, float64, never 0."""
+    index = torch.arange(1, size + 1, device=position.device) * _GOLDEN
+    bits = _shift_right(_mix(_stream(keys, position, purpose)[..., None] + index), 11)
+    return -torch.log((bits.double() + 0.5) * 2.0**-53)
+
+
+class RandomSource:
+    """The two places where chance enters. Proofs and tests enumerate both branches by overriding them."""
+
+    def draw(
+        self, weights: Float[Tensor, "batch q vocab"], keys: RowKeys, position: Int[Tensor, "batch q"], purpose: Purpose
+    ) -> Int[Tensor, "batch q"]:
+        """Draw a token in proportion to `weights` (they need not sum to 1).
+
+        An exponential race: argmin of E/w, which is the Gumbel-max trick in the probability domain. With the purpose
+        COUPLED the same noise serves draft and target, which makes the output independent of the draft (Daliri,
+        Musco, Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
+        """
+        return (weights / exponentials(keys, position, purpose, weights.shape[-1])).argmax(dim=-1)
+
+    def accepts(
+        self,
+        target_probability: Float[Tensor, "batch k"],
+        draft_probability: Float[Tensor, "batch k"],
+        keys: RowKeys,
+        position: Int[Tensor, "batch k"],
+    ) -> Bool[Tensor, "batch k"]:
+        """Accept each drafted token with probability min(1, p/q)."""
+        return kernels.accepts(uniform(keys, position, Purpose.ACCEPT), target_probability, draft_probability)
+
+
+def probabilities(logits: Float[Tensor, "*rows vocab"], config: SamplingConfig) -> Float[Tensor, "*rows vocab"]:
+    """Distribution after temperature, top-k, top-p and min-p, in float64; the same for the draw and for the ratio.
+
+    Raises no error at temperature 0, where it puts all mass on the most probable token.
+    """
+    if config.greedy:
+        return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).double()
+    scaled = logits.double() / config.temperature
+    if config.top_k and config.top_k < logits.shape[-1]:
+        least = scaled.topk(config.top_k, dim=-1).values[..., -1:]
+        scaled = scaled.masked_fill(scaled < least, -torch.inf)
+    mass = scaled.softmax(dim=-1)
+    if config.top_p < 1:
+        ordered, order = mass.sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(dim=-1) - ordered
+        mass = mass.masked_fill(torch.zeros_like(mass).bool().scatter(-1, order, before >= config.top_p), 0)
+    if config.min_p > 0:
+        mass = mass.masked_fill(mass < config.min_p * mass.amax(dim=-1, keepdim=True), 0)
+    return mass / mass.sum(dim=-1, keepdim=True)

@@ -1,0 +1,169 @@
+"""Acceptance and run statistics, with the identities that define them.
+
+| name                     | definition                                                                        |
+|--------------------------|-----------------------------------------------------------------------------------|
+| draft_acceptance_rate    | accepted / drafted                                                                |
+| mean_acceptance_length   | 1 + accepted / row-rounds, the recovered or bonus token included                  |
+| per_position[i]          | share of row-rounds whose first i+1 drafts were all accepted (unconditional)      |
+| grouping_rate            | grouped rounds / rounds                                                           |
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from refimpl.timing import STAGES
+
+
+class AcceptanceRecord(Protocol):
+    """The part of a row's record that acceptance statistics are made of."""
+
+    drafted: int
+    accepted: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceStats:
+    """Counts over row-rounds; every rate is derived from them.
+
+    Attributes:
+        row_rounds: (row, round) pairs.
+        drafted, accepted: tokens.
+        generated: tokens committed.
+        cut: tokens accepted or chosen by the target but dropped by a stop, a budget or a rollback.
+        histogram: row-rounds by number of accepted drafts.
+    """
+
+    row_rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    generated: int = 0
+    cut: int = 0
+    histogram: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if sum(self.histogram) != self.row_rounds:
+            raise ValueError(f"histogram sums to {sum(self.histogram)}, not to {self.row_rounds} row-rounds")
+        if sum(i * n for i, n in enumerate(self.histogram)) != self.accepted:
+            raise ValueError(f"histogram does not add up to {self.accepted} accepted tokens")
+        if self.accepted + self.row_rounds - self.cut != self.generated:
+            raise ValueError(f"generated {self.generated} is not accepted + row-rounds − cut")
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / drafted; 0 when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that a row gains per round before cuts; 0 when there was no round."""
+        return 1 + self.accepted / self.row_rounds if self.row_rounds else 0.0
+
+    @property
+    def per_position(self) -> tuple[float, ...]:
+        """Unconditional acceptance per draft position."""
+        return tuple(sum(self.histogram[i + 1 :]) / self.row_rounds for i in range(len(self.histogram) - 1))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts and rates under their glossary names."""
+        return {
+            "row_rounds": self.row_rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "generated": self.generated,
+            "cut": self.cut,
+            "histogram": list(self.histogram),
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "per_position": list(self.per_position),
+        }
+
+
+def acceptance_stats(records: Iterable[AcceptanceRecord]) -> AcceptanceStats:
+    """Count row-rounds."""
+    rows = list(records)
+    longest = max((r.accepted for r in rows), default=-1)
+    return AcceptanceStats(
+        row_rounds=len(rows),
+        drafted=sum(r.drafted for r in rows),
+        accepted=sum(r.accepted for r in rows),
+        generated=sum(r.kept for r in rows),
+        cut=sum(r.accepted + 1 - r.kept for r in rows),
+        histogram=tuple(sum(r.accepted == n for r in rows) for n in range(longest + 1)),
+    )
+
+
+def request_weighted_length(per_request: Seq[AcceptanceStats]) -> float:
+    """Mean over requests of their mean acceptance length; `mean_acceptance_length` of the whole weighs row-rounds."""
+    lengths = [s.mean_acceptance_length for s in per_request if s.row_rounds]
+    return sum(lengths) / len(lengths) if lengths else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """A run of the engine; seconds are wall-clock on the device named in the result.
+
+    Attributes:
+        acceptance: over all rows and rounds.
+        request_weighted_length: mean over requests of their mean acceptance length.
+        num_sequences: prompts decoded.
+        num_prompt_tokens: tokens of all prompts, as used.
+        num_prompt_tokens_cut: tokens cut from the front of prompts.
+        num_rounds, num_grouped_rounds: rounds, and those run on an equal-length group.
+        num_moves: fused gathers and write-backs of both layouts.
+        kv_bytes: K/V pools of both models.
+        wall_s: from the first prefill to the last token.
+        stage_s: seconds by stage: prefill, draft, verify, realign, host.
+    """
+
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+    request_weighted_length: float = 0.0
+    num_sequences: int = 0
+    num_prompt_tokens: int = 0
+    num_prompt_tokens_cut: int = 0
+    num_rounds: int = 0
+    num_grouped_rounds: int = 0
+    num_moves: int = 0
+    kv_bytes: int = 0
+    wall_s: float = 0.0
+    stage_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated, over all sequences."""
+        return self.acceptance.generated
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens per second of wall-clock time."""
+        return self.num_generated / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def grouping_rate(self) -> float:
+        """Grouped rounds / rounds."""
+        return self.num_grouped_rounds / self.num_rounds if self.num_rounds else 0.0
+
+    def share(self, stage: str) -> float:
+        """Share of the time of all stages, prefill included."""
+        total = sum(self.stage_s.values())
+        return self.stage_s.get(stage, 0.0) / total if total else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Flat, JSON-ready."""
+        return {
+            "num_sequences": self.num_sequences,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_prompt_tokens_cut": self.num_prompt_tokens_cut,
+            "num_rounds": self.num_rounds,
+            "num_grouped_rounds": self.num_grouped_rounds,
+            "grouping_rate": self.grouping_rate,
+            "num_moves": self.num_moves,
+            "kv_bytes": self.kv_bytes,
+            "wall_s": self.wall_s,
+            "tokens_per_s": self.tokens_per_s,
+            "request_weighted_length": self.request_weighted_length,
+            **{f"{stage}_s": self.stage_s.get(stage, 0.0) for stage in (*STAGES, "host")},
+            **self.acceptance.as_dict(),
+        }

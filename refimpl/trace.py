@@ -1,0 +1,62 @@
+"""What happened, round by round: records in memory, NDJSON on disk."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from refimpl.files import write_whole
+from refimpl.rounds import RowOutcome
+
+SCHEMA = "raggedspec.trace/1"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One round.
+
+    Attributes:
+        round: index, from 0.
+        mode: why the members were chosen (static, fifo, grouped, fallback, aged).
+        rows: one outcome per unfinished member, in row order.
+        stage_s: seconds of the round by stage, with ``host_s`` and ``round_s``.
+        num_moves: fused gathers and write-backs of both layouts in this round.
+    """
+
+    round: int
+    mode: str
+    rows: tuple[RowOutcome, ...]
+    stage_s: dict[str, float]
+    num_moves: int
+
+    def as_rows(self) -> Iterator[dict[str, Any]]:
+        """One flat row per member; the stage seconds belong to the round and are repeated."""
+        for i, row in enumerate(self.rows):
+            yield {
+                "round": self.round,
+                "mode": self.mode,
+                "row": i,
+                "sequence": row.sequence,
+                "seq_len": row.seq_len,
+                "draft_lag": row.draft_lag,
+                "k": row.k,
+                "drafted": row.drafted,
+                "accepted": row.accepted,
+                "kept": row.kept,
+                "next_token": row.next_token,
+                "finished": row.finished,
+                "num_moves": self.num_moves,
+                **self.stage_s,
+            }
+
+
+def write_trace(path: Path, header: dict[str, Any], rounds: Iterable[RoundRecord]) -> None:
+    """Write a trace: the header on the first line, then one line per row per round.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    lines = [json.dumps({"schema": SCHEMA, **header})]
+    lines += [json.dumps(row) for record in rounds for row in record.as_rows()]
+    write_whole(path, lines)
