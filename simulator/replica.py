@@ -11,7 +11,7 @@ from simulator.cost import CostModel, lognormal_factors
 from simulator.errors import require
 from simulator.movement import make_movement
 from simulator.records import EventLog, Request
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, Switches
 from simulator.streams import Purpose, Streams
 
 NOISE_BLOCK = 4096
@@ -34,6 +34,7 @@ class Replica:
     ):
         self.env, self.cost, self.log, self.number = env, cost, log, number
         self.engine, self.switches = scenario.engine, scenario.switches
+        self.departs = scenario.switches != Switches()
         self.scheduler = self._make_scheduler()
         self.movement = make_movement(self.engine.layout, cost, self.engine.compaction_threshold)
         self.noise = self._noise(streams, cost.noise_cv if scenario.noise else 0.0)
@@ -145,12 +146,12 @@ class Replica:
 
     def _price(self, plan: RoundPlan[Request], prefill_s: float) -> tuple[float, tuple[Any, ...]]:
         """Seconds of the round to come, and its line of the log up to what the round will tell."""
-        members, switches, movement = plan.members, self.switches, self.movement
+        members, movement = plan.members, self.movement
         live = [row for row in members if not row.finished] if plan.mode == "static" else members
         k = self._num_drafts(live)
         realign_s = movement.begin(members, live, k + 1)
         width, rows = movement.width, len(members)
-        if switches != DEFAULT_SWITCHES:
+        if self.departs:
             realign_s = self._published_moves(plan, realign_s, width)
             prefill_s += self._mixed_prefill(plan, live)
         draft_s = self._draft_s(rows, live, k, width)
@@ -166,6 +167,9 @@ class Replica:
     def _num_drafts(self, live: Any) -> int:
         """Drafts of the batch: the largest that some row can use; the smallest under the published policy."""
         k = self.engine.num_speculative_tokens
+        if not self.departs:
+            most = max([row.left for row in live]) - 1
+            return k if k < most else most
         for rows, limit in self.switches.k_by_load:
             if len(live) >= rows:
                 k = min(k, limit)
@@ -176,6 +180,8 @@ class Replica:
     def _draft_s(self, rows: int, live: Any, k: int, width: int) -> float:
         if k == 0:
             return 0.0
+        if not self.departs:
+            return self.cost.draft_line(rows, max([row.cache_state for row in live]), k)[width]
         if not self.switches.draft_cache:
             first = self.cost.line("draft_step", rows, width)[width]
             return first + self.cost.draft_line(rows, 1, k)[width] - self.cost.line("draft_step", rows, 1)[width]
@@ -297,6 +303,3 @@ class Replica:
             normal = streams.generator(Purpose.NOISE, block, self.number).standard_normal(NOISE_BLOCK)
             yield from lognormal_factors(normal, cv).tolist()
             block += 1
-
-
-DEFAULT_SWITCHES = Scenario().switches

@@ -1,0 +1,198 @@
+"""The simulation against closed forms. Seeds are fixed; five standard errors leave a false-alarm rate below 1e-6."""
+
+import numpy as np
+import pytest
+
+from simulator import analytic
+from simulator.fields import Spec
+from simulator.runner import compare, simulate
+from simulator.scenario import Engine, Scenario, Service, Study, Switches, Workload
+
+ROUND_S = 0.01
+STEADY = Spec.of("linear", verify_base_s=ROUND_S)
+
+
+def offline(requests=2000, alpha=0.7, k=5, tokens=128, **engine):
+    settings = {"layout": "inplace", "scheduler": "fifo", "batch_size": 1} | engine
+    return Scenario(
+        study=Study(num_requests=requests),
+        engine=Engine(num_speculative_tokens=k, max_new_tokens=tokens, **settings),
+        workload=Workload(output_tokens=Spec.of("fixed", tokens=tokens)),
+        acceptance=Spec.of("iid", probability=alpha),
+        cost=STEADY,
+        noise=False,
+    )
+
+
+def assert_mean(values, expected, standard_errors=5.0):
+    values = np.asarray(values, dtype=float)
+    slack = standard_errors * values.std(ddof=1) / np.sqrt(len(values)) + 1e-9 * abs(expected)
+    assert abs(values.mean() - expected) <= slack, (values.mean(), expected, slack)
+
+
+@pytest.mark.parametrize(("alpha", "k"), [(0.0, 5), (0.3, 1), (0.7, 5), (0.8, 4), (0.95, 8)])
+def test_rounds_of_a_row_follow_the_renewal_law(alpha, k):
+    requests = simulate(offline(alpha=alpha, k=k), 1).frame("requests")
+    assert_mean(requests["rounds"], analytic.mean_rounds(alpha, k, 128))
+
+
+def test_law_of_rounds_not_only_its_mean():
+    rounds = simulate(offline(requests=4000, tokens=64), 1).frame("requests")["rounds"]
+    law = analytic.rounds_law(0.7, 5, 64)
+    gap = np.abs(np.bincount(rounds, minlength=65).cumsum() / len(rounds) - law.cumsum()).max()
+    assert gap < np.sqrt(np.log(2 / 1e-6) / (2 * len(rounds)))  # Dvoretzky–Kiefer–Wolfowitz
+
+
+def test_tokens_per_round_tends_to_leviathan():
+    assert 4096 / analytic.mean_rounds(0.7, 5, 512) / 8 == pytest.approx(analytic.tokens_per_round(0.7, 5), rel=0.01)
+    assert analytic.accepted_pmf(0.7, 5) @ np.arange(1, 7) == pytest.approx(analytic.tokens_per_round(0.7, 5))
+
+
+@pytest.mark.parametrize("rows", [2, 4, 8])
+def test_rollback_commits_the_minimum(rows):
+    scenario = offline(requests=100 * rows, batch_size=rows, layout="rollback", scheduler="static", tokens=256)
+    rounds = simulate(scenario, 1).frame("rounds")
+    full = rounds[(rounds["live"] == rows) & (rounds["k"] == 5)]
+    first = full.groupby(full.index // 40).head(40)
+    assert_mean((first["kept"] / rows).to_numpy(), analytic.minimum_tokens(0.7, 5, rows), 6.0)
+
+
+@pytest.mark.parametrize("rows", [2, 4, 8])
+def test_static_batches_lose_what_theory_says(rows):
+    values = simulate(offline(requests=40 * rows, batch_size=rows, scheduler="static"), 40).metrics["occupancy"]
+    expected = analytic.static_occupancy(0.7, 5, 128, rows)
+    assert_mean(values, expected, 6.0)
+
+
+@pytest.mark.parametrize(("window", "rows", "lengths"), [(8, 2, 40), (32, 4, 30), (64, 8, 16)])
+def test_first_round_groups_with_the_birthday_probability(window, rows, lengths):
+    base = offline(requests=window, batch_size=rows, layout="realigned", scheduler="grouped", window_size=window, tokens=1)
+    scenario = base.but(workload__prompt_tokens={"kind": "uniform", "low_tokens": 1, "high_tokens": lengths})
+    rounds = simulate(scenario, 150).frame("rounds").groupby("replication").first()
+    assert_mean(rounds["mode"] == "grouped", analytic.group_probability(window, rows, lengths), 5.0)
+
+
+def test_birthday_probability_of_people():
+    assert analytic.group_probability(23, 2, 365) == pytest.approx(0.5073, abs=1e-4)
+
+
+# --- queues ------------------------------------------------------------------------------------------------------
+
+
+def queue(rate, tokens, batch_size=1, requests=4000, **study):
+    return Scenario(
+        study=Study(kind="open", num_requests=requests, arrivals=Spec.of("poisson", rate_per_s=rate), **study),
+        engine=Engine(batch_size=batch_size, num_speculative_tokens=0, max_new_tokens=10**5),
+        workload=Workload(prompt_tokens=Spec.of("fixed", tokens=1), output_tokens=tokens),
+        acceptance=Spec.of("iid", probability=0.0),
+        cost=Spec.of("linear", verify_base_s=0.001),
+        noise=False,
+    )
+
+
+def mean_wait(scenario, skip=500, replications=8):
+    requests = simulate(scenario, replications).frame("requests")
+    kept = requests[requests["request"] >= skip]
+    return (kept["admitted_s"] - kept["arrival_s"]).groupby(kept["replication"]).mean().to_numpy()
+
+
+@pytest.mark.parametrize("load", [0.3, 0.7])
+def test_fixed_outputs_make_an_md1_queue(load):
+    scenario = queue(load / 0.004, Spec.of("fixed", tokens=4)).but(engine__max_new_tokens=4)
+    assert_mean(mean_wait(scenario), analytic.md1_wait_s(load / 0.004, 0.004))
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6])
+def test_geometric_outputs_follow_pollaczek_khinchine(load):
+    scenario = queue(load / 0.004, Spec.of("geometric", mean_tokens=4)).but(engine__max_new_tokens=100)
+    assert_mean(mean_wait(scenario), analytic.pollaczek_khinchine_wait_s(load / 0.004, 0.004, 0.75))
+
+
+def test_long_geometric_outputs_on_one_row_make_an_mm1_queue():
+    scenario = queue(0.5 / 0.05, Spec.of("geometric", mean_tokens=50), requests=2000).but(engine__max_new_tokens=1000)
+    assert_mean(mean_wait(scenario, replications=6), analytic.mm1_wait_s(0.5 / 0.05, 0.05), 5.0)
+
+
+def test_rows_of_constant_round_time_make_an_mmc_queue():
+    """A round costs the same whatever its rows, so each row is a server; an arrival also waits for a round to end."""
+    scenario = queue(3.2 / 0.05, Spec.of("geometric", mean_tokens=50), batch_size=4).but(engine__max_new_tokens=1000)
+    waits = mean_wait(scenario, replications=6)
+    expected = analytic.mmc_wait_s(3.2 / 0.05, 0.05, 4)
+    assert abs(waits.mean() - expected - 0.0005) <= 5 * waits.std(ddof=1) / np.sqrt(len(waits)) + 0.0015
+
+
+def test_one_token_outputs_make_a_bulk_queue():
+    scenario = queue(2500.0, Spec.of("fixed", tokens=1), batch_size=4, requests=8000).but(engine__max_new_tokens=1)
+    assert_mean(mean_wait(scenario), analytic.bulk_wait_s(2500.0, 0.001, 4))
+    assert analytic.bulk_wait_s(500.0, 0.001, 1) == pytest.approx(analytic.md1_wait_s(500.0, 0.001), rel=1e-6)
+
+
+def test_littles_law_on_the_logged_populations():
+    """Time average of the logged population = rate × mean latency; the log counts at the end of each round."""
+    scenario = queue(80.0, Spec.of("geometric", mean_tokens=10), batch_size=2).but(engine__max_new_tokens=400)
+    results = simulate(scenario, 1)
+    rounds, requests = results.frame("rounds"), results.frame("requests")
+    end_s = results["makespan_s"]
+    steps = np.arange(0, end_s, 0.0005)
+    population = np.searchsorted(np.sort(requests["arrival_s"]), steps, side="right") - np.searchsorted(
+        np.sort(requests["finished_s"]), steps, side="right"
+    )
+    latency = (requests["finished_s"] - requests["arrival_s"]).mean()
+    assert population.mean() == pytest.approx(len(requests) / end_s * latency, rel=0.01)
+    in_rounds = rounds["live"].to_numpy() @ rounds["round_s"].to_numpy() / end_s
+    served_s = (requests["finished_s"] - requests["admitted_s"]).mean()
+    assert in_rounds == pytest.approx(len(requests) / end_s * served_s, rel=1e-6)
+
+
+def test_a_queue_without_steady_state_is_refused():
+    with pytest.raises(ValueError, match="no steady state"):
+        analytic.md1_wait_s(100.0, 0.02)
+
+
+# --- limits ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["realigned", "masked", "rollback", "inplace"])
+@pytest.mark.parametrize("scheduler", ["static", "fifo", "grouped"])
+def test_no_acceptance_is_autoregression_and_full_acceptance_yields_k_plus_1(layout, scheduler):
+    for alpha, expected in ((0.0, 120), (1.0, 20)):
+        scenario = offline(requests=24, alpha=alpha, tokens=120, batch_size=4, layout=layout, scheduler=scheduler)
+        assert set(simulate(scenario, 1).frame("requests")["rounds"]) == {expected}
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.8])
+def test_window_of_one_batch_is_fifo(alpha):
+    """With a window of one batch a full group is the batch itself, so grouping decides nothing but the mode's name."""
+    settings = {"requests": 60, "alpha": alpha, "batch_size": 4, "layout": "realigned"}
+    grouped, fifo = (
+        simulate(offline(scheduler=name, window_size=4, **settings), 2).frame("requests") for name in ("grouped", "fifo")
+    )
+    assert grouped.equals(fifo)
+
+
+def test_without_realign_cost_layouts_agree_and_exspec_equals_fifo_in_tokens_per_round():
+    base = offline(requests=200, batch_size=4, scheduler="fifo")
+    realigned = base.but(engine__layout="realigned")
+    assert compare(base, realigned, 4).table.loc["makespan_s", "difference"] == 0
+    exspec = base.but(engine__layout="realigned", engine__scheduler="grouped", engine__window_size=32)
+    ratio = compare(base, exspec, 6).table.loc["tokens_per_s", "ratio"]
+    assert ratio == pytest.approx(1, abs=0.02)  # only the tail of the run differs
+
+
+def test_grouping_pays_only_where_moving_costs():
+    free = offline(requests=200, batch_size=4, layout="realigned", scheduler="fifo")
+    dear = free.but(cost__realign_base_s=0.005)
+    grouped = {"engine__scheduler": "grouped", "engine__window_size": 64}
+    assert abs(compare(free, free.but(**grouped), 4).table.loc["tokens_per_s", "ratio"] - 1) < 0.05
+    assert compare(dear, dear.but(**grouped), 4).table.loc["tokens_per_s", "ratio"] > 1.05
+
+
+def test_replicas_behind_a_router_share_the_work():
+    one = queue(50.0, Spec.of("fixed", tokens=20)).but(engine__max_new_tokens=20, study__num_requests=500)
+    for router in ("round_robin", "least_loaded", "by_length"):
+        results = simulate(one.but(service={"replicas": 3, "router": router}), 1)
+        assert results["completed"] == 500
+    busy = simulate(one.but(service={"replicas": 3, "router": "least_loaded"}), 1).frame("requests")
+    assert busy["replica"].nunique() == 3
+    assert Service(replicas=2).router == "round_robin"
+    assert Switches().refill
