@@ -17,24 +17,22 @@ Variables aging batch capacity : nat.  (* A, B and W *)
 
 Definition overdue (s : state) : Prop := exists e, In e (window s) /\ aging <= snd e.
 
-(** Why these members: somebody is overdue and nobody passed over has waited longer; or nobody is overdue and the
-    members share a key; or nobody is overdue, no key has [batch] members, and the first of the window run. *)
+(** Why these members: somebody is overdue, the batch is full and nobody passed over has waited longer; or nobody is
+    overdue and the members share a key; or nobody is overdue and the first of the window run. Partial groups and
+    any preference between the last two are allowed. *)
 Inductive choice (key : nat -> nat * nat) (s : state) (ms : list nat) : Prop :=
-  | by_age : overdue s ->
+  | by_age : overdue s -> length ms = Nat.min batch (length (window s)) ->
       (forall e u, In e (window s) -> In u (window s) -> In (fst e) ms -> ~ In (fst u) ms -> snd u <= snd e) ->
       choice key s ms
-  | by_key : ~ overdue s -> length ms = batch ->
-      (forall t u, In t ms -> In u ms -> key t = key u) -> choice key s ms
-  | by_order : ~ overdue s -> ms = firstn batch (tickets s) ->
-      (forall us, NoDup us -> incl us (tickets s) -> length us = batch -> exists t u, In t us /\ In u us /\ key t <> key u) ->
-      choice key s ms.
+  | by_key : ~ overdue s -> (forall t u, In t ms -> In u ms -> key t = key u) -> choice key s ms
+  | by_order : ~ overdue s -> ms = firstn batch (tickets s) -> choice key s ms.
 
 Inductive step : state -> state -> Prop :=
   | admit s new rest :
       waiting s = new ++ rest -> length (window s) + length new <= capacity ->
       step s {| waiting := rest; window := window s ++ map (fun t => (t, 0)) new; finished := finished s |}
   | play s key ms out :
-      NoDup ms -> incl ms (tickets s) -> length ms = Nat.min batch (length (window s)) -> choice key s ms ->
+      NoDup ms -> incl ms (tickets s) -> 1 <= length ms <= batch -> choice key s ms ->
       NoDup out -> incl out ms ->
       step s {| waiting := waiting s; window := map (aged ms) (outside out (window s)); finished := finished s ++ out |}
   | cancel_waiting s l t r :
@@ -178,7 +176,7 @@ Proof.
     apply filter_In in In1 as [In1 _].
     assert (Out : ~ In t ms) by (intro X; apply (member_spec ms (t, v)) in X; congruence).
     assert (Due : overdue s) by (exists (t, v); split; [exact In1|cbn; lia]).
-    destruct Ch as [_ Age|NotDue _|NotDue _]; [|contradiction..].
+    destruct Ch as [_ Full0 Age|NotDue _|NotDue _]; [|contradiction..].
     assert (Full : length ms = batch).
     { destruct (Nat.le_gt_cases (length (window s)) (length ms)) as [X|X]; [|lia]. exfalso. apply Out.
       assert (Y : incl (map fst (window s)) ms) by (apply NoDup_length_incl; [exact N|rewrite map_length; exact X|exact I]).
@@ -216,11 +214,6 @@ Proof.
   intros B R In0. pose proof (bounded_waiting ts s t w B R In0).
   assert (M : (capacity - 1) / batch <= capacity / batch) by (apply Nat.div_le_mono; lia). lia.
 Qed.
-
-(** THEOREM (no idle round). While the window is not empty, a round has members. *)
-Theorem round_has_members (s : state) (ms : list nat) : 1 <= batch -> window s <> [] ->
-  length ms = Nat.min batch (length (window s)) -> ms <> [].
-Proof. intros B W L E. subst ms. destruct (window s); [congruence|]. cbn in L. lia. Qed.
 
 End Scheduler.
 

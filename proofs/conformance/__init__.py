@@ -1,0 +1,1 @@
+"""The real classes against the proved relations, by exhaustive search and by exact enumeration."""
