@@ -143,8 +143,8 @@ def bulk_wait_s(rate: float, service_s: float, rows: int) -> float:
         chain[queue, left:] = arrivals[: size - left]
         chain[queue, -1] += 1 - chain[queue].sum()
     law = np.linalg.solve(np.vstack([(chain.T - np.eye(size))[:-1], np.ones(size)]), np.append(np.zeros(size - 1), 1))
-    left = np.maximum(np.arange(size) - rows, 0)
-    waiting_s = service_s * (law @ left + mean / 2)
+    behind = np.maximum(np.arange(size) - rows, 0)
+    waiting_s = service_s * (law @ behind + mean / 2)
     return float(waiting_s / (service_s + law[0] / rate) / rate)
 
 

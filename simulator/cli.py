@@ -127,3 +127,165 @@ def compare(
     show(table if metrics else table.loc[list(SHOWN)])
     if as_json:
         print_json({"metrics": table.to_dict(orient="index")})
+
+
+@app.command()
+def sweep(
+    spec: Annotated[Path, typer.Argument(help="sweep YAML: base, replications, and grid, latin or sobol")],
+    out: Annotated[Path, typer.Option(help="folder of the results; started again, it skips what is there")],
+    workers: Workers = 1,
+    dask: Annotated[str | None, typer.Option(help="address of a Dask scheduler, or `local`")] = None,
+    metric: Annotated[str, typer.Option(help="metric of the Sobol indices")] = "tokens_per_s",
+    as_json: Json = False,
+) -> None:
+    """Run many scenarios, resumably; results as Parquet with config, seed, inputs and commit inside."""
+    from rich.progress import Progress
+
+    from simulator.sweep import load_sweep, sobol_indices
+    from simulator.sweep import sweep as run_sweep
+
+    loaded = load_sweep(spec)
+    with Progress(transient=True) as bar:
+        shown = bar.add_task("scenarios", total=len(loaded.tasks))
+        frame = run_sweep(
+            loaded, out, workers=workers, dask=dask, progress=lambda done, all_: bar.update(shown, completed=done)
+        )
+    scenarios = int(frame["key"].nunique())
+    print(f"{scenarios} scenarios, {len(frame)} replications in {out / 'results.parquet'}")
+    indices = sobol_indices(loaded, frame, metric) if loaded.sobol else None
+    if indices is not None:
+        show(indices)
+    if as_json:
+        print_json(
+            {"scenarios": scenarios, "replications": len(frame)}
+            | ({} if indices is None else {"sobol": indices.to_dict(orient="index")})
+        )
+
+
+@app.command()
+def attribute(
+    first: Annotated[Path, typer.Argument(help="scenario YAML a")],
+    second: Annotated[Path | None, typer.Argument(help="scenario YAML b; without it a with --set")] = None,
+    sets: Sets = None,
+    replications: Replications = 10,
+    metric: Annotated[str, typer.Option(help="what to attribute")] = "tokens_per_s",
+    workers: Workers = 1,
+    plot: Annotated[Path | None, typer.Option(help="write the waterfall to this file (PNG, SVG, PDF)")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say where the difference b - a comes from: Shapley shares of the settings that differ."""
+    from simulator.attribution import attribute as run_attribute
+
+    require(second is not None or bool(sets), "attribute: give a second scenario, or changes with --set")
+    a, b = load_scenario(first), read_scenario(second or first, sets)
+    found = run_attribute(a, b, replications, metric=metric, workers=workers)
+    print(f"{metric}: a {found.a:.4g}, b {found.b:.4g}")
+    show(found.table)
+    if plot:
+        from simulator.plots import save, waterfall
+
+        save(waterfall(found), str(plot))
+    if as_json:
+        print_json({"metric": metric, "a": found.a, "b": found.b, "factors": found.table.to_dict(orient="index")})
+
+
+@app.command()
+def trace(
+    scenario: ScenarioPath = None,
+    out: Annotated[Path, typer.Option(help="Chrome-trace file to write")] = Path("trace.json"),
+    engine: Annotated[Path | None, typer.Option(help="convert this engine trace instead of simulating")] = None,
+    replication: Annotated[int, typer.Option(min=0, help="which replication")] = 0,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Write one replication, or an engine trace, for chrome://tracing or ui.perfetto.dev."""
+    from simulator.model import simulate_once
+    from simulator.trace_export import export_trace
+    from simulator.traces import read_engine_trace
+
+    source = (
+        read_engine_trace(engine)
+        if engine
+        else simulate_once(read_scenario(scenario, sets), replication, keep_rows=True)
+    )
+    count = export_trace(source, out)
+    print(f"{count} events in {out}")
+    if as_json:
+        print_json({"events": count, "path": str(out)})
+
+
+@app.command()
+def parity(
+    traces: Annotated[list[Path], typer.Argument(help="engine traces")],
+    as_json: Json = False,
+) -> None:
+    """Replay engine traces and compare every decision; exit code 1 when one differs."""
+    from dataclasses import asdict
+
+    import pandas as pd
+
+    from simulator.parity import check_parity
+
+    found = [check_parity(path) for path in traces]
+    table = pd.DataFrame([asdict(item) for item in found])
+    table["trace"] = [Path(item.trace).name for item in found]
+    show(table.drop(columns="first_difference"))
+    for item in found:
+        if not item.exact:
+            print(f"{item.trace}: {item.first_difference}")
+    share = sum(item.same_rows for item in found) / max(sum(item.rows for item in found), 1)
+    print(f"decision parity: {100 * share:.4g} % of {sum(item.rows for item in found)} row-rounds")
+    if as_json:
+        print_json({"exact": all(item.exact for item in found), "parity": share, "traces": [asdict(i) for i in found]})
+    if not all(item.exact for item in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def fit(
+    engine_trace: Annotated[Path, typer.Argument(help="engine trace")],
+    replications: Replications = 40,
+    as_json: Json = False,
+) -> None:
+    """Fit every acceptance model to an engine trace and check the mean and the raggedness of each."""
+    from simulator.acceptance_fit import fit_all
+    from simulator.traces import read_engine_trace
+
+    fits = fit_all(read_engine_trace(engine_trace), replications)
+    for name, found in fits.items():
+        values = {key: value for key, value in found.spec.values if key != "path"}
+        print(f"{name} {values}, log-likelihood {found.log_likelihood:.1f}")
+        show(found.table)
+    if as_json:
+        print_json(
+            {
+                name: {"spec": found.spec.as_mapping(), "log_likelihood": found.log_likelihood}
+                | {"statistics": found.table.to_dict(orient="index")}
+                for name, found in fits.items()
+            }
+        )
+
+
+@app.command()
+def bench(
+    batch_size: Annotated[int, typer.Option(min=1, help="rows of a round")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="runs per window size; medians are printed")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Measure rounds per second of the simulator itself, on one core."""
+    from simulator.bench import WINDOWS, measure_speed
+
+    speeds = [measure_speed(window, batch_size, repeats) for window in WINDOWS]
+    for speed in speeds:
+        print(
+            f"window {speed.window_size}, batch {batch_size}: {speed.rounds_per_cpu_s:,.0f} rounds per CPU second, "
+            f"{speed.rounds_per_wall_s:,.0f} per wall-clock second"
+        )
+    if as_json:
+        print_json(
+            {
+                "rounds_per_s": {str(s.window_size): s.rounds_per_cpu_s for s in speeds},
+                "rounds_per_wall_s": {str(s.window_size): s.rounds_per_wall_s for s in speeds},
+                "batch_size": batch_size,
+            }
+        )

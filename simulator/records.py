@@ -11,18 +11,9 @@ ROUND_COLUMNS = (
 )  # fmt: skip
 STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
 ROW_COLUMNS = (
-    "replica",
-    "round",
-    "row",
-    "sequence",
-    "seq_len",
-    "draft_lag",
-    "k",
-    "drafted",
-    "accepted",
-    "kept",
+    "replica", "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept",
     "finished",
-)
+)  # fmt: skip
 REQUEST_COLUMNS = (
     "request", "replica", "prompt_tokens", "output_tokens", "generated_tokens", "arrival_s", "admitted_s",
     "first_token_s", "finished_s", "rounds", "drafted", "accepted", "longest_wait_rounds",

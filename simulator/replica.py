@@ -209,7 +209,7 @@ class Replica:
     def _finish_round(self, plan: RoundPlan[Request], entry: tuple[Any, ...]) -> None:
         members, k = plan.members, entry[-1]
         live = [row for row in members if not row.finished] if plan.mode == "static" else members
-        drafted, accepted, kept = self._advance(live, k)
+        drafted, accepted, kept = self._advance(live, k, plan.mode)
         self.movement.commit(live, k + 1)
         waiting = len(self.gate) + len(self.scheduler.pool.waiting)
         kv_tokens = self.kv_tokens + self.movement.working_tokens
@@ -220,7 +220,7 @@ class Replica:
         if left:
             self._release(left)
 
-    def _advance(self, live: Any, k: int) -> tuple[int, int, int]:
+    def _advance(self, live: Any, k: int, mode: str) -> tuple[int, int, int]:
         """Commit each row's tokens; return drafted, accepted and kept in all."""
         histogram, useless = self.log.accepted_histogram, 1 if self.switches.keep_bonus else 0
         now, index, row_log = self.env.now, self.round_index, self.log.rows
@@ -242,7 +242,7 @@ class Replica:
             if not generated:
                 row.first_token_s = now
             if row_log is not None:
-                before = (self.number, index, at, row.index, row.seq_len, row.cache_state, k)
+                before = (self.number, index, mode, at, row.index, row.seq_len, row.cache_state, k)
                 row_log.append((*before, limit, accepted, kept, row.finished))
             row.generated = generated + kept
             row.seq_len += kept

@@ -1,5 +1,6 @@
 """Traces: what the engine did round by round, and what services have seen arrive."""
 
+import gzip
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from simulator.errors import InputError, require
 ENGINE_SCHEMA = "raggedspec.trace/1"
 HEADER_FIELDS = (
     "method", "layout", "scheduler", "batch_size", "window_size", "aging_bound", "num_speculative_tokens",
-    "max_new_tokens", "num_sequences", "prompt_lens", "max_new_tokens_each", "device", "pair",
+    "max_new_tokens", "num_sequences", "prompt_lens", "device", "pair",
 )  # fmt: skip
 ROW_FIELDS = (
     "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "next_token",
@@ -53,6 +54,12 @@ class EngineTrace:
         return frame.assign(rows=first.size(), kept=first["kept"].sum(), accepted=first["accepted"].sum())
 
     @property
+    def budgets(self) -> list[int]:
+        """Budget of every sequence, in tokens."""
+        each = self.header.get("max_new_tokens_each")
+        return each or [self.header["max_new_tokens"]] * self.header["num_sequences"]
+
+    @property
     def output_lens(self) -> list[int]:
         """Generated tokens of every sequence, in order of input."""
         kept = self.rows.groupby("sequence")["kept"].sum()
@@ -73,7 +80,9 @@ class EngineTrace:
 
 @lru_cache(maxsize=32)
 def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
-    lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    raw = Path(path).read_bytes()
+    text = (gzip.decompress(raw) if path.endswith(".gz") else raw).decode("utf-8")
+    lines = [line for line in text.splitlines() if line.strip()]
     require(len(lines) > 1, f"{path}: holds no rounds")
     header = _parse(path, 1, lines[0])
     require(

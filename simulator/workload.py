@@ -53,8 +53,7 @@ class RequestSource:
             prompt, output = (_cycle(values, start, stop) for values in (trace.prompt_tokens, trace.output_tokens))
         budget = np.full(stop - start, self.scenario.engine.max_new_tokens)
         if workload.output_tokens.kind == "trace":
-            header = read_engine_trace(workload.output_tokens["path"]).header
-            budget = _cycle(np.array(header["max_new_tokens_each"]), start, stop)
+            budget = _cycle(np.array(read_engine_trace(workload.output_tokens["path"]).budgets), start, stop)
         return Lengths(prompt.tolist(), np.minimum(output, budget).tolist(), budget.tolist())
 
 

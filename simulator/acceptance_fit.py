@@ -1,0 +1,142 @@
+"""Fitting acceptance models to an engine trace, and telling how well they fit: the mean, and the raggedness.
+
+A model that has the right mean may still spread too little: rows of a real batch drift apart faster than independent
+coin flips say. Two statistics are therefore compared with replications of each fitted model on the same requests:
+the standard deviation over requests of the rounds they took, and that of the tokens of a row-round.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import minimize
+from scipy.special import betaln
+
+from simulator.errors import require
+from simulator.fields import Spec
+from simulator.model import simulate_once
+from simulator.parity import replay_scenario
+from simulator.traces import EngineTrace
+
+STATISTICS = ("draft_acceptance_rate", "mean_acceptance_length", "sd_rounds", "sd_kept")
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted model beside the trace.
+
+    Attributes:
+        spec: the model with its parameters, as a scenario takes it.
+        log_likelihood: of the compared drafts, in nats; NaN for the bootstrap, which has no parameters.
+        table: statistic → trace, model, low, high (95 % of replications), inside.
+    """
+
+    spec: Spec
+    log_likelihood: float
+    table: pd.DataFrame
+
+
+def request_counts(trace: EngineTrace) -> tuple[np.ndarray, np.ndarray]:
+    """Right and wrong proposals of every request ``[n], [n]``; proposals after the first wrong one do not count."""
+    rows = trace.rows.assign(wrong=(trace.rows["accepted"] < trace.rows["drafted"]).astype(int))
+    counts = rows.groupby("sequence")[["accepted", "wrong"]].sum()
+    require(int(counts.to_numpy().sum()) > 0, f"{trace.path}: holds no drafted token to learn from")
+    return counts["accepted"].to_numpy(), counts["wrong"].to_numpy()
+
+
+def fit_iid(trace: EngineTrace) -> tuple[Spec, float]:
+    """Maximum likelihood: right over compared proposals."""
+    right, wrong = (int(values.sum()) for values in request_counts(trace))
+    p = right / (right + wrong)
+    return Spec.of("iid", probability=p), _bernoulli(right, wrong, p)
+
+
+def _bernoulli(right: float, wrong: float, p: float) -> float:
+    return float((right * np.log(p) if right else 0.0) + (wrong * np.log1p(-p) if wrong else 0.0))
+
+
+def fit_profile(trace: EngineTrace) -> tuple[Spec, float]:
+    """Maximum likelihood per place in the round: share of right ones among the proposals compared there."""
+    accepted, drafted = trace.rows["accepted"].to_numpy(), trace.rows["drafted"].to_numpy()
+    probabilities, total = [], 0.0
+    for place in range(int(drafted.max())):
+        right, compared = int((accepted > place).sum()), int(((accepted >= place) & (drafted > place)).sum())
+        if compared:
+            probabilities.append(right / compared)
+            total += _bernoulli(right, compared - right, right / compared)
+    return Spec.of("profile", probabilities=probabilities), total
+
+
+def fit_beta(trace: EngineTrace) -> tuple[Spec, float]:
+    """Maximum likelihood of Beta(a, b) over requests, each with its own probability."""
+    right, wrong = request_counts(trace)
+
+    def loss(log_ab: np.ndarray) -> float:
+        a, b = np.exp(log_ab)
+        return -float((betaln(a + right, b + wrong) - betaln(a, b)).sum())
+
+    bounds = [(np.log(1e-2), np.log(1e4))] * 2
+    found = minimize(loss, np.log([2.0, 2.0]), method="L-BFGS-B", bounds=bounds)
+    a, b = np.exp(found.x)
+    return Spec.of("beta", a=float(a), b=float(b)), -float(found.fun)
+
+
+def fit_markov(trace: EngineTrace) -> tuple[Spec, float]:
+    """Maximum likelihood of a stationary two-state chain on the positions whose proposals were compared."""
+    sequences = [trace.match_bits(i) for i in range(trace.header["num_sequences"])]
+    pairs = [np.stack([bits[:-1], bits[1:]]) for bits in sequences if len(bits) > 1]
+    before, after = np.concatenate(pairs, axis=1)
+    known = (before >= 0) & (after >= 0)
+    counts = np.zeros((2, 2))
+    np.add.at(counts, (before[known], after[known]), 1)
+    from_wrong, from_right = counts[0, 1] / max(counts[0].sum(), 1), counts[1, 1] / max(counts[1].sum(), 1)
+    correlation = float(np.clip(from_right - from_wrong, 0, 0.999))
+    p = float(fit_iid(trace)[0]["probability"])
+    chance = {1: p + correlation * (1 - p), 0: p * (1 - correlation)}
+    total = sum(_bernoulli(counts[state, 1], counts[state, 0], chance[state]) for state in (0, 1))
+    return Spec.of("markov", probability=p, correlation=correlation), float(total)
+
+
+def fit_all(trace: EngineTrace, replications: int = 40) -> dict[str, Fit]:
+    """Fit every model and compare each with the trace."""
+    fitted = {
+        "iid": fit_iid(trace),
+        "profile": fit_profile(trace),
+        "beta": fit_beta(trace),
+        "markov": fit_markov(trace),
+        "bootstrap": (Spec.of("bootstrap", path=trace.path), float("nan")),
+    }
+    return {
+        name: Fit(spec, likelihood, compare_spread(trace, spec, replications))
+        for name, (spec, likelihood) in fitted.items()
+    }
+
+
+def statistics(rows: pd.DataFrame) -> dict[str, float]:
+    """The compared statistics of a table of row-rounds; those at the end of a budget are left out of `sd_kept`."""
+    drafted, accepted = rows["drafted"].sum(), rows["accepted"].sum()
+    full = rows[rows["drafted"] == rows["drafted"].max()]
+    return {
+        "draft_acceptance_rate": float(accepted / max(drafted, 1)),
+        "mean_acceptance_length": float(1 + accepted / max(len(rows), 1)),
+        "sd_rounds": float(rows.groupby("sequence").size().std(ddof=1)),
+        "sd_kept": float(full["accepted"].std(ddof=1)),
+    }
+
+
+def compare_spread(trace: EngineTrace, spec: Spec, replications: int) -> pd.DataFrame:
+    """Statistics of the trace beside their 95 % range over replications of the model on the same requests."""
+    observed = statistics(trace.rows)
+    drawn = pd.DataFrame(list(_replicate(trace, spec, replications)))
+    low, high = drawn.quantile((1 - LEVEL) / 2), drawn.quantile((1 + LEVEL) / 2)
+    table = pd.DataFrame({"trace": pd.Series(observed), "model": drawn.mean(), "low": low, "high": high})
+    table["inside"] = (table["trace"] >= table["low"]) & (table["trace"] <= table["high"])
+    return table.loc[list(STATISTICS)]
+
+
+def _replicate(trace: EngineTrace, spec: Spec, replications: int) -> Iterator[dict[str, float]]:
+    scenario = replay_scenario(trace, acceptance=spec)
+    for index in range(replications):
+        yield statistics(simulate_once(scenario, index, keep_rows=True).log.row_frame())

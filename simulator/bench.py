@@ -1,0 +1,49 @@
+"""How fast the simulator itself is: rounds per second on one core."""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+from simulator.fields import Spec
+from simulator.model import Simulation
+from simulator.scenario import Engine, Scenario, Study, Workload
+
+WINDOWS = (64, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Speed at one window size; medians over the repeats.
+
+    Attributes:
+        rounds_per_cpu_s: rounds over the process's CPU seconds, which other programs on the machine do not disturb.
+        rounds_per_wall_s: rounds over wall-clock seconds.
+    """
+
+    window_size: int
+    batch_size: int
+    rounds_per_cpu_s: float
+    rounds_per_wall_s: float
+
+
+def bench_scenario(window_size: int, batch_size: int, num_requests: int = 3000) -> Scenario:
+    """EXSPEC on requests of varied prompts, with noise, so that nothing of a usual study is left out."""
+    return Scenario(
+        study=Study(num_requests=num_requests),
+        workload=Workload(prompt_tokens=Spec.of("uniform", low_tokens=16, high_tokens=256)),
+        engine=Engine(layout="realigned", scheduler="grouped", batch_size=batch_size, window_size=window_size),
+        acceptance=Spec.of("beta", a=4.0, b=2.0),
+        cost=Spec.of("linear", verify_base_s=0.025, draft_base_s=0.003, realign_base_s=0.01, noise_cv=0.05),
+    )
+
+
+def measure_speed(window_size: int, batch_size: int, repeats: int) -> Speed:
+    """Run the scenario several times; acceptance draws and logging are part of what is timed."""
+    cpu, wall = [], []
+    for repeat in range(repeats):
+        simulation = Simulation(bench_scenario(window_size, batch_size), repeat)
+        cpu_start, wall_start = time.process_time(), time.perf_counter()
+        rounds = len(simulation.run().rounds)
+        cpu.append(rounds / (time.process_time() - cpu_start))
+        wall.append(rounds / (time.perf_counter() - wall_start))
+    return Speed(window_size, batch_size, statistics.median(cpu), statistics.median(wall))

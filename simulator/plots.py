@@ -1,0 +1,117 @@
+"""Figures from the tidy tables. Each function draws on given axes and returns them; nothing is computed twice."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from simulator.attribution import Attribution
+from simulator.errors import require
+from simulator.runner import Results, mean_interval
+
+BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8c8c8c"
+SERIES = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+
+
+def new_axes(width: float = 6.0, height: float = 3.6) -> Axes:
+    """Fresh axes without a display."""
+    with mpl.rc_context({"font.size": 9}):
+        axes = Figure(figsize=(width, height), layout="constrained").add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def latency_cdf(results: dict[str, Results], axes: Axes | None = None, *, level: float = 0.9) -> Axes:
+    """Share of requests answered within a time, mean over replications and band of the middle `level` of them."""
+    axes = axes or new_axes()
+    shares = np.linspace(0.005, 0.995, 199)
+    for color, (name, result) in zip(SERIES, results.items(), strict=False):
+        requests = result.frame("requests")
+        latency = (requests["finished_s"] - requests["arrival_s"]).groupby(requests["replication"])
+        curves = np.array([np.nanquantile(values, shares) for _, values in latency])
+        low, high = np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        axes.fill_betweenx(shares, low, high, color=color, alpha=0.25, linewidth=0)
+        axes.plot(curves.mean(axis=0), shares, color=color, label=name)
+    axes.set(xlabel="latency (s)", ylabel="share of requests", ylim=(0, 1))
+    axes.legend(frameon=False)
+    return axes
+
+
+def throughput_against(
+    frame: pd.DataFrame, setting: str, axes: Axes | None = None, *, by: str | None = None, metric: str = "tokens_per_s"
+) -> Axes:
+    """Mean of a metric against a swept setting with 95 % intervals, one line per value of `by`."""
+    axes = axes or new_axes()
+    groups = frame.groupby(by) if by else [("", frame)]
+    for color, (value, group) in zip(SERIES, groups, strict=False):
+        points = [(x, *mean_interval(part[metric].to_numpy(), 0.95)) for x, part in group.groupby(setting)]
+        x, mean, low, high, _ = (np.array(column) for column in zip(*points, strict=True))
+        label = f"{by.rpartition('.')[2]} {value}" if by else None
+        axes.errorbar(x, mean, [mean - low, high - mean], color=color, marker="o", markersize=3, capsize=2, label=label)
+    axes.set(xlabel=setting, ylabel=metric, ylim=(0, None))
+    if by:
+        axes.legend(frameon=False)
+    return axes
+
+
+def raggedness_map(results: Results, axes: Axes | None = None, *, replication: int = 0) -> Axes:
+    """Real tokens of each slot, minus the batch's mean, round by round: how far the rows drift apart."""
+    axes = axes or new_axes()
+    rows = results.frame("rows")
+    rows = rows[(rows["replication"] == replication) & (rows["replica"] == 0)]
+    require(len(rows) > 0, "the rows were not logged: simulate with keep_rows=True")
+    table = rows.pivot_table(index="row", columns="round", values="seq_len")
+    spread = table - table.mean()
+    limit = max(float(np.nanmax(np.abs(spread.to_numpy()))), 1.0)
+    image = axes.imshow(
+        spread, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest",
+        extent=(table.columns.min() - 0.5, table.columns.max() + 0.5, len(table) - 0.5, -0.5),
+    )  # fmt: skip
+    axes.set(xlabel="round", ylabel="slot")
+    axes.figure.colorbar(image, ax=axes, label="tokens from the batch's mean")
+    return axes
+
+
+def waterfall(attribution: Attribution, axes: Axes | None = None) -> Axes:
+    """From a to b: each factor's share as a step, with its 95 % interval."""
+    axes = axes or new_axes()
+    table = attribution.table.drop(index="total")
+    names = ["a", *table.index, "b"]
+    base = attribution.a
+    axes.bar(0, base, color=GREY)
+    for at, (_, line) in enumerate(table.iterrows(), start=1):
+        color = BLUE if line["share"] >= 0 else ORANGE
+        axes.bar(at, line["share"], bottom=base, color=color)
+        base += line["share"]
+        error = [[line["share"] - line["low"]], [line["high"] - line["share"]]]
+        axes.errorbar(at, base, error, color="black", capsize=3, linewidth=1)
+    axes.bar(len(names) - 1, attribution.b, color=GREY)
+    axes.set_xticks(range(len(names)), names, rotation=25, ha="right")
+    axes.set_ylabel(attribution.metric)
+    return axes
+
+
+def pareto(frame: pd.DataFrame, axes: Axes | None = None, *, x: str = "latency_p99_s", y: str = "tokens_per_s") -> Axes:
+    """Scenarios of a sweep by P99 latency and throughput; those that no other beats in both are joined."""
+    axes = axes or new_axes()
+    means = frame.groupby("key")[[x, y]].mean()
+    best = pareto_front(means[x].to_numpy(), means[y].to_numpy())
+    axes.scatter(means[x], means[y], s=10, color=GREY, label="scenarios")
+    front = means[best].sort_values(x)
+    axes.plot(front[x], front[y], color=BLUE, marker="o", markersize=4, label="not dominated")
+    axes.set(xlabel=x, ylabel=y)
+    axes.legend(frameon=False)
+    return axes
+
+
+def pareto_front(cost: np.ndarray, gain: np.ndarray) -> np.ndarray:
+    """Whether no other point has at most the cost and at least the gain, and one of them strictly ``[n]``."""
+    cheaper, better = cost[:, None] <= cost[None, :], gain[:, None] >= gain[None, :]
+    strictly = (cost[:, None] < cost[None, :]) | (gain[:, None] > gain[None, :])
+    return np.logical_not((cheaper & better & strictly).any(axis=0))
+
+
+def save(axes: Axes, path: str, dpi: int = 150) -> None:
+    """Write the figure that the axes belong to."""
+    axes.get_figure(root=True).savefig(path, dpi=dpi)  # type: ignore[union-attr]

@@ -1,0 +1,283 @@
+"""Many scenarios: grids, Latin hypercubes and Sobol samples, on this machine or many, resumable by content hash.
+
+Every finished scenario is one Parquet file named by the hash of all that decides its numbers, written whole or not
+at all by the process that drives the sweep. A sweep that is started again skips what is there.
+"""
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from simulator.errors import InputError, require
+from simulator.provenance import commit, input_digests, library_versions, now_utc
+from simulator.runner import run_replication
+from simulator.scenario import Scenario, content_hash, from_data, load_scenario, set_path, to_mapping
+
+SPEC_KEYS = ("base", "replications", "grid", "latin", "sobol", "skip_invalid")
+Ranges = dict[str, tuple[float, float]]
+SweepProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One scenario of a sweep.
+
+    Attributes:
+        scenario: what to simulate.
+        settings: the swept settings and their values.
+        replications: how many.
+    """
+
+    scenario: Scenario
+    settings: dict[str, Any] = field(hash=False)
+    replications: int
+
+    @property
+    def key(self) -> str:
+        """Hash of everything that decides the numbers: settings, input files, replications."""
+        config = {name: value for name, value in to_mapping(self.scenario).items() if name != "name"}
+        return content_hash([config, input_digests(self.scenario), self.replications])
+
+
+@dataclass(frozen=True)
+class SweepSpec:
+    """A sweep as its YAML file describes it.
+
+    Attributes:
+        tasks: one per scenario, in a fixed order.
+        sobol: the problem that a Sobol analysis needs, None for other sweeps.
+    """
+
+    tasks: tuple[Task, ...]
+    sobol: dict[str, Any] | None = None
+
+
+def load_sweep(path: str | Path) -> SweepSpec:
+    """Read a sweep: ``base`` (scenario or file), ``replications``, and one of ``grid``, ``latin``, ``sobol``.
+
+    Raises:
+        InputError: unknown keys, impossible settings, none or several of the three kinds.
+    """
+    path = Path(path)
+    require(path.is_file(), f"{path}: no such file")
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    require(isinstance(data, dict), f"{path}: must be a mapping with {', '.join(SPEC_KEYS)}")
+    unknown = sorted(set(data) - set(SPEC_KEYS))
+    require(not unknown, f"{path}: unknown key {', '.join(unknown)}; allowed: {', '.join(SPEC_KEYS)}")
+    base = data.get("base", {})
+    scenario = load_scenario(path.parent / base) if isinstance(base, str) else from_data(base)
+    try:
+        return build_sweep(scenario, **{key: value for key, value in data.items() if key != "base"})
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def build_sweep(
+    base: Scenario,
+    *,
+    replications: int = 10,
+    grid: dict[str, list] | None = None,
+    latin: dict[str, Any] | None = None,
+    sobol: dict[str, Any] | None = None,
+    skip_invalid: bool = False,
+) -> SweepSpec:
+    """Lay out the scenarios of a sweep.
+
+    Args:
+        base: settings that are not swept.
+        replications: per scenario.
+        grid: dotted path → values; every combination runs.
+        latin: ``samples``, ``seed`` and ``ranges`` (dotted path → [low, high], integers where both ends are).
+        sobol: ``samples`` (a power of two) and ``ranges``; Saltelli's scheme for `sobol_indices`.
+        skip_invalid: leave out impossible combinations instead of refusing the sweep.
+    """
+    require(sum(kind is not None for kind in (grid, latin, sobol)) == 1, "give exactly one of grid, latin, sobol")
+    problem = None
+    if grid is not None:
+        require(all(isinstance(v, list) and v for v in grid.values()), "grid: every path needs a list of values")
+        points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    elif latin is not None:
+        points = _latin_points(latin)
+    else:
+        problem, points = _sobol_points(sobol or {})
+    tasks = [task for point in points if (task := _task(base, point, replications, skip_invalid))]
+    return SweepSpec(tuple(tasks), problem)
+
+
+def _task(base: Scenario, point: dict[str, Any], replications: int, skip_invalid: bool) -> Task | None:
+    data = to_mapping(base)
+    try:
+        for name, value in point.items():
+            set_path(data, name, value)
+        return Task(from_data(data), point, replications)
+    except InputError as error:
+        if skip_invalid:
+            return None
+        given = ", ".join(f"{name}={value}" for name, value in point.items())
+        raise InputError(f"at {given}: {error}") from None
+
+
+def _ranges(data: dict[str, Any], kind: str) -> Ranges:
+    ranges = data.get("ranges")
+    require(isinstance(ranges, dict) and bool(ranges), f"{kind}.ranges must map paths to [low, high]")
+    for name, ends in ranges.items():  # type: ignore[union-attr]
+        right = isinstance(ends, list | tuple) and len(ends) == 2 and ends[0] < ends[1]
+        require(right, f"{kind}.ranges.{name} must be [low, high] with low < high, not {ends!r}")
+    return {name: (ends[0], ends[1]) for name, ends in ranges.items()}  # type: ignore[union-attr]
+
+
+def _scale(unit: np.ndarray, ranges: Ranges) -> list[dict[str, Any]]:
+    """Points of the unit cube ``[n, paths]`` to settings; integer ranges include both ends."""
+    return [{name: _place(x, *ends) for x, (name, ends) in zip(row, ranges.items(), strict=True)} for row in unit]
+
+
+def _place(x: float, low: float, high: float) -> float:
+    if isinstance(low, int) and isinstance(high, int):
+        return min(high, int(low + x * (high - low + 1)))
+    return float(low + x * (high - low))
+
+
+def _latin_points(data: dict[str, Any]) -> list[dict[str, Any]]:
+    from scipy.stats.qmc import LatinHypercube
+
+    ranges, samples = _ranges(data, "latin"), data.get("samples")
+    require(isinstance(samples, int) and samples >= 1, f"latin.samples must be an integer ≥ 1, not {samples!r}")
+    return _scale(LatinHypercube(len(ranges), rng=data.get("seed", 0)).random(samples), ranges)
+
+
+def _sobol_points(data: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    from SALib.sample import sobol
+
+    ranges, samples = _ranges(data, "sobol"), data.get("samples")
+    power = isinstance(samples, int) and samples >= 2 and samples & (samples - 1) == 0
+    require(power, f"sobol.samples must be a power of two, not {samples!r}")
+    problem = {"num_vars": len(ranges), "names": list(ranges), "bounds": [[0.0, 1.0]] * len(ranges)}
+    unit = sobol.sample(problem, samples, calc_second_order=False, seed=data.get("seed", 0))
+    return problem, _scale(unit, ranges)
+
+
+def sobol_indices(spec: SweepSpec, frame: pd.DataFrame, metric: str = "tokens_per_s") -> pd.DataFrame:
+    """First-order and total Sobol indices of a metric with their 95 % half widths, one line per setting."""
+    from SALib.analyze import sobol
+
+    require(spec.sobol is not None, "Sobol indices need a sweep of kind sobol")
+    require(metric in frame, f"metric must be a column of the sweep, not {metric!r}")
+    means = frame.groupby("key")[metric].mean()
+    values = np.array([means[task.key] for task in spec.tasks])
+    found = sobol.analyze(spec.sobol, values, calc_second_order=False, seed=0)
+    columns = {"first": "S1", "first_half_width": "S1_conf", "total": "ST", "total_half_width": "ST_conf"}
+    return pd.DataFrame({name: found[key] for name, key in columns.items()}, index=spec.sobol["names"])  # type: ignore[index]
+
+
+# --- running -----------------------------------------------------------------------------------------------------
+
+
+def run_task(task: Task) -> tuple[str, pd.DataFrame]:
+    """All replications of a scenario: its key and one line per replication."""
+    done = [run_replication(task.scenario, i, keep_frames=False) for i in range(task.replications)]
+    frame = pd.DataFrame([r.metrics for r in done])
+    frame.insert(0, "replication", range(task.replications))
+    for at, (name, value) in enumerate(task.settings.items()):
+        frame.insert(at, name, str(value) if isinstance(value, list | dict) else value)
+    frame.insert(0, "key", task.key)
+    frame["seed"], frame["origin"] = task.scenario.seed, done[0].origin
+    frame["extrapolated"] = "; ".join(sorted({what for r in done for what in r.extrapolated}))
+    return task.key, frame
+
+
+def sweep(
+    spec: SweepSpec,
+    out: str | Path,
+    *,
+    workers: int = 1,
+    dask: str | None = None,
+    progress: SweepProgress | None = None,
+) -> pd.DataFrame:
+    """Run what is missing of a sweep and return all of it, one line per scenario and replication.
+
+    Args:
+        spec: from `load_sweep` or `build_sweep`.
+        out: folder of the finished scenarios; ``results.parquet`` there joins them.
+        workers: processes on this machine (joblib), the results do not depend on it.
+        dask: address of a Dask scheduler, or ``local`` for a cluster on this machine.
+        progress: told (done, all) after every scenario.
+    """
+    out = Path(out)
+    (out / "scenarios").mkdir(parents=True, exist_ok=True)
+    tasks = {task.key: task for task in spec.tasks}
+    missing = [task for key, task in tasks.items() if not _file(out, key).exists()]
+    finished = len(tasks) - len(missing)
+    for key, frame in _execute(missing, workers, dask):
+        _write(frame, _file(out, key), tasks[key])
+        finished += 1
+        if progress:
+            progress(finished, len(tasks))
+    result = pd.concat([pd.read_parquet(_file(out, key)) for key in tasks], ignore_index=True)
+    _write(result, out / "results.parquet", None)
+    return result
+
+
+def _file(out: Path, key: str) -> Path:
+    return out / "scenarios" / f"{key}.parquet"
+
+
+def _write(frame: pd.DataFrame, path: Path, task: Task | None) -> None:
+    """Write a file whole or not at all; config, seed, inputs and commit stand in its metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    meta: dict[str, Any] = {"commit": commit(), "created_utc": now_utc(), "versions": library_versions()}
+    if task is not None:
+        meta |= {"scenario": to_mapping(task.scenario), "seed": task.scenario.seed}
+        meta |= {"inputs": input_digests(task.scenario), "replications": task.replications}
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"raggedspec": json.dumps(meta).encode()})
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    pq.write_table(table, partial)
+    partial.replace(path)
+
+
+def read_provenance(path: str | Path) -> dict[str, Any]:
+    """Config, seed, inputs and commit inside a sweep's Parquet file."""
+    import pyarrow.parquet as pq
+
+    return json.loads(pq.read_schema(path).metadata[b"raggedspec"])
+
+
+def _execute(tasks: list[Task], workers: int, dask: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Results as they come."""
+    if dask is not None:
+        yield from _execute_dask(tasks, dask, workers)
+    elif workers == 1:
+        yield from map(run_task, tasks)
+    else:
+        from joblib import Parallel, delayed
+
+        count = workers if workers > 0 else os.cpu_count() or 1
+        yield from Parallel(n_jobs=count, return_as="generator_unordered")(delayed(run_task)(task) for task in tasks)
+
+
+def _execute_dask(tasks: list[Task], address: str, workers: int) -> Iterator[tuple[str, pd.DataFrame]]:
+    from distributed import Client, LocalCluster, as_completed
+
+    local = address == "local"
+    cluster = LocalCluster(n_workers=max(workers, 1), threads_per_worker=1, dashboard_address=None) if local else None
+    try:
+        with Client(cluster or address, timeout="20s") as client:
+            futures = client.map(run_task, tasks, pure=False)
+            for future in as_completed(futures):
+                yield future.result()
+                future.release()
+    except OSError as error:
+        raise InputError(f"--dask {address}: cannot connect: {str(error).splitlines()[0]}") from None
+    finally:
+        if cluster is not None:
+            cluster.close()
