@@ -67,6 +67,9 @@ Definition same_key (st : state) (i j : nat) : Prop :=
 
 Definition overdue (st : state) (aging : nat) : Prop := Exists (fun i => aging <= waited (of st i)) (window st).
 
+Definition num_alike (st : state) (i : nat) (w : list nat) : nat :=
+  length (filter (fun j => (length_now (of st i) =? length_now (of st j)) && (lag_now (of st i) =? lag_now (of st j))) w).
+
 (** Why these members run (INV-9, INV-10, INV-11). *)
 Definition scheduled (st : state) (rd : round) : Prop :=
   let ms := members rd in
@@ -79,6 +82,7 @@ Definition scheduled (st : state) (rd : round) : Prop :=
   | Grouped aging, GroupedMode => incl ms w /\ length ms = batch_size cfg /\ ~ overdue st aging
       /\ Forall (fun m => Forall (fun u => same_key st m u) ms) ms
   | Grouped aging, FallbackMode => ms = firstn (batch_size cfg) w /\ ~ overdue st aging
+      /\ Forall (fun u => num_alike st u w < batch_size cfg) w
   | _, _ => False
   end.
 

@@ -1,0 +1,258 @@
+"""``python -m proofs.conformance.laws``: the exact output law of the real engine, by enumeration.
+
+Every random branch of a run is taken in turn, with its probability as a fraction; the law of the outputs must be the
+product of the autoregressive laws, with total variation exactly 0. Random numbers are keyed as in the engine: asked
+twice under one key, the source answers consistently.
+"""
+
+import itertools
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from unittest.mock import patch
+
+import torch
+
+from proofs.conformance.perfect_memory import Table, Text, pair_of, random_table
+from proofs.report import report
+from refimpl import acceptance, kernels
+from refimpl.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
+from refimpl.engine import Engine
+from refimpl.sampling import Purpose, RandomSource
+from refimpl.sequence import Sequence
+
+Outputs = tuple[Text, ...]
+Law = dict[Outputs, Fraction]
+MAX_PATHS = 20_000  # an enumeration that reaches this was truncated: a failure
+
+
+@dataclass(frozen=True)
+class Verdict:
+    name: str
+    ok: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sequence: prompt, budget, drafts a round, stop tokens."""
+
+    prompt: Text
+    budget: int
+    k: int
+    stops: frozenset[int] = frozenset()
+
+    @property
+    def end(self) -> int:
+        return len(self.prompt) + self.budget
+
+
+@dataclass
+class BranchSource(RandomSource):
+    """Answers by a script of branch numbers; beyond it takes the first branch, and notes how many there were.
+
+    What can no longer matter (rows that have finished, positions past a row's budget) gets a fixed answer.
+    """
+
+    script: list[int]
+    sequences: list[Sequence]
+    branches: list[int] = field(default_factory=list)
+    weight: Fraction = Fraction(1)
+    _drawn: dict = field(default_factory=dict)
+    _uniform: dict = field(default_factory=dict)
+
+    def draw(self, weights, keys, position, purpose):
+        rows = [
+            [
+                self._token(weights[i, j], int(keys.sequence[i]), int(position[i, j]), purpose)
+                for j in range(position.shape[1])
+            ]
+            for i in range(position.shape[0])
+        ]
+        return torch.tensor(rows)
+
+    def accepts(self, target_probability, draft_probability, keys, position):
+        p, q = target_probability.tolist(), draft_probability.tolist()
+        rows = [
+            [
+                self._accept(Fraction(p[i][j]), Fraction(q[i][j]), int(keys.sequence[i]), int(position[i, j]))
+                for j in range(len(p[i]))
+            ]
+            for i in range(len(p))
+        ]
+        return torch.tensor(rows).reshape(position.shape)
+
+    def _matters(self, sequence: int, position: int, purpose: Purpose) -> bool:
+        row = self.sequences[sequence]
+        end = row.prompt_len + row.max_new_tokens
+        return not row.finished and position < (end if purpose is Purpose.NEXT else end - 1)
+
+    def _token(self, weights: torch.Tensor, sequence: int, position: int, purpose: Purpose) -> int:
+        masses = tuple(Fraction(w) for w in weights.tolist())
+        tokens = [t for t, mass in enumerate(masses) if mass]
+        if not self._matters(sequence, position, purpose):
+            return tokens[-1] if tokens else 0
+        key = (sequence, position, purpose, masses)
+        if key not in self._drawn:
+            total = sum(masses)
+            self._drawn[key] = tokens[self._branch([masses[t] / total for t in tokens])]
+        return self._drawn[key]
+
+    def _accept(self, p: Fraction, q: Fraction, sequence: int, position: int) -> bool:
+        """u < p/q for the key's uniform number u, known to lie in [low, high)."""
+        if not self._matters(sequence, position, Purpose.ACCEPT):
+            return True
+        low, high = self._uniform.get((sequence, position), (Fraction(0), Fraction(1)))
+        threshold = min(max(p / q, low), high)
+        share = (threshold - low) / (high - low)
+        yes = share == 1 or (share > 0 and self._branch([share, 1 - share]) == 0)
+        self._uniform[sequence, position] = (low, threshold) if yes else (threshold, high)
+        return yes
+
+    def _branch(self, probabilities: list[Fraction]) -> int:
+        if len(probabilities) == 1:
+            return 0
+        at = len(self.branches)
+        chosen = self.script[at] if at < len(self.script) else 0
+        self.branches.append(len(probabilities))
+        self.weight *= probabilities[chosen]
+        return chosen
+
+
+def scripts(run: Callable[[list[int]], list[int]]) -> Iterator[None]:
+    """Call `run` with every script; it returns how many branches there were at each point."""
+    script: list[int] = []
+    while True:
+        counts = run(script)
+        yield
+        script = script + [0] * (len(counts) - len(script))
+        while script and script[-1] == counts[len(script) - 1] - 1:
+            script.pop()
+        if not script:
+            return
+        script[-1] += 1
+
+
+def engine_law(
+    method: str, jobs: list[Job], target: Table, draft: Table, vocab_size: int, checks: str
+) -> tuple[Law, int]:
+    """Law of the outputs of complete runs, and the number of paths."""
+    law: Law = defaultdict(Fraction)
+    config = DecodeConfig(
+        method=method,
+        batch_size=2,
+        window_size=2 + method.endswith("grouped"),
+        aging_bound=1,
+        acceptance="rejection",
+        sampling=SamplingConfig(temperature=1.0),
+        checks=checks,
+    )
+    pair = pair_of(target, draft, vocab_size)
+
+    def run(script: list[int]) -> list[int]:
+        rows = [Sequence(i, list(j.prompt), j.budget, j.k, j.stops, sequence_id=i) for i, j in enumerate(jobs)]
+        source = BranchSource(script, rows)
+        for _ in Engine(pair, rows, config, source).rounds():
+            pass
+        law[tuple(tuple(row.generated) for row in rows)] += source.weight
+        return source.branches
+
+    paths = 0
+    with patch.object(acceptance, "probabilities", lambda logits, config: logits):
+        for _ in scripts(run):
+            paths += 1
+            if paths >= MAX_PATHS:
+                raise RuntimeError("enumeration truncated")
+    return law, paths
+
+
+def autoregressive_law(jobs: list[Job], target: Table) -> Law:
+    """Product of the rows' laws, one token at a time."""
+    laws = [dict(row_law(job, target, ())) for job in jobs]
+    joint: Law = {}
+    for texts in itertools.product(*laws):
+        weight = Fraction(1)
+        for law, text in zip(laws, texts, strict=True):
+            weight *= law[text]
+        joint[texts] = weight
+    return joint
+
+
+def row_law(job: Job, target: Table, generated: Text) -> Iterator[tuple[Text, Fraction]]:
+    if len(generated) == job.budget or (generated and generated[-1] in job.stops):
+        yield generated, Fraction(1)
+        return
+    for token, mass in enumerate(target(job.prompt + generated)):
+        if mass:
+            for text, weight in row_law(job, target, (*generated, token)):
+                yield text, weight * Fraction(mass)
+
+
+def total_variation(law: Law, other: Law) -> Fraction:
+    return sum((abs(law.get(x, Fraction(0)) - other.get(x, Fraction(0))) for x in {*law, *other}), Fraction(0)) / 2
+
+
+SHAPES: dict[str, tuple[int, list[Job]]] = {
+    "ragged prompts, k = 1, one stop token": (2, [Job((0,), 2, 1), Job((1, 0, 1), 3, 1, frozenset({1}))]),
+    "three rows, two at a time": (2, [Job((0,), 2, 1), Job((1,), 1, 1), Job((0, 1), 2, 1)]),
+    "three tokens, k = 2 beside k = 1": (3, [Job((2,), 2, 2), Job((1, 0), 2, 1, frozenset({2}))]),
+}
+LONG_SHAPE = "two rows, k = 2", (2, [Job((0,), 3, 2), Job((1, 1), 3, 2)])
+
+# What breaks the law: method, kernel, and its wrong variant.
+FAULTS: dict[str, tuple[str, str, Callable]] = {
+    "after a rejection the target's law is drawn, not the residual": ("inplace+fifo", "residual", lambda p, q: p),
+    "rows are not realigned": ("realigned+static", "realign_shift", lambda old, new: 0),
+    "mask one slot too wide": (
+        "realigned+static",
+        "visible_left_padded",
+        lambda key, query, pads: (key >= pads) & (key <= query + 1),
+    ),
+    "stale slots are visible": ("inplace+fifo", "visible_by_position", lambda slot, query: (slot >= 0) & (query >= 0)),
+    "masked slots do not die": ("masked+static", "masked_slot_position", lambda position, cached, after: position),
+}
+
+
+def tables(vocab_size: int) -> tuple[Table, Table]:
+    """Target with zeros, draft without: every token may be proposed, some must be rejected."""
+    return random_table("target", vocab_size, zeros=True), random_table("draft", vocab_size, zeros=False)
+
+
+def distance(method: str, vocab_size: int, jobs: list[Job], checks: str = "host") -> tuple[Fraction, int]:
+    """Total variation between the engine's law and the autoregressive one, and the number of paths."""
+    target, draft = tables(vocab_size)
+    law, paths = engine_law(method, jobs, target, draft, vocab_size, checks)
+    return total_variation(law, autoregressive_law(jobs, target)), paths
+
+
+def check() -> list[Verdict]:
+    verdicts = []
+    for layout, scheduler in itertools.product(LAYOUTS, SCHEDULERS):
+        method = f"{layout}+{scheduler}"
+        for shape, (vocab_size, jobs) in dict(
+            [*SHAPES.items(), *([LONG_SHAPE] if method == "rollback+static" else [])]
+        ).items():
+            try:
+                tv, paths = distance(method, vocab_size, jobs)
+                verdicts.append(Verdict(f"{method}, {shape}: total variation {tv} over {paths} paths", tv == 0))
+            except Exception as error:
+                verdicts.append(Verdict(f"{method}, {shape}", False, f"{type(error).__name__}: {error}"))
+    return verdicts
+
+
+def check_faults() -> list[Verdict]:
+    """Expected failures: the enumeration must see that the law is off, with every run-time check switched off."""
+    verdicts = []
+    vocab_size, jobs = SHAPES["ragged prompts, k = 1, one stop token"]
+    for name, (method, kernel, wrong) in FAULTS.items():
+        with patch.object(kernels, kernel, wrong):
+            tv, _ = distance(method, vocab_size, jobs, checks="off")
+        verdicts.append(Verdict(f"expected failure: {name}: total variation {tv} = {float(tv):.3f}", tv > 0))
+    return verdicts
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(report("laws", [*check(), *check_faults()]))
