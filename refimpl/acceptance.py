@@ -105,9 +105,15 @@ class MatchingRule(AcceptanceRule):
         limits: Int[Tensor, " batch"],
     ) -> Decision:
         """Compare position by position."""
-        target_tokens = self.choose(target_logits, keys, position)
-        matches = (proposal.tokens == target_tokens[:, :-1]).long().unbind(dim=1)
-        return Decision(kernels.num_accepted(matches, limits), target_tokens)
+        return match(proposal.tokens, self.choose(target_logits, keys, position), limits)
+
+
+def match(
+    draft_tokens: Int[Tensor, "batch k"], target_tokens: Int[Tensor, "batch k1"], limits: Int[Tensor, " batch"]
+) -> Decision:
+    """Accept drafts as long as they are the target's own tokens."""
+    matches = (draft_tokens == target_tokens[:, :-1]).long().unbind(dim=1)
+    return Decision(kernels.num_accepted(matches, limits), target_tokens)
 
 
 class GreedyRule(MatchingRule):
@@ -132,11 +138,28 @@ class CoupledRule(MatchingRule):
         """Run the exponential race of each position."""
         return self.source.draw(probabilities(logits, self.sampling), keys, position, Purpose.COUPLED)
 
+    def decide(
+        self,
+        proposal: Proposal,
+        target_logits: Float[Tensor, "batch k1 vocab"],
+        keys: RowKeys,
+        position: Int[Tensor, "batch k1"],
+        limits: Int[Tensor, " batch"],
+    ) -> Decision:
+        """Compare position by position, and see that every emitted token has mass."""
+        mass = probabilities(target_logits, self.sampling)
+        target_tokens = self.source.draw(mass, keys, position, Purpose.COUPLED)
+        decision = match(proposal.tokens, target_tokens, limits)
+        require_mass("target", mass, target_tokens, decision.num_accepted + 1)
+        return decision
+
 
 class RejectionRule(AcceptanceRule):
     """Accept with probability min(1, p/q), else draw from the residual max(p − q, 0).
 
-    Source: Leviathan, Kalman, Matias 2023; Chen et al. 2023. Preserves the target's law, not its very tokens.
+    Source: Leviathan, Kalman, Matias 2023; Chen et al. 2023. Preserves the target's law, not its very tokens. The
+    tokens still do not depend on batch, order or schedule, because every row's rounds begin where its own acceptance
+    put them; only the rollback layout moves those boundaries with the batch, and then only the law is kept.
     """
 
     def propose(
@@ -156,40 +179,71 @@ class RejectionRule(AcceptanceRule):
     ) -> Decision:
         """Accept a prefix; a row whose limit cut the run short draws from p itself, as after a full acceptance."""
         target = probabilities(target_logits, self.sampling)
-        k = proposal.tokens.shape[1]
-        if k == 0 or proposal.probabilities is None:
-            return Decision(torch.zeros_like(limits), self.source.draw(target, keys, position, Purpose.NEXT))
-        p = target[:, :k].gather(-1, proposal.tokens[..., None])[..., 0]
-        q = proposal.probabilities.gather(-1, proposal.tokens[..., None])[..., 0]
-        require_draft_mass(q)
-        accepted = kernels.num_accepted(self.source.accepts(p, q, keys, position[:, :k]).long().unbind(dim=1), limits)
-        weights = self._next_weights(target, proposal.probabilities, accepted, limits)
-        at = position.gather(1, accepted[:, None])
-        next_token = self.source.draw(weights[:, None], keys, at, Purpose.NEXT)
-        emitted = torch.cat([proposal.tokens, next_token], dim=1).scatter(1, accepted[:, None], next_token)
+        if proposal.probabilities is None:  # no drafts in this round
+            accepted, weights = torch.zeros_like(limits), target[:, 0]
+        else:
+            accepted = self._num_accepted(proposal.tokens, proposal.probabilities, target, keys, position, limits)
+            weights = next_weights(target, proposal.probabilities, accepted, limits)
+        at = accepted[:, None]
+        next_token = self.source.draw(weights[:, None], keys, position.gather(1, at), Purpose.NEXT)
+        emitted = torch.cat([proposal.tokens, next_token], dim=1).scatter(1, at, next_token)
+        require_mass("target", target, emitted, accepted + 1)
         return Decision(accepted, emitted)
 
-    def _next_weights(
+    def _num_accepted(
         self,
-        target: Float[Tensor, "batch k1 vocab"],
+        tokens: Int[Tensor, "batch k"],
         draft: Float[Tensor, "batch k vocab"],
-        accepted: Int[Tensor, " batch"],
+        target: Float[Tensor, "batch k1 vocab"],
+        keys: RowKeys,
+        position: Int[Tensor, "batch k1"],
         limits: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """p after the accepted prefix; its residual where a draft was rejected there."""
-        rows = torch.arange(len(accepted), device=accepted.device)
-        p = target[rows, accepted]
-        q = draft[rows, accepted.clamp(max=draft.shape[1] - 1)]
-        return torch.where((accepted < limits)[:, None], kernels.residual(p, q), p)
+    ) -> Int[Tensor, " batch"]:
+        """Test the drafts position by position."""
+        require_mass("draft", draft, tokens, limits)
+        p = target[:, :-1].gather(-1, tokens[..., None])[..., 0]
+        q = draft.gather(-1, tokens[..., None])[..., 0]
+        return kernels.num_accepted(self.source.accepts(p, q, keys, position[:, :-1]).long().unbind(dim=1), limits)
 
 
-def require_draft_mass(drawn: Float[Tensor, "batch k"]) -> None:
-    """Raise unless the draft gave mass to every token it drew: then the ratio p/q is not the one of the draw."""
-    if not bool((drawn > 0).all()):
-        row = int((drawn <= 0).any(dim=1).nonzero()[0])
-        raise InvariantViolation(
-            "INV-12", "the draft must put mass on the token it drew", row=row, expected="q > 0", found="q = 0"
-        )
+def next_weights(
+    target: Float[Tensor, "batch k1 vocab"],
+    draft: Float[Tensor, "batch k vocab"],
+    accepted: Int[Tensor, " batch"],
+    limits: Int[Tensor, " batch"],
+) -> Float[Tensor, "batch vocab"]:
+    """p after the accepted prefix; its residual, not normalised, where a draft was rejected there.
+
+    The residual of equal distributions is empty. Exact arithmetic rejects nothing then; should rounding do it, the
+    token is drawn from p, from which the residual's law differs by no more than that rounding.
+    """
+    rows = torch.arange(len(accepted), device=accepted.device)
+    p = target[rows, accepted]
+    q = draft[rows, accepted.clamp(max=draft.shape[1] - 1)]
+    residual = kernels.residual(p, q)
+    rejected = (accepted < limits)[:, None] & (residual > 0).any(dim=-1, keepdim=True)
+    return torch.where(rejected, residual, p)
+
+
+def require_mass(
+    whose: str,
+    mass: Float[Tensor, "batch q vocab"],
+    tokens: Int[Tensor, "batch q"],
+    num_used: Int[Tensor, " batch"],
+) -> None:
+    """Raise unless each row's first `num_used` tokens have mass under the distributions they were drawn from.
+
+    A draft that breaks this makes p/q another ratio than the one of the draw; a target does it when its logits are
+    NaN or infinite.
+    """
+    chosen = mass.gather(-1, tokens[..., None])[..., 0]
+    used = torch.arange(tokens.shape[1], device=tokens.device) < num_used[:, None]
+    wrong = used & ~(chosen > 0)
+    if bool(wrong.any()):
+        row, at = wrong.nonzero()[0].tolist()
+        statement = f"the {whose} must put mass on the token it drew"
+        found = f"{float(chosen[row, at]):g} on token {int(tokens[row, at])}"
+        raise InvariantViolation("INV-12", statement, row=row, expected="mass > 0", found=found)
 
 
 RULES: dict[AcceptanceName, type[AcceptanceRule]] = {
