@@ -57,18 +57,25 @@ def _choose(logits: Tensor, sampling: SamplingConfig, sequence: Sequence, positi
 
 def shape_distribution(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     """Probabilities ``[vocab]`` after temperature, top-k, top-p and min-p, token by token in order of rank."""
-    mass = torch.softmax(logits.to(torch.float64) / sampling.temperature, dim=0)
-    order = torch.argsort(mass, descending=True, stable=True).tolist()
+    wide = logits.to(torch.float64)
+    mass = torch.softmax((wide - wide.max()) / sampling.temperature, dim=0)
+    if sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0:
+        return mass
+    kept = _survivors(mass.tolist(), sampling)
+    shaped = torch.zeros_like(mass)
+    shaped[kept] = mass[kept]
+    return shaped / shaped.sum()
+
+
+def _survivors(mass: list[float], sampling: SamplingConfig) -> list[int]:
+    ranked = sorted(range(len(mass)), key=mass.__getitem__, reverse=True)  # equals stay in order of id
     if sampling.top_k:
-        least = mass[order[min(sampling.top_k, len(order)) - 1]]
-        order = [token for token in order if mass[token] >= least]
-    kept = torch.zeros_like(mass)
-    total = float(mass[order].sum())
-    before = 0.0
-    for token in order:
+        least = mass[ranked[min(sampling.top_k, len(ranked)) - 1]]
+        ranked = [token for token in ranked if mass[token] >= least]
+    total, before, nucleus = sum(mass[token] for token in ranked), 0.0, []
+    for token in ranked:
         if sampling.top_p < 1 and before >= sampling.top_p * total:
             break
-        kept[token] = mass[token]
-        before += float(mass[token])
-    kept[kept < sampling.min_p * kept.max()] = 0
-    return kept / kept.sum()
+        nucleus.append(token)
+        before += mass[token]
+    return [token for token in nucleus if mass[token] >= sampling.min_p * mass[ranked[0]]]
