@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import torch
 
@@ -10,7 +9,7 @@ from refimpl.acceptance import RULES
 from refimpl.config import CheckLevel, DecodeConfig
 from refimpl.invariants import Checker
 from refimpl.kvstore import RowState
-from refimpl.layouts import LAYOUT_CLASSES, Layout
+from refimpl.layouts import LAYOUT_CLASSES, Layout, MaskedLayout
 from refimpl.model import CausalLM, Pair
 from refimpl.rounds import CachedModel, RoundContext, run_round
 from refimpl.sampling import RandomSource
@@ -99,15 +98,16 @@ class Engine:
         longest = max(s.prompt_len + s.max_new_tokens for s in self.sequences)
         name = config.resolved_method.layout
         assert name is not None
-        options: dict[str, Any] = {"compaction_threshold": config.compaction_threshold} if name == "masked" else {}
-        return LAYOUT_CLASSES[name](
+        layout = LAYOUT_CLASSES[name](
             model.kv_shape,
             len(self._free_slots),
             longest + k + 1,
             max_positions=model.max_positions,
             tagged=self.checker.covers("device"),
-            **options,
         )
+        if isinstance(layout, MaskedLayout):
+            layout.compaction_threshold = config.compaction_threshold
+        return layout
 
     def _admit(self) -> None:
         entered = self.scheduler.admit()

@@ -16,8 +16,8 @@ from refimpl import autoregressive
 from refimpl.config import DecodeConfig, make_config
 from refimpl.engine import Engine, check_level
 from refimpl.model import Pair
+from refimpl.records import RowOutcome, TokenLogprobs
 from refimpl.requests import Prepared, Prompt, prepare
-from refimpl.rounds import RowOutcome, TokenLogprobs
 from refimpl.sequence import Sequence, StopReason
 from refimpl.stats import AcceptanceStats, RunStats, acceptance_stats, request_weighted_length
 from refimpl.timing import StageTimer

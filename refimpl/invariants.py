@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -19,6 +19,7 @@ from refimpl.config import CHECK_LEVELS, CheckLevel
 from refimpl.errors import InvariantViolation
 from refimpl.kvstore import Block
 from refimpl.layouts import Layout
+from refimpl.records import RowOutcome
 from refimpl.scheduling import RoundPlan, Scheduler
 from refimpl.sequence import Sequence
 
@@ -36,15 +37,6 @@ STATEMENTS: dict[str, str] = {
     "INV-11": "a group's members have equal length and equal cache state",
     "INV-12": "tokens do not depend on batch, order, layout or schedule",
 }
-
-
-class RowRecord(Protocol):
-    """The part of a round's record that the checks read."""
-
-    sequence: int
-    seq_len: int
-    k: int
-    kept: int
 
 
 def require(holds: bool, invariant: str, *, row: int | None, expected: Any, found: Any) -> None:
@@ -81,7 +73,7 @@ class Checker:
         if self.covers("device"):
             check_block(block, members, offset, drafts)
 
-    def after_commit(self, members: Seq[Sequence], records: Seq[RowRecord]) -> None:
+    def after_commit(self, members: Seq[Sequence], records: Seq[RowOutcome]) -> None:
         """Check lengths, budget and stops of the rows that ran."""
         if self.covers("host"):
             by_index = {m.index: m for m in members}
@@ -125,7 +117,7 @@ def check_layout_lengths(members: Seq[Sequence], layout: Layout) -> None:
         )
 
 
-def check_growth(sequence: Sequence, record: RowRecord) -> None:
+def check_growth(sequence: Sequence, record: RowOutcome) -> None:
     """INV-8: a row grows by what the round says, whatever the tokens are."""
     require(
         sequence.seq_len == record.seq_len + record.kept and record.kept >= 1,

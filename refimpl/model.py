@@ -134,7 +134,7 @@ class HuggingFaceLM:
         """Fill a DynamicCache with the row and stack its layers."""
         cache = DynamicCache(config=self.model.config)
         self.model(input_ids=torch.tensor([tokens], device=self.model.device), past_key_values=cache, use_cache=True)
-        return torch.stack([torch.stack([layer.keys[0], layer.values[0]]) for layer in cache.layers])
+        return torch.stack([torch.stack([keys[0], values[0]]) for keys, values in _entries(cache)])
 
 
 def refuse_unless_full_attention(model: PreTrainedModel, name: str) -> None:
@@ -154,12 +154,18 @@ def refuse_unless_full_attention(model: PreTrainedModel, name: str) -> None:
 def _probe_kv_shape(model: PreTrainedModel) -> KVShape:
     cache = DynamicCache(config=model.config)
     model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
-    keys, values = cache.layers[0].keys, cache.layers[0].values
-    shapes = {tuple(t.shape) for layer in cache.layers for t in (layer.keys, layer.values)}
+    entries = _entries(cache)
+    keys, values = entries[0]
+    shapes = {tuple(tensor.shape) for layer in entries for tensor in layer}
     if len(shapes) != 1:
         raise InputError(f"{type(model).__name__} caches keys and values of different shapes ({sorted(shapes)})")
     _, heads, _, dim = keys.shape
-    return KVShape(len(cache.layers), heads, dim, values.dtype, values.device)
+    return KVShape(len(entries), heads, dim, values.dtype, values.device)
+
+
+def _entries(cache: Any) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of each layer of a filled DynamicCache."""
+    return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 @dataclass(frozen=True, slots=True)

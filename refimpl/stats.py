@@ -11,17 +11,10 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from refimpl.records import RowOutcome
 from refimpl.timing import STAGES
-
-
-class AcceptanceRecord(Protocol):
-    """The part of a row's record that acceptance statistics are made of."""
-
-    drafted: int
-    accepted: int
-    kept: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +74,7 @@ class AcceptanceStats:
         }
 
 
-def acceptance_stats(records: Iterable[AcceptanceRecord]) -> AcceptanceStats:
+def acceptance_stats(records: Iterable[RowOutcome]) -> AcceptanceStats:
     """Count row-rounds."""
     rows = list(records)
     longest = max((r.accepted for r in rows), default=-1)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from refimpl.files import write_whole
-from refimpl.rounds import RowOutcome
+from refimpl.records import RowOutcome
 
 SCHEMA = "raggedspec.trace/1"
 

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from refimpl import kernels
-from refimpl.kvstore import Block, KVShape, KVStore
+from refimpl.kvstore import Block, KVStore
 from refimpl.layouts.base import tag_block
 from refimpl.layouts.working import SLACK_COLUMNS, WorkingLayout
 
@@ -25,9 +25,14 @@ class MaskedLayout(WorkingLayout):
     gathered into left-padded form.
     """
 
-    def __init__(self, shape: KVShape, rows: int, columns: int, *, compaction_threshold: float = 0.25, **rest: int):
-        super().__init__(shape, rows, columns, **rest)
-        self.compaction_threshold = compaction_threshold
+    compaction_threshold = 0.25
+
+    _width: int  # columns in use
+    _columns: list[list[int]]  # per row, the column of each cached position
+    _slot_position: Tensor  # [batch, columns]: position that a slot holds, -1 when it is dead
+    _lengths: Tensor  # [batch, 2]: seq_len and num_cached at the start of the round
+    _round_start: int  # first column of the round in flight
+    _first_offset: int | None  # offset of its first block
 
     def load(self, span: int) -> None:
         """Gather the rows from the pool, left-padded."""

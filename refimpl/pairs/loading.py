@@ -195,13 +195,15 @@ class _quiet:  # noqa: N801 (used like a function)
     """Hush transformers' progress bars and hints while loading."""
 
     def __enter__(self) -> None:
-        self._level = logging.getLogger("transformers").level
+        self._levels = {name: logging.getLogger(name).level for name in ("transformers", "huggingface_hub")}
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-        transformers.utils.logging.set_verbosity_error()
+        for name in self._levels:
+            logging.getLogger(name).setLevel(logging.ERROR)
         transformers.utils.logging.disable_progress_bar()
 
     def __exit__(self, *_: Any) -> None:
-        logging.getLogger("transformers").setLevel(self._level)
+        for name, level in self._levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def random_pair(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float64, **settings: Any) -> Pair:

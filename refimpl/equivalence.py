@@ -1,0 +1,189 @@
+"""Is the output what autoregressive decoding gives? Exact and partial match against the oracle, prompt by prompt."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from refimpl.config import NAMED_METHODS, resolve_method
+from refimpl.errors import InvariantViolation
+from refimpl.generation import Result, generate
+from refimpl.model import Pair
+from refimpl.requests import Prompt
+from refimpl.stats import RunStats
+
+
+def common_prefix(reference: Seq[int], candidate: Seq[int]) -> int:
+    """Number of leading tokens on which two outputs agree."""
+    pairs = enumerate(zip(reference, candidate, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(reference), len(candidate)))
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """First disagreement of one sequence: the token index, and both tokens (None where an output has ended)."""
+
+    index: int
+    at: int
+    expected: int | None
+    found: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a run compares with the oracle's.
+
+    Attributes:
+        prompts: compared.
+        exact: prompts whose generated tokens are all equal, the stop token included.
+        partial: mean over prompts of the share of the oracle's tokens before the first disagreement.
+        divergences: one per prompt that is not exact.
+    """
+
+    prompts: int
+    exact: int
+    partial: float
+    divergences: tuple[Divergence, ...] = ()
+
+
+def compare(reference: Seq[Seq[int]], candidate: Seq[Seq[int]]) -> Comparison:
+    """Compare generated token ids, prompt by prompt; nothing is decoded, stripped or padded."""
+    divergences, shares = [], []
+    for index, (expected, found) in enumerate(zip(reference, candidate, strict=True)):
+        at = common_prefix(expected, found)
+        shares.append(at / len(expected) if expected else 1.0)
+        if list(expected) != list(found):
+            divergences.append(Divergence(index, at, _item(expected, at), _item(found, at)))
+    total = len(reference)
+    return Comparison(total, total - len(divergences), sum(shares) / max(1, total), tuple(divergences))
+
+
+def _item(tokens: Seq[int], at: int) -> int | None:
+    return tokens[at] if at < len(tokens) else None
+
+
+@dataclass(frozen=True, slots=True)
+class MethodReport:
+    """One method at one batch size against the oracle.
+
+    Attributes:
+        comparison: None when an invariant broke before the run ended.
+        violations: invariants that broke; empty in a healthy run.
+    """
+
+    method: str
+    batch_size: int
+    comparison: Comparison | None
+    stats: RunStats | None
+    violations: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether every prompt is equal to the oracle's output."""
+        return self.comparison is not None and not self.comparison.divergences
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready row."""
+        return {
+            "method": self.method,
+            "batch_size": self.batch_size,
+            "exact": self.comparison.exact if self.comparison else 0,
+            "partial": self.comparison.partial if self.comparison else 0.0,
+            "mean_acceptance_length": self.stats.acceptance.mean_acceptance_length if self.stats else 0.0,
+            "grouping_rate": self.stats.grouping_rate if self.stats else 0.0,
+            "violations": list(self.violations),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """All methods and batch sizes of a `verify` run; `reference` is the oracle's output."""
+
+    prompts: int
+    reference: Result
+    results: list[MethodReport] = field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every method gave the oracle's tokens for every prompt."""
+        return all(report.exact for report in self.results)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: ``{"prompts": n, "results": [...]}``."""
+        return {"prompts": self.prompts, "results": [report.as_dict() for report in self.results]}
+
+
+def expand_methods(methods: str | Seq[str]) -> list[str]:
+    """Names from a list or a comma-separated text; ``"all"`` stands for every named method but the oracle."""
+    names = methods.split(",") if isinstance(methods, str) else list(methods)
+    expanded = [n for name in names for n in (list(NAMED_METHODS) if name == "all" else [name.strip()])]
+    for name in expanded:
+        resolve_method(name)
+    return [name for name in dict.fromkeys(expanded) if name != "autoregressive"]
+
+
+def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int]) -> list[tuple[str, int]]:
+    """Each (method, batch size) once; a method with a batch size of its own runs at that one only."""
+    runs = [
+        (name, resolve_method(name).batch_size or batch_size)
+        for name in expand_methods(methods)
+        for batch_size in batch_sizes
+    ]
+    return list(dict.fromkeys(runs))
+
+
+def verify(
+    pair: Pair,
+    prompts: Seq[Prompt],
+    *,
+    methods: str | Seq[str] = "all",
+    batch_sizes: Seq[int] = (1, 4, 8),
+    progress: Callable[[str, int, int], None] | None = None,
+    **settings: Any,
+) -> VerifyReport:
+    """Run methods at several batch sizes and compare each with the oracle, which runs once.
+
+    Args:
+        pair: from `load_pair`.
+        prompts: as for `generate`.
+        methods: names, or ``"all"``.
+        batch_sizes: each method runs at each of these.
+        progress: told (what is running, finished, all).
+        **settings: as for `generate`; a window smaller than a batch size is widened to it.
+
+    Raises:
+        InputError: impossible settings or prompts. An InvariantViolation is reported, not raised.
+    """
+    runs = runs_to_verify(methods, batch_sizes)
+    reference = generate(pair, prompts, method="autoregressive", progress=_named(progress, "oracle"), **settings)
+    report = VerifyReport(len(prompts), reference)
+    for method, batch_size in runs:
+        label = f"{method} at batch {batch_size}"
+        report.results.append(
+            _run(pair, prompts, method, batch_size, reference, _named(progress, label), dict(settings))
+        )
+    return report
+
+
+def _run(
+    pair: Pair,
+    prompts: Seq[Prompt],
+    method: str,
+    batch_size: int,
+    reference: Result,
+    progress: Callable[[int, int], None] | None,
+    settings: dict[str, Any],
+) -> MethodReport:
+    if settings.get("window_size"):
+        settings["window_size"] = max(settings["window_size"], batch_size)
+    try:
+        result = generate(pair, prompts, method=method, batch_size=batch_size, progress=progress, **settings)
+    except InvariantViolation as violation:
+        return MethodReport(method, batch_size, None, None, (str(violation),))
+    comparison = compare([s.token_ids for s in reference.sequences], [s.token_ids for s in result.sequences])
+    return MethodReport(method, batch_size, comparison, result.stats)
+
+
+def _named(progress: Callable[[str, int, int], None] | None, label: str) -> Callable[[int, int], None] | None:
+    return partial(progress, label) if progress else None

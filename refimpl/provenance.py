@@ -1,0 +1,55 @@
+"""Where a number comes from: written beside every measured file."""
+
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+SCHEMA_VERSION = 1
+
+
+def provenance(device: torch.device, **settings: Any) -> dict[str, Any]:
+    """Time, commit, command, device, libraries, and the settings given."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "utc_time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "command": "python -m refimpl " + " ".join(sys.argv[1:]),
+        "device": device_name(device),
+        "torch_threads": torch.get_num_threads(),
+        "libraries": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "settings": settings,
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Model of the processor or the GPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {len(names) or 1} cores"
+
+
+def _commit() -> str:
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parent,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return run.stdout.strip()
