@@ -1,6 +1,7 @@
 """What a caller may choose: frozen, validated, free of tensors."""
 
 import math
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -16,6 +17,8 @@ LAYOUTS: tuple[str, ...] = get_args(LayoutName)
 SCHEDULERS: tuple[str, ...] = get_args(SchedulerName)
 ACCEPTANCE_RULES: tuple[str, ...] = get_args(AcceptanceName)
 CHECK_LEVELS: tuple[str, ...] = get_args(CheckLevel)
+
+MAX_SPECULATIVE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ def _require_int(name: str, value: Any, low: int, high: float = math.inf) -> Non
     _require(is_int and low <= value <= high, f"{name} must be an integer {limit}, not {value!r}")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
     """How the target's next-token distribution is shaped. Temperature 0 is greedy.
@@ -92,12 +99,12 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         _require(
-            isinstance(self.temperature, int | float) and 0 <= self.temperature < math.inf,
+            _is_number(self.temperature) and 0 <= self.temperature < math.inf,
             f"temperature must be a finite number ≥ 0, not {self.temperature!r}",
         )
         _require_int("top_k", self.top_k, 0)
-        _require(0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p!r}")
-        _require(0 <= self.min_p <= 1, f"min_p must lie in [0, 1], not {self.min_p!r}")
+        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p!r}")
+        _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, f"min_p must lie in [0, 1], not {self.min_p!r}")
         _require_int("seed", self.seed, -(2**63), 2**63 - 1)
 
     @property
@@ -129,19 +136,29 @@ class Request:
     sequence_id: int | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (("max_new_tokens", 1), ("num_speculative_tokens", 0)):
+        for name, low, high in (("max_new_tokens", 1, math.inf), ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS)):
             if getattr(self, name) is not None:
-                _require_int(name, getattr(self, name), low)
+                _require_int(name, getattr(self, name), low, high)
         for name in ("seed", "sequence_id"):
             if getattr(self, name) is not None:
                 _require_int(name, getattr(self, name), -(2**63), 2**63 - 1)
-        check_stop_strings(self.stop_strings or ())
+        check_stops(self.stop_token_ids, () if self.stop_strings is None else self.stop_strings)
 
 
-def check_stop_strings(stop_strings: Seq[str]) -> None:
-    """Raise InputError unless every stop string is a non-empty text."""
-    _require(not isinstance(stop_strings, str), "stop_strings must be a list of texts, not one text")
-    _require(all(isinstance(s, str) and s for s in stop_strings), "a stop string must not be empty")
+def check_stops(stop_token_ids: Seq[int] | None, stop_strings: Seq[str]) -> None:
+    """Raise InputError unless stop tokens are a list of ids and stop strings a list of texts, none of them empty."""
+    _require(
+        isinstance(stop_strings, Collection) and not isinstance(stop_strings, str | bytes),
+        f"stop_strings must be a list of texts, not {stop_strings!r}",
+    )
+    for text in stop_strings:
+        _require(isinstance(text, str), f"a stop string must be a text, not {text!r}")
+        _require(text != "", "a stop string must not be empty")
+    if stop_token_ids is not None:
+        is_list = isinstance(stop_token_ids, Collection) and not isinstance(stop_token_ids, str | bytes)
+        _require(is_list, f"stop_token_ids must be a list of token ids, not {stop_token_ids!r}")
+        for token in stop_token_ids:
+            _require_int("a stop token id", token, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +199,7 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         method = resolve_method(self.method)
         _require_int("batch_size", self.batch_size, 1, 4096)
-        _require_int("num_speculative_tokens", self.num_speculative_tokens, 0, 64)
+        _require_int("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
         _require_int("max_new_tokens", self.max_new_tokens, 1)
         if self.window_size is not None:
             _require_int("window_size", self.window_size, 1)
@@ -209,7 +226,7 @@ class DecodeConfig:
             0 < self.compaction_threshold <= 1,
             f"compaction_threshold must lie in (0, 1], not {self.compaction_threshold!r}",
         )
-        check_stop_strings(self.stop_strings)
+        check_stops(self.stop_token_ids, self.stop_strings)
 
     @property
     def resolved_method(self) -> Method:
