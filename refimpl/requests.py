@@ -30,7 +30,8 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
         max_prompt_tokens: keep only the last so many tokens of a prompt; None keeps all.
 
     Raises:
-        InputError: no prompts, an empty one, one too long for the models' context, ids outside the vocabulary.
+        InputError: no prompts, an empty one, one too long for the models' context, ids outside the vocabulary, more
+            log-probabilities asked for than there are tokens.
     """
     if isinstance(prompts, str | Request):
         raise InputError("prompts must be a list; put a single prompt into one")
@@ -38,6 +39,8 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
         raise InputError("there are no prompts")
     if max_prompt_tokens is not None and max_prompt_tokens < 1:
         raise InputError(f"max_prompt_tokens must be at least 1, not {max_prompt_tokens}")
+    if config.logprobs is not None and config.logprobs > pair.vocab_size:
+        raise InputError(f"logprobs must be at most the vocabulary of {pair.vocab_size}, not {config.logprobs}")
     sequences, num_cut = [], []
     for index, prompt in enumerate(prompts):
         request = prompt if isinstance(prompt, Request) else Request(prompt)
