@@ -1,0 +1,102 @@
+"""Hypothesis strategies: ragged prompts, scripted acceptances, budgets, schedules, cancellations.
+
+Smaller means: fewer rows, shorter prompts, smaller tokens, the in-place layout, drafts that agree. So a shrunk case
+keeps only what the failure needs.
+"""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from refimpl.config import LAYOUTS, SCHEDULERS
+from refimpl.conformance.cases import Case, Row, acceptance_lengths
+from refimpl.conformance.table_model import VOCAB_SIZE
+from refimpl.model import Pair
+from refimpl.pairs.loading import random_pair
+
+EOS, PAD = 2, 0  # ids with no meaning to the engine, often drawn because other engines give them one
+
+
+def token_ids(vocab_size: int = VOCAB_SIZE) -> st.SearchStrategy[int]:
+    """Token ids, end-of-sequence and pad ids among them more often than others."""
+    return st.integers(0, vocab_size - 1) | st.sampled_from([PAD, EOS])
+
+
+def ragged_prompts(
+    vocab_size: int = VOCAB_SIZE, *, max_prompts: int = 6, max_tokens: int = 12
+) -> st.SearchStrategy[list[tuple[int, ...]]]:
+    """Batches of prompts of different lengths: single tokens, duplicates, special ids inside and at both ends."""
+    prompt = st.lists(token_ids(vocab_size), min_size=1, max_size=max_tokens).map(tuple)
+    doubled = st.lists(prompt, min_size=1, max_size=max_prompts - 1).map(lambda prompts: [*prompts, prompts[0]])
+    return st.lists(prompt, min_size=1, max_size=max_prompts) | doubled
+
+
+@st.composite
+def agreements(draw: Any, budget: int, k: int) -> tuple[bool, ...]:
+    """Scripts of acceptance: all, none, alternating, lengths round by round, free, or one full round, then none."""
+    kind = draw(st.sampled_from(["all", "none", "alternating", "lengths", "free", "hole"]))
+    if kind == "all":
+        return ()
+    if kind == "none":
+        return (False,) * budget
+    if kind == "alternating":
+        return tuple(i % 2 == 0 for i in range(budget))
+    if kind == "lengths":
+        return acceptance_lengths(draw(st.lists(st.integers(0, k), max_size=budget)), k)[:budget]
+    if kind == "hole":
+        return acceptance_lengths([k, k, 0, k, 0], k)[:budget]
+    return tuple(draw(st.lists(st.booleans(), max_size=budget)))
+
+
+@st.composite
+def rows(draw: Any, prompt: tuple[int, ...], *, max_budget: int = 14, max_k: int = 5) -> Row:
+    """A row for a prompt; its stop token falls on any offset of any block."""
+    budget, k = draw(st.integers(1, max_budget)), draw(st.integers(0, max_k))
+    stop_at = draw(st.none() | st.integers(0, budget - 1))
+    return Row(prompt, budget, k, stop_at, draw(agreements(budget, k)))
+
+
+@st.composite
+def cases(draw: Any, *, cancellations: bool = False, sampled: bool = False, max_prompts: int = 6) -> Case:
+    """Cases on the table pair.
+
+    Args:
+        draw: given by Hypothesis.
+        cancellations: also cancel rows between rounds.
+        sampled: temperature above 0 under the coupled rule, where equality still holds token for token.
+        max_prompts: rows at most.
+    """
+    members = [draw(rows(prompt)) for prompt in draw(ragged_prompts(max_prompts=max_prompts))]
+    batch_size = draw(st.integers(1, 4))
+    extra: dict[str, Any] = {}
+    if sampled:
+        extra = {
+            "acceptance": "coupled",
+            "temperature": draw(st.sampled_from([1.0, 0.3, 2.0])),
+            "top_k": draw(st.sampled_from([0, 1, 4])),
+            "seed": draw(st.integers(0, 9)),
+        }
+    if cancellations:
+        when = st.tuples(st.integers(0, 6), st.integers(0, len(members) - 1))
+        extra["cancellations"] = tuple(sorted(draw(st.lists(when, min_size=1, max_size=3))))
+    return Case(
+        tuple(members),
+        draw(st.sampled_from(["inplace", *(name for name in LAYOUTS if name != "inplace")])),
+        draw(st.sampled_from(["fifo", *(name for name in SCHEDULERS if name != "fifo")])),
+        batch_size,
+        window_size=batch_size + draw(st.integers(0, 4)),
+        aging_bound=draw(st.sampled_from([None, 0, 1, 4])),
+        compaction_threshold=draw(st.sampled_from([0.25, 0.01, 1.0])),
+        **extra,
+    )
+
+
+def random_pairs(kinds: tuple[str, ...] = ("llama", "opt")) -> st.SearchStrategy[Pair]:
+    """Tiny random Hugging Face pairs in float64; the draft is a perturbed copy of the target."""
+    noise = st.sampled_from([0.02, 0.0, 0.5])
+    return st.builds(
+        lambda kind, seed, scale: random_pair(kind, seed=seed, draft_noise=scale),
+        st.sampled_from(kinds),
+        st.integers(0, 20),
+        noise,
+    )

@@ -1,0 +1,146 @@
+"""The pool and the schedulers against plain lists: submit, run a round, cancel, finish, refill."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from refimpl.scheduling import RoundPlan, Scheduler, make_scheduler
+
+
+@dataclass(eq=False)
+class Item:
+    """What a scheduler may see of a sequence."""
+
+    seq_len: int
+    cache_state: int = 1
+    finished: bool = False
+    ticket: int = -1
+    waited: int = field(default=0)
+
+
+class Machine(RuleBasedStateMachine):
+    """Drive one scheduler; `waiting`, `window` and `gone` are the model."""
+
+    kind: str
+    items = Bundle("items")
+
+    @initialize(batch_size=st.integers(1, 4), extra=st.integers(0, 6), aging=st.sampled_from([None, 0, 1, 5]))
+    def start(self, batch_size: int, extra: int, aging: int | None) -> None:
+        self.scheduler: Scheduler[Item] = make_scheduler(self.kind, batch_size, batch_size + extra, aging)
+        self.batch_size, self.window_size = batch_size, self.scheduler.window_size
+        self.waiting: list[Item] = []
+        self.window: list[Item] = []
+        self.gone: list[Item] = []
+
+    @rule(target=items, seq_len=st.integers(1, 4), lag=st.integers(1, 2))
+    def submit(self, seq_len: int, lag: int) -> Item:
+        item = Item(seq_len, lag)
+        self.scheduler.submit([item])
+        self.waiting.append(item)
+        return item
+
+    @rule(item=items)
+    def cancel(self, item: Item) -> None:
+        if item.finished:
+            return
+        item.finished = True
+        left = self.scheduler.cancel(item)
+        self.retire(left)
+        if self.kind != "static" or item in self.waiting:
+            assert item in left
+        if item in self.waiting:
+            self.waiting.remove(item)
+
+    @rule(data=st.data())
+    def run_round(self, data: st.DataObject) -> None:
+        self.refill()
+        if not self.window:
+            return
+        plan = self.scheduler.select()
+        self.check_plan(plan)
+        for item in plan.members:
+            if not item.finished:
+                item.seq_len += data.draw(st.integers(1, 3))
+                item.cache_state = data.draw(st.integers(1, 2))
+                item.finished = data.draw(st.integers(0, 3)) == 0
+        for item in self.window:
+            item.waited = 0 if item in plan.members else item.waited + 1
+        self.retire(self.scheduler.complete(plan))
+
+    def refill(self) -> None:
+        entered = self.scheduler.admit()
+        if self.kind == "static" and self.window:
+            wanted = []
+        else:
+            places = self.batch_size if self.kind == "static" else self.window_size - len(self.window)
+            wanted = self.waiting[:places]
+        assert entered == wanted
+        self.window += entered
+        del self.waiting[: len(entered)]
+
+    def retire(self, left: list[Item]) -> None:
+        assert all(item.finished for item in left)
+        assert not set(map(id, left)) & set(map(id, self.gone))
+        self.gone += left
+        self.window = [item for item in self.window if item not in left]
+
+    def check_plan(self, plan: RoundPlan[Item]) -> None:
+        members = list(plan.members)
+        assert len(set(map(id, members))) == len(members)
+        assert all(member in self.window for member in members)
+        if plan.mode in ("static", "fifo"):
+            assert members == self.window
+        elif plan.mode == "grouped":
+            assert len(members) == self.batch_size
+            assert len({(m.seq_len, m.cache_state) for m in members}) == 1
+        elif plan.mode == "fallback":
+            assert members == self.window[: self.batch_size]
+            assert self.fullest_group() < self.batch_size
+        else:
+            longest = sorted((item.waited for item in self.window), reverse=True)
+            assert sorted((m.waited for m in members), reverse=True) == longest[: self.batch_size]
+
+    def fullest_group(self) -> int:
+        keys = [(item.seq_len, item.cache_state) for item in self.window]
+        return max(keys.count(key) for key in keys)
+
+    @invariant()
+    def lists_agree(self) -> None:
+        pool = self.scheduler.pool
+        assert list(pool.waiting) == self.waiting
+        assert list(pool.window.values()) == self.window
+        assert pool.num_finished == len(self.gone)
+        assert self.scheduler.done == (not self.waiting and not self.window)
+        pool.check_conservation()
+
+    @invariant()
+    def waiting_is_bounded(self) -> None:
+        bound = getattr(self.scheduler, "aging_bound", 0) + self.window_size // self.batch_size
+        assert math.isinf(bound) or all(item.waited <= bound for item in self.window)
+
+    @invariant()
+    def window_fits(self) -> None:
+        assert len(self.window) <= self.window_size
+
+    def teardown(self) -> None:
+        for _ in range(1000):
+            self.refill()
+            if not self.window:
+                break
+            plan = self.scheduler.select()
+            for item in plan.members:
+                item.finished = True
+            self.retire(self.scheduler.complete(plan))
+        assert self.scheduler.done, "everything submitted leaves in the end"
+
+
+@pytest.mark.parametrize("kind", ["static", "fifo", "grouped"])
+def test_scheduler_against_plain_lists(kind: str) -> None:
+    machine = type(f"{kind.title()}Machine", (Machine,), {"kind": kind})
+    run = settings(settings(), max_examples=6 * settings().max_examples, stateful_step_count=30)
+    machine.TestCase.settings = run
+    machine.TestCase().runTest()
