@@ -1,7 +1,6 @@
 """`generate` and `stream`: prompts in, results out."""
 
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -15,22 +14,23 @@ from torch import Tensor
 from refimpl import autoregressive
 from refimpl.config import DecodeConfig, make_config
 from refimpl.engine import Engine, check_level
+from refimpl.errors import InputError
 from refimpl.model import Pair
 from refimpl.records import RowOutcome, TokenLogprobs
 from refimpl.requests import Prepared, Prompt, prepare
 from refimpl.sequence import Sequence, StopReason
-from refimpl.stats import AcceptanceStats, RunStats, acceptance_stats, request_weighted_length
+from refimpl.stats import (
+    AcceptanceStats,
+    CollapseWatch,
+    RunStats,
+    acceptance_stats,
+    request_weighted_length,
+    request_weighted_rate,
+)
 from refimpl.timing import StageTimer
 from refimpl.trace import RoundRecord, write_trace
 
-COLLAPSE_LENGTH = 1.05
-COLLAPSE_ROW_ROUNDS = 200
-
 ProgressCallback = Callable[[int, int], None]  # finished sequences, all sequences
-
-
-class AcceptanceCollapseWarning(UserWarning):
-    """Speculation costs and gains nothing: hardly any drafted token is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +149,13 @@ def generate(
         return _decode_one_by_one(pair, prepared, config, progress)
     engine = Engine(pair, prepared.sequences, config)
     begun = time.perf_counter()
-    rounds = []
+    rounds, watch = [], CollapseWatch()
     for record in engine.rounds():
         rounds.append(record)
+        watch.observe(record.rows)
         if progress:
             progress(engine.scheduler.pool.num_finished, len(prepared.sequences))
     wall_s = time.perf_counter() - begun
-    warn_on_collapse(rounds)
     return _result(pair, prepared, config, rounds, wall_s, engine.kv_bytes)
 
 
@@ -167,7 +167,7 @@ class Stream:
     """
 
     def __init__(self, engine: Engine):
-        self._engine = engine
+        self._engine, self._watch = engine, CollapseWatch()
         self._events: deque[TokenEvent] = deque()
 
     def __iter__(self) -> Iterator[TokenEvent]:
@@ -179,12 +179,20 @@ class Stream:
                 yield self._events.popleft()
 
     def cancel(self, index: int) -> None:
-        """End a sequence; what it has generated stays, and its pending events are dropped."""
+        """End a sequence; what it has generated stays, its pending events are dropped, and no more will come.
+
+        Raises:
+            InputError: no prompt has that index.
+        """
+        if not 0 <= index < len(self._engine.sequences):
+            raise InputError(f"there is no sequence {index!r}: indices are 0 … {len(self._engine.sequences) - 1}")
         self._engine.cancel(self._engine.sequences[index])
         self._events = deque(event for event in self._events if event.index != index)
 
     def _next_round(self) -> Iterator[TokenEvent]:
-        for row in self._engine.run_one_round().rows:
+        record = self._engine.run_one_round()
+        self._watch.observe(record.rows)
+        for row in record.rows:
             sequence = self._engine.sequences[row.sequence]
             yield TokenEvent(row.sequence, row.tokens, sequence.stop_reason, row.logprobs)
 
@@ -196,24 +204,10 @@ def stream(pair: Pair, prompts: Seq[Prompt], *, max_prompt_tokens: int | None = 
         InputError: impossible settings or prompts; `autoregressive` has no rounds to stream.
     """
     config = make_config(**settings)
+    if config.resolved_method.layout is None:
+        raise InputError(f"{config.method} has no rounds to stream: choose another method, or call generate")
     prepared = prepare(pair, prompts, config, max_prompt_tokens)
     return Stream(Engine(pair, prepared.sequences, config))
-
-
-def warn_on_collapse(rounds: Seq[RoundRecord]) -> None:
-    """Warn when the last row-rounds with drafts gained almost nothing from them."""
-    rows = [row for record in rounds for row in record.rows if row.drafted][-COLLAPSE_ROW_ROUNDS:]
-    if len(rows) < COLLAPSE_ROW_ROUNDS:
-        return
-    length = acceptance_stats(rows).mean_acceptance_length
-    if length < COLLAPSE_LENGTH:
-        warnings.warn(
-            f"mean acceptance length {length:.3f} over the last {len(rows)} row-rounds: speculation only costs. "
-            "Likely causes: draft and target were trained on different tokenizers or texts, the draft's weights are "
-            "random or its K/V cache is out of step, or the temperature is too high for the draft",
-            AcceptanceCollapseWarning,
-            stacklevel=3,
-        )
 
 
 def _decode_one_by_one(
@@ -309,9 +303,8 @@ def _text(pair: Pair, sequence: Sequence) -> str | None:
     if pair.tokenizer is None:
         return None
     text = pair.tokenizer.decode(sequence.generated, skip_special_tokens=True)
-    for stop in getattr(sequence.stops_text, "strings", ()):
-        text = text.partition(stop)[0]
-    return text
+    starts = [text.find(stop) for stop in getattr(sequence.stops_text, "strings", ())]
+    return text[: min((start for start in starts if start >= 0), default=len(text))]
 
 
 def _run_stats(
@@ -326,6 +319,7 @@ def _run_stats(
     return RunStats(
         acceptance=acceptance_stats(rows),
         request_weighted_length=request_weighted_length(per_request),
+        request_weighted_rate=request_weighted_rate(per_request),
         num_sequences=len(prepared.sequences),
         num_prompt_tokens=sum(s.prompt_len for s in prepared.sequences),
         num_prompt_tokens_cut=sum(prepared.num_cut),

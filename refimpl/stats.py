@@ -6,8 +6,14 @@
 | mean_acceptance_length   | 1 + accepted / row-rounds, the recovered or bonus token included                  |
 | per_position[i]          | share of row-rounds whose first i+1 drafts were all accepted (unconditional)      |
 | grouping_rate            | grouped rounds / rounds                                                           |
+
+A rate over a run is a ratio of sums, in which every token (every row-round) weighs the same: token-weighted. The
+`request_weighted_…` figures are means over requests of each request's own ratio, in which a short answer weighs as
+much as a long one.
 """
 
+import warnings
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -15,6 +21,9 @@ from typing import Any
 
 from refimpl.records import RowOutcome
 from refimpl.timing import STAGES
+
+COLLAPSE_LENGTH = 1.05
+COLLAPSE_ROW_ROUNDS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,7 @@ class AcceptanceStats:
         drafted, accepted: tokens.
         generated: tokens committed.
         cut: tokens accepted or chosen by the target but dropped by a stop, a budget or a rollback.
-        histogram: row-rounds by number of accepted drafts.
+        histogram: row-rounds by number of accepted drafts, 0 … most drafted by a row.
     """
 
     row_rounds: int = 0
@@ -77,7 +86,7 @@ class AcceptanceStats:
 def acceptance_stats(records: Iterable[RowOutcome]) -> AcceptanceStats:
     """Count row-rounds."""
     rows = list(records)
-    longest = max((r.accepted for r in rows), default=-1)
+    longest = max((r.drafted for r in rows), default=-1)
     return AcceptanceStats(
         row_rounds=len(rows),
         drafted=sum(r.drafted for r in rows),
@@ -89,9 +98,45 @@ def acceptance_stats(records: Iterable[RowOutcome]) -> AcceptanceStats:
 
 
 def request_weighted_length(per_request: Seq[AcceptanceStats]) -> float:
-    """Mean over requests of their mean acceptance length; `mean_acceptance_length` of the whole weighs row-rounds."""
-    lengths = [s.mean_acceptance_length for s in per_request if s.row_rounds]
-    return sum(lengths) / len(lengths) if lengths else 0.0
+    """Mean over requests of their mean acceptance length; 0 when none has run."""
+    return _mean([s.mean_acceptance_length for s in per_request if s.row_rounds])
+
+
+def request_weighted_rate(per_request: Seq[AcceptanceStats]) -> float:
+    """Mean over requests of their draft acceptance rate; 0 when none has drafted."""
+    return _mean([s.draft_acceptance_rate for s in per_request if s.drafted])
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+class AcceptanceCollapseWarning(UserWarning):
+    """Speculation costs and gains nothing: hardly any drafted token is accepted."""
+
+
+class CollapseWatch:
+    """Warns, once a run, when the last `COLLAPSE_ROW_ROUNDS` row-rounds with drafts gained almost nothing from them."""
+
+    def __init__(self) -> None:
+        self._accepted: deque[int] = deque(maxlen=COLLAPSE_ROW_ROUNDS)
+        self._warned = False
+
+    def observe(self, rows: Iterable[RowOutcome]) -> None:
+        """Take note of a round; warn as soon as a full window has a mean acceptance length below the limit."""
+        self._accepted.extend(row.accepted for row in rows if row.drafted)
+        if self._warned or len(self._accepted) < COLLAPSE_ROW_ROUNDS:
+            return
+        length = 1 + sum(self._accepted) / len(self._accepted)
+        if length < COLLAPSE_LENGTH:
+            self._warned = True
+            warnings.warn(
+                f"mean acceptance length {length:.3f} over the last {len(self._accepted)} row-rounds: speculation only "
+                "costs. Likely causes: draft and target were trained on different tokenizers or texts, the draft's "
+                "weights are random or its K/V cache is out of step, or the temperature is too high for the draft",
+                AcceptanceCollapseWarning,
+                stacklevel=3,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +145,7 @@ class RunStats:
 
     Attributes:
         acceptance: over all rows and rounds.
-        request_weighted_length: mean over requests of their mean acceptance length.
+        request_weighted_length, request_weighted_rate: means over requests of mean acceptance length and rate.
         num_sequences: prompts decoded.
         num_prompt_tokens: tokens of all prompts, as used.
         num_prompt_tokens_cut: tokens cut from the front of prompts.
@@ -113,6 +158,7 @@ class RunStats:
 
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
     request_weighted_length: float = 0.0
+    request_weighted_rate: float = 0.0
     num_sequences: int = 0
     num_prompt_tokens: int = 0
     num_prompt_tokens_cut: int = 0
@@ -157,6 +203,7 @@ class RunStats:
             "wall_s": self.wall_s,
             "tokens_per_s": self.tokens_per_s,
             "request_weighted_length": self.request_weighted_length,
+            "request_weighted_rate": self.request_weighted_rate,
             **{f"{stage}_s": self.stage_s.get(stage, 0.0) for stage in (*STAGES, "host")},
             **self.acceptance.as_dict(),
         }
