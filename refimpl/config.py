@@ -173,7 +173,9 @@ class DecodeConfig:
         window_size: sequences that a grouped scheduler chooses from, W ≥ B; None for 4 · B.
         aging_bound: rounds after which a passed-over sequence is due; None for eight turns of the window.
         acceptance: rule that decides how many drafts survive; None picks ``"greedy"`` at temperature 0, else
-            ``"coupled"``.
+            ``"coupled"``. Greedy and coupled reproduce the autoregressive tokens. ``"rejection"`` reproduces their
+            law: its tokens are the same for any batch, order, layout and schedule, with the exception of the
+            rollback layout, where they depend on the batch because a row's rounds end with its neighbours'.
         sampling: shape of the distribution.
         stop_token_ids: replaces the pair's stop tokens; may be empty.
         stop_strings: texts that end a generation.
