@@ -14,7 +14,8 @@ from simulator.errors import InputError, require
 
 SCHEMA = "raggedspec.calibration/1"
 ORIGINS = ("measured", "published", "synthetic")
-COMPONENTS = ("prefill", "draft_step", "verify_step", "realign", "regroup", "compact", "host")
+COMPONENTS = ("prefill", "draft", "verify", "realign", "regroup", "compact", "host", "draft_prefill")
+SAME_CODE = {"rollback": "realigned", "inplace_scattered": "inplace"}  # whose points hold where a layout has none
 POINT_COLUMNS = (
     "component", "layout", "batch_size", "tokens_per_row", "width_tokens", "repeats",
     "mean_s", "median_s", "p10_s", "p90_s",
@@ -91,7 +92,7 @@ class Calibration:
 
     def grid(self, component: str, layout: str) -> Grid:
         """Points of a component for a layout, or for any layout."""
-        for key in ((component, layout), (component, "any")):
+        for key in ((component, layout), (component, SAME_CODE.get(layout, layout)), (component, "any")):
             if key in self.grids:
                 return self.grids[key]
         have = ", ".join(sorted({found for name, found in self.grids if name == component})) or "none"

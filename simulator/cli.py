@@ -41,15 +41,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _usage_error(error: Exception) -> int:
     """Errors of the option parser become one line; anything else is a bug and keeps its traceback."""
-    from click.exceptions import Abort, ClickException, NoArgsIsHelpError
-
-    if isinstance(error, NoArgsIsHelpError):
-        print(error.format_message())
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # typer may carry its own copy of click
+    if "NoArgsIsHelpError" in kinds:
+        print(error.format_message())  # type: ignore[attr-defined]
         return 2
-    if isinstance(error, ClickException):
-        print(f"error: {error.format_message()}", file=sys.stderr)
+    if "ClickException" in kinds:
+        print(f"error: {error.format_message()}", file=sys.stderr)  # type: ignore[attr-defined]
         return 2
-    if isinstance(error, Abort):
+    if "Abort" in kinds:
         return 130
     raise error
 

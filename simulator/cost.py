@@ -42,34 +42,22 @@ class CostModel(ABC):
         self.max_width, self.factors = max_width, factors
         self.extrapolated: set[str] = set()
         self.line = lru_cache(maxsize=None)(self._line)
-        self.draft_line = lru_cache(maxsize=None)(self._draft_line)
         self.point = lru_cache(maxsize=None)(self._point)
 
-    def _line(self, component: str, rows: int, tokens: int) -> Line:
+    def _line(self, component: str, rows: int, tokens: int, scattered: bool = False) -> Line:
         widths = np.arange(self.max_width + 1)
-        return (self.seconds(component, rows, tokens, widths) * self.factors[component]).tolist()
+        return (self.seconds(component, rows, tokens, widths, scattered) * self.factors[component]).tolist()
 
     def _point(self, component: str, rows: int, tokens: int) -> float:
         """Seconds of a component that does not depend on the width."""
-        return float(self.seconds(component, rows, tokens, np.zeros(1))[0]) * self.factors[component]
-
-    def _draft_line(self, rows: int, first_tokens: int, steps: int) -> Line:
-        """Seconds of `steps` draft steps, of which the first feeds `first_tokens` a row, by width at the start."""
-        if steps == 0:
-            return [0.0] * (self.max_width + 1)
-        total = np.array(self.line("draft_step", rows, first_tokens))
-        single = np.array(self.line("draft_step", rows, 1))
-        last = len(single) - 1
-        for step in range(1, steps):
-            total += single[np.minimum(np.arange(len(single)) + step, last)]
-        return total.tolist()
+        return float(self.seconds(component, rows, tokens, np.zeros(1), False)[0]) * self.factors[component]
 
     def check_width(self, widest: int) -> None:  # noqa: B027 (most cost models know no range)
         """Refuse, or mark, a study that met rows wider than what was measured."""
 
     @abstractmethod
-    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray) -> np.ndarray:
-        """Seconds of one execution at each width ``[widths]``."""
+    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+        """Seconds of one execution at each width ``[widths]``; `scattered`: the rows' slots are no neighbours."""
 
 
 class LinearCost(CostModel):
@@ -81,16 +69,18 @@ class LinearCost(CostModel):
         self.noise_cv, self.drift_cv = self.p["noise_cv"], self.p["drift_cv"]
         self.kv_bytes_per_token = self.p["kv_bytes_per_token"]
 
-    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray) -> np.ndarray:
+    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Evaluate the formula of the component."""
         p, fed = self.p, rows * tokens
         context_s = p["context_s_per_token"] * rows * widths
         moved_s = 2 * rows * widths * p["kv_bytes_per_token"] / p["move_bytes_per_s"]  # read and write
         if component == "prefill":
             return np.full(len(widths), p["prefill_base_s"] + p["prefill_s_per_token"] * fed)
-        if component == "draft_step":
-            return p["draft_base_s"] + p["draft_s_per_token"] * fed + 0 * widths
-        if component == "verify_step":
+        if component == "draft":
+            return np.full(len(widths), p["draft_base_s"] * tokens + p["draft_s_per_token"] * fed)
+        if component == "draft_prefill":
+            return np.full(len(widths), p["draft_s_per_token"] * fed)
+        if component == "verify":
             return p["verify_base_s"] + p["verify_s_per_token"] * fed + context_s
         if component == "host":
             return np.full(len(widths), p["host_base_s"] + p["host_s_per_row"] * rows)
@@ -113,20 +103,20 @@ class TableCost(CostModel):
         super().__init__(max_width, factors)
         self.calibration, self.layout, self.extrapolate = calibration, layout, extrapolate
         self.kv_bytes_per_token = calibration.kv_bytes_per_token
-        self.noise_cv = calibration.grid("verify_step", layout).noise_cv
+        self.noise_cv = calibration.grid("verify", layout).noise_cv
         self.drift_cv = calibration.meta["drift_cv"]
         self.origin = f"{calibration.name}@{calibration.digest} ({calibration.meta['origin']})"
 
-    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray) -> np.ndarray:
+    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Interpolate. Rows and tokens are checked here, the width at the end of the run by `check_width`."""
-        grid = self.calibration.grid(component, self.layout)
+        grid = self.calibration.grid(component, f"{self.layout}_scattered" if scattered else self.layout)
         self._note(grid.outside(rows, tokens, grid.axes[2][-1]), component)
         return grid.line(rows, tokens, np.maximum(widths, grid.axes[2][0]))
 
     def check_width(self, widest: int) -> None:
         """Compare the widest row that was met with the measured range."""
-        grid = self.calibration.grid("verify_step", self.layout)
-        self._note(grid.outside(grid.axes[0][0], grid.axes[1][0], max(widest, grid.axes[2][0])), "verify_step")
+        grid = self.calibration.grid("verify", self.layout)
+        self._note(grid.outside(grid.axes[0][0], grid.axes[1][0], max(widest, grid.axes[2][0])), "verify")
 
     def _note(self, what: str, component: str) -> None:
         if what:

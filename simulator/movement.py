@@ -9,14 +9,17 @@ SLACK_COLUMNS = 32  # columns that the engine keeps free when it lays a batch ou
 
 
 class Movement:
-    """In place: a row's columns are its own, and nothing ever moves.
+    """In place: a row's columns are its own, and nothing ever moves; but rows of scattered slots are gathered.
 
     Attributes:
         width: columns that the next round's first query could look back at.
+        scattered: whether the members' slots are no neighbours, so that every pass copies their K/V.
         working_tokens: slots of the working batch beside the pool; 0 where there is none.
     """
 
     commits_minimum = False
+    members: tuple[Request, ...] = ()
+    scattered = False
 
     def __init__(self, cost: CostModel):
         self.cost, self.width, self.working_tokens = cost, 0, 0
@@ -24,6 +27,10 @@ class Movement:
     def begin(self, members: tuple[Request, ...], live: Seq[Request], span: int) -> float:
         """Prepare a round that appends up to `span` columns; return the seconds spent on moving K/V."""
         self.width = max([row.seq_len for row in live])
+        if members != self.members:
+            self.members = members
+            slots = [row.slot for row in members]
+            self.scattered = slots != list(range(slots[0], slots[0] + len(slots)))
         return 0.0
 
     def commit(self, live: Seq[Request], span: int) -> None:
@@ -33,9 +40,7 @@ class Movement:
 class WorkingMovement(Movement):
     """A rectangle beside the pool, gathered anew when its members change."""
 
-    members: tuple[Request, ...] = ()
     columns = 0
-    ragged = False
 
     def begin(self, members: tuple[Request, ...], live: Seq[Request], span: int) -> float:
         """Keep the batch where the members are the same, else write back and gather."""
@@ -64,7 +69,7 @@ class RealignedMovement(WorkingMovement):
 
     def load(self, live: Seq[Request], span: int) -> float:
         """Gather at the width of the longest live row."""
-        self.width, self.ragged = max([row.seq_len for row in live]), False
+        self.width = max([row.seq_len for row in live])
         return self.lay_out("regroup", self.width + span + SLACK_COLUMNS)
 
     def realign(self, live: Seq[Request], span: int) -> float:

@@ -30,6 +30,7 @@ class Request:
         left: tokens left in its budget.
         generated: tokens so far.
         runs: right proposals from each generated position on, see `simulator.acceptance`.
+        slot: row of the K/V pool while it is in the window.
         last_kept: tokens of its last round.
         last_round: round in which it last ran, or was admitted.
         on_finish: told when it finishes.
@@ -57,6 +58,7 @@ class Request:
         "rounds",
         "runs",
         "seq_len",
+        "slot",
         "ticket",
     )  # fmt: skip
 
@@ -66,7 +68,7 @@ class Request:
         self.seq_len, self.cache_state, self.finished = self.prompt_len, 1, False
         self.generated = self.last_kept = self.last_round = self.rounds = 0
         self.drafted = self.accepted = self.longest_wait = 0
-        self.replica = -1
+        self.replica = self.slot = -1
         self.admitted_s = self.first_token_s = self.finished_s = float("nan")
         self.on_finish: Callable[[], Any] | None = None
 

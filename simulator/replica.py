@@ -42,6 +42,7 @@ class Replica:
         capacity = scenario.service.kv_capacity_bytes
         self.capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
         self.reserved_tokens = self.kv_tokens = self.load_tokens = self.widest = 0
+        self.free_slots = list(range(self.scheduler.window_size))[::-1]
         self.round_index = 0
         self.closing = False
         self.wake = env.event()
@@ -130,6 +131,7 @@ class Replica:
             return 0.0
         for request in entered:
             request.admitted_s, request.last_round = self.env.now, self.round_index
+            request.slot = self.free_slots.pop()
             self.kv_tokens += request.prompt_len
             if self.switches.group_key == "length_and_cached":
                 request.cache_state = 0
@@ -154,8 +156,8 @@ class Replica:
         if self.departs:
             realign_s = self._published_moves(plan, realign_s, width)
             prefill_s += self._mixed_prefill(plan, live)
-        draft_s = self._draft_s(rows, live, k, width)
-        verify_s = self.cost.line("verify_step", rows, k + 1)[width]
+        draft_s = self._draft_s(rows, k, width, movement.scattered)
+        verify_s = self.cost.line("verify", rows, k + 1, movement.scattered)[width]
         host_s = self.cost.point("host", rows, k + 1)
         noise = next(self.noise)
         if width > self.widest:
@@ -177,17 +179,11 @@ class Replica:
         choose = max if self.switches.k_policy == "per_row" else min
         return max(0, min(k, choose([row.left for row in live]) - useless))
 
-    def _draft_s(self, rows: int, live: Any, k: int, width: int) -> float:
+    def _draft_s(self, rows: int, k: int, width: int, scattered: bool) -> float:
         if k == 0:
             return 0.0
-        if not self.departs:
-            return self.cost.draft_line(rows, max([row.cache_state for row in live]), k)[width]
-        if not self.switches.draft_cache:
-            first = self.cost.line("draft_step", rows, width)[width]
-            return first + self.cost.draft_line(rows, 1, k)[width] - self.cost.line("draft_step", rows, 1)[width]
-        if self.switches.group_key == "length_and_cached":
-            return self.cost.draft_line(rows, 1, k)[width]
-        return self.cost.draft_line(rows, max([row.cache_state for row in live]), k)[width]
+        seconds = self.cost.line("draft", rows, k, scattered)[width]
+        return seconds if self.switches.draft_cache else seconds + self.cost.point("draft_prefill", rows, width)
 
     def _published_moves(self, plan: RoundPlan[Request], realign_s: float, width: int) -> float:
         switches, rows = self.switches, len(plan.members)
@@ -271,6 +267,7 @@ class Replica:
         for request in left:
             need = request.prompt_len + request.generated + request.left
             self.kv_tokens -= request.seq_len
+            self.free_slots.append(request.slot)
             self.load_tokens -= need
             if self.capacity_tokens is not None:
                 self.reserved_tokens -= need
@@ -287,7 +284,7 @@ class Replica:
         width = max([row.seq_len for row in members])
         lengths = {(row.seq_len, row.cache_state) for row in members}
         moves = self.engine.layout != "inplace" and members != getattr(self.movement, "members", ())
-        seconds = self._draft_s(rows, members, k, width) + self.cost.line("verify_step", rows, k + 1)[width]
+        seconds = self._draft_s(rows, k, width, False) + self.cost.line("verify", rows, k + 1)[width]
         if moves or (self.engine.layout != "inplace" and len(lengths) > 1):
             seconds += self.cost.line("regroup" if moves else "realign", rows, 0)[width]
         seen = sum([row.accepted for row in members]) + 1
