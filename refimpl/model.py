@@ -5,7 +5,7 @@ The only file that knows transformers.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,7 @@ from refimpl.kvstore import Block, KVShape
 FeedRow = Callable[[list[int]], Tensor]
 
 
+@runtime_checkable
 class CausalLM(Protocol):
     """A decoder-only model with full attention.
 

@@ -1,11 +1,12 @@
 """Every unfinished sequence, and which of them are eligible now."""
 
 from collections import deque
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from refimpl.errors import InvariantViolation
 
 
+@runtime_checkable
 class Schedulable(Protocol):
     """What a scheduler may know of a sequence. It never sees how long the output will be."""
 

@@ -1,0 +1,47 @@
+"""Shared by all tests: one thread (the machine has few), Hypothesis profiles, small pairs."""
+
+import os
+import random
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from refimpl.pairs import load_pair
+from refimpl.pairs.loading import TINY, random_pair
+from refimpl.prompts import read_prompts
+
+torch.set_num_threads(1)
+
+_slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("default", max_examples=25, deadline=None, suppress_health_check=_slow)
+settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
+settings.register_profile("nightly", parent=settings.get_profile("default"), max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def llama():
+    """A random Llama pair whose draft is often right."""
+    return random_pair("llama", draft_noise=0.01)
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """The bundled pair."""
+    return load_pair("tiny")
+
+
+@pytest.fixture(scope="session")
+def bundled_prompts():
+    return read_prompts(TINY / "prompts.jsonl")
+
+
+@pytest.fixture
+def ragged_prompts():
+    """Eleven prompts of 1 to 20 tokens that hold the pad id (0), the end-of-sequence id (2) and duplicates."""
+    rng = random.Random(7)
+    prompts = [[rng.randrange(61) for _ in range(n)] for n in (1, 1, 2, 3, 3, 9, 9, 12, 20)]
+    return [*prompts, [2, 0, 2, 2, 17, 0, 0], prompts[5]]

@@ -1,0 +1,168 @@
+"""Bad input: one clear line, and nothing half-written."""
+
+import json
+
+import pytest
+
+from refimpl import DecodeConfig, InputError, Request, generate
+from refimpl.cli import main
+from refimpl.config import make_config
+from refimpl.files import write_whole
+from refimpl.prompts import read_prompts
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "magic"}, "unknown method 'magic': choose autoregressive, speculative"),
+        ({"method": "inplace+magic"}, "unknown method"),
+        ({"batch_size": 0}, "batch_size must be an integer"),
+        ({"batch_size": 2.0}, "batch_size must be an integer"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens must be an integer in 0 … 64"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be an integer at least 1"),
+        ({"method": "exspec", "window_size": 4}, "window_size 4 is smaller than batch_size 8"),
+        ({"aging_bound": -1}, "aging_bound must be at least 0"),
+        ({"checks": "loud"}, "checks must be one of off, host, device, oracle"),
+        ({"acceptance": "magic"}, "acceptance must be one of greedy, rejection, coupled"),
+        ({"acceptance": "greedy", "temperature": 1.0}, "acceptance 'greedy' needs temperature 0"),
+        ({"stop_strings": ("",)}, "a stop string must not be empty"),
+        ({"compaction_threshold": 0}, "compaction_threshold must lie in"),
+        ({"sped": 3}, "unknown setting sped: choose among"),
+    ],
+)
+def test_settings(settings, message):
+    with pytest.raises(InputError, match=message):
+        make_config(**settings)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "there are no prompts"),
+        ("text", "prompts must be a list"),
+        ([[1], []], "prompt 1 is empty"),
+        ([[1], [61]], "prompt 1 holds token 61, outside the vocabulary of 61"),
+        (["text"], "has no tokenizer"),
+        ([[1] * 250], "prompt 0 has 250 tokens: with 64 new ones it does not fit the context of 256"),
+        ([Request([1], sequence_id=1), [1]], "share seed 0 and sequence id 1"),
+    ],
+)
+def test_prompts(llama, prompts, message):
+    with pytest.raises(InputError, match=message):
+        generate(llama, prompts)
+
+
+def test_config_is_frozen():
+    with pytest.raises(AttributeError):
+        DecodeConfig().batch_size = 3
+
+
+def test_cut_prompts_are_counted(llama):
+    result = generate(llama, [[1] * 30, [2] * 3], max_prompt_tokens=10, max_new_tokens=2)
+    assert [s.num_prompt_tokens_cut for s in result.sequences] == [20, 0]
+    assert result.stats.num_prompt_tokens_cut == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.txt", "one\n\nthree\n", "line 2: the prompt is empty"),
+        ("p.jsonl", '{"prompt": "a"}\nnot json\n', "line 2: not JSON"),
+        ("p.jsonl", '{"text": "a"}\n', "line 1: an object with `prompt` or `turns`"),
+        ("p.jsonl", '{"prompt": " "}\n', "line 1: the prompt is empty"),
+        ("p.jsonl", '{"prompt": 3}\n', "line 1: a prompt must be a text"),
+        ("p.jsonl", '{"turns": []}\n', "line 1: `turns` must be a list"),
+        ("p.jsonl", '{"prompt": "a", "max_new_tokens": 0}\n', "line 1: max_new_tokens must be"),
+        ("p.txt", "", "holds no prompts"),
+    ],
+)
+def test_prompt_files(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_prompts(tmp_path / name)
+
+
+def test_prompt_files_of_every_kind(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"turns": ["a", "b"]}\n\n{"prompt": [1, 2]}\n{"prompt": "c", "seed": 4}\n')
+    assert read_prompts(path) == ["a", [1, 2], Request("c", seed=4)]
+    assert read_prompts(path, turns="all", limit=2) == ["a", "b"]
+
+
+def run_cli(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr("sys.argv", ["refimpl", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return stopped.value.code, capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "--prompts", "nowhere.txt"],
+        ["generate", "--method", "magic"],
+        ["generate", "--output", "no/such/folder/out.jsonl"],
+        ["generate", "--device", "cuda"],
+        ["generate", "--target", "only-one"],
+        ["generate", "--temperature", "-1"],
+        ["verify", "--batch-sizes", "1,x"],
+        ["verify", "--methods", "inplace,magic"],
+    ],
+)
+def test_one_line_and_exit_code_2(monkeypatch, capsys, arguments):
+    import torch
+
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    code, output = run_cli(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert output.out == ""
+    assert output.err.startswith("error: ")
+    assert output.err.count("\n") == 1
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "out.jsonl"
+    target.write_text("before\n")
+
+    def lines():
+        yield "first"
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError):
+        write_whole(target, lines())
+    assert target.read_text() == "before\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_generate_command(monkeypatch, capsys, tmp_path):
+    prompts, output, trace = tmp_path / "p.txt", tmp_path / "out.jsonl", tmp_path / "trace.ndjson"
+    prompts.write_text("import os\ndef main(\nclass A:\n")
+    code, _ = run_cli(
+        monkeypatch,
+        capsys,
+        *("generate", "--prompts", str(prompts), "--method", "exspec", "--batch-size", "2"),
+        *("--max-new-tokens", "6", "--output", str(output), "--trace", str(trace)),
+    )
+    assert not code
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["index"] for line in lines] == [0, 1, 2]
+    header, *rows = (json.loads(line) for line in trace.read_text().splitlines())
+    assert (header["schema"], header["scheduler"]) == ("raggedspec.trace/1", "grouped")
+    assert sum(row["kept"] for row in rows) == sum(header["output_lens"])
+
+
+def test_verify_command(monkeypatch, capsys):
+    code, output = run_cli(
+        monkeypatch,
+        capsys,
+        *("verify", "--limit", "3", "--methods", "eqspec,inplace", "--batch-sizes", "2"),
+        *("--max-new-tokens", "8", "--json"),
+    )
+    assert not code
+    last = json.loads(output.out.splitlines()[-1])
+    assert last["prompts"] == 3
+    assert [(r["method"], r["exact"], r["violations"]) for r in last["results"]] == [
+        ("eqspec", 3, []),
+        ("inplace", 3, []),
+    ]

@@ -1,0 +1,91 @@
+"""Every layout × scheduler gives the oracle's tokens, for six architectures and good, bad and adversarial drafts."""
+
+import itertools
+
+import pytest
+
+from refimpl import generate
+from refimpl.config import LAYOUTS, NAMED_METHODS, SCHEDULERS
+from refimpl.pairs.loading import TINY_ARCHITECTURES, random_pair
+
+PAIRS = [f"{layout}+{scheduler}" for layout, scheduler in itertools.product(LAYOUTS, SCHEDULERS)]
+DRAFTS = {"perfect": 0.0, "good": 0.01, "adversarial": 2.0}
+SETTINGS = {"max_new_tokens": 14, "num_speculative_tokens": 4, "stop_token_ids": [5]}
+
+
+def tokens(result):
+    return [s.token_ids for s in result.sequences]
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Pairs and their oracle outputs, made once."""
+    cache = {}
+
+    def get(kind, draft, prompts):
+        if (kind, draft) not in cache:
+            pair = random_pair(kind, draft_noise=DRAFTS[draft])
+            cache[kind, draft] = pair, tokens(generate(pair, prompts, method="autoregressive", **SETTINGS))
+        return cache[kind, draft]
+
+    return get
+
+
+@pytest.mark.parametrize("method", PAIRS)
+@pytest.mark.parametrize("kind", TINY_ARCHITECTURES)
+def test_equal_to_the_oracle(runs, ragged_prompts, kind, method):
+    pair, expected = runs(kind, "good", ragged_prompts)
+    assert tokens(generate(pair, ragged_prompts, method=method, batch_size=3, **SETTINGS)) == expected
+
+
+@pytest.mark.parametrize("method", PAIRS)
+@pytest.mark.parametrize("draft", ["perfect", "adversarial"])
+def test_equal_whatever_the_draft(runs, ragged_prompts, draft, method):
+    pair, expected = runs("llama", draft, ragged_prompts)
+    assert tokens(generate(pair, ragged_prompts, method=method, batch_size=4, **SETTINGS)) == expected
+
+
+@pytest.mark.parametrize("method", ["eqspec", "exspec", "masked", "inplace", "rollback"])
+def test_kv_equal_to_a_fresh_forward_pass(runs, ragged_prompts, method):
+    pair, expected = runs("gpt2", "good", ragged_prompts)
+    result = generate(pair, ragged_prompts, method=method, batch_size=4, checks="oracle", **SETTINGS)
+    assert tokens(result) == expected
+
+
+@pytest.mark.parametrize("k", [0, 1, 7])
+@pytest.mark.parametrize("method", [m for m in NAMED_METHODS if m != "autoregressive"])
+def test_any_number_of_drafts(llama, ragged_prompts, method, k):
+    settings = SETTINGS | {"num_speculative_tokens": k, "max_new_tokens": 5}
+    expected = tokens(generate(llama, ragged_prompts, method="autoregressive", **settings))
+    assert tokens(generate(llama, ragged_prompts, method=method, batch_size=16, **settings)) == expected
+
+
+def test_lazy_compaction_happens_and_keeps_the_output(llama, ragged_prompts):
+    settings = SETTINGS | {"max_new_tokens": 60, "stop_token_ids": []}
+    expected = tokens(generate(llama, ragged_prompts[:3], method="autoregressive", **settings))
+    results = {
+        threshold: generate(llama, ragged_prompts[:3], method="masked", compaction_threshold=threshold, **settings)
+        for threshold in (0.02, 0.25, 1.0)
+    }
+    assert all(tokens(result) == expected for result in results.values())
+    assert results[0.02].stats.num_moves > results[0.25].stats.num_moves >= results[1.0].stats.num_moves
+
+
+def test_realignment_moves_nothing_when_all_rows_keep_the_same(ragged_prompts):
+    pair = random_pair("llama", draft_noise=0.0)
+    prompts = [ragged_prompts[5], ragged_prompts[6], ragged_prompts[5]]
+    result = generate(pair, prompts, method="eqspec", max_new_tokens=15, stop_token_ids=[], num_speculative_tokens=4)
+    assert [record.num_moves for record in result.rounds] == [2, 0, 0]  # one gather a model when the batch is formed
+
+
+def test_inplace_never_moves(llama, ragged_prompts):
+    assert generate(llama, ragged_prompts, method="inplace", batch_size=3, max_new_tokens=20).stats.num_moves == 0
+
+
+def test_no_row_throttles_another(ragged_prompts):
+    pair = random_pair("llama", draft_noise=0.0)
+    from refimpl import Request
+
+    prompts = [Request(ragged_prompts[5], max_new_tokens=2), Request(ragged_prompts[6], max_new_tokens=24)]
+    result = generate(pair, prompts, method="inplace", num_speculative_tokens=5, stop_token_ids=[])
+    assert result.sequences[1].stats.row_rounds == 24 // 6

@@ -1,0 +1,111 @@
+"""Loading real files: local folders, padded vocabularies, refusals by name. Nothing is downloaded."""
+
+import pytest
+import torch
+import transformers
+
+from refimpl import InputError, generate, load_pair
+from refimpl.pairs import PRESETS, make_pair
+from refimpl.pairs.loading import TINY, random_pair, shared_vocab_size
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A Llama pair on disk, the draft's vocabulary padded by three rows."""
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for name, size in (("target", 61), ("draft", 64)):
+        config = transformers.LlamaConfig(vocab_size=size, eos_token_id=[2, 7], max_position_embeddings=64, **small)
+        torch.manual_seed(0)
+        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / name)
+    return tmp_path
+
+
+def test_bundled_pair(tiny):
+    assert (tiny.vocab_size, tiny.dtype, str(tiny.device)) == (2048, torch.float32, "cpu")
+    assert tiny.stop_token_ids == {tiny.tokenizer.eos_token_id}
+
+
+def test_local_folders_with_padded_vocabulary(saved):
+    with pytest.raises(InputError, match="cannot load"):
+        load_pair(saved / "target", saved / "draft")  # no tokenizer there
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TINY / "target")
+    tokenizer.save_pretrained(saved / "target")
+    with pytest.raises(InputError, match="the target has 61 ids, the draft 64"):
+        load_pair(saved / "target", saved / "draft")
+
+
+def test_shared_prefix_of_padded_vocabularies(saved):
+    models = [transformers.AutoModelForCausalLM.from_pretrained(saved / name) for name in ("target", "draft")]
+    pair = make_pair(*models)
+    assert pair.vocab_size == 61
+    settings = {"max_new_tokens": 8, "stop_token_ids": []}
+    prompts = [[1, 2, 3], [60]]
+    expected = generate(pair, prompts, method="autoregressive", **settings)
+    found = generate(pair, prompts, **settings)
+    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
+
+
+@pytest.mark.parametrize(("target", "draft"), [(100, 32000), (2000, 100)])
+def test_incompatible_vocabularies_name_both_sizes(target, draft):
+    with pytest.raises(InputError, match=f"target has {target} ids, the draft {draft}"):
+        shared_vocab_size(target, draft)
+
+
+def test_weights_come_from_safetensors_only(saved):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TINY / "target")
+    tokenizer.save_pretrained(saved / "target")
+    state = transformers.AutoModelForCausalLM.from_pretrained(saved / "target").state_dict()
+    (saved / "target" / "model.safetensors").unlink()
+    torch.save(state, saved / "target" / "pytorch_model.bin")
+    with pytest.raises(InputError, match="cannot load"):
+        load_pair(saved / "target", saved / "target")
+
+
+@pytest.mark.parametrize(
+    ("config_class", "settings", "reason"),
+    [
+        ("MistralConfig", {"sliding_window": 8}, "full attention"),
+        ("MambaConfig", {"state_size": 4}, "recurrent state"),
+        ("Gemma2Config", {"sliding_window": 8}, "sliding_attention"),
+    ],
+)
+def test_models_without_full_attention_are_refused_by_name(config_class, settings, reason):
+    small = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = getattr(transformers, config_class)(**small, **settings)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(InputError, match=reason):
+        make_pair(model, model)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_build_on_no_memory_and_agree_on_the_vocabulary(name):
+    preset = PRESETS[name]
+    sizes = []
+    for model in (preset.target, preset.draft):
+        config = getattr(transformers, model.config_class)(**model.settings)
+        with torch.device("meta"):
+            built = transformers.AutoModelForCausalLM.from_config(config)
+        sizes.append((config.vocab_size, sum(p.numel() for p in built.parameters()) / 1e9))
+    assert sizes[0][0] == sizes[1][0]
+    assert 6 < sizes[0][1] < 10
+    assert sizes[1][1] < 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"target": "nonsense"}, "unknown pair 'nonsense': choose tiny, vicuna"),
+        ({"target": "tiny", "device": "warp"}, "unknown device 'warp'"),
+        ({"target": "tiny", "dtype": "int3"}, "unknown dtype 'int3'"),
+        ({"target": "tiny", "random_weights": True}, "random_weights needs a preset"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(InputError, match=message):
+        load_pair(**arguments)
+
+
+def test_random_pairs_are_reproducible():
+    assert generate(random_pair("llama"), [[1, 2]]).sequences[0].token_ids == (
+        generate(random_pair("llama"), [[1, 2]]).sequences[0].token_ids
+    )
