@@ -13,6 +13,7 @@ Definition register := (
   @scheduled_round_exact,
   @rollback_exact,
   @answer_length,
+  @answer_complete,
   @speculate_text,
   @speculate_ends,
   @run_text,

@@ -28,7 +28,7 @@ Inductive choice (key : nat -> nat * nat) (s : state) (ms : list nat) : Prop :=
   | by_order : ~ overdue s -> ms = firstn batch (tickets s) -> choice key s ms.
 
 Inductive step : state -> state -> Prop :=
-  | admit s new rest :
+  | enter s new rest :
       waiting s = new ++ rest -> length (window s) + length new <= capacity ->
       step s {| waiting := rest; window := window s ++ map (fun t => (t, 0)) new; finished := finished s |}
   | play s key ms out :

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Check every proof. Ends with "N claims checked, 0 failed", or fails.
+#   proofs/check.sh              everything; needs the packages of proofs/setup.sh
+#   proofs/check.sh --pip-only   Z3, cvc5 and enumeration; needs no Coq and no Spin
+set -uo pipefail
+cd "$(dirname "$0")/.."
+pip_only=0
+[ "${1:-}" = "--pip-only" ] && pip_only=1
+python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
+export PYTHONPATH=. OMP_NUM_THREADS=1
+log=$(mktemp -d)
+trap 'rm -rf "$log"' EXIT
+begun=$SECONDS
+
+for tool in coqc coqchk ocamlopt spin gcc; do
+  command -v "$tool" > /dev/null || absent="${absent:-} $tool"
+done
+if [ "$pip_only" = 1 ]; then
+  echo "pip-only: the theorems (Coq), the extracted trace checker and the model search (Spin) are NOT checked here"
+  echo "absent on this machine:${absent:- none of their tools}"
+elif [ -n "${absent:-}" ]; then
+  echo "missing:$absent; run proofs/setup.sh, or proofs/check.sh --pip-only"
+  exit 1
+fi
+
+# stage NAME COMMAND…: run it, keep its output and its time
+stage() {
+  local name=$1 start=$SECONDS status=0
+  shift
+  "$@" > "$log/$name.out" 2>&1 || status=$?
+  echo "$status $((SECONDS - start))" > "$log/$name.status"
+}
+
+python_stages() {
+  stage z3 "$python" -m proofs.z3 claims
+  stage z3-faults "$python" -m proofs.z3 faults
+  stage schedulers "$python" -m proofs.conformance.schedulers
+  stage laws "$python" -m proofs.conformance.laws
+  if [ "$pip_only" = 1 ]; then
+    stage runs "$python" -m proofs.conformance.runs
+  else
+    until [ -f "$log/coq.status" ]; do sleep 1; done
+    stage traces "$python" -m proofs.conformance.traces "$log/coq/check_trace"
+  fi
+}
+
+# Two lanes for two cores.
+stages=(z3 z3-faults schedulers laws)
+if [ "$pip_only" = 1 ]; then
+  stages+=(runs)
+  python_stages
+else
+  stages=(coq coqchk spin "${stages[@]}" traces)
+  python_stages &
+  stage coq proofs/coq/check.sh "$log/coq"
+  stage coqchk proofs/coq/recheck.sh "$log/coq"
+  stage spin proofs/spin/check.sh
+  wait
+fi
+
+claims=0 failures=0
+for name in "${stages[@]}"; do
+  read -r status seconds < "$log/$name.status"
+  summary=$(grep -E '^[a-z0-9 ]+: [0-9]+ claims checked, [0-9]+ failed$' "$log/$name.out" | tail -1)
+  echo "== $name (${seconds} s)"
+  cat "$log/$name.out"
+  counted=$(sed -nE 's/.*: ([0-9]+) claims.*/\1/p' <<< "$summary")
+  failed=$(sed -nE 's/.* ([0-9]+) failed/\1/p' <<< "$summary")
+  # A stage that dies, or claims nothing, has failed even if it printed no failure.
+  if [ "$status" != 0 ] || [ -z "$counted" ] || [ "$counted" = 0 ]; then failed=$((${failed:-0} > 0 ? failed : 1)); fi
+  claims=$((claims + ${counted:-0})) failures=$((failures + failed))
+done
+[ "$pip_only" = 1 ] && echo "pip-only: Coq and Spin stages were left out"
+echo "$((SECONDS - begun)) s; $claims claims checked, $failures failed"
+[ "$failures" = 0 ]

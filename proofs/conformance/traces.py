@@ -1,0 +1,110 @@
+"""``python -m proofs.conformance.traces CHECKER``: traces of the real engine before the checker extracted from Coq.
+
+Every run of `proofs.conformance.runs` must be judged valid, every corrupted copy invalid.
+"""
+
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from proofs.conformance import runs
+from proofs.conformance.laws import Verdict
+from proofs.conformance.runs import Run
+from proofs.report import report
+from refimpl.trace import RoundRecord
+
+MODES = {"static": 0, "fifo": 1, "grouped": 2, "fallback": 3, "aged": 4}
+NEXT_TOKENS = {"draft": 0, "recovered": 1, "bonus": 2}
+POLICIES = {"static": 0, "fifo": 1, "grouped": 2}
+NEVER = 10_000  # an aging bound that no small run reaches
+
+# Faults of the engine that the checker has found and that are not mended yet. Strict: a mended fault fails here.
+OPEN_FAULTS = {
+    "grouped": "a sequence enters the index before its prompt is cached, under a draft lag of its whole length, so it "
+    "misses full groups of its true key",
+}
+
+
+def lines(run: Run) -> Iterator[str]:
+    """A run in the checker's language."""
+    layout, scheduler = run.method.split("+")
+    window = run.shape.window if scheduler == "grouped" else run.shape.batch
+    aging = NEVER if run.shape.aging == math.inf else run.shape.aging
+    yield f"config {POLICIES[scheduler]} {aging} {run.shape.batch} {window} {int(layout == 'rollback')}"
+    yield from (f"sequence {len(job.prompt)} {job.budget} {job.k}" for job in run.shape.jobs)
+    for record in run.rounds:
+        yield f"round {MODES[record.mode]}"
+        for row in record.rows:
+            fields = (row.sequence, row.seq_len, row.draft_lag, row.k, row.drafted, row.accepted, row.kept)
+            yield "row " + " ".join(map(str, (*fields, NEXT_TOKENS[row.next_token], int(row.finished))))
+    yield "end"
+
+
+def corrupted(run: Run, rng: random.Random) -> Iterator[Run]:
+    """Copies with one thing wrong each."""
+    at = rng.randrange(len(run.rounds))
+    record = run.rounds[at]
+    row = rng.randrange(len(record.rows))
+    for field in ("seq_len", "draft_lag", "k", "drafted"):
+        yield with_round(run, at, with_row(record, row, field, getattr(record.rows[row], field) + 1))
+    yield with_round(run, at, with_row(record, row, "accepted", record.rows[row].drafted + 1))
+    yield with_round(run, at, with_row(record, row, "kept", 0))
+    yield with_round(run, at, with_row(record, row, "kept", record.rows[row].accepted + 2))
+    yield with_round(run, at, with_row(record, row, "finished", not record.rows[row].finished))
+    yield with_round(run, at, replace(record, rows=record.rows + record.rows[row : row + 1]))
+    yield with_round(run, at, replace(record, mode=next(m for m in MODES if m != record.mode)))
+    yield replace(run, rounds=run.rounds[:-1])
+    yield replace(run, rounds=[*run.rounds[:at], record, *run.rounds[at:]])
+
+
+def with_round(run: Run, at: int, record: RoundRecord) -> Run:
+    return replace(run, rounds=[*run.rounds[:at], record, *run.rounds[at + 1 :]])
+
+
+def with_row(record: RoundRecord, row: int, field: str, value: int) -> RoundRecord:
+    rows = list(record.rows)
+    rows[row] = replace(rows[row], **{field: value})
+    return replace(record, rows=tuple(rows))
+
+
+def judge(checker: str, some_runs: list[Run]) -> list[str]:
+    text = "\n".join(line for run in some_runs for line in lines(run)) + "\n"
+    answer = subprocess.run([checker], input=text, capture_output=True, text=True, check=True)
+    return answer.stdout.splitlines()
+
+
+def judge_valid(checker: str, method: str, mine: list[Run]) -> Verdict:
+    """All traces of a method are valid; or, where a fault is open, not all."""
+    answers = judge(checker, mine)
+    faults = [a for a in answers if a != "valid"]
+    complete = len(answers) == len(mine) > 0
+    reason = OPEN_FAULTS.get(method.split("+")[1])
+    if reason:
+        name = f"open fault: {method}: {len(faults)} of {len(mine)} traces are not valid: {reason}"
+        return Verdict(name, complete and bool(faults), "mended: take it off OPEN_FAULTS")
+    return Verdict(
+        f"{method}: {len(mine)} traces are valid", complete and not faults, f"{len(faults)} faults {faults[:3]}"
+    )
+
+
+def check(checker: str) -> list[Verdict]:
+    verdicts, all_runs = runs.check()
+    rng = random.Random(0)
+    for method in runs.METHODS:
+        mine = [run for run in all_runs if run.method == method]
+        verdicts.append(judge_valid(checker, method, mine))
+        bad = [copy for run in mine[::4] for copy in corrupted(run, rng)]
+        missed = [i for i, a in enumerate(judge(checker, bad)) if a == "valid"]
+        name = f"expected failure: {method}: {len(bad)} corrupted traces are rejected"
+        verdicts.append(Verdict(name, bool(bad) and not missed, f"accepted {missed[:5]}"))
+    return verdicts
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(report("runs and traces", check(sys.argv[1])))

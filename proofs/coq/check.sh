@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Compile the theorems, demand that they rest on nothing, re-check them with coqchk, build the trace checker.
+# Usage: check.sh WORK_FOLDER; leaves WORK_FOLDER/check_trace.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+work=$1
+files=(FiniteLaw Rejection Autoregressive Batch Selection Scheduling Layouts Trace Checker Extract Audit)
+mkdir -p "$work"
+cp "$here"/*.v "$here"/check_trace.ml "$work"
+cd "$work"
+failed=0
+fault() { echo "  FAIL  $*"; failed=$((failed + 1)); }
+
+# Words that would let a theorem rest on something unproved.
+if grep -nE '\b(Admitted|admit|Axioms?|Parameters?|Conjecture|give_up)\b|Unset (Guard|Positivity|Universe)|bypass_check|type-in-type' ./*.v; then
+  fault "an unproved statement or a disabled check"
+fi
+[ "$(ls ./*.v | wc -l)" = "${#files[@]}" ] || fault "a file that is not compiled"
+# Every theorem is in the register whose assumptions are printed.
+for theorem in $(sed -nE 's/^(Theorem|Corollary) ([A-Za-z_]+).*/\2/p' ./*.v); do
+  grep -qE "@$theorem\b" Audit.v || fault "$theorem is not in Audit.v"
+done
+for file in "${files[@]}"; do
+  coqc -q -Q . RaggedSpec "$file.v" > "$file.out"
+done
+grep -qx "Closed under the global context" Audit.out || { fault "the register has assumptions"; cat Audit.out; }
+ocamlopt -w -a checker.mli checker.ml check_trace.ml -o check_trace
+
+theorems=$(grep -c '^  @' Audit.v)
+sed -nE 's/^  @([a-z_]+)[,)].*/  ok    \1/p' Audit.v
+echo "coq: $theorems claims checked, $failed failed"
+[ "$failed" = 0 ]
