@@ -307,6 +307,31 @@ def demo(
         raise typer.Exit(1)
 
 
+@app.command(epilog="Example: [bold]python -m refimpl calibrate --pair tiny --device cpu --threads 1[/bold]")
+def calibrate(
+    pair: PairOption = "tiny",
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    prompts: PromptsOption = None,
+    passes: Annotated[int, typer.Option(min=2, help="Passes over the grid; between them the held-out runs.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each held-out study, on prompts of their own.")] = 2,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the tensor library.")] = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    random_weights: RandomOption = False,
+    out: Annotated[Path, typer.Option(help="Data folder of the simulator.")] = Path("simulator/data"),
+) -> None:
+    """Measure what each stage of a round costs, with held-out runs in between, for the simulator."""
+    from refimpl.calibrate import calibrate as run
+
+    texts = prompts_from(prompts, "first", None)
+    models = load(pair, target, draft, device, dtype, random_weights)
+    command = f"python -m refimpl {' '.join(sys.argv[1:])}"
+    settings = {"passes": passes, "repeats": repeats, "threads": threads, "seed": seed}
+    run(models, texts, out, pair_name=pair if target is None else Path(target).name, command=command, **settings)
+
+
 def _console() -> Console:
     """A console that does not fold tables when its output is piped."""
     return Console(width=None if sys.stdout.isatty() else 160)

@@ -1,0 +1,354 @@
+"""Measures what the engine's stages cost, and runs held-out studies in between, for the simulator to be judged by.
+
+The costs are taken from rounds of the engine itself, so that caches, allocations and copies are as in use. A *cell* is
+(variant, batch size, k, prompt length): the engine runs a few rounds there, and each stage's seconds go to the points
+of that cell. A *pass* visits all cells in random order; held-out runs of other batch sizes, windows, k and prompts
+stand between the passes, because machines drift. Column names and fields are those of `simulator/data/README.md`.
+"""
+
+import csv
+import gzip
+import json
+import platform
+import random
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from refimpl.config import make_config
+from refimpl.engine import Engine
+from refimpl.errors import InputError
+from refimpl.generation import generate
+from refimpl.model import Pair
+from refimpl.requests import encode, prepare
+from refimpl.trace import RoundRecord
+
+BATCH_SIZES, DRAFTS, PROMPT_LENS = (1, 2, 4, 8), (0, 1, 3, 6), (2, 176)
+PREFILL_LENS = (2, 24, 64, 176)
+ROUNDS, WARM_ROUNDS = 6, 1
+MEAN_GROWTH = 8  # tokens that a row has grown by, on average, over the timed rounds
+CHECKS = "host"
+POINT_COLUMNS = (
+    "component", "layout", "batch_size", "tokens_per_row", "width_tokens", "repeats",
+    "mean_s", "median_s", "p10_s", "p90_s",
+)  # fmt: skip
+Key = tuple[str, str, int, int, int]  # the first five columns
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way of running rounds that isolates what a layout does.
+
+    Attributes:
+        method: layout+scheduler.
+        rotating: the members change every round (twice as many sequences as rows, all of them always due).
+        layout: what the points are filed under.
+        moved: component that a round's K/V movement is filed under; empty where nothing moves.
+    """
+
+    method: str
+    rotating: bool
+    layout: str
+    moved: str
+
+
+VARIANTS = (
+    Variant("realigned+fifo", False, "realigned", "realign"),
+    Variant("realigned+grouped", True, "realigned", "regroup"),
+    Variant("masked+fifo", False, "masked", "compact"),
+    Variant("masked+grouped", True, "masked", "regroup"),
+    Variant("inplace+fifo", False, "inplace", ""),
+    Variant("inplace+grouped", True, "inplace_scattered", ""),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One place of the grid. Without a variant only the prefill is timed."""
+
+    variant: Variant | None
+    batch_size: int
+    k: int
+    prompt_len: int
+
+    @property
+    def width(self) -> int:
+        """Mean width of the timed rounds."""
+        return self.prompt_len + MEAN_GROWTH
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Settings of a run that no cost is taken from."""
+
+    name: str
+    method: str
+    batch_size: int
+    num_speculative_tokens: int
+    num_prompts: int
+    max_new_tokens: int
+    max_prompt_tokens: int
+    window_size: int | None = None
+    aging_bound: float | None = None
+
+
+HELD_OUT = (
+    HeldOut("eqspec-b3-k4", "eqspec", 3, 4, 24, 48, 120),
+    HeldOut("eqspec-b6-k5", "eqspec", 6, 5, 24, 40, 60),
+    HeldOut("exspec-b3-k5-w9", "exspec", 3, 5, 24, 48, 120, window_size=9),
+    HeldOut("exspec-b5-k2-w16", "exspec", 5, 2, 24, 40, 40, window_size=16),
+    HeldOut("exspec-b2-k4-w24", "exspec", 2, 4, 24, 32, 80, window_size=24, aging_bound=20),
+    HeldOut("realigned-fifo-b6-k4", "realigned+fifo", 6, 4, 30, 40, 100),
+    HeldOut("masked-b3-k5", "masked", 3, 5, 24, 48, 100),
+    HeldOut("masked-fifo-b5-k4", "masked+fifo", 5, 4, 24, 48, 120),
+    HeldOut("rollback-b3-k2", "rollback", 3, 2, 18, 40, 100),
+    HeldOut("rollback-b6-k4", "rollback", 6, 4, 24, 32, 60),
+    HeldOut("inplace-b3-k5", "inplace", 3, 5, 24, 48, 120),
+    HeldOut("inplace-b6-k2", "inplace", 6, 2, 30, 48, 60),
+    HeldOut("inplace-grouped-b4-k4-w10", "inplace+grouped", 4, 4, 24, 48, 100, window_size=10),
+    HeldOut("speculative-k5", "speculative", 1, 5, 10, 48, 100),
+)
+FIT = HeldOut("inplace-b8-k6", "inplace", 8, 6, 48, 48, 120)
+
+
+class Calibrator:
+    """Collects the seconds of every point.
+
+    Args:
+        pair: what is timed.
+        texts: prompts; cells use the first half, held-out runs the second.
+        seed: of the order of the cells.
+    """
+
+    def __init__(self, pair: Pair, texts: list[str], seed: int):
+        self.pair, self.random = pair, random.Random(seed)
+        half = len(texts) // 2
+        self.fit_texts, self.held_out_texts = texts[:half], texts[half:]
+        self.stream = [token for text in self.fit_texts for token in encode(pair, text, 0)]
+        self.seconds: dict[Key, list[float]] = defaultdict(list)
+        self.pass_s: list[dict[str, float]] = []
+        self.kv_bytes: dict[str, int] = {}
+        self.num_layers: dict[str, int] = {}
+
+    def run_pass(self, cells: list[Cell]) -> None:
+        """Visit every cell once, in random order."""
+        cells = self.random.sample(cells, len(cells))
+        totals: dict[str, float] = defaultdict(float)
+        for cell in cells:
+            for key, seconds in self._visit(cell):
+                self.seconds[key].append(seconds)
+                totals[key[0]] += seconds
+        self.pass_s.append(dict(totals))
+
+    def _visit(self, cell: Cell) -> Iterator[tuple[Key, float]]:
+        if cell.variant is None:
+            record = self._engine(cell, VARIANTS[0]).run_one_round()
+            yield ("prefill", "any", cell.batch_size, cell.prompt_len - 1, 0), record.stage_s["prefill_s"]
+            return
+        engine = self._engine(cell, cell.variant)
+        for index in range(ROUNDS):
+            record = engine.run_one_round()
+            if index >= WARM_ROUNDS:
+                yield from round_points(cell, cell.variant, record)
+
+    def _engine(self, cell: Cell, variant: Variant) -> Engine:
+        rotating = variant.rotating
+        count = cell.batch_size * (2 if rotating else 1)
+        options: dict[str, Any] = {"window_size": count, "aging_bound": 0} if rotating else {}
+        config = make_config(
+            method=variant.method, batch_size=cell.batch_size, num_speculative_tokens=cell.k,
+            max_new_tokens=(ROUNDS + 2) * (cell.k + 1), stop_token_ids=[], checks=CHECKS,
+            compaction_threshold=0.02, **options,
+        )  # fmt: skip
+        prompts = [self._prompt(cell.prompt_len) for _ in range(count)]
+        engine = Engine(self.pair, prepare(self.pair, prompts, config).sequences, config)
+        for role, layout in zip(("target", "draft"), engine.layouts, strict=True):
+            self.kv_bytes[role] = layout.shape.bytes_per_token
+            self.num_layers[role] = layout.shape.num_layers
+        return engine
+
+    def _prompt(self, length: int) -> list[int]:
+        start = self.random.randrange(len(self.stream) - length)
+        return self.stream[start : start + length]
+
+    def lines(self) -> list[dict[str, Any]]:
+        """One line per point, as points.csv holds it."""
+        return [_line(key, values) for key, values in sorted(self.seconds.items())]
+
+    def drift(self) -> tuple[float, dict[str, float]]:
+        """Relative standard deviation of a pass's total, and standard error of each component's mean cost beyond it."""
+        totals = [sum(components.values()) for components in self.pass_s]
+        mean = statistics.mean(totals)
+        cv = {}
+        for name in self.pass_s[0]:
+            shares = [components.get(name, 0.0) / total for components, total in zip(self.pass_s, totals, strict=True)]
+            cv[name] = statistics.stdev(shares) / statistics.mean(shares) / len(shares) ** 0.5
+        return statistics.stdev(totals) / mean, cv
+
+
+def round_points(cell: Cell, variant: Variant, record: RoundRecord) -> Iterator[tuple[Key, float]]:
+    """File the stages of a round under their points."""
+    layout, rows, stage_s = variant.layout, cell.batch_size, record.stage_s
+    if cell.k:
+        yield ("draft", layout, rows, cell.k, cell.width), stage_s["draft_s"]
+    yield ("verify", layout, rows, cell.k + 1, cell.width), stage_s["verify_s"]
+    moved = record.num_moves > 0 and variant.moved
+    if moved and cell.k:
+        yield (variant.moved, layout, rows, 0, cell.width), stage_s["realign_s"]
+    host_s = stage_s["host_s"] + (0.0 if record.num_moves else stage_s["realign_s"])
+    if moved or not record.num_moves:
+        yield ("host", "any", rows, cell.k + 1, 0), host_s
+
+
+def _line(key: Key, values: list[float]) -> dict[str, Any]:
+    ordered = sorted(values)
+    deciles = statistics.quantiles(ordered, n=10, method="inclusive") if len(ordered) > 1 else ordered * 9
+    numbers = (statistics.mean(ordered), statistics.median(ordered), deciles[0], deciles[8])
+    return dict(zip(POINT_COLUMNS, (*key, len(ordered), *(f"{x:.9f}" for x in numbers)), strict=True))
+
+
+def all_cells() -> list[Cell]:
+    """Every place of the grid."""
+    rounds = [Cell(*values) for values in product(VARIANTS, BATCH_SIZES, DRAFTS, PROMPT_LENS)]
+    return rounds + [Cell(None, rows, 1, length) for rows, length in product(BATCH_SIZES, PREFILL_LENS)]
+
+
+def run_study(pair: Pair, texts: list[str], study: HeldOut, seed: int) -> Any:
+    """Run the engine on a study's settings, on prompts drawn with a seed."""
+    chosen = random.Random(seed).sample(texts, min(study.num_prompts, len(texts)))
+    return generate(
+        pair, chosen, method=study.method, batch_size=study.batch_size, window_size=study.window_size,
+        aging_bound=study.aging_bound, num_speculative_tokens=study.num_speculative_tokens,
+        max_new_tokens=study.max_new_tokens, max_prompt_tokens=study.max_prompt_tokens, checks=CHECKS,
+    )  # fmt: skip
+
+
+def write_study(result: Any, path: Path, extra: dict[str, Any]) -> None:
+    """Write a run's trace, compressed; `extra` goes into its header."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain = path.with_suffix("")
+    result.write_trace(plain)
+    header, *rest = plain.read_text(encoding="utf-8").splitlines()
+    lines = [json.dumps(json.loads(header) | extra), *rest]
+    with gzip.GzipFile(path, "wb", mtime=0) as file:
+        file.write("\n".join(lines).encode())
+    plain.unlink()
+
+
+def calibrate(
+    pair: Pair,
+    texts: list[str],
+    out: Path,
+    *,
+    pair_name: str,
+    passes: int = 4,
+    threads: int | None = None,
+    seed: int = 0,
+    command: str = "",
+    repeats: int = 2,
+) -> None:
+    """Measure, and write ``calibration/<device>/<pair>`` and ``validation/<device>/<pair>`` under `out`.
+
+    Args:
+        pair: what is timed.
+        texts: prompts, at least 32.
+        out: the simulator's data folder.
+        pair_name: name of the folder.
+        passes: passes over all cells, at least two, so that drift can be told.
+        threads: of the tensor library; None leaves it.
+        seed: of every random choice.
+        command: what the user typed, for the record.
+        repeats: how often each held-out study runs, each time on other prompts.
+    """
+    if passes < 2 or len(texts) < 32:
+        raise InputError(f"calibrate needs at least 2 passes and 32 prompts, not {passes} and {len(texts)}")
+    if threads:
+        torch.set_num_threads(threads)
+    calibrator, cells, device = Calibrator(pair, texts, seed), all_cells(), str(pair.device)
+    studies = [(replace(s, name=f"{s.name}-{r}"), seed + r) for r in range(repeats) for s in HELD_OUT]
+    calibrator.random.shuffle(studies)
+    runs = out / "validation" / device / pair_name
+    _warm_up(calibrator, cells)
+    write_study(run_study(pair, calibrator.fit_texts, FIT, seed), runs / "fit" / f"{FIT.name}.ndjson.gz", {"order": -1})
+    for index in range(passes):
+        calibrator.run_pass(cells)
+        print(f"pass {index + 1}/{passes}: {sum(calibrator.pass_s[-1].values()):.1f} s timed", file=sys.stderr)
+        for order in range(index, len(studies), passes):
+            study, study_seed = studies[order]
+            result = run_study(pair, calibrator.held_out_texts, study, study_seed)
+            extra = {"order": index, "seed": study_seed, "compaction_threshold": result.config.compaction_threshold}
+            write_study(result, runs / f"{study.name}.ndjson.gz", extra)
+    meta = _meta(calibrator, pair_name, passes, seed, command)
+    _write(out / "calibration" / device / pair_name, calibrator.lines(), meta)
+    _write_json(runs / "meta.json", meta | {"schema": "raggedspec.validation/1"})
+
+
+def _warm_up(calibrator: Calibrator, cells: list[Cell]) -> None:
+    for cell in cells[:: max(1, len(cells) // 12)]:
+        for _ in calibrator._visit(cell):
+            pass
+
+
+def _write(folder: Path, lines: list[dict[str, Any]], meta: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "points.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, POINT_COLUMNS)
+        writer.writeheader()
+        writer.writerows(lines)
+    _write_json(folder / "meta.json", meta)
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+def _meta(calibrator: Calibrator, pair_name: str, passes: int, seed: int, command: str) -> dict[str, Any]:
+    drift_cv, component_cv = calibrator.drift()
+    pair = calibrator.pair
+    return {
+        "schema": "raggedspec.calibration/1",
+        "origin": "measured",
+        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "command": command,
+        "device": _device_name(pair.device),
+        "driver": torch.version.cuda or platform.platform(terse=True),
+        "versions": {"python": platform.python_version()} | {n: version(n) for n in ("torch", "transformers", "numpy")},
+        "pair": pair_name,
+        "dtype": str(pair.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "seeds": [seed],
+        "check_level": CHECKS,
+        "repeats": passes,
+        "drift_cv": drift_cv,
+        "component_cv": component_cv,
+        "kv_bytes_per_token": calibrator.kv_bytes,
+        "num_layers": calibrator.num_layers,
+        "pass_s": calibrator.pass_s,
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "not in a repository"
