@@ -328,7 +328,7 @@ def calibrate(
     texts = prompts_from(prompts, "first", None)
     models = load(pair, target, draft, device, dtype, random_weights)
     command = f"python -m refimpl {' '.join(sys.argv[1:])}"
-    settings = {"passes": passes, "repeats": repeats, "threads": threads, "seed": seed}
+    settings: dict[str, Any] = {"passes": passes, "repeats": repeats, "threads": threads, "seed": seed}
     run(models, texts, out, pair_name=pair if target is None else Path(target).name, command=command, **settings)
 
 
