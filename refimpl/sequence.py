@@ -81,8 +81,11 @@ class Sequence:
 
     @property
     def cache_state(self) -> int:
-        """What must agree, beside the length, among the members of a group (INV-11)."""
-        return self.draft_lag
+        """What must agree, beside the length, among the members of a group (INV-11).
+
+        A sequence without a slot is indexed as the prefill is about to leave it: with a lag of 1.
+        """
+        return self.draft_lag if self.slot >= 0 else 1
 
     @property
     def draft_limit(self) -> int:
