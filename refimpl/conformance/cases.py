@@ -199,6 +199,8 @@ def random_case(rng: random.Random, *, layouts: Seq[str] = LAYOUTS, schedulers: 
     rows = [random_row(rng) for _ in range(rng.choice([1, 2, 3, 5, 7]))]
     if rng.random() < 0.3:
         rows.append(rng.choice(rows))
+    if rng.random() < 0.4:  # equal lengths, so that groups form
+        rows = [replace(row, prompt=(row.prompt * 3)[:3], k=rows[0].k) for row in rows]
     batch_size = rng.choice([1, 2, 3, 4])
     return Case(
         tuple(rows),

@@ -26,9 +26,11 @@ def ragged_prompts(
     vocab_size: int = VOCAB_SIZE, *, max_prompts: int = 6, max_tokens: int = 12
 ) -> st.SearchStrategy[list[tuple[int, ...]]]:
     """Batches of prompts of different lengths: single tokens, duplicates, special ids inside and at both ends."""
-    prompt = st.lists(token_ids(vocab_size), min_size=1, max_size=max_tokens).map(tuple)
+    token = token_ids(vocab_size)
+    prompt = st.lists(token, min_size=1, max_size=max_tokens).map(tuple)
     doubled = st.lists(prompt, min_size=1, max_size=max_prompts - 1).map(lambda prompts: [*prompts, prompts[0]])
-    return st.lists(prompt, min_size=1, max_size=max_prompts) | doubled
+    even = st.lists(st.tuples(token, token), min_size=1, max_size=max_prompts)  # equal lengths, so that groups form
+    return st.lists(prompt, min_size=1, max_size=max_prompts) | doubled | even
 
 
 @st.composite
