@@ -55,11 +55,13 @@ class Node:
         return self.state, rows, tuple(getattr(self.real, "_last_run", ()))
 
     def observed(self) -> tuple:
-        pool = self.real.pool
-        return tuple(r.ticket for r in pool.waiting), tuple(pool.window), pool.num_finished
+        pool, waited = self.real.pool, getattr(self.real, "waited", None)
+        waits = {t: waited(row) for t, row in pool.window.items()} if waited else None
+        return tuple(r.ticket for r in pool.waiting), tuple(pool.window), waits, pool.num_finished
 
     def predicted(self) -> tuple:
-        return self.state.waiting, self.state.tickets, len(self.state.finished)
+        waits = dict(self.state.window) if hasattr(self.real, "waited") else None
+        return self.state.waiting, self.state.tickets, waits, len(self.state.finished)
 
 
 class FaultError(Exception):
@@ -171,23 +173,22 @@ def configurations() -> Iterator[tuple[int, spec.Rules, int, bool]]:
     yield 3, spec.Rules("grouped", 2, 3, 1), 4, True
 
 
-def check() -> list[Verdict]:
+def verdicts() -> Iterator[Verdict]:
     """One verdict per configuration, and one on what the searches have reached."""
-    verdicts, reached = [], Counter()
+    reached: Counter[str] = Counter()
     for size, rules, limit, cancel in configurations():
         name = f"{rules.policy}, pool {size}, B = {rules.batch}, W = {rules.capacity}, A = {rules.aging}"
         name += ", cancellations" if cancel else ""
         try:
             states, transitions, modes, longest = search(size, rules, limit=limit, cancel=cancel)
         except Exception as error:
-            verdicts.append(Verdict(name, False, f"{type(error).__name__}: {error}"))
+            yield Verdict(name, False, f"{type(error).__name__}: {error}")
             continue
         reached += modes
-        verdicts.append(Verdict(f"{name}: {states} states, {transitions} transitions, longest wait {longest}", True))
+        yield Verdict(f"{name}: {states} states, {transitions} transitions, longest wait {longest}", True)
     missing = {"static", "fifo", "grouped", "fallback", "aged"} - set(reached)
-    verdicts.append(Verdict("the searches reach every mode", not missing, f"never chosen: {sorted(missing)}"))
-    return verdicts
+    yield Verdict("the searches reach every mode", not missing, f"never chosen: {sorted(missing)}")
 
 
 if __name__ == "__main__":
-    sys.exit(report("schedulers", check()))
+    sys.exit(report("schedulers", verdicts()))
