@@ -1,0 +1,133 @@
+"""Run the real engine along every branch of its random choices, with exact probabilities."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import cache
+
+import torch
+from table_model import joint, sequence_law
+
+from refimpl.config import DecodeConfig, Request, SamplingConfig
+from refimpl.engine import Engine
+from refimpl.requests import prepare
+from refimpl.sampling import Purpose, RandomSource
+
+
+@cache
+def exact(mass: float) -> Fraction:
+    """The fraction of small denominator that a rounded probability stands for."""
+    fraction = Fraction(mass).limit_denominator(70_000)
+    if abs(fraction - Fraction(mass)) > Fraction(1, 10**13):
+        raise ValueError(f"{mass!r} is no fraction of small denominator")
+    return fraction
+
+
+class BranchingSource(RandomSource):
+    """Takes scripted branches, the first one beyond the script, and multiplies their probabilities.
+
+    What the keyed generator would answer twice alike is answered alike here: a token by its key and weights, and
+    acceptance by the interval in which earlier answers have put the key's uniform number. Where the batch is
+    rectangular but a row can emit nothing (it has finished, or its budget ends before), the answer is fixed.
+    """
+
+    def __init__(self, script: list[int]):
+        self.script, self.widths, self.weight = script, [], Fraction(1)
+        self.sequences: list = []
+        self._tokens: dict = {}
+        self._interval: dict = {}
+
+    def draw(self, weights, keys, position, purpose):
+        rows = [
+            [self._token(w, (int(keys.sequence[i]), p, purpose)) for w, p in zip(ws, ps, strict=True)]
+            for i, (ws, ps) in enumerate(zip(weights.tolist(), position.tolist(), strict=True))
+        ]
+        return torch.tensor(rows)
+
+    def accepts(self, target_probability, draft_probability, keys, position):
+        p, q = target_probability.tolist(), draft_probability.tolist()
+        rows = [
+            [self._accept(exact(a) / exact(b), (int(keys.sequence[i]), at)) for a, b, at in zip(*lists, strict=True)]
+            for i, lists in enumerate(zip(p, q, position.tolist(), strict=True))
+        ]
+        return torch.tensor(rows)
+
+    def _token(self, weights: list[float], key: tuple[int, int, Purpose]) -> int:
+        masses = [exact(w) for w in weights]
+        tokens = [t for t, mass in enumerate(masses) if mass]
+        if not self._matters(*key[:2], last=key[2] is not Purpose.DRAFT):
+            return tokens[-1]
+        key = (key, *masses)
+        if key not in self._tokens:
+            self._tokens[key] = tokens[self._branch([masses[t] / sum(masses) for t in tokens])]
+        return self._tokens[key]
+
+    def _accept(self, ratio: Fraction, key: tuple[int, int]) -> bool:
+        if not self._matters(*key, last=False):
+            return True
+        low, high = self._interval.get(key, (Fraction(0), Fraction(1)))
+        cut = min(max(ratio, low), high)
+        shares = [(cut - low) / (high - low), (high - cut) / (high - low)]
+        yes = shares[1] == 0 or (shares[0] > 0 and self._branch(shares) == 0)
+        self._interval[key] = (low, cut) if yes else (cut, high)
+        return yes
+
+    def _matters(self, sequence: int, position: int, last: bool) -> bool:
+        row = self.sequences[sequence]
+        return not row.finished and position < row.prompt_len + row.max_new_tokens - (not last)
+
+    def _branch(self, shares: list[Fraction]) -> int:
+        if len(shares) == 1:
+            return 0
+        at = len(self.widths)
+        self.widths.append(len(shares))
+        chosen = self.script[at] if at < len(self.script) else 0
+        self.weight *= shares[chosen]
+        return chosen
+
+
+def scripts() -> Iterator[BranchingSource]:
+    """One source per path, depth first, until every branch was taken."""
+    script: list[int] = []
+    while True:
+        source = BranchingSource(script)
+        yield source
+        script = script + [0] * (len(source.widths) - len(script))
+        while script and script[-1] == source.widths[len(script) - 1] - 1:
+            script.pop()
+        if not script:
+            return
+        script[-1] += 1
+
+
+def engine_law(pair, requests: list[Request], config: DecodeConfig) -> dict:
+    """Exact joint law of the outputs of the real engine."""
+    law: dict = {}
+    for source in scripts():
+        source.sequences = sequences = prepare(pair, requests, config).sequences
+        for _ in Engine(pair, sequences, config, source).rounds():
+            pass
+        outputs = tuple(tuple(s.generated) for s in sequences)
+        law[outputs] = law.get(outputs, Fraction(0)) + source.weight
+    return law
+
+
+def target_law(pair, requests: list[Request], sharpness: int = 1, top_k: int = 0) -> dict:
+    """Exact joint law of autoregressive sampling from the target."""
+    table = pair.target.table
+    laws = [
+        sequence_law(
+            table, list(r.prompt), r.max_new_tokens, next(iter(r.stop_token_ids or ()), None), sharpness, top_k
+        )
+        for r in requests
+    ]
+    return joint(laws)
+
+
+def total_variation(a: dict, b: dict) -> Fraction:
+    return sum((abs(a.get(x, Fraction(0)) - b.get(x, Fraction(0))) for x in {*a, *b}), Fraction(0)) / 2
+
+
+def rejection_config(method: str, **sampling) -> DecodeConfig:
+    shape = SamplingConfig(**{"temperature": 1.0} | sampling)
+    window = {"window_size": 2, "aging_bound": 1}
+    return DecodeConfig(method, 2, acceptance="rejection", sampling=shape, checks="host", **window)

@@ -1,0 +1,102 @@
+"""A model whose next-token law is a table of fractions over the last two tokens, read back from its own K/V."""
+
+from fractions import Fraction
+from itertools import product
+from random import Random
+
+import torch
+
+from refimpl.kvstore import KVShape
+from refimpl.model import Pair
+
+Law = dict[tuple[int, ...], Fraction]
+Table = dict[tuple[int, ...], list[Fraction]]
+
+
+def random_table(vocab_size: int, rng: Random, denominator: int = 16) -> Table:
+    """Dyadic laws by context (at most two tokens); about one mass in five is 0."""
+    contexts = [c for n in (1, 2) for c in product(range(vocab_size), repeat=n)]
+    return {context: _random_law(vocab_size, rng, denominator) for context in contexts}
+
+
+def _random_law(vocab_size: int, rng: Random, denominator: int) -> list[Fraction]:
+    cuts = sorted(rng.randint(0, denominator) for _ in range(vocab_size - 1))
+    return [Fraction(b - a, denominator) for a, b in zip([0, *cuts], [*cuts, denominator], strict=True)]
+
+
+def shaped(law: list[Fraction], sharpness: int = 1, top_k: int = 0) -> list[Fraction]:
+    """The law at temperature 1/sharpness, then top-k with ties kept."""
+    mass = [p**sharpness for p in law]
+    least = sorted(mass)[-top_k] if 0 < top_k < len(mass) else Fraction(0)
+    mass = [m if m >= least else Fraction(0) for m in mass]
+    return [m / sum(mass) for m in mass]
+
+
+class TableModel:
+    """A CausalLM; K/V of a token are (position, token), so a wrong cache changes the law."""
+
+    kv_shape = KVShape(1, 1, 2, torch.float64, torch.device("cpu"))
+    max_positions = 64
+
+    def __init__(self, table: Table):
+        self.table = table
+        self.vocab_size = len(next(iter(table.values())))
+        none = self.vocab_size  # index of "no token before"
+        self._logits = torch.full((none + 1, none, self.vocab_size), torch.nan, dtype=torch.float64)
+        for context, law in table.items():
+            before = context[0] if len(context) == 2 else none
+            self._logits[before, context[-1]] = torch.tensor([float(p) for p in law], dtype=torch.float64).log()
+
+    def forward(self, block, num_logits):
+        entries = torch.stack([block.position_ids, block.tokens], dim=-1).double()[:, None]
+        position, token = block.append(0, entries, entries)[0][:, 0].long().unbind(dim=-1)
+        query = block.position_ids[:, -num_logits:, None]
+        visible = block.mask[:, 0, -num_logits:]
+        before = self._lookup(visible & (position[:, None] == query - 1), token, self.vocab_size)
+        return self._logits[before, self._lookup(visible & (position[:, None] == query), token, 0)]
+
+    def _lookup(self, hit, token, missing):
+        found = (hit * token[:, None]).amax(dim=-1)
+        return torch.where(hit.any(dim=-1), found, missing).clamp(0, self.vocab_size)
+
+    def fresh_row(self):
+        row = []
+
+        def feed(tokens):
+            row.extend(tokens)
+            before = row[-2] if len(row) > 1 else self.vocab_size
+            return self._logits[before, row[-1]]
+
+        return feed
+
+    def fresh_kv(self, tokens):
+        entries = torch.tensor([[float(p), float(t)] for p, t in enumerate(tokens)], dtype=torch.float64)
+        return entries.expand(1, 2, 1, *entries.shape)
+
+
+def table_pair(vocab_size: int, seed: int) -> Pair:
+    rng = Random(seed)
+    target, draft = (TableModel(random_table(vocab_size, rng)) for _ in range(2))
+    return Pair(target, draft, vocab_size=vocab_size, name="table")
+
+
+def sequence_law(
+    table: Table, prompt: list[int], budget: int, stop: int | None = None, sharpness: int = 1, top_k: int = 0
+) -> Law:
+    """Law of the generated tokens under autoregressive sampling."""
+    if budget == 0:
+        return {(): Fraction(1)}
+    law: Law = {}
+    for token, p in enumerate(shaped(table[tuple(prompt[-2:])], sharpness, top_k)):
+        left = 0 if token == stop else budget - 1
+        rest = sequence_law(table, [*prompt, token], left, stop, sharpness, top_k) if p else {}
+        law |= {(token, *tail): p * q for tail, q in rest.items()}
+    return law
+
+
+def joint(laws: list[Law]) -> dict[tuple[tuple[int, ...], ...], Fraction]:
+    """Law of independent rows."""
+    out: dict = {(): Fraction(1)}
+    for law in laws:
+        out = {(*rows, row): p * q for rows, p in out.items() for row, q in law.items()}
+    return out

@@ -1,0 +1,53 @@
+"""Rejection sampling keeps the target's law: total variation exactly 0 over every branch of the real engine."""
+
+import pytest
+import wrong_rules
+from enumeration import engine_law, rejection_config, target_law, total_variation
+from table_model import table_pair
+
+from refimpl import acceptance
+from refimpl.config import LAYOUTS, SCHEDULERS, Request
+
+METHODS = [f"{layout}+{scheduler}" for layout in LAYOUTS for scheduler in SCHEDULERS]
+
+
+def variation(method: str, pair, requests: list[Request], sharpness: int = 1, top_k: int = 0):
+    config = rejection_config(method, temperature=1 / sharpness, top_k=top_k)
+    return total_variation(engine_law(pair, requests, config), target_law(pair, requests, sharpness, top_k))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_row_of_two_drafts(method):
+    assert variation(method, table_pair(2, seed=3), [Request([0], 3, 2)]) == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_joint_law_of_two_ragged_rows(method):
+    requests = [Request([0], 2, 1), Request([1, 0], 2, 1, stop_token_ids=[1])]
+    assert variation(method, table_pair(2, seed=3), requests) == 0
+
+
+@pytest.mark.parametrize("method", ["rollback+static", "realigned+grouped"])
+def test_joint_law_when_rows_draft_different_numbers(method):
+    requests = [Request([0], 3, 2), Request([1, 0, 1], 2, 1)]
+    assert variation(method, table_pair(2, seed=6), requests) == 0
+
+
+@pytest.mark.parametrize("method", ["rollback+fifo", "masked+fifo", "inplace+grouped"])
+def test_joint_law_when_a_waiting_row_takes_a_free_place(method):
+    requests = [Request([0], 1, 1), Request([1, 1], 2, 1), Request([1], 2, 1)]
+    assert variation(method, table_pair(2, seed=5), requests) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "sharpness", "top_k"), [("inplace+fifo", 2, 0), ("masked+static", 1, 2), ("rollback+static", 2, 2)]
+)
+def test_law_of_processed_distributions(method, sharpness, top_k):
+    assert variation(method, table_pair(3, seed=8), [Request([2], 3, 2)], sharpness, top_k) == 0
+
+
+@pytest.mark.parametrize("rule", [wrong_rules.ResidualNotTaken, wrong_rules.RollbackRedraws])
+def test_enumeration_detects_a_wrong_rule(rule, monkeypatch):
+    monkeypatch.setitem(acceptance.RULES, "rejection", rule)
+    requests = [Request([0], 2, 1), Request([1, 0], 2, 1)]
+    assert variation("rollback+static", table_pair(2, seed=3), requests) > 0
