@@ -1,7 +1,8 @@
 """``python -m proofs.mutants [kernels|scheduling]``: change the code a little, and see whether the proofs notice.
 
-On demand, not part of `check.sh`. Each mutant changes one operator or constant of a kernel or of the schedulers. It
-is killed when a claim fails, or when the code breaks; the survivors are printed, with the share killed at the end.
+On demand, not part of `check.sh`. Each mutant changes one operator, constant, condition or statement of a kernel or of
+the schedulers. It is killed when a claim fails, or when the code breaks; the survivors are printed, with the share
+killed at the end.
 """
 
 import ast
@@ -72,7 +73,9 @@ def mutants(source: str) -> Iterator[Mutant]:
                 target = list(ast.walk(twin))[i]
                 before = ast.unparse(target)
                 change(target)
-                yield Mutant(f"{function.name}: {before}  →  {ast.unparse(target)}", ast.unparse(changed))
+                yield Mutant(
+                    f"{function.name}: {before}  →  {ast.unparse(target)}".replace("\n", " "), ast.unparse(changed)
+                )
 
 
 def changes(node: ast.AST) -> Iterator[Callable[[ast.AST], None]]:
@@ -84,8 +87,20 @@ def changes(node: ast.AST) -> Iterator[Callable[[ast.AST], None]]:
         yield lambda n: setattr(n, "value", n.value + 1)
     if isinstance(node, ast.Call) and len(node.args) == 3 and getattr(node.func, "id", "") == "where":
         yield lambda n: n.args.__setitem__(slice(1, 3), [n.args[2], n.args[1]])
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield lambda n: setattr(n, "operand", ast.UnaryOp(ast.Not(), n.operand))
+    if isinstance(node, ast.If | ast.IfExp):
+        yield negate
+    if isinstance(node, ast.Assign | ast.AugAssign | ast.Delete) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    ):
+        yield drop
+
+
+def drop(statement: ast.AST) -> None:
+    statement.__class__ = ast.Pass
+
+
+def negate(branch: ast.AST) -> None:
+    branch.test = ast.UnaryOp(ast.Not(), branch.test)
 
 
 def load(name: str, source: str) -> ModuleType:
