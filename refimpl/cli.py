@@ -50,6 +50,7 @@ SeedOption = Annotated[int, typer.Option(help="Key of the random numbers.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float64, float32, bfloat16, float16.")]
 RandomOption = Annotated[bool, typer.Option("--random-weights", help="The preset's architecture, no download.")]
+ReportOption = Annotated[Path | None, typer.Option("--output", help="Write the rows and their provenance as JSON.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON object as the last line.")]
 
 
@@ -206,6 +207,7 @@ def verify(
     dtype: DtypeOption = None,
     random_weights: RandomOption = False,
     json_: JsonOption = False,
+    output: ReportOption = None,
 ) -> None:
     """Compare every method, token by token, with one-at-a-time decoding. Exit code 1 if a CPU run is not exact."""
     from refimpl.config import make_config
@@ -224,6 +226,7 @@ def verify(
         "checks": checks,
     }
     make_config(**settings)
+    _check_report(output)
     texts = prompts_from(prompts, turns.value, limit)
     models = load(pair, target, draft, device, dtype, random_weights)
     with progress_bars() as bars:
@@ -237,6 +240,7 @@ def verify(
             **settings,
         )
     _print_verify_table(report)
+    _write_report(output, report.as_dict(), models.device)
     if json_:
         print(json.dumps(report.as_dict()))
     must_be_exact = models.device.type == "cpu" and models.dtype.itemsize >= 4
@@ -284,25 +288,20 @@ def demo(
     max_new_tokens: MaxNewOption = 48,
     checks: ChecksOption = "host",
     device: DeviceOption = "cpu",
-    output: Annotated[Path | None, typer.Option(help="Write the rows and their provenance as JSON.")] = None,
+    output: ReportOption = None,
 ) -> None:
     """Decode the bundled prompts with the bundled pair by every method, and print one table."""
     from dataclasses import asdict
 
     from refimpl.demo import demo_table, run_demo
-    from refimpl.files import check_writable, write_whole
-    from refimpl.provenance import provenance
 
-    if output:
-        check_writable(output)
+    _check_report(output)
     models = load("tiny", None, None, device, None, False)
     settings = {"batch_size": batch_size, "max_new_tokens": max_new_tokens, "checks": checks}
     with progress_bars() as bars:
         rows = run_demo(models, prompts_from(None, "first", limit), bars, **settings)
     _console().print(demo_table(rows))
-    if output:
-        meta = provenance(models.device, limit=limit, **settings)
-        write_whole(output, [json.dumps({"rows": [asdict(row) for row in rows], "meta": meta}, indent=1)])
+    _write_report(output, {"rows": [asdict(row) for row in rows]}, models.device)
     if any(row.exact != row.prompts for row in rows):
         raise typer.Exit(1)
 
@@ -330,6 +329,83 @@ def calibrate(
     command = f"python -m refimpl {' '.join(sys.argv[1:])}"
     settings: dict[str, Any] = {"passes": passes, "repeats": repeats, "threads": threads, "seed": seed}
     run(models, texts, out, pair_name=pair if target is None else Path(target).name, command=command, **settings)
+
+
+@app.command(epilog="Example: [bold]python -m refimpl bench --limit 16 --batch-sizes 1,8 --json[/bold]")
+def bench(
+    pair: PairOption = "tiny",
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    limit: LimitOption = 32,
+    methods: Annotated[str, typer.Option(help="Comma-separated names, or all.")] = "all",
+    batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "1,8",
+    num_speculative_tokens: DraftTokensOption = 5,
+    max_new_tokens: MaxNewOption = 48,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs after a warm-up.")] = 3,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    json_: JsonOption = False,
+    output: ReportOption = None,
+) -> None:
+    """Time every method against plain and assisted generation of transformers, interleaved, on the bundled prompts."""
+    from refimpl.bench import BenchSettings, as_rows, run_bench
+    from refimpl.requests import encode
+
+    _check_report(output)
+    settings = BenchSettings(
+        batch_sizes=tuple(parse_sizes(batch_sizes)),
+        methods=tuple(methods.split(",")),
+        num_speculative_tokens=num_speculative_tokens,
+        max_new_tokens=max_new_tokens,
+        repeats=repeats,
+    )
+    models = load(pair, target, draft, device, dtype, False)
+    ids = [encode(models, text, i) for i, text in enumerate(prompts_from(None, "first", limit))]
+    with progress_bars() as bars:
+        rows = as_rows(run_bench(models, ids, settings, bars))
+    _print_bench_table(rows)
+    report = _write_report(output, {"rows": rows}, models.device)
+    if json_:
+        print(json.dumps(report))
+
+
+def _print_bench_table(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="Medians of interleaved runs; shares are of a round, prefill left out")
+    names = ("tokens/s", "against plain", "ms/round", "draft", "verify", "realign", "host", "outside forward")
+    table.add_column("engine")
+    for name in ("batch", *names):
+        table.add_column(name, justify="right")
+    for row in rows:
+        shares = [f"{100 * row[f'share_{s}']:.1f} %" for s in ("draft", "verify", "realign", "host", "outside_forward")]
+        has_rounds = row["ms_per_round"] > 0
+        table.add_row(
+            row["engine"],
+            str(row["batch_size"]),
+            f"{row['tokens_per_s']:.0f}",
+            f"{row['ratio_to_hf_generate']:.2f}×",
+            f"{row['ms_per_round']:.1f}" if has_rounds else "",
+            *(shares if has_rounds else [""] * len(shares)),
+        )
+    _console().print(table)
+
+
+def _check_report(output: Path | None) -> None:
+    """Refuse an impossible report file before any work is done."""
+    from refimpl.files import check_writable
+
+    if output:
+        check_writable(output)
+
+
+def _write_report(output: Path | None, report: dict[str, Any], device: Any) -> dict[str, Any]:
+    """Add provenance to a report, write it where one asked for it, and return it."""
+    from refimpl.files import write_whole
+    from refimpl.provenance import provenance
+
+    report = {**report, "meta": provenance(device)}
+    if output:
+        write_whole(output, [json.dumps(report, indent=1)])
+    return report
 
 
 def _console() -> Console:

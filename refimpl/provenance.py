@@ -13,8 +13,8 @@ import transformers
 SCHEMA_VERSION = 1
 
 
-def provenance(device: torch.device, **settings: Any) -> dict[str, Any]:
-    """Time, commit, command, device, libraries, and the settings given."""
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Time, commit, command (which holds every setting that is not a default), device and libraries."""
     return {
         "schema_version": SCHEMA_VERSION,
         "utc_time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -27,7 +27,6 @@ def provenance(device: torch.device, **settings: Any) -> dict[str, Any]:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "settings": settings,
     }
 
 
