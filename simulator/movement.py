@@ -78,7 +78,7 @@ class RealignedMovement(WorkingMovement):
         grown = self.width - before
         shifted = {row.last_kept for row in live} != {grown}
         if shifted or self.width + span > self.columns:
-            return self.lay_out("realign", self.width + span + SLACK_COLUMNS)
+            return self.lay_out("realign" if shifted else "regroup", self.width + span + SLACK_COLUMNS)
         return 0.0
 
 

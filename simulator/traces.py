@@ -143,7 +143,7 @@ def read_service_trace(path: str | Path, layout: str = "auto") -> ServiceTrace:
     require(path.is_file(), f"{path}: no such trace")
     lines = path.suffix in (".jsonl", ".ndjson")
     try:
-        frame = pd.read_json(path, lines=True, convert_dates=False) if lines else pd.read_csv(path)
+        frame = pd.read_json(path, lines=True, dtype=False) if lines else pd.read_csv(path)
     except ValueError as error:
         raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     name = _detect(path, frame, layout)

@@ -66,7 +66,9 @@ def test_static_batches_lose_what_theory_says(rows):
 
 @pytest.mark.parametrize(("window", "rows", "lengths"), [(8, 2, 40), (32, 4, 30), (64, 8, 16)])
 def test_first_round_groups_with_the_birthday_probability(window, rows, lengths):
-    base = offline(requests=window, batch_size=rows, layout="realigned", scheduler="grouped", window_size=window, tokens=1)
+    base = offline(
+        requests=window, batch_size=rows, layout="realigned", scheduler="grouped", window_size=window, tokens=1
+    )
     scenario = base.but(workload__prompt_tokens={"kind": "uniform", "low_tokens": 1, "high_tokens": lengths})
     rounds = simulate(scenario, 150).frame("rounds").groupby("replication").first()
     assert_mean(rounds["mode"] == "grouped", analytic.group_probability(window, rows, lengths), 5.0)
@@ -165,7 +167,8 @@ def test_window_of_one_batch_is_fifo(alpha):
     """With a window of one batch a full group is the batch itself, so grouping decides nothing but the mode's name."""
     settings = {"requests": 60, "alpha": alpha, "batch_size": 4, "layout": "realigned"}
     grouped, fifo = (
-        simulate(offline(scheduler=name, window_size=4, **settings), 2).frame("requests") for name in ("grouped", "fifo")
+        simulate(offline(scheduler=name, window_size=4, **settings), 2).frame("requests")
+        for name in ("grouped", "fifo")
     )
     assert grouped.equals(fifo)
 

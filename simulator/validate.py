@@ -1,0 +1,147 @@
+"""Simulated against measured: engine runs that no cost and no acceptance was fitted to, with signed errors.
+
+Each held-out run is simulated several ways, so that an error can be told apart:
+
+| error        | simulated with                                   | against                              |
+|--------------|--------------------------------------------------|--------------------------------------|
+| scheduler    | replayed acceptance                              | rounds of the engine                 |
+| cost         | replayed acceptance, calibrated costs            | seconds of the engine                |
+| acceptance   | acceptance fitted to other prompts               | the same with replayed acceptance    |
+| total        | fitted acceptance, calibrated costs              | the engine                           |
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from simulator.calibration import META_FIELDS, read_meta
+from simulator.errors import require
+from simulator.fields import Spec
+from simulator.parity import check_parity, replay_scenario
+from simulator.records import STAGES
+from simulator.runner import Results, simulate
+from simulator.scenario import Scenario
+from simulator.traces import EngineTrace, read_engine_trace
+
+DATA = Path(__file__).parent / "data" / "validation"
+SCHEMA = "raggedspec.validation/1"
+BAND = 0.9
+MIN_STAGE_SHARE = 0.02  # stages below this share of a run are not judged one by one
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """Held-out runs beside their simulations.
+
+    Attributes:
+        table: one line per run, errors as shares of the measured value, positive when the simulation is too high.
+        stages: signed error of the seconds of each stage, one line per run.
+        summary: metric → mean absolute error, mean signed error, worst error, runs.
+        coverage: share of runs whose makespan lies in the simulated 90 % band.
+        parity: share of row-rounds that the replay decides as the engine did.
+        drift_cv: relative standard deviation of the machine's speed between passes.
+    """
+
+    table: pd.DataFrame
+    stages: pd.DataFrame
+    summary: pd.DataFrame
+    coverage: float
+    parity: float
+    drift_cv: float
+
+
+def validate(calibration: str, folder: Path | None = None, *, replications: int = 40) -> Validation:
+    """Compare the simulator with the held-out runs of a calibration.
+
+    Args:
+        calibration: ``device/pair``, or a folder when `folder` is given.
+        folder: where the held-out traces are; None for the ones that are shipped with the calibration.
+        replications: per run, for the bands.
+
+    Raises:
+        InputError: no traces, missing fields, or traces of another pair.
+    """
+    folder = folder or DATA / calibration
+    traces = [read_engine_trace(path) for path in sorted(folder.glob("*.ndjson.gz"))]
+    require(bool(traces), f"{folder}: holds no held-out traces (*.ndjson.gz)")
+    meta = read_meta(folder / "meta.json", META_FIELDS, SCHEMA)
+    for trace in traces:
+        same = trace.header["pair"] == meta["pair"]
+        require(same, f"{trace.path}: pair is {trace.header['pair']!r}, the calibration's is {meta['pair']!r}")
+    fits = sorted((folder / "fit").glob("*.ndjson.gz"))
+    require(bool(fits), f"{folder / 'fit'}: holds no trace to fit acceptance to")
+    cost = Spec.of("table", calibration=calibration)
+    lines = [_judge(trace, cost, str(fits[0]), replications) for trace in traces]
+    table = pd.DataFrame([line for line, _ in lines]).set_index("run")
+    stages = pd.DataFrame([stage for _, stage in lines]).set_index("run")
+    return Validation(
+        table, stages, summarize_errors(table), float(table["in_band"].mean()),
+        float(table["same_rows"].sum() / table["rows"].sum()), float(meta["drift_cv"]),
+    )  # fmt: skip
+
+
+def _judge(trace: EngineTrace, cost: Spec, fit: str, replications: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    run = Path(trace.path).name.removesuffix(".ndjson.gz")
+    measured_s, tokens = float(trace.rounds["round_s"].sum()), sum(trace.output_lens)
+    parity = check_parity(trace.path)
+    replayed = simulate(_scenario(trace, cost, None, noise=False), 1)
+    fitted = simulate(_scenario(trace, cost, Spec.of("bootstrap", path=fit), noise=True), replications)
+    low, high = np.quantile(fitted.metrics["makespan_s"], [(1 - BAND) / 2, (1 + BAND) / 2])
+    line = {
+        "run": run,
+        "order": trace.header.get("order", 0),
+        "rounds": parity.rounds,
+        "rows": parity.rows,
+        "same_rows": parity.same_rows,
+        "measured_s": measured_s,
+        "measured_tokens_per_s": tokens / measured_s,
+        "scheduler_error": _share(replayed["rounds"], parity.rounds),
+        "cost_error": _share(replayed["makespan_s"], measured_s),
+        "acceptance_error": _share(fitted["makespan_s"], replayed["makespan_s"]),
+        "makespan_error": _share(fitted["makespan_s"], measured_s),
+        "tokens_per_s_error": _share(fitted["tokens_per_s"], tokens / measured_s),
+        "band_low_s": float(low),
+        "band_high_s": float(high),
+        "in_band": bool(low <= measured_s <= high),
+    }
+    return line, {"run": run} | _stage_errors(trace, replayed)
+
+
+def _scenario(trace: EngineTrace, cost: Spec, acceptance: Spec | None, *, noise: bool) -> Scenario:
+    scenario = replay_scenario(trace, cost, acceptance)
+    threshold = trace.header.get("compaction_threshold", scenario.engine.compaction_threshold)
+    return replace(scenario, noise=noise, engine=replace(scenario.engine, compaction_threshold=threshold))
+
+
+def _share(simulated: float, measured: float) -> float:
+    return simulated / measured - 1
+
+
+def _stage_errors(trace: EngineTrace, replayed: Results) -> dict[str, float]:
+    """Signed error of each stage's seconds; NaN where a stage hardly counts."""
+    measured, ours = trace.rounds, replayed.frame("rounds")
+    total_s = float(measured["round_s"].sum())
+    return {
+        name.removesuffix("_s"): _share(float(ours[name].sum()), float(measured[name].sum()))
+        if measured[name].sum() > MIN_STAGE_SHARE * total_s
+        else float("nan")
+        for name in STAGES
+    }
+
+
+def summarize_errors(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean absolute, mean signed and worst error of each error column."""
+    names = [name for name in table.columns if name.endswith("_error")]
+    errors = table[names]
+    worst = {name: float(errors[name].iloc[int(np.argmax(np.abs(errors[name].to_numpy())))]) for name in names}
+    return pd.DataFrame(
+        {"mean_absolute": errors.abs().mean(), "mean_signed": errors.mean(), "worst": worst, "runs": errors.count()}
+    )
+
+
+def write_table(validation: Validation, path: Path) -> None:
+    """Write the table that `python -m simulator validate` prints, six significant digits."""
+    validation.table.join(validation.stages.add_suffix("_stage_error")).to_csv(path, float_format="%.6g")

@@ -1,0 +1,290 @@
+"""Calibrations, traces, workloads, acceptance models: what is read, drawn and refused."""
+
+import json
+
+import numpy as np
+import pytest
+from synthetic_inputs import (
+    HEADER,
+    LINES,
+    SYNTHETIC_META,
+    synthetic_points,
+    synthetic_seconds,
+    write_calibration,
+    write_engine_trace,
+)
+
+from simulator.acceptance import make_acceptance
+from simulator.calibration import load_calibration
+from simulator.cost import make_cost
+from simulator.errors import InputError
+from simulator.fields import Spec
+from simulator.runner import simulate
+from simulator.scenario import Engine, Scenario, Study, Workload
+from simulator.streams import Purpose, Streams
+from simulator.traces import read_engine_trace, read_service_trace
+from simulator.workload import arrival_times, draw_lengths
+
+STREAMS = Streams(7, 0)
+
+
+def take(spec, count, streams=STREAMS):
+    return np.fromiter(arrival_times(spec, streams, count), float)
+
+
+# --- streams -----------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_keyed_by_request_and_position_whatever_is_asked_first():
+    late = Streams(7, 0).per_request(Purpose.PROMPT, 5000, 5010)
+    assert np.array_equal(late, STREAMS.per_request(Purpose.PROMPT, 0, 6000)[5000:5010])
+    assert np.array_equal(STREAMS.tile_rows(Purpose.ACCEPT, 3, 40), STREAMS.tile_rows(Purpose.ACCEPT, 3, 200)[:, :40])
+
+
+def test_streams_differ_by_purpose_replication_and_seed():
+    draws = [
+        Streams(seed, replication).per_request(purpose, 0, 8).tobytes()
+        for seed in (0, 1)
+        for replication in (0, 1)
+        for purpose in (Purpose.PROMPT, Purpose.OUTPUT)
+    ]
+    assert len(set(draws)) == 8
+
+
+# --- arrivals and lengths ----------------------------------------------------------------------------------------
+
+RATED = [
+    Spec.of("poisson", rate_per_s=5.0),
+    Spec.of("gamma", rate_per_s=5.0, cv=2.0),
+    Spec.of("weibull", rate_per_s=5.0, shape=0.7),
+    Spec.of("sinusoidal", rate_per_s=5.0, amplitude=0.8, period_s=10.0),
+    Spec.of("fixed", interval_s=0.2),
+]
+
+
+@pytest.mark.parametrize("spec", RATED, ids=lambda spec: spec.kind)
+def test_arrivals_never_decrease_and_keep_their_rate(spec):
+    times = take(spec, 20000)
+    assert (np.diff(times) >= 0).all()
+    assert len(times) / times[-1] == pytest.approx(5.0, rel=0.08)
+
+
+def test_on_off_arrivals_are_burstier_than_poisson_and_only_come_while_on():
+    times = take(Spec.of("on_off", rate_per_s=10.0, mean_on_s=2.0, mean_off_s=2.0), 20000)
+    gaps = np.diff(times)
+    assert len(times) / times[-1] == pytest.approx(5.0, rel=0.15)
+    assert gaps.std() / gaps.mean() > 1.5
+
+
+def test_sinusoidal_arrivals_follow_the_rate():
+    times = take(Spec.of("sinusoidal", rate_per_s=50.0, amplitude=0.9, period_s=4.0), 20000)
+    counts = np.histogram(times % 4.0, bins=4, range=(0, 4))[0]
+    assert counts[0] + counts[1] > 2 * (counts[2] + counts[3])
+
+
+@pytest.mark.parametrize(
+    ("spec", "mean"),
+    [
+        (Spec.of("geometric", mean_tokens=20.0), 20.0),
+        (Spec.of("uniform", low_tokens=10, high_tokens=30), 20.0),
+        (Spec.of("lognormal", median_tokens=20.0, sigma=0.0), 20.0),
+        (Spec.of("values", tokens=[10, 30]), 20.0),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_lengths_have_their_mean(spec, mean):
+    drawn = draw_lengths(spec, STREAMS, Purpose.OUTPUT, 0, 20000)
+    assert drawn.min() >= 1
+    assert drawn.mean() == pytest.approx(mean, rel=0.05)
+
+
+def test_lengths_from_files(tmp_path):
+    (tmp_path / "lengths.csv").write_text("tokens\n7\n9\n")
+    drawn = draw_lengths(
+        Spec.of("file", path=str(tmp_path / "lengths.csv"), column="tokens"), STREAMS, Purpose.PROMPT, 0, 50
+    )
+    assert set(drawn) == {7, 9}
+    with pytest.raises(InputError, match="no column 'size'; it has tokens"):
+        draw_lengths(Spec.of("file", path=str(tmp_path / "lengths.csv"), column="size"), STREAMS, Purpose.PROMPT, 0, 5)
+    (tmp_path / "q.jsonl").write_text("\n".join(json.dumps({"turns": ["x" * n]}) for n in (40, 80)))
+    drawn = draw_lengths(Spec.of("spec_bench", path=str(tmp_path / "q.jsonl")), STREAMS, Purpose.PROMPT, 0, 50)
+    assert set(drawn) == {10, 20}
+
+
+# --- service traces ----------------------------------------------------------------------------------------------
+
+SERVICES = {
+    "plain.csv": "time_s,prompt_tokens,output_tokens\n1,10,5\n3,20,6\n",
+    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.5,10,5\n2023-11-16 18:15:48.5,20,6\n",
+    "burst.csv": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "1,ChatGPT,10,5,15,C\n2,ChatGPT,9,0,9,C\n3,GPT-4,20,6,26,C\n",
+    "mooncake.jsonl": '{"timestamp": 1000, "input_length": 10, "output_length": 5, "hash_ids": [1]}\n'
+    '{"timestamp": 3000, "input_length": 20, "output_length": 6, "hash_ids": [2]}\n',
+}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_known_service_traces_are_read_directly(tmp_path, name):
+    (tmp_path / name).write_text(SERVICES[name])
+    trace = read_service_trace(tmp_path / name)
+    assert trace.time_s.tolist() == [0, 2]
+    assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([10, 20], [5, 6])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("time_s,prompt_tokens,output_tokens\n3,1,1\n1,1,1\n", "time_s decreases at record 2"),
+        ("time_s,prompt_tokens,output_tokens\n1,0,1\n", "prompt_tokens must be at least 1 token in record 1"),
+        ("time,prompt_tokens,output_tokens\n1,1,1\n", "columns time, prompt_tokens, output_tokens fit no known format"),
+        ("time_s,prompt_tokens,output_tokens\n", "holds no requests"),
+    ],
+)
+def test_bad_service_traces(tmp_path, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_service_trace(tmp_path / "t.csv")
+
+
+def test_a_service_trace_drives_a_study(tmp_path):
+    (tmp_path / "t.csv").write_text(SERVICES["plain.csv"])
+    arrivals = Spec.of("trace", path=str(tmp_path / "t.csv"), speedup=2.0)
+    requests = simulate(Scenario(study=Study(kind="open", num_requests=2, arrivals=arrivals)), 1).frame("requests")
+    assert requests["arrival_s"].tolist() == [0.0, 1.0]
+    assert requests["prompt_tokens"].tolist() == [10, 20]
+    assert requests["generated_tokens"].tolist() == [5, 6]
+
+
+# --- acceptance --------------------------------------------------------------------------------------------------
+
+KINDS = [
+    Spec.of("iid", probability=0.7),
+    Spec.of("profile", probabilities=[0.7]),
+    Spec.of("markov", probability=0.7, correlation=0.0),
+    Spec.of("beta", a=7e4, b=3e4),
+]
+
+
+def test_models_degenerate_to_independence():
+    draws = [make_acceptance(spec, STREAMS, 50, 5) for spec in KINDS]
+    runs = [[model.runs(i) for i in range(40)] for model in draws]
+    assert runs[0] == runs[1] == runs[2]
+    assert np.mean(np.array(runs[0]) == np.array(runs[3])) > 0.98
+
+
+@pytest.mark.parametrize(
+    "kind", [KINDS[0], Spec.of("markov", probability=0.7, correlation=0.5), Spec.of("beta", a=7.0, b=3.0)]
+)
+def test_models_keep_their_mean(kind):
+    model = make_acceptance(kind, STREAMS, 200, 1)
+    runs = np.array([model.runs(i) for i in range(1000)])
+    assert runs.mean() == pytest.approx(0.7, abs=0.03)
+
+
+def test_correlated_models_spread_more():
+    def spread(spec):
+        model = make_acceptance(spec, STREAMS, 100, 1)
+        return np.array([model.runs(i) for i in range(2000)]).sum(axis=1).std()
+
+    independent = spread(KINDS[0])
+    assert spread(Spec.of("markov", probability=0.7, correlation=0.4)) > 1.3 * independent
+    assert spread(Spec.of("beta", a=7.0, b=3.0)) > 2 * independent
+
+
+def test_runs_count_consecutive_right_proposals():
+    model = make_acceptance(Spec.of("iid", probability=0.6), STREAMS, 80, 4)
+    bits = STREAMS.tile_rows(Purpose.ACCEPT, 0, 84)[3] < 0.6
+    for at, run in enumerate(model.runs(3)):
+        expected = next((n for n in range(4) if not bits[at + n]), 4)
+        assert run == expected
+
+
+# --- engine traces -----------------------------------------------------------------------------------------------
+
+
+def test_what_a_trace_says_of_each_position(engine_trace):
+    trace = read_engine_trace(engine_trace)
+    assert trace.output_lens == [6, 6]
+    assert trace.match_bits(0)[:6].tolist() == [1, 1, -1, 1, 1, -1]
+    assert trace.match_bits(1)[:6].tolist() == [0, 1, 0, 1, 1, -1]
+
+
+@pytest.mark.parametrize(
+    ("header", "lines", "message"),
+    [
+        (HEADER | {"schema": "other/1"}, LINES, ":1: schema must be raggedspec.trace/1"),
+        ({k: v for k, v in HEADER.items() if k != "layout"}, LINES, ":1: missing layout"),
+        (HEADER, [{k: v for k, v in LINES[0].items() if k not in ("kept", "draft_s")}], ":2: missing kept, draft_s"),
+        (HEADER, [], "holds no rounds"),
+    ],
+)
+def test_bad_engine_traces(tmp_path, header, lines, message):
+    path = write_engine_trace(tmp_path / "bad.ndjson", header, lines)
+    with pytest.raises(InputError, match=message):
+        read_engine_trace(path)
+
+
+# --- calibration -------------------------------------------------------------------------------------------------
+
+
+def study(calibration, outside="refuse", **engine):
+    return Scenario(
+        study=Study(num_requests=8),
+        workload=Workload(prompt_tokens=Spec.of("uniform", low_tokens=8, high_tokens=100)),
+        engine=Engine(**({"batch_size": 4, "max_new_tokens": 32} | engine)),
+        cost=Spec.of("table", calibration=str(calibration), outside=outside),
+        noise=False,
+    )
+
+
+@pytest.mark.parametrize("component", ["draft", "verify", "realign", "regroup", "compact"])
+@pytest.mark.parametrize("point", [(1, 5, 8), (3, 4, 77), (8, 8, 512)])
+def test_interpolation_is_exact_on_a_linear_table(calibration, component, point):
+    grid = load_calibration(str(calibration)).grid(component, "inplace")
+    rows, tokens, width = point[0], 0 if component in ("realign", "regroup", "compact") else point[1], point[2]
+    expected = synthetic_seconds(component, rows, tokens, width)
+    assert grid.line(rows, tokens, np.array([width]))[0] == pytest.approx(expected)
+
+
+def test_outside_the_measured_range_it_refuses_or_says_so(calibration):
+    with pytest.raises(InputError, match="batch_size 9 is outside 1 … 8; measure more points, or set"):
+        simulate(study(calibration, batch_size=9).but(study__num_requests=20), 1)
+    results = simulate(study(calibration, outside="extrapolate", batch_size=9).but(study__num_requests=20), 1)
+    assert any("verify: batch_size 9 is outside 1 … 8" in what for what in results.extrapolated)
+    wide = study(calibration).but(workload__prompt_tokens={"kind": "fixed", "tokens": 600})
+    with pytest.raises(InputError, match="is outside"):
+        simulate(wide, 1)
+    assert simulate(study(calibration), 1).extrapolated == ()
+    assert "synthetic" in simulate(study(calibration), 1).origin
+
+
+@pytest.mark.parametrize("field", sorted(SYNTHETIC_META))
+def test_a_missing_field_is_an_error(tmp_path, field):
+    meta = {k: v for k, v in SYNTHETIC_META.items() if k != field}
+    folder = write_calibration(tmp_path / "c", meta=meta)
+    with pytest.raises(InputError, match=rf"meta.json: missing {field}$"):
+        load_calibration(str(folder))
+
+
+def test_broken_points(tmp_path):
+    points = list(synthetic_points())
+    with pytest.raises(InputError, match=r"do not fill a grid"):
+        load_calibration(str(write_calibration(tmp_path / "hole", points=points[:-1])))
+    with pytest.raises(InputError, match=r"component must be one of prefill"):
+        load_calibration(str(write_calibration(tmp_path / "name", points=[("warp", *points[0][1:])])))
+    with pytest.raises(InputError, match=r"line 2: a value is missing or negative"):
+        load_calibration(str(write_calibration(tmp_path / "value", points=[(*points[0][:6], "", *points[0][7:])])))
+    text = (write_calibration(tmp_path / "unit") / "points.csv").read_text().replace("mean_s", "mean")
+    (tmp_path / "unit" / "points.csv").write_text(text)
+    with pytest.raises(InputError, match=r"missing column mean_s \(units stand in the names\)"):
+        load_calibration(str(tmp_path / "unit"))
+    with pytest.raises(InputError, match="calibration 'nowhere/none' not found"):
+        load_calibration("nowhere/none")
+
+
+def test_calibration_uncertainty_is_drawn_per_replication_and_centred(calibration):
+    factors = np.array([
+        make_cost(study(calibration).but(noise=True), Streams(0, r), 100).factors["host"] for r in range(400)
+    ])  # fmt: skip
+    assert factors.mean() == pytest.approx(1, abs=0.006)
+    assert factors.std() == pytest.approx(0.02, rel=0.2)

@@ -1,0 +1,282 @@
+"""Replications, comparison, attribution, metrics: laws that hold whatever the numbers are."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.attribution import attribute, differing_factors, flatten, unflatten
+from simulator.errors import InputError
+from simulator.fields import Spec
+from simulator.metrics import frames_of, measure, mser5, position_rates
+from simulator.model import simulate_once
+from simulator.runner import compare, mean_interval, simulate
+from simulator.scenario import Engine, Scenario, Service, Study, Switches, Workload
+
+COST = Spec.of(
+    "linear", verify_base_s=0.02, draft_base_s=0.002, realign_base_s=0.01, regroup_base_s=0.012, noise_cv=0.05
+)
+
+
+def scenario(**changes):
+    base = Scenario(
+        study=Study(num_requests=40),
+        workload=Workload(prompt_tokens=Spec.of("uniform", low_tokens=4, high_tokens=60)),
+        engine=Engine(layout="realigned", scheduler="static", batch_size=4, max_new_tokens=40),
+        cost=COST,
+    )
+    return base.but(**changes)
+
+
+switches = st.builds(
+    Switches,
+    refill=st.booleans(),
+    zombies=st.booleans(),
+    partial_groups=st.booleans(),
+    bucket_tokens=st.integers(1, 8),
+    group_choice=st.sampled_from(["first", "largest"]),
+    cost_aware=st.booleans(),
+    k_policy=st.sampled_from(["per_row", "batch_min"]),
+    k_by_load=st.sampled_from([(), ((2, 3), (4, 1))]),
+    keep_bonus=st.booleans(),
+    draft_cache=st.booleans(),
+    group_key=st.sampled_from(["length_and_lag", "length_and_cached"]),
+    discard_mixed_caches=st.booleans(),
+    copy_groups=st.booleans(),
+    realign_read_s=st.sampled_from([0.0, 1e-5]),
+    free_realign=st.booleans(),
+)
+engines = st.builds(
+    Engine,
+    layout=st.sampled_from(["realigned", "masked", "rollback", "inplace"]),
+    scheduler=st.sampled_from(["static", "fifo", "grouped"]),
+    batch_size=st.integers(1, 6),
+    window_size=st.sampled_from([None, 6, 17]),
+    aging_bound=st.sampled_from([None, 0, 3]),
+    num_speculative_tokens=st.integers(0, 6),
+    max_new_tokens=st.integers(1, 30),
+)
+studies = st.sampled_from([
+    Study(num_requests=23),
+    Study(kind="open", num_requests=23, arrivals=Spec.of("poisson", rate_per_s=20.0)),
+    Study(kind="closed", clients=5, duration_s=2.0, think_time_s=0.1),
+    Study(kind="open", duration_s=1.5, arrivals=Spec.of("gamma", rate_per_s=20.0, cv=2.0)),
+])  # fmt: skip
+
+
+@given(engines, switches, studies, st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.integers(1, 3))
+def test_conservation_causality_and_identities(engine, chosen, study, alpha, replicas):
+    made = Scenario(
+        study=study, engine=engine, switches=chosen, acceptance=Spec.of("iid", probability=alpha), cost=COST,
+        workload=Workload(
+            prompt_tokens=Spec.of("uniform", low_tokens=1, high_tokens=12),
+            output_tokens=Spec.of("geometric", mean_tokens=15.0),
+        ),
+        service=Service(replicas=replicas, router="least_loaded"),
+    )  # fmt: skip
+    simulation = simulate_once(made, keep_rows=True)
+    frames = frames_of(simulation)
+    requests, rounds, rows = frames.requests, frames.rounds, frames.rows
+    done = requests[requests["finished_s"].notna()]
+    if study.duration_s is None:  # conservation: everything that came has finished, in full
+        assert len(done) == len(requests) == 23
+    assert (done["generated_tokens"] == done["output_tokens"]).all()
+    assert (requests["generated_tokens"] <= engine.max_new_tokens).all()
+    assert rounds["kept"].sum() == requests["generated_tokens"].sum() == rows["kept"].sum()
+    assert rounds["live"].sum() == requests["rounds"].sum() == sum(simulation.log.accepted_histogram)
+    weighted = np.dot(simulation.log.accepted_histogram, range(engine.num_speculative_tokens + 1))
+    assert rounds["accepted"].sum() == requests["accepted"].sum() == weighted
+    assert (rows["accepted"] <= rows["drafted"]).all()
+    assert ((rows["kept"] >= 1) & (rows["kept"] <= rows["accepted"] + 1)).all()
+    # causality: a request is admitted after it came, gets its first token later, ends last; rounds do not overlap
+    assert (done["arrival_s"] <= done["admitted_s"]).all()
+    assert (done["admitted_s"] < done["first_token_s"]).all()
+    assert (done["first_token_s"] <= done["finished_s"]).all()
+    for _, mine in rounds.groupby("replica"):
+        ends = mine["start_s"] + mine["round_s"]
+        assert (mine["start_s"].to_numpy()[1:] >= ends.to_numpy()[:-1] - 1e-9).all()
+    assert (rounds["live"] <= rounds["rows"]).all()
+    assert (rounds["rows"] <= engine.batch_size).all()
+    assert (rows["kept"] <= rows["k"] + (1 if chosen.keep_bonus else 0)).all() or engine.num_speculative_tokens == 0
+
+
+def test_work_conservation_a_server_idles_only_when_nothing_waits():
+    made = scenario(engine__scheduler="fifo").but(
+        study={"kind": "open", "num_requests": 200, "arrivals": {"kind": "poisson", "rate_per_s": 6.0}}
+    )
+    results = simulate(made, 1)
+    rounds, requests = results.frame("rounds"), results.frame("requests")
+    gap = rounds["start_s"].to_numpy()[1:] - (rounds["start_s"] + rounds["round_s"]).to_numpy()[:-1]
+    idle = np.flatnonzero(gap > 1e-9)
+    assert len(idle) > 0
+    for at in idle:
+        start = rounds["start_s"].iloc[at + 1]
+        unfinished = (requests["arrival_s"] < start - 1e-9) & (requests["finished_s"] > start)
+        assert not unfinished.any()
+
+
+def test_the_metrics_keep_their_identities():
+    simulation = simulate_once(scenario())
+    metrics = measure(simulation)
+    stages = sum(value for name, value in metrics.items() if name in (
+        "prefill_share", "draft_share", "verify_share", "realign_share", "host_share"))  # fmt: skip
+    assert stages == pytest.approx(1)
+    rates = position_rates(simulation)
+    assert metrics["mean_acceptance_length"] == pytest.approx(1 + sum(rates))
+    assert rates == sorted(rates, reverse=True)
+    assert metrics["tokens_per_s"] * metrics["makespan_s"] == pytest.approx(40 * 40)
+
+
+def test_same_seed_same_bytes_whatever_the_workers():
+    made = scenario(engine__scheduler="grouped")
+    one, two = simulate(made, 4), simulate(made, 4, workers=2)
+    for name in ("requests", "rounds"):
+        pd.testing.assert_frame_equal(one.frame(name), two.frame(name), check_exact=True)
+    assert simulate(made.but(seed=1), 1)["makespan_s"] != one.metrics["makespan_s"][0]
+
+
+def test_common_random_numbers_pair_scenarios_request_by_request():
+    a, b = (simulate(scenario(engine__layout=name, engine__scheduler="fifo"), 3) for name in ("realigned", "inplace"))
+    columns = ["request", "prompt_tokens", "output_tokens", "rounds", "accepted"]
+    assert a.frame("requests")[columns].equals(b.frame("requests")[columns])
+
+
+def test_pairing_narrows_the_interval():
+    a, b = scenario(), scenario(engine__scheduler="fifo")
+    table = compare(a, b, 10).table.loc["makespan_s"]
+    spread = np.hypot(*(simulate(s, 10).metrics["makespan_s"].std(ddof=1) for s in (a, b)))
+    assert table["verdict"] == "real difference"
+    assert (table["high"] - table["low"]) / 2 < 2.26 * spread / np.sqrt(10)
+
+
+def test_a_scenario_does_not_differ_from_itself_and_seeds_must_agree():
+    table = compare(scenario(), scenario(name="again"), 3).table
+    assert set(table["verdict"]) == {"not distinguishable"}
+    with pytest.raises(InputError, match="seed differs: 0 and 1"):
+        compare(scenario(), scenario(seed=1), 3)
+    with pytest.raises(InputError, match="replications must be an integer ≥ 2"):
+        compare(scenario(), scenario(), 1)
+
+
+def test_intervals_cover_as_they_say():
+    rng = np.random.default_rng(1)
+    inside = [low <= 3 <= high for _, low, high, _ in (mean_interval(rng.normal(3, 2, 8), 0.9) for _ in range(3000))]
+    assert abs(np.mean(inside) - 0.9) < 5 * np.sqrt(0.09 / 3000)
+
+
+def test_sequential_stopping_reaches_its_precision_or_its_limit():
+    results = simulate(scenario(), 3, precision=0.01, keep_frames=False)
+    summary = results.summary().loc["tokens_per_s"]
+    assert len(results.replications) > 3
+    assert (summary["high"] - summary["mean"]) / summary["mean"] <= 0.01
+    assert len(simulate(scenario(), 2, precision=1e-6, max_replications=5, keep_frames=False).replications) == 5
+    with pytest.raises(InputError, match="precision must be a share"):
+        simulate(scenario(), 3, precision=2.0)
+
+
+def test_mser5_finds_a_transient_and_refuses_short_or_growing_runs():
+    rng = np.random.default_rng(0)
+    series = rng.normal(0, 1, 1000)
+    series[:100] += 20 * np.exp(-np.arange(100) / 30)
+    assert 50 <= mser5(series) <= 300
+    with pytest.raises(InputError, match="needs 100 finished requests, not 99"):
+        mser5(series[:99])
+    with pytest.raises(InputError, match="no steady state"):
+        mser5(np.arange(1000.0))
+
+
+def test_warmup_is_left_out():
+    steady = scenario(engine__scheduler="fifo").but(
+        study={
+            "kind": "open",
+            "num_requests": 600,
+            "warmup": "mser5",
+            "arrivals": {"kind": "poisson", "rate_per_s": 6.0},
+        }
+    )
+    metrics = simulate(steady, 1).metrics.iloc[0]
+    assert metrics["warmup_s"] >= 0
+    assert metrics["completed"] <= 600
+
+
+def test_censored_requests_are_reported():
+    made = scenario(study={"kind": "open", "duration_s": 1.0, "arrivals": {"kind": "poisson", "rate_per_s": 30.0}})
+    results = simulate(made, 1)
+    assert results["censored"] > 0
+    assert results["completed"] + results["censored"] == len(results.frame("requests"))
+
+
+def test_kv_capacity_limits_admission():
+    cost = {"kind": "linear", "verify_base_s": 0.02, "kv_bytes_per_token": 10.0}
+    free = scenario(engine__scheduler="fifo", engine__layout="inplace", cost=cost)
+    tight = free.but(service__kv_capacity_bytes=250 * 10.0)
+    assert simulate(free, 1)["kv_peak_bytes"] > 2500 >= simulate(tight, 1)["kv_peak_bytes"]
+    assert simulate(tight, 1)["completed"] == 40
+    with pytest.raises(InputError, match=r"service.kv_capacity_bytes holds 50 tokens; a request needs"):
+        simulate(free.but(service__kv_capacity_bytes=500.0), 1)
+
+
+def test_goodput_counts_what_meets_the_limits():
+    results = simulate(scenario(service={"slo_first_token_s": 1e9, "slo_per_token_s": 1e-9}), 1)
+    assert results["goodput_per_s"] == 0
+    assert simulate(scenario(), 1)["goodput_per_s"] == simulate(scenario(), 1)["requests_per_s"]
+
+
+@pytest.mark.parametrize("name", ["sort_prompts", "partial_groups", "largest", "bucket", "cost_aware"])
+def test_scheduling_switches_change_decisions_not_tokens(name):
+    base = scenario(engine__scheduler="grouped", engine__window_size=24)
+    changed = {
+        "sort_prompts": {"workload__sort_prompts": True},
+        "partial_groups": {"switches__partial_groups": True},
+        "largest": {"switches__group_choice": "largest", "engine__batch_size": 2},
+        "bucket": {"switches__bucket_tokens": 8},
+        "cost_aware": {"switches__cost_aware": True, "engine__batch_size": 2},
+    }[name]
+    if "engine__batch_size" in changed:
+        base = base.but(engine__batch_size=2)
+    a, b = simulate(base, 1), simulate(base.but(**changed), 1)
+    assert a["completed"] == b["completed"] == 40
+    assert not a.frame("rounds")["mode"].equals(b.frame("rounds")["mode"]) or a["makespan_s"] != b["makespan_s"]
+    if name == "bucket":
+        assert b["grouping_rate"] > a["grouping_rate"]
+
+
+def test_waiting_for_rows_fills_batches():
+    arrivals = {"kind": "poisson", "rate_per_s": 2.0}
+    base = scenario(engine__scheduler="fifo", study={"kind": "open", "num_requests": 100, "arrivals": arrivals})
+    patient = base.but(switches={"wait_for_rows": 4, "wait_at_most_s": 2.0})
+    assert simulate(patient, 1)["occupancy"] > simulate(base, 1)["occupancy"]
+    assert simulate(patient, 1)["completed"] == 100
+
+
+# --- attribution -------------------------------------------------------------------------------------------------
+
+
+def test_shares_add_up_and_name_the_factors():
+    a, b = scenario(), scenario(engine__scheduler="grouped", engine__window_size=16, switches__keep_bonus=False)
+    assert set(differing_factors(a, b)) == {"refill", "grouping", "bonus token"}
+    found = attribute(a, b, 4)
+    sums = found.per_replication.sum(axis=1)
+    assert np.allclose(sums.mean(), found.b - found.a)
+    assert found.table.loc["total", "share"] == pytest.approx(found.b - found.a)
+    assert found.table.loc["refill", "verdict"] == "real difference"
+    assert found.table.loc["bonus token", "share"] < 0
+
+
+def test_a_factor_without_effect_has_no_share():
+    found = attribute(scenario(), scenario(engine__scheduler="fifo", engine__aging_bound=50), 3)
+    assert found.table.loc["grouping", "share"] == 0
+
+
+def test_attribution_refuses_nonsense():
+    with pytest.raises(InputError, match="do not differ"):
+        attribute(scenario(), scenario(name="b"), 2)
+    with pytest.raises(InputError, match="seed differs"):
+        attribute(scenario(), scenario(seed=2), 2)
+
+
+@given(engines)
+def test_flattening_is_undone(engine):
+    made = scenario().but() if engine is None else Scenario(engine=engine)
+    assert unflatten(flatten(made)) == made

@@ -1,0 +1,101 @@
+import pytest
+import yaml
+
+from simulator.errors import InputError
+from simulator.fields import Spec
+from simulator.scenario import (
+    METHODS,
+    Engine,
+    Scenario,
+    Study,
+    Switches,
+    from_data,
+    load_scenario,
+    set_path,
+    to_mapping,
+)
+
+
+def save(tmp_path, data):
+    path = tmp_path / "scenario.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def test_yaml_round_trip_is_exact(tmp_path):
+    scenario = Scenario(
+        name="ragged",
+        study=Study(kind="open", duration_s=3.5, arrivals=Spec.of("gamma", rate_per_s=2.0, cv=3.0)),
+        switches=Switches(k_by_load=((4, 2), (8, 1)), keep_bonus=False),
+        acceptance=Spec.of("profile", probabilities=[0.9, 0.5]),
+    )
+    scenario.save(tmp_path / "s.yaml")
+    assert load_scenario(tmp_path / "s.yaml") == scenario
+
+
+def test_the_hash_ignores_the_name_and_sees_everything_else():
+    assert Scenario(name="a").content_hash == Scenario(name="b").content_hash
+    assert Scenario().content_hash != Scenario(seed=1).content_hash
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_named_methods(name):
+    engine = from_data({"engine": {"method": name}}).engine
+    assert engine == Engine(**METHODS[name])
+
+
+def test_layout_plus_scheduler():
+    assert from_data({"engine": {"method": "masked+grouped", "batch_size": 3}}).engine == Engine(
+        layout="masked", scheduler="grouped", batch_size=3
+    )
+
+
+BAD = [
+    ({"enginee": {}}, "unknown key enginee; allowed: name, seed"),
+    ({"engine": {"batchsize": 4}}, "engine: unknown key batchsize; allowed: layout"),
+    ({"engine": {"batch_size": 0}}, r"engine.batch_size must be an integer in \[1, 4096\], not 0"),
+    ({"engine": {"batch_size": 4.5}}, "engine.batch_size must be an integer"),
+    ({"engine": {"scheduler": "grouped", "batch_size": 8, "window_size": 4}}, "engine.window_size 4 is smaller than"),
+    ({"engine": {"layout": "diagonal"}}, "engine.layout must be one of realigned, masked, rollback, inplace"),
+    ({"engine": {"method": "exspecc"}}, "method must be one of autoregressive"),
+    ({"study": {"kind": "open", "num_requests": 5, "arrivals": {"kind": "poisson", "rate_per_s": -1}}},
+     "study.arrivals.rate_per_s must be a number > 0, not -1"),
+    ({"study": {"kind": "open", "num_requests": 5, "arrivals": {"kind": "poisson", "rate": 1}}},
+     "study.arrivals: unknown key rate; allowed: rate_per_s"),
+    ({"study": {"kind": "open"}}, "study.num_requests or duration_s is missing"),
+    ({"study": {"kind": "offline", "num_requests": 5, "warmup": "mser5"}}, "offline study has no steady state"),
+    ({"study": {"kind": "closed", "clients": 2}}, "study.duration_s is missing"),
+    ({"acceptance": {"kind": "iid", "probability": 1.5}}, r"acceptance.probability must be a number in \[0, 1\]"),
+    ({"acceptance": {"kind": "iid"}}, "acceptance.probability is missing: iid needs probability"),
+    ({"acceptance": 0.8}, "acceptance must be a mapping with a key 'kind'"),
+    ({"cost": {"kind": "linear", "verify_base": 0.02}}, "cost: unknown key verify_base; allowed: verify_base_s"),
+    ({"switches": {"k_by_load": [[4]]}}, r"switches.k_by_load\[0\] must be a pair"),
+    ({"service": {"kv_capacity_bytes": -5}}, "service.kv_capacity_bytes must be a number > 0"),
+    ({"seed": float("nan")}, "seed must be an integer"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "message"), BAD)
+def test_bad_input_is_one_line_that_names_file_and_field(tmp_path, data, message):
+    path = save(tmp_path, data)
+    with pytest.raises(InputError, match=message) as error:
+        load_scenario(path)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_missing_and_broken_files(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        load_scenario(tmp_path / "none.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [")
+    with pytest.raises(InputError, match="not YAML"):
+        load_scenario(tmp_path / "broken.yaml")
+
+
+def test_paths_reach_every_setting_and_no_other():
+    data = to_mapping(Scenario())
+    set_path(data, "engine.batch_size", 3)
+    set_path(data, "acceptance.probability", 0.1)
+    assert from_data(data).engine.batch_size == 3
+    with pytest.raises(InputError, match=r"engine.batch: no such setting; allowed: layout"):
+        set_path(data, "engine.batch", 3)

@@ -1,0 +1,126 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from simulator.errors import InputError
+from simulator.fields import Spec
+from simulator.scenario import Engine, Scenario, Study, Workload
+from simulator.sweep import build_sweep, load_sweep, read_provenance, sobol_indices, sweep
+
+BASE = Scenario(
+    study=Study(num_requests=6),
+    workload=Workload(prompt_tokens=Spec.of("fixed", tokens=8), output_tokens=Spec.of("fixed", tokens=12)),
+    engine=Engine(layout="realigned", scheduler="grouped", batch_size=2, max_new_tokens=12),
+)
+
+
+def grid(values=(2, 4, 8), replications=2):
+    return build_sweep(BASE, replications=replications, grid={"engine.window_size": list(values), "seed": [0, 1]})
+
+
+def test_a_grid_gives_every_combination_once(tmp_path):
+    frame = sweep(grid(), tmp_path)
+    assert len(frame) == 3 * 2 * 2
+    assert frame["key"].nunique() == 6
+    assert set(frame["engine.window_size"]) == {2, 4, 8}
+
+
+def test_workers_and_dask_give_the_same_numbers(tmp_path):
+    one = sweep(grid(), tmp_path / "one")
+    two = sweep(grid(), tmp_path / "two", workers=2)
+    dask = sweep(grid(), tmp_path / "dask", dask="local", workers=2)
+    assert one.equals(two)
+    assert one.equals(dask)
+
+
+def test_a_sweep_resumes_where_it_was(tmp_path):
+    spec = grid()
+    whole = sweep(spec, tmp_path / "whole")
+    seen = []
+    sweep(grid((2, 4)), tmp_path / "part")
+    resumed = sweep(spec, tmp_path / "part", progress=lambda done, all_: seen.append((done, all_)))
+    assert seen == [(5, 6), (6, 6)]
+    assert resumed.equals(whole)
+    sweep(spec, tmp_path / "part", progress=lambda done, all_: pytest.fail("done twice"))
+
+
+def test_killed_in_the_middle_nothing_is_lost_or_done_twice(tmp_path):
+    config = {"replications": 3, "grid": {"seed": list(range(60)), "engine.window_size": [2, 8]}}
+    BASE.save(tmp_path / "base.yaml")
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": "base.yaml", **config}))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "simulator", "sweep", str(tmp_path / "sweep.yaml"), "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while len(list(out.glob("scenarios/*.parquet"))) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = {path: path.stat().st_mtime_ns for path in out.glob("scenarios/*.parquet")}
+    assert 5 <= len(before) < 120
+    frame = sweep(load_sweep(tmp_path / "sweep.yaml"), out)
+    assert len(frame) == 120 * 3
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
+    assert frame.equals(sweep(load_sweep(tmp_path / "sweep.yaml"), tmp_path / "fresh"))
+
+
+def test_provenance_is_inside_each_file(tmp_path):
+    sweep(grid((2,)), tmp_path)
+    meta = read_provenance(next((tmp_path / "scenarios").glob("*.parquet")))
+    assert {"scenario", "seed", "inputs", "replications", "commit", "created_utc", "versions"} <= set(meta)
+    assert meta["scenario"]["engine"]["window_size"] == 2
+
+
+def test_a_changed_input_file_changes_the_key(tmp_path):
+    lengths = tmp_path / "lengths.csv"
+    prompts = {"kind": "file", "path": str(lengths), "column": "tokens"}
+    lengths.write_text("tokens\n5\n")
+    spec = build_sweep(BASE.but(workload__prompt_tokens=prompts), replications=1, grid={"seed": [0]})
+    before = spec.tasks[0].key
+    lengths.write_text("tokens\n9\n")
+    assert spec.tasks[0].key != before
+
+
+def test_latin_hypercube_fills_every_stratum():
+    ranges = {"acceptance.probability": [0.5, 0.9], "engine.window_size": [2, 9]}
+    spec = build_sweep(BASE, replications=1, latin={"samples": 8, "seed": 3, "ranges": ranges})
+    values = sorted(task.settings["acceptance.probability"] for task in spec.tasks)
+    assert [int((v - 0.5) / 0.05) for v in values] == list(range(8))
+    assert sorted(task.settings["engine.window_size"] for task in spec.tasks) == list(range(2, 10))
+
+
+def test_sobol_finds_what_matters(tmp_path):
+    ranges = {"acceptance.probability": [0.1, 0.9], "workload.output_tokens.tokens": [11, 12]}
+    spec = build_sweep(BASE, replications=1, sobol={"samples": 16, "ranges": ranges})
+    frame = sweep(spec, tmp_path)
+    indices = sobol_indices(spec, frame, "makespan_s")
+    assert indices.loc["acceptance.probability", "total"] > 3 * indices.loc["workload.output_tokens.tokens", "total"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"grid": {"engine.windowsize": [1]}}, "engine.windowsize: no such setting; allowed: layout"),
+        ({"grid": {"engine.window_size": [1]}}, "at engine.window_size=1: engine.window_size 1 is smaller"),
+        ({"grid": {"seed": []}}, "grid: every path needs a list of values"),
+        ({}, "give exactly one of grid, latin, sobol"),
+        ({"gird": {}}, "unknown key gird; allowed: base, replications"),
+        ({"sobol": {"samples": 10, "ranges": {"seed": [0, 9]}}}, "sobol.samples must be a power of two"),
+        ({"latin": {"samples": 4, "ranges": {"seed": [9, 0]}}}, r"latin.ranges.seed must be \[low, high\]"),
+    ],
+)
+def test_bad_sweeps(tmp_path, data, message):
+    BASE.save(tmp_path / "base.yaml")
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": "base.yaml", **data}))
+    with pytest.raises(InputError, match=message):
+        load_sweep(tmp_path / "sweep.yaml")
+
+
+def test_impossible_combinations_may_be_skipped():
+    spec = build_sweep(BASE, grid={"engine.window_size": [1, 2]}, skip_invalid=True)
+    assert [task.settings["engine.window_size"] for task in spec.tasks] == [2]
