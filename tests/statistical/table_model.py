@@ -53,7 +53,11 @@ class TableModel:
         query = block.position_ids[:, -num_logits:, None]
         visible = block.mask[:, 0, -num_logits:]
         before = self._lookup(visible & (position[:, None] == query - 1), token, self.vocab_size)
-        return self._logits[before, self._lookup(visible & (position[:, None] == query), token, 0)]
+        return self.next_logits(before, self._lookup(visible & (position[:, None] == query), token, 0))
+
+    def next_logits(self, before, token):
+        """Logits after two tokens; `before` is `vocab_size` where there is only one."""
+        return self._logits[before, token]
 
     def _lookup(self, hit, token, missing):
         found = (hit * token[:, None]).amax(dim=-1)
@@ -65,7 +69,7 @@ class TableModel:
         def feed(tokens):
             row.extend(tokens)
             before = row[-2] if len(row) > 1 else self.vocab_size
-            return self._logits[before, row[-1]]
+            return self.next_logits(before, row[-1])
 
         return feed
 

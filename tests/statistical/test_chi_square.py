@@ -8,69 +8,101 @@ Seeds are fixed; on a fresh seed a right rule fails a test with probability 1e-7
 from collections import Counter
 
 import pytest
+import torch
 import wrong_rules
 from scipy.stats import chi2
 from table_model import sequence_law, table_pair
 
-from refimpl import acceptance, generate
+from refimpl import generate
+from refimpl.acceptance import AcceptanceRule, CoupledRule, Proposal, RejectionRule
+from refimpl.config import SamplingConfig
+from refimpl.sampling import RowKeys
 
 FALSE_ALARM = 1e-7
-BUDGET = 4
-SHARPNESS, TOP_K = 2, 3  # temperature 0.5
+NUM_SEQUENCES = 10_000
+BUDGET, K = 4, 2
+SHARPNESS, TOP_K = 2, 3
+SAMPLING = SamplingConfig(temperature=1 / SHARPNESS, top_k=TOP_K, seed=1)
+PAIR = table_pair(4, seed=11)
+LAW = sequence_law(PAIR.target.table, [0], BUDGET, None, SHARPNESS, TOP_K)
 
 
-def p_value(counts: Counter, law: dict) -> float:
+def p_value(outputs: list[tuple[int, ...]]) -> float:
     """Chi-square test; outcomes expected fewer than five times are pooled."""
-    total = sum(counts.values())
-    if set(counts) - {outcome for outcome, p in law.items() if p}:
+    counts, total = Counter(outputs), len(outputs)
+    if not all(LAW.get(outcome) for outcome in counts):
         return 0.0
-    common = [outcome for outcome, p in law.items() if p * total >= 5]
-    cells = [(counts[outcome], float(law[outcome] * total)) for outcome in common]
-    rest = total - sum(expected for _, expected in cells)
-    if rest > 1e-9:
-        cells.append((total - sum(observed for observed, _ in cells), rest))
+    cells = [(counts[outcome], float(p * total)) for outcome, p in LAW.items() if p * total >= 5]
+    observed, expected = (sum(column) for column in zip(*cells, strict=True))
+    if total - expected > 1e-9:
+        cells.append((total - observed, total - expected))
     statistic = sum((observed - expected) ** 2 / expected for observed, expected in cells)
     return float(chi2.sf(statistic, len(cells) - 1))
 
 
-def output_p_value(method: str, accept: str, batch_size: int = 128, num_sequences: int = 5000) -> float:
-    pair = table_pair(4, seed=11)
-    shape = {"temperature": 1 / SHARPNESS, "top_k": TOP_K, "seed": 1, "acceptance": accept}
-    result = generate(
-        pair,
-        [[0]] * num_sequences,
-        method=method,
-        batch_size=batch_size,
-        num_speculative_tokens=2,
-        max_new_tokens=BUDGET,
-        checks="off",
-        **shape,
-    )
-    law = sequence_law(pair.target.table, [0], BUDGET, None, SHARPNESS, TOP_K)
-    return p_value(Counter(tuple(s.token_ids) for s in result.sequences), law)
+def decode(rule: AcceptanceRule, rollback: bool = False) -> list[tuple[int, ...]]:
+    """Run a rule on rows that differ in their sequence id only; under `rollback`, neighbours commit their minimum."""
+    tokens = torch.zeros(NUM_SEQUENCES, 1 + BUDGET + K, dtype=torch.long)
+    length = torch.ones(NUM_SEQUENCES, dtype=torch.long)
+    while len(live := (length <= BUDGET).nonzero()[:, 0]):
+        emitted, kept = one_round(rule, tokens[live], length[live], live)
+        if rollback:
+            kept = kept.view(-1, 2).amin(dim=1).repeat_interleave(2)
+        at = length[live, None] + torch.arange(K + 1)
+        tokens[live] = tokens[live].scatter(1, at, emitted)
+        length[live] += kept
+    return [tuple(row) for row in tokens[:, 1 : 1 + BUDGET].tolist()]
 
 
-METHODS = ["realigned+static", "masked+fifo", "inplace+grouped", "rollback+fifo"]
+def one_round(rule, tokens, length, sequence):
+    """Draft K tokens a row, decide; returns the emitted tokens and how many of them count."""
+    keys = RowKeys(torch.full_like(sequence, SAMPLING.seed), sequence)
+    row = torch.arange(len(length))
+    steps = []
+    for step in range(K):
+        logits = next_logits(PAIR.draft, tokens, length + step)
+        steps.append(rule.propose(logits[:, None], keys, (length + step)[:, None]))
+        tokens[row, length + step] = steps[-1].tokens[:, 0]
+    mass = None if steps[0].probabilities is None else torch.cat([s.probabilities for s in steps], dim=1)
+    proposal = Proposal(torch.cat([s.tokens for s in steps], dim=1), mass)
+    logits = torch.stack([next_logits(PAIR.target, tokens, length + step) for step in range(K + 1)], dim=1)
+    limits = (BUDGET - length).clamp(max=K)
+    decision = rule.decide(proposal, logits, keys, length[:, None] + torch.arange(K + 1), limits)
+    return decision.emitted, decision.num_accepted + 1
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_rejection_draws_the_target_law(method):
-    assert output_p_value(method, "rejection") > FALSE_ALARM
+def next_logits(model, tokens, length):
+    row = torch.arange(len(length))
+    before = torch.where(length > 1, tokens[row, length - 2], model.vocab_size)
+    return model.next_logits(before, tokens[row, length - 1])
 
 
-def test_rejection_draws_the_target_law_when_few_rows_roll_each_other_back():
-    assert output_p_value("rollback+static", "rejection", batch_size=4, num_sequences=1500) > FALSE_ALARM
+@pytest.mark.parametrize("rollback", [False, True])
+def test_rejection_draws_the_target_law(rollback):
+    assert p_value(decode(RejectionRule(SAMPLING), rollback)) > FALSE_ALARM
 
 
 def test_coupled_noise_draws_the_target_law():
-    assert output_p_value("inplace+fifo", "coupled") > FALSE_ALARM
-
-
-def test_the_oracle_draws_the_target_law():
-    assert output_p_value("autoregressive", "coupled", num_sequences=2000) > FALSE_ALARM
+    assert p_value(decode(CoupledRule(SAMPLING))) > FALSE_ALARM
 
 
 @pytest.mark.filterwarnings("ignore:mean acceptance length")
+@pytest.mark.parametrize("method", ["inplace+grouped", "rollback+fifo", "autoregressive"])
+def test_the_whole_engine_draws_the_target_law(method):
+    result = generate(
+        PAIR,
+        [[0]] * 1500,
+        method=method,
+        batch_size=64,
+        acceptance="rejection",
+        sampling=SAMPLING,
+        num_speculative_tokens=K,
+        max_new_tokens=BUDGET,
+        checks="off",
+    )
+    assert p_value([tuple(s.token_ids) for s in result.sequences]) > FALSE_ALARM
+
+
 @pytest.mark.parametrize(
     "rule",
     [
@@ -78,12 +110,14 @@ def test_the_oracle_draws_the_target_law():
         wrong_rules.ResidualNotRenormalised,
         wrong_rules.RatioFromUnprocessedLogits,
         wrong_rules.GreedyDraft,
-        wrong_rules.RollbackRedraws,
         wrong_rules.OneStreamForAllPurposes,
         wrong_rules.OneStreamForAllRows,
     ],
 )
-def test_power_to_detect_a_wrong_rule(rule, monkeypatch):
-    monkeypatch.setitem(acceptance.RULES, "rejection", rule)
-    method = "rollback+fifo" if rule is wrong_rules.RollbackRedraws else "inplace+fifo"
-    assert output_p_value(method, "rejection") < FALSE_ALARM
+def test_power_to_detect_a_wrong_rule(rule):
+    assert p_value(decode(rule(SAMPLING))) < FALSE_ALARM
+
+
+def test_power_to_detect_a_rollback_that_redraws(monkeypatch):
+    monkeypatch.setattr(wrong_rules.RollbackRedraws, "group_size", 2)
+    assert p_value(decode(wrong_rules.RollbackRedraws(SAMPLING))) < FALSE_ALARM

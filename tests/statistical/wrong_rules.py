@@ -17,7 +17,7 @@ class ResidualNotTaken(RejectionRule):
 
 
 class ResidualNotRenormalised(RejectionRule):
-    """Inverts the distribution function of p − q without dividing by its mass: the last possible token gets the rest."""
+    """Inverts the distribution function of p − q, not divided by its mass: the last possible token gets the rest."""
 
     def decide(self, proposal, target_logits, keys, position, limits):
         with _patched(acceptance, "next_weights", _leaky_weights):
@@ -49,9 +49,12 @@ class GreedyDraft(RejectionRule):
 class RollbackRedraws(RejectionRule):
     """Rows cut back to the batch minimum redraw their last token from p."""
 
+    group_size: int | None = None  # rows that roll back together; None for the whole batch
+
     def decide(self, proposal, target_logits, keys, position, limits):
         decision = super().decide(proposal, target_logits, keys, position, limits)
-        least = decision.num_accepted.min().expand_as(limits)
+        groups = decision.num_accepted.view(-1, self.group_size or len(limits))
+        least = groups.amin(dim=1, keepdim=True).expand(groups.shape).flatten()
         weights = _at(probabilities(target_logits, self.sampling), least)
         at = least[:, None]
         redrawn = self.source.draw(weights[:, None], keys, position.gather(1, at), Purpose.NEXT)
