@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from operator import attrgetter
 
 import torch
 
@@ -80,7 +81,7 @@ class Engine:
         self._admit()
         plan = self.scheduler.select()
         self.checker.before_round(plan, self.scheduler)
-        outcomes = run_round(self.context, plan.members)
+        outcomes = run_round(self.context, sorted(plan.members, key=attrgetter("slot")))  # full batches: pool order
         for sequence in self.scheduler.complete(plan):
             self._release(sequence)
         index = self.scheduler.round_index - 1
