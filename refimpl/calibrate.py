@@ -3,7 +3,9 @@
 The costs are taken from rounds of the engine itself, so that caches, allocations and copies are as in use. A *cell* is
 (variant, batch size, k, prompt length): the engine runs a few rounds there, and each stage's seconds go to the points
 of that cell. A *pass* visits all cells in random order; held-out runs of other batch sizes, windows, k and prompts
-stand between the passes, because machines drift. Column names and fields are those of `simulator/data/README.md`.
+stand between the passes, because machines drift. A fixed reference pass is timed before every round, of cells and of
+held-out runs alike: points are given at the reference's mean speed, and each held-out run says at which speed it ran.
+Column names and fields are those of `simulator/data/README.md`.
 """
 
 import csv
@@ -14,6 +16,7 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,13 +28,12 @@ from typing import Any
 
 import torch
 
-from refimpl.config import make_config
+from refimpl.config import Request, make_config
 from refimpl.engine import Engine
 from refimpl.errors import InputError
-from refimpl.generation import generate
 from refimpl.model import Pair
-from refimpl.requests import encode, prepare
-from refimpl.trace import RoundRecord
+from refimpl.requests import Prompt, encode, prepare
+from refimpl.trace import RoundRecord, write_trace
 
 BATCH_SIZES, DRAFTS, PROMPT_LENS = (1, 2, 4, 8), (0, 1, 3, 6), (2, 176)
 PREFILL_LENS = (2, 24, 64, 176)
@@ -121,6 +123,36 @@ HELD_OUT = (
 FIT = HeldOut("inplace-b8-k6", "inplace", 8, 6, 48, 48, 120)
 
 
+class Reference:
+    """A fixed pass of the target, whose seconds tell how fast the machine is at the moment.
+
+    Attributes:
+        seconds: every timing so far.
+    """
+
+    def __init__(self, pair: Pair, tokens: list[int]):
+        config = make_config(method="inplace+fifo", batch_size=2, num_speculative_tokens=3, checks=CHECKS)
+        engine = Engine(pair, prepare(pair, [tokens, tokens[::-1]], config).sequences, config)
+        engine.run_one_round()
+        target = engine.context.target
+        target.layout.begin(target.rows(engine.sequences), span=4)
+        self.block = target.layout.block(torch.zeros(2, 4, dtype=torch.long, device=pair.device), -1)
+        self.model, self.seconds = target.model, list[float]()
+
+    @property
+    def mean_ms(self) -> float:
+        """Mean milliseconds of the pass."""
+        return 1e3 * statistics.mean(self.seconds)
+
+    @torch.inference_mode()
+    def time(self) -> float:
+        """Run the pass once; return its seconds."""
+        begun = time.perf_counter()
+        self.model.forward(self.block, 4)[0, 0, 0].item()
+        self.seconds.append(time.perf_counter() - begun)
+        return self.seconds[-1]
+
+
 class Calibrator:
     """Collects the seconds of every point.
 
@@ -130,12 +162,14 @@ class Calibrator:
         seed: of the order of the cells.
     """
 
-    def __init__(self, pair: Pair, texts: list[str], seed: int):
+    def __init__(self, pair: Pair, texts: list[Prompt], seed: int):
         self.pair, self.random = pair, random.Random(seed)
         half = len(texts) // 2
         self.fit_texts, self.held_out_texts = texts[:half], texts[half:]
-        self.stream = [token for text in self.fit_texts for token in encode(pair, text, 0)]
-        self.seconds: dict[Key, list[float]] = defaultdict(list)
+        plain = [text.prompt if isinstance(text, Request) else text for text in self.fit_texts]
+        self.stream = [token for text in plain for token in encode(pair, text, 0)]
+        self.reference = Reference(pair, self.stream[:64])
+        self.seconds: dict[Key, list[float]] = defaultdict(list)  # over the reference's at the time
         self.pass_s: list[dict[str, float]] = []
         self.kv_bytes: dict[str, int] = {}
         self.num_layers: dict[str, int] = {}
@@ -151,15 +185,19 @@ class Calibrator:
         self.pass_s.append(dict(totals))
 
     def _visit(self, cell: Cell) -> Iterator[tuple[Key, float]]:
-        if cell.variant is None:
-            record = self._engine(cell, VARIANTS[0]).run_one_round()
-            yield ("prefill", "any", cell.batch_size, cell.prompt_len - 1, 0), record.stage_s["prefill_s"]
-            return
-        engine = self._engine(cell, cell.variant)
-        for index in range(ROUNDS):
+        engine, speed, points = self._engine(cell, cell.variant or VARIANTS[0]), [self.reference.time()], []
+        for index in range(ROUNDS if cell.variant else 1):
+            engine.timer.take()
             record = engine.run_one_round()
-            if index >= WARM_ROUNDS:
-                yield from round_points(cell, cell.variant, record)
+            speed.append(self.reference.time())
+            if cell.variant is None:
+                key = ("prefill", "any", cell.batch_size, cell.prompt_len - 1, 0)
+                points.append((key, record.stage_s["prefill_s"]))
+            elif index >= WARM_ROUNDS:
+                points += round_points(cell, cell.variant, record)
+        reference_s = statistics.mean(speed)
+        for key, seconds in points:
+            yield key, seconds / reference_s
 
     def _engine(self, cell: Cell, variant: Variant) -> Engine:
         rotating = variant.rotating
@@ -183,10 +221,11 @@ class Calibrator:
 
     def lines(self) -> list[dict[str, Any]]:
         """One line per point, as points.csv holds it."""
-        return [_line(key, values) for key, values in sorted(self.seconds.items())]
+        reference_s = statistics.mean(self.reference.seconds)
+        return [_line(key, [x * reference_s for x in values]) for key, values in sorted(self.seconds.items())]
 
     def drift(self) -> tuple[float, dict[str, float]]:
-        """Relative standard deviation of a pass's total, and standard error of each component's mean cost beyond it."""
+        """Relative standard deviation of a pass at reference speed, and standard error of each component's share."""
         totals = [sum(components.values()) for components in self.pass_s]
         mean = statistics.mean(totals)
         cv = {}
@@ -223,31 +262,48 @@ def all_cells() -> list[Cell]:
     return rounds + [Cell(None, rows, 1, length) for rows, length in product(BATCH_SIZES, PREFILL_LENS)]
 
 
-def run_study(pair: Pair, texts: list[str], study: HeldOut, seed: int) -> Any:
-    """Run the engine on a study's settings, on prompts drawn with a seed."""
+def run_study(
+    pair: Pair, texts: list[Prompt], study: HeldOut, seed: int, reference: Reference
+) -> tuple[dict[str, Any], list[RoundRecord]]:
+    """Run the engine on a study's settings, on prompts drawn with a seed; the trace's header and its rounds."""
     chosen = random.Random(seed).sample(texts, min(study.num_prompts, len(texts)))
-    return generate(
-        pair, chosen, method=study.method, batch_size=study.batch_size, window_size=study.window_size,
+    config = make_config(
+        method=study.method, batch_size=study.batch_size, window_size=study.window_size,
         aging_bound=study.aging_bound, num_speculative_tokens=study.num_speculative_tokens,
-        max_new_tokens=study.max_new_tokens, max_prompt_tokens=study.max_prompt_tokens, checks=CHECKS,
+        max_new_tokens=study.max_new_tokens, checks=CHECKS,
     )  # fmt: skip
+    engine = Engine(pair, prepare(pair, chosen, config, study.max_prompt_tokens).sequences, config)
+    records, speed = [], []
+    while not engine.scheduler.done:
+        speed.append(reference.time())
+        engine.timer.take()
+        records.append(engine.run_one_round())
+    method = config.resolved_method
+    header = {
+        "method": config.method, "layout": method.layout, "scheduler": method.scheduler,
+        "batch_size": config.resolved_batch_size, "window_size": config.resolved_window_size,
+        "aging_bound": config.aging_bound, "num_speculative_tokens": config.num_speculative_tokens,
+        "max_new_tokens": config.max_new_tokens, "num_sequences": len(engine.sequences),
+        "prompt_lens": [s.prompt_len for s in engine.sequences], "device": str(pair.device), "pair": pair.name,
+        "dtype": str(pair.dtype).removeprefix("torch."), "checks": CHECKS, "seed": seed,
+        "compaction_threshold": config.compaction_threshold, "reference_s": statistics.mean(speed),
+    }  # fmt: skip
+    return header, records
 
 
-def write_study(result: Any, path: Path, extra: dict[str, Any]) -> None:
-    """Write a run's trace, compressed; `extra` goes into its header."""
+def write_study(path: Path, header: dict[str, Any], records: list[RoundRecord]) -> None:
+    """Write a run's trace, compressed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = path.with_suffix("")
-    result.write_trace(plain)
-    header, *rest = plain.read_text(encoding="utf-8").splitlines()
-    lines = [json.dumps(json.loads(header) | extra), *rest]
+    write_trace(plain, header, records)
     with gzip.GzipFile(path, "wb", mtime=0) as file:
-        file.write("\n".join(lines).encode())
+        file.write(plain.read_bytes())
     plain.unlink()
 
 
 def calibrate(
     pair: Pair,
-    texts: list[str],
+    texts: list[Prompt],
     out: Path,
     *,
     pair_name: str,
@@ -279,15 +335,15 @@ def calibrate(
     calibrator.random.shuffle(studies)
     runs = out / "validation" / device / pair_name
     _warm_up(calibrator, cells)
-    write_study(run_study(pair, calibrator.fit_texts, FIT, seed), runs / "fit" / f"{FIT.name}.ndjson.gz", {"order": -1})
+    reference = calibrator.reference
+    write_study(runs / "fit" / f"{FIT.name}.ndjson.gz", *run_study(pair, calibrator.fit_texts, FIT, seed, reference))
     for index in range(passes):
         calibrator.run_pass(cells)
-        print(f"pass {index + 1}/{passes}: {sum(calibrator.pass_s[-1].values()):.1f} s timed", file=sys.stderr)
+        print(f"pass {index + 1}/{passes}: reference {reference.mean_ms:.2f} ms so far", file=sys.stderr)
         for order in range(index, len(studies), passes):
             study, study_seed = studies[order]
-            result = run_study(pair, calibrator.held_out_texts, study, study_seed)
-            extra = {"order": index, "seed": study_seed, "compaction_threshold": result.config.compaction_threshold}
-            write_study(result, runs / f"{study.name}.ndjson.gz", extra)
+            header, records = run_study(pair, calibrator.held_out_texts, study, study_seed, reference)
+            write_study(runs / f"{study.name}.ndjson.gz", header | {"order": index}, records)
     meta = _meta(calibrator, pair_name, passes, seed, command)
     _write(out / "calibration" / device / pair_name, calibrator.lines(), meta)
     _write_json(runs / "meta.json", meta | {"schema": "raggedspec.validation/1"})
@@ -297,6 +353,7 @@ def _warm_up(calibrator: Calibrator, cells: list[Cell]) -> None:
     for cell in cells[:: max(1, len(cells) // 12)]:
         for _ in calibrator._visit(cell):
             pass
+    calibrator.reference.seconds.clear()
 
 
 def _write(folder: Path, lines: list[dict[str, Any]], meta: dict[str, Any]) -> None:
@@ -334,7 +391,8 @@ def _meta(calibrator: Calibrator, pair_name: str, passes: int, seed: int, comman
         "component_cv": component_cv,
         "kv_bytes_per_token": calibrator.kv_bytes,
         "num_layers": calibrator.num_layers,
-        "pass_s": calibrator.pass_s,
+        "reference_s": statistics.mean(calibrator.reference.seconds),
+        "reference_cv": statistics.stdev(calibrator.reference.seconds) / statistics.mean(calibrator.reference.seconds),
     }
 
 
