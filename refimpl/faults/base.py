@@ -1,0 +1,61 @@
+"""What a fault is: one function of the engine replaced by a broken one, and what must notice."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from unittest.mock import patch
+
+from refimpl.config import LAYOUTS, SCHEDULERS
+
+Effect = Literal["output", "acceptance", "law", "nothing"]
+Break = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A deliberately broken variant.
+
+    Attributes:
+        name: how tables and commands call it.
+        summary: what is wrong, and where it was seen.
+        owner, attribute: the class or module, and the function of it that is replaced while the fault is injected.
+        make: given the right function, returns the broken one.
+        effect: ``output`` changes tokens; ``acceptance`` changes only how many drafts survive; ``law`` changes the
+            distribution of sampled tokens; ``nothing`` of these (fairness, cost, a promise to other code).
+        invariant: the invariant that must be the first to break, None where the register cannot see the fault.
+        layouts, schedulers: where it can show.
+        settings: fields of a case that it needs, for example a temperature.
+    """
+
+    name: str
+    summary: str
+    owner: Any
+    attribute: str
+    make: Break
+    effect: Effect
+    invariant: str | None
+    layouts: tuple[str, ...] = LAYOUTS
+    schedulers: tuple[str, ...] = SCHEDULERS
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def injected(self) -> Iterator[None]:
+        """Run the body on the broken engine; everything is as before afterwards."""
+        with patch.object(self.owner, self.attribute, self.make(getattr(self.owner, self.attribute))):
+            yield
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(owner: Any, attribute: str, effect: Effect, invariant: str | None, **where: Any) -> Callable[[Break], Break]:
+    """Register a fault under the decorated function's name; its docstring is the summary."""
+
+    def register(make: Break) -> Break:
+        name = make.__name__.replace("_", "-")
+        summary = " ".join((make.__doc__ or "").split())
+        FAULTS[name] = Fault(name, summary, owner, attribute, make, effect, invariant, **where)
+        return make
+
+    return register

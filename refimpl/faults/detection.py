@@ -1,0 +1,103 @@
+"""Which check notices a fault, and after how many examples.
+
+| detector     | runs                                        | notices                                             |
+|--------------|---------------------------------------------|-----------------------------------------------------|
+| host         | random cases with the host checks           | an invariant breaks                                 |
+| device       | … with the device checks                    | an invariant breaks                                 |
+| oracle       | … with the oracle checks                    | an invariant breaks                                 |
+| output       | … without checks                            | tokens differ from autoregressive decoding's        |
+| acceptance   | … without checks, greedy                    | a row-round accepts not what the draft's script says |
+| sampling     | thousands of sampled continuations          | their law is not the target's                       |
+
+Examples are drawn from seeds that depend on the fault's name and the example's number only.
+"""
+
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+from refimpl.conformance.cases import Case, Run, expected_accepted, oracle_outputs, random_case, run_case
+from refimpl.errors import InvariantViolation
+from refimpl.faults.base import Fault
+from refimpl.faults.law import check_law
+
+NUM_EXAMPLES = 60  # after so many without a notice, a detector counts as blind to a fault
+LEVELS = ("host", "device", "oracle")
+DETECTORS = (*LEVELS, "output", "acceptance", "sampling")
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A detector noticed: what it said, and the number of the example (from 1)."""
+
+    by: str
+    examples: int
+
+
+def example(fault: Fault | None, number: int) -> Case:
+    """Draw the case number `number` for a fault; None stands for the healthy engine."""
+    rng = random.Random(f"{fault.name if fault else 'healthy'}:{number}")
+    if fault is None:
+        return random_case(rng)
+    return replace(random_case(rng, layouts=fault.layouts, schedulers=fault.schedulers), **fault.settings)
+
+
+def applies(fault: Fault | None, detector: str) -> bool:
+    """Whether the detector can be asked: the script is greedy, the sampling test is for chance."""
+    if fault is None:
+        return True
+    if detector == "acceptance":
+        return "acceptance" not in fault.settings
+    if detector == "sampling":
+        return "acceptance" in fault.settings
+    return detector != "output" or fault.settings.get("acceptance") != "rejection"
+
+
+def detect(fault: Fault | None, detector: str, num_examples: int = NUM_EXAMPLES) -> Notice | None:
+    """Ask one detector, example after example, until it notices something."""
+    if detector == "sampling":
+        return _detect_by_law(fault)
+    for number in range(1, num_examples + 1):
+        found = _judge(fault, detector, example(fault, number))
+        if found:
+            return Notice(found, number)
+    return None
+
+
+def _injected(fault: Fault | None) -> AbstractContextManager:
+    return fault.injected() if fault else nullcontext()
+
+
+def _judge(fault: Fault | None, detector: str, case: Case) -> str | None:
+    wanted = oracle_outputs(case) if detector == "output" else []
+    try:
+        with _injected(fault):
+            run = run_case(case, checks=detector if detector in LEVELS else "off")
+    except InvariantViolation as violation:
+        return violation.invariant
+    except Exception as error:
+        return f"crash ({type(error).__name__})"
+    judges: dict[str, Callable[[], bool]] = {
+        "output": lambda: run.outputs != wanted,
+        "acceptance": lambda: not _follows_script(case, run),
+    }
+    return "differs" if detector in judges and judges[detector]() else None
+
+
+def _follows_script(case: Case, run: Run) -> bool:
+    return all(
+        row.accepted == expected_accepted(case, case.rows[row.sequence].prompt[0], row.seq_len, row.drafted)
+        for record in run.rounds
+        for row in record.rows
+    )
+
+
+def _detect_by_law(fault: Fault | None) -> Notice | None:
+    layout = "inplace" if fault is None or "inplace" in fault.layouts else fault.layouts[0]
+    try:
+        with _injected(fault):
+            test = check_law(layout, top_k=fault.settings.get("top_k", 0) if fault else 0)
+    except InvariantViolation as violation:
+        return Notice(violation.invariant, 1)
+    return Notice("differs", 1) if test.rejected else None

@@ -1,0 +1,82 @@
+"""The sampling test: do the tokens that the rejection rule gives follow the target's law?
+
+The exact law of the first tokens after one prompt is enumerated from the target's distributions; a few thousand
+sequences with keys of their own are counted against it with Pearson's chi-squared test.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import product
+
+import scipy.stats
+import torch
+
+from refimpl.autoregressive import shape_distribution
+from refimpl.config import Request, SamplingConfig
+from refimpl.conformance.table_model import TableModel
+from refimpl.generation import generate
+from refimpl.model import Pair
+
+VOCAB_SIZE, NUM_TOKENS, PROMPT = 5, 3, (3, 1)
+NUM_SEQUENCES = 4096
+FALSE_ALARM_RATE = 1e-6
+LEAST_EXPECTED = 5.0  # smaller cells are pooled
+
+
+@dataclass(frozen=True)
+class LawTest:
+    """Outcome of the test: p-value, and the total variation distance between counts and law."""
+
+    p_value: float
+    total_variation: float
+
+    @property
+    def rejected(self) -> bool:
+        """Whether the engine's law is not the target's, at the stated false-alarm rate."""
+        return self.p_value < FALSE_ALARM_RATE
+
+
+def exact_law(target: TableModel, sampling: SamplingConfig) -> dict[tuple[int, ...], float]:
+    """Probability of every continuation of NUM_TOKENS tokens."""
+    law = {}
+    for tokens in product(range(target.vocab_size), repeat=NUM_TOKENS):
+        feed, fed, probability = target.fresh_row(), list(PROMPT), 1.0
+        for token in tokens:
+            probability *= float(shape_distribution(feed(fed), sampling)[token])
+            fed = [token]
+        law[tokens] = probability
+    return law
+
+
+def check_law(layout: str = "inplace", *, top_k: int = 0, seed: int = 0, temperature: float = 2.0) -> LawTest:
+    """Sample with the rejection rule from a draft that has nothing in common with the target."""
+    sampling = SamplingConfig(temperature, top_k, seed=seed)
+    pair = Pair(TableModel(VOCAB_SIZE), TableModel(VOCAB_SIZE, salt=1), vocab_size=VOCAB_SIZE, name="law")
+    requests = [Request(PROMPT, sequence_id=i) for i in range(NUM_SEQUENCES)]
+    settings = {"method": f"{layout}+static", "batch_size": 256, "acceptance": "rejection", "checks": "off"}
+    result = generate(
+        pair, requests, max_new_tokens=NUM_TOKENS, num_speculative_tokens=2, sampling=sampling, **settings
+    )
+    counts = Counter(tuple(s.token_ids) for s in result.sequences)
+    return compare(counts, exact_law(pair.target, sampling))  # type: ignore[arg-type]
+
+
+def compare(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> LawTest:
+    """Pearson's chi-squared test of counts against a law, rare cells pooled; an impossible outcome gives p = 0."""
+    total = counts.total()
+    if any(law.get(tokens, 0.0) == 0 for tokens in counts):
+        return LawTest(0.0, _distance(counts, law))
+    common = [t for t, p in law.items() if p * total >= LEAST_EXPECTED]
+    expected = torch.tensor([law[t] * total for t in common], dtype=torch.float64)
+    observed = torch.tensor([float(counts[t]) for t in common], dtype=torch.float64)
+    rest = total - float(expected.sum()), total - float(observed.sum())
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    cells = len(common)
+    if rest[0] >= LEAST_EXPECTED:
+        statistic, cells = statistic + (rest[1] - rest[0]) ** 2 / rest[0], cells + 1
+    return LawTest(float(scipy.stats.chi2.sf(statistic, cells - 1)), _distance(counts, law))
+
+
+def _distance(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+    total = counts.total()
+    return sum(abs(counts[t] / total - law.get(t, 0.0)) for t in set(law) | set(counts)) / 2

@@ -1,0 +1,204 @@
+"""Wrong positions, wrong masks, wrong entries: what layouts can get wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from refimpl import kernels
+from refimpl.engine import Engine
+from refimpl.faults.base import fault
+from refimpl.kvstore import VALUE, Block, KVStore
+from refimpl.layouts import InplaceLayout, Layout, MaskedLayout, RealignedLayout
+from refimpl.layouts.working import WorkingLayout
+
+PADDED = ("realigned", "rollback")
+BY_POSITION = ("masked", "inplace")
+MOVING = ("realigned", "rollback", "masked")
+ChangeBlock = Callable[[Block], Block]
+
+
+def change_blocks(role: str, change: ChangeBlock) -> Callable[[Any], Any]:
+    """Change every block of the target's or the draft's layout, whatever the layout."""
+
+    def make(original: Any) -> Any:
+        def make_layout(self: Engine, model: Any) -> Layout:
+            layout = original(self, model)
+            if model is getattr(self.pair, role):
+                right = layout.block
+                layout.block = lambda tokens, offset: change(right(tokens, offset))
+            return layout
+
+        return make_layout
+
+    return make
+
+
+# --- positions ---------------------------------------------------------------------------------------------------
+
+
+@fault(MaskedLayout, "block", "output", "INV-2", layouts=("masked",))
+def bsp_as_shipped(original: Any) -> Any:
+    """Batch speculative decoding by masking, without explicit positions: a token's position is its cache column, so
+    every masked hole pushes what follows (published BSP on models that count cache entries)."""
+
+    def block(self: MaskedLayout, tokens: Any, offset: int) -> Block:
+        right = original(self, tokens, offset)
+        width = right.mask.shape[-1]
+        column = torch.arange(width - tokens.shape[1], width).clamp(max=self.max_positions - 1)
+        return replace(right, position_ids=column.expand(tokens.shape))
+
+    return block
+
+
+@fault(InplaceLayout, "block", "output", "INV-2", layouts=("inplace",))
+def positions_off_by_one(original: Any) -> Any:
+    """Every position is one too large; models with rotary embeddings hide it from output tests."""
+
+    def block(self: InplaceLayout, tokens: Any, offset: int) -> Block:
+        right = original(self, tokens, offset)
+        return replace(right, position_ids=(right.position_ids + 1).clamp(max=self.max_positions - 1))
+
+    return block
+
+
+@fault(RealignedLayout, "block", "output", "INV-2", layouts=PADDED)
+def batch_maximum_positions(original: Any) -> Any:
+    """One offset for all rows: each row gets the positions of the longest (a uniform offset for ragged rows)."""
+
+    def block(self: RealignedLayout, tokens: Any, offset: int) -> Block:
+        right = original(self, tokens, offset)
+        return replace(right, position_ids=right.position_ids.amax(dim=0, keepdim=True).expand(tokens.shape))
+
+    return block
+
+
+@fault(Engine, "_make_layout", "output", "INV-2")
+def bonus_at_wrong_position(original: Any) -> Any:
+    """The token committed last is fed to the verification with the position of its successor."""
+
+    def change(block: Block) -> Block:
+        position = block.position_ids.clone()
+        position[:, 0] += 1
+        return replace(block, position_ids=position)
+
+    return change_blocks("target", change)(original)
+
+
+@fault(Engine, "_make_layout", "acceptance", "INV-2")
+def draft_positions_off_by_one(original: Any) -> Any:
+    """Only the draft's positions are one too large: the output stays right, fewer drafts survive."""
+    return change_blocks("draft", lambda block: replace(block, position_ids=block.position_ids + 1))(original)
+
+
+# --- masks -------------------------------------------------------------------------------------------------------
+
+
+@fault(kernels, "visible_by_position", "output", "INV-3", layouts=BY_POSITION)
+def mask_one_too_wide(original: Any) -> Any:
+    """A query also sees the slot after its own."""
+    return lambda slot, query: original(slot, query + 1)
+
+
+@fault(kernels, "visible_by_position", "output", "INV-3", layouts=BY_POSITION)
+def mask_one_too_narrow(original: Any) -> Any:
+    """A query does not see its own slot."""
+    return lambda slot, query: original(slot, query - 1)
+
+
+@fault(kernels, "visible_left_padded", "output", "INV-3", layouts=PADDED)
+def pads_visible(original: Any) -> Any:
+    """No attention mask for the left pads (published DSD passes none)."""
+    return lambda key, query, pads: original(key, query, pads * 0)
+
+
+@fault(MaskedLayout, "commit", "output", "INV-3", layouts=("masked",))
+def rejected_entry_left_visible(original: Any) -> Any:
+    """The slots of rejected tokens keep claiming their positions."""
+
+    def commit(self: MaskedLayout, num_cached: Any) -> None:
+        claimed = self._slot_position
+        original(self, num_cached)
+        self._slot_position = claimed
+
+    return commit
+
+
+@fault(Engine, "_make_layout", "acceptance", "INV-3")
+def draft_misses_the_first_token(original: Any) -> Any:
+    """The draft's mask hides the oldest token of each row: the output stays right, fewer drafts survive."""
+
+    def change(block: Block) -> Block:
+        oldest = block.mask.long().argmax(dim=-1, keepdim=True)
+        return replace(block, mask=block.mask.scatter(-1, oldest, False))
+
+    return change_blocks("draft", change)(original)
+
+
+# --- entries -----------------------------------------------------------------------------------------------------
+
+
+@fault(RealignedLayout, "realign", "output", "INV-1", layouts=PADDED)
+def pads_pile_up(original: Any) -> Any:
+    """The batch is a column wider than the pads account for (published DSD never removes a pad)."""
+
+    def realign(self: RealignedLayout, span: int) -> None:
+        original(self, span)
+        self._width += 1
+
+    return realign
+
+
+@fault(kernels, "realign_source", "output", "INV-3", layouts=("realigned",))
+def realigned_one_column_off(original: Any) -> Any:
+    """Realignment takes every entry from the column beside the right one."""
+    return lambda column, shift: original(column, shift) + 1
+
+
+@fault(KVStore, "gather", "output", "INV-4", layouts=MOVING)
+def values_left_behind(original: Any) -> Any:
+    """Keys are moved, values are moved to another column: lengths, masks and provenance all look right."""
+
+    def gather(self: KVStore, slots: Any) -> KVStore:
+        moved = original(self, slots)
+        moved.data[:, VALUE] = moved.data[:, VALUE].roll(1, dims=3)
+        return moved
+
+    return gather
+
+
+@fault(InplaceLayout, "pool_block", "output", "INV-4", layouts=("inplace",))
+def rejected_entry_not_overwritten(original: Any) -> Any:
+    """The entry of the token committed last is not written, so that a rejected draft's stays in its place."""
+
+    def pool_block(self: InplaceLayout, rows: Any, tokens: Any, position: Any, real: Any, width: int) -> Block:
+        if tokens.shape[1] == 1 or not all(row.num_cached for row in rows):
+            return original(self, rows, tokens, position, real, width)
+        elsewhere = torch.cat([position[:, :1] * 0 - 1, position[:, 1:]], dim=1)
+        block = original(self, rows, tokens, elsewhere, real, width)
+        mask = self.pool_mask(torch.arange(width), position)
+        return replace(block, position_ids=position.clamp(0, self.max_positions - 1), mask=mask)
+
+    return pool_block
+
+
+@fault(Layout, "end_prefill", "output", "INV-3", layouts=MOVING, schedulers=("fifo", "grouped"))
+def slot_reused_without_reset(original: Any) -> Any:
+    """A new sequence inherits the stored length of the finished one whose slot it takes, and its stale entries."""
+
+    def end_prefill(self: Any, rows: Any) -> None:
+        if not hasattr(self, "longest_stored"):
+            self.longest_stored = {}
+        for row in rows:
+            longest = max(row.seq_len, self.longest_stored.get(row.slot, 0))
+            self.stored[row.slot] = longest
+            self.longest_stored[row.slot] = longest + 4
+
+    return end_prefill
+
+
+@fault(WorkingLayout, "has_members", "output", "INV-3", layouts=MOVING, schedulers=("fifo", "grouped"))
+def batch_kept_for_other_members(original: Any) -> Any:
+    """A batch of the same size is taken for the same batch, and the rows read each other's entries."""
+    return lambda self, rows: len(rows) == len(self.rows)

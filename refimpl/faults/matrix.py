@@ -1,0 +1,108 @@
+"""Write the detection matrix: fault × what notices it. ``python -m refimpl.faults.matrix``.
+
+The matrix is committed as ``docs/detection_matrix.json`` and ``docs/detection_matrix.md``; it holds no time and no
+machine, so that a second run gives the same bytes.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from refimpl.faults import FAULTS
+from refimpl.faults.base import Fault
+from refimpl.faults.detection import DETECTORS, NUM_EXAMPLES, applies, detect
+from refimpl.files import write_whole
+from refimpl.invariants import STATEMENTS
+
+SCHEMA = "raggedspec.detection/1"
+DOCS = Path(__file__).parents[2] / "docs"
+HEALTHY = "(healthy engine)"
+NOT_ASKED = "not asked"
+Matrix = dict[str, Any]
+
+
+def build_row(fault: Fault | None) -> dict[str, Any]:
+    """Ask every detector about one fault."""
+    cells: dict[str, Any] = {}
+    for detector in DETECTORS:
+        notice = detect(fault, detector) if applies(fault, detector) else None
+        cells[detector] = asdict(notice) if notice else None if applies(fault, detector) else NOT_ASKED
+    about = (fault.name, fault.effect, fault.summary) if fault else (HEALTHY, "nothing", "No fault is injected.")
+    return dict(zip(("fault", "effect", "summary"), about, strict=True)) | {
+        "first": first_invariant(cells),
+        "cells": cells,
+    }
+
+
+def first_invariant(cells: dict[str, Any]) -> str | None:
+    """The invariant that breaks first: at the lowest level at which any does."""
+    named = [cell["by"] for cell in cells.values() if isinstance(cell, dict) and cell["by"].startswith("INV")]
+    return named[0] if named else None
+
+
+def build_matrix() -> Matrix:
+    """Ask every detector about every fault, and about the healthy engine."""
+    rows = []
+    for fault in (None, *FAULTS.values()):
+        rows.append(build_row(fault))
+        print(rows[-1]["fault"], rows[-1]["first"], flush=True)
+    return {"schema": SCHEMA, "examples_at_most": NUM_EXAMPLES, "rows": rows}
+
+
+def as_markdown(matrix: Matrix) -> str:
+    """Table for readers."""
+    head = ["fault", "changes", *DETECTORS]
+    lines = [
+        "# Detection matrix",
+        "",
+        "Written by `python -m refimpl.faults.matrix`. Each fault is one function of the engine replaced by a broken",
+        "one (`refimpl/faults/`). A cell names what noticed the fault and, in brackets, after how many random cases;",
+        f"· means blind after {matrix['examples_at_most']} cases, – that the detector does not apply. *host*, *device*",
+        "and *oracle* are the levels of the run-time checks; *output* compares tokens with autoregressive decoding,",
+        "*acceptance* the accepted drafts with a script, *sampling* the law of sampled tokens with the target's; those",
+        "three run without checks.",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+    ]
+    for row in matrix["rows"]:
+        cells = [_cell(row["cells"][detector]) for detector in DETECTORS]
+        lines.append("| " + " | ".join([f"`{row['fault']}`", row["effect"], *cells]) + " |")
+    lines += [
+        "",
+        "## First to break",
+        "",
+        "| invariant | statement | faults it is the first to catch |",
+        "|---|---|---|",
+    ]
+    for invariant, statement in STATEMENTS.items():
+        names = [f"`{row['fault']}`" for row in matrix["rows"] if row["first"] == invariant]
+        lines.append(f"| {invariant} | {statement} | {', '.join(names)} |")
+    lines += ["", "## The faults", ""]
+    lines += [f"- `{row['fault']}`: {row['summary']}" for row in matrix["rows"]]
+    return "\n".join(lines)
+
+
+def _cell(cell: Any) -> str:
+    if cell == NOT_ASKED:
+        return "–"
+    return f"{cell['by']} ({cell['examples']})" if cell else "·"
+
+
+def main() -> None:
+    """Write both files."""
+    parser = argparse.ArgumentParser(description="Write the detection matrix of the fault zoo.")
+    parser.add_argument("--output", type=Path, default=DOCS, help="folder for detection_matrix.json and .md")
+    folder = parser.parse_args().output
+    torch.set_num_threads(1)
+    matrix = build_matrix()
+    write_whole(folder / "detection_matrix.json", json.dumps(matrix, indent=1, ensure_ascii=False).splitlines())
+    write_whole(folder / "detection_matrix.md", as_markdown(matrix).splitlines())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Sequences lost, doubled, starved or grouped by the wrong key: what pools and schedulers can get wrong."""
+
+from typing import Any
+
+from refimpl.faults.base import fault
+from refimpl.scheduling import FifoScheduler, GroupedScheduler, RoundPlan, SequencePool
+
+GROUPED = ("grouped",)
+PAIRS = {"batch_size": 2, "window_size": 8, "aging_bound": None}  # settings under which groups form often
+
+
+@fault(GroupedScheduler, "group_key", "nothing", "INV-11", schedulers=GROUPED)
+def group_of_unequal_lengths(original: Any) -> Any:
+    """The group key leaves the length out."""
+    return lambda self, sequence: (0, sequence.cache_state)
+
+
+@fault(GroupedScheduler, "group_key", "nothing", "INV-11", schedulers=GROUPED)
+def padded_length_as_group_key(original: Any) -> Any:
+    """The group key is a length rounded up by padding (published EXSPEC keys by the padded length)."""
+    return lambda self, sequence: (-(-sequence.seq_len // 4), sequence.cache_state)
+
+
+@fault(GroupedScheduler, "group_key", "nothing", "INV-11", schedulers=GROUPED, settings=PAIRS)
+def cache_state_not_in_group_key(original: Any) -> Any:
+    """Rows after a full acceptance, whose draft lags by two tokens, share groups with the others."""
+    return lambda self, sequence: (sequence.seq_len, 0)
+
+
+@fault(GroupedScheduler, "select", "nothing", "INV-10", schedulers=GROUPED)
+def no_aging(original: Any) -> Any:
+    """Groups first, then the head of the window, however long the rest has waited (published EXSPEC)."""
+
+    def select(self: GroupedScheduler) -> RoundPlan:
+        key = self._best_key()
+        return self._plan(self.pool.window, "fallback") if key is None else self._plan(self._tickets[key], "grouped")
+
+    return select
+
+
+@fault(SequencePool, "admit", "output", "INV-9")
+def sequence_lost_on_refill(original: Any) -> Any:
+    """A refill takes one sequence more off the waiting line than it hands on."""
+
+    def admit(self: SequencePool, limit: int) -> list:
+        entered = original(self, limit)
+        if self.num_finished and entered and self.waiting:
+            self.waiting.popleft()
+        return entered
+
+    return admit
+
+
+@fault(FifoScheduler, "select", "output", "INV-9", schedulers=("fifo",))
+def sequence_runs_twice(original: Any) -> Any:
+    """The oldest sequence is put into the round a second time when there is a free place."""
+
+    def select(self: FifoScheduler) -> RoundPlan:
+        members = tuple(self.pool.window.values())
+        spare = len(members) < self.batch_size
+        return RoundPlan((*members, members[0]) if spare else members, "fifo")
+
+    return select

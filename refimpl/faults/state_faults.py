@@ -1,0 +1,234 @@
+"""Wrong lengths, stops, budgets and choices: what the host's integers and the acceptance can get wrong."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from refimpl import acceptance, generation, kernels, rounds
+from refimpl.acceptance import Decision, RejectionRule
+from refimpl.faults.base import fault
+from refimpl.rounds import CachedModel
+from refimpl.sampling import Purpose, RandomSource, probabilities
+from refimpl.sequence import Sequence
+
+COUPLED = {"acceptance": "coupled", "temperature": 1.0}
+REJECTION = {"acceptance": "rejection", "temperature": 1.0}
+PAD_TOKEN = 0
+
+# --- cached lengths ----------------------------------------------------------------------------------------------
+
+
+@fault(kernels, "draft_cached_after", "acceptance", "INV-3")
+def draft_cache_hole(original: Any) -> Any:
+    """After a full acceptance the last draft's entry, which was never written, counts as cached (seen in vLLM)."""
+    return lambda seq_len, num_drafted, new_seq_len: new_seq_len - 1
+
+
+@fault(kernels, "draft_cached_after", "nothing", "INV-6")
+def draft_cache_not_rolled_back(original: Any) -> Any:
+    """The draft's cached length still counts the tokens that were rejected."""
+    return lambda seq_len, num_drafted, new_seq_len: seq_len + num_drafted - 1
+
+
+@fault(rounds, "_commit_row", "output", "INV-5", layouts=("masked",))
+def next_token_counted_as_cached(original: Any) -> Any:
+    """The target's cached length includes the token chosen last, which it has not been fed."""
+
+    def commit_row(row: Sequence, *rest: Any) -> Any:
+        outcome = original(row, *rest)
+        row.target_cached = row.seq_len
+        return outcome
+
+    return commit_row
+
+
+@fault(CachedModel, "rows", "output", "INV-8")
+def pad_found_by_token_value(original: Any) -> Any:
+    """A row's length is the number of tokens that differ from the pad id, which is a token like any other."""
+
+    def rows(self: CachedModel, members: Any) -> Any:
+        lengths = [sum(token != PAD_TOKEN for token in m.token_ids) for m in members]
+        return [row._replace(seq_len=n) for row, n in zip(original(self, members), lengths, strict=True)]
+
+    return rows
+
+
+# --- stop and budget ---------------------------------------------------------------------------------------------
+
+
+@fault(Sequence, "extend", "output", None)
+def stop_found_in_prompt(original: Any) -> Any:
+    """A stop token anywhere in the row ends it, in the prompt too."""
+
+    def extend(self: Sequence, tokens: list[int]) -> int:
+        kept = original(self, tokens)
+        if self.stop_token_ids & set(self.token_ids[: self.prompt_len]):
+            self.stop_reason = "stop"
+        return kept
+
+    return extend
+
+
+@fault(Sequence, "extend", "output", "INV-7")
+def stop_does_not_cut(original: Any) -> Any:
+    """A stop token inside a block ends the row, but the rest of the block is kept."""
+
+    def extend(self: Sequence, tokens: list[int]) -> int:
+        kept = tokens[: self.remaining]
+        self.token_ids.extend(kept)
+        if self.stop_token_ids & set(kept):
+            self.stop_reason = "stop"
+        elif self.remaining == 0:
+            self.stop_reason = "length"
+        return len(kept)
+
+    return extend
+
+
+@fault(Sequence, "extend", "output", "INV-7")
+def stop_only_at_block_end(original: Any) -> Any:
+    """Only the last token of a block is compared with the stop tokens."""
+
+    def extend(self: Sequence, tokens: list[int]) -> int:
+        kept = tokens[: self.remaining]
+        self.token_ids.extend(kept)
+        if kept[-1] in self.stop_token_ids:
+            self.stop_reason = "stop"
+        elif self.remaining == 0:
+            self.stop_reason = "length"
+        return len(kept)
+
+    return extend
+
+
+@fault(Sequence, "remaining", "output", "INV-7")
+def budget_one_too_large(original: Any) -> Any:
+    """One token more than the budget is left."""
+    return property(lambda self: self.max_new_tokens - self.num_generated + 1)
+
+
+@fault(Sequence, "extend", "output", None)
+def budget_one_too_small(original: Any) -> Any:
+    """A row ends one token before its budget is used up."""
+
+    def extend(self: Sequence, tokens: list[int]) -> int:
+        kept = original(self, tokens)
+        if not self.finished and self.remaining == 1:
+            self.stop_reason = "length"
+        return kept
+
+    return extend
+
+
+@fault(generation, "_result", "output", None)
+def outputs_in_sorted_order(original: Any) -> Any:
+    """Results come in order of prompt length and are not put back into the caller's (published EXSPEC, sorted)."""
+
+    def result(*args: Any) -> Any:
+        right = original(*args)
+        return replace(right, sequences=sorted(right.sequences, key=lambda s: s.num_prompt_tokens))
+
+    return result
+
+
+# --- acceptance --------------------------------------------------------------------------------------------------
+
+
+@fault(acceptance, "match", "output", None)
+def dsd_next_token_from_draft(original: Any) -> Any:
+    """At the first mismatch the draft's token is appended instead of the target's (published DSD)."""
+
+    def match(draft_tokens: Any, target_tokens: Any, limits: Any) -> Decision:
+        right = original(draft_tokens, target_tokens, limits)
+        return replace(right, emitted=torch.cat([draft_tokens, target_tokens[:, -1:]], dim=1))
+
+    return match
+
+
+@fault(kernels, "num_accepted", "output", None)
+def matches_counted_past_mismatch(original: Any) -> Any:
+    """All matching drafts are counted, not the leading run of them."""
+    return lambda matches, limit: kernels.minimum(sum(matches, limit * 0), limit)
+
+
+@fault(kernels, "num_accepted", "output", None)
+def one_accepted_too_many(original: Any) -> Any:
+    """The first rejected draft's successor is committed too."""
+
+    def num_accepted(matches: Any, limit: Any) -> Any:
+        return kernels.minimum(original(matches, limit) + 1, limit)
+
+    return num_accepted
+
+
+@fault(kernels, "num_accepted", "acceptance", None)
+def row_limit_ignored(original: Any) -> Any:
+    """A row accepts drafts beyond its own k, because another row's is larger."""
+    return lambda matches, limit: original(matches, limit * 0 + 64)
+
+
+# --- chance ------------------------------------------------------------------------------------------------------
+
+
+@fault(RandomSource, "draw", "output", None, settings=COUPLED)
+def shared_random_stream(original: Any) -> Any:
+    """All draws come from one generator, so that a row's tokens depend on its neighbours and on the drafts."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(self: Any, weights: Any, keys: Any, position: Any, purpose: Any) -> Any:
+        noise = torch.rand(weights.shape, generator=generator, dtype=torch.float64).clamp(min=1e-12)
+        return (weights / -noise.log()).argmax(dim=-1)
+
+    return draw
+
+
+@fault(RandomSource, "draw", "output", None, settings=COUPLED)
+def noise_keyed_by_batch_row(original: Any) -> Any:
+    """Random numbers are keyed by the row of the batch instead of the sequence."""
+
+    def draw(self: Any, weights: Any, keys: Any, position: Any, purpose: Any) -> Any:
+        return original(self, weights, replace(keys, sequence=torch.arange(len(keys.sequence))), position, purpose)
+
+    return draw
+
+
+@fault(acceptance, "next_weights", "law", None, settings=REJECTION)
+def residual_forgotten(original: Any) -> Any:
+    """After a rejection the next token is drawn from p instead of the residual."""
+    return lambda target, draft, accepted, limits: target[torch.arange(len(accepted)), accepted]
+
+
+@fault(kernels, "accepts", "law", None, settings=REJECTION)
+def ratio_upside_down(original: Any) -> Any:
+    """Drafts are accepted with probability q/p instead of p/q."""
+    return lambda uniform, target, draft: original(uniform, draft, target)
+
+
+@fault(RejectionRule, "propose", "law", "INV-12", settings=REJECTION | {"top_k": 3})
+def draft_drawn_from_another_q(original: Any) -> Any:
+    """The draft's token is drawn from the unfiltered distribution, the ratio uses the filtered one (seen in the
+    wild)."""
+
+    def propose(self: Any, logits: Any, keys: Any, position: Any) -> Any:
+        right = original(self, logits, keys, position)
+        unfiltered = probabilities(logits, replace(self.sampling, top_k=0))
+        return replace(right, tokens=self.source.draw(unfiltered, keys, position, Purpose.DRAFT))
+
+    return propose
+
+
+@fault(RejectionRule, "decide", "law", None, layouts=("rollback",), settings=REJECTION)
+def rollback_draws_again(original: Any) -> Any:
+    """Rows cut to the batch minimum draw their last token from p again instead of keeping the accepted draft."""
+
+    def decide(self: Any, proposal: Any, target_logits: Any, keys: Any, position: Any, limits: Any) -> Decision:
+        right = original(self, proposal, target_logits, keys, position, limits)
+        at = int(right.num_accepted[limits > 0].min()) if (limits > 0).any() else 0
+        p = probabilities(target_logits[:, at : at + 1], self.sampling)
+        again = self.source.draw(p, keys, position[:, at : at + 1], Purpose.NEXT)
+        emitted = right.emitted.clone()
+        emitted[:, at] = torch.where(right.num_accepted > at, again[:, 0], emitted[:, at])
+        return replace(right, emitted=emitted)
+
+    return decide

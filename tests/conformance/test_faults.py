@@ -1,0 +1,82 @@
+"""The fault zoo: every fault is caught, by what its entry claims, and the committed matrix says so."""
+
+import json
+
+import pytest
+
+from refimpl.conformance.cases import Case, Row, oracle_outputs, run_case
+from refimpl.faults import FAULTS, Fault
+from refimpl.faults.detection import DETECTORS, detect
+from refimpl.faults.law import check_law
+from refimpl.faults.matrix import DOCS, HEALTHY, NOT_ASKED, as_markdown, first_invariant
+from refimpl.invariants import STATEMENTS
+
+COMMITTED = json.loads((DOCS / "detection_matrix.json").read_text())
+ROWS = {row["fault"]: row for row in COMMITTED["rows"]}
+DEAREST = 15  # examples that the test spends on one cell
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_the_matrix_is_what_a_run_gives(fault: Fault) -> None:
+    row = ROWS[fault.name]
+    for detector in DETECTORS:
+        cell = row["cells"][detector]
+        if cell == NOT_ASKED:
+            continue
+        limit = 2 if cell is None else min(cell["examples"], DEAREST)
+        notice = detect(fault, detector, limit)
+        if cell is None or cell["examples"] > limit:
+            assert notice is None, detector
+        else:
+            assert notice is not None, detector
+            assert {"by": notice.by, "examples": notice.examples} == cell, detector
+
+
+def test_the_matrix_lists_the_faults_that_there_are() -> None:
+    assert list(ROWS) == [HEALTHY, *FAULTS]
+    for name, fault in FAULTS.items():
+        assert (ROWS[name]["effect"], ROWS[name]["summary"]) == (fault.effect, fault.summary)
+
+
+def test_the_table_is_that_of_the_data() -> None:
+    assert (DOCS / "detection_matrix.md").read_text() == as_markdown(COMMITTED) + "\n"
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_every_fault_is_caught_by_what_it_claims(fault: Fault) -> None:
+    cells = ROWS[fault.name]["cells"]
+    noticed = {name: cell["by"] for name, cell in cells.items() if isinstance(cell, dict)}
+    assert first_invariant(cells) == fault.invariant
+    if fault.effect == "output":
+        assert "output" in noticed
+    elif fault.effect == "acceptance":
+        assert noticed.get("output") != "differs", "a draft's fault never changes the output"
+        assert "acceptance" in noticed
+    elif fault.effect == "law":
+        assert "sampling" in noticed
+    else:
+        assert fault.invariant is not None
+
+
+def test_the_healthy_engine_raises_no_alarm() -> None:
+    assert set(ROWS[HEALTHY]["cells"].values()) == {None}
+    assert all(detect(None, detector, 5) is None for detector in DETECTORS)
+
+
+def test_every_invariant_is_the_first_to_catch_a_fault() -> None:
+    assert set(STATEMENTS) <= {row["first"] for row in ROWS.values()}
+
+
+def test_a_fault_leaves_no_trace() -> None:
+    case = Case((Row((1, 2, 3), 9, 3, None, (False, True, True, False)), Row((4,), 7, 2)), batch_size=2)
+    wanted = oracle_outputs(case)
+    for fault in FAULTS.values():
+        with fault.injected():
+            pass
+        assert run_case(case, checks="device").outputs == wanted, fault.name
+
+
+@pytest.mark.parametrize("layout", ["inplace", "rollback"])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_the_healthy_engine_samples_the_targets_law(layout: str, top_k: int) -> None:
+    assert not check_law(layout, top_k=top_k, seed=5).rejected
