@@ -107,6 +107,7 @@ def played(node: Node, members: tuple[int, ...], outcomes: dict[int, tuple[int, 
     plan = child.real.select()  # the same choice again: selecting changes nothing
     demand(tuple(r.ticket for r in plan.members) == members, "select is not repeatable")
     left = {r.ticket for r in child.real.complete(plan)}
+    demand(child.real.round_index == node.real.round_index + 1, "rounds are not counted one by one")
     ended = frozenset(t for t in child.state.tickets if child.rows[t].finished)
     before = child.state.finished
     child.state = spec.played(child.state, members, ended, rules)

@@ -1,5 +1,6 @@
 (** Every theorem of the register in one term: what it rests on is what any of them rests on. *)
-From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch Selection Scheduling Layouts Trace Checker.
+From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch Selection Scheduling EngineRound Layouts
+  Trace TraceWaiting Checker.
 
 Definition register := (
   @verified_token_law,
@@ -8,6 +9,8 @@ Definition register := (
   @round_length,
   @round_exact,
   @speculate_law,
+  @fold_is_leading,
+  @engine_round_law,
   @finish_independent,
   @joint_law,
   @scheduled_round_exact,
@@ -39,5 +42,6 @@ Definition register := (
   @draft_cached,
   @valid_within,
   @lag_after,
+  @valid_waiting,
   @check_correct).
 Print Assumptions register.
