@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -124,6 +125,7 @@ def run_bench(
     """
     if not isinstance(pair.target, HuggingFaceLM) or not isinstance(pair.draft, HuggingFaceLM):
         raise InputError("the benchmark compares with transformers' own generation: it needs two transformers models")
+    transformers.utils.logging.set_verbosity_error()
     rows = []
     for batch_size in settings.batch_sizes:
         runners = _runners(pair, prompts, batch_size, settings)

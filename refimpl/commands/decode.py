@@ -1,0 +1,247 @@
+"""`generate`, `verify` and `demo`: decode prompts, and compare with one-at-a-time decoding."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from refimpl.commands.options import (
+    AcceptanceOption,
+    ChecksOption,
+    DeviceOption,
+    DraftOption,
+    DraftTokensOption,
+    DtypeOption,
+    JsonOption,
+    LimitOption,
+    MaxNewOption,
+    MaxPromptOption,
+    MinPOption,
+    PairOption,
+    PromptsOption,
+    RandomOption,
+    ReportOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    Turns,
+    TurnsOption,
+    WindowOption,
+    check_report,
+    console_for_tables,
+    load,
+    parse_sizes,
+    progress_bars,
+    prompts_from,
+    write_report,
+)
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Example: [bold]python -m refimpl generate --pair tiny --method exspec --limit 4 --output out.jsonl[/bold]"
+)
+def generate(
+    pair: PairOption = "tiny",
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    prompts: PromptsOption = None,
+    turns: TurnsOption = Turns.first,
+    limit: LimitOption = None,
+    method: Annotated[str, typer.Option(help="A named method, or LAYOUT+SCHEDULER.")] = "inplace",
+    batch_size: Annotated[int, typer.Option(help="Rows of a round.")] = 8,
+    num_speculative_tokens: DraftTokensOption = 5,
+    max_new_tokens: MaxNewOption = 64,
+    window_size: WindowOption = None,
+    max_prompt_tokens: MaxPromptOption = None,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    acceptance: AcceptanceOption = None,
+    seed: SeedOption = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends a generation; may be repeated.")] = None,
+    checks: ChecksOption = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    random_weights: RandomOption = False,
+    output: Annotated[Path | None, typer.Option(help="JSON lines, in input order. Default: stdout.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="NDJSON, one line per row per round.")] = None,
+) -> None:
+    """Decode prompts and write what was generated, one JSON line per prompt."""
+    from refimpl.config import make_config
+    from refimpl.files import check_writable, write_whole
+    from refimpl.generation import generate as run
+
+    settings = {
+        "method": method,
+        "batch_size": batch_size,
+        "num_speculative_tokens": num_speculative_tokens,
+        "max_new_tokens": max_new_tokens,
+        "window_size": window_size,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "acceptance": acceptance,
+        "seed": seed,
+        "stop_strings": tuple(stop or ()),
+        "checks": checks,
+    }
+    make_config(**settings)
+    for path in filter(None, (output, trace)):
+        check_writable(path)
+    texts = prompts_from(prompts, turns.value, limit)
+    models = load(pair, target, draft, device, dtype, random_weights)
+    with progress_bars() as bars:
+        bar = partial(bars, method) if bars else None
+        result = run(models, texts, max_prompt_tokens=max_prompt_tokens, progress=bar, **settings)
+    lines = [json.dumps(_output_line(s)) for s in result.sequences]
+    if trace:
+        result.write_trace(trace)
+    if output:
+        write_whole(output, lines)
+    else:
+        print("\n".join(lines))
+    _print_summary(result)
+
+
+def _output_line(sequence: Any) -> dict[str, Any]:
+    return {
+        "index": sequence.index,
+        "text": sequence.text,
+        "token_ids": sequence.token_ids,
+        "stop_reason": sequence.stop_reason,
+        "num_prompt_tokens": sequence.num_prompt_tokens,
+        "num_prompt_tokens_cut": sequence.num_prompt_tokens_cut,
+        "mean_acceptance_length": sequence.stats.mean_acceptance_length,
+    }
+
+
+def _print_summary(result: Any) -> None:
+    stats = result.stats
+    cut = f", {stats.num_prompt_tokens_cut} prompt tokens cut" if stats.num_prompt_tokens_cut else ""
+    print(
+        f"{result.config.method}: {stats.num_sequences} prompts, {stats.num_generated} tokens in {stats.wall_s:.1f} s "
+        f"({stats.tokens_per_s:.0f} tokens/s), {stats.num_rounds} rounds, "
+        f"mean acceptance length {stats.acceptance.mean_acceptance_length:.2f}, "
+        f"checks {result.environment['checks']}{cut}",
+        file=sys.stderr,
+    )
+
+
+@app.command(
+    epilog="Example: [bold]python -m refimpl verify --limit 8 --methods eqspec,exspec --batch-sizes 4 --json[/bold]"
+)
+def verify(
+    pair: PairOption = "tiny",
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    prompts: PromptsOption = None,
+    turns: TurnsOption = Turns.first,
+    limit: LimitOption = None,
+    methods: Annotated[str, typer.Option(help="Comma-separated names, or all.")] = "all",
+    batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "1,4,8",
+    num_speculative_tokens: DraftTokensOption = 5,
+    max_new_tokens: MaxNewOption = 50,
+    window_size: WindowOption = None,
+    max_prompt_tokens: MaxPromptOption = None,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    seed: SeedOption = 0,
+    checks: ChecksOption = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    random_weights: RandomOption = False,
+    json_: JsonOption = False,
+    output: ReportOption = None,
+) -> None:
+    """Compare every method, token by token, with one-at-a-time decoding. Exit code 1 if a CPU run is not exact."""
+    from refimpl.config import make_config
+    from refimpl.equivalence import verify as run
+
+    sizes = parse_sizes(batch_sizes)
+    settings = {
+        "num_speculative_tokens": num_speculative_tokens,
+        "max_new_tokens": max_new_tokens,
+        "window_size": window_size,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "checks": checks,
+    }
+    make_config(**settings)
+    check_report(output)
+    texts = prompts_from(prompts, turns.value, limit)
+    models = load(pair, target, draft, device, dtype, random_weights)
+    with progress_bars() as bars:
+        report = run(
+            models,
+            texts,
+            methods=methods,
+            batch_sizes=sizes,
+            progress=bars,
+            max_prompt_tokens=max_prompt_tokens,
+            **settings,
+        )
+    _print_verify_table(report)
+    write_report(output, report.as_dict(), models.device)
+    if json_:
+        print(json.dumps(report.as_dict()))
+    must_be_exact = models.device.type == "cpu" and models.dtype.itemsize >= 4
+    if (must_be_exact and not report.exact) or any(r.violations for r in report.results):
+        raise typer.Exit(1)
+
+
+def _print_verify_table(report: Any) -> None:
+    table = Table(title=f"{report.prompts} prompts against one-at-a-time decoding")
+    for name in ("method", "batch", "exact", "partial", "mean acceptance length", "grouping rate", "violations"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in report.results:
+        entry = row.as_dict()
+        table.add_row(
+            row.method,
+            str(row.batch_size),
+            f"{entry['exact']}/{report.prompts}",
+            f"{100 * entry['partial']:.1f} %",
+            f"{entry['mean_acceptance_length']:.2f}",
+            f"{100 * entry['grouping_rate']:.1f} %",
+            "; ".join(row.violations) or "none",
+        )
+    console_for_tables().print(table)
+
+
+@app.command(epilog="Example: [bold]python -m refimpl demo --limit 16 --max-new-tokens 32[/bold]")
+def demo(
+    limit: LimitOption = 64,
+    batch_size: Annotated[int, typer.Option(help="Rows of a round.")] = 8,
+    max_new_tokens: MaxNewOption = 48,
+    checks: ChecksOption = "host",
+    device: DeviceOption = "cpu",
+    output: ReportOption = None,
+) -> None:
+    """Decode the bundled prompts with the bundled pair by every method, and print one table."""
+    from dataclasses import asdict
+
+    from refimpl.demo import demo_table, run_demo
+
+    check_report(output)
+    models = load("tiny", None, None, device, None, False)
+    settings = {"batch_size": batch_size, "max_new_tokens": max_new_tokens, "checks": checks}
+    with progress_bars() as bars:
+        rows = run_demo(models, prompts_from(None, "first", limit), bars, **settings)
+    console_for_tables().print(demo_table(rows))
+    write_report(output, {"rows": [asdict(row) for row in rows]}, models.device)
+    if any(row.exact != row.prompts for row in rows):
+        raise typer.Exit(1)
