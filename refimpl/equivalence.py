@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+
+import torch
+from joblib import Parallel, delayed
 
 from refimpl.config import NAMED_METHODS, resolve_method
 from refimpl.errors import InvariantViolation
@@ -139,6 +142,7 @@ def verify(
     *,
     methods: str | Seq[str] = "all",
     batch_sizes: Seq[int] = (1, 4, 8),
+    jobs: int = 1,
     progress: Callable[[str, int, int], None] | None = None,
     **settings: Any,
 ) -> VerifyReport:
@@ -149,6 +153,7 @@ def verify(
         prompts: as for `generate`.
         methods: names, or ``"all"``.
         batch_sizes: each method runs at each of these.
+        jobs: processes; with more than one, each run has a process and one thread to itself.
         progress: told (what is running, finished, all).
         **settings: as for `generate`; a window smaller than a batch size is widened to it.
 
@@ -157,13 +162,40 @@ def verify(
     """
     runs = runs_to_verify(methods, batch_sizes)
     reference = generate(pair, prompts, method="autoregressive", progress=_named(progress, "oracle"), **settings)
-    report = VerifyReport(len(prompts), reference)
-    for method, batch_size in runs:
-        label = f"{method} at batch {batch_size}"
-        report.results.append(
-            _run(pair, prompts, method, batch_size, reference, _named(progress, label), dict(settings))
-        )
-    return report
+    if jobs == 1:
+        reports = [
+            _run(pair, prompts, method, size, reference, dict(settings), _named(progress, f"{method} at batch {size}"))
+            for method, size in runs
+        ]
+    else:
+        reports = _run_in_processes(pair, prompts, runs, reference, settings, jobs, _named(progress, "methods"))
+    return VerifyReport(len(prompts), reference, reports)
+
+
+def _run_in_processes(
+    pair: Pair,
+    prompts: Seq[Prompt],
+    runs: list[tuple[str, int]],
+    reference: Result,
+    settings: dict[str, Any],
+    jobs: int,
+    progress: Callable[[int, int], None] | None,
+) -> list[MethodReport]:
+    bare = replace(reference, rounds=[])
+    pending = Parallel(n_jobs=jobs, return_as="generator")(
+        delayed(_run_on_one_thread)(pair, prompts, method, size, bare, dict(settings)) for method, size in runs
+    )
+    reports = []
+    for report in pending:
+        reports.append(report)
+        if progress:
+            progress(len(reports), len(runs))
+    return reports
+
+
+def _run_on_one_thread(*arguments: Any) -> MethodReport:
+    torch.set_num_threads(1)
+    return _run(*arguments, progress=None)
 
 
 def _run(
@@ -172,8 +204,8 @@ def _run(
     method: str,
     batch_size: int,
     reference: Result,
-    progress: Callable[[int, int], None] | None,
     settings: dict[str, Any],
+    progress: Callable[[int, int], None] | None,
 ) -> MethodReport:
     if settings.get("window_size"):
         settings["window_size"] = max(settings["window_size"], batch_size)
