@@ -195,7 +195,7 @@ def _run_in_processes(
 
 def _run_on_one_thread(*arguments: Any) -> MethodReport:
     torch.set_num_threads(1)
-    return _run(*arguments, progress=None)
+    return _run(*arguments)
 
 
 def _run(
@@ -205,7 +205,7 @@ def _run(
     batch_size: int,
     reference: Result,
     settings: dict[str, Any],
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> MethodReport:
     if settings.get("window_size"):
         settings["window_size"] = max(settings["window_size"], batch_size)
