@@ -241,6 +241,40 @@ def parity(
 
 
 @app.command()
+def validate(
+    calibration: Annotated[str, typer.Option(help="device/pair")] = "cpu/tiny",
+    runs: Annotated[Path | None, typer.Option(help="folder of held-out traces; without it the shipped ones")] = None,
+    replications: Replications = 40,
+    write: Annotated[bool, typer.Option("--write", help="write validation.csv beside the traces")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare the simulator with engine runs that were held out from the calibration: signed errors per metric."""
+    from simulator.validate import DATA, write_table
+    from simulator.validate import validate as run_validate
+
+    found = run_validate(calibration, runs, replications=replications)
+    columns = ["speed", "measured_s", "scheduler_error", "cost_error", "acceptance_error", "makespan_error", "in_band"]
+    show(found.table[columns], 3)
+    print("signed error of each stage's seconds, with replayed acceptance (– where a stage is below 2 % of the run)")
+    show(found.stages, 3)
+    show(found.summary, 3)
+    print(
+        f"decision parity {100 * found.parity:.4g} % of row-rounds; 90 % bands cover {100 * found.coverage:.3g} % of "
+        f"{len(found.table)} runs; drift between passes {100 * found.drift_cv:.2g} % at reference speed, machine speed "
+        f"{found.table['speed'].min():.2f} … {found.table['speed'].max():.2f}"
+    )
+    if write:
+        path = (runs or DATA / calibration) / "validation.csv"
+        write_table(found, path)
+        print(f"written: {path.name}")
+    if as_json:
+        print_json(
+            {"parity": found.parity, "coverage": found.coverage, "drift_cv": found.drift_cv}
+            | {"summary": found.summary.to_dict(orient="index"), "runs": found.table.to_dict(orient="index")}
+        )
+
+
+@app.command()
 def fit(
     engine_trace: Annotated[Path, typer.Argument(help="engine trace")],
     replications: Replications = 40,

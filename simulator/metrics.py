@@ -7,7 +7,7 @@ import pandas as pd
 
 from simulator.errors import require
 from simulator.model import Simulation
-from simulator.records import STAGES
+from simulator.records import STAGES, Columns
 from simulator.scenario import Service
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -73,52 +73,60 @@ def mser5(values: np.ndarray) -> int:
     return 5 * cut
 
 
-def warmup_s(simulation: Simulation, requests: pd.DataFrame) -> float:
+def _keep(columns: Columns, mask: np.ndarray) -> Columns:
+    return {name: values[mask] for name, values in columns.items()}
+
+
+def warmup_s(simulation: Simulation, requests: Columns) -> float:
     """Seconds to leave out at the beginning."""
     if simulation.scenario.study.warmup == "none":
         return 0.0
-    done = requests.dropna(subset=["finished_s"]).sort_values(["arrival_s", "request"])
-    cut = mser5((done["finished_s"] - done["arrival_s"]).to_numpy())
-    return float(done["arrival_s"].iloc[cut]) if cut else 0.0
+    done = _keep(requests, ~np.isnan(requests["finished_s"]))
+    order = np.lexsort((done["request"], done["arrival_s"]))
+    arrival_s = done["arrival_s"][order]
+    cut = mser5(done["finished_s"][order] - arrival_s)
+    return float(arrival_s[cut]) if cut else 0.0
 
 
-def measure(simulation: Simulation, frames: Frames | None = None) -> dict[str, float]:
+def measure(simulation: Simulation) -> dict[str, float]:
     """All metrics of a replication that has run, by name (see `DEFINITIONS`)."""
-    frames = frames or frames_of(simulation)
-    start_s = warmup_s(simulation, frames.requests)
-    rounds = frames.rounds[frames.rounds["start_s"] >= start_s]
-    requests = frames.requests[frames.requests["arrival_s"] >= start_s]
-    done = requests[requests["finished_s"].notna()]
+    requests, rounds = simulation.log.request_columns(), simulation.log.round_columns()
+    start_s = warmup_s(simulation, requests)
+    if start_s > 0:
+        rounds = _keep(rounds, rounds["start_s"] >= start_s)
+        requests = _keep(requests, requests["arrival_s"] >= start_s)
+    done = _keep(requests, ~np.isnan(requests["finished_s"].astype(float)))
+    count, arrived = len(done["request"]), len(requests["request"])
     span_s = max(simulation.log.end_s - start_s, 1e-300)
     result = {
         "tokens_per_s": float(rounds["kept"].sum()) / span_s,
-        "requests_per_s": len(done) / span_s,
+        "requests_per_s": count / span_s,
         "makespan_s": simulation.log.end_s,
-        "completed": float(len(done)),
-        "censored": float(len(requests) - len(done)),
+        "completed": float(count),
+        "censored": float(arrived - count),
         "warmup_s": start_s,
     }
     result |= _latencies(done, simulation.scenario.service, span_s)
     return result | _rounds(simulation, rounds, span_s) | _rows(rounds, requests)
 
 
-def _latencies(done: pd.DataFrame, service: Service, span_s: float) -> dict[str, float]:
-    first_token = (done["first_token_s"] - done["arrival_s"]).to_numpy()
-    latency = (done["finished_s"] - done["arrival_s"]).to_numpy()
-    tail = done["generated_tokens"].to_numpy() - 1
-    per_token = ((done["finished_s"] - done["first_token_s"]) / np.maximum(tail, 1)).to_numpy()
-    result = {"queueing_mean_s": _mean((done["admitted_s"] - done["arrival_s"]).to_numpy())}
+def _latencies(done: Columns, service: Service, span_s: float) -> dict[str, float]:
+    first_token = done["first_token_s"] - done["arrival_s"]
+    latency = done["finished_s"] - done["arrival_s"]
+    tail = done["generated_tokens"] - 1
+    per_token = (done["finished_s"] - done["first_token_s"]) / np.maximum(tail, 1)
+    result = {"queueing_mean_s": _mean(done["admitted_s"] - done["arrival_s"])}
     for name, values in (("first_token", first_token), ("per_token", per_token[tail > 0]), ("latency", latency)):
         result[f"{name}_mean_s"] = _mean(values)
-        for label, q in QUANTILES.items():
-            result[f"{name}_{label}_s"] = float(np.quantile(values, q)) if len(values) else np.nan
-    good = np.ones(len(done), dtype=bool)
+        quantiles = np.quantile(values, list(QUANTILES.values())) if len(values) else [np.nan] * len(QUANTILES)
+        result |= {f"{name}_{label}_s": float(value) for label, value in zip(QUANTILES, quantiles, strict=True)}
+    good = np.ones(len(latency), dtype=bool)
     if service.slo_first_token_s is not None:
         good &= first_token <= service.slo_first_token_s
     if service.slo_per_token_s is not None:
         good &= per_token <= service.slo_per_token_s
-    speed = done["generated_tokens"].to_numpy() / np.maximum(latency, 1e-300)
-    fairness = float(speed.sum() ** 2 / (len(speed) * (speed**2).sum())) if len(speed) else np.nan
+    speed = done["generated_tokens"] / np.maximum(latency, 1e-300)
+    fairness = float(speed.sum() ** 2 / (len(speed) * (speed**2).sum())) if len(speed) else float("nan")
     return result | {"goodput_per_s": float(good.sum()) / span_s, "fairness": fairness}
 
 
@@ -126,12 +134,12 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def _rounds(simulation: Simulation, rounds: pd.DataFrame, span_s: float) -> dict[str, float]:
-    count, busy_s = max(len(rounds), 1), max(float(rounds["round_s"].sum()), 1e-300)
-    bytes_per_token = simulation.cost.kv_bytes_per_token
-    kv = rounds["kv_tokens"].to_numpy() * bytes_per_token
+def _rounds(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str, float]:
+    total, busy_s = len(rounds["start_s"]), max(float(rounds["round_s"].sum()), 1e-300)
+    count = max(total, 1)
+    kv = rounds["kv_tokens"] * simulation.cost.kv_bytes_per_token
     result = {
-        "rounds": float(len(rounds)),
+        "rounds": float(total),
         "tokens_per_round": float(rounds["kept"].sum()) / count,
         "occupancy": float(rounds["live"].sum()) / (count * simulation.scenario.engine.batch_size),
         "busy_share": busy_s / span_s / simulation.scenario.service.replicas,
@@ -142,12 +150,12 @@ def _rounds(simulation: Simulation, rounds: pd.DataFrame, span_s: float) -> dict
     return result | {f"{name.removesuffix('_s')}_share": float(rounds[name].sum()) / busy_s for name in STAGES}
 
 
-def _rows(rounds: pd.DataFrame, requests: pd.DataFrame) -> dict[str, float]:
+def _rows(rounds: Columns, requests: Columns) -> dict[str, float]:
     drafted, accepted, pairs = (float(rounds[name].sum()) for name in ("drafted", "accepted", "live"))
     return {
         "draft_acceptance_rate": accepted / drafted if drafted else float("nan"),
         "mean_acceptance_length": 1 + accepted / max(pairs, 1),
-        "longest_wait_rounds": float(requests["longest_wait_rounds"].max()) if len(requests) else 0.0,
+        "longest_wait_rounds": float(requests["longest_wait_rounds"].max(initial=0)),
     }
 
 

@@ -33,6 +33,7 @@ def now_utc() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+@lru_cache(maxsize=8)
 def library_versions(names: tuple[str, ...] = ("numpy", "pandas", "scipy", "simpy")) -> dict[str, str]:
     """Version of Python and of each library that is installed."""
     found = {"python": platform.python_version()}

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
+
+Columns = dict[str, np.ndarray]
 
 ROUND_COLUMNS = (
     "replica", "start_s", "noise", "prefill_s", "draft_s", "verify_s", "realign_s", "host_s", "mode", "rows", "live",
@@ -96,17 +99,30 @@ class EventLog:
         self.requests: list[Request] = []
         self.end_s = 0.0
 
+    def request_columns(self) -> Columns:
+        """`REQUEST_COLUMNS` of every request that has arrived; NaN times where it has not come so far (censored)."""
+        return _columns([request.as_row() for request in self.requests], REQUEST_COLUMNS)
+
+    def round_columns(self) -> Columns:
+        """`ROUND_COLUMNS` and ``round_s`` of every round; the noise is multiplied into the stage seconds."""
+        columns = _columns(self.rounds, ROUND_COLUMNS)
+        for name in STAGES:
+            columns[name] = columns[name] * columns["noise"]
+        return columns | {"round_s": np.sum([columns[name] for name in STAGES], axis=0)}
+
     def request_frame(self) -> pd.DataFrame:
-        """One line per request that has arrived; NaN times where it has not come so far (censored)."""
-        return pd.DataFrame.from_records([r.as_row() for r in self.requests], columns=list(REQUEST_COLUMNS))
+        """One line per request."""
+        return pd.DataFrame(self.request_columns())
 
     def round_frame(self) -> pd.DataFrame:
-        """One line per round; the noise is multiplied into the stage seconds."""
-        frame = pd.DataFrame.from_records(self.rounds, columns=list(ROUND_COLUMNS))
-        for name in STAGES:
-            frame[name] *= frame["noise"]
-        return frame.assign(round_s=frame[list(STAGES)].sum(axis=1))
+        """One line per round."""
+        return pd.DataFrame(self.round_columns())
 
     def row_frame(self) -> pd.DataFrame:
         """One line per row per round."""
         return pd.DataFrame.from_records(self.rows or [], columns=list(ROW_COLUMNS))
+
+
+def _columns(lines: list[tuple[Any, ...]], names: tuple[str, ...]) -> Columns:
+    values = zip(*lines, strict=True) if lines else ([] for _ in names)
+    return {name: np.array(column) for name, column in zip(names, values, strict=True)}

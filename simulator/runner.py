@@ -94,10 +94,9 @@ def run_replication(scenario: Scenario, index: int, *, keep_frames: bool, keep_r
     """Run replication `index`; the same bytes on any worker."""
     simulation = Simulation(scenario, index, keep_rows=keep_rows)
     simulation.run()
-    frames = frames_of(simulation)
-    metrics = measure(simulation, frames)
+    frames = frames_of(simulation) if keep_frames else None
     extrapolated = tuple(sorted(simulation.cost.extrapolated))
-    return Replication(index, metrics, frames if keep_frames else None, extrapolated, simulation.cost.origin)
+    return Replication(index, measure(simulation), frames, extrapolated, simulation.cost.origin)
 
 
 def simulate(

@@ -8,6 +8,10 @@ Each held-out run is simulated several ways, so that an error can be told apart:
 | cost         | replayed acceptance, calibrated costs            | seconds of the engine                |
 | acceptance   | acceptance fitted to other prompts               | the same with replayed acceptance    |
 | total        | fitted acceptance, calibrated costs              | the engine                           |
+
+Machines drift. A reference pass was timed along with the calibration and with each held-out run; `speed` is the
+run's over the calibration's, and simulated seconds are multiplied by it. The error without that is given beside it as
+`uncorrected_makespan_error`.
 """
 
 from dataclasses import dataclass, replace
@@ -29,6 +33,7 @@ from simulator.traces import EngineTrace, read_engine_trace
 DATA = Path(__file__).parent / "data" / "validation"
 SCHEMA = "raggedspec.validation/1"
 BAND = 0.9
+META = (*META_FIELDS, "reference_s", "reference_cv")
 MIN_STAGE_SHARE = 0.02  # stages below this share of a run are not judged one by one
 
 
@@ -67,14 +72,14 @@ def validate(calibration: str, folder: Path | None = None, *, replications: int 
     folder = folder or DATA / calibration
     traces = [read_engine_trace(path) for path in sorted(folder.glob("*.ndjson.gz"))]
     require(bool(traces), f"{folder}: holds no held-out traces (*.ndjson.gz)")
-    meta = read_meta(folder / "meta.json", META_FIELDS, SCHEMA)
+    meta = read_meta(folder / "meta.json", META, SCHEMA)
     for trace in traces:
         same = trace.header["pair"] == meta["pair"]
         require(same, f"{trace.path}: pair is {trace.header['pair']!r}, the calibration's is {meta['pair']!r}")
     fits = sorted((folder / "fit").glob("*.ndjson.gz"))
     require(bool(fits), f"{folder / 'fit'}: holds no trace to fit acceptance to")
     cost = Spec.of("table", calibration=calibration)
-    lines = [_judge(trace, cost, str(fits[0]), replications) for trace in traces]
+    lines = [_judge(trace, cost, str(fits[0]), replications, meta["reference_s"]) for trace in traces]
     table = pd.DataFrame([line for line, _ in lines]).set_index("run")
     stages = pd.DataFrame([stage for _, stage in lines]).set_index("run")
     return Validation(
@@ -83,31 +88,37 @@ def validate(calibration: str, folder: Path | None = None, *, replications: int 
     )  # fmt: skip
 
 
-def _judge(trace: EngineTrace, cost: Spec, fit: str, replications: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _judge(
+    trace: EngineTrace, cost: Spec, fit: str, replications: int, reference_s: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
     run = Path(trace.path).name.removesuffix(".ndjson.gz")
+    require("reference_s" in trace.header, f"{trace.path}:1: missing reference_s")
+    speed = trace.header["reference_s"] / reference_s
     measured_s, tokens = float(trace.rounds["round_s"].sum()), sum(trace.output_lens)
     parity = check_parity(trace.path)
     replayed = simulate(_scenario(trace, cost, None, noise=False), 1)
     fitted = simulate(_scenario(trace, cost, Spec.of("bootstrap", path=fit), noise=True), replications)
-    low, high = np.quantile(fitted.metrics["makespan_s"], [(1 - BAND) / 2, (1 + BAND) / 2])
+    low, high = speed * np.quantile(fitted.metrics["makespan_s"], [(1 - BAND) / 2, (1 + BAND) / 2])
     line = {
         "run": run,
         "order": trace.header.get("order", 0),
         "rounds": parity.rounds,
         "rows": parity.rows,
         "same_rows": parity.same_rows,
+        "speed": speed,
         "measured_s": measured_s,
         "measured_tokens_per_s": tokens / measured_s,
         "scheduler_error": _share(replayed["rounds"], parity.rounds),
-        "cost_error": _share(replayed["makespan_s"], measured_s),
+        "cost_error": _share(speed * replayed["makespan_s"], measured_s),
         "acceptance_error": _share(fitted["makespan_s"], replayed["makespan_s"]),
-        "makespan_error": _share(fitted["makespan_s"], measured_s),
-        "tokens_per_s_error": _share(fitted["tokens_per_s"], tokens / measured_s),
+        "makespan_error": _share(speed * fitted["makespan_s"], measured_s),
+        "tokens_per_s_error": _share(fitted["tokens_per_s"] / speed, tokens / measured_s),
+        "uncorrected_makespan_error": _share(fitted["makespan_s"], measured_s),
         "band_low_s": float(low),
         "band_high_s": float(high),
         "in_band": bool(low <= measured_s <= high),
     }
-    return line, {"run": run} | _stage_errors(trace, replayed)
+    return line, {"run": run} | _stage_errors(trace, replayed, speed)
 
 
 def _scenario(trace: EngineTrace, cost: Spec, acceptance: Spec | None, *, noise: bool) -> Scenario:
@@ -120,12 +131,12 @@ def _share(simulated: float, measured: float) -> float:
     return simulated / measured - 1
 
 
-def _stage_errors(trace: EngineTrace, replayed: Results) -> dict[str, float]:
+def _stage_errors(trace: EngineTrace, replayed: Results, speed: float) -> dict[str, float]:
     """Signed error of each stage's seconds; NaN where a stage hardly counts."""
     measured, ours = trace.rounds, replayed.frame("rounds")
     total_s = float(measured["round_s"].sum())
     return {
-        name.removesuffix("_s"): _share(float(ours[name].sum()), float(measured[name].sum()))
+        name.removesuffix("_s"): _share(speed * float(ours[name].sum()), float(measured[name].sum()))
         if measured[name].sum() > MIN_STAGE_SHARE * total_s
         else float("nan")
         for name in STAGES

@@ -1,0 +1,264 @@
+"""The command line, the fits, parity, exports and plots."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from synthetic_inputs import HEADER, LINES, write_engine_trace
+
+from simulator.acceptance_fit import fit_all, fit_beta, fit_iid, fit_markov, fit_profile
+from simulator.cli import main
+from simulator.fields import Spec
+from simulator.model import simulate_once
+from simulator.parity import check_parity, compare_rows
+from simulator.scenario import Engine, Scenario, Study, Workload
+from simulator.traces import EngineTrace, read_engine_trace
+
+SCENARIO = Scenario(
+    name="small",
+    study=Study(num_requests=8),
+    workload=Workload(prompt_tokens=Spec.of("uniform", low_tokens=4, high_tokens=20)),
+    engine=Engine(layout="realigned", scheduler="static", batch_size=2, max_new_tokens=20),
+    cost=Spec.of("linear", verify_base_s=0.02, realign_base_s=0.01),
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    SCENARIO.save(tmp_path / "s.yaml")
+    return str(tmp_path / "s.yaml")
+
+
+def run_json(capsys, *arguments):
+    code = main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_run(capsys, path):
+    code, data = run_json(capsys, "run", path, "-n", "3")
+    assert code == 0
+    assert data["metrics"]["completed"]["mean"] == 8
+    assert data["content_hash"] == SCENARIO.content_hash
+    assert run_json(capsys, "run", path, "-n", "3")[1] == data
+
+
+def test_settings_on_the_command_line(capsys, path):
+    fewer = run_json(capsys, "run", path, "-n", "2", "-s", "study.num_requests=4", "-s", "method=exspec")[1]
+    assert fewer["metrics"]["completed"]["mean"] == 4
+    assert fewer["metrics"]["longest_wait_rounds"]["mean"] >= 1
+
+
+def test_compare(capsys, path):
+    code, data = run_json(capsys, "compare", path, "-n", "5", "-s", "engine.scheduler=fifo")
+    assert code == 0
+    assert data["metrics"]["makespan_s"]["verdict"] == "real difference"
+    assert data["metrics"]["completed"]["verdict"] == "not distinguishable"
+
+
+def test_attribute_and_its_plot(capsys, path, tmp_path):
+    plot = tmp_path / "w.png"
+    code, data = run_json(capsys, "attribute", path, "-n", "3", "-s", "method=exspec", "--plot", str(plot))
+    assert code == 0
+    assert set(data["factors"]) == {"refill", "grouping", "total"}
+    assert plot.stat().st_size > 1000
+
+
+def test_sweep(capsys, path, tmp_path):
+    spec = {"base": path, "replications": 2, "grid": {"engine.batch_size": [1, 2]}}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(spec))
+    code, data = run_json(capsys, "sweep", str(tmp_path / "sweep.yaml"), "--out", str(tmp_path / "out"))
+    assert (code, data["scenarios"], data["replications"]) == (0, 2, 4)
+
+
+def test_trace_is_a_chrome_trace(capsys, path, tmp_path):
+    out = tmp_path / "t.json"
+    code, data = run_json(capsys, "trace", path, "--out", str(out))
+    events = json.loads(out.read_text())["traceEvents"]
+    assert code == 0
+    assert data["events"] == len(events)
+    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {"replica 0", "phases", "slot 0", "slot 1"} <= names
+    assert {event["name"] for event in events if event["ph"] == "C"} == {"pool", "K/V MiB"}
+    phases = [event for event in events if event["ph"] == "X" and event["tid"] == 0]
+    ends = [event["ts"] + event["dur"] for event in phases]
+    assert all(start["ts"] >= end - 1e-3 for start, end in zip(phases[1:], ends, strict=False))
+
+
+def test_an_engine_trace_is_exported_too(capsys, engine_trace, tmp_path):
+    assert run_json(capsys, "trace", "--engine", str(engine_trace), "--out", str(tmp_path / "t.json"))[0] == 0
+
+
+def test_bench(capsys):
+    code, data = run_json(capsys, "bench", "--repeats", "1")
+    assert code == 0
+    assert set(data["rounds_per_s"]) == {"64", "1024"}
+    assert min(data["rounds_per_s"].values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "missing.yaml"], "missing.yaml: No such file"),
+        (["run", "-s", "engine.batch_size=-4"], "engine.batch_size must be an integer"),
+        (["run", "-s", "engine.batch=4"], "engine.batch: no such setting; allowed: layout, scheduler"),
+        (["run", "-s", "engine.batch_size"], "--set engine.batch_size: must be PATH=VALUE"),
+        (["run", "-s", "cost={kind: table, calibration: mars/tiny}"], "calibration 'mars/tiny' not found"),
+        (["run", "-n", "0"], "replications must be an integer ≥ 1"),
+        (["run", "--precision", "2"], "precision must be a share in (0, 1)"),
+        (["runn"], "No such command 'runn'"),
+        (["run", "--replicas", "2"], "No such option"),
+        (["parity", "none.ndjson"], "none.ndjson: no such trace"),
+        (["validate", "--runs", "nowhere"], "holds no held-out traces"),
+        (["run", "-s", "study={kind: open, num_requests: 50, warmup: mser5}"], "mser5 needs 100 finished requests"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, message):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ")
+    assert message in error
+    assert "\n" not in error
+
+
+def test_the_module_runs_loads_no_tensor_library_and_answers_soon():
+    code = (
+        "import sys; from simulator import Scenario, simulate; simulate(Scenario(), 1);"
+        "print([m for m in ('torch', 'transformers', 'jaxtyping', 'matplotlib', 'distributed') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    done = subprocess.run(
+        [sys.executable, "-m", "simulator", "run", "--bogus"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+# --- parity ------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_decides_as_the_trace_says(engine_trace):
+    parity = check_parity(engine_trace)
+    assert parity.exact
+    assert (parity.rounds, parity.rows) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("at", "change"),
+    [(2, {"sequence": 1}), (3, {"kept": 1}), (1, {"draft_lag": 2}), (0, {"mode": "static"}), (4, {"k": 1})],
+)
+def test_parity_sees_any_difference(engine_trace, at, change):
+    """The replay of the honest trace is compared with a trace that was tampered with."""
+    honest = read_engine_trace(engine_trace)
+    replayed = simulate_once(replace_nothing(honest), keep_rows=True).log.row_frame()
+    lines = [dict(line) for line in LINES]
+    lines[at] |= change
+    path = write_engine_trace(engine_trace.with_name("tampered.ndjson"), HEADER, lines)
+    tampered = read_engine_trace(path)
+    parity = compare_rows(tampered, replayed)
+    assert not parity.exact
+    assert parity.first_difference.startswith(f"round {LINES[at]['round']}, row {LINES[at]['row']}: ")
+
+
+def replace_nothing(trace):
+    from simulator.parity import replay_scenario
+
+    return replay_scenario(trace)
+
+
+def test_parity_fails_when_the_replay_is_shorter(engine_trace):
+    trace = read_engine_trace(engine_trace)
+    replayed = simulate_once(replace_nothing(trace), keep_rows=True).log.row_frame()
+    assert not compare_rows(trace, replayed[replayed["round"] < 2]).exact
+    longer = EngineTrace(trace.path, trace.header, trace.rows[trace.rows["round"] < 2])
+    assert not compare_rows(longer, replayed).exact
+
+
+# --- fits --------------------------------------------------------------------------------------------------------
+
+
+def synthetic_trace(tmp_path, acceptance, requests=200, name="t.ndjson"):
+    """An engine trace of a simulated run, so that the truth is known."""
+    engine = Engine(batch_size=4, num_speculative_tokens=4, max_new_tokens=60)
+    made = Scenario(
+        study=Study(num_requests=requests),
+        engine=engine,
+        acceptance=acceptance,
+        workload=Workload(prompt_tokens=Spec.of("fixed", tokens=8), output_tokens=Spec.of("fixed", tokens=60)),
+    )
+    rows = simulate_once(made, keep_rows=True).log.row_frame()
+    stages = {
+        "next_token": "bonus",
+        **{f"{s}_s": 0.1 for s in ("draft", "verify", "realign", "prefill", "host", "round")},
+    }
+    lines = [line | stages for line in rows.drop(columns="replica").to_dict(orient="records")]
+    header = HEADER | {
+        "batch_size": 4, "window_size": 4, "num_speculative_tokens": 4, "max_new_tokens": 60,
+        "num_sequences": requests, "prompt_lens": [8] * requests,
+    }  # fmt: skip
+    lines = [{k: v.item() if hasattr(v, "item") else v for k, v in line.items()} for line in lines]
+    return read_engine_trace(write_engine_trace(tmp_path / name, header, lines))
+
+
+def test_fits_recover_what_made_the_trace(tmp_path):
+    iid = synthetic_trace(tmp_path, Spec.of("iid", probability=0.7), name="iid.ndjson")
+    assert fit_iid(iid)[0]["probability"] == pytest.approx(0.7, abs=0.02)
+    assert np.allclose(fit_profile(iid)[0]["probabilities"], 0.7, atol=0.05)
+    assert fit_markov(iid)[0]["correlation"] < 0.05
+    markov = synthetic_trace(tmp_path, Spec.of("markov", probability=0.7, correlation=0.4), name="markov.ndjson")
+    assert fit_markov(markov)[0]["correlation"] == pytest.approx(0.4, abs=0.06)
+    beta = synthetic_trace(tmp_path, Spec.of("beta", a=4.0, b=2.0), requests=400, name="beta.ndjson")
+    spec, likelihood = fit_beta(beta)
+    assert spec["a"] / (spec["a"] + spec["b"]) == pytest.approx(2 / 3, abs=0.05)
+    assert likelihood > fit_iid(beta)[1] + 50
+
+
+def test_the_right_mean_with_too_little_spread_is_found_out(tmp_path):
+    trace = synthetic_trace(tmp_path, Spec.of("beta", a=3.0, b=1.5), requests=100)
+    fits = fit_all(trace, replications=20)
+    assert not fits["iid"].table.loc["sd_rounds", "inside"]
+    assert fits["iid"].table.loc["sd_rounds", "model"] < 0.7 * fits["iid"].table.loc["sd_rounds", "trace"]
+    assert fits["beta"].table["inside"].all()
+    assert fits["bootstrap"].table.loc["sd_rounds", "inside"]
+
+
+def test_replayed_acceptance_serves_other_schedules(tmp_path):
+    trace = synthetic_trace(tmp_path, Spec.of("iid", probability=0.7), requests=20)
+    same = simulate_once(replace_nothing(trace)).log.request_frame()
+    other_engine = replace(replace_nothing(trace).engine, scheduler="static")
+    other = simulate_once(replace(replace_nothing(trace), engine=other_engine)).log.request_frame()
+    assert same["accepted"].sum() == trace.rows["accepted"].sum()
+    assert same["rounds"].equals(other["rounds"])
+
+
+# --- plots -------------------------------------------------------------------------------------------------------
+
+
+def test_every_plot_draws(tmp_path):
+    from simulator import plots
+    from simulator.attribution import attribute
+    from simulator.runner import simulate
+    from simulator.sweep import build_sweep, sweep
+
+    results = simulate(SCENARIO, 2, keep_rows=True)
+    frame = sweep(build_sweep(SCENARIO, replications=2, grid={"engine.batch_size": [1, 2, 4]}), tmp_path / "sweep")
+    drawn = {
+        "cdf": plots.latency_cdf({"static": results}),
+        "throughput": plots.throughput_against(frame, "engine.batch_size"),
+        "raggedness": plots.raggedness_map(results),
+        "waterfall": plots.waterfall(attribute(SCENARIO, SCENARIO.but(engine__scheduler="fifo"), 2)),
+        "pareto": plots.pareto(frame),
+    }
+    for name, axes in drawn.items():
+        plots.save(axes, str(tmp_path / f"{name}.png"))
+        assert (tmp_path / f"{name}.png").stat().st_size > 2000
+
+
+def test_the_pareto_front_holds_what_nothing_beats():
+    from simulator.plots import pareto_front
+
+    front = pareto_front(np.array([1.0, 2.0, 3.0, 2.0]), np.array([1.0, 3.0, 2.0, 3.0]))
+    assert front.tolist() == [True, True, False, True]
