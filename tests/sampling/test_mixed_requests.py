@@ -1,0 +1,86 @@
+"""Requests with their own seed, stops, budget and number of drafts share a batch without noticing each other."""
+
+import pytest
+
+from refimpl import Request, generate
+
+METHODS = ["eqspec", "exspec", "masked+fifo", "rollback", "rollback+fifo", "inplace"]
+SAMPLING = {"temperature": 0.9, "top_p": 0.95}
+STOPS = list(range(0, 61, 9))
+REQUESTS = [
+    Request([3, 1, 4], max_new_tokens=14, num_speculative_tokens=0, seed=1, sequence_id=1),
+    Request([1, 5], max_new_tokens=9, num_speculative_tokens=5, seed=1, sequence_id=2),
+    Request([9, 2, 6, 5], max_new_tokens=1, num_speculative_tokens=5, seed=2, sequence_id=1),
+    Request(
+        [3], max_new_tokens=12, num_speculative_tokens=2, seed=3, sequence_id=4, stop_token_ids=STOPS
+    ),
+    Request([5, 8, 9, 7, 9], max_new_tokens=12, num_speculative_tokens=3, seed=4, sequence_id=5, stop_token_ids=[]),
+]
+
+
+@pytest.fixture(scope="module")
+def alone(llama):
+    """Each request decoded by the oracle, in a run of its own."""
+    return [generate(llama, [r], method="autoregressive", **SAMPLING).sequences[0] for r in REQUESTS]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mixed_batch_equals_each_request_alone(llama, alone, method):
+    result = generate(llama, REQUESTS, method=method, batch_size=4, checks="oracle", **SAMPLING)
+    for found, expected in zip(result.sequences, alone, strict=True):
+        assert (found.token_ids, found.stop_reason) == (expected.token_ids, expected.stop_reason)
+
+
+def test_the_mix_covers_both_ends(alone):
+    assert [s.stop_reason for s in alone] == ["length", "length", "length", "stop", "length"]
+    assert [len(s.token_ids) for s in alone][:3] == [14, 9, 1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_row_without_drafts_beside_rows_with_five(llama, method):
+    """The draft is fed with the batch, so the row without drafts must neither draft nor fall behind."""
+    result = generate(llama, REQUESTS[:2], method=method, batch_size=2, checks="oracle", **SAMPLING)
+    first, second = (s.stats for s in result.sequences)
+    assert (first.drafted, first.mean_acceptance_length) == (0, 1)
+    assert second.drafted > 0
+    assert {row.k for record in result.rounds for row in record.rows if row.sequence == 0} > {0}
+
+
+def test_the_draft_catches_up_after_rounds_without_drafts(llama):
+    """Rounds with k = 0 leave the draft's cache behind; the next drafting row's lag is fed at once."""
+    waiting = Request([7, 7], max_new_tokens=8, num_speculative_tokens=3, seed=9, sequence_id=9)
+    requests = [REQUESTS[0], Request([4], max_new_tokens=5, num_speculative_tokens=0, seed=8, sequence_id=8), waiting]
+    result = generate(llama, requests, method="inplace", batch_size=2, checks="oracle", **SAMPLING)
+    lags = [row.draft_lag for record in result.rounds for row in record.rows if row.sequence == 0 and row.k > 0]
+    assert max(lags) > 2
+    expected = [generate(llama, [r], method="autoregressive", **SAMPLING).sequences[0].token_ids for r in requests]
+    assert [s.token_ids for s in result.sequences] == expected
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "exspec", "inplace"])
+def test_a_stop_string_is_found_across_token_boundaries(tiny, bundled_prompts, method):
+    settings = {"method": method, "batch_size": 2, "stop_token_ids": [], "max_prompt_tokens": 16, "max_new_tokens": 16}
+    free = generate(tiny, bundled_prompts[:2], **settings).sequences
+    requests = []
+    for prompt, sequence in zip(bundled_prompts[:2], free, strict=True):
+        pieces = [tiny.tokenizer.decode([token]) for token in sequence.token_ids]
+        at = next(i for i in range(3, 12) if pieces[i].strip() and pieces[i + 1].strip())
+        requests.append(Request(prompt, stop_strings=["not in the text", pieces[at][-1] + pieces[at + 1][0]]))
+    for request, sequence, stopped in zip(requests, free, generate(tiny, requests, **settings).sequences, strict=True):
+        text, stop = tiny.tokenizer.decode(sequence.token_ids), request.stop_strings[1]
+        assert len(stopped.token_ids) == _tokens_until(tiny, sequence.token_ids, stop)
+        assert stopped.stop_reason == "stop"
+        assert stopped.text == text.partition(stop)[0]
+
+
+def _tokens_until(pair, token_ids, stop):
+    return next(n for n in range(1, len(token_ids) + 1) if stop in pair.tokenizer.decode(token_ids[:n]))
+
+
+def test_text_is_cut_at_the_earliest_stop_string(tiny, bundled_prompts):
+    settings = {"max_new_tokens": 12, "stop_token_ids": [], "max_prompt_tokens": 16}
+    text = generate(tiny, bundled_prompts[:1], **settings).sequences[0].text
+    early, late = text[2:4], text[3:5]
+    for stops in ([early, late], [late, early]):
+        stopped = generate(tiny, bundled_prompts[:1], stop_strings=stops, **settings).sequences[0].text
+        assert stopped == text[: min(text.find(early), text.find(late))]

@@ -1,0 +1,92 @@
+"""The processed distribution: transformers' warpers, the oracle's own processing, ties and extreme settings."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from refimpl.autoregressive import shape_distribution
+from refimpl.config import SamplingConfig
+from refimpl.sampling import probabilities
+
+SETTINGS = [
+    SamplingConfig(temperature=t, top_k=k, top_p=p, min_p=m)
+    for t, k, p, m in itertools.product((0.7, 1.0), (0, 1, 20), (0.3, 0.95, 1.0), (0.0, 0.05))
+]
+
+
+def warped(logits: torch.Tensor, config: SamplingConfig) -> torch.Tensor:
+    """What generate() of transformers would sample from."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(config.temperature)])
+    if config.top_k:
+        warpers.append(TopKLogitsWarper(config.top_k))
+    if config.top_p < 1:
+        warpers.append(TopPLogitsWarper(config.top_p))
+    if config.min_p:
+        warpers.append(MinPLogitsWarper(config.min_p))
+    return warpers(None, logits.double()).softmax(dim=-1)
+
+
+@pytest.mark.parametrize("config", SETTINGS, ids=str)
+def test_equals_the_warpers_of_transformers(config):
+    logits = 3 * torch.randn(20, 97, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(probabilities(logits, config), warped(logits, config), rtol=0, atol=1e-14)
+
+
+def test_ties_at_top_k_all_stay_as_in_transformers():
+    logits, config = torch.tensor([[1.0, 2.0, 1.0, 0.0, 1.0]]), SamplingConfig(temperature=1.0, top_k=2)
+    assert (probabilities(logits, config) > 0).tolist() == [[True, True, True, False, True]]
+    torch.testing.assert_close(probabilities(logits, config), warped(logits, config))
+
+
+def test_ties_at_top_p_keep_as_many_as_transformers_the_lowest_ids():
+    logits, config = torch.zeros(1, 8), SamplingConfig(temperature=1.0, top_p=0.5)
+    assert (probabilities(logits, config) > 0)[0].tolist() == [True] * 4 + [False] * 4
+    assert (warped(logits, config) > 0).sum() == 4
+
+
+logit_lists = st.lists(st.integers(-6, 6).map(lambda n: n / 2), min_size=1, max_size=12)  # many ties
+configs = st.builds(
+    SamplingConfig,
+    temperature=st.sampled_from([1e-300, 1e-3, 0.7, 1.0, 2.0, 1e9]),
+    top_k=st.integers(0, 14),
+    top_p=st.sampled_from([1e-9, 0.31, 0.77, 0.999999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1, 1.0]),
+)
+
+
+@given(logit_lists, configs)
+def test_equals_the_oracle_for_any_setting_ties_included(values, config):
+    logits = torch.tensor(values)
+    mass = probabilities(logits[None], config)[0]
+    torch.testing.assert_close(mass, shape_distribution(logits, config), rtol=1e-12, atol=0)
+    assert float(mass.sum()) == pytest.approx(1)
+    assert mass[logits.argmax()] > 0
+
+
+def test_temperature_zero_takes_the_most_probable_token():
+    mass = probabilities(torch.tensor([[0.0, 5.0, 5.0]]), SamplingConfig())
+    assert mass.tolist() == [[0, 1, 0]]
+
+
+def test_half_precision_logits_are_processed_in_double():
+    logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    config = SamplingConfig(temperature=0.7, top_p=0.9)
+    assert torch.equal(probabilities(logits, config), probabilities(logits.double(), config))
+
+
+def test_impossible_tokens_stay_impossible_and_nan_stays_nan():
+    config = SamplingConfig(temperature=1.0, top_p=0.99)
+    mass = probabilities(torch.tensor([[0.0, -torch.inf, 1.0], [0.0, torch.nan, 1.0]]), config)
+    assert mass[0, 1] == 0
+    assert mass[0].sum() == pytest.approx(1)
+    assert mass[1].isnan().all()
