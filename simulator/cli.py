@@ -140,8 +140,8 @@ def sweep(
     """Run many scenarios, resumably; results as Parquet with config, seed, inputs and commit inside."""
     from rich.progress import Progress
 
-    from simulator.sweep import load_sweep, sobol_indices
-    from simulator.sweep import sweep as run_sweep
+    from simulator.sweeps import load_sweep, sobol_indices
+    from simulator.sweeps import sweep as run_sweep
 
     loaded = load_sweep(spec)
     with Progress(transient=True) as bar:
@@ -249,8 +249,8 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Compare the simulator with engine runs that were held out from the calibration: signed errors per metric."""
-    from simulator.validate import DATA, write_table
-    from simulator.validate import validate as run_validate
+    from simulator.validation import DATA, write_table
+    from simulator.validation import validate as run_validate
 
     found = run_validate(calibration, runs, replications=replications)
     columns = ["speed", "measured_s", "scheduler_error", "cost_error", "acceptance_error", "makespan_error", "in_band"]

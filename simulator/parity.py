@@ -88,7 +88,7 @@ def compare_rows(trace: EngineTrace, replayed: pd.DataFrame) -> Parity:
     """Compare row by row; rows are matched by round and place."""
     real = trace.rows.set_index(["round", "row"])
     ours = replayed.set_index(["round", "row"])
-    joined = real[[*COMPARED, "mode"]].join(ours[[*COMPARED, "mode"]], rsuffix="_ours", how="outer")
+    joined = real[[*COMPARED, "mode"]].join(ours[[*COMPARED, "mode"]].add_suffix("_ours"), how="outer")
     equal = pd.DataFrame({name: joined[name] == joined[f"{name}_ours"] for name in (*COMPARED, "mode")})
     members = equal[["sequence", "mode"]].all(axis=1).groupby(level="round").all()
     rows = equal[list(COMPARED)].all(axis=1)

@@ -216,9 +216,18 @@ def test_fits_recover_what_made_the_trace(tmp_path):
     assert likelihood > fit_iid(beta)[1] + 50
 
 
+def test_every_public_name_is_what_it_says():
+    import simulator
+
+    assert len(simulator.__all__) <= 12
+    assert all(callable(getattr(simulator, name)) for name in simulator.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        simulator.nonsense  # noqa: B018
+
+
 def test_the_right_mean_with_too_little_spread_is_found_out(tmp_path):
-    trace = synthetic_trace(tmp_path, Spec.of("beta", a=3.0, b=1.5), requests=100)
-    fits = fit_all(trace, replications=20)
+    trace = synthetic_trace(tmp_path, Spec.of("beta", a=3.0, b=1.5), requests=60)
+    fits = fit_all(trace, replications=12)
     assert not fits["iid"].table.loc["sd_rounds", "inside"]
     assert fits["iid"].table.loc["sd_rounds", "model"] < 0.7 * fits["iid"].table.loc["sd_rounds", "trace"]
     assert fits["beta"].table["inside"].all()
@@ -241,7 +250,7 @@ def test_every_plot_draws(tmp_path):
     from simulator import plots
     from simulator.attribution import attribute
     from simulator.runner import simulate
-    from simulator.sweep import build_sweep, sweep
+    from simulator.sweeps import build_sweep, sweep
 
     results = simulate(SCENARIO, 2, keep_rows=True)
     frame = sweep(build_sweep(SCENARIO, replications=2, grid={"engine.batch_size": [1, 2, 4]}), tmp_path / "sweep")

@@ -10,7 +10,7 @@ import yaml
 from simulator.errors import InputError
 from simulator.fields import Spec
 from simulator.scenario import Engine, Scenario, Study, Workload
-from simulator.sweep import build_sweep, load_sweep, read_provenance, sobol_indices, sweep
+from simulator.sweeps import build_sweep, load_sweep, read_provenance, sobol_indices, sweep
 
 BASE = Scenario(
     study=Study(num_requests=6),
