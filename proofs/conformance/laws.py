@@ -18,6 +18,7 @@ import torch
 from proofs.conformance.perfect_memory import Table, Text, pair_of, random_table
 from proofs.report import report
 from refimpl import acceptance, kernels
+from refimpl import faults as zoo
 from refimpl.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
 from refimpl.engine import Engine
 from refimpl.sampling import Purpose, RandomSource
@@ -203,7 +204,6 @@ LONG_SHAPE = "two rows, k = 2", (2, [Job((0,), 3, 2), Job((1, 1), 3, 2)])
 
 # What breaks the law: method, kernel, and its wrong variant.
 FAULTS: dict[str, tuple[str, str, Callable]] = {
-    "after a rejection the target's law is drawn, not the residual": ("inplace+fifo", "residual", lambda p, q: p),
     "rows are not realigned": ("realigned+static", "realign_shift", lambda old, new: 0),
     "mask one slot too wide": (
         "realigned+static",
@@ -213,6 +213,8 @@ FAULTS: dict[str, tuple[str, str, Callable]] = {
     "stale slots are visible": ("inplace+fifo", "visible_by_position", lambda slot, query: (slot >= 0) & (query >= 0)),
     "masked slots do not die": ("masked+static", "masked_slot_position", lambda position, cached, after: position),
 }
+# Faults of the engine's own zoo that change only the law.
+ZOO = {"residual-forgotten": "inplace+static", "rollback-draws-again": "rollback+static"}
 
 
 def tables(vocab_size: int) -> tuple[Table, Table]:
@@ -245,12 +247,21 @@ def check() -> list[Verdict]:
 def check_faults() -> list[Verdict]:
     """Expected failures: the enumeration must see that the law is off, with every run-time check switched off."""
     verdicts = []
-    vocab_size, jobs = SHAPES["ragged prompts, k = 1, one stop token"]
     for name, (method, kernel, wrong) in FAULTS.items():
         with patch.object(kernels, kernel, wrong):
-            tv, _ = distance(method, vocab_size, jobs, checks="off")
-        verdicts.append(Verdict(f"expected failure: {name}: total variation {tv} = {float(tv):.3f}", tv > 0))
+            verdicts.append(off_law(name, method, SHAPES["ragged prompts, k = 1, one stop token"]))
+    for name, method in ZOO.items():
+        with (
+            zoo.FAULTS[name].injected(),
+            patch.object(zoo.state_faults, "probabilities", lambda logits, config: logits),
+        ):
+            verdicts.append(off_law(f"zoo: {name}", method, LONG_SHAPE[1]))
     return verdicts
+
+
+def off_law(name: str, method: str, shape: tuple[int, list[Job]]) -> Verdict:
+    tv, _ = distance(method, *shape, checks="off")
+    return Verdict(f"expected failure: {name}: total variation {tv} = {float(tv):.3f}", tv > 0)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from proofs.conformance import scheduler_spec as spec
 from proofs.report import report
+from refimpl.faults import FAULTS
 from refimpl.scheduling import Scheduler, make_scheduler
 
 PROMPTS = (1, 2)  # prompt lengths
@@ -191,5 +192,15 @@ def verdicts() -> Iterator[Verdict]:
     yield Verdict("the searches reach every mode", not missing, f"never chosen: {sorted(missing)}")
 
 
+def zoo_verdicts() -> Iterator[Verdict]:
+    """Expected failures: the search must find out every fault of the engine's zoo that is a scheduler's."""
+    for fault in FAULTS.values():
+        if getattr(fault.owner, "__module__", "").startswith("refimpl.scheduling"):
+            with fault.injected():
+                noticed = next((v for v in verdicts() if not v.ok), None)
+            detail = f"{noticed.name}: {noticed.detail}" if noticed else "no search notices"
+            yield Verdict(f"expected failure: {fault.name}: {detail}", noticed is not None)
+
+
 if __name__ == "__main__":
-    sys.exit(report("schedulers", verdicts()))
+    sys.exit(report("schedulers", itertools.chain(verdicts(), zoo_verdicts())))

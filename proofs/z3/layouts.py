@@ -156,7 +156,7 @@ def masked(kernels: ModuleType) -> list[Obligation]:
     return [
         claim(
             "a query sees the live slots up to its position (INV-3)",
-            [claims(c) >= -1],
+            [claims(c) >= -1, t >= 0],
             kernels.visible_by_position(claims(c), t) == z3.And(claims(c) != -1, claims(c) <= t),
             claimed=claims(c),
             query=t,
