@@ -29,7 +29,9 @@ def ragged_prompts(
     token = token_ids(vocab_size)
     prompt = st.lists(token, min_size=1, max_size=max_tokens).map(tuple)
     doubled = st.lists(prompt, min_size=1, max_size=max_prompts - 1).map(lambda prompts: [*prompts, prompts[0]])
-    even = st.lists(st.tuples(token, token), min_size=1, max_size=max_prompts)  # equal lengths, so that groups form
+    even = st.lists(
+        st.lists(token, min_size=2, max_size=2).map(tuple), min_size=1, max_size=max_prompts
+    )  # equal lengths, so that groups form
     return st.lists(prompt, min_size=1, max_size=max_prompts) | doubled | even
 
 

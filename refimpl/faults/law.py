@@ -53,9 +53,16 @@ def check_law(layout: str = "inplace", *, top_k: int = 0, seed: int = 0, tempera
     sampling = SamplingConfig(temperature, top_k, seed=seed)
     pair = Pair(TableModel(VOCAB_SIZE), TableModel(VOCAB_SIZE, salt=1), vocab_size=VOCAB_SIZE, name="law")
     requests = [Request(PROMPT, sequence_id=i) for i in range(NUM_SEQUENCES)]
-    settings = {"method": f"{layout}+static", "batch_size": 256, "acceptance": "rejection", "checks": "off"}
     result = generate(
-        pair, requests, max_new_tokens=NUM_TOKENS, num_speculative_tokens=2, sampling=sampling, **settings
+        pair,
+        requests,
+        method=f"{layout}+static",
+        batch_size=256,
+        acceptance="rejection",
+        checks="off",
+        max_new_tokens=NUM_TOKENS,
+        num_speculative_tokens=2,
+        sampling=sampling,
     )
     counts = Counter(tuple(s.token_ids) for s in result.sequences)
     return compare(counts, exact_law(pair.target, sampling))  # type: ignore[arg-type]

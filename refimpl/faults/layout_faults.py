@@ -168,7 +168,7 @@ def values_left_behind(original: Any) -> Any:
     return gather
 
 
-@fault(InplaceLayout, "pool_block", "output", "INV-4", layouts=("inplace",))
+@fault(InplaceLayout, "pool_block", "output", "INV-3", layouts=("inplace",))
 def rejected_entry_not_overwritten(original: Any) -> Any:
     """The entry of the token committed last is not written, so that a rejected draft's stays in its place."""
 

@@ -146,13 +146,13 @@ def dsd_next_token_from_draft(original: Any) -> Any:
     return match
 
 
-@fault(kernels, "num_accepted", "output", None)
+@fault(kernels, "num_accepted", "output", "INV-4")
 def matches_counted_past_mismatch(original: Any) -> Any:
     """All matching drafts are counted, not the leading run of them."""
     return lambda matches, limit: kernels.minimum(sum(matches, limit * 0), limit)
 
 
-@fault(kernels, "num_accepted", "output", None)
+@fault(kernels, "num_accepted", "output", "INV-4")
 def one_accepted_too_many(original: Any) -> Any:
     """The first rejected draft's successor is committed too."""
 

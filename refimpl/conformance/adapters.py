@@ -1,0 +1,142 @@
+"""Engines ready to be tested: our methods, `model.generate` in batches, and assisted `generate` for one prompt.
+
+Each factory takes one text argument, see `refimpl.conformance.protocol.load_engine`.
+"""
+
+import random
+from typing import Any
+
+import torch
+
+from refimpl.config import Request, SamplingConfig
+from refimpl.conformance.protocol import EngineSettings, NotSupported
+from refimpl.conformance.table_model import VOCAB_SIZE, table_pair
+from refimpl.generation import generate
+from refimpl.model import HuggingFaceLM, Pair
+from refimpl.pairs.loading import load_pair, random_pair
+
+
+class MethodEngine:
+    """One of our methods on a pair."""
+
+    supports = frozenset({"keyed_sampling", "sampling"})
+
+    def __init__(self, method: str, pair: Pair, *, checks: str = "oracle", **settings: Any):
+        self.method, self.pair, self.checks, self.settings = method, pair, checks, settings
+        self.vocab_size = pair.vocab_size
+
+    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+        """Run the method with the checks on: a broken invariant is an engine failure."""
+        return self._decode(self.method, prompts, settings)
+
+    def reference(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+        """Run the oracle."""
+        return self._decode("autoregressive", prompts, settings)
+
+    def _decode(self, method: str, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+        result = generate(
+            self.pair,
+            [Request(tuple(prompt)) for prompt in prompts],
+            method=method,
+            batch_size=settings.batch_size,
+            num_speculative_tokens=settings.num_speculative_tokens,
+            max_new_tokens=settings.max_new_tokens,
+            stop_token_ids=settings.stop_token_ids,
+            sampling=SamplingConfig(settings.temperature, seed=settings.seed),
+            checks=self.checks,
+            **self.settings,
+        )
+        return [s.token_ids for s in result.sequences]
+
+
+def mixed_script() -> dict[int, list[bool]]:
+    """Script the draft of the table pair: a different mixture of agreement for every first token."""
+    rng = random.Random(0)
+    return {first: [rng.random() < rate for _ in range(100)] for first, rate in enumerate(_rates())}
+
+
+def _rates() -> list[float]:
+    return [(0.9, 0.3, 0.6, 1.0, 0.0)[i % 5] for i in range(VOCAB_SIZE)]
+
+
+def method(name: str = "inplace") -> MethodEngine:
+    """Test one of our methods on the integer model; `name` is a method or ``layout+scheduler``."""
+    return MethodEngine(name, table_pair(mixed_script()))
+
+
+def method_on_tiny(name: str = "inplace") -> MethodEngine:
+    """Test one of our methods on the bundled tiny pair, in float64."""
+    return MethodEngine(name, load_pair("tiny", dtype="float64"), checks="device")
+
+
+class GenerateEngine:
+    """Plain `model.generate` of transformers, left-padded batches, no speculation."""
+
+    supports: frozenset[str] = frozenset()
+
+    def __init__(self, target: Any, draft: Any = None):
+        self.target, self.draft = target, draft
+        self.vocab_size = target.config.vocab_size
+
+    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+        """Generate batch by batch."""
+        if settings.temperature:
+            raise NotSupported("sampling with a keyed seed")
+        size = settings.batch_size
+        return [row for i in range(0, len(prompts), size) for row in self._batch(prompts[i : i + size], settings)]
+
+    def _batch(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+        width, pad = max(map(len, prompts)), 0
+        ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        extra: dict[str, Any] = {}
+        if self.draft is not None and settings.num_speculative_tokens:
+            self.draft.generation_config.num_assistant_tokens = settings.num_speculative_tokens
+            self.draft.generation_config.num_assistant_tokens_schedule = "constant"
+            extra["assistant_model"] = self.draft
+        with torch.inference_mode():
+            output = self.target.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=settings.max_new_tokens,
+                do_sample=False,
+                eos_token_id=list(settings.stop_token_ids) or None,
+                pad_token_id=pad,
+                **extra,
+            )
+        return [_until_stop(row[width:].tolist(), settings.stop_token_ids) for row in output]
+
+
+class AssistedEngine(GenerateEngine):
+    """Assisted `generate` of transformers, which takes one prompt at a time."""
+
+    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+        """Generate for one row at a time; larger batches are refused, as transformers does."""
+        if settings.batch_size > 1 and len(prompts) > 1:
+            raise NotSupported("assisted generation at batch sizes above 1")
+        return super().__call__(prompts, settings)
+
+
+def _until_stop(tokens: list[int], stops: tuple[int, ...]) -> list[int]:
+    end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
+    return tokens[:end]
+
+
+def _transformers_models(kind: str) -> list[Any]:
+    pair = load_pair("tiny", dtype="float64") if kind == "tiny" else random_pair(kind)
+    models = []
+    for adapter in (pair.target, pair.draft):
+        assert isinstance(adapter, HuggingFaceLM)
+        adapter.model.generation_config.eos_token_id = None
+        models.append(adapter.model)
+    return models
+
+
+def hf_generate(kind: str = "llama") -> GenerateEngine:
+    """Test batched `model.generate` of a tiny random architecture, or of the bundled pair's target (``tiny``)."""
+    return GenerateEngine(_transformers_models(kind)[0])
+
+
+def hf_assisted(kind: str = "llama") -> AssistedEngine:
+    """Test assisted `generate`, batch 1."""
+    return AssistedEngine(*_transformers_models(kind))

@@ -1,0 +1,147 @@
+"""An engine in another process, in any language: JSON lines over stdin and stdout.
+
+One request is one line, one answer is one line; `id` comes back unchanged. Everything else goes to stderr.
+
+| request                                                                     | answer                                  |
+|-----------------------------------------------------------------------------|-----------------------------------------|
+| ``{"op": "describe", "id": 0}``                                             | ``{"id": 0, "vocab_size": 61, "supports": []}`` |
+| ``{"op": "generate", "id": 1, "prompts": [[5, 7]], "max_new_tokens": 16, "batch_size": 4, "num_speculative_tokens": 3, "stop_token_ids": [], "temperature": 0.0, "seed": 0}`` | ``{"id": 1, "outputs": [[9, 3, 4]]}`` |
+| what the engine cannot do                                                   | ``{"id": 1, "not_supported": "why"}``   |
+| what went wrong                                                             | ``{"id": 1, "error": "what"}``          |
+
+The process ends when its stdin closes. `refimpl/conformance/example_server.py` is a complete server.
+"""  # noqa: E501 (a request is one line)
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+from dataclasses import asdict
+from typing import Any
+
+from refimpl.conformance.protocol import EngineFailure, EngineSettings, EngineTimeout, NotSupported, check_answer
+from refimpl.errors import InputError
+
+MAX_RESTARTS = 10
+
+
+class CommandEngine:
+    """Talks to a server; starts it again after a crash, kills it when it does not answer.
+
+    Args:
+        command: command line of the server.
+        timeout_s: seconds that an answer may take; the first one may take ten times as long, for loading.
+    """
+
+    def __init__(self, command: str, timeout_s: float = 60.0):
+        self.command, self.timeout_s = command, timeout_s
+        self._process: subprocess.Popen[str] | None = None
+        self._starts = 0
+        about = self._ask({"op": "describe"}, 10 * timeout_s)
+        vocab_size = about.get("vocab_size")
+        if not isinstance(vocab_size, int) or vocab_size < 2:
+            self.close()
+            raise EngineFailure(f"describe gave no vocab_size: {about}")
+        self.vocab_size, self.supports = vocab_size, frozenset(about.get("supports", ()))
+
+    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+        """Send one request and wait for its answer."""
+        answer = self._ask({"op": "generate", "prompts": prompts, **asdict(settings)}, self.timeout_s)
+        return check_answer(answer.get("outputs"), prompts, self.vocab_size)
+
+    def close(self) -> None:
+        """End the server and everything that it started."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+
+    def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        if self._process is None:
+            self._start()
+        self._number += 1
+        self._send(json.dumps({**request, "id": self._number}))
+        answer = self._parse(self._receive(timeout_s))
+        if "not_supported" in answer:
+            raise NotSupported(str(answer["not_supported"]))
+        if "error" in answer:
+            raise EngineFailure(f"the engine reports an error: {answer['error']}")
+        return answer
+
+    def _start(self) -> None:
+        if self._starts > MAX_RESTARTS:
+            raise EngineTimeout(f"the engine crashed {self._starts} times; giving up")
+        self._starts, self._number = self._starts + 1, 0
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (lives as long as the server)
+        self._lines: queue.Queue[str] = queue.Queue()
+        try:
+            self._process = subprocess.Popen(
+                shlex.split(self.command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot start {self.command!r}: {error}") from error
+        threading.Thread(target=_pump, args=(self._process.stdout, self._lines), daemon=True).start()
+
+    def _send(self, line: str) -> None:
+        assert self._process is not None
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(line + "\n")
+            stdin.flush()
+        except OSError:
+            raise self._crash() from None
+
+    def _receive(self, timeout_s: float) -> str:
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            self.close()
+            raise EngineTimeout(f"no answer within {timeout_s:g} s; the engine was killed") from None
+        if not line:
+            raise self._crash()
+        return line
+
+    def _parse(self, line: str) -> dict[str, Any]:
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict) or answer.get("id") != self._number:
+            self.close()
+            raise EngineFailure(f"expected a JSON object with id {self._number}, got the line {line.strip()[:80]!r}")
+        return answer
+
+    def _crash(self) -> EngineFailure:
+        assert self._process is not None
+        try:
+            status = f"with status {self._process.wait(timeout=5)}"
+        except subprocess.TimeoutExpired:
+            status = "without an end of the process"
+        self.close()
+        self._errors.seek(0)
+        last = self._errors.read()[-400:].strip().splitlines()[-3:]
+        return EngineFailure(f"the engine closed its output {status}: {' | '.join(last) or 'nothing on stderr'}")
+
+
+def _pump(stream: Any, lines: "queue.Queue[str]") -> None:
+    """Move lines into the queue; an empty one marks the end."""
+    with contextlib.suppress(ValueError):  # closed while reading
+        for line in stream:
+            lines.put(line)
+    lines.put("")

@@ -1,0 +1,182 @@
+"""Run every property against an engine and say what holds, what fails and how small a failure can be."""
+
+import random
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Flaky
+
+from refimpl.conformance.engine_cases import ENGINE_PROPERTIES, CaseFailure, EngineCase, Subject, engine_cases
+from refimpl.conformance.protocol import EngineFailure, EngineSettings, EngineTimeout, EngineUnderTest, NotSupported
+
+Status = Literal["pass", "fail", "not supported", "not run"]
+SPREADS = (0, 2, 6, 12)  # tokens between the shortest and the longest prompt of a batch
+BATCHES_PER_SPREAD = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one property.
+
+    Attributes:
+        status: a failure comes with the smallest case that was found.
+        reason: one line, empty on a pass.
+        case: prompts and settings of the smallest failing case.
+        row, token: where the outputs part first.
+    """
+
+    property: str
+    status: Status
+    reason: str = ""
+    case: EngineCase | None = None
+    row: int | None = None
+    token: int | None = None
+
+
+@dataclass(frozen=True)
+class Raggedness:
+    """Wrong rows by spread of prompt lengths; `grows` when more spread means more errors."""
+
+    spreads: tuple[int, ...] = ()
+    wrong_rows: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Share of rows that differ from the reference."""
+        return tuple(w / n for w, n in zip(self.wrong_rows, self.rows, strict=True))
+
+    @property
+    def verdict(self) -> str:
+        """One of four sentences."""
+        if not self.rows:
+            return "not measured"
+        if not any(self.wrong_rows):
+            return "no wrong rows at any spread"
+        return "grows with raggedness" if self.shares[-1] > self.shares[0] else "does not grow with raggedness"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Verdicts of a run of the kit, and the raggedness profile."""
+
+    engine: str
+    verdicts: tuple[Verdict, ...]
+    raggedness: Raggedness = field(default_factory=Raggedness)
+    calls: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed; what is not supported does not count."""
+        return all(v.status in ("pass", "not supported") for v in self.verdicts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "schema": "raggedspec.conformance/1",
+            "engine": self.engine,
+            "passed": self.passed,
+            "properties": [asdict(verdict) for verdict in self.verdicts],
+            "raggedness": {**asdict(self.raggedness), "verdict": self.raggedness.verdict},
+            "calls": self.calls,
+        }
+
+
+def check_engine(
+    engine: EngineUnderTest,
+    *,
+    name: str = "engine",
+    max_examples: int = 20,
+    properties: Iterable[str] = ENGINE_PROPERTIES,
+    fail_fast: bool = False,
+) -> Report:
+    """Test an engine.
+
+    Args:
+        engine: see `refimpl.conformance.protocol`.
+        name: how the report calls it.
+        max_examples: cases per property, beside those that shrinking takes.
+        properties: names among `ENGINE_PROPERTIES`.
+        fail_fast: run no further property after the first failure.
+    """
+    subject, verdicts = Subject(engine), []
+    dead: EngineTimeout | None = None
+    for wanted in properties:
+        if dead or (fail_fast and any(v.status == "fail" for v in verdicts)):
+            verdicts.append(Verdict(wanted, "not run", str(dead or "after a failure")))
+            continue
+        try:
+            verdicts.append(check_property(subject, wanted, max_examples))
+        except _Hung as hung:
+            dead = hung.timeout
+            verdicts.append(Verdict(wanted, "fail", str(dead), hung.case))
+    failed = any(v.status == "fail" for v in verdicts)
+    profile = Raggedness() if dead or (fail_fast and failed) else measure_raggedness(subject)
+    return Report(name, tuple(verdicts), profile, subject.calls)
+
+
+class _Hung(BaseException):
+    def __init__(self, case: EngineCase, timeout: EngineTimeout):
+        self.case, self.timeout = case, timeout
+
+
+def check_property(subject: Subject, name: str, max_examples: int) -> Verdict:
+    """Search for a case that breaks one property and shrink it."""
+    refused: list[str] = []
+    answered = 0
+
+    @settings(
+        max_examples=max_examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+        report_multiple_bugs=False,
+    )
+    @given(case=engine_cases(subject.engine.vocab_size))
+    def holds(case: EngineCase) -> None:
+        nonlocal answered
+        try:
+            ENGINE_PROPERTIES[name](subject, case)
+            answered += 1
+        except NotSupported as refusal:
+            refused.append(str(refusal))
+        except EngineTimeout as timeout:
+            raise _Hung(case, timeout) from timeout
+        except EngineFailure as failure:
+            raise CaseFailure(case, str(failure)) from failure
+
+    try:
+        holds()
+    except CaseFailure as failure:
+        return Verdict(name, "fail", failure.reason, failure.case, failure.row, failure.token)
+    except Flaky:
+        return Verdict(name, "fail", "the same case fails once and passes once: the engine does not repeat")
+    return Verdict(name, "pass") if answered else Verdict(name, "not supported", refused[0] if refused else "")
+
+
+def measure_raggedness(subject: Subject) -> Raggedness:
+    """Count wrong rows in batches of four prompts of more and more different lengths."""
+    wrong, total = [], []
+    try:
+        for spread in SPREADS:
+            outcomes = [_wrong_rows(subject, spread, number) for number in range(BATCHES_PER_SPREAD)]
+            wrong.append(sum(outcomes))
+            total.append(4 * BATCHES_PER_SPREAD)
+    except (NotSupported, EngineFailure):
+        return Raggedness()
+    return Raggedness(SPREADS, tuple(wrong), tuple(total))
+
+
+def _wrong_rows(subject: Subject, spread: int, number: int) -> int:
+    rng = random.Random(f"{spread}:{number}")
+    lengths = [4 + round(i * spread / 3) for i in range(4)]
+    rng.shuffle(lengths)
+    prompts = tuple(tuple(rng.randrange(subject.engine.vocab_size) for _ in range(n)) for n in lengths)
+    asked = EngineSettings(max_new_tokens=12, batch_size=4, num_speculative_tokens=3)
+    found, wanted = subject.run(prompts, asked), subject.reference(prompts, asked)
+    return sum(f != w for f, w in zip(found, wanted, strict=True))

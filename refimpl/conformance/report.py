@@ -1,0 +1,63 @@
+"""Show a report: a table for readers, JSON for programs."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from refimpl.conformance.engine_cases import EngineCase
+from refimpl.conformance.kit import Report, Verdict
+from refimpl.files import write_whole
+
+_COLOURS = {"pass": "green", "fail": "red", "not supported": "yellow", "not run": "dim"}
+
+
+def write_json(report: Report, path: Path) -> None:
+    """Write the report as JSON.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_whole(path, json.dumps(report.as_dict(), indent=1).splitlines())
+
+
+def show(report: Report, console: Console | None = None) -> None:
+    """Print the table, the smallest failing cases and the raggedness profile."""
+    console = console or Console()
+    table = Table(title=report.engine, title_justify="left")
+    for column in ("property", "verdict", "first different token"):
+        table.add_column(column)
+    for verdict in report.verdicts:
+        status = f"[{_COLOURS[verdict.status]}]{verdict.status}[/]"
+        table.add_row(verdict.property, status, _where(verdict))
+    console.print(table)
+    for verdict in report.verdicts:
+        if verdict.status in ("fail", "not supported") and verdict.reason:
+            console.print(f"{verdict.property}: {verdict.reason}", markup=False, highlight=False)
+            if verdict.case:
+                console.print(f"  smallest case found: {describe(verdict.case)}", markup=False, highlight=False)
+    console.print(_raggedness(report), markup=False, highlight=False)
+    console.print("conforms" if report.passed else "does not conform")
+
+
+def describe(case: EngineCase) -> str:
+    """A case in one line."""
+    prompts = ", ".join(str(list(prompt)) for prompt in case.prompts)
+    return (
+        f"prompts {prompts}; max_new_tokens {case.max_new_tokens}, batch_size {case.batch_size}, "
+        f"num_speculative_tokens {case.num_speculative_tokens}"
+    )
+
+
+def _where(verdict: Verdict) -> str:
+    return "" if verdict.token is None else f"row {verdict.row}, token {verdict.token}"
+
+
+def _raggedness(report: Report) -> str:
+    profile = report.raggedness
+    cells = [
+        f"{wrong}/{rows} at spread {spread}"
+        for spread, wrong, rows in zip(profile.spreads, profile.wrong_rows, profile.rows, strict=True)
+    ]
+    return f"wrong rows by spread of prompt lengths: {', '.join(cells) or '-'}: {profile.verdict}"

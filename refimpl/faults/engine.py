@@ -1,0 +1,38 @@
+"""A broken engine behind the public interface of the conformance kit."""
+
+from refimpl.conformance.adapters import MethodEngine, mixed_script
+from refimpl.conformance.protocol import EngineSettings
+from refimpl.conformance.table_model import table_pair
+from refimpl.errors import InputError
+from refimpl.faults import FAULTS
+from refimpl.faults.base import Fault
+
+
+class FaultyEngine(MethodEngine):
+    """Our engine with a fault injected while it decodes; the reference stays whole."""
+
+    def __init__(self, fault: Fault, *, checks: str = "oracle"):
+        scheduler = "fifo" if "fifo" in fault.schedulers else fault.schedulers[0]
+        super().__init__(f"{fault.layouts[0]}+{scheduler}", table_pair(mixed_script()), checks=checks)
+        self.fault = fault
+
+    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+        """Decode on the broken engine."""
+        with self.fault.injected():
+            return super().__call__(prompts, settings)
+
+
+def faulty(name: str) -> FaultyEngine:
+    """Test the engine with the fault `name`, checks on."""
+    return FaultyEngine(_find(name))
+
+
+def faulty_unchecked(name: str) -> FaultyEngine:
+    """Test the engine with the fault `name`, checks off: only outputs can tell."""
+    return FaultyEngine(_find(name), checks="off")
+
+
+def _find(name: str) -> Fault:
+    if name not in FAULTS:
+        raise InputError(f"unknown fault {name!r}: choose {', '.join(FAULTS)}")
+    return FAULTS[name]
