@@ -11,9 +11,7 @@ REQUESTS = [
     Request([3, 1, 4], max_new_tokens=14, num_speculative_tokens=0, seed=1, sequence_id=1),
     Request([1, 5], max_new_tokens=9, num_speculative_tokens=5, seed=1, sequence_id=2),
     Request([9, 2, 6, 5], max_new_tokens=1, num_speculative_tokens=5, seed=2, sequence_id=1),
-    Request(
-        [3], max_new_tokens=12, num_speculative_tokens=2, seed=3, sequence_id=4, stop_token_ids=STOPS
-    ),
+    Request([3], max_new_tokens=12, num_speculative_tokens=2, seed=3, sequence_id=4, stop_token_ids=STOPS),
     Request([5, 8, 9, 7, 9], max_new_tokens=12, num_speculative_tokens=3, seed=4, sequence_id=5, stop_token_ids=[]),
 ]
 

@@ -1,0 +1,126 @@
+"""Bad settings and broken models: one clear line each."""
+
+import math
+
+import pytest
+import torch
+
+from refimpl import InputError, InvariantViolation, Request, SamplingConfig, generate
+from refimpl.acceptance import CoupledRule, Proposal, RejectionRule, next_weights
+from refimpl.config import make_config
+from refimpl.sampling import RowKeys
+
+BAD_SAMPLING = [
+    ({"temperature": -0.1}, "temperature must be a finite number ≥ 0, not -0.1"),
+    ({"temperature": math.nan}, "temperature must be a finite number ≥ 0, not nan"),
+    ({"temperature": math.inf}, "temperature must be a finite number ≥ 0, not inf"),
+    ({"temperature": "warm"}, "temperature must be a finite number ≥ 0, not 'warm'"),
+    ({"top_p": 0}, r"top_p must lie in \(0, 1\], not 0"),
+    ({"top_p": 1.01}, r"top_p must lie in \(0, 1\], not 1.01"),
+    ({"top_p": math.nan}, r"top_p must lie in \(0, 1\], not nan"),
+    ({"top_p": "0.9"}, r"top_p must lie in \(0, 1\], not '0.9'"),
+    ({"min_p": -1}, r"min_p must lie in \[0, 1\], not -1"),
+    ({"min_p": None}, r"min_p must lie in \[0, 1\], not None"),
+    ({"top_k": -1}, "top_k must be an integer at least 0, not -1"),
+    ({"top_k": 2.0}, "top_k must be an integer at least 0, not 2.0"),
+    ({"seed": 0.5}, "seed must be an integer in .*, not 0.5"),
+    ({"seed": "x"}, "seed must be an integer in .*, not 'x'"),
+    ({"seed": True}, "seed must be an integer in .*, not True"),
+    ({"seed": 2**63}, "seed must be an integer in .*, not 9223372036854775808"),
+]
+
+
+@pytest.mark.parametrize(("setting", "message"), BAD_SAMPLING)
+def test_bad_sampling_settings(setting, message):
+    for build in (SamplingConfig, make_config):
+        with pytest.raises(InputError, match=message) as caught:
+            build(**setting)
+        assert "\n" not in str(caught.value)
+
+
+BAD_REQUESTS = [
+    ({"stop_strings": [""]}, "a stop string must not be empty"),
+    ({"stop_strings": ""}, "stop_strings must be a list of texts, not ''"),
+    ({"stop_strings": "end"}, "stop_strings must be a list of texts, not 'end'"),
+    ({"stop_strings": [3]}, "a stop string must be a text, not 3"),
+    ({"stop_token_ids": 2}, "stop_token_ids must be a list of token ids, not 2"),
+    ({"stop_token_ids": [-1]}, "a stop token id must be an integer at least 0, not -1"),
+    ({"stop_token_ids": ["</s>"]}, "a stop token id must be an integer at least 0, not '</s>'"),
+    ({"num_speculative_tokens": -1}, "num_speculative_tokens must be an integer in 0 … 64, not -1"),
+    ({"num_speculative_tokens": 65}, "num_speculative_tokens must be an integer in 0 … 64, not 65"),
+    ({"max_new_tokens": 0}, "max_new_tokens must be an integer at least 1, not 0"),
+]
+
+
+@pytest.mark.parametrize(("setting", "message"), BAD_REQUESTS)
+def test_bad_requests_and_configurations(setting, message):
+    with pytest.raises(InputError, match=message):
+        Request([1], **setting)
+    with pytest.raises(InputError, match=message):
+        make_config(**setting)
+
+
+@pytest.mark.parametrize("name", ["seed", "sequence_id"])
+def test_keys_must_be_integers(name):
+    with pytest.raises(InputError, match=f"{name} must be an integer in .*, not 1.5"):
+        Request([1], **{name: 1.5})
+
+
+def test_two_requests_must_not_share_their_noise(llama):
+    with pytest.raises(InputError, match="two prompts share seed 0 and sequence id 1"):
+        generate(llama, [Request([3], sequence_id=1), [4]])
+
+
+def test_stop_strings_need_a_tokenizer(llama):
+    with pytest.raises(InputError, match=r"prompt 0 has stop strings, but the pair .* has no tokenizer"):
+        generate(llama, [[1]], stop_strings=["x"])
+
+
+def test_no_more_alternatives_than_tokens(llama):
+    with pytest.raises(InputError, match="logprobs must be at most the vocabulary of 61, not 62"):
+        generate(llama, [[1]], logprobs=62)
+
+
+def test_greedy_acceptance_needs_temperature_zero():
+    with pytest.raises(InputError, match=r"acceptance 'greedy' needs temperature 0, not 0.7"):
+        make_config(acceptance="greedy", temperature=0.7)
+
+
+KEYS = RowKeys(torch.tensor([0, 0]), torch.tensor([0, 1]))
+POSITION = torch.tensor([[4, 5], [4, 5]])
+LIMITS = torch.tensor([1, 1])
+SAMPLING = SamplingConfig(temperature=1.0)
+UNIFORM = torch.zeros(2, 2, 3)
+
+
+def test_a_draft_without_mass_where_it_drew():
+    mass = torch.tensor([[[1.0, 0, 0]], [[0.5, 0.5, 0]]]).double()
+    proposal = Proposal(torch.tensor([[0], [2]]), mass)
+    message = "INV-12 in row 1: the draft must put mass on the token it drew; expected mass > 0, found 0 on token 2"
+    with pytest.raises(InvariantViolation, match=message):
+        RejectionRule(SAMPLING).decide(proposal, UNIFORM, KEYS, POSITION, LIMITS)
+    unused = LIMITS * torch.tensor([1, 0])  # a row that may use no draft may hold any
+    RejectionRule(SAMPLING).decide(proposal, UNIFORM, KEYS, POSITION, unused)
+
+
+@pytest.mark.parametrize("rule", [CoupledRule, RejectionRule])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_target_that_computes_no_distribution(rule, value):
+    logits = UNIFORM.clone()
+    logits[1, 0, 0] = value
+    proposal = Proposal(torch.tensor([[0], [1]]), torch.full((2, 1, 3), 1 / 3).double())
+    with pytest.raises(InvariantViolation, match="INV-12 in row 1: the target must put mass on the token it drew"):
+        rule(SAMPLING).decide(proposal, logits, KEYS, POSITION, LIMITS)
+
+
+def test_equal_distributions_leave_no_residual_and_draw_from_the_target():
+    p = torch.tensor([[[0.0, 0.25, 0.75]] * 2]).double()
+    weights = next_weights(p, p[:, :1], torch.tensor([0]), torch.tensor([1]))
+    assert torch.equal(weights, p[:, 0])
+
+
+def test_a_cut_row_draws_from_the_target_and_a_rejected_one_from_the_residual():
+    p = torch.tensor([[[0.5, 0.25, 0.25]] * 2] * 2).double()
+    q = torch.tensor([[[0.25, 0.5, 0.25]]] * 2).double()
+    weights = next_weights(p, q, accepted=torch.tensor([0, 0]), limits=torch.tensor([0, 1]))
+    assert weights.tolist() == [[0.5, 0.25, 0.25], [0.25, 0, 0]]
