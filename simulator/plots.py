@@ -56,12 +56,12 @@ def throughput_against(
 
 
 def raggedness_map(results: Results, axes: Axes | None = None, *, replication: int = 0) -> Axes:
-    """Real tokens of each slot, minus the batch's mean, round by round: how far the rows drift apart."""
+    """Real tokens in each slot of the pool, minus the round's mean: how far the rows drift apart."""
     axes = axes or new_axes()
     rows = results.frame("rows")
     rows = rows[(rows["replication"] == replication) & (rows["replica"] == 0)]
     require(len(rows) > 0, "the rows were not logged: simulate with keep_rows=True")
-    table = rows.pivot_table(index="row", columns="round", values="seq_len")
+    table = rows.pivot_table(index="slot", columns="round", values="seq_len")
     spread = table - table.mean()
     limit = max(float(np.nanmax(np.abs(spread.to_numpy()))), 1.0)
     image = axes.imshow(
@@ -69,7 +69,7 @@ def raggedness_map(results: Results, axes: Axes | None = None, *, replication: i
         extent=(table.columns.min() - 0.5, table.columns.max() + 0.5, len(table) - 0.5, -0.5),
     )  # fmt: skip
     axes.set(xlabel="round", ylabel="slot")
-    axes.figure.colorbar(image, ax=axes, label="tokens from the batch's mean")
+    axes.figure.colorbar(image, ax=axes, label="tokens from the round's mean")
     return axes
 
 

@@ -15,7 +15,7 @@ ROUND_COLUMNS = (
 STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
 ROW_COLUMNS = (
     "replica", "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept",
-    "finished",
+    "finished", "slot",
 )  # fmt: skip
 REQUEST_COLUMNS = (
     "request", "replica", "prompt_tokens", "output_tokens", "generated_tokens", "arrival_s", "admitted_s",

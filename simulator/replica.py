@@ -239,7 +239,7 @@ class Replica:
                 row.first_token_s = now
             if row_log is not None:
                 before = (self.number, index, mode, at, row.index, row.seq_len, row.cache_state, k)
-                row_log.append((*before, limit, accepted, kept, row.finished))
+                row_log.append((*before, limit, accepted, kept, row.finished, row.slot))
             row.generated = generated + kept
             row.seq_len += kept
             row.left = left - kept

@@ -43,22 +43,22 @@ def simulation_events(simulation: Simulation) -> Iterator[dict[str, Any]]:
     bytes_per_token = simulation.cost.kv_bytes_per_token
     for replica, rounds in frames.rounds.groupby("replica"):
         pid = int(replica)  # type: ignore[call-overload]
-        yield from _names(pid, f"replica {pid}", int(rounds["rows"].max()))
-        rows = frames.rows[frames.rows["replica"] == pid] if len(frames.rows) else frames.rows
+        rows = frames.rows[frames.rows["replica"] == pid]
+        yield from _names(pid, f"replica {pid}", int(rows["slot"].max()) + 1 if len(rows) else 0)
         for line in rounds.itertuples():
             yield from _phases(line, pid)
             pool = {"waiting": int(line.waiting), "window": int(line.window)}
             yield _event("C", "pool", pid, 0, line.start_s, args=pool)
             yield _event("C", "K/V MiB", pid, 0, line.start_s, args={"used": line.kv_tokens * bytes_per_token / 2**20})
-        yield from _slots(rounds.reset_index(drop=True), rows, pid)
+        yield from _slots(rounds.reset_index(drop=True), rows, pid, "slot")
 
 
-def _slots(rounds: pd.DataFrame, rows: pd.DataFrame, pid: int) -> Iterator[dict[str, Any]]:
+def _slots(rounds: pd.DataFrame, rows: pd.DataFrame, pid: int, place: str) -> Iterator[dict[str, Any]]:
     starts, seconds = rounds["start_s"].to_numpy(), rounds["round_s"].to_numpy()
     for row in rows.itertuples():
         arguments = {"seq_len": int(row.seq_len), "accepted": int(row.accepted), "kept": int(row.kept)}
         at, name = int(row.round), f"request {row.sequence}"
-        yield _event("X", name, pid, 1 + int(row.row), starts[at], dur=seconds[at] * MICRO, args=arguments)
+        yield _event("X", name, pid, 1 + int(getattr(row, place)), starts[at], dur=seconds[at] * MICRO, args=arguments)
 
 
 def engine_events(trace: EngineTrace) -> Iterator[dict[str, Any]]:
@@ -69,7 +69,7 @@ def engine_events(trace: EngineTrace) -> Iterator[dict[str, Any]]:
     yield from _names(0, f"engine: {trace.header['method']}", int(rounds["rows"].max()))
     for line in rounds.itertuples():
         yield from _phases(line, 0)
-    yield from _slots(rounds, trace.rows, 0)
+    yield from _slots(rounds, trace.rows, 0, "row")
 
 
 def export_trace(source: Simulation | EngineTrace, path: str | Path) -> int:
