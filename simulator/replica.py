@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Generator, Iterator
+from operator import attrgetter
 from typing import Any
 
 import simpy
@@ -15,6 +16,7 @@ from simulator.scenario import Scenario, Switches
 from simulator.streams import Purpose, Streams
 
 NOISE_BLOCK = 4096
+SLOT = attrgetter("slot")
 
 
 class Replica:
@@ -111,9 +113,10 @@ class Replica:
                 continue
             prefill_s = self._admit()
             plan = scheduler.select()
-            seconds, entry = self._price(plan, prefill_s)
+            members = tuple(sorted(plan.members, key=SLOT))  # the engine runs rows in pool order
+            seconds, entry = self._price(plan.mode, members, prefill_s)
             yield env.timeout(seconds)
-            self._finish_round(plan, entry)
+            self._finish_round(plan, members, entry)
 
     def _idle(self) -> Generator[Any, Any, None]:
         if self.wake.triggered:
@@ -146,16 +149,16 @@ class Replica:
             total += self.cost.point("prefill", len(chunk), tokens) if tokens else 0.0
         return total
 
-    def _price(self, plan: RoundPlan[Request], prefill_s: float) -> tuple[float, tuple[Any, ...]]:
+    def _price(self, mode: str, members: tuple[Request, ...], prefill_s: float) -> tuple[float, tuple[Any, ...]]:
         """Seconds of the round to come, and its line of the log up to what the round will tell."""
-        members, movement = plan.members, self.movement
-        live = [row for row in members if not row.finished] if plan.mode == "static" else members
+        movement = self.movement
+        live = [row for row in members if not row.finished] if mode == "static" else members
         k = self._num_drafts(live)
         realign_s = movement.begin(members, live, k + 1)
         width, rows = movement.width, len(members)
         if self.departs:
-            realign_s = self._published_moves(plan, realign_s, width)
-            prefill_s += self._mixed_prefill(plan, live)
+            realign_s = self._published_moves(mode, rows, realign_s, width)
+            prefill_s += self._mixed_prefill(live)
         draft_s = self._draft_s(rows, k, width, movement.scattered)
         verify_s = self.cost.line("verify", rows, k + 1, movement.scattered)[width]
         host_s = self.cost.point("host", rows, k + 1)
@@ -164,7 +167,7 @@ class Replica:
             self.widest = width
         seconds = (prefill_s + draft_s + verify_s + realign_s + host_s) * noise
         stages = (prefill_s, draft_s, verify_s, realign_s, host_s)
-        return seconds, (self.number, self.env.now, noise, *stages, plan.mode, rows, len(live), k)
+        return seconds, (self.number, self.env.now, noise, *stages, mode, rows, len(live), k)
 
     def _num_drafts(self, live: Any) -> int:
         """Drafts of the batch: the largest that some row can use; the smallest under the published policy."""
@@ -185,25 +188,25 @@ class Replica:
         seconds = self.cost.line("draft", rows, k, scattered)[width]
         return seconds if self.switches.draft_cache else seconds + self.cost.point("draft_prefill", rows, width)
 
-    def _published_moves(self, plan: RoundPlan[Request], realign_s: float, width: int) -> float:
-        switches, rows = self.switches, len(plan.members)
+    def _published_moves(self, mode: str, rows: int, realign_s: float, width: int) -> float:
+        switches = self.switches
         if switches.free_realign:
             return 0.0
-        if switches.copy_groups and plan.mode == "grouped" and realign_s == 0:
+        if switches.copy_groups and mode == "grouped" and realign_s == 0:
             realign_s = self.cost.line("regroup", rows, 0)[width]
         if realign_s > 0 and switches.realign_read_s:
             realign_s += (6 * rows + 2) * switches.realign_layers * switches.realign_read_s
         return realign_s
 
-    def _mixed_prefill(self, plan: RoundPlan[Request], live: Any) -> float:
+    def _mixed_prefill(self, live: Any) -> float:
         """Prefill of a batch that the published code strips of its caches because some of its rows have none yet."""
         if not self.switches.discard_mixed_caches:
             return 0.0
         fresh = sum([row.rounds == 0 for row in live])
         return self._prefill_s(list(live)) if 0 < fresh < len(live) else 0.0
 
-    def _finish_round(self, plan: RoundPlan[Request], entry: tuple[Any, ...]) -> None:
-        members, k = plan.members, entry[-1]
+    def _finish_round(self, plan: RoundPlan[Request], members: tuple[Request, ...], entry: tuple[Any, ...]) -> None:
+        k = entry[-1]
         live = [row for row in members if not row.finished] if plan.mode == "static" else members
         drafted, accepted, kept = self._advance(live, k, plan.mode)
         self.movement.commit(live, k + 1)
