@@ -52,6 +52,8 @@ Global Instance decide_overdue st aging : Decide (overdue cfg st aging).
 Proof. unfold overdue. apply _. Defined.
 Global Instance decide_key st i j : Decide (same_key st i j).
 Proof. unfold same_key. apply _. Defined.
+Global Instance decide_same_members l m : Decide (same_members l m).
+Proof. unfold same_members. apply _. Defined.
 Global Instance decide_scheduled st rd : Decide (scheduled cfg st rd).
 Proof. unfold scheduled. destruct (policy cfg), (chosen_by rd); apply _. Defined.
 Global Instance decide_enabled st rd : Decide (enabled cfg st rd).

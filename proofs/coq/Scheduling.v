@@ -18,14 +18,14 @@ Variables aging batch capacity : nat.  (* A, B and W *)
 Definition overdue (s : state) : Prop := exists e, In e (window s) /\ aging <= snd e.
 
 (** Why these members: somebody is overdue, the batch is full and nobody passed over has waited longer; or nobody is
-    overdue and the members share a key; or nobody is overdue and the first of the window run. Partial groups and
-    any preference between the last two are allowed. *)
+    overdue and the members share a key; or nobody is overdue and the members are among the first of the window.
+    Partial groups and any preference between the last two are allowed. *)
 Inductive choice (key : nat -> nat * nat) (s : state) (ms : list nat) : Prop :=
   | by_age : overdue s -> length ms = Nat.min batch (length (window s)) ->
       (forall e u, In e (window s) -> In u (window s) -> In (fst e) ms -> ~ In (fst u) ms -> snd u <= snd e) ->
       choice key s ms
   | by_key : ~ overdue s -> (forall t u, In t ms -> In u ms -> key t = key u) -> choice key s ms
-  | by_order : ~ overdue s -> ms = firstn batch (tickets s) -> choice key s ms.
+  | by_order : ~ overdue s -> incl ms (firstn batch (tickets s)) -> choice key s ms.
 
 Inductive step : state -> state -> Prop :=
   | enter s new rest :

@@ -70,18 +70,21 @@ Definition overdue (st : state) (aging : nat) : Prop := Exists (fun i => aging <
 Definition num_alike (st : state) (i : nat) (w : list nat) : nat :=
   length (filter (fun j => (length_now (of st i) =? length_now (of st j)) && (lag_now (of st i) =? lag_now (of st j))) w).
 
+(** The rows of a round may stand in any order. *)
+Definition same_members (l m : list nat) : Prop := incl l m /\ incl m l.
+
 (** Why these members run (INV-9, INV-10, INV-11). *)
 Definition scheduled (st : state) (rd : round) : Prop :=
   let ms := members rd in
   let w := window st in
   match policy cfg, chosen_by rd with
-  | Static, StaticMode => ms = w
-  | Fifo, FifoMode => ms = w
+  | Static, StaticMode => same_members ms w
+  | Fifo, FifoMode => same_members ms w
   | Grouped aging, AgedMode => incl ms w /\ length ms = Nat.min (batch_size cfg) (length w) /\ overdue st aging
       /\ Forall (fun m => Forall (fun u => In u ms \/ waited (of st u) <= waited (of st m)) w) ms
   | Grouped aging, GroupedMode => incl ms w /\ length ms = batch_size cfg /\ ~ overdue st aging
       /\ Forall (fun m => Forall (fun u => same_key st m u) ms) ms
-  | Grouped aging, FallbackMode => ms = firstn (batch_size cfg) w /\ ~ overdue st aging
+  | Grouped aging, FallbackMode => same_members ms (firstn (batch_size cfg) w) /\ ~ overdue st aging
       /\ Forall (fun u => num_alike st u w < batch_size cfg) w
   | _, _ => False
   end.

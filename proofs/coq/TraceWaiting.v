@@ -46,7 +46,7 @@ Proof.
   intros (_ & _ & S & _). unfold scheduled in S. rewrite grouped in S.
   destruct (chosen_by rd); try contradiction.
   - apply S.
-  - destruct S as [-> _]. intros i H. rewrite <- (firstn_skipn (batch_size cfg) (window st)). apply in_or_app. now left.
+  - destruct S as [[S _] _]. intros i H. apply S in H. rewrite <- (firstn_skipn (batch_size cfg) (window st)). apply in_or_app. now left.
   - apply S.
 Qed.
 
@@ -165,7 +165,7 @@ Proof.
     - split; [exact One|]. unfold scheduled in S. rewrite grouped in S. fold ms in S.
       destruct (chosen_by rd); try contradiction.
       + destruct S as (_ & -> & _). lia.
-      + destruct S as (-> & _). rewrite firstn_length. lia.
+      + destruct S as ([S _] & _). pose proof (NoDup_incl_length N S) as X. rewrite firstn_length in X. fold ms in X. lia.
       + destruct S as (_ & -> & _). lia.
     - unfold scheduled in S. rewrite grouped in S. fold ms in S.
       assert (Due : overdue cfg st aging <-> Scheduling.overdue aging (view st)).
@@ -176,7 +176,7 @@ Proof.
       + destruct S as (_ & _ & Nd & K). apply by_key; [rewrite <- Due; exact Nd|].
         intros t u T U. rewrite Forall_forall in K. specialize (K t T). rewrite Forall_forall in K.
         destruct (K u U) as [E F]. congruence.
-      + destruct S as (E & Nd & _). apply by_order; [rewrite <- Due; exact Nd|]. rewrite tickets_view. exact E.
+      + destruct S as ([E _] & Nd & _). apply by_order; [rewrite <- Due; exact Nd|]. rewrite tickets_view. exact E.
       + destruct S as (_ & L & D & F). apply by_age; [apply Due; exact D|cbn; unfold entries; rewrite map_length; exact L|].
         intros [e we] [u wu] E U Em Um. cbn in *. apply in_map_iff in E as (e' & E1 & _), U as (u' & U1 & U2).
         injection E1 as -> <-. injection U1 as -> <-.
