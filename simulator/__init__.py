@@ -16,7 +16,7 @@ _HOMES = {
     "sweep": "sweeps",
     "attribute": "attribution",
     "validate": "validation",
-    "load_calibration": "calibration",
+    "build_sweep": "sweeps",
     "export_trace": "trace_export",
     "InputError": "errors",
 }

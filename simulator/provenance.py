@@ -12,6 +12,7 @@ from typing import Any
 from simulator.calibration import find_calibration
 from simulator.fields import Spec
 from simulator.scenario import Scenario
+from simulator.traces import DATA
 
 
 @lru_cache(maxsize=1)
@@ -64,4 +65,5 @@ def _path_of(spec: Spec) -> Any:
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else "missing"
+    found = next((p for p in (path, DATA / path) if p.is_file()), None)
+    return hashlib.sha256(found.read_bytes()).hexdigest()[:16] if found else "missing"

@@ -34,6 +34,7 @@ class Request:
         generated: tokens so far.
         runs: right proposals from each generated position on, see `simulator.acceptance`.
         slot: row of the K/V pool while it is in the window.
+        padded_len: tokens and pads after its last round; the published code groups by it.
         last_kept: tokens of its last round.
         last_round: round in which it last ran, or was admitted.
         on_finish: told when it finishes.
@@ -56,6 +57,7 @@ class Request:
         "longest_wait",
         "on_finish",
         "output_len",
+        "padded_len",
         "prompt_len",
         "replica",
         "rounds",
@@ -72,6 +74,7 @@ class Request:
         self.generated = self.last_kept = self.last_round = self.rounds = 0
         self.drafted = self.accepted = self.longest_wait = 0
         self.replica = self.slot = -1
+        self.padded_len = self.prompt_len
         self.admitted_s = self.first_token_s = self.finished_s = float("nan")
         self.on_finish: Callable[[], Any] | None = None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import simpy
 
-from refimpl.scheduling import RoundPlan, Scheduler, SchedulingOptions, make_scheduler
+from refimpl.scheduling import GroupedScheduler, RoundPlan, Scheduler, SchedulingOptions, make_scheduler
 from simulator.cost import CostModel, lognormal_factors
 from simulator.errors import require
 from simulator.movement import make_movement
@@ -17,6 +17,14 @@ from simulator.streams import Purpose, Streams
 
 NOISE_BLOCK = 4096
 SLOT = attrgetter("slot")
+
+
+class PaddedKeyScheduler(GroupedScheduler[Request]):
+    """Groups as the published code does: by padded length, which the rows of a round have in common after it."""
+
+    def group_key(self, sequence: Request) -> tuple[int, int]:
+        """Padded length, and whether there is a cache."""
+        return sequence.padded_len, int(sequence.rounds > 0)
 
 
 class Replica:
@@ -61,6 +69,9 @@ class Replica:
             estimate=self.seconds_per_token if switches.cost_aware else None,
         )
         name = "fifo" if lean_static else engine.scheduler
+        if name == "grouped" and switches.group_key == "padded_length":
+            window = engine.resolved_window_size
+            return PaddedKeyScheduler(engine.batch_size, window, engine.aging_bound, options=options)
         return make_scheduler(name, engine.batch_size, engine.resolved_window_size, engine.aging_bound, options=options)
 
     # --- requests come -------------------------------------------------------------------------------------------
@@ -136,8 +147,6 @@ class Replica:
             request.admitted_s, request.last_round = self.env.now, self.round_index
             request.slot = self.free_slots.pop()
             self.kv_tokens += request.prompt_len
-            if self.switches.group_key == "length_and_cached":
-                request.cache_state = 0
         return self._prefill_s(entered)
 
     def _prefill_s(self, rows: list[Request]) -> float:
@@ -210,6 +219,10 @@ class Replica:
         live = [row for row in members if not row.finished] if plan.mode == "static" else members
         drafted, accepted, kept = self._advance(live, k, plan.mode)
         self.movement.commit(live, k + 1)
+        if self.departs:
+            padded = max([row.seq_len for row in live])
+            for row in live:
+                row.padded_len = padded
         waiting = len(self.gate) + len(self.scheduler.pool.waiting)
         kv_tokens = self.kv_tokens + self.movement.working_tokens
         window = len(self.scheduler.pool.window)
@@ -224,7 +237,6 @@ class Replica:
         histogram, useless = self.log.accepted_histogram, 1 if self.switches.keep_bonus else 0
         now, index, row_log = self.env.now, self.round_index, self.log.rows
         minimum = self._minimum(live, k) if self.movement.commits_minimum else k + 1
-        by_lag = self.switches.group_key == "length_and_lag"
         all_drafted = all_accepted = all_kept = 0
         for at, row in enumerate(live):
             left, generated = row.left, row.generated
@@ -247,7 +259,7 @@ class Replica:
             row.seq_len += kept
             row.left = left - kept
             row.last_kept = kept
-            row.cache_state = (2 if kept > k else 1) if k and by_lag else 1 if not by_lag else row.cache_state + kept
+            row.cache_state = (2 if kept > k else 1) if k else row.cache_state + kept
             waited = index - row.last_round
             if waited > row.longest_wait:
                 row.longest_wait = waited

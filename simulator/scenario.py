@@ -192,7 +192,7 @@ class Switches:
         wait_for_rows, wait_at_most_s: hold an idle server until that many requests wait, or that long.
         keep_bonus: whether full acceptance yields k + 1 tokens; the published code yields k.
         draft_cache: whether the draft keeps its cache between rounds; the published code prefills it every round.
-        group_key: equal length and draft lag (engine), or equal length and whether a cache exists (published).
+        group_key: equal length and draft lag (engine), or equal padded length and whether a cache exists (published).
         discard_mixed_caches: a fallback of fresh and cached rows prefills them all anew (published code).
         copy_groups: an equal-length round still concatenates and splits its members' K/V (published code).
         realign_read_s: seconds of one host read of the published realignment, which makes (6 · B + 2) per layer.
@@ -212,7 +212,7 @@ class Switches:
     wait_at_most_s: float = number_field(NON_NEGATIVE, float("inf"))
     keep_bonus: bool = True
     draft_cache: bool = True
-    group_key: Literal["length_and_lag", "length_and_cached"] = "length_and_lag"
+    group_key: Literal["length_and_lag", "padded_length"] = "length_and_lag"
     discard_mixed_caches: bool = False
     copy_groups: bool = False
     realign_read_s: float = number_field(NON_NEGATIVE, 0.0)

@@ -13,6 +13,7 @@ import pandas as pd
 
 from simulator.errors import InputError, require
 
+DATA = Path(__file__).parent / "data"
 ENGINE_SCHEMA = "raggedspec.trace/1"
 HEADER_FIELDS = (
     "method", "layout", "scheduler", "batch_size", "window_size", "aging_bound", "num_speculative_tokens",
@@ -96,13 +97,15 @@ def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
 
 
 def read_engine_trace(path: str | Path) -> EngineTrace:
-    """Read a trace that ``python -m refimpl … --trace`` wrote.
+    """Read a trace that ``python -m refimpl … --trace`` wrote; what is not found is sought in the shipped data.
 
     Raises:
         InputError: no such file, another schema, or a missing field; names file, line and field.
     """
-    require(Path(path).is_file(), f"{path}: no such trace")
-    return _read_engine_trace(str(path), Path(path).stat().st_mtime_ns)
+    found = next((p for p in (Path(path), DATA / path) if p.is_file()), None)
+    if found is None:
+        raise InputError(f"{path}: no such trace")
+    return _read_engine_trace(str(found), found.stat().st_mtime_ns)
 
 
 def _parse(path: str, number: int, line: str) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+"""The committed data: complete, replayed without a difference, and the validation table as its command writes it."""
+
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+from nbclient import NotebookClient
+
+from simulator.calibration import available_calibrations, load_calibration
+from simulator.parity import check_parity
+from simulator.runner import simulate
+from simulator.scenario import LAYOUTS, SCHEDULERS, Scenario
+from simulator.traces import DATA, read_engine_trace
+from simulator.validation import validate
+
+TRACES = sorted((DATA / "validation").glob("*/*/*.ndjson.gz"))
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+PAIRS = [str(path.relative_to(DATA / "validation").parent) for path in (DATA / "validation").glob("*/*/meta.json")]
+
+
+def test_a_calibration_is_shipped_and_says_where_it_comes_from():
+    assert "cpu/tiny" in available_calibrations()
+    for name in available_calibrations():
+        assert load_calibration(name).meta["origin"] in ("measured", "published")
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name.removesuffix(".ndjson.gz"))
+def test_every_engine_trace_is_replayed_without_a_difference(path):
+    parity = check_parity(path)
+    assert parity.exact, parity.first_difference
+
+
+def test_the_traces_cover_every_scheduler_and_layout():
+    headers = [read_engine_trace(path).header for path in TRACES]
+    assert {header["scheduler"] for header in headers} == set(SCHEDULERS)
+    assert {header["layout"] for header in headers} == set(LAYOUTS)
+    modes = {mode for path in TRACES for mode in read_engine_trace(path).rows["mode"]}
+    assert modes == {"static", "fifo", "grouped", "fallback", "aged"}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_committed_validation_table_is_what_the_command_writes(name):
+    found = validate(name)
+    committed = pd.read_csv(DATA / "validation" / name / "validation.csv", index_col="run")
+    table = found.table.join(found.stages.add_suffix("_stage_error"))
+    assert list(committed.index) == list(table.index)
+    for column in committed.select_dtypes("number"):
+        assert np.allclose(committed[column], table[column].astype(float), rtol=1e-4, atol=1e-5, equal_nan=True), column
+    assert found.parity == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_every_method_runs_on_the_shipped_calibration(layout, scheduler):
+    made = Scenario().but(
+        engine={"layout": layout, "scheduler": scheduler, "batch_size": 4, "max_new_tokens": 40},
+        workload__prompt_tokens={"kind": "uniform", "low_tokens": 8, "high_tokens": 100},
+        study={"num_requests": 12},
+        cost={"kind": "table", "calibration": "cpu/tiny"},
+    )
+    results = simulate(made, 2)
+    assert results["completed"] == 12
+    assert "measured" in results.origin
+    assert results.extrapolated == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_ask_answer_and_run(path):
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook.cells[0].source.splitlines()[0].endswith("?")
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert all("def " not in source and len(source.splitlines()) <= 10 for source in code)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}}).execute()
+    assert notebook.cells[-1].outputs
