@@ -13,7 +13,7 @@ from scipy.special import betaincinv
 
 from simulator.errors import require
 from simulator.fields import Spec
-from simulator.scenario import ACCEPTANCE
+from simulator.kinds import ACCEPTANCE
 from simulator.streams import TILE_REQUESTS, Purpose, Streams
 from simulator.traces import read_engine_trace
 

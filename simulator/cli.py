@@ -189,117 +189,6 @@ def attribute(
 
 
 @app.command()
-def trace(
-    scenario: ScenarioPath = None,
-    out: Annotated[Path, typer.Option(help="Chrome-trace file to write")] = Path("trace.json"),
-    engine: Annotated[Path | None, typer.Option(help="convert this engine trace instead of simulating")] = None,
-    replication: Annotated[int, typer.Option(min=0, help="which replication")] = 0,
-    sets: Sets = None,
-    as_json: Json = False,
-) -> None:
-    """Write one replication, or an engine trace, for chrome://tracing or ui.perfetto.dev."""
-    from simulator.model import simulate_once
-    from simulator.trace_export import export_trace
-    from simulator.traces import read_engine_trace
-
-    source = (
-        read_engine_trace(engine)
-        if engine
-        else simulate_once(read_scenario(scenario, sets), replication, keep_rows=True)
-    )
-    count = export_trace(source, out)
-    print(f"{count} events in {out}")
-    if as_json:
-        print_json({"events": count, "path": str(out)})
-
-
-@app.command()
-def parity(
-    traces: Annotated[list[Path], typer.Argument(help="engine traces")],
-    as_json: Json = False,
-) -> None:
-    """Replay engine traces and compare every decision; exit code 1 when one differs."""
-    from dataclasses import asdict
-
-    import pandas as pd
-
-    from simulator.parity import check_parity
-
-    found = [check_parity(path) for path in traces]
-    table = pd.DataFrame([asdict(item) for item in found])
-    table["trace"] = [Path(item.trace).name for item in found]
-    show(table.drop(columns="first_difference"))
-    for item in found:
-        if not item.exact:
-            print(f"{item.trace}: {item.first_difference}")
-    share = sum(item.same_rows for item in found) / max(sum(item.rows for item in found), 1)
-    print(f"decision parity: {100 * share:.4g} % of {sum(item.rows for item in found)} row-rounds")
-    if as_json:
-        print_json({"exact": all(item.exact for item in found), "parity": share, "traces": [asdict(i) for i in found]})
-    if not all(item.exact for item in found):
-        raise typer.Exit(1)
-
-
-@app.command()
-def validate(
-    calibration: Annotated[str, typer.Option(help="device/pair")] = "cpu/tiny",
-    runs: Annotated[Path | None, typer.Option(help="folder of held-out traces; without it the shipped ones")] = None,
-    replications: Replications = 40,
-    write: Annotated[bool, typer.Option("--write", help="write validation.csv beside the traces")] = False,
-    as_json: Json = False,
-) -> None:
-    """Compare the simulator with engine runs that were held out from the calibration: signed errors per metric."""
-    from simulator.validation import DATA, write_table
-    from simulator.validation import validate as run_validate
-
-    found = run_validate(calibration, runs, replications=replications)
-    columns = ["speed", "measured_s", "scheduler_error", "cost_error", "acceptance_error", "makespan_error", "in_band"]
-    show(found.table[columns], 3)
-    print("signed error of each stage's seconds, with replayed acceptance (– where a stage is below 2 % of the run)")
-    show(found.stages, 3)
-    show(found.summary, 3)
-    print(
-        f"decision parity {100 * found.parity:.4g} % of row-rounds; 90 % bands cover {100 * found.coverage:.3g} % of "
-        f"{len(found.table)} runs; drift between passes {100 * found.drift_cv:.2g} % at reference speed, machine speed "
-        f"{found.table['speed'].min():.2f} … {found.table['speed'].max():.2f}"
-    )
-    if write:
-        path = (runs or DATA / calibration) / "validation.csv"
-        write_table(found, path)
-        print(f"written: {path.name}")
-    if as_json:
-        print_json(
-            {"parity": found.parity, "coverage": found.coverage, "drift_cv": found.drift_cv}
-            | {"summary": found.summary.to_dict(orient="index"), "runs": found.table.to_dict(orient="index")}
-        )
-
-
-@app.command()
-def fit(
-    engine_trace: Annotated[Path, typer.Argument(help="engine trace")],
-    replications: Replications = 40,
-    as_json: Json = False,
-) -> None:
-    """Fit every acceptance model to an engine trace and check the mean and the raggedness of each."""
-    from simulator.acceptance_fit import fit_all
-    from simulator.traces import read_engine_trace
-
-    fits = fit_all(read_engine_trace(engine_trace), replications)
-    for name, found in fits.items():
-        values = {key: value for key, value in found.spec.values if key != "path"}
-        print(f"{name} {values}, log-likelihood {found.log_likelihood:.1f}")
-        show(found.table)
-    if as_json:
-        print_json(
-            {
-                name: {"spec": found.spec.as_mapping(), "log_likelihood": found.log_likelihood}
-                | {"statistics": found.table.to_dict(orient="index")}
-                for name, found in fits.items()
-            }
-        )
-
-
-@app.command()
 def bench(
     batch_size: Annotated[int, typer.Option(min=1, help="rows of a round")] = 4,
     repeats: Annotated[int, typer.Option(min=1, help="runs per window size; medians are printed")] = 5,
@@ -322,3 +211,6 @@ def bench(
                 "batch_size": batch_size,
             }
         )
+
+
+from simulator import cli_engine  # noqa: E402, F401 (its commands register themselves)

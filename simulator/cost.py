@@ -12,7 +12,8 @@ import numpy as np
 from simulator.calibration import COMPONENTS, Calibration, load_calibration
 from simulator.errors import require
 from simulator.fields import Spec
-from simulator.scenario import COST, Scenario
+from simulator.kinds import COST
+from simulator.scenario import Scenario
 from simulator.streams import Purpose, Streams
 
 Line = list[float]

@@ -13,13 +13,8 @@ from simulator.errors import InputError, require
 from simulator.fields import (
     COUNT,
     NON_NEGATIVE,
-    NUMBERS,
     POSITIVE,
-    PROBABILITIES,
-    PROBABILITY,
-    TEXT,
     WHOLE,
-    Kinds,
     Range,
     Spec,
     check_fields,
@@ -28,71 +23,7 @@ from simulator.fields import (
     spec_field,
     to_mapping,
 )
-
-LAYOUTS = ("realigned", "masked", "rollback", "inplace")
-SCHEDULERS = ("static", "fifo", "grouped")
-METHODS: dict[str, dict[str, Any]] = {
-    "autoregressive": {"layout": "inplace", "scheduler": "fifo", "batch_size": 1, "num_speculative_tokens": 0},
-    "speculative": {"layout": "inplace", "scheduler": "fifo", "batch_size": 1},
-    "rollback": {"layout": "rollback", "scheduler": "static"},
-    "masked": {"layout": "masked", "scheduler": "static"},
-    "eqspec": {"layout": "realigned", "scheduler": "static"},
-    "exspec": {"layout": "realigned", "scheduler": "grouped"},
-    "inplace": {"layout": "inplace", "scheduler": "fifo"},
-}
-
-LENGTHS: Kinds = {
-    "fixed": {"tokens": COUNT},
-    "uniform": {"low_tokens": COUNT, "high_tokens": COUNT},
-    "geometric": {"mean_tokens": Range(1, open_low=True)},
-    "lognormal": {"median_tokens": POSITIVE, "sigma": NON_NEGATIVE, "max_tokens": (COUNT, None)},
-    "values": {"tokens": NUMBERS},
-    "file": {"path": TEXT, "column": TEXT},
-    "spec_bench": {"path": TEXT, "characters_per_token": (POSITIVE, 4.0)},
-    "trace": {"path": TEXT},
-}
-ARRIVALS: Kinds = {
-    "fixed": {"interval_s": POSITIVE},
-    "poisson": {"rate_per_s": POSITIVE},
-    "gamma": {"rate_per_s": POSITIVE, "cv": POSITIVE},
-    "weibull": {"rate_per_s": POSITIVE, "shape": POSITIVE},
-    "on_off": {"rate_per_s": POSITIVE, "mean_on_s": POSITIVE, "mean_off_s": POSITIVE},
-    "sinusoidal": {"rate_per_s": POSITIVE, "amplitude": PROBABILITY, "period_s": POSITIVE},
-    "trace": {
-        "path": TEXT,
-        "format": (("auto", "plain", "azure", "burstgpt", "mooncake"), "auto"),
-        "speedup": (POSITIVE, 1.0),
-    },
-}
-ACCEPTANCE: Kinds = {
-    "iid": {"probability": PROBABILITY},
-    "profile": {"probabilities": PROBABILITIES},
-    "beta": {"a": POSITIVE, "b": POSITIVE},
-    "markov": {"probability": PROBABILITY, "correlation": PROBABILITY},
-    "bootstrap": {"path": TEXT},
-    "replay": {"path": TEXT},
-}
-COST: Kinds = {
-    "table": {"calibration": TEXT, "outside": (("refuse", "extrapolate"), "refuse")},
-    "linear": {
-        "verify_base_s": POSITIVE,
-        "verify_s_per_token": (NON_NEGATIVE, 0.0),
-        "draft_base_s": (NON_NEGATIVE, 0.0),
-        "draft_s_per_token": (NON_NEGATIVE, 0.0),
-        "context_s_per_token": (NON_NEGATIVE, 0.0),
-        "prefill_base_s": (NON_NEGATIVE, 0.0),
-        "prefill_s_per_token": (NON_NEGATIVE, 0.0),
-        "realign_base_s": (NON_NEGATIVE, 0.0),
-        "realign_s_per_row": (NON_NEGATIVE, 0.0),
-        "regroup_base_s": (NON_NEGATIVE, 0.0),
-        "move_bytes_per_s": (POSITIVE, float("inf")),
-        "kv_bytes_per_token": (NON_NEGATIVE, 0.0),
-        "host_base_s": (NON_NEGATIVE, 0.0),
-        "host_s_per_row": (NON_NEGATIVE, 0.0),
-        "noise_cv": (NON_NEGATIVE, 0.0),
-        "drift_cv": (NON_NEGATIVE, 0.0),
-    },
-}
+from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, LAYOUTS, LENGTHS, METHODS, SCHEDULERS
 
 
 @dataclass(frozen=True, slots=True)

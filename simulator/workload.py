@@ -14,7 +14,8 @@ from scipy.special import gammaincinv, ndtri
 
 from simulator.errors import require
 from simulator.fields import Spec
-from simulator.scenario import ARRIVALS, LENGTHS, Scenario
+from simulator.kinds import ARRIVALS, LENGTHS
+from simulator.scenario import Scenario
 from simulator.streams import REQUEST_BLOCK, Purpose, Streams
 from simulator.traces import read_engine_trace, read_service_trace
 

@@ -9,9 +9,10 @@ import pytest
 from nbclient import NotebookClient
 
 from simulator.calibration import available_calibrations, load_calibration
+from simulator.kinds import LAYOUTS, SCHEDULERS
 from simulator.parity import check_parity
 from simulator.runner import simulate
-from simulator.scenario import LAYOUTS, SCHEDULERS, Scenario
+from simulator.scenario import Scenario
 from simulator.traces import DATA, read_engine_trace
 from simulator.validation import validate
 
