@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from refimpl import kernels
-from refimpl.config import AcceptanceName, SamplingConfig
+from refimpl.config import AcceptanceName, DecodeConfig, SamplingConfig
 from refimpl.errors import InvariantViolation
-from refimpl.sampling import Purpose, RandomSource, RowKeys, probabilities
+from refimpl.sampling import Purpose, RandomSource, RowKeys, probabilities, uniform
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +246,43 @@ def require_mass(
         raise InvariantViolation("INV-12", statement, row=row, expected="mass > 0", found=found)
 
 
+class ForcedRule(GreedyRule):
+    """Accepts as many drafts as a given distribution says, whatever the target thinks of them. For timing only.
+
+    Args:
+        lengths: probability of 0, 1, … accepted drafts; a row's own limit caps the number drawn.
+    """
+
+    def __init__(self, sampling: SamplingConfig, source: RandomSource | None = None, lengths: tuple[float, ...] = (1,)):
+        super().__init__(sampling, source)
+        self.cumulative = torch.tensor(lengths, dtype=torch.float64).cumsum(dim=0)[:-1]
+
+    def decide(
+        self,
+        proposal: Proposal,
+        target_logits: Float[Tensor, "batch k1 vocab"],
+        keys: RowKeys,
+        position: Int[Tensor, "batch k1"],
+        limits: Int[Tensor, " batch"],
+    ) -> Decision:
+        """Draw a number per row, keyed like every random number, and let the target add its token after it."""
+        drawn = uniform(keys, position[:, :1], Purpose.FORCED) >= self.cumulative.to(position.device)
+        accepted = kernels.minimum(drawn.sum(dim=1), limits)
+        next_token = target_logits.argmax(dim=-1).gather(1, accepted[:, None])
+        padded = torch.cat([proposal.tokens, next_token], dim=1)
+        return Decision(accepted, padded.scatter(1, accepted[:, None], next_token))
+
+
 RULES: dict[AcceptanceName, type[AcceptanceRule]] = {
     "greedy": GreedyRule,
     "coupled": CoupledRule,
     "rejection": RejectionRule,
+    "forced": ForcedRule,
 }
+
+
+def make_rule(config: DecodeConfig, source: RandomSource | None = None) -> AcceptanceRule:
+    """The rule that a config asks for."""
+    if config.resolved_acceptance == "forced":
+        return ForcedRule(config.sampling, source, config.forced_lengths)
+    return RULES[config.resolved_acceptance](config.sampling, source)

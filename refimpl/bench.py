@@ -28,7 +28,10 @@ PLAIN, ASSISTED, BATCHED = "hf_generate", "hf_assisted", "autoregressive_batched
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """What every engine of a benchmark shares."""
+    """What every engine of a benchmark shares.
+
+    `forced_lengths` replaces natural acceptance: probabilities of 0 … k accepted drafts (see `refimpl.forced`).
+    """
 
     batch_sizes: tuple[int, ...] = (1, 8)
     methods: tuple[str, ...] = ("all",)
@@ -36,6 +39,7 @@ class BenchSettings:
     max_new_tokens: int = 48
     repeats: int = 3
     checks: str = "off"
+    forced_lengths: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ def _runners(
     runners: dict[str, Callable[[], Sample]] = {PLAIN: lambda: hf_generate(pair, prompts, batch_size, settings)}
     if batch_size == 1:
         runners[ASSISTED] = lambda: hf_generate(pair, prompts, 1, settings, assisted=True)
-    plain = replace(settings, num_speculative_tokens=0)
+    plain = replace(settings, num_speculative_tokens=0, forced_lengths=())
     runners[BATCHED] = lambda: run_method(pair, prompts, "inplace", batch_size, plain)
     for method in expand_methods(list(settings.methods)):
         if method != "speculative" or batch_size == 1:
@@ -168,6 +172,8 @@ def run_method(pair: Pair, prompts: list[list[int]], method: str, batch_size: in
         max_new_tokens=settings.max_new_tokens,
         stop_token_ids=(),
         checks=settings.checks,
+        acceptance="forced" if settings.forced_lengths else None,
+        forced_lengths=settings.forced_lengths,
     )
     stats = result.stats
     in_rounds = max(0.0, target.forward_s + draft.forward_s - stats.stage_s["prefill"])

@@ -10,7 +10,7 @@ from refimpl.errors import InputError
 
 LayoutName = Literal["realigned", "masked", "rollback", "inplace"]
 SchedulerName = Literal["static", "fifo", "grouped"]
-AcceptanceName = Literal["greedy", "rejection", "coupled"]
+AcceptanceName = Literal["greedy", "rejection", "coupled", "forced"]
 CheckLevel = Literal["off", "host", "device", "oracle"]
 
 LAYOUTS: tuple[str, ...] = get_args(LayoutName)
@@ -176,6 +176,8 @@ class DecodeConfig:
             ``"coupled"``. Greedy and coupled reproduce the autoregressive tokens. ``"rejection"`` reproduces their
             law: its tokens are the same for any batch, order, layout and schedule, with the exception of the
             rollback layout, where they depend on the batch because a row's rounds end with its neighbours'.
+        forced_lengths: probability of 0, 1, … accepted drafts under acceptance ``"forced"``, for which both models
+            do their full work. For timing only: its output is not the target's.
         sampling: shape of the distribution.
         stop_token_ids: replaces the pair's stop tokens; may be empty.
         stop_strings: texts that end a generation.
@@ -191,6 +193,7 @@ class DecodeConfig:
     window_size: int | None = None
     aging_bound: float | None = None
     acceptance: AcceptanceName | None = None
+    forced_lengths: tuple[float, ...] = ()
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     stop_token_ids: Seq[int] | None = None
     stop_strings: Seq[str] = ()
@@ -220,6 +223,14 @@ class DecodeConfig:
             ("checks", self.checks, CHECK_LEVELS),
         ):
             _require(value is None or value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
+        _require(
+            (self.acceptance == "forced") == bool(self.forced_lengths),
+            "acceptance 'forced' and forced_lengths go together",
+        )
+        _require(
+            not self.forced_lengths or (min(self.forced_lengths) >= 0 and abs(sum(self.forced_lengths) - 1) < 1e-6),
+            f"forced_lengths must be probabilities that sum to 1, not {self.forced_lengths}",
+        )
         _require(
             self.acceptance != "greedy" or self.sampling.greedy,
             f"acceptance 'greedy' needs temperature 0, not {self.sampling.temperature}",

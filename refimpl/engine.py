@@ -6,7 +6,7 @@ from operator import attrgetter
 
 import torch
 
-from refimpl.acceptance import RULES
+from refimpl.acceptance import make_rule
 from refimpl.config import CheckLevel, DecodeConfig
 from refimpl.invariants import Checker
 from refimpl.kvstore import RowState
@@ -51,7 +51,7 @@ class Engine:
         self.context = RoundContext(
             target=CachedModel(pair.target, self._make_layout(pair.target), "target"),
             draft=CachedModel(pair.draft, self._make_layout(pair.draft), "draft"),
-            rule=RULES[config.resolved_acceptance](config.sampling, source),
+            rule=make_rule(config, source),
             checker=self.checker,
             timer=self.timer,
             vocab_size=pair.vocab_size,

@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     DRAFT = 2
     ACCEPT = 3
     NEXT = 4
+    FORCED = 5
 
 
 @dataclass(frozen=True, slots=True)

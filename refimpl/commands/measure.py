@@ -1,6 +1,7 @@
 """`bench` and `calibrate`: time the methods against what a user would pick instead, and what their stages cost."""
 
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,31 +47,47 @@ def bench(
     num_speculative_tokens: DraftTokensOption = 5,
     max_new_tokens: MaxNewOption = 48,
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs after a warm-up.")] = 3,
+    acceptance: Annotated[str, typer.Option(help="natural, or forced: iid:A, rate:R, trace:FILE.")] = "natural",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Random prompts of this length for --random-weights.")] = 64,
+    seed: SeedOption = 0,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
+    random_weights: RandomOption = False,
     json_: JsonOption = False,
     output: ReportOption = None,
 ) -> None:
     """Time every method against plain and assisted generation of transformers, interleaved, on the bundled prompts."""
     from refimpl.bench import BenchSettings, as_rows, run_bench
-    from refimpl.requests import encode
+    from refimpl.forced import parse_forced
 
     check_report(output)
+    forced = () if acceptance == "natural" else parse_forced(acceptance.removeprefix("forced:"), num_speculative_tokens)
     settings = BenchSettings(
         batch_sizes=tuple(parse_sizes(batch_sizes)),
         methods=tuple(methods.split(",")),
         num_speculative_tokens=num_speculative_tokens,
         max_new_tokens=max_new_tokens,
         repeats=repeats,
+        forced_lengths=forced,
     )
-    models = load(pair, target, draft, device, dtype, False)
-    ids = [encode(models, text, i) for i, text in enumerate(prompts_from(None, "first", limit))]
+    models = load(pair, target, draft, device, dtype, random_weights)
+    ids = prompt_ids(models, limit or 32, prompt_tokens, seed)
     with progress_bars() as bars:
         rows = as_rows(run_bench(models, ids, settings, bars))
     _print_bench_table(rows)
     report = write_report(output, {"rows": rows}, models.device)
     if json_:
         print(json.dumps(report))
+
+
+def prompt_ids(pair: Any, limit: int, prompt_tokens: int, seed: int) -> list[list[int]]:
+    """The bundled prompts as token ids; random ids for a pair without tokenizer."""
+    from refimpl.requests import encode
+
+    if pair.tokenizer is not None:
+        return [encode(pair, text, i) for i, text in enumerate(prompts_from(None, "first", limit))]
+    rng = random.Random(seed)
+    return [[rng.randrange(pair.vocab_size) for _ in range(prompt_tokens)] for _ in range(limit)]
 
 
 def _print_bench_table(rows: list[dict[str, Any]]) -> None:
