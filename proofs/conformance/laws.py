@@ -255,7 +255,7 @@ def check_faults() -> list[Verdict]:
             zoo.FAULTS[name].injected(),
             patch.object(zoo.state_faults, "probabilities", lambda logits, config: logits),
         ):
-            verdicts.append(off_law(f"zoo: {name}", method, LONG_SHAPE[1]))
+            verdicts.append(off_law(f"zoo: {name}", method, SHAPES["ragged prompts, k = 1, one stop token"]))
     return verdicts
 
 

@@ -167,7 +167,7 @@ def configurations() -> Iterator[tuple[int, spec.Rules, int, bool]]:
     for policy in ("static", "fifo"):
         yield from ((size, spec.Rules(policy, 2, 2), 4, size <= 3) for size in (1, 3, 4))
         yield 5, spec.Rules(policy, 2, 2), 3, False
-    for aging in (0, 1, 2, math.inf):
+    for aging in (1, 0, 2, math.inf):
         yield 3, spec.Rules("grouped", 1, 3, aging), 4, True
         yield 4, spec.Rules("grouped", 2, 3, aging), 4, False
         yield 4, spec.Rules("grouped", 3, 4, aging), 3, False
