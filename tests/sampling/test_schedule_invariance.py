@@ -27,7 +27,7 @@ RULES = {
 
 
 def by_id(acceptance: str, requests=REQUESTS, **how) -> dict[int | None, list[int]]:
-    result = generate(PAIR, requests, acceptance=acceptance, **RULES[acceptance], **how)
+    result = generate(PAIR, requests, acceptance=acceptance, checks="host", **RULES[acceptance], **how)
     return {r.sequence_id: s.token_ids for r, s in zip(requests, result.sequences, strict=True)}
 
 

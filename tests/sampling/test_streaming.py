@@ -4,7 +4,7 @@ import pytest
 
 from refimpl import InputError, generate, stream
 
-SETTINGS = {"temperature": 0.9, "top_p": 0.95, "max_new_tokens": 10, "batch_size": 3, "checks": "oracle"}
+SETTINGS = {"temperature": 0.9, "top_p": 0.95, "max_new_tokens": 10, "batch_size": 3, "checks": "host"}
 PROMPTS = [[1], [2, 3], [4, 5, 6], [7], [8, 9, 10, 11], [12, 13]]
 METHODS = ["eqspec", "exspec", "masked", "rollback", "inplace", "speculative"]
 

@@ -91,7 +91,7 @@ def test_coupled_noise_draws_the_target_law():
 def test_the_whole_engine_draws_the_target_law(method):
     result = generate(
         PAIR,
-        [[0]] * (400 if method == "autoregressive" else 1500),
+        [[0]] * (400 if method == "autoregressive" else 1000),
         method=method,
         batch_size=64,
         acceptance="rejection",

@@ -1,5 +1,7 @@
 """Rejection rules as they are got wrong in the wild: every law test must find each of them out."""
 
+from unittest.mock import patch
+
 import torch
 
 from refimpl import acceptance, kernels
@@ -12,7 +14,7 @@ class ResidualNotTaken(RejectionRule):
     """Draws from p after a rejection."""
 
     def decide(self, proposal, target_logits, keys, position, limits):
-        with _patched(acceptance, "next_weights", lambda target, draft, accepted, limits: _at(target, accepted)):
+        with patch.object(acceptance, "next_weights", lambda target, draft, accepted, limits: _at(target, accepted)):
             return super().decide(proposal, target_logits, keys, position, limits)
 
 
@@ -20,7 +22,7 @@ class ResidualNotRenormalised(RejectionRule):
     """Inverts the distribution function of p − q, not divided by its mass: the last possible token gets the rest."""
 
     def decide(self, proposal, target_logits, keys, position, limits):
-        with _patched(acceptance, "next_weights", _leaky_weights):
+        with patch.object(acceptance, "next_weights", _leaky_weights):
             return super().decide(proposal, target_logits, keys, position, limits)
 
 
@@ -108,15 +110,3 @@ def _leaky_weights(target, draft, accepted, limits):
     last = torch.where(p > 0, torch.arange(p.shape[-1]), -1).amax(dim=-1, keepdim=True)
     residual.scatter_add_(1, last, 1 - residual.sum(dim=-1, keepdim=True))
     return torch.where((accepted < limits)[:, None], residual, p)
-
-
-class _patched:  # noqa: N801 (used like a function)
-    def __init__(self, module, name, value):
-        self.module, self.name, self.value = module, name, value
-
-    def __enter__(self):
-        self.previous = getattr(self.module, self.name)
-        setattr(self.module, self.name, self.value)
-
-    def __exit__(self, *_):
-        setattr(self.module, self.name, self.previous)
