@@ -40,6 +40,8 @@ PREFILL_LENS = (2, 24, 64, 176)
 ROUNDS, WARM_ROUNDS = 6, 1
 MEAN_GROWTH = 8  # tokens that a row has grown by, on average, over the timed rounds
 CHECKS = "host"
+INTERRUPTION = 10  # times the median of its point
+ATTEMPTS = 3
 POINT_COLUMNS = (
     "component", "layout", "batch_size", "tokens_per_row", "width_tokens", "repeats",
     "mean_s", "median_s", "p10_s", "p90_s",
@@ -140,9 +142,9 @@ class Reference:
         self.model, self.seconds = target.model, list[float]()
 
     @property
-    def mean_ms(self) -> float:
-        """Mean milliseconds of the pass."""
-        return 1e3 * statistics.mean(self.seconds)
+    def mean_s(self) -> float:
+        """Mean seconds of the pass, interruptions left out."""
+        return statistics.mean(uninterrupted(self.seconds))
 
     @torch.inference_mode()
     def time(self) -> float:
@@ -195,7 +197,7 @@ class Calibrator:
                 points.append((key, record.stage_s["prefill_s"]))
             elif index >= WARM_ROUNDS:
                 points += round_points(cell, cell.variant, record)
-        reference_s = statistics.mean(speed)
+        reference_s = statistics.mean(uninterrupted(speed))
         for key, seconds in points:
             yield key, seconds / reference_s
 
@@ -221,8 +223,14 @@ class Calibrator:
 
     def lines(self) -> list[dict[str, Any]]:
         """One line per point, as points.csv holds it."""
-        reference_s = statistics.mean(self.reference.seconds)
-        return [_line(key, [x * reference_s for x in values]) for key, values in sorted(self.seconds.items())]
+        reference_s = self.reference.mean_s
+        kept = {key: uninterrupted(values) for key, values in sorted(self.seconds.items())}
+        return [_line(key, [x * reference_s for x in values]) for key, values in kept.items()]
+
+    @property
+    def num_interrupted(self) -> int:
+        """Executions that are left out."""
+        return sum(len(values) - len(uninterrupted(values)) for values in self.seconds.values())
 
     def drift(self) -> tuple[float, dict[str, float]]:
         """Relative standard deviation of a pass at reference speed, and standard error of each component's share."""
@@ -233,6 +241,12 @@ class Calibrator:
             shares = [components.get(name, 0.0) / total for components, total in zip(self.pass_s, totals, strict=True)]
             cv[name] = statistics.stdev(shares) / statistics.mean(shares) / len(shares) ** 0.5
         return statistics.stdev(totals) / mean, cv
+
+
+def uninterrupted(values: list[float]) -> list[float]:
+    """Leave out executions during which the process was stopped or the machine was elsewhere."""
+    limit = INTERRUPTION * statistics.median(values)
+    return [value for value in values if value <= limit]
 
 
 def round_points(cell: Cell, variant: Variant, record: RoundRecord) -> Iterator[tuple[Key, float]]:
@@ -286,9 +300,25 @@ def run_study(
         "max_new_tokens": config.max_new_tokens, "num_sequences": len(engine.sequences),
         "prompt_lens": [s.prompt_len for s in engine.sequences], "device": str(pair.device), "pair": pair.name,
         "dtype": str(pair.dtype).removeprefix("torch."), "checks": CHECKS, "seed": seed,
-        "compaction_threshold": config.compaction_threshold, "reference_s": statistics.mean(speed),
+        "compaction_threshold": config.compaction_threshold, "reference_s": statistics.mean(uninterrupted(speed)),
     }  # fmt: skip
     return header, records
+
+
+def run_whole(
+    pair: Pair, texts: list[Prompt], study: HeldOut, seed: int, reference: Reference
+) -> tuple[dict[str, Any], list[RoundRecord]]:
+    """Run a study until no round of it was interrupted.
+
+    Raises:
+        InputError: the machine interrupts every attempt.
+    """
+    for _ in range(ATTEMPTS):
+        header, records = run_study(pair, texts, study, seed, reference)
+        seconds = [r.stage_s["round_s"] - r.stage_s["prefill_s"] for r in records]
+        if len(uninterrupted(seconds)) == len(seconds):
+            return header, records
+    raise InputError(f"held-out run {study.name} was interrupted {ATTEMPTS} times: calibrate on a quieter machine")
 
 
 def write_study(path: Path, header: dict[str, Any], records: list[RoundRecord]) -> None:
@@ -339,10 +369,10 @@ def calibrate(
     write_study(runs / "fit" / f"{FIT.name}.ndjson.gz", *run_study(pair, calibrator.fit_texts, FIT, seed, reference))
     for index in range(passes):
         calibrator.run_pass(cells)
-        print(f"pass {index + 1}/{passes}: reference {reference.mean_ms:.2f} ms so far", file=sys.stderr)
+        print(f"pass {index + 1}/{passes}: reference {1e3 * reference.mean_s:.2f} ms so far", file=sys.stderr)
         for order in range(index, len(studies), passes):
             study, study_seed = studies[order]
-            header, records = run_study(pair, calibrator.held_out_texts, study, study_seed, reference)
+            header, records = run_whole(pair, calibrator.held_out_texts, study, study_seed, reference)
             write_study(runs / f"{study.name}.ndjson.gz", header | {"order": index}, records)
     meta = _meta(calibrator, pair_name, passes, seed, command)
     _write(out / "calibration" / device / pair_name, calibrator.lines(), meta)
@@ -371,6 +401,7 @@ def _write_json(path: Path, data: dict[str, Any]) -> None:
 
 def _meta(calibrator: Calibrator, pair_name: str, passes: int, seed: int, command: str) -> dict[str, Any]:
     drift_cv, component_cv = calibrator.drift()
+    speeds = uninterrupted(calibrator.reference.seconds)
     pair = calibrator.pair
     return {
         "schema": "raggedspec.calibration/1",
@@ -391,8 +422,9 @@ def _meta(calibrator: Calibrator, pair_name: str, passes: int, seed: int, comman
         "component_cv": component_cv,
         "kv_bytes_per_token": calibrator.kv_bytes,
         "num_layers": calibrator.num_layers,
-        "reference_s": statistics.mean(calibrator.reference.seconds),
-        "reference_cv": statistics.stdev(calibrator.reference.seconds) / statistics.mean(calibrator.reference.seconds),
+        "reference_s": calibrator.reference.mean_s,
+        "reference_cv": statistics.stdev(speeds) / statistics.mean(speeds),
+        "interrupted": calibrator.num_interrupted,
     }
 
 
