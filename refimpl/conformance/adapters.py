@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from refimpl.config import Request, SamplingConfig
-from refimpl.conformance.protocol import EngineSettings, NotSupported
+from refimpl.config import Request
+from refimpl.conformance.protocol import EngineFailure, EngineSettings, NotSupported
 from refimpl.conformance.table_model import VOCAB_SIZE, table_pair
 from refimpl.generation import generate
 from refimpl.model import HuggingFaceLM, Pair
@@ -17,13 +17,15 @@ from refimpl.pairs.loading import load_pair, random_pair
 
 
 class MethodEngine:
-    """One of our methods on a pair."""
+    """One of our methods on a pair; `settings` are further fields of DecodeConfig.
 
-    supports = frozenset({"keyed_sampling", "sampling"})
+    Under the rejection rule, samples keep the reference's law but are not its very tokens.
+    """
 
-    def __init__(self, method: str, pair: Pair, *, checks: str = "oracle", **settings: Any):
+    def __init__(self, method: str, pair: Pair, *, checks: str = "oracle", rejection: bool = False, **settings: Any):
         self.method, self.pair, self.checks, self.settings = method, pair, checks, settings
-        self.vocab_size = pair.vocab_size
+        self.vocab_size, self.rejection = pair.vocab_size, rejection
+        self.supports = frozenset({"sampling"} if rejection else {"sampling", "keyed_sampling"})
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
         """Run the method with the checks on: a broken invariant is an engine failure."""
@@ -34,6 +36,7 @@ class MethodEngine:
         return self._decode("autoregressive", prompts, settings)
 
     def _decode(self, method: str, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+        sampled: dict[str, Any] = {"acceptance": "rejection"} if self.rejection and settings.temperature else {}
         result = generate(
             self.pair,
             [Request(tuple(prompt)) for prompt in prompts],
@@ -42,10 +45,14 @@ class MethodEngine:
             num_speculative_tokens=settings.num_speculative_tokens,
             max_new_tokens=settings.max_new_tokens,
             stop_token_ids=settings.stop_token_ids,
-            sampling=SamplingConfig(settings.temperature, seed=settings.seed),
+            temperature=settings.temperature,
+            seed=settings.seed,
             checks=self.checks,
             **self.settings,
+            **sampled,
         )
+        if any(row.accepted > row.drafted for record in result.rounds for row in record.rows):
+            raise EngineFailure("a row accepted more drafts than it could use")
         return [s.token_ids for s in result.sequences]
 
 
@@ -62,6 +69,11 @@ def _rates() -> list[float]:
 def method(name: str = "inplace") -> MethodEngine:
     """Test one of our methods on the integer model; `name` is a method or ``layout+scheduler``."""
     return MethodEngine(name, table_pair(mixed_script()))
+
+
+def rejection(name: str = "inplace") -> MethodEngine:
+    """Test one of our methods on the integer model, sampling under the rejection rule."""
+    return MethodEngine(name, table_pair(mixed_script()), checks="device", rejection=True)
 
 
 def method_on_tiny(name: str = "inplace") -> MethodEngine:

@@ -7,7 +7,8 @@ import torch
 import typer
 
 from refimpl.conformance.command_engine import CommandEngine
-from refimpl.conformance.kit import check_engine
+from refimpl.conformance.engine_cases import ENGINE_PROPERTIES
+from refimpl.conformance.kit import check_engine, known_properties
 from refimpl.conformance.protocol import EngineFailure, EngineUnderTest, load_engine
 from refimpl.conformance.report import show, write_json
 from refimpl.errors import InputError
@@ -20,29 +21,45 @@ def conformance(
     max_examples: Annotated[int, typer.Option(min=1, help="cases per property")] = 20,
     timeout_s: Annotated[float, typer.Option(min=0.01, help="seconds a server may take for an answer")] = 60.0,
     fail_fast: Annotated[bool, typer.Option(help="stop after the first property that fails")] = False,
+    properties: Annotated[str | None, typer.Option(help="names, separated by commas; all by default")] = None,
     output: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
 ) -> None:
     """Test any engine's batch speculative decoding against autoregressive decoding."""
     torch.set_num_threads(1)
     try:
-        passed = run(engine, command, max_examples, timeout_s, fail_fast, output)
+        chosen = known_properties(properties.split(",") if properties else ENGINE_PROPERTIES)
+        if output is not None:
+            check_writable(output)
+        subject = open_engine(engine, command, timeout_s)
+        passed = run(subject, engine or command or "", output, max_examples, chosen, fail_fast)
     except (InputError, EngineFailure) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(0 if passed else 1)
 
 
-def run(
-    engine: str | None, command: str | None, max_examples: int, timeout_s: float, fail_fast: bool, output: Path | None
-) -> bool:
-    """Test the engine named by either option; show and write the report; say whether it passed."""
+def open_engine(engine: str | None, command: str | None, timeout_s: float) -> EngineUnderTest:
+    """Make the engine that one of the two options names.
+
+    Raises:
+        InputError: none or both are given, or there is no such engine.
+    """
     if (engine is None) == (command is None):
         raise InputError("give either --engine module:factory or --command 'a server'")
-    if output is not None:
-        check_writable(output)
-    subject: EngineUnderTest = load_engine(engine) if engine else CommandEngine(command or "", timeout_s)
+    return load_engine(engine) if engine else CommandEngine(command or "", timeout_s)
+
+
+def run(
+    subject: EngineUnderTest,
+    name: str,
+    output: Path | None,
+    max_examples: int,
+    properties: list[str],
+    fail_fast: bool,
+) -> bool:
+    """Test the engine, show and write the report; say whether it passed."""
     try:
-        report = check_engine(subject, name=engine or command or "", max_examples=max_examples, fail_fast=fail_fast)
+        report = check_engine(subject, name=name, max_examples=max_examples, properties=properties, fail_fast=fail_fast)
     finally:
         if isinstance(subject, CommandEngine):
             subject.close()

@@ -1,9 +1,11 @@
 """Cases for engines that are not ours, and what must hold for each."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import scipy.stats
 from hypothesis import strategies as st
 
 from refimpl.conformance.protocol import (
@@ -16,6 +18,9 @@ from refimpl.conformance.protocol import (
 )
 from refimpl.conformance.story import first_difference
 from refimpl.conformance.strategies import ragged_prompts
+
+LAW_SAMPLES, LAW_TOKENS, LAW_BATCH = 1024, 3, 64
+LAW_FALSE_ALARM_RATE = 1e-6
 
 Prompts = tuple[tuple[int, ...], ...]
 
@@ -176,9 +181,8 @@ def batch_size_does_not_matter(subject: Subject, case: EngineCase) -> None:
 def draft_length_does_not_matter(subject: Subject, case: EngineCase) -> None:
     """One draft a round, or several."""
     one = subject.run(case.prompts, replace(case.settings, num_speculative_tokens=1))
-    require_equal(
-        case, subject.run(case.prompts, case.settings), one, f"k = {case.num_speculative_tokens} and 1 differ"
-    )
+    found = subject.run(case.prompts, case.settings)
+    require_equal(case, found, one, f"k = {case.num_speculative_tokens} and 1 differ")
 
 
 def larger_budget_extends(subject: Subject, case: EngineCase) -> None:
@@ -204,6 +208,32 @@ def samples_are_keyed(subject: Subject, case: EngineCase) -> None:
     require_equal(case, found, subject.reference(case.prompts, settings), "not the autoregressive sample")
 
 
+def samples_follow_the_law(subject: Subject, case: EngineCase) -> None:
+    """At temperature 1 many continuations of one prompt are distributed as the reference's (one fixed test)."""
+    if "sampling" not in subject.engine.supports:
+        raise NotSupported("sampling")
+    settings = EngineSettings(LAW_TOKENS, LAW_BATCH, 2, temperature=1.0, seed=1)
+    prompts = [[4, 1]] * LAW_SAMPLES
+    found = Counter(tuple(tokens) for tokens in subject.run(prompts, settings))
+    reference = getattr(subject.engine, "reference", None) or subject.engine
+    plain = replace(settings, num_speculative_tokens=0, seed=2)
+    wanted = Counter(tuple(tokens) for tokens in _guarded(reference, prompts, plain, subject.engine.vocab_size))
+    p_value = two_sample_p_value(found, wanted)
+    if p_value < LAW_FALSE_ALARM_RATE:
+        reason = f"{LAW_SAMPLES} continuations of [4, 1] are not distributed as the reference's (p = {p_value:.1e})"
+        raise CaseFailure(EngineCase(((4, 1),), LAW_TOKENS, LAW_BATCH, 2), reason)
+
+
+def two_sample_p_value(first: Counter, second: Counter) -> float:
+    """Pearson's chi-squared test that two equally large samples have one law; rare outcomes are pooled."""
+    common = [key for key, n in (first + second).items() if n >= 20]
+    table = [[sample[key] for key in common] for sample in (first, second)]
+    rest = [sample.total() - sum(row) for sample, row in zip((first, second), table, strict=True)]
+    if sum(rest) >= 20:
+        table = [[*row, n] for row, n in zip(table, rest, strict=True)]
+    return float(scipy.stats.chi2_contingency(table).pvalue) if len(table[0]) > 1 else 1.0
+
+
 Property = Callable[[Subject, EngineCase], None]
 ENGINE_PROPERTIES: dict[str, Property] = {
     p.__name__: p
@@ -218,6 +248,8 @@ ENGINE_PROPERTIES: dict[str, Property] = {
         larger_budget_extends,
         runs_repeat,
         samples_are_keyed,
+        samples_follow_the_law,
     )
 }
+ONCE = {"samples_follow_the_law"}  # one fixed case; the others are searched
 __all__ = ["ENGINE_PROPERTIES", "CaseFailure", "EngineCase", "EngineTimeout", "Subject", "engine_cases"]

@@ -1,4 +1,4 @@
-"""A complete server for ``--command``: reads requests, writes answers. ``python -m refimpl.conformance.example_server``.
+"""A complete server: ``--command "python -m refimpl.conformance.example_server"``.
 
 Replace `decode` by a call of your engine; nothing else is needed.
 """

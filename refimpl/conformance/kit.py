@@ -8,8 +8,9 @@ from typing import Any, Literal
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Flaky
 
-from refimpl.conformance.engine_cases import ENGINE_PROPERTIES, CaseFailure, EngineCase, Subject, engine_cases
+from refimpl.conformance.engine_cases import ENGINE_PROPERTIES, ONCE, CaseFailure, EngineCase, Subject, engine_cases
 from refimpl.conformance.protocol import EngineFailure, EngineSettings, EngineTimeout, EngineUnderTest, NotSupported
+from refimpl.errors import InputError
 
 Status = Literal["pass", "fail", "not supported", "not run"]
 SPREADS = (0, 2, 6, 12)  # tokens between the shortest and the longest prompt of a batch
@@ -91,6 +92,8 @@ def check_engine(
     max_examples: int = 20,
     properties: Iterable[str] = ENGINE_PROPERTIES,
     fail_fast: bool = False,
+    shrink: bool = True,
+    raggedness: bool = True,
 ) -> Report:
     """Test an engine.
 
@@ -100,39 +103,70 @@ def check_engine(
         max_examples: cases per property, beside those that shrinking takes.
         properties: names among `ENGINE_PROPERTIES`.
         fail_fast: run no further property after the first failure.
+        shrink: look for the smallest failing case; otherwise the first one found is reported.
+        raggedness: measure wrong rows by spread of prompt lengths.
+
+    Raises:
+        InputError: an unknown property.
     """
-    subject, verdicts = Subject(engine), []
+    wanted_properties = known_properties(properties)
+    subject = Subject(engine)
+    verdicts: list[Verdict] = []
     dead: EngineTimeout | None = None
-    for wanted in properties:
+    for wanted in wanted_properties:
         if dead or (fail_fast and any(v.status == "fail" for v in verdicts)):
             verdicts.append(Verdict(wanted, "not run", str(dead or "after a failure")))
             continue
         try:
-            verdicts.append(check_property(subject, wanted, max_examples))
+            verdicts.append(check_property(subject, wanted, max_examples, shrink))
         except _Hung as hung:
             dead = hung.timeout
-            verdicts.append(Verdict(wanted, "fail", str(dead), hung.case))
-    failed = any(v.status == "fail" for v in verdicts)
-    profile = Raggedness() if dead or (fail_fast and failed) else measure_raggedness(subject)
+            verdicts.append(hung.verdict(wanted))
+    skip = dead or not raggedness or (fail_fast and any(v.status == "fail" for v in verdicts))
+    profile = Raggedness() if skip else measure_raggedness(subject)
     return Report(name, tuple(verdicts), profile, subject.calls)
+
+
+def known_properties(names: Iterable[str]) -> list[str]:
+    """Return the names if all of them are properties.
+
+    Raises:
+        InputError: one is not; the message lists what exists.
+    """
+    chosen = list(names)
+    unknown = [name for name in chosen if name not in ENGINE_PROPERTIES]
+    if unknown:
+        raise InputError(f"unknown property {unknown[0]!r}: choose {', '.join(ENGINE_PROPERTIES)}")
+    return chosen
 
 
 class _Hung(BaseException):
     def __init__(self, case: EngineCase, timeout: EngineTimeout):
         self.case, self.timeout = case, timeout
 
+    def verdict(self, name: str) -> Verdict:
+        return Verdict(name, "fail", str(self.timeout), self.case)
 
-def check_property(subject: Subject, name: str, max_examples: int) -> Verdict:
+
+def check_property_or_hang(subject: Subject, name: str, max_examples: int) -> Verdict:
+    """Like `check_property`; an engine that does not answer in time is a failure like others."""
+    try:
+        return check_property(subject, name, max_examples)
+    except _Hung as hung:
+        return hung.verdict(name)
+
+
+def check_property(subject: Subject, name: str, max_examples: int, shrink: bool = True) -> Verdict:
     """Search for a case that breaks one property and shrink it."""
     refused: list[str] = []
     answered = 0
 
     @settings(
-        max_examples=max_examples,
+        max_examples=1 if name in ONCE else max_examples,
         deadline=None,
         database=None,
         derandomize=True,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate, Phase.shrink] if shrink and name not in ONCE else [Phase.generate],
         suppress_health_check=list(HealthCheck),
         print_blob=False,
         report_multiple_bugs=False,

@@ -13,7 +13,14 @@ class FaultyEngine(MethodEngine):
 
     def __init__(self, fault: Fault, *, checks: str = "oracle"):
         scheduler = "fifo" if "fifo" in fault.schedulers else fault.schedulers[0]
-        super().__init__(f"{fault.layouts[0]}+{scheduler}", table_pair(mixed_script()), checks=checks)
+        settings = {name: value for name, value in fault.settings.items() if name in ("top_k", "aging_bound")}
+        super().__init__(
+            f"{fault.layouts[0]}+{scheduler}",
+            table_pair(mixed_script()),
+            checks=checks,
+            rejection=fault.settings.get("acceptance") == "rejection",
+            **settings,
+        )
         self.fault = fault
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
