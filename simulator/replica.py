@@ -203,7 +203,7 @@ class Replica:
             return 0.0
         if switches.copy_groups and mode == "grouped" and realign_s == 0:
             realign_s = self.cost.line("regroup", rows, 0)[width]
-        if realign_s > 0 and switches.realign_read_s:
+        if realign_s > 0 and mode != "grouped":  # rows of equal length need no realignment
             realign_s += (6 * rows + 2) * switches.realign_layers * switches.realign_read_s
         return realign_s
 

@@ -242,6 +242,19 @@ def test_scheduling_switches_change_decisions_not_tokens(name):
         assert b["grouping_rate"] > a["grouping_rate"]
 
 
+def test_host_reads_are_paid_by_realignment_not_by_groups():
+    base = scenario(
+        engine__scheduler="grouped", engine__window_size=24, workload__prompt_tokens={"kind": "fixed", "tokens": 9}
+    )
+    quiet = base.but(noise=False)
+    rounds, dear = (simulate(s, 1).frame("rounds") for s in (quiet, quiet.but(switches__realign_read_s=1e-3)))
+    reads_s = (6 * rounds["rows"] + 2) * 32 * 1e-3
+    moved = (rounds["realign_s"] > 0) & (rounds["mode"] != "grouped")
+    assert moved.any()
+    assert (rounds["mode"] == "grouped").any()
+    assert np.allclose(dear["realign_s"] - rounds["realign_s"], np.where(moved, reads_s, 0.0))
+
+
 def test_waiting_for_rows_fills_batches():
     arrivals = {"kind": "poisson", "rate_per_s": 2.0}
     base = scenario(engine__scheduler="fifo", study={"kind": "open", "num_requests": 100, "arrivals": arrivals})
