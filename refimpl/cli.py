@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from refimpl.commands import decode, measure
+from refimpl.commands import conform, decode, measure
 from refimpl.errors import InputError, InvariantViolation
 
 app = typer.Typer(
@@ -13,7 +13,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Exact batch speculative decoding: decode prompts, verify every method against plain decoding, measure.",
 )
-for commands in (decode.app, measure.app):
+for commands in (decode.app, measure.app, conform.app):
     app.add_typer(commands)
 
 
