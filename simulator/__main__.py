@@ -1,4 +1,4 @@
-"""``python -m simulator``: run, compare, sweep, attribute, validate, trace, plot, bench."""
+"""``python -m simulator``: run, compare, sweep, attribute, trace, parity, validate, fit, bench."""
 
 import sys
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+from rich.console import Console
 
 from simulator.errors import InputError, require
 from simulator.scenario import Scenario, from_data, load_scenario, set_path, to_mapping
@@ -94,10 +95,17 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Simulate one scenario and print each metric with its 95 % interval."""
+    from rich.progress import Progress
+
     from simulator.runner import simulate
 
     given = read_scenario(scenario, sets)
-    results = simulate(given, replications, precision=precision, workers=workers, keep_frames=False)
+    with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        shown = bar.add_task("replications", total=replications)
+        results = simulate(
+            given, replications, precision=precision, workers=workers, keep_frames=False,
+            progress=lambda done, planned: bar.update(shown, completed=done, total=planned),
+        )  # fmt: skip
     summary = results.summary()
     print(f"{given.name}: {len(results.replications)} replications, costs from {results.origin}")
     show(summary if metrics else summary.loc[list(SHOWN)])
@@ -144,7 +152,7 @@ def sweep(
     from simulator.sweeps import sweep as run_sweep
 
     loaded = load_sweep(spec)
-    with Progress(transient=True) as bar:
+    with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         shown = bar.add_task("scenarios", total=len(loaded.tasks))
         frame = run_sweep(
             loaded, out, workers=workers, dask=dask, progress=lambda done, all_: bar.update(shown, completed=done)
