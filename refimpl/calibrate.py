@@ -14,7 +14,6 @@ import json
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -32,6 +31,7 @@ from refimpl.config import Request, make_config
 from refimpl.engine import Engine
 from refimpl.errors import InputError
 from refimpl.model import Pair
+from refimpl.provenance import commit, device_name
 from refimpl.requests import Prompt, encode, prepare
 from refimpl.trace import RoundRecord, write_trace
 
@@ -407,9 +407,9 @@ def _meta(calibrator: Calibrator, pair_name: str, passes: int, seed: int, comman
         "schema": "raggedspec.calibration/1",
         "origin": "measured",
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "command": command,
-        "device": _device_name(pair.device),
+        "device": device_name(pair.device),
         "driver": torch.version.cuda or platform.platform(terse=True),
         "versions": {"python": platform.python_version()} | {n: version(n) for n in ("torch", "transformers", "numpy")},
         "pair": pair_name,
@@ -426,19 +426,3 @@ def _meta(calibrator: Calibrator, pair_name: str, passes: int, seed: int, comman
         "reference_cv": statistics.stdev(speeds) / statistics.mean(speeds),
         "interrupted": calibrator.num_interrupted,
     }
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "not in a repository"

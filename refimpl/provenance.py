@@ -18,7 +18,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "utc_time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "command": "python -m refimpl " + " ".join(sys.argv[1:]),
         "device": device_name(device),
         "torch_threads": torch.get_num_threads(),
@@ -40,7 +40,8 @@ def device_name(device: torch.device) -> str:
     return f"{names[0] if names else platform.machine()}, {len(names) or 1} cores"
 
 
-def _commit() -> str:
+def commit() -> str:
+    """Commit of the code that runs, marked when the tree differs from it."""
     try:
         run = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
