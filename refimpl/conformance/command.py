@@ -1,18 +1,11 @@
-"""``conformance``: test an engine from the command line."""
+"""``conformance``: test an engine from the command line. Loads nothing heavy before it runs."""
 
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from refimpl.conformance.command_engine import CommandEngine
-from refimpl.conformance.engine_cases import ENGINE_PROPERTIES
-from refimpl.conformance.kit import check_engine, known_properties
-from refimpl.conformance.protocol import EngineFailure, EngineUnderTest, load_engine
-from refimpl.conformance.report import show, write_json
 from refimpl.errors import InputError
-from refimpl.files import check_writable
 
 
 def conformance(
@@ -25,45 +18,37 @@ def conformance(
     output: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
 ) -> None:
     """Test any engine's batch speculative decoding against autoregressive decoding."""
-    torch.set_num_threads(1)
     try:
-        chosen = known_properties(properties.split(",") if properties else ENGINE_PROPERTIES)
-        if output is not None:
-            check_writable(output)
-        subject = open_engine(engine, command, timeout_s)
-        passed = run(subject, engine or command or "", output, max_examples, chosen, fail_fast)
-    except (InputError, EngineFailure) as error:
+        passed = _run(engine, command, max_examples, timeout_s, fail_fast, properties, output)
+    except InputError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(0 if passed else 1)
 
 
-def open_engine(engine: str | None, command: str | None, timeout_s: float) -> EngineUnderTest:
-    """Make the engine that one of the two options names.
-
-    Raises:
-        InputError: none or both are given, or there is no such engine.
-    """
-    if (engine is None) == (command is None):
-        raise InputError("give either --engine module:factory or --command 'a server'")
-    return load_engine(engine) if engine else CommandEngine(command or "", timeout_s)
-
-
-def run(
-    subject: EngineUnderTest,
-    name: str,
-    output: Path | None,
+def _run(
+    engine: str | None,
+    command: str | None,
     max_examples: int,
-    properties: list[str],
+    timeout_s: float,
     fail_fast: bool,
+    properties: str | None,
+    output: Path | None,
 ) -> bool:
-    """Test the engine, show and write the report; say whether it passed."""
     try:
-        report = check_engine(subject, name=name, max_examples=max_examples, properties=properties, fail_fast=fail_fast)
-    finally:
-        if isinstance(subject, CommandEngine):
-            subject.close()
-    show(report)
-    if output is not None:
-        write_json(report, output)
-    return report.passed
+        from refimpl.conformance.protocol import EngineFailure
+        from refimpl.conformance.runner import run_conformance
+    except ModuleNotFoundError as error:
+        raise InputError(f"{error.name} is missing: install raggedspec[conformance]") from error
+    try:
+        return run_conformance(
+            engine,
+            command,
+            max_examples=max_examples,
+            timeout_s=timeout_s,
+            fail_fast=fail_fast,
+            properties=properties,
+            output=output,
+        )
+    except EngineFailure as failure:
+        raise InputError(str(failure)) from failure
