@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given, settings
 
+from refimpl.config import LAYOUTS
 from refimpl.conformance import properties
-from refimpl.conformance.cases import Case
+from refimpl.conformance.cases import Case, Row
 from refimpl.conformance.strategies import cases
 
 SLOW = {"schedule_does_not_matter": 6}  # runs a case in all combinations of layout and scheduler
@@ -34,3 +35,10 @@ def test_sampled_output_equals_the_oracles_sample(case: Case) -> None:
 @given(case=cases(cancellations=True))
 def test_cancellation_changes_no_other_row(case: Case) -> None:
     properties.output_equals_oracle(case, checks="oracle")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("agreements", [(), (False,) * 90, (True, False) * 45], ids=["all", "none", "alternating"])
+def test_long_rows_outgrow_the_columns_kept_free(layout: str, agreements: tuple[bool, ...]) -> None:
+    rows = (Row((3, 1), 90, 4, None, agreements), Row((5, 2, 2), 90, 4, None, agreements))
+    properties.output_equals_oracle(Case(rows, layout, "static", compaction_threshold=1.0), checks="device")
