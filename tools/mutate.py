@@ -37,6 +37,7 @@ TESTS = {  # by the beginning of the file's name, the most telling tests first
     "refimpl/kernels": ["tests/unit/test_kernels.py", ENGINE, CHANCE],
     "refimpl": [CHANCE, ENGINE],
 }
+NOT_LOADED = 99  # status of a child that tested the file on disk
 SLOWER_THAN_HEALTHY = 5  # a run that takes so many times the healthy run's time counts as endless
 PRELOADED = ("torch", "transformers", "numpy", "scipy.stats", "hypothesis", "hypothesis.stateful", "pytest")
 
@@ -173,9 +174,12 @@ def run_tests(mutant: Mutant, tests: list[str]) -> int:
     os.dup2(silent, 1)
     os.dup2(silent, 2)
     os.chdir(ROOT)
-    sys.meta_path.insert(0, MutantFinder(mutant))
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    return int(pytest.main([*options, *tests]))
+    finder = MutantFinder(mutant)
+    sys.meta_path.insert(0, finder)
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]  # no other import hook
+    status = int(pytest.main([*options, *tests]))
+    loaded = sys.modules.get(finder.module)
+    return status if loaded is not None and loaded.__loader__ is finder else NOT_LOADED
 
 
 def judge(mutant: Mutant, timeout_s: float) -> Outcome:
@@ -197,6 +201,8 @@ def _wait(child: int, timeout_s: float) -> str:
     deadline = time.perf_counter() + timeout_s
     while time.perf_counter() < deadline:
         finished, status = os.waitpid(child, os.WNOHANG)
+        if finished and os.waitstatus_to_exitcode(status) == NOT_LOADED:
+            raise SystemExit("the tests did not load the mutant")
         if finished:
             return "survived" if status == 0 else "killed"
         time.sleep(0.05)
