@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from refimpl.scheduling import RoundPlan, Scheduler, make_scheduler
+from refimpl.scheduling import RoundPlan, Scheduler, SchedulingOptions, make_scheduler
 
 
 @dataclass(eq=False)
@@ -28,9 +28,20 @@ class Machine(RuleBasedStateMachine):
     kind: str
     items = Bundle("items")
 
-    @initialize(batch_size=st.integers(1, 4), extra=st.integers(0, 6), aging=st.sampled_from([None, 0, 1, 5]))
-    def start(self, batch_size: int, extra: int, aging: int | None) -> None:
-        self.scheduler: Scheduler[Item] = make_scheduler(self.kind, batch_size, batch_size + extra, aging)
+    @initialize(
+        batch_size=st.integers(1, 4),
+        extra=st.integers(0, 6),
+        aging=st.sampled_from([None, 0, 1, 5]),
+        options=st.builds(
+            SchedulingOptions, choice=st.sampled_from(["first", "largest"]), partial_groups=st.booleans()
+        ),
+    )
+    def start(self, batch_size: int, extra: int, aging: int | None, options: SchedulingOptions) -> None:
+        self.scheduler: Scheduler[Item] = make_scheduler(
+            self.kind, batch_size, batch_size + extra, aging, options=options
+        )
+        self.options = options
+        self.least_group = min(2, batch_size) if options.partial_groups else batch_size
         self.batch_size, self.window_size = batch_size, self.scheduler.window_size
         self.waiting: list[Item] = []
         self.window: list[Item] = []
@@ -95,11 +106,15 @@ class Machine(RuleBasedStateMachine):
         if plan.mode in ("static", "fifo"):
             assert members == self.window
         elif plan.mode == "grouped":
-            assert len(members) == self.batch_size
-            assert len({(m.seq_len, m.cache_state) for m in members}) == 1
+            keys = {(m.seq_len, m.cache_state) for m in members}
+            assert len(keys) == 1
+            assert len(members) == min(self.batch_size, self.fullest_group())
+            assert len(members) >= self.least_group
+            if self.options.choice == "largest":
+                assert self.group_size(*keys) == self.fullest_group()
         elif plan.mode == "fallback":
             assert members == self.window[: self.batch_size]
-            assert self.fullest_group() < self.batch_size
+            assert self.fullest_group() < self.least_group
         else:
             longest = sorted((item.waited for item in self.window), reverse=True)
             assert sorted((m.waited for m in members), reverse=True) == longest[: self.batch_size]
@@ -107,6 +122,9 @@ class Machine(RuleBasedStateMachine):
     def fullest_group(self) -> int:
         keys = [(item.seq_len, item.cache_state) for item in self.window]
         return max(keys.count(key) for key in keys)
+
+    def group_size(self, key: tuple[int, int]) -> int:
+        return sum((item.seq_len, item.cache_state) == key for item in self.window)
 
     @invariant()
     def lists_agree(self) -> None:
