@@ -4,7 +4,8 @@
     python -m refimpl.pairs.train_tiny --out DIR --evaluate   # measure an exported pair
     python -m refimpl.pairs.train_tiny --out DIR --quick      # minutes: the same path, hardly any training
 
-Steps: corpus → tokenizer → target (a shallow stack, then grown) → draft (text, then distillation) → export.
+Steps: corpus → tokenizer → target (a shallow stack, then grown) → draft (text, then distillation) → alignment
+of the target → draft again → export.
 The target's matrices are trained with Muon (orthogonalised momentum), everything else with AdamW. The draft
 learns from two kinds of block labelled by the target: corpus text, and the target's own greedy continuations
 of training prompts, which are the contexts that decide acceptance under greedy decoding.
@@ -22,7 +23,6 @@ import random
 import re
 import sysconfig
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,10 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from refimpl.generation import GeneratedSequence, generate
+from refimpl.pairs.loading import load_pair
+from refimpl.prompts import read_prompts
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
 EOS_ID, PAD_ID = 0, 1
@@ -71,16 +75,19 @@ class Config:
     adam_lr: float = 3e-3
     weight_decay: float = 0.01
     warmup_steps: int = 50
-    draft_text_steps: int = 1500
+    draft_text_steps: int = 600
     draft_batch: int = 16
-    text_blocks: int = 100  # of 16 × 256 tokens
+    text_blocks: int = 40  # of 16 × 256 tokens
     greedy_prompt_lens: tuple[int, ...] = (8, 24, 48, 96, 160)
     greedy_batches: int = 20  # of greedy_batch continuations, cycling through the prompt lengths
     greedy_batch: int = 128
     greedy_new_tokens: int = 64
     teacher_top: int = 32
     hard_weight: float = 0.6  # share of the hard loss on greedily continued positions
-    distil_steps: int = 2500
+    distil_steps: int = 2000
+    align_steps: int = 100
+    align_weight: float = 0.8  # of the draft's log-probabilities in what the target is aligned to
+    redistil_steps: int = 800
     num_prompts: int = 96
 
 
@@ -91,6 +98,8 @@ QUICK = Config(
     greedy_batches=2,
     greedy_batch=16,
     distil_steps=10,
+    align_steps=3,
+    redistil_steps=3,
 )
 
 
@@ -458,23 +467,58 @@ def train_draft_on_text(config: Config, train: Tensor, held: Tensor, work: Path,
     return draft.state_dict()
 
 
-def distil(config: Config, state: dict, blocks: list[Block], held: Tensor, compiled: bool) -> Qwen3ForCausalLM:
+def distil(
+    config: Config, state: dict, blocks: list[Block], steps: int, held: Tensor, compiled: bool
+) -> Qwen3ForCausalLM:
     """Second part: from the labelled blocks, three steps of four greedy continuations; rate falls to zero."""
     draft = build(draft_config(config), config.seed, compiled)
     draft.load_state_dict(state)
     optimiser = Optimiser(draft, config)
     chooser = random.Random(config.seed)
     greedy, text = blocks[: config.greedy_batches], blocks[config.greedy_batches :]
-    for step in range(config.distil_steps):
+    for step in range(steps):
         block = chooser.choice(text if step % 4 == 0 else greedy)
         rows = torch.tensor(chooser.sample(range(len(block.ids)), min(config.draft_batch, len(block.ids))))
         loss = distillation_loss(draft, block, rows, config.hard_weight)
         loss.backward()
-        optimiser.step(min(1.0, (step + 1) / config.warmup_steps) * (1 - step / config.distil_steps))
+        optimiser.step(min(1.0, (step + 1) / config.warmup_steps) * (1 - step / steps))
         if (step + 1) % 25 == 0:
-            progress(f"distil step {step + 1}/{config.distil_steps} ({'greedy' if step % 4 else 'text'})", loss.item())
+            progress(f"distil step {step + 1}/{steps} ({'greedy' if step % 4 else 'text'})", loss.item())
     progress("  held out", held_out_loss(draft, held))
     return draft
+
+
+def align(
+    config: Config, target: Qwen3ForCausalLM, draft: Qwen3ForCausalLM, blocks: list[Block], held: Tensor
+) -> Qwen3ForCausalLM:
+    """Third part: pull the target towards the draft where it hesitates.
+
+    The target learns the normalised product of its own top distribution and the draft's, to a power: where one token
+    is clearly best nothing changes, among near equals the draft's favourite wins. Acceptance rises, at the price of
+    some loss.
+    """
+    model = build(target.config, config.seed, compiled=False)
+    model.load_state_dict(target.state_dict())
+    optimiser, chooser = Optimiser(model, config), random.Random(config.seed + 1)
+    for step in range(config.align_steps):
+        block = chooser.choice(blocks)
+        rows = torch.tensor(chooser.sample(range(len(block.ids)), min(config.draft_batch, len(block.ids))))
+        ids, top = block.ids[rows].long(), block.top_ids[rows].long()
+        with torch.no_grad():
+            pull = config.align_weight * logits_of(draft, ids).log_softmax(-1).gather(-1, top)
+        wanted = (block.top_logp[rows].float() + pull).softmax(-1)
+        loss = -(wanted * logits_of(model, ids).log_softmax(-1).gather(-1, top)).sum(-1).mean()
+        loss.backward()
+        optimiser.step(0.15 * min(1.0, (step + 1) / 20) * (1 - step / config.align_steps))
+        if (step + 1) % 20 == 0:
+            progress(f"align step {step + 1}/{config.align_steps}", loss.item())
+    progress("  held out", held_out_loss(model, held))
+    return model
+
+
+def relabel(config: Config, target: Qwen3ForCausalLM, blocks: list[Block]) -> list[Block]:
+    """The same sequences with the aligned target's distributions."""
+    return [label(target, block.ids.long(), block.greedy_from, config.teacher_top) for block in blocks]
 
 
 # ---------------------------------------------------------------- export
@@ -523,7 +567,10 @@ def train_pair(config: Config, out: Path, work: Path, compiled: bool) -> None:
     work.mkdir(parents=True, exist_ok=True)
     target = TargetRun(config, train, held, work / "target.pt", compiled).run()
     state = train_draft_on_text(config, train, held, work, compiled)
-    draft = distil(config, state, labelled_blocks(config, target, train, work), held, compiled)
+    blocks = labelled_blocks(config, target, train, work)
+    draft = distil(config, state, blocks, config.distil_steps, held, compiled)
+    target = align(config, target, draft, blocks, held)
+    draft = distil(config, draft.state_dict(), relabel(config, target, blocks), config.redistil_steps, held, compiled)
     prompts = choose_prompts(config, tokenizer, documents)
     export_model(target, tokenizer, out / "target")
     export_model(draft, tokenizer, out / "draft")
@@ -541,36 +588,6 @@ def train_pair(config: Config, out: Path, work: Path, compiled: bool) -> None:
 # ---------------------------------------------------------------- evaluation
 
 
-@torch.no_grad()
-def greedy_continuation(target: Qwen3ForCausalLM, ids: list[int], max_new_tokens: int) -> list[int]:
-    """One sequence, one token at a time, with a cache; ends after a stop token."""
-    new: list[int] = []
-    cache, step_ids = None, torch.tensor([ids])
-    while len(new) < max_new_tokens and EOS_ID not in new:
-        output = target(input_ids=step_ids, past_key_values=cache, use_cache=True)
-        cache, step_ids = output.past_key_values, output.logits[:, -1:].argmax(-1)
-        new.append(step_ids.item())
-    return new
-
-
-@torch.no_grad()
-def accepted_runs(draft: Qwen3ForCausalLM, ids: list[int], new: list[int], k: int) -> list[int]:
-    """Accepted drafts of every round after prefill.
-
-    The draft's tokens are accepted as long as they equal the target's, so up to the first rejection its own
-    rollout and the target's continuation are the same context: one forward pass over `ids + new` suffices.
-    The last round drafts at most one token fewer than are still to come.
-    """
-    choices = draft(input_ids=torch.tensor([ids + new])).logits[0].argmax(-1)[len(ids) - 1 : -1]
-    match = (choices == torch.tensor(new)).tolist()
-    runs, done = [], 1
-    while done < len(new):
-        drafted = match[done : done + min(k, len(new) - done - 1)]
-        runs.append(([*drafted, False]).index(False))
-        done += runs[-1] + 1
-    return runs
-
-
 def is_loop(new: list[int], period_max: int = 16) -> bool:
     """Whether the last 32 tokens repeat with a period of at most `period_max`."""
     tail = new[-32:]
@@ -585,9 +602,10 @@ def sampling_overlap(target: Qwen3ForCausalLM, draft: Qwen3ForCausalLM, stream: 
     return torch.minimum(p, q).sum(-1).mean().item()
 
 
-def mean_acceptance_length(histogram: Counter[int]) -> float:
-    """1 + accepted / (row, round) pairs; 1 for no rounds."""
-    return 1 + sum(n * count for n, count in histogram.items()) / max(1, histogram.total())
+def mean_acceptance_length(sequences: list[GeneratedSequence]) -> float:
+    """1 + accepted / row-rounds, over all of them."""
+    accepted = sum(s.stats.accepted for s in sequences)
+    return 1 + accepted / sum(s.stats.row_rounds for s in sequences)
 
 
 def load_float32(directory: Path) -> Qwen3ForCausalLM:
@@ -595,35 +613,32 @@ def load_float32(directory: Path) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM.from_pretrained(str(directory)).float().eval()
 
 
-def evaluate(config: Config, out: Path, k: int, max_new_tokens: int) -> dict:
+def evaluate(out: Path, k: int, max_new_tokens: int) -> dict:
     """Losses (target, draft) and greedy acceptance of the exported pair, its stored weights loaded as float32."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "target")
-    target, draft = load_float32(out / "target"), load_float32(out / "draft")
-    documents = corpus()
-    parts = [token_stream(tokenizer, [d for d in documents if d.held_out == h], config.seed) for h in (False, True)]
-    histogram: Counter[int] = Counter()
-    no_loops: Counter[int] = Counter()
-    per_prompt, loops, stopped = [], 0, 0
-    for line in (out / "prompts.jsonl").read_text(encoding="utf-8").splitlines():
-        ids = tokenizer(json.loads(line)["prompt"]).input_ids
-        new = greedy_continuation(target, ids, max_new_tokens)
-        runs = accepted_runs(draft, ids, new, k)
-        histogram.update(runs)
-        no_loops.update([] if is_loop(new) else runs)
-        loops += is_loop(new)
-        stopped += EOS_ID in new
-        per_prompt += [1 + sum(runs) / len(runs)] if runs else []
-    quantiles = torch.tensor([0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0])
+    pair = load_pair(out / "target", out / "draft")
+    prompts = read_prompts(out / "prompts.jsonl")
+    settings = {"num_speculative_tokens": k, "max_new_tokens": max_new_tokens, "checks": "off"}
+    sequences = generate(pair, prompts, method="inplace", batch_size=8, **settings).sequences
+    loops = [is_loop(s.token_ids) for s in sequences]
+    per_prompt = torch.tensor([s.stats.mean_acceptance_length for s in sequences])
+    documents, models = corpus(), [load_float32(out / name) for name in ("target", "draft")]
+    parts = [token_stream(pair.tokenizer, [d for d in documents if d.held_out == h], 0) for h in (False, True)]
     return {
-        "mean_acceptance_length": mean_acceptance_length(histogram),
-        "mean_acceptance_length_no_loops": mean_acceptance_length(no_loops),
-        "num_accepted_histogram": [histogram[n] for n in range(k + 1)],
-        "per_prompt_quantiles": torch.tensor(per_prompt).quantile(quantiles).tolist(),
-        "continuations": {"all": len(per_prompt), "loops": loops, "stopped": stopped},
-        "train_loss": [held_out_loss(model, parts[0]) for model in (target, draft)],
-        "held_out_loss": [held_out_loss(model, parts[1]) for model in (target, draft)],
-        "sampling_overlap": sampling_overlap(target, draft, parts[1]),
-        "num_parameters": [model.num_parameters() for model in (target, draft)],
+        "mean_acceptance_length": mean_acceptance_length(sequences),
+        "mean_acceptance_length_no_loops": mean_acceptance_length(
+            [s for s, loop in zip(sequences, loops, strict=True) if not loop]
+        ),
+        "num_accepted_histogram": [sum(s.stats.histogram[n] for s in sequences) for n in range(k + 1)],
+        "per_prompt_quantiles": per_prompt.quantile(torch.tensor([0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0])).tolist(),
+        "continuations": {
+            "all": len(sequences),
+            "loops": sum(loops),
+            "stopped": sum(s.stop_reason == "stop" for s in sequences),
+        },
+        "train_loss": [held_out_loss(model, parts[0]) for model in models],
+        "held_out_loss": [held_out_loss(model, parts[1]) for model in models],
+        "sampling_overlap": sampling_overlap(models[0], models[1], parts[1]),
+        "num_parameters": [model.num_parameters() for model in models],
     }
 
 
@@ -641,7 +656,7 @@ def main() -> None:
     torch.set_num_threads(2)
     config = QUICK if args.quick else Config()
     if args.evaluate:
-        print(json.dumps(evaluate(config, args.out, args.num_speculative_tokens, args.max_new_tokens)))
+        print(json.dumps(evaluate(args.out, args.num_speculative_tokens, args.max_new_tokens)))
     else:
         train_pair(config, args.out, args.work, not args.no_compile)
 
