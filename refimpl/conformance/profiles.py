@@ -1,6 +1,6 @@
 """Hypothesis profiles: ``default`` for work at the desk, ``ci`` the same every time, ``nightly`` for long searches.
 
-Choose with the environment variable ``RAGGEDSPEC_PROFILE``.
+Choose with the environment variable ``HYPOTHESIS_PROFILE``.
 """
 
 import os
@@ -19,4 +19,4 @@ def register_profiles() -> None:
     settings.register_profile(
         "nightly", max_examples=3000, deadline=None, suppress_health_check=_SLOW, phases=list(Phase)
     )
-    settings.load_profile(os.environ.get("RAGGEDSPEC_PROFILE", "ci"))
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
