@@ -617,7 +617,7 @@ def evaluate(out: Path, k: int, max_new_tokens: int) -> dict:
     """Losses (target, draft) and greedy acceptance of the exported pair, its stored weights loaded as float32."""
     pair = load_pair(out / "target", out / "draft")
     prompts = read_prompts(out / "prompts.jsonl")
-    settings = {"num_speculative_tokens": k, "max_new_tokens": max_new_tokens, "checks": "off"}
+    settings: dict[str, Any] = {"num_speculative_tokens": k, "max_new_tokens": max_new_tokens, "checks": "off"}
     sequences = generate(pair, prompts, method="inplace", batch_size=8, **settings).sequences
     loops = [is_loop(s.token_ids) for s in sequences]
     per_prompt = torch.tensor([s.stats.mean_acceptance_length for s in sequences])
