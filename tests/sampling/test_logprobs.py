@@ -23,7 +23,8 @@ def test_equal_to_the_oracle_in_float32_and_in_its_order(tiny, bundled_prompts, 
         for a, b in zip(found.logprobs, expected.logprobs, strict=True):
             assert a.logprob == pytest.approx(b.logprob, abs=1e-5)
             assert [token for token, _ in a.top] == [token for token, _ in b.top]
-            assert [p for _, p in a.top] == pytest.approx([p for _, p in b.top], abs=1e-5)
+            # An improbable alternative has a large logarithm, and float32 errs in proportion to it.
+            assert [p for _, p in a.top] == pytest.approx([p for _, p in b.top], abs=1e-5, rel=1e-5)
 
 
 def test_alternatives_are_the_best_in_descending_order(oracle):
