@@ -4,7 +4,8 @@ import sys
 
 import typer
 
-from refimpl.commands import conform, decode, measure
+from refimpl.commands import decode, measure
+from refimpl.conformance.command import conformance
 from refimpl.errors import InputError, InvariantViolation
 
 app = typer.Typer(
@@ -13,8 +14,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Exact batch speculative decoding: decode prompts, verify every method against plain decoding, measure.",
 )
-for commands in (decode.app, measure.app, conform.app):
+for commands in (decode.app, measure.app):
     app.add_typer(commands)
+app.command(
+    epilog="Example: [bold]python -m refimpl conformance --engine refimpl.conformance.adapters:method:exspec[/bold]"
+)(conformance)
 
 
 def main() -> None:
