@@ -1,28 +1,39 @@
 """Mutation testing of the engine's core: change one operator, constant or call at a time, and see which test notices.
 
-    python tools/mutate.py --sample 100                  a random hundred of all mutants
-    python tools/mutate.py refimpl/kernels.py            all mutants of one file
+    python tools/mutate.py --chunk 50                judge the next 50 mutants; run again to go on
+    python tools/mutate.py --again                   judge the survivors anew, after tests were added
+    python tools/mutate.py --report                  write docs/results/mutation.json and docs/mutation.md
 
-Third-party packages are imported once; every mutant runs in a forked child that loads the mutated source instead of
-the file, so nothing on disk changes. A mutant is *killed* when the tests fail, or do not end in time. On demand: a
-survivor costs a whole run of the tests.
+Outcomes are appended to a log as they come, so a run that was killed goes on where it was. Files take turns, each in a
+random order of fixed seed, so any number of judged mutants is a sample of all.
+
+Every test runs once on the code as it is, to see which lines it executes and how long it takes. A mutant is then
+judged by the tests that execute the changed statement, the quickest first, until one fails. Third-party packages are
+imported once; each mutant runs in a forked child that loads the mutated text instead of the file, so nothing on disk
+changes. A mutant is *killed* when a test fails, or takes far more processor time than it should.
 """
 
 import argparse
-import ast
 import importlib.abc
 import importlib.util
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from mutants import ROOT, Mutant, digest, mutants_of
+
+sys.path.insert(0, str(ROOT))  # the code of this very checkout, wherever the package is installed from
+
 FILES = [
     "refimpl/kernels.py",
     "refimpl/acceptance.py",
@@ -30,117 +41,95 @@ FILES = [
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "refimpl/scheduling").glob("[!_]*.py")),
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "refimpl/layouts").glob("[!_]*.py")),
 ]
-ENGINE, SCHEDULERS, CHANCE = "tests/property", "tests/stateful", "tests/statistical"
-TESTS = {  # by the beginning of the file's name, the most telling tests first
-    "refimpl/scheduling": [SCHEDULERS, ENGINE],
-    "refimpl/layouts": [ENGINE],
-    "refimpl/kernels": ["tests/unit/test_kernels.py", ENGINE, CHANCE],
-    "refimpl": [CHANCE, ENGINE],
-}
+TESTS = ["tests/unit/test_kernels.py", "tests/stateful", "tests/property", "tests/statistical", "tests/sampling"]
+LOG = ROOT / ".work" / "mutation.jsonl"
 NOT_LOADED = 99  # status of a child that tested the file on disk
-SLOWER_THAN_HEALTHY = 5  # a run that takes so many times the healthy run's time counts as endless
+FIRST_STAGE = 15  # the quickest tests of a mutant, which are loaded alone
+TEST_LIMIT_S, SLOWER_THAN_HEALTHY = 30.0, 5.0  # processor time of a test that counts as endless
+MEMORY_BYTES = 8 << 30
 PRELOADED = ("torch", "transformers", "numpy", "scipy.stats", "hypothesis", "hypothesis.stateful", "pytest")
-
-OPERATORS: dict[type, type] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-    ast.BitXor: ast.BitAnd,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-}
-CALLS = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list"}
-Change = Callable[[ast.AST], None]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One changed place of a file."""
-
-    file: str
-    line: int
-    change: str
-    source: str
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: ``killed``, ``timeout`` or ``survived``."""
+    """What became of a mutant: ``killed``, ``timeout``, ``survived``, or ``not run`` by any test."""
 
-    file: str
-    line: int
-    change: str
+    key: str
+    digest: str
     fate: str
+    by: str
+    tests: int
     seconds: float
+    commit: str
 
 
-def changes_of(node: ast.AST) -> Iterator[tuple[str, Change]]:
-    """Ways to change a node in place, each with a description."""
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
-        new = OPERATORS[type(node.ops[0])]
-        yield f"{_name(node.ops[0])} → {new.__name__}", lambda n: n.ops.__setitem__(0, new())
-    if isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign) and type(node.op) in OPERATORS:
-        swapped = OPERATORS[type(node.op)]
-        yield f"{_name(node.op)} → {swapped.__name__}", lambda n: setattr(n, "op", swapped())
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.Invert):
-        yield f"{_name(node.op)} dropped", _double
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        yield f"{node.value} → {node.value + 1}", lambda n: setattr(n, "value", n.value + 1)
-    if isinstance(node, ast.Constant) and type(node.value) is bool:
-        yield f"{node.value} → {not node.value}", lambda n: setattr(n, "value", not n.value)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
-        yield f"{node.func.id} → {CALLS[node.func.id]}", lambda n: setattr(n.func, "id", CALLS[n.func.id])
-    if isinstance(node, ast.If | ast.IfExp):
-        yield "condition negated", lambda n: setattr(n, "test", ast.UnaryOp(ast.Not(), n.test))
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        yield "call dropped", lambda n: setattr(n, "value", ast.Constant(None))
+@dataclass(frozen=True)
+class Trace:
+    """What one test does on the healthy code: seconds, and the lines that it executes by file."""
+
+    test: str
+    seconds: float
+    lines: dict[str, list[int]]
 
 
-def _name(node: ast.AST) -> str:
-    return type(node).__name__
+# --- which test executes which line ------------------------------------------------------------------------------
 
 
-def _double(node: ast.AST) -> None:
-    """Turn `not x` and `~x` into `x`, as a double negation."""
-    assert isinstance(node, ast.UnaryOp)
-    node.operand = ast.UnaryOp(node.op, node.operand)
+class LineTracer:
+    """Pytest plugin: notes the lines of some files that each test executes."""
+
+    def __init__(self, files: list[str]):
+        self.names = {str(ROOT / file): file for file in files}
+        self.traces: list[Trace] = []
+
+    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
+        """Trace set-up, call and tear-down."""
+        hit: dict[str, set[int]] = {}
+
+        def local(frame: FrameType, event: str, argument: object) -> Any:
+            hit[self.names[frame.f_code.co_filename]].add(frame.f_lineno)
+            return local
+
+        def call(frame: FrameType, event: str, argument: object) -> Any:
+            name = self.names.get(frame.f_code.co_filename)
+            if name is None:
+                return None
+            hit.setdefault(name, set()).add(frame.f_lineno)
+            return local
+
+        begun = time.process_time()
+        sys.settrace(call)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+        lines = {name: sorted(found) for name, found in hit.items()}
+        self.traces.append(Trace(item.nodeid, round(time.process_time() - begun, 3), lines))
 
 
-def places_below(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes that may change: everything below but annotations, decorators, and what only words a message."""
-    skipped = {id(getattr(node, name)) for name in ("annotation", "returns") if getattr(node, name, None) is not None}
-    if isinstance(node, ast.FunctionDef):
-        skipped |= {id(d) for d in node.decorator_list}
-    for child in ast.iter_child_nodes(node):
-        if id(child) not in skipped and not isinstance(child, ast.JoinedStr | ast.Raise):
-            yield child
-            yield from places_below(child)
+class Ordered:
+    """Pytest plugin: runs the tests in the order given, each within its processor time; tells the first to fail."""
 
+    def __init__(self, limits: dict[str, float]):
+        self.limits, self.failed = limits, ""
+        self.rank = {test: i for i, test in enumerate(limits)}
 
-def mutants_of(file: str) -> Iterator[Mutant]:
-    """Every mutant of a file, in order of its lines."""
-    text = (ROOT / file).read_text()
-    for number, node in enumerate(places_below(ast.parse(text))):
-        for which, (description, _) in enumerate(changes_of(node)):
-            tree = ast.parse(text)
-            changed = next(n for i, n in enumerate(places_below(tree)) if i == number)
-            list(changes_of(changed))[which][1](changed)
-            source = ast.unparse(ast.fix_missing_locations(tree))
-            yield Mutant(file, getattr(node, "lineno", 0), description, source)
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        """Sort."""
+        items.sort(key=lambda item: self.rank.get(item.nodeid, 0))
+
+    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
+        """Start the alarm, which ends the process."""
+        signal.setitimer(signal.ITIMER_PROF, self.limits.get(item.nodeid, TEST_LIMIT_S))
+        yield
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Remember the first failure."""
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
+
+    pytest_collectreport = pytest_runtest_logreport  # a test file that cannot be loaded
 
 
 class MutantFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -160,68 +149,13 @@ class MutantFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         """Give the mutated text."""
         return self.mutant.source
 
-
-def tests_for(file: str) -> list[str]:
-    """Tests that a mutant of the file has to pass to survive."""
-    return next(tests for beginning, tests in TESTS.items() if file.startswith(beginning))
-
-
-def run_tests(mutant: Mutant, tests: list[str]) -> int:
-    """Run in a child: exit status 0 when all tests pass."""
-    import pytest
-
-    silent = os.open(os.devnull, os.O_RDWR)
-    os.dup2(silent, 1)
-    os.dup2(silent, 2)
-    os.chdir(ROOT)
-    finder = MutantFinder(mutant)
-    sys.meta_path.insert(0, finder)
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]  # no other import hook
-    status = int(pytest.main([*options, *tests]))
-    loaded = sys.modules.get(finder.module)
-    return status if loaded is not None and loaded.__loader__ is finder else NOT_LOADED
+    def loaded(self) -> bool:
+        """Whether the tests got the mutant."""
+        module = sys.modules.get(self.module)
+        return module is not None and module.__loader__ is self
 
 
-def judge(mutant: Mutant, timeout_s: float) -> Outcome:
-    """Fork, run the tests on the mutant, and wait for the outcome."""
-    begun = time.perf_counter()
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        status = 1
-        try:
-            status = run_tests(mutant, tests_for(mutant.file))
-        finally:
-            os._exit(status)
-    fate = _wait(child, timeout_s)
-    return Outcome(mutant.file, mutant.line, mutant.change, fate, round(time.perf_counter() - begun, 1))
-
-
-def _wait(child: int, timeout_s: float) -> str:
-    deadline = time.perf_counter() + timeout_s
-    while time.perf_counter() < deadline:
-        finished, status = os.waitpid(child, os.WNOHANG)
-        if finished and os.waitstatus_to_exitcode(status) == NOT_LOADED:
-            raise SystemExit("the tests did not load the mutant")
-        if finished:
-            return "survived" if status == 0 else "killed"
-        time.sleep(0.05)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "timeout"
-
-
-def healthy_seconds(file: str) -> float:
-    """Seconds that the tests take on the file as it is; they must pass.
-
-    Raises:
-        SystemExit: they fail.
-    """
-    healthy = judge(Mutant(file, 0, "nothing", (ROOT / file).read_text()), 1800)
-    print(f"healthy   {healthy.seconds:6.1f} s  {file}", flush=True)
-    if healthy.fate != "survived":
-        raise SystemExit(f"the tests fail without any mutation: {' '.join(tests_for(file))}")
-    return healthy.seconds
+# --- children ----------------------------------------------------------------------------------------------------
 
 
 def preload() -> None:
@@ -231,39 +165,185 @@ def preload() -> None:
     sys.modules["torch"].set_num_threads(1)
     from transformers import AutoModelForCausalLM, LlamaForCausalLM, OPTForCausalLM  # noqa: F401 (loads the code)
 
+    os.environ["HYPOTHESIS_PROFILE"] = "mutation"
+    settings, phase = sys.modules["hypothesis"].settings, sys.modules["hypothesis"].Phase
+    settings.register_profile(
+        "mutation",
+        max_examples=25,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[phase.explicit, phase.generate],  # a failure need not be made small
+        suppress_health_check=list(sys.modules["hypothesis"].HealthCheck),
+    )
+
+
+def in_child(work: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
+    """Fork; return the child's exit status (negative: the signal that ended it) and what it hands back as JSON."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        status = 1
+        try:
+            status, answer = work()
+            with os.fdopen(writer, "w") as pipe:
+                json.dump(answer, pipe)
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), json.loads(text) if text else None
+
+
+def run_pytest(arguments: list[str], plugin: object) -> int:
+    """Run pytest silently from the root, without plugins that hook into imports."""
+    import pytest
+
+    silent = os.open(os.devnull, os.O_RDWR)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    os.chdir(ROOT)
+    wrapper = pytest.hookimpl(hookwrapper=True)
+    wrapper(type(plugin).pytest_runtest_protocol)
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
+    return int(pytest.main([*options, *arguments], plugins=[plugin]))
+
+
+def trace_tests(files: list[str]) -> list[Trace]:
+    """Run all tests on the healthy code.
+
+    Raises:
+        SystemExit: one fails.
+    """
+
+    def work() -> tuple[int, Any]:
+        tracer = LineTracer(files)
+        status = run_pytest(TESTS, tracer)
+        return status, [asdict(trace) for trace in tracer.traces]
+
+    status, found = in_child(work)
+    if status != 0:
+        raise SystemExit("the tests fail without any mutation")
+    return [Trace(**trace) for trace in found]
+
+
+def tests_of(mutant: Mutant, traces: list[Trace]) -> dict[str, float]:
+    """Tests that execute the changed statement, the quickest first, with their limits in seconds."""
+    first, last = mutant.lines
+
+    def concerned(trace: Trace) -> bool:
+        lines = trace.lines.get(mutant.file, [])
+        return bool(lines) if mutant.at_import else any(first <= line <= last for line in lines)
+
+    chosen = sorted(filter(concerned, traces), key=lambda trace: trace.seconds)
+    return {trace.test: TEST_LIMIT_S + SLOWER_THAN_HEALTHY * trace.seconds for trace in chosen}
+
+
+def judge(mutant: Mutant, traces: list[Trace], commit: str) -> Outcome:
+    """Run the tests that concern a mutant until one fails."""
+    begun = time.perf_counter()
+    limits = tests_of(mutant, traces)
+
+    def work() -> tuple[int, Any]:
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        finder, plugin = MutantFinder(mutant), Ordered(limits)
+        sys.meta_path.insert(0, finder)
+        names = list(limits)
+        for stage in (names[:FIRST_STAGE], names[FIRST_STAGE:]):
+            status = run_pytest(["-x", *stage], plugin) if stage else 0
+            if status:
+                break
+        return (status if finder.loaded() or status else NOT_LOADED), plugin.failed
+
+    status, failed = in_child(work) if limits else (0, "")
+    if status == NOT_LOADED or (status > 1 and not failed):
+        raise SystemExit(f"the tests did not run on the mutant {mutant.key}: status {status}")
+    fate = "timeout" if status == -signal.SIGPROF else "killed" if status else "survived" if limits else "not run"
+    seconds = round(time.perf_counter() - begun, 1)
+    return Outcome(mutant.key, digest(mutant.file), fate, failed or "", len(limits), seconds, commit)
+
+
+# --- the log -----------------------------------------------------------------------------------------------------
+
+
+def in_turns(mutants: list[Mutant], seed: int) -> list[Mutant]:
+    """One mutant of each file after the other, in random order within a file."""
+    by_file: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        by_file.setdefault(mutant.file, []).append(mutant)
+    for file, members in by_file.items():
+        random.Random(f"{seed}:{file}").shuffle(members)
+    return [mutant for turn in zip_longest(*by_file.values()) for mutant in turn if mutant]
+
+
+def read_log(path: Path, mutants: list[Mutant]) -> dict[str, Outcome]:
+    """Latest outcome of each mutant of the files as they are now."""
+    current = {mutant.key: digest(mutant.file) for mutant in mutants}
+    lines = path.read_text().splitlines() if path.exists() else []
+    outcomes = [Outcome(**json.loads(line)) for line in lines]
+    return {o.key: o for o in outcomes if current.get(o.key) == o.digest}
+
 
 def main() -> None:
-    """Judge the mutants and list the survivors."""
+    """Judge mutants, or report on what was judged."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", default=FILES)
-    parser.add_argument("--sample", type=int, help="judge so many mutants, drawn at random")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="write the outcomes as JSON")
+    parser.add_argument("--chunk", type=int, help="judge at most so many mutants in this run")
+    parser.add_argument("--again", action="store_true", help="judge the survivors anew")
+    parser.add_argument("--report", action="store_true", help="write the results from the log")
+    parser.add_argument("--seed", type=int, default=0, help="order of the mutants")
+    parser.add_argument("--log", type=Path, default=LOG)
     arguments = parser.parse_args()
-    mutants = [mutant for file in arguments.files for mutant in mutants_of(file)]
-    chosen = mutants
-    if arguments.sample and arguments.sample < len(mutants):
-        chosen = random.Random(arguments.seed).sample(mutants, arguments.sample)
-    print(f"{len(mutants)} mutants, {len(chosen)} of them judged", flush=True)
+    mutants = in_turns([m for file in arguments.files for m in mutants_of(file)], arguments.seed)
+    judged = read_log(arguments.log, mutants)
+    if arguments.report:
+        from mutation_report import write_report
+
+        write_report(mutants, judged)
+        return
+    survived = [m for m in mutants if m.key in judged and judged[m.key].fate in ("survived", "not run")]
+    pending = survived if arguments.again else [m for m in mutants if m.key not in judged]
+    judge_all(pending[: arguments.chunk], arguments.log)
+    print(f"{len(mutants)} mutants, {len(read_log(arguments.log, mutants))} of them judged", flush=True)
+
+
+def judge_all(pending: list[Mutant], log: Path) -> None:
+    """Judge one mutant after the other and append the outcomes to the log."""
+    if not pending:
+        return
     preload()
-    timeouts = {file: SLOWER_THAN_HEALTHY * healthy_seconds(file) for file in sorted({m.file for m in chosen})}
-    outcomes = []
-    for mutant in chosen:
-        outcomes.append(judge(mutant, timeouts[mutant.file]))
-        done = outcomes[-1]
-        print(f"{done.fate:9} {done.seconds:6.1f} s  {done.file}:{done.line}  {done.change}", flush=True)
-    report(outcomes, arguments.output)
+    commit = current_commit()
+    log.parent.mkdir(exist_ok=True)
+    traces = remembered_traces(log.with_suffix(f".{commit}.traces.json"))
+    for mutant in pending:
+        outcome = judge(mutant, traces, commit)
+        with log.open("a") as file:
+            file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
+        print(f"{outcome.fate:9} {outcome.seconds:6.1f} s  {outcome.key}  {outcome.by}", flush=True)
 
 
-def report(outcomes: list[Outcome], output: Path | None) -> None:
-    """Print the share of killed mutants and the survivors."""
-    survivors = [o for o in outcomes if o.fate == "survived"]
-    killed = len(outcomes) - len(survivors)
-    print(f"killed {killed} of {len(outcomes)} ({100 * killed / max(1, len(outcomes)):.1f} %)")
-    for survivor in survivors:
-        print(f"  {survivor.file}:{survivor.line}  {survivor.change}")
-    if output:
-        output.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
+def remembered_traces(path: Path) -> list[Trace]:
+    """What the tests execute, measured once a commit."""
+    if path.exists():
+        return [Trace(**trace) for trace in json.loads(path.read_text())]
+    traces = trace_tests(FILES)
+    print(f"{len(traces)} tests, {sum(t.seconds for t in traces):.0f} s of processor time", flush=True)
+    path.write_text(json.dumps([asdict(trace) for trace in traces]))
+    return traces
+
+
+def current_commit() -> str:
+    """Commit of the checkout, as all measured files name it."""
+
+    def work() -> tuple[int, Any]:
+        from refimpl.provenance import commit
+
+        return 0, commit()
+
+    return in_child(work)[1]
 
 
 if __name__ == "__main__":
