@@ -1,6 +1,6 @@
 """What the engine asks of a language model, and the adapter that makes a Hugging Face model answer.
 
-The only file that knows transformers.
+Only this file and `refimpl.attention` know transformers.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
+from refimpl import attention
 from refimpl.errors import InputError
-from refimpl.kvstore import Block, KVShape
+from refimpl.kvstore import Block, KVShape, KVStore
 
 FeedRow = Callable[[list[int]], Tensor]
 
@@ -97,13 +98,17 @@ class HuggingFaceLM:
 
     def __init__(self, model: PreTrainedModel, name: str = "model"):
         refuse_unless_full_attention(model, name)
-        model.set_attn_implementation("sdpa")
+        implementation = attention.register() if model._supports_attention_backend else "sdpa"
+        model.set_attn_implementation(implementation)
         self.model, self.name = model.eval(), name
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 20
         self.kv_shape = _probe_kv_shape(model)
+        heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
+        self._groups = heads // self.kv_shape.num_kv_heads if implementation == attention.NAME else 1
         self._cache = BlockCache(self.kv_shape.num_layers)
+        refuse_unless_positions_and_mask_count(self)
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block through the model with explicit positions and an explicit 4-D mask."""
@@ -111,7 +116,7 @@ class HuggingFaceLM:
         output = self.model(
             input_ids=block.tokens,
             position_ids=block.position_ids,
-            attention_mask=block.mask,
+            attention_mask=attention.additive_mask(block.mask, self.kv_shape.dtype, self._groups),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=num_logits,
@@ -149,6 +154,44 @@ def refuse_unless_full_attention(model: PreTrainedModel, name: str) -> None:
     if kinds or declared:
         reason = ", ".join(sorted(declared or kinds))
         raise InputError(f"{name}: {type(model).__name__} has layers that are not full attention ({reason})")
+
+
+PROBE_TOKENS, PROBE_TOLERANCE = (1, 2, 3, 4), 16  # tolerance in roundings of the number format
+
+
+@torch.inference_mode()
+def refuse_unless_positions_and_mask_count(lm: HuggingFaceLM) -> None:
+    """Raise InputError unless a row with a hidden slot in its middle gives the logits of the plain row.
+
+    The row's tokens are fed in two blocks; between them stands one more token, which nothing may see. A model that
+    counts positions by itself, or ignores the mask, gives other logits.
+    """
+    tokens, half = list(PROBE_TOKENS), len(PROBE_TOKENS) // 2
+    expected = lm.fresh_row()(tokens).float()
+    store = KVStore.empty(lm.kv_shape, 1, len(tokens) + 1, tagged=False)
+    lm.forward(_probe_block(store, [*tokens[:half], 0], list(range(half + 1)), 0, hidden=None), 1)
+    block = _probe_block(store, tokens[half:], list(range(half, len(tokens))), half + 1, hidden=half)
+    found = lm.forward(block, 1)[0, -1].float()
+    tolerance = max(1e-4, PROBE_TOLERANCE * torch.finfo(lm.kv_shape.dtype).eps)
+    if not (found - expected).abs().max() <= tolerance * expected.abs().max():
+        raise InputError(f"{lm.name}: {type(lm.model).__name__} does not honour explicit positions and a 4-D mask")
+
+
+def _probe_block(store: KVStore, tokens: list[int], positions: list[int], start: int, hidden: int | None) -> Block:
+    """One row's tokens at columns from `start`, each seeing the columns up to its own but the hidden one."""
+    device, width = store.shape.device, start + len(tokens)
+    columns = torch.arange(width, device=device)
+    visible = columns <= columns[start:, None]
+    if hidden is not None:
+        visible[:, hidden] = False
+
+    def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        store.write_columns(layer, start, keys, values)
+        return store.view(layer, width)
+
+    return Block(
+        torch.tensor([tokens], device=device), torch.tensor([positions], device=device), visible[None, None], append
+    )
 
 
 @torch.inference_mode()

@@ -1,0 +1,56 @@
+"""Attention of a block of queries on keys and values that are shared by groups of heads, without expanding them.
+
+transformers expands keys and values to all query heads as soon as an explicit mask is given, which multiplies the bytes
+of the cache that a pass reads by the group size. Here the queries of a group's heads are laid side by side instead: a
+group of g heads with q queries each is one head with g · q queries, on the keys and values as they are stored.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+NAME = "grouped_sdpa"
+
+
+def additive_mask(
+    mask: Bool[Tensor, "batch 1 q width"], dtype: torch.dtype, groups: int
+) -> Float[Tensor, "batch 1 groups_q width"]:
+    """Zero where a query sees a slot and -inf elsewhere, once for each of the `groups` heads that share keys.
+
+    Built once a pass, so that the layers need not convert a boolean mask each.
+    """
+    hidden = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    return hidden.repeat(1, 1, groups, 1) if groups > 1 else hidden
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Float[Tensor, "batch heads q dim"],
+    key: Float[Tensor, "batch kv_heads width dim"],
+    value: Float[Tensor, "batch kv_heads width dim"],
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Fold the queries of a group into one head where the mask is that of `additive_mask`; else transformers' own.
+
+    Returns the output ``[batch, q, heads, dim]``, as transformers' attention functions do.
+    """
+    (batch, heads, q, dim), kv_heads = query.shape, key.shape[1]
+    if attention_mask is None or heads == kv_heads or attention_mask.shape[2] != q * (heads // kv_heads):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    folded = query.reshape(batch, kv_heads, heads // kv_heads * q, dim)
+    output = nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+    return output.reshape(batch, heads, q, -1).transpose(1, 2).contiguous(), None
+
+
+def register() -> str:
+    """Make the function known to transformers; returns the name to ask for."""
+    AttentionInterface.register(NAME, grouped_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME

@@ -1,0 +1,71 @@
+"""Attention on shared keys without expansion, and the probe that a model obeys explicit positions and masks."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from refimpl import InputError
+from refimpl.attention import additive_mask, grouped_attention
+from refimpl.model import HuggingFaceLM, refuse_unless_positions_and_mask_count
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=31, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.3,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize("heads", [2, 4, 6])
+@pytest.mark.parametrize("queries", [1, 5])
+def test_folded_queries_give_what_expanded_keys_give(heads, queries):
+    generator = torch.Generator().manual_seed(heads)
+    query = torch.randn(3, queries, heads, 8, generator=generator, dtype=torch.float64).transpose(1, 2)
+    key, value = torch.randn(2, 3, 2, 9, 8, generator=generator, dtype=torch.float64)
+    mask = torch.rand(3, 1, queries, 9, generator=generator) < 0.6
+    mask[..., 0] = True
+    groups = heads // 2
+    expected = scaled_dot_product_attention(
+        query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), attn_mask=mask, scale=0.3
+    ).transpose(1, 2)
+    module = torch.nn.Module()
+    module.num_key_value_groups = groups
+    found, _ = grouped_attention(
+        module, query, key, value, additive_mask(mask, torch.float64, groups), scaling=0.3, is_causal=False
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_keys_and_values_are_read_as_stored(monkeypatch):
+    seen = []
+    original = scaled_dot_product_attention
+
+    def spy(query, key, value, **settings):
+        seen.append((query.shape[1], key.shape[1]))
+        return original(query, key, value, **settings)
+
+    lm = HuggingFaceLM(llama())
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    refuse_unless_positions_and_mask_count(lm)
+    masked_passes = seen[-4:]  # two blocks through two layers
+    assert masked_passes == [(2, 2)] * 4, "queries of four heads run on the two heads that are stored"
+
+
+class OwnPositions(LlamaForCausalLM):
+    def forward(self, *args, position_ids=None, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class NoMask(LlamaForCausalLM):
+    def forward(self, *args, attention_mask=None, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("deaf", [OwnPositions, NoMask])
+def test_models_deaf_to_positions_or_mask_are_refused(deaf):
+    torch.manual_seed(0)
+    with pytest.raises(InputError, match="does not honour explicit positions and a 4-D mask"):
+        HuggingFaceLM(deaf(llama().config), "odd")
