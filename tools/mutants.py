@@ -106,7 +106,7 @@ def places_below(place: Place) -> Iterator[Place]:
     """Everything below but annotations, decorators, and what only words a message."""
     node = place.node
     skipped = {id(getattr(node, name)) for name in ("annotation", "returns") if getattr(node, name, None) is not None}
-    if isinstance(node, ast.FunctionDef):
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
         skipped |= {id(d) for d in node.decorator_list}
     for child in ast.iter_child_nodes(node):
         if id(child) in skipped or isinstance(child, ast.JoinedStr | ast.Raise):
