@@ -1,21 +1,20 @@
-"""`bench` and `calibrate`: time the methods against what a user would pick instead, and what their stages cost."""
+"""`bench`, `anatomy` and `calibrate`: time the methods against what a user would pick instead, and their stages."""
 
 import json
-import random
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
+from refimpl.commands.bench_tables import bench_meta, print_anatomy_tables, print_bench_table, write_measured
 from refimpl.commands.options import (
     DeviceOption,
     DraftOption,
     DraftTokensOption,
     DtypeOption,
     JsonOption,
-    LimitOption,
     MaxNewOption,
     PairOption,
     PromptsOption,
@@ -24,31 +23,47 @@ from refimpl.commands.options import (
     SeedOption,
     TargetOption,
     check_report,
-    console_for_tables,
     load,
     parse_sizes,
     progress_bars,
     prompts_from,
-    write_report,
 )
+from refimpl.errors import InputError
 
 app = typer.Typer()
 SIMULATOR_DATA = Path("simulator/data")
+EngineOption = Annotated[
+    list[str] | None, typer.Option(help="NAME=VALUE, a further setting of the engine; may be repeated.")
+]
 
 
-@app.command(epilog="Example: [bold]python -m refimpl bench --limit 16 --batch-sizes 1,8 --json[/bold]")
+@app.command(
+    epilog="Examples: [bold]python -m refimpl bench --limit 16 --batch-sizes 1,8 --json[/bold]\n\n"
+    "[bold]python -m refimpl bench --pair qwen3 --random-weights --device cuda --dtype bfloat16 "
+    "--batch-sizes 1,8,32 --prompts-per-row 2 --acceptance forced:rate:0.4[/bold]"
+)
 def bench(
     pair: PairOption = "tiny",
     target: TargetOption = None,
     draft: DraftOption = None,
-    limit: LimitOption = 32,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Prompts, evenly spaced over the bundled ones. Default: 32 or more.")
+    ] = None,
+    prompts_per_row: Annotated[
+        int, typer.Option(min=0, help="At batch B decode B times so many prompts; 0 decodes all at every B.")
+    ] = 0,
     methods: Annotated[str, typer.Option(help="Comma-separated names, or all.")] = "all",
     batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "1,8",
     num_speculative_tokens: DraftTokensOption = 5,
     max_new_tokens: MaxNewOption = 48,
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs after a warm-up.")] = 3,
-    acceptance: Annotated[str, typer.Option(help="natural, or forced: iid:A, rate:R, trace:FILE.")] = "natural",
+    max_minutes: Annotated[float, typer.Option(min=0, help="Begin no further repeat after so long.")] = math.inf,
+    acceptance: Annotated[
+        str, typer.Option(help="natural, or forced:D with D of iid:A, rate:R (accepted/drafted), trace:FILE.")
+    ] = "natural",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Random prompts of this length for --random-weights.")] = 64,
+    checks: Annotated[str, typer.Option(help="Run-time checks: off, host, device, oracle.")] = "off",
+    engine_option: EngineOption = None,
     seed: SeedOption = 0,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
@@ -56,58 +71,141 @@ def bench(
     json_: JsonOption = False,
     output: ReportOption = None,
 ) -> None:
-    """Time every method against plain and assisted generation of transformers, interleaved, on the bundled prompts."""
+    """Time every method against plain and assisted generation of transformers, interleaved, on the bundled prompts.
+
+    Beside the times stand the bytes and FLOPs that a round cannot avoid, the least time for them at the bandwidth and
+    matrix rate measured in the same run, and the fraction of it that was reached.
+    """
     from refimpl.bench import BenchSettings, as_rows, run_bench
-    from refimpl.forced import parse_forced
+    from refimpl.bench.settings import prompt_ids
 
     check_report(output)
-    forced = () if acceptance == "natural" else parse_forced(acceptance.removeprefix("forced:"), num_speculative_tokens)
+    sizes = parse_sizes(batch_sizes)
     settings = BenchSettings(
-        batch_sizes=tuple(parse_sizes(batch_sizes)),
+        batch_sizes=tuple(sizes),
         methods=tuple(methods.split(",")),
         num_speculative_tokens=num_speculative_tokens,
         max_new_tokens=max_new_tokens,
         repeats=repeats,
-        forced_lengths=forced,
+        checks=checks,
+        forced_lengths=() if acceptance == "natural" else forced_lengths(acceptance, num_speculative_tokens),
+        prompts_per_row=prompts_per_row,
+        max_minutes=max_minutes,
+        options=engine_options(engine_option),
     )
     models = load(pair, target, draft, device, dtype, random_weights)
-    ids = prompt_ids(models, limit or 32, prompt_tokens, seed)
+    count = limit or max(32, (prompts_per_row or 2) * max(sizes))
+    ids = prompt_ids(models, prompts_from(None, "first", None), count, prompt_tokens, seed)
+
+    def report_of(found: Any) -> dict[str, Any]:
+        meta = {"acceptance": acceptance, **bench_meta(models, settings, ids, found)}
+        return write_measured(output, {"rows": as_rows(found.rows)}, meta, models.device)
+
     with progress_bars() as bars:
-        rows = as_rows(run_bench(models, ids, settings, bars))
-    _print_bench_table(rows)
-    report = write_report(output, {"rows": rows}, models.device)
+        found = run_bench(models, ids, settings, bars, report_of if output else None)
+    report = report_of(found)
+    print_bench_table(report["rows"], found.rates)
     if json_:
         print(json.dumps(report))
 
 
-def prompt_ids(pair: Any, limit: int, prompt_tokens: int, seed: int) -> list[list[int]]:
-    """The bundled prompts as token ids; random ids for a pair without tokenizer."""
-    from refimpl.requests import encode
+def forced_lengths(text: str, k: int) -> tuple[float, ...]:
+    """Probabilities of 0 … k accepted drafts, from a text with or without ``forced:`` in front."""
+    from refimpl.forced import parse_forced
 
-    if pair.tokenizer is not None:
-        return [encode(pair, text, i) for i, text in enumerate(prompts_from(None, "first", limit))]
-    rng = random.Random(seed)
-    return [[rng.randrange(pair.vocab_size) for _ in range(prompt_tokens)] for _ in range(limit)]
+    return parse_forced(text.removeprefix("forced:"), k)
 
 
-def _print_bench_table(rows: list[dict[str, Any]]) -> None:
-    table = Table(title="Medians of interleaved runs; shares are of a round, prefill left out")
-    names = ("tokens/s", "against plain", "ms/round", "draft", "verify", "realign", "host", "outside forward")
-    table.add_column("engine")
-    for name in ("batch", *names):
-        table.add_column(name, justify="right")
-    for row in rows:
-        shares = [f"{100 * row[f'share_{s}']:.1f} %" for s in ("draft", "verify", "realign", "host", "outside_forward")]
-        has_rounds = row["ms_per_round"] > 0
-        table.add_row(
-            row["engine"],
-            str(row["batch_size"]),
-            f"{row['tokens_per_s']:.0f}",
-            f"{row['ratio_to_hf_generate']:.2f}×",
-            f"{row['ms_per_round']:.1f}" if has_rounds else "",
-            *(shares if has_rounds else [""] * len(shares)),
-        )
-    console_for_tables().print(table)
+def context_lengths(text: str) -> list[int]:
+    """Read comma-separated positive integers.
+
+    Raises:
+        InputError: something else stands there.
+    """
+    try:
+        return parse_sizes(text)
+    except InputError as error:
+        raise InputError(str(error).replace("--batch-sizes", "--contexts")) from error
+
+
+def engine_options(texts: list[str] | None) -> tuple[tuple[str, Any], ...]:
+    """Settings of the engine from texts like ``compaction_threshold=0.5``; values are JSON, else text.
+
+    Raises:
+        InputError: a text without ``=``.
+    """
+    options = []
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--engine-option must look like NAME=VALUE, not {text!r}")
+        try:
+            options.append((name, json.loads(value)))
+        except ValueError:
+            options.append((name, value))
+    return tuple(options)
+
+
+@app.command(
+    epilog="Examples: [bold]python -m refimpl anatomy --batch-sizes 1,2,4,8 --contexts 64,256[/bold]\n\n"
+    "[bold]python -m refimpl anatomy --pair qwen3 --random-weights --device cuda --dtype bfloat16 "
+    "--batch-sizes 1,2,4,8,16,32 --contexts 128,1024 --output anatomy.json[/bold]"
+)
+def anatomy(
+    pair: PairOption = "tiny",
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    methods: Annotated[str, typer.Option(help="Comma-separated names.")] = "eqspec,exspec,masked,rollback,inplace",
+    batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "1,2,4,8",
+    contexts: Annotated[str, typer.Option(help="Longest prompts, in tokens, comma-separated.")] = "64,256",
+    num_speculative_tokens: DraftTokensOption = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of each run.")] = 16,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs.")] = 2,
+    acceptance: Annotated[
+        str, typer.Option(help="The forced trace: iid:A, rate:R (accepted/drafted), trace:FILE.")
+    ] = "rate:0.228",
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    random_weights: RandomOption = False,
+    json_: JsonOption = False,
+    output: ReportOption = None,
+) -> None:
+    """Run one forced acceptance trace through every layout: what does realignment move and cost, and how does it grow?
+
+    The row per_row moves the same K/V row by row and layer by layer, as published code does.
+    """
+    from dataclasses import asdict
+
+    from refimpl.bench.anatomy import AnatomySettings, run_anatomy
+    from refimpl.bench.anatomy_rows import as_report
+    from refimpl.equivalence import expand_methods
+
+    check_report(output)
+    settings = AnatomySettings(
+        forced_lengths=forced_lengths(acceptance, num_speculative_tokens),
+        batch_sizes=tuple(parse_sizes(batch_sizes)),
+        contexts=tuple(context_lengths(contexts)),
+        methods=tuple(expand_methods(methods)),
+        num_speculative_tokens=num_speculative_tokens,
+        rounds=rounds,
+        repeats=repeats,
+        seed=seed,
+    )
+    models = load(pair, target, draft, device, dtype, random_weights)
+    with progress_bars() as bars:
+        rows, fits, rates = run_anatomy(models, settings, bars)
+    meta = {
+        "pair": models.name,
+        "dtype": str(models.dtype).removeprefix("torch."),
+        "acceptance": acceptance,
+        "settings": asdict(settings),
+        "rates": asdict(rates),
+    }
+    report = write_measured(output, as_report(rows, fits), meta, models.device)
+    print_anatomy_tables(report["rows"], report["scaling"], rates)
+    if json_:
+        print(json.dumps(report))
 
 
 @app.command(epilog="Example: [bold]python -m refimpl calibrate --pair tiny --device cpu --threads 1[/bold]")

@@ -1,0 +1,174 @@
+"""Anatomy of realignment: one forced acceptance trace through every layout, over batch sizes and contexts.
+
+Forced acceptance depends on sequence and position alone, so every layout has to cope with the same ragged lengths (the
+`rollback` layout excepted, which commits the batch minimum). For each run it is counted how often K/V move, how many
+bytes that reads and writes, and how long it takes; `per_row` adds the published way of moving them.
+"""
+
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from refimpl.bench.anatomy_rows import AnatomyRow, AnatomyRun, Scaling, make_row, scalings
+from refimpl.bench.per_row import layers_of, num_operations, ragged_plan, realign_row_by_row
+from refimpl.bench.probe import measure_rates, median_seconds
+from refimpl.bench.settings import random_prompts
+from refimpl.bench.work import Rates
+from refimpl.config import make_config
+from refimpl.engine import Engine
+from refimpl.errors import InputError
+from refimpl.kvstore import KVStore
+from refimpl.model import Pair
+from refimpl.requests import prepare
+from refimpl.trace import RoundRecord
+
+METHODS = ("eqspec", "exspec", "masked", "rollback", "inplace")
+PER_ROW = "per_row"
+RAGGED_TOKENS = 16  # prompts differ by fewer tokens than this
+
+
+@dataclass(frozen=True, slots=True)
+class AnatomySettings:
+    """What the runs share.
+
+    Attributes:
+        batch_sizes, contexts: every combination runs; a context is the longest prompt, in tokens.
+        methods: layouts with their schedulers.
+        forced_lengths: probabilities of 0 … k accepted drafts.
+        rounds, warm_rounds: timed rounds of a run, after some that are not.
+        repeats: interleaved runs of everything.
+        checks: level of the run-time checks.
+        seed: of the prompts.
+    """
+
+    forced_lengths: tuple[float, ...]
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    contexts: tuple[int, ...] = (64, 256)
+    methods: tuple[str, ...] = METHODS
+    num_speculative_tokens: int = 5
+    rounds: int = 16
+    warm_rounds: int = 3
+    repeats: int = 2
+    checks: str = "off"
+    seed: int = 0
+
+
+def run_anatomy(
+    pair: Pair, settings: AnatomySettings, progress: Callable[[str, int, int], None] | None = None
+) -> tuple[list[AnatomyRow], list[Scaling], Rates]:
+    """Measure every method at every batch size and context, interleaved.
+
+    Args:
+        pair: the models.
+        settings: see there.
+        progress: told (label, finished, all).
+
+    Raises:
+        InputError: a context that the models do not have, or an impossible setting.
+    """
+    _require_room(pair, settings)
+    rates = measure_rates(pair.device, pair.dtype)
+    places = [(size, context) for size in settings.batch_sizes for context in settings.contexts]
+    runs: dict[tuple[str, int, int], list[AnatomyRun]] = defaultdict(list)
+    for repeat in range(settings.repeats):
+        for done, (size, context) in enumerate(places, start=1):
+            for method in settings.methods:
+                runs[method, size, context].append(_run(pair, settings, method, size, context))
+            if "eqspec" in settings.methods:
+                runs[PER_ROW, size, context].append(_per_row(pair, settings, size, context, runs))
+            if progress:
+                progress("anatomy", repeat * len(places) + done, len(places) * settings.repeats)
+    rows = [make_row(*key, found, rates) for key, found in runs.items()]
+    return rows, scalings(rows), rates
+
+
+def _require_room(pair: Pair, settings: AnatomySettings) -> None:
+    most = min(pair.target.max_positions, pair.draft.max_positions) - _budget(settings)
+    if max(settings.contexts) > most:
+        raise InputError(f"a context of {max(settings.contexts)} tokens leaves no room to decode: at most {most}")
+    if min(settings.contexts) <= RAGGED_TOKENS:
+        raise InputError(f"a context must be longer than {RAGGED_TOKENS} tokens, not {min(settings.contexts)}")
+
+
+def _budget(settings: AnatomySettings) -> int:
+    """New tokens that no row can exhaust, also where rows wait for another window."""
+    return (settings.rounds + settings.warm_rounds + 1) * (settings.num_speculative_tokens + 1)
+
+
+def _run(pair: Pair, settings: AnatomySettings, method: str, batch_size: int, context: int) -> AnatomyRun:
+    """Decode some rounds; rows of the grouped scheduler are chosen among twice as many sequences."""
+    config = make_config(
+        method=method, batch_size=batch_size, num_speculative_tokens=settings.num_speculative_tokens,
+        max_new_tokens=_budget(settings), stop_token_ids=(), checks=settings.checks, acceptance="forced",
+        forced_lengths=settings.forced_lengths,
+    )  # fmt: skip
+    count = batch_size * (2 if config.resolved_method.scheduler == "grouped" else 1)
+    engine = Engine(pair, prepare(pair, _prompts(pair, count, context, settings.seed), config).sequences, config)
+    for _ in range(settings.warm_rounds):
+        engine.run_one_round()
+    engine.timer.take()
+    with counted_bytes() as moved:
+        records = [engine.run_one_round() for _ in range(settings.rounds)]
+    return _mean_of(records, sum(moved))
+
+
+def _prompts(pair: Pair, count: int, context: int, seed: int) -> list[list[int]]:
+    """Random prompts, the first of `context` tokens, the others up to `RAGGED_TOKENS` shorter."""
+    rng = random.Random(seed)
+    prompts = random_prompts(pair, count, context, seed)
+    return [prompts[0], *(prompt[rng.randrange(RAGGED_TOKENS) :] for prompt in prompts[1:])]
+
+
+def _mean_of(records: Seq[RoundRecord], num_bytes: int) -> AnatomyRun:
+    return AnatomyRun(
+        operations=statistics.mean(r.num_moves for r in records),
+        num_bytes=num_bytes / len(records),
+        realign_s=statistics.mean(r.stage_s["realign_s"] for r in records),
+        round_s=statistics.mean(r.stage_s["round_s"] - r.stage_s["prefill_s"] for r in records),
+    )
+
+
+@contextmanager
+def counted_bytes() -> Iterator[list[int]]:
+    """Yield a list that gets the bytes that each gather and each copy between stores reads and writes."""
+    moved: list[int] = []
+    gather, copy_slots = KVStore.gather, KVStore.copy_slots
+
+    def counting_gather(store: KVStore, slots: torch.Tensor) -> KVStore:
+        result = gather(store, slots)
+        moved.append(2 * result.num_bytes)
+        return result
+
+    def counting_copy(store: KVStore, source: KVStore, source_slots: torch.Tensor, slots: torch.Tensor) -> None:
+        copy_slots(store, source, source_slots, slots)
+        moved.append(2 * len(slots) * store.shape.bytes_per_token)
+
+    KVStore.gather, KVStore.copy_slots = counting_gather, counting_copy  # type: ignore[method-assign, assignment]
+    try:
+        yield moved
+    finally:
+        KVStore.gather, KVStore.copy_slots = gather, copy_slots  # type: ignore[method-assign, assignment]
+
+
+def _per_row(
+    pair: Pair,
+    settings: AnatomySettings,
+    batch_size: int,
+    context: int,
+    runs: dict[tuple[str, int, int], list[AnatomyRun]],
+) -> AnatomyRun:
+    """The published way on the target's K/V, as ragged as forced acceptance makes them; the round is eqspec's."""
+    shape, rng = pair.target.kv_shape, random.Random(settings.seed)
+    kept = rng.choices(range(1, len(settings.forced_lengths) + 1), settings.forced_lengths, k=batch_size)
+    layers, plan = layers_of(shape, batch_size, context), ragged_plan(kept, context, shape.device)
+    seconds = median_seconds(shape.device, lambda: realign_row_by_row(layers, plan), repeats=3)
+    ours = runs["eqspec", batch_size, context][-1]
+    num_bytes = 2 * batch_size * context * shape.bytes_per_token
+    operations = num_operations(shape.num_layers, batch_size)
+    return AnatomyRun(operations, num_bytes, seconds, ours.round_s - ours.realign_s + seconds)

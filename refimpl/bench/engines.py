@@ -1,0 +1,227 @@
+"""One run of one engine: transformers' own generation, or a method of ours."""
+
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel
+
+from refimpl.bench.probe import device_busy_s
+from refimpl.bench.settings import BenchSettings
+from refimpl.bench.work import Feed, ModelWork, Work, round_passes
+from refimpl.engine import Engine
+from refimpl.generation import generate
+from refimpl.model import HuggingFaceLM, Pair
+from refimpl.requests import prepare
+from refimpl.stats import AcceptanceStats
+from refimpl.trace import RoundRecord
+
+STAGES = ("draft", "verify", "realign", "host")
+BUSY_ROUNDS, BUSY_WARM_ROUNDS = 4, 3
+ATTENTION = "sdpa"  # of transformers' own generation, whatever the adapter has the model use
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run of one engine.
+
+    Attributes:
+        seconds: of the whole run, prefill included.
+        tokens: generated.
+        passes: forward passes that could not be avoided; those of rounds only, where there are rounds.
+        passes_s: seconds that these passes took.
+        rounds: 0 for engines without rounds.
+        stage_s: seconds of rounds by stage; None for engines without rounds.
+        forward_s: seconds of rounds in either model's forward pass; None where it is not known.
+        acceptance: None for engines without rounds.
+        peak_bytes: most memory allocated on the device at a time; None on a CPU.
+        kv_bytes: K/V pools; None for engines that have none of ours.
+    """
+
+    seconds: float
+    tokens: int
+    passes: tuple[Work, ...] = ()
+    passes_s: float = 0.0
+    rounds: int = 0
+    stage_s: dict[str, float] | None = None
+    forward_s: float | None = None
+    acceptance: AcceptanceStats | None = None
+    peak_bytes: int | None = None
+    kv_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A pair of two transformers models, what their passes cost, and what all engines share."""
+
+    pair: Pair
+    target: HuggingFaceLM
+    draft: HuggingFaceLM
+    settings: BenchSettings
+    works: tuple[ModelWork, ModelWork]
+
+    @property
+    def device(self) -> torch.device:
+        """Where both models live."""
+        return self.pair.device
+
+
+def run_method(bench: Bench, prompts: list[list[int]], method: str, batch_size: int, **changes: Any) -> Sample:
+    """Decode the prompts once by a method of ours; `changes` replace engine settings."""
+    settings = bench.settings.engine_settings(method, batch_size) | changes
+    round_ends: list[int] = []  # forward passes made by the end of each round
+    with _peak_memory(bench.device) as peak, _forward_clock(bench) as clock:
+        result = generate(bench.pair, prompts, progress=lambda *_: round_ends.append(len(clock)), **settings)
+    stats = result.stats
+    stage_s = {stage: stats.stage_s[stage] for stage in STAGES}
+    return Sample(
+        seconds=stats.wall_s,
+        tokens=stats.num_generated,
+        passes=tuple(work for record in result.rounds for work in round_passes(record, *bench.works)),
+        passes_s=sum(stage_s.values()),
+        rounds=stats.num_rounds,
+        stage_s=stage_s,
+        forward_s=_forward_s(result.rounds, round_ends, clock) if clock else None,
+        acceptance=stats.acceptance,
+        peak_bytes=peak[0] if peak else None,
+        kv_bytes=stats.kv_bytes,
+    )
+
+
+def _forward_s(rounds: Seq[RoundRecord], round_ends: Seq[int], clock: Seq[float]) -> float:
+    """Seconds of the rounds' own passes: the last k + 1 of each round, after those of its prefill."""
+    ends = zip(rounds, round_ends, strict=True)
+    return sum(sum(clock[end - record.rows[0].k - 1 : end]) for record, end in ends)
+
+
+@torch.inference_mode()
+def hf_generate(bench: Bench, prompts: list[list[int]], batch_size: int, *, assisted: bool = False) -> Sample:
+    """Decode the prompts once by transformers' own `generate`, in left-padded batches, optionally assisted."""
+    config = GenerationConfig(
+        do_sample=False, max_new_tokens=bench.settings.max_new_tokens, eos_token_id=None, pad_token_id=0, use_cache=True
+    )
+    target, draft, device, tokens = bench.target.model, bench.draft.model, bench.device, 0
+    extra = {"assistant_model": _assistant(draft, bench.settings.num_speculative_tokens)} if assisted else {}
+    with _peak_memory(device) as peak, _own_attention(target, draft), _recorded_passes(bench) as passes:
+        _synchronize(device)
+        begun = time.perf_counter()
+        for start in range(0, len(prompts), batch_size):
+            batch = prompts[start : start + batch_size]
+            width = max(map(len, batch))
+            ids = torch.tensor([[0] * (width - len(p)) + p for p in batch], device=device)
+            mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in batch], device=device)
+            output = target.generate(ids, attention_mask=mask, generation_config=config, **extra)
+            tokens += (output.shape[1] - width) * len(batch)
+        _synchronize(device)
+        seconds = time.perf_counter() - begun
+    return Sample(seconds, tokens, tuple(passes), seconds, peak_bytes=peak[0] if peak else None)
+
+
+def busy_s_per_round(bench: Bench, prompts: list[list[int]], method: str, batch_size: int, **changes: Any) -> float:
+    """Seconds a round in which the device works, over a few rounds in the middle; CUDA only."""
+    settings = bench.settings.engine_settings(method, batch_size) | changes
+    config = bench.settings.config(method, batch_size, **changes)
+    engine = Engine(bench.pair, prepare(bench.pair, prompts, config).sequences, config)
+    num_rounds = min(BUSY_ROUNDS, settings["max_new_tokens"] // (2 * settings["num_speculative_tokens"] + 2)) or 1
+    for _ in range(BUSY_WARM_ROUNDS):
+        if not engine.scheduler.done:
+            engine.run_one_round()
+
+    def rounds() -> None:
+        for _ in range(num_rounds):
+            if not engine.scheduler.done:
+                engine.run_one_round()
+
+    return device_busy_s(rounds) / num_rounds
+
+
+def _assistant(draft: PreTrainedModel, num_speculative_tokens: int) -> PreTrainedModel:
+    """The draft, told to propose a constant number of tokens whatever its confidence."""
+    draft.generation_config.num_assistant_tokens = num_speculative_tokens
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    return draft
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _peak_memory(device: torch.device) -> Iterator[list[int]]:
+    """Yield a list that holds, afterwards, the most bytes allocated on a CUDA device; it stays empty on a CPU."""
+    peak: list[int] = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    yield peak
+    if device.type == "cuda":
+        peak.append(torch.cuda.max_memory_allocated(device))
+
+
+@contextmanager
+def _own_attention(*models: PreTrainedModel) -> Iterator[None]:
+    """Have the models use transformers' standard attention, then what they used before."""
+    before = [model.config._attn_implementation for model in models]
+    for model in models:
+        model.set_attn_implementation(ATTENTION)
+    try:
+        yield
+    finally:
+        for model, name in zip(models, before, strict=True):
+            model.set_attn_implementation(name)
+
+
+@contextmanager
+def _forward_clock(bench: Bench) -> Iterator[list[float]]:
+    """Yield a list that gets the seconds of every forward pass.
+
+    On a CPU only, where a call ends when its work is done; on CUDA it stays empty, nothing is hooked.
+    """
+    seconds: list[float] = []
+    if bench.device.type != "cpu":
+        yield seconds
+        return
+    begun: list[float] = []
+    handles = []
+    for model in (bench.target.model, bench.draft.model):
+        handles.append(model.register_forward_pre_hook(lambda *_: begun.append(time.perf_counter())))
+        handles.append(model.register_forward_hook(lambda *_: seconds.append(time.perf_counter() - begun.pop())))
+    try:
+        yield seconds
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _recorded_passes(bench: Bench) -> Iterator[list[Work]]:
+    """Yield a list that gets the work of every forward pass that transformers' own generation makes.
+
+    Its batches are rectangles, so pads count as tokens.
+    """
+    passes: list[Work] = []
+
+    def hook_of(work: ModelWork) -> Any:
+        def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            batch, fed = (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).shape
+            cache, keep = kwargs.get("past_key_values"), kwargs.get("logits_to_keep") or fed
+            cached = cache.get_seq_length() if cache is not None else 0
+            passes.append(work.forward_pass([Feed(cached, fed, keep)] * batch))
+
+        return record
+
+    handles = [
+        lm.model.register_forward_pre_hook(hook_of(work), with_kwargs=True)
+        for lm, work in zip((bench.target, bench.draft), bench.works, strict=True)
+    ]
+    try:
+        yield passes
+    finally:
+        for handle in handles:
+            handle.remove()

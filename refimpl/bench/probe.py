@@ -1,0 +1,74 @@
+"""What the device can do, measured beside the engines: memory bandwidth, matrix rate, and how long it was busy."""
+
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch.profiler import DeviceType, ProfilerActivity, profile
+
+from refimpl.bench.work import Rates
+
+REPEATS, WARM_UPS = 7, 2
+COPY_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
+MATRIX_SIZE = {"cuda": 8192, "cpu": 768}
+
+
+def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
+    """Bandwidth of a large copy (bytes read and written) and rate of a large square matrix product, on random data."""
+    kind = device.type if device.type in COPY_BYTES else "cpu"
+    return Rates(_copy_rate(device, _copy_size(device, kind)), _matrix_rate(device, dtype, MATRIX_SIZE[kind]))
+
+
+def _copy_size(device: torch.device, kind: str) -> int:
+    if kind == "cpu":
+        return COPY_BYTES[kind]
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(COPY_BYTES[kind], free // 4)
+
+
+def _copy_rate(device: torch.device, size: int) -> float:
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / median_seconds(device, lambda: target.copy_(source))
+
+
+def _matrix_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(left)
+    return 2 * size**3 / median_seconds(device, lambda: torch.mm(left, right, out=out))
+
+
+def median_seconds(device: torch.device, action: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Median seconds of an action after a warm-up; between events on CUDA, where nothing waits until the end."""
+    for _ in range(WARM_UPS):
+        action()
+    if device.type != "cuda":
+        return statistics.median(_wall_seconds(action) for _ in range(repeats))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    events[0].record()
+    for event in events[1:]:
+        action()
+        event.record()
+    torch.cuda.synchronize(device)
+    return statistics.median(a.elapsed_time(b) for a, b in pairwise(events)) / 1e3
+
+
+def _wall_seconds(action: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
+
+
+def device_busy_s(action: Callable[[], object]) -> float:
+    """Seconds in which a CUDA device ran kernels or copies during an action, as its profiler saw them.
+
+    Profiling slows the host down, not the kernels: what it tells is how long the device works, not how long a round
+    takes. One stream is assumed, so that nothing overlaps.
+    """
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        action()
+        torch.cuda.synchronize()
+    events = recorded.events() or []
+    return sum(e.self_device_time_total for e in events if e.device_type == DeviceType.CUDA) / 1e6

@@ -1,0 +1,150 @@
+"""The interleaved benchmark: repeats outermost, then batch sizes, then engines."""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import transformers
+
+from refimpl.bench.engines import Bench, Sample, busy_s_per_round, hf_generate, run_method
+from refimpl.bench.probe import measure_rates
+from refimpl.bench.rows import BenchRow, make_row
+from refimpl.bench.settings import BenchSettings
+from refimpl.bench.work import ModelWork, Rates
+from refimpl.equivalence import expand_methods
+from refimpl.errors import InputError
+from refimpl.model import HuggingFaceLM, Pair
+
+PLAIN, ASSISTED, BATCHED = "hf_generate", "hf_assisted", "autoregressive_batched"
+PLAIN_SETTINGS = {"num_speculative_tokens": 0, "acceptance": None, "forced_lengths": ()}
+Run = Callable[[list[list[int]]], Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """Rows so far.
+
+    Attributes:
+        rows: of the batch sizes that have run at least once.
+        rates: medians of what the device did before each repeat.
+        repeats: interleaved runs that every row has at least.
+        complete: whether all batch sizes and repeats have run, or time was up after the first repeat.
+    """
+
+    rows: list[BenchRow]
+    rates: Rates
+    repeats: int
+    complete: bool
+
+
+def run_bench(
+    pair: Pair,
+    prompts: list[list[int]],
+    settings: BenchSettings,
+    progress: Callable[[str, int, int], None] | None = None,
+    save: Callable[[BenchReport], object] | None = None,
+) -> BenchReport:
+    """Measure every engine at every batch size.
+
+    Args:
+        pair: two transformers models.
+        prompts: token ids; `settings` says which of them are decoded at which batch size.
+        settings: shared by all engines.
+        progress: told (batch size, finished, all).
+        save: given the report so far whenever every engine of a batch size has run.
+
+    Raises:
+        InputError: the pair's models are not transformers models, or a setting is impossible.
+    """
+    bench = make_bench(pair, settings)
+    for size in settings.batch_sizes:
+        for method in expand_methods(list(settings.methods)):
+            settings.config(method, size)
+    transformers.utils.logging.set_verbosity_error()
+    return Interleaved(bench, prompts, progress, save).run()
+
+
+def make_bench(pair: Pair, settings: BenchSettings) -> Bench:
+    """Prepare a pair for measurement.
+
+    Raises:
+        InputError: the pair's models are not transformers models.
+    """
+    if not isinstance(pair.target, HuggingFaceLM) or not isinstance(pair.draft, HuggingFaceLM):
+        raise InputError("the benchmark compares with transformers' own generation: it needs two transformers models")
+    works = ModelWork.of(pair.target), ModelWork.of(pair.draft)
+    return Bench(pair, pair.target, pair.draft, settings, works)
+
+
+class Interleaved:
+    """State of a benchmark in progress; see `run_bench` for the arguments."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        prompts: list[list[int]],
+        progress: Callable[[str, int, int], None] | None,
+        save: Callable[[BenchReport], object] | None,
+    ):
+        self.bench, self.progress, self.save = bench, progress, save
+        self.settings = bench.settings
+        self.prompts = {size: self.settings.prompts_at(size, prompts) for size in self.settings.batch_sizes}
+        self.runs = {size: self._runs(size) for size in self.settings.batch_sizes}
+        self.samples: dict[tuple[int, str], list[Sample]] = defaultdict(list)
+        self.busy_s: dict[tuple[int, str], float] = {}
+        self.rates: list[Rates] = []
+        self.begun = time.perf_counter()
+
+    def run(self) -> BenchReport:
+        """Repeat until done or out of time."""
+        for repeat in range(self.settings.repeats):
+            self.rates.append(measure_rates(self.bench.device, self.bench.pair.dtype))
+            for size in self.settings.batch_sizes:
+                if repeat and time.perf_counter() - self.begun > 60 * self.settings.max_minutes:
+                    return self.report(complete=True)
+                if repeat == 0:
+                    self._warm_up(size)
+                self._visit(size, repeat)
+                if self.save:
+                    self.save(self.report(complete=False))
+        return self.report(complete=True)
+
+    def report(self, *, complete: bool) -> BenchReport:
+        """Rows of what has run."""
+        rates = Rates(
+            statistics.median(r.bytes_per_s for r in self.rates), statistics.median(r.flops_per_s for r in self.rates)
+        )
+        rows = [
+            make_row(name, size, samples, self.samples[size, PLAIN], rates, self.busy_s.get((size, name)))
+            for (size, name), samples in self.samples.items()
+        ]
+        return BenchReport(rows, rates, min(map(len, self.samples.values())), complete)
+
+    def _visit(self, size: int, repeat: int) -> None:
+        for done, (name, run) in enumerate(self.runs[size].items(), start=1):
+            self.samples[size, name].append(run(self.prompts[size]))
+            if self.progress:
+                total = len(self.runs[size]) * self.settings.repeats
+                self.progress(f"batch {size}", repeat * len(self.runs[size]) + done, total)
+
+    def _warm_up(self, size: int) -> None:
+        """Run every engine on one batch, and see how busy each of ours keeps a CUDA device."""
+        first = self.prompts[size][: size + 1]
+        for name, run in self.runs[size].items():
+            run(first)
+            if self.bench.device.type == "cuda" and name not in (PLAIN, ASSISTED):
+                method, changes = ("inplace", PLAIN_SETTINGS) if name == BATCHED else (name, {})
+                self.busy_s[size, name] = busy_s_per_round(self.bench, self.prompts[size], method, size, **changes)
+
+    def _runs(self, size: int) -> dict[str, Run]:
+        bench = self.bench
+        runs: dict[str, Run] = {PLAIN: lambda prompts: hf_generate(bench, prompts, size)}
+        if size == 1:
+            runs[ASSISTED] = lambda prompts: hf_generate(bench, prompts, 1, assisted=True)
+        runs[BATCHED] = lambda prompts: run_method(bench, prompts, "inplace", size, **PLAIN_SETTINGS)
+        for method in expand_methods(list(self.settings.methods)):
+            if method != "speculative" or size == 1:
+                runs[method] = lambda prompts, name=method: run_method(bench, prompts, name, size)  # type: ignore[misc]
+        return runs

@@ -1,0 +1,106 @@
+"""What all engines of a benchmark share, and which prompts they decode."""
+
+import math
+import random
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from refimpl.config import DecodeConfig, make_config
+from refimpl.errors import InputError
+from refimpl.model import Pair
+from refimpl.requests import Prompt, encode
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """What every engine of a benchmark shares.
+
+    Attributes:
+        batch_sizes: rows of a round; every engine runs at each.
+        methods: names, or ``"all"``.
+        num_speculative_tokens: drafts per row and round.
+        max_new_tokens: budget of every prompt.
+        repeats: interleaved runs after a warm-up.
+        checks: level of the run-time checks.
+        forced_lengths: replaces natural acceptance: probabilities of 0 … k accepted drafts (see `refimpl.forced`).
+        prompts_per_row: at batch B decode B times so many of the prompts, evenly spaced; 0 decodes all of them.
+        max_minutes: no further repeat is begun after so long; the first one always ends.
+        options: further settings of the engine, as for `generate`.
+    """
+
+    batch_sizes: tuple[int, ...] = (1, 8)
+    methods: tuple[str, ...] = ("all",)
+    num_speculative_tokens: int = 5
+    max_new_tokens: int = 48
+    repeats: int = 3
+    checks: str = "off"
+    forced_lengths: tuple[float, ...] = ()
+    prompts_per_row: int = 0
+    max_minutes: float = math.inf
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def prompts_at(self, batch_size: int, prompts: list[list[int]]) -> list[list[int]]:
+        """The prompts that every engine decodes at a batch size."""
+        return spread(prompts, batch_size * self.prompts_per_row or len(prompts))
+
+    def config(self, method: str, batch_size: int, **changes: Any) -> DecodeConfig:
+        """Settings of a run of ours.
+
+        Raises:
+            InputError: an impossible setting.
+        """
+        return make_config(**(self.engine_settings(method, batch_size) | changes))
+
+    def engine_settings(self, method: str, batch_size: int) -> dict[str, Any]:
+        """The same as keywords of `generate`."""
+        return {
+            "method": method,
+            "batch_size": batch_size,
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "max_new_tokens": self.max_new_tokens,
+            "stop_token_ids": (),
+            "checks": self.checks,
+            "acceptance": "forced" if self.forced_lengths else None,
+            "forced_lengths": self.forced_lengths,
+            **dict(self.options),
+        }
+
+
+def spread(items: Seq[Item], count: int) -> list[Item]:
+    """Take `count` items, evenly spaced over all of them, in order; all of them where there are not so many.
+
+    The first items of a file are seldom representative of it.
+    """
+    if count >= len(items):
+        return list(items)
+    return [items[(2 * i + 1) * len(items) // (2 * count)] for i in range(count)]
+
+
+def random_prompts(pair: Pair, count: int, num_tokens: int, seed: int) -> list[list[int]]:
+    """Random token ids, for a pair without tokenizer."""
+    rng = random.Random(seed)
+    return [[rng.randrange(pair.vocab_size) for _ in range(num_tokens)] for _ in range(count)]
+
+
+def prompt_ids(pair: Pair, texts: Seq[Prompt], count: int, num_tokens: int, seed: int) -> list[list[int]]:
+    """Token ids of `count` of the texts, evenly spaced; random ids for a pair without tokenizer.
+
+    Args:
+        pair: supplies the tokenizer, or the vocabulary.
+        texts: to choose from.
+        count: prompts to return; no more than there are texts where there is a tokenizer.
+        num_tokens: length of random prompts.
+        seed: of random prompts.
+
+    Raises:
+        InputError: a text that the pair cannot encode.
+    """
+    if pair.tokenizer is None:
+        return random_prompts(pair, count, num_tokens, seed)
+    plain = [text for text in texts if isinstance(text, str)]
+    if not plain:
+        raise InputError("there are no texts to decode")
+    return [encode(pair, text, i) for i, text in enumerate(spread(plain, count))]

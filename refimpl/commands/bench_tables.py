@@ -1,0 +1,104 @@
+"""Tables and report files of `bench` and `anatomy`."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from refimpl.commands.options import console_for_tables
+
+Cells = list[str]
+
+
+def write_measured(output: Path | None, report: dict[str, Any], meta: dict[str, Any], device: Any) -> dict[str, Any]:
+    """Add provenance and what a measurement was made with, write the report where one asked for it, and return it."""
+    from refimpl.files import write_whole
+    from refimpl.provenance import provenance
+
+    report = {**report, "meta": provenance(device) | meta}
+    if output:
+        write_whole(output, [json.dumps(report, indent=1)])
+    return report
+
+
+def bench_meta(models: Any, settings: Any, prompts: list[list[int]], report: Any) -> dict[str, Any]:
+    """What a benchmark's rows were measured with."""
+    lengths = sorted(map(len, prompts))
+    return {
+        "pair": models.name,
+        "dtype": str(models.dtype).removeprefix("torch."),
+        "settings": asdict(settings)
+        | {"max_minutes": None if math.isinf(settings.max_minutes) else settings.max_minutes},
+        "prompts": {str(size): len(settings.prompts_at(size, prompts)) for size in settings.batch_sizes},
+        "prompt_tokens": {"min": lengths[0], "median": lengths[len(lengths) // 2], "max": lengths[-1]},
+        "rates": asdict(report.rates),
+        "repeats": report.repeats,
+        "complete": report.complete,
+    }
+
+
+def percent(share: float | None) -> str:
+    """Share as text; empty where there is none."""
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def print_bench_table(rows: list[dict[str, Any]], rates: Any) -> None:
+    """One line an engine and batch size."""
+    table = Table(
+        title="Medians of interleaved runs; shares are of a round, prefill left out",
+        caption=_caption(rates),
+    )
+    table.add_column("engine", no_wrap=True)
+    on_cuda = any(row["peak_memory_bytes"] for row in rows)
+    shares = ("draft", "verify", "realign", "host", *(("idle",) if on_cuda else ()), "outside_forward")
+    for name in ("batch", "tokens/s", "vs plain", "ms/round", *shares, "floor/time", *(("memory",) if on_cuda else ())):
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        has_rounds = row["ms_per_round"] > 0
+        table.add_row(
+            row["engine"],
+            str(row["batch_size"]),
+            f"{row['tokens_per_s']:.0f}",
+            f"{row['ratio_to_hf_generate']:.2f}×",
+            f"{row['ms_per_round']:.1f}" if has_rounds else "",
+            *(percent(row[f"share_{s}"]) if has_rounds else "" for s in shares),
+            percent(row["fraction_of_floor"]),
+            *((f"{row['peak_memory_bytes'] / 1e9:.1f} GB",) if on_cuda else ()),
+        )
+    console_for_tables().print(table)
+
+
+def print_anatomy_tables(rows: list[dict[str, Any]], fits: list[dict[str, Any]], rates: Any) -> None:
+    """What realignment moves and costs, and how that grows."""
+    table = Table(title="What realignment moves and costs, per round", caption=_caption(rates))
+    table.add_column("engine")
+    for name in ("batch", "context", "host operations", "MB", "realign ms", "share", "GB/s", "of bandwidth", "bound"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row["engine"],
+            str(row["batch_size"]),
+            str(row["context_tokens"]),
+            f"{row['host_operations_per_round']:.1f}",
+            f"{row['bytes_per_round'] / 1e6:.1f}",
+            f"{row['realign_ms_per_round']:.3f}",
+            percent(row["share_realign"]),
+            f"{row['bytes_per_s'] / 1e9:.1f}",
+            percent(row["fraction_of_bandwidth"]),
+            row["bound"],
+        )
+    growth = Table(title="How its time grows with the batch: exponent of a power law")
+    for name in ("engine", "context", "exponent", "verdict"):
+        growth.add_column(name, justify="left" if name in ("engine", "verdict") else "right")
+    for fit in fits:
+        exponent = "" if fit["exponent"] is None else f"{fit['exponent']:.2f}"
+        growth.add_row(fit["engine"], str(fit["context_tokens"]), exponent, fit["verdict"])
+    for one in (table, growth):
+        console_for_tables().print(one)
+
+
+def _caption(rates: Any) -> str:
+    return f"measured in this run: {rates.bytes_per_s / 1e9:.0f} GB/s, {rates.flops_per_s / 1e12:.2f} TFLOP/s"

@@ -1,0 +1,291 @@
+"""The benchmark: work counted by hand, identities of its rows, and the anatomy of realignment."""
+
+import json
+
+import pytest
+import torch
+
+from refimpl import InputError, generate
+from refimpl.bench import BenchSettings, run_bench, spread
+from refimpl.bench.anatomy import AnatomySettings, counted_bytes, run_anatomy
+from refimpl.bench.anatomy_rows import AnatomyRow, fitted_exponent, scalings
+from refimpl.bench.engines import hf_generate, run_method
+from refimpl.bench.per_row import layers_of, num_operations, ragged_plan, realign_row_by_row
+from refimpl.bench.run import ASSISTED, BATCHED, PLAIN, make_bench
+from refimpl.bench.settings import prompt_ids
+from refimpl.bench.work import Feed, ModelWork, Rates, Work, round_passes
+from refimpl.cli import main
+from refimpl.conformance.table_model import table_pair
+from refimpl.forced import rate_lengths
+from refimpl.pairs.loading import random_pair
+from refimpl.records import RowOutcome
+from refimpl.trace import RoundRecord
+
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, DIM, VOCAB, ITEM = 32, 48, 2, 4, 2, 8, 61, 8
+MATRICES = LAYERS * (2 * HIDDEN * HEADS * DIM + 2 * HIDDEN * KV_HEADS * DIM + 3 * HIDDEN * INNER)
+HEAD = HIDDEN * VOCAB
+NORMS = (2 * LAYERS + 1) * HIDDEN
+KV = LAYERS * 2 * KV_HEADS * DIM * ITEM
+SHARES = ("draft", "verify", "realign", "host")
+FORCED = rate_lengths(0.4, 3)
+
+
+def outcome(seq_len, draft_lag, drafted):
+    return RowOutcome(0, seq_len, draft_lag, drafted, drafted, 0, 1, "recovered", False)
+
+
+class TestWork:
+    def test_a_pass_is_what_one_counts_by_hand(self, llama):
+        work = ModelWork.of(llama.target)
+        assert (work.layer_weights, work.head_weights, work.kv_bytes_per_token) == (MATRICES, HEAD, KV)
+        assert work.weight_bytes == (MATRICES + HEAD + NORMS) * ITEM
+        found = work.forward_pass([Feed(cached=10, fed=3, num_logits=2)])
+        seen = 11 + 12 + 13
+        flops = 2 * MATRICES * 3 + 2 * HEAD * 2 + 4 * HEADS * DIM * LAYERS * seen
+        assert found == Work(work.weight_bytes + 13 * KV, flops)
+
+    def test_weights_are_read_once_whatever_the_batch(self, llama):
+        work = ModelWork.of(llama.target)
+        one, four = (work.forward_pass([Feed(10, 1, 1)] * n) for n in (1, 4))
+        assert four.num_bytes - one.num_bytes == 3 * 11 * KV
+        assert four.flops == 4 * one.flops
+
+    @pytest.mark.parametrize("kind", ["opt", "gpt2"])
+    def test_learned_positions_are_looked_up_not_read(self, kind):
+        model = random_pair(kind).target.model
+        tables = sum(p.numel() for n, p in model.named_parameters() if any(w in n for w in ("positions", "wpe")))
+        read = sum(p.numel() for p in model.parameters()) - tables
+        assert tables
+        assert ModelWork.of(random_pair(kind).target).weight_bytes == read * ITEM
+
+    def test_a_round_has_a_pass_per_draft_and_one_to_verify(self, llama):
+        target, draft = ModelWork.of(llama.target), ModelWork.of(llama.draft)
+        record = RoundRecord(0, "static", (outcome(20, 2, 3), outcome(10, 1, 1)), {}, 0)
+        assert list(round_passes(record, target, draft)) == [
+            draft.forward_pass([Feed(18, 2, 1), Feed(9, 1, 1)]),
+            draft.forward_pass([Feed(20, 1, 1)]),
+            draft.forward_pass([Feed(21, 1, 1)]),
+            target.forward_pass([Feed(19, 4, 4), Feed(9, 2, 2)]),
+        ]
+
+    def test_the_floor_adds_up_the_slower_side_of_each_pass(self):
+        rates = Rates(bytes_per_s=10, flops_per_s=100)
+        assert rates.floor_s([Work(20, 100), Work(10, 500)]) == 2 + 5
+
+
+class TestPrompts:
+    def test_spread_is_even_and_keeps_the_order(self):
+        assert spread(range(96), 4) == [12, 36, 60, 84]
+        assert spread(range(5), 9) == [0, 1, 2, 3, 4]
+        assert spread(range(7), 7) == list(range(7))
+
+    def test_prompts_per_row_gives_each_row_its_share(self):
+        settings = BenchSettings(prompts_per_row=2)
+        assert len(settings.prompts_at(4, [[i] for i in range(32)])) == 8
+        assert len(BenchSettings().prompts_at(4, [[i] for i in range(32)])) == 32
+
+    def test_a_pair_without_tokenizer_gets_random_ids(self, llama, tiny):
+        ids = prompt_ids(llama, [], 3, 5, seed=1)
+        assert [len(p) for p in ids] == [5, 5, 5]
+        assert ids != prompt_ids(llama, [], 3, 5, seed=2)
+        with pytest.raises(InputError, match="no texts"):
+            prompt_ids(tiny, [], 3, 5, seed=1)
+
+
+@pytest.fixture(scope="module")
+def report():
+    pair = random_pair("llama", draft_noise=0.01)
+    settings = BenchSettings((1, 3), num_speculative_tokens=3, max_new_tokens=6, repeats=2, prompts_per_row=2)
+    saved = []
+    found = run_bench(pair, [[i, i + 1, 5] for i in range(6)], settings, save=saved.append)
+    return found, saved
+
+
+class TestBench:
+    def test_every_engine_has_a_row(self, report):
+        rows = report[0].rows
+        ours = {"rollback", "masked", "eqspec", "exspec", "inplace"}
+        assert {r.engine for r in rows if r.batch_size == 1} == {PLAIN, ASSISTED, BATCHED, "speculative"} | ours
+        assert {r.engine for r in rows if r.batch_size == 3} == {PLAIN, BATCHED} | ours
+
+    def test_identities(self, report):
+        for row in report[0].rows:
+            assert row.tokens_per_s_min <= row.tokens_per_s <= row.tokens_per_s_max
+            assert row.fraction_of_floor > 0
+            assert row.flops_per_round > 0
+            assert row.bytes_per_round > 0
+            assert row.peak_memory_bytes is None
+            if row.engine == PLAIN:
+                assert row.ratio_to_hf_generate == 1
+            if row.engine in (PLAIN, ASSISTED):
+                assert row.ms_per_round == 0
+                continue
+            assert sum(getattr(row, f"ms_{s}") for s in SHARES) == pytest.approx(row.ms_per_round, rel=0.3)
+            assert sum(getattr(row, f"share_{s}") for s in SHARES) == pytest.approx(1, abs=0.2)
+            assert 0 < row.share_outside_forward < 1
+            assert row.kv_bytes > 0
+            assert 1 <= row.rows_per_round <= row.batch_size
+
+    def test_the_report_is_saved_as_it_grows(self, report):
+        found, saved = report
+        assert [len(s.rows) for s in saved] == [9, 16, 16, 16]
+        assert not any(s.complete for s in saved)
+        assert found.complete
+        assert found.repeats == 2
+
+    def test_time_up_ends_after_the_first_repeat(self, llama):
+        settings = BenchSettings((1,), ("inplace",), max_new_tokens=2, repeats=5, max_minutes=0)
+        found = run_bench(llama, [[5, 6]], settings)
+        assert (found.repeats, found.complete) == (1, True)
+
+    def test_a_run_is_the_engines_own(self, llama):
+        bench = make_bench(llama, BenchSettings(max_new_tokens=7, num_speculative_tokens=3))
+        prompts = [[3, 4, 5], [6, 7, 8, 9]]
+        sample = run_method(bench, prompts, "inplace", 2)
+        result = generate(llama, prompts, method="inplace", batch_size=2, max_new_tokens=7, num_speculative_tokens=3,
+                          stop_token_ids=())  # fmt: skip
+        assert sample.tokens == 14
+        assert sample.rounds == result.stats.num_rounds
+        assert sample.acceptance == result.stats.acceptance
+        assert 0 < sample.forward_s < sample.seconds
+        assert len(sample.passes) == sum(max(r.drafted for r in record.rows) + 1 for record in result.rounds)
+
+    def test_passes_of_plain_generation(self, llama):
+        bench = make_bench(llama, BenchSettings(max_new_tokens=3))
+        work = ModelWork.of(llama.target)
+        sample = hf_generate(bench, [[3, 4, 5], [6, 7]], 2)
+        assert sample.tokens == 6
+        assert list(sample.passes) == [
+            work.forward_pass([feed] * 2) for feed in (Feed(0, 3, 1), Feed(3, 1, 1), Feed(4, 1, 1))
+        ]
+
+    def test_plain_generation_has_transformers_own_attention(self, llama):
+        bench, used = make_bench(llama, BenchSettings(max_new_tokens=1)), []
+        model, before = llama.target.model, llama.target.model.config._attn_implementation
+        handle = model.register_forward_pre_hook(lambda *_: used.append(model.config._attn_implementation))
+        hf_generate(bench, [[3, 4]], 1)
+        handle.remove()
+        assert used == ["sdpa"]
+        assert model.config._attn_implementation == before
+
+    def test_forced_acceptance_reaches_its_rate(self, llama):
+        settings = BenchSettings((4,), ("inplace",), 3, 40, repeats=1, forced_lengths=FORCED)
+        row = run_bench(llama, [[i, 4, 5] for i in range(12)], settings).rows[-1]
+        assert row.draft_acceptance_rate == pytest.approx(0.4, abs=0.1)
+        assert row.mean_acceptance_length == pytest.approx(2.2, abs=0.25)
+
+    def test_other_models_are_refused(self):
+        with pytest.raises(InputError, match="needs two transformers models"):
+            run_bench(table_pair(), [[1]], BenchSettings())
+
+
+def anatomy(pair, **settings):
+    defaults = {"batch_sizes": (1, 3), "contexts": (24,), "num_speculative_tokens": 3, "rounds": 5, "repeats": 1}
+    return run_anatomy(pair, AnatomySettings(FORCED, **(defaults | settings)))
+
+
+class TestAnatomy:
+    def test_what_moves(self, llama):
+        rows, fits, _ = anatomy(llama)
+        table = {(r.engine, r.batch_size): r for r in rows}
+        assert {r.engine for r in rows} == {"eqspec", "exspec", "masked", "rollback", "inplace", "per_row"}
+        for size in (1, 3):
+            assert table["inplace", size].host_operations_per_round == 0
+            assert table["inplace", size].bytes_per_round == 0
+            assert table["inplace", size].bound == "none"
+        assert table["eqspec", 1].bytes_per_round == 0
+        assert table["eqspec", 3].bytes_per_round > 0
+        assert table["per_row", 3].host_operations_per_round == (6 * 3 + 2) * LAYERS
+        assert {f.engine: f.verdict for f in fits}["inplace"] == "nothing moves"
+
+    def test_bytes_are_those_of_the_stores(self, llama):
+        settings = {"batch_size": 3, "max_new_tokens": 6, "checks": "off"}
+        with counted_bytes() as moved:
+            generate(llama, [[5, 6], [7, 8, 9], [4]], method="inplace", **settings)
+            assert not moved
+            generate(llama, [[5, 6], [7, 8, 9], [4]], method="eqspec", **settings)
+        assert moved
+        assert all(n % (2 * KV) == 0 for n in moved)
+        count = len(moved)
+        generate(llama, [[5, 6], [7, 8, 9], [4]], method="eqspec", **settings)
+        assert len(moved) == count
+
+    def test_moving_row_by_row_moves_the_right_columns(self, llama):
+        kept, width = [1, 4, 2], 9
+        layers = layers_of(llama.target.kv_shape, 3, width)
+        moved = realign_row_by_row(layers, ragged_plan(kept, width, torch.device("cpu")))
+        for (keys, values), (new_keys, new_values) in zip(layers, moved, strict=True):
+            for i, n in enumerate(kept):
+                pads = max(kept) - n
+                for old, new in ((keys, new_keys), (values, new_values)):
+                    assert new.shape == old.shape
+                    assert torch.equal(new[i, :, pads:], old[i, :, : width - pads])
+                    assert (new[i, :, :pads] == 0).all()
+        assert num_operations(32, 4) == 26 * 32
+
+    def test_the_fitted_exponent_is_that_of_a_power_law(self):
+        assert fitted_exponent([(n, 3 * n**1.4) for n in (1, 2, 8)]) == pytest.approx(1.4)
+        assert fitted_exponent([(4, 1.0)]) is None
+
+    @pytest.mark.parametrize(("power", "verdict"), [(0, "sublinear"), (1, "linear"), (1.5, "superlinear")])
+    def test_verdicts(self, power, verdict):
+        rows = [AnatomyRow("eqspec", n, 64, 1.0, 8.0, 2.0 * n**power, 9.0, 0.2, 1.0, 0.1, "host") for n in (1, 2, 4)]
+        assert [fit.verdict for fit in scalings(rows)] == [verdict]
+
+    @pytest.mark.parametrize(("context", "message"), [(250, "leaves no room"), (16, "longer than 16 tokens")])
+    def test_contexts_that_cannot_be(self, llama, context, message):
+        with pytest.raises(InputError, match=message):
+            anatomy(llama, contexts=(context,))
+
+
+def run(capsys, monkeypatch, *argv):
+    monkeypatch.setattr("sys.argv", ["refimpl", *argv])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return stopped.value.code, capsys.readouterr()
+
+
+class TestCommands:
+    def test_bench_prints_and_writes_one_report(self, capsys, monkeypatch, tmp_path):
+        path = tmp_path / "bench.json"
+        argv = ("bench", "--limit", "2", "--batch-sizes", "1", "--methods", "inplace", "--max-new-tokens", "3",
+                "--repeats", "1", "--acceptance", "forced:rate:0.4", "--json", "--output", str(path))  # fmt: skip
+        code, printed = run(capsys, monkeypatch, *argv)
+        data = json.loads(printed.out.splitlines()[-1])
+        assert code == 0
+        assert set(data) == {"rows", "meta"}
+        assert {"engine", "batch_size", "tokens_per_s", "ratio_to_hf_generate", "fraction_of_floor",
+                *(f"share_{s}" for s in SHARES)} <= set(data["rows"][0])  # fmt: skip
+        assert json.loads(path.read_text())["rows"] == data["rows"]
+        assert data["meta"]["rates"]["bytes_per_s"] > 0
+        assert data["meta"]["acceptance"] == "forced:rate:0.4"
+
+    def test_anatomy_prints_and_writes_one_report(self, capsys, monkeypatch, tmp_path):
+        path = tmp_path / "anatomy.json"
+        argv = ("anatomy", "--batch-sizes", "2", "--contexts", "20", "--rounds", "1", "--repeats", "1", "--json",
+                "--methods", "eqspec", "--output", str(path))  # fmt: skip
+        code, printed = run(capsys, monkeypatch, *argv)
+        data = json.loads(printed.out.splitlines()[-1])
+        assert code == 0
+        assert set(data) == {"rows", "scaling", "meta"}
+        assert [r["engine"] for r in data["rows"]] == ["eqspec", "per_row"]
+        assert json.loads(path.read_text())["rows"] == data["rows"]
+
+    @pytest.mark.parametrize(
+        ("argv", "message"),
+        [
+            (("bench", "--engine-option", "x"), "--engine-option must look like NAME=VALUE"),
+            (("bench", "--engine-option", "sped=1"), "unknown setting sped"),
+            (("bench", "--acceptance", "forced:magic"), "write iid:A, rate:R or trace:FILE"),
+            (("bench", "--methods", "magic"), "unknown method 'magic'"),
+            (("bench", "--batch-sizes", "0"), "--batch-sizes must be at least 1"),
+            (("bench", "--output", "nowhere/bench.json"), "the folder nowhere does not exist"),
+            (("anatomy", "--contexts", "x"), "--contexts must be comma-separated integers"),
+            (("anatomy", "--acceptance", "natural"), "write iid:A, rate:R or trace:FILE"),
+        ],
+    )
+    def test_errors_are_one_line(self, capsys, monkeypatch, argv, message):
+        code, printed = run(capsys, monkeypatch, *argv)
+        assert code == 2
+        assert message in printed.err
+        assert printed.err.count("\n") == 1
