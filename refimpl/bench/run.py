@@ -131,7 +131,7 @@ class Interleaved:
 
     def _warm_up(self, size: int) -> None:
         """Run every engine on one batch, and see how busy each of ours keeps a CUDA device."""
-        first = self.prompts[size][: size + 1]
+        first = self.prompts[size][:size]
         for name, run in self.runs[size].items():
             run(first)
             if self.bench.device.type == "cuda" and name not in (PLAIN, ASSISTED):

@@ -1,0 +1,180 @@
+"""The GPU script: all of it with tiny sizes on a CPU, from a checkout, writing nowhere but where it is told."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+TOOLS = str(ROOT / "tools")
+SCRIPT = str(ROOT / ".ci" / "gpu")
+CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
+MINUTES = 9
+
+
+@pytest.fixture(scope="module")
+def tools():
+    sys.path.insert(0, TOOLS)
+    import gpu_ledger
+    import gpu_pieces
+    import gpu_run
+
+    yield gpu_pieces, gpu_ledger, gpu_run
+    sys.path.remove(TOOLS)
+
+
+def script(*argv, cwd=None, **variables):
+    environment = {name: value for name, value in os.environ.items() if name != "OUT"} | CPU_ONLY | variables
+    words = ["bash", SCRIPT, *map(str, argv)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
+
+
+@pytest.fixture(scope="module")
+def dry(tmp_path_factory):
+    """A dry run of everything, started from another folder; returns its folder and what it printed."""
+    elsewhere, out = tmp_path_factory.mktemp("elsewhere"), tmp_path_factory.mktemp("dry")
+    before = {path: path.stat().st_mtime_ns for path in (ROOT / "docs").rglob("*")}
+    found = script("--dry-run", "--out", out, "--archive", out / "a.tar.gz", "--commit", "abc", cwd=elsewhere)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert not list(elsewhere.iterdir())
+    assert before == {path: path.stat().st_mtime_ns for path in (ROOT / "docs").rglob("*")}
+    return out, found.stdout
+
+
+def test_every_piece_runs(dry, tools):
+    pieces, _, _ = tools
+    ledger = json.loads((dry[0] / "docs/results/gpu.json").read_text())["pieces"]
+    assert [entry["name"] for entry in ledger] == [piece.name for piece in pieces.all_pieces(pieces.Scale())]
+    assert {entry["state"] for entry in ledger} <= {"done", "not available"}
+    assert {entry["commit"] for entry in ledger} == {"abc"}
+    done = {entry["name"] for entry in ledger if entry["state"] == "done"}
+    assert done >= {"smoke", "verify-float32", "bench-length3", "anatomy", "calibrate-qwen3", "bench-bundled"}
+
+
+def test_results_have_rows_and_provenance_without_the_folder(dry):
+    results = dry[0] / "docs/results"
+    for name in ("bench-gpu-length3", "bench-gpu-published", "bench-gpu-bundled", "anatomy-gpu"):
+        data = json.loads((results / f"{name}.json").read_text())
+        assert data["rows"]
+        assert data["meta"]["rates"]["flops_per_s"] > 0
+        assert str(dry[0]) not in json.dumps(data)
+        assert data["meta"]["command"].endswith(f"--output docs/results/{name}.json")
+    assert str(dry[0]) not in (results / "gpu.json").read_text()
+
+
+def test_the_archive_unpacks_in_place(dry, tmp_path):
+    with tarfile.open(dry[0] / "a.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    packed = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert packed == {path.relative_to(dry[0]) for path in dry[0].glob("docs/**/*") if path.is_file()}
+
+
+def test_what_is_done_is_skipped_at_the_same_commit_only(dry):
+    again = script("--dry-run", "--out", dry[0], "--commit", "abc", "--minutes", "0")
+    assert "anatomy: done already at abc" in again.stdout
+    listed = script("--list", "--out", dry[0], "--commit", "def")
+    assert "done at abc" in listed.stdout
+    other = script("--dry-run", "--out", dry[0], "--commit", "def", "--minutes", "0")
+    assert "anatomy: left out, it could take" in other.stdout
+
+
+def test_results_go_to_two_files_where_the_variable_says(tools, tmp_path, monkeypatch):
+    import gpu
+
+    monkeypatch.setenv("OUT", str(tmp_path))
+    root, archive, log = gpu.places(gpu.parse([]))
+    assert root == ROOT / "build/gpu"
+    assert {archive.parent, log.parent} == {tmp_path}
+    monkeypatch.delenv("OUT")
+    assert gpu.places(gpu.parse([])) == (ROOT, None, ROOT / "build" / "gpu.log")
+
+
+def test_pieces_fit_their_time_and_need_no_network(tools):
+    pieces, _, _ = tools
+    for piece in pieces.all_pieces(pieces.Scale()):
+        assert piece.minutes < MINUTES
+        for command in piece.commands:
+            words = " ".join(command.argv)
+            assert "cuda" in words or pieces.GPU_TESTS in words
+            assert "--pair" not in words or "--pair tiny" in words or "--random-weights" in words
+
+
+def test_options_are_those_of_the_command_line(tools):
+    pieces, _, run = tools
+    for piece in pieces.all_pieces(pieces.Scale(prompts="file.jsonl")):
+        for command in piece.commands:
+            if command.argv[1] == "refimpl" and run.available(command):
+                unknown = [w for w in command.argv if w.startswith("--") and not run.has_option(command.argv[2], w)]
+                assert not unknown, piece.name
+
+
+def test_what_is_missing_is_left_out(tools):
+    pieces, _, run = tools
+    assert run.has_option("verify", "--limit")
+    assert not run.has_option("verify", "--magic")
+    assert not run.available(pieces.Command((), needs=("magic", "--limit")))
+    assert not run.available(pieces.Command((), needs_path="tests/magic"))
+
+
+def test_a_command_that_fails_or_hangs_is_told_apart(tools, tmp_path):
+    pieces, _, run = tools
+    log = tmp_path / "log"
+    for code, state, seconds in (("raise SystemExit(3)", "failed", 30), ("import time; time.sleep(60)", "timeout", 1)):
+        outcome = run.run_command(pieces.Command(("-c", code)), tmp_path, log, seconds, inside=False)
+        assert outcome.state == state
+    assert "$ python -c raise SystemExit(3)" in log.read_text()
+
+
+def test_the_ledger_wants_files_and_commit(tools, tmp_path):
+    pieces, ledger_module, run = tools
+    piece = pieces.Piece("magic", "nothing", 1.0, (pieces.Command((), ("docs/results/magic.json",)),))
+    file = tmp_path / "docs/results/magic.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    report = run.Outcome("done", 0, 1.0).as_dict(piece.commands[0], tmp_path)
+    ledger_module.Ledger(tmp_path, "abc").note(piece, "done", [report], "device")
+    assert ledger_module.Ledger(tmp_path, "abc").has(piece)
+    assert not ledger_module.Ledger(tmp_path, "def").has(piece)
+    unknown = ledger_module.Ledger(tmp_path, ledger_module.UNKNOWN)
+    unknown.note(piece, "done", [report], "device")
+    assert not unknown.has(piece)
+    ledger_module.Ledger(tmp_path, "abc").note(piece, "timeout", [report], "device")
+    assert not ledger_module.Ledger(tmp_path, "abc").has(piece)
+    ledger_module.Ledger(tmp_path, "abc").note(piece, "done", [report], "device")
+    file.unlink()
+    assert not ledger_module.Ledger(tmp_path, "abc").has(piece)
+
+
+def test_the_commit_is_named_where_git_was_not_there(tools, tmp_path):
+    _, ledger_module, _ = tools
+    folder = tmp_path / "docs/results"
+    folder.mkdir(parents=True)
+    (folder / "a.json").write_text(json.dumps({"meta": {"commit": "unknown", "command": f"x {tmp_path}/docs/a.json"}}))
+    (folder / "b.json").write_text(json.dumps({"meta": {"commit": "kept"}}))
+    ledger_module.stamp(tmp_path, 0, "abc")
+    assert json.loads((folder / "a.json").read_text())["meta"] == {"commit": "abc", "command": "x docs/a.json"}
+    assert json.loads((folder / "b.json").read_text())["meta"]["commit"] == "kept"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--only", "magic"), "no piece 'magic': choose smoke, verify-float32"),
+        (("--dry-run",), "--dry-run writes nothing into the checkout"),
+        (("--archive", "a.tar.gz"), "--archive packs what is in --out"),
+        ((), "no CUDA device is available"),
+    ],
+)
+def test_errors_are_one_line(argv, message):
+    found = script(*argv)
+    assert found.returncode == 2
+    assert message in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+def test_help_has_examples():
+    assert ".ci/gpu --only bench-length3,anatomy" in script("--help").stdout

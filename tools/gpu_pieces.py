@@ -1,0 +1,190 @@
+"""What is measured on a GPU: pieces in order of value, each a few commands that end within its minutes.
+
+Paths are below a root; `{root}` in a command stands for it. A dry run has the same pieces, commands and files, on a
+CPU with the bundled pair and tiny sizes.
+"""
+
+from dataclasses import dataclass
+
+RESULTS, SIMULATOR_DATA = "docs/results", "simulator/data"
+GPU_TESTS = "tests/gpu"
+LENGTH_3, PUBLISHED = "forced:rate:0.4", "rate:0.228"  # at k = 5: 1 + 0.4 · 5 = 3 tokens a round; as published
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process.
+
+    Attributes:
+        argv: after the interpreter.
+        writes: files, or folders, that are there when it has ended well.
+        needs: option of the project's command line that it uses and that may not be there yet: ("verify", "--bitwise").
+        needs_path: file or folder of the checkout without which it is left out.
+    """
+
+    argv: tuple[str, ...]
+    writes: tuple[str, ...] = ()
+    needs: tuple[str, str] | None = None
+    needs_path: str = ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Commands that belong together, and the minutes after which they are stopped."""
+
+    name: str
+    what: str
+    minutes: float
+    commands: tuple[Command, ...]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of a run: those of the GPU, or tiny ones for a dry run."""
+
+    dry: bool = False
+    prompts: str = ""  # prompt file for the equivalence runs; empty for the bundled prompts
+
+    def pick(self, real: str, tiny: str) -> tuple[str, ...]:
+        """Words of one of two texts."""
+        return tuple((tiny if self.dry else real).split())
+
+    @property
+    def device(self) -> tuple[str, ...]:
+        """Where it runs."""
+        return ("--device", "cpu" if self.dry else "cuda")
+
+    def published(self, pair: str) -> tuple[str, ...]:
+        """A published pair's architecture; the bundled pair in a dry run."""
+        return (*self.device, *self.pick(f"--pair {pair} --random-weights --dtype bfloat16", "--pair tiny"))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Prompts of the equivalence runs."""
+        return ("--prompts", self.prompts) if self.prompts else ()
+
+
+def all_pieces(scale: Scale) -> list[Piece]:
+    """Every piece, most valuable first."""
+    return [
+        _smoke(scale),
+        *(_verify(scale, dtype) for dtype in ("float32", "bfloat16")),
+        _bitwise(scale),
+        _bench(scale, "length3", "8,1", "inplace,eqspec,exspec", LENGTH_3, repeats=3, minutes=7.0),
+        _bench(scale, "published", "4,8", "eqspec,exspec,masked,inplace", f"forced:{PUBLISHED}", 2, minutes=7.5),
+        _anatomy(scale),
+        _calibrate(scale, "qwen3"),
+        _bench(scale, "sweep-a", "1,4,16", "all", LENGTH_3, repeats=1, minutes=8.5),
+        _bench(scale, "sweep-b", "2,8,32", "all", LENGTH_3, repeats=1, minutes=8.5),
+        _calibrate(scale, "vicuna"),
+        _calibrate(scale, "glm4"),
+        _shape_stable(scale),
+        _bundled(scale),
+    ]
+
+
+def _python(*words: str) -> tuple[str, ...]:
+    return ("-m", "refimpl", *words)
+
+
+def _result(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Options that make a command write a result, and the file."""
+    path = f"{RESULTS}/{name}.json"
+    return ("--output", f"{{root}}/{path}"), (path,)
+
+
+def _smoke(scale: Scale) -> Piece:
+    sizes = scale.pick("--limit 8 --max-new-tokens 24", "--limit 2 --max-new-tokens 3 --methods inplace,eqspec")
+    verify = _python("verify", "--dtype", "float32", "--batch-sizes", "4", *scale.device, *sizes)
+    tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", GPU_TESTS)
+    commands = (Command(verify), *(() if scale.dry else (Command(tests, needs_path=GPU_TESTS),)))
+    return Piece("smoke", "every method runs on the device; the GPU tests", 5.0, commands)
+
+
+def _verify(scale: Scale, dtype: str) -> Piece:
+    """Equality on all prompts; the verdict, for which every prefix is run once more, on some."""
+    common = ("--dtype", dtype, *scale.device, *scale.texts)
+    output, writes = _result(f"verify-gpu-{dtype}")
+    sizes = scale.pick(
+        "--batch-sizes 4,16 --max-new-tokens 50",
+        "--limit 2 --batch-sizes 2 --max-new-tokens 3 --methods inplace,eqspec",
+    )
+    verify = Command(_python("verify", *common, *sizes, *output), writes)
+    output, writes = _result(f"ties-gpu-{dtype}")
+    sizes = scale.pick(
+        "--limit 24 --batch-sizes 4,16 --max-new-tokens 50",
+        "--limit 2 --batch-sizes 2 --max-new-tokens 3 --methods inplace",
+    )
+    judge = Command(_python("tie-or-bug", *common, *sizes, *output), writes, needs=("tie-or-bug", "--batch-sizes"))
+    what = f"bundled pair in {dtype} against one-at-a-time decoding; differences judged as ties or bugs"
+    return Piece(f"verify-{dtype}", what, 8.0, (verify, judge))
+
+
+def _bitwise(scale: Scale) -> Piece:
+    commands = []
+    for name, options in (("greedy", ""), ("coupled", "--temperature 0.8")):
+        output, writes = _result(f"bitwise-gpu-{name}")
+        sizes = scale.pick(
+            f"--limit {48 if name == 'greedy' else 24} --batch-sizes 1,8,32 --max-new-tokens 50",
+            "--limit 2 --batch-sizes 2 --max-new-tokens 3 --methods inplace",
+        )
+        words = ("verify", "--bitwise", "--dtype", "bfloat16", *scale.device, *sizes, *scale.texts, *options.split())
+        commands.append(Command(_python(*words, *output), writes, needs=("verify", "--bitwise")))
+    return Piece("bitwise", "shape-stable execution in bfloat16: equal to the last bit", 8.5, tuple(commands))
+
+
+def _bench(
+    scale: Scale, name: str, batch_sizes: str, methods: str, acceptance: str, repeats: int, minutes: float
+) -> Piece:
+    output, writes = _result(f"bench-gpu-{name}")
+    sizes = scale.pick(
+        f"--batch-sizes {batch_sizes} --methods {methods} --repeats {repeats} --max-new-tokens 128 "
+        f"--prompts-per-row 2 --max-minutes {minutes - 3}",
+        "--batch-sizes 2 --methods inplace --repeats 1 --max-new-tokens 2 --prompts-per-row 1",
+    )
+    argv = _python("bench", *scale.published("qwen3"), *sizes, "--acceptance", acceptance, *output)
+    what = f"Qwen3-8B/0.6B shapes, {acceptance}, batch {batch_sizes}: {methods} against plain generation"
+    return Piece(f"bench-{name}", what, minutes, (Command(argv, writes),))
+
+
+def _anatomy(scale: Scale) -> Piece:
+    output, writes = _result("anatomy-gpu")
+    sizes = scale.pick(
+        "--batch-sizes 1,2,4,8,16,32 --contexts 128,1024 --rounds 12",
+        "--batch-sizes 1,2 --contexts 20 --rounds 1 --repeats 1",
+    )
+    argv = _python("anatomy", *scale.published("qwen3"), *sizes, "--acceptance", PUBLISHED, *output)
+    return Piece(
+        "anatomy", "what realignment moves and costs, by batch size and context", 7.5, (Command(argv, writes),)
+    )
+
+
+def _calibrate(scale: Scale, pair: str) -> Piece:
+    """In a dry run only the options are checked: the smallest grid takes minutes."""
+    argv = _python("calibrate", *scale.published(pair), "--out", f"{{root}}/{SIMULATOR_DATA}")
+    writes = (f"{SIMULATOR_DATA}/calibration",)
+    measured = Command((*argv, "--minutes", "7.5"), writes, needs=("calibrate", "--minutes"))
+    command = Command((*argv, "--help")) if scale.dry else measured
+    return Piece(f"calibrate-{pair}", f"costs of the stages for the simulator, {pair} shapes", 8.9, (command,))
+
+
+def _shape_stable(scale: Scale) -> Piece:
+    output, writes = _result("bench-gpu-stable")
+    sizes = scale.pick(
+        "--batch-sizes 8 --repeats 3 --max-new-tokens 128 --prompts-per-row 2 --max-minutes 3",
+        "--batch-sizes 2 --repeats 1 --max-new-tokens 2 --prompts-per-row 1",
+    )
+    extra = ("--methods", "inplace", "--acceptance", LENGTH_3, "--engine-option", "shape_stable=true")
+    argv = _python("bench", *scale.published("qwen3"), *sizes, *extra, *output)
+    command = Command(argv, writes, needs=("verify", "--bitwise"))
+    return Piece("bench-stable", "what shape-stable execution costs at batch 8", 5.0, (command,))
+
+
+def _bundled(scale: Scale) -> Piece:
+    output, writes = _result("bench-gpu-bundled")
+    sizes = scale.pick(
+        "--dtype bfloat16 --batch-sizes 1,8,32 --prompts-per-row 8 --max-new-tokens 64 --repeats 2 --max-minutes 4",
+        "--batch-sizes 2 --prompts-per-row 1 --max-new-tokens 2 --repeats 1 --methods inplace",
+    )
+    argv = _python("bench", "--pair", "tiny", *scale.device, *sizes, *output)
+    return Piece("bench-bundled", "bundled pair, natural acceptance", 8.0, (Command(argv, writes),))
