@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 
 from refimpl.config import SamplingConfig
-from refimpl.model import CausalLM
+from refimpl.kvstore import Block, KVStore
+from refimpl.model import CausalLM, FeedRow
 from refimpl.sampling import Purpose, RowKeys, exponentials
 from refimpl.sequence import Sequence
 
 
 def decode(
-    model: CausalLM, sequence: Sequence, vocab_size: int, sampling: SamplingConfig
+    feed: FeedRow, sequence: Sequence, vocab_size: int, sampling: SamplingConfig
 ) -> Iterator[tuple[int, Tensor]]:
     """Generate a sequence's tokens one by one.
 
     Args:
-        model: the target.
+        feed: runs the target: ``model.fresh_row()``, or a WindowedRow.
         sequence: supplies prompt, budget, stops and keys; it is read, never changed.
         vocab_size: leading logits that count.
         sampling: temperature 0 for greedy; else every token is drawn with the noise of its position.
@@ -31,7 +32,6 @@ def decode(
         (token, logits ``[vocab]`` that it was chosen from); the last token is a stop token, completes a stop
         string, or exhausts the budget.
     """
-    feed = model.fresh_row()
     fed = list(sequence.token_ids[: sequence.prompt_len])
     generated: list[int] = []
     while len(generated) < sequence.max_new_tokens:
@@ -42,6 +42,52 @@ def decode(
         if token in sequence.stop_token_ids or (sequence.stops_text is not None and sequence.stops_text(generated)):
             return
         fed = [token]
+
+
+class WindowedRow:
+    """One sequence fed through passes of one shape, as shape-stable execution runs them: row 0, the others idle.
+
+    A pass of ``[rows, window]`` carries one real token, or part of a prompt, and the rest of it is ignored: later
+    passes overwrite what it leaves behind before anything may see it.
+
+    Args:
+        model: the target.
+        rows: of every pass.
+        window: tokens a row of every pass after the prompt.
+        prompt_window: tokens a row of every pass over the prompt.
+        columns: of the K/V store, all of which every pass is given to see.
+    """
+
+    def __init__(self, model: CausalLM, *, rows: int, window: int, prompt_window: int, columns: int):
+        self._model, self._window, self._prompt_window = model, window, prompt_window
+        self._store = KVStore.empty(model.kv_shape, rows, columns, tagged=False)
+        self._num_fed = 0
+
+    @torch.inference_mode()
+    def __call__(self, tokens: list[int]) -> Tensor:
+        """Feed the next tokens; logits ``[vocab]`` after the last of them."""
+        for start in range(0, len(tokens) - 1, self._prompt_window):
+            part = tokens[start : min(start + self._prompt_window, len(tokens) - 1)]
+            self._pass(part, self._prompt_window, 1)
+        return self._pass(tokens[-1:], self._window, self._window)[0]
+
+    def _pass(self, tokens: list[int], window: int, num_logits: int) -> Tensor:
+        """Logits of row 0 ``[num_logits, vocab]``."""
+        store, start, device = self._store, self._num_fed, self._store.shape.device
+        self._num_fed += len(tokens)
+        ids = torch.zeros(store.rows, window, dtype=torch.long, device=device)
+        ids[0, : len(tokens)] = torch.tensor(tokens, device=device)
+        position = torch.arange(start, start + window, device=device)
+        visible = torch.arange(store.columns, device=device) <= position[:, None]
+        fits = min(window, store.columns - start)
+
+        def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            store.write_columns(layer, start, keys[:, :, :fits], values[:, :, :fits])
+            return store.view(layer, store.columns)
+
+        position = position.clamp(max=self._model.max_positions - 1)
+        mask = visible.expand(store.rows, 1, -1, -1)
+        return self._model.forward(Block(ids, position.expand(store.rows, -1), mask, append), num_logits)[0]
 
 
 def _choose(logits: Tensor, sampling: SamplingConfig, sequence: Sequence, position: int) -> int:

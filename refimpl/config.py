@@ -184,6 +184,9 @@ class DecodeConfig:
         logprobs: alternatives to report per generated token; None reports nothing, 0 the emitted token's only.
         checks: level of the run-time checks; None for ``"device"`` on a CPU and ``"host"`` elsewhere.
         compaction_threshold: share of dead slots at which the masked layout compacts.
+        shape_stable: run every pass of the target in one fixed shape, idle rows and columns included, so that what a
+            row computes does not depend, to the last bit, on its neighbours, on k or on acceptance. For `inplace`
+            layouts and `autoregressive`, which then give the same logits for the same `batch_size` and k.
     """
 
     method: str = "inplace"
@@ -200,6 +203,7 @@ class DecodeConfig:
     logprobs: int | None = None
     checks: CheckLevel | None = None
     compaction_threshold: float = 0.25
+    shape_stable: bool = False
 
     def __post_init__(self) -> None:
         method = resolve_method(self.method)
@@ -238,6 +242,11 @@ class DecodeConfig:
         _require(
             0 < self.compaction_threshold <= 1,
             f"compaction_threshold must lie in (0, 1], not {self.compaction_threshold!r}",
+        )
+        _require(
+            not self.shape_stable or method.layout in ("inplace", None),
+            f"shape-stable execution needs every token at a column of its own: {self.method} moves them; "
+            "choose inplace, inplace+SCHEDULER or autoregressive",
         )
         check_stops(self.stop_token_ids, self.stop_strings)
 

@@ -9,7 +9,7 @@ import torch
 from refimpl.acceptance import make_rule
 from refimpl.config import CheckLevel, DecodeConfig
 from refimpl.invariants import Checker
-from refimpl.kvstore import RowState
+from refimpl.kvstore import RowState, pool_columns
 from refimpl.layouts import LAYOUT_CLASSES, Layout, MaskedLayout
 from refimpl.model import CausalLM, Pair
 from refimpl.rounds import CachedModel, RoundContext, run_round
@@ -20,6 +20,7 @@ from refimpl.timing import StageTimer
 from refimpl.trace import RoundRecord
 
 PREFILL_CHUNK_TOKENS = 512  # queries a row in one prefill pass, which bounds the mask
+STABLE_PREFILL_TOKENS = 64  # queries a row in every prefill pass under shape-stable execution
 
 
 def check_level(config: DecodeConfig, device: torch.device) -> CheckLevel:
@@ -47,6 +48,7 @@ class Engine:
             method.scheduler, config.resolved_batch_size, config.resolved_window_size, config.aging_bound
         )
         self._free_slots = list(range(min(self.scheduler.window_size, len(self.sequences))))[::-1]
+        self.window = verify_window(self.sequences)
         self.timer = StageTimer(pair.device)
         self.context = RoundContext(
             target=CachedModel(pair.target, self._make_layout(pair.target), "target"),
@@ -56,7 +58,10 @@ class Engine:
             timer=self.timer,
             vocab_size=pair.vocab_size,
             logprobs=config.logprobs,
+            window=self.window if config.shape_stable else None,
         )
+        if config.shape_stable:
+            self.context.target.layout.block_rows = config.resolved_batch_size
         self.scheduler.submit(self.sequences)
 
     @property
@@ -95,14 +100,13 @@ class Engine:
                 self._release(left)
 
     def _make_layout(self, model: CausalLM) -> Layout:
-        config, k = self.config, max(s.num_speculative_tokens for s in self.sequences)
-        longest = max(s.prompt_len + s.max_new_tokens for s in self.sequences)
+        config = self.config
         name = config.resolved_method.layout
         assert name is not None
         layout = LAYOUT_CLASSES[name](
             model.kv_shape,
-            len(self._free_slots),
-            longest + k + 1,
+            max(len(self._free_slots), config.resolved_batch_size if config.shape_stable else 0),
+            pool_columns(longest_row(self.sequences), self.window),
             max_positions=model.max_positions,
             tagged=self.checker.covers("device"),
         )
@@ -131,16 +135,28 @@ class Engine:
         return sum(layout.num_moves for layout in self.layouts)
 
 
+def longest_row(sequences: Seq[Sequence]) -> int:
+    """Tokens of the longest row that a run can come to."""
+    return max(s.prompt_len + s.max_new_tokens for s in sequences)
+
+
+def verify_window(sequences: Seq[Sequence]) -> int:
+    """Tokens a row of the largest verify pass."""
+    return max(s.num_speculative_tokens for s in sequences) + 1
+
+
 def prefill(cached: CachedModel, sequences: Seq[Sequence]) -> None:
     """Cache all prompt tokens but the last, so that every sequence starts with lag 1 (INV-5)."""
     lengths = [s.seq_len - 1 for s in sequences]
+    stable = cached.layout.block_rows is not None
+    step = STABLE_PREFILL_TOKENS if stable else PREFILL_CHUNK_TOKENS
     rows = [RowState(s.slot, s.index, n, 0) for s, n in zip(sequences, lengths, strict=True)]
     device = cached.layout.shape.device
-    for start in range(0, max(lengths, default=0), PREFILL_CHUNK_TOKENS):
-        stop = min(start + PREFILL_CHUNK_TOKENS, max(lengths))
+    for start in range(0, max(lengths, default=0), step):
+        stop = start + step if stable else min(start + step, max(lengths))
         chunk = [s.token_ids[start:stop] + [0] * (stop - max(start, s.seq_len)) for s in sequences]
         tokens = torch.tensor([row[: stop - start] for row in chunk], device=device)
-        cached.model.forward(cached.layout.prefill_block(rows, tokens, start), 1)
+        cached.forward(cached.layout.prefill_block(rows, tokens, start), 1)
     cached.layout.end_prefill(rows)
     for sequence, length in zip(sequences, lengths, strict=True):
         if cached.role == "target":

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from joblib import Parallel, delayed
 
-from refimpl.config import NAMED_METHODS, resolve_method
+from refimpl.config import NAMED_METHODS, SCHEDULERS, make_config, resolve_method
 from refimpl.errors import InvariantViolation
 from refimpl.generation import Result, generate
 from refimpl.model import Pair
@@ -73,6 +73,8 @@ class MethodReport:
     Attributes:
         comparison: None when an invariant broke before the run ended.
         violations: invariants that broke; empty in a healthy run.
+        bitwise: prompts with the oracle's tokens whose log-probabilities, normalised over the whole vocabulary in
+            float64, are the oracle's to the last bit; None when that was not asked for.
     """
 
     method: str
@@ -80,11 +82,14 @@ class MethodReport:
     comparison: Comparison | None
     stats: RunStats | None
     violations: tuple[str, ...] = ()
+    bitwise: int | None = None
 
     @property
     def exact(self) -> bool:
-        """Whether every prompt is equal to the oracle's output."""
-        return self.comparison is not None and not self.comparison.divergences
+        """Whether every prompt is equal to the oracle's output, to the last bit where that was asked for."""
+        if self.comparison is None or self.comparison.divergences:
+            return False
+        return self.bitwise is None or self.bitwise == self.comparison.prompts
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready row."""
@@ -96,15 +101,19 @@ class MethodReport:
             "mean_acceptance_length": self.stats.acceptance.mean_acceptance_length if self.stats else 0.0,
             "grouping_rate": self.stats.grouping_rate if self.stats else 0.0,
             "violations": list(self.violations),
+            **({} if self.bitwise is None else {"bitwise": self.bitwise}),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """All methods and batch sizes of a `verify` run; `reference` is the oracle's output."""
+    """All methods and batch sizes of a `verify` run; `references` are the oracle's outputs by batch size.
+
+    The oracle decodes one sequence at a time, whatever the batch size, unless it runs in the batch's shapes.
+    """
 
     prompts: int
-    reference: Result
+    references: dict[int, Result]
     results: list[MethodReport] = field(default_factory=list)
 
     @property
@@ -126,11 +135,15 @@ def expand_methods(methods: str | Seq[str]) -> list[str]:
     return [name for name in dict.fromkeys(expanded) if name != "autoregressive"]
 
 
-def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int]) -> list[tuple[str, int]]:
+SHAPE_STABLE_METHODS = tuple(f"inplace+{scheduler}" for scheduler in SCHEDULERS)
+
+
+def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], bitwise: bool = False) -> list[tuple[str, int]]:
     """Each (method, batch size) once; a method with a batch size of its own runs at that one only."""
+    chosen = SHAPE_STABLE_METHODS if bitwise and methods in ("all", ["all"], ("all",)) else methods
     runs = [
         (name, resolve_method(name).batch_size or batch_size)
-        for name in expand_methods(methods)
+        for name in expand_methods(chosen)
         for batch_size in batch_sizes
     ]
     return list(dict.fromkeys(runs))
@@ -143,47 +156,69 @@ def verify(
     methods: str | Seq[str] = "all",
     batch_sizes: Seq[int] = (1, 4, 8),
     jobs: int = 1,
+    bitwise: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     **settings: Any,
 ) -> VerifyReport:
-    """Run methods at several batch sizes and compare each with the oracle, which runs once.
+    """Run methods at several batch sizes and compare each with the oracle.
 
     Args:
         pair: from `load_pair`.
         prompts: as for `generate`.
-        methods: names, or ``"all"``.
+        methods: names, or ``"all"``; with `bitwise`, of methods that can run shape-stable.
         batch_sizes: each method runs at each of these.
         jobs: processes; with more than one, each run has a process and one thread to itself.
+        bitwise: run shape-stable, the oracle once per batch size in that batch's shapes, and compare
+            log-probabilities to the last bit.
         progress: told (what is running, finished, all).
         **settings: as for `generate`; a window smaller than a batch size is widened to it.
 
     Raises:
         InputError: impossible settings or prompts. An InvariantViolation is reported, not raised.
     """
-    runs = runs_to_verify(methods, batch_sizes)
-    reference = generate(pair, prompts, method="autoregressive", progress=_named(progress, "oracle"), **settings)
+    runs = runs_to_verify(methods, batch_sizes, bitwise)
+    if bitwise:
+        settings |= {"shape_stable": True, "logprobs": 0}
+        for method, _ in runs:
+            make_config(method=method, shape_stable=True)
+    references = _references(pair, prompts, runs, bitwise, settings, progress)
     if jobs == 1:
         reports = [
-            _run(pair, prompts, method, size, reference, dict(settings), _named(progress, f"{method} at batch {size}"))
+            _run(pair, prompts, method, size, references[size], settings, _named(progress, f"{method} at batch {size}"))
             for method, size in runs
         ]
     else:
-        reports = _run_in_processes(pair, prompts, runs, reference, settings, jobs, _named(progress, "methods"))
-    return VerifyReport(len(prompts), reference, reports)
+        reports = _run_in_processes(pair, prompts, runs, references, settings, jobs, _named(progress, "methods"))
+    return VerifyReport(len(prompts), references, reports)
+
+
+def _references(
+    pair: Pair,
+    prompts: Seq[Prompt],
+    runs: list[tuple[str, int]],
+    bitwise: bool,
+    settings: dict[str, Any],
+    progress: Callable[[str, int, int], None] | None,
+) -> dict[int, Result]:
+    """The oracle's output for every batch size: one and the same, unless it depends on the batch's shapes."""
+    sizes = list(dict.fromkeys(size for _, size in runs))
+    oracle = partial(generate, pair, prompts, method="autoregressive", **settings)
+    if not bitwise:
+        return dict.fromkeys(sizes, oracle(progress=_named(progress, "oracle")))
+    return {size: oracle(batch_size=size, progress=_named(progress, f"oracle in shapes of {size}")) for size in sizes}
 
 
 def _run_in_processes(
     pair: Pair,
     prompts: Seq[Prompt],
     runs: list[tuple[str, int]],
-    reference: Result,
+    references: dict[int, Result],
     settings: dict[str, Any],
     jobs: int,
     progress: Callable[[int, int], None] | None,
 ) -> list[MethodReport]:
-    bare = replace(reference, rounds=[])
     pending = Parallel(n_jobs=jobs, return_as="generator")(
-        delayed(_run_on_one_thread)(pair, prompts, method, size, bare, dict(settings)) for method, size in runs
+        delayed(_run_on_one_thread)(pair, prompts, method, size, references[size], settings) for method, size in runs
     )
     reports = []
     for report in pending:
@@ -208,13 +243,16 @@ def _run(
     progress: Callable[[int, int], None] | None = None,
 ) -> MethodReport:
     if settings.get("window_size"):
-        settings["window_size"] = max(settings["window_size"], batch_size)
+        settings = settings | {"window_size": max(settings["window_size"], batch_size)}
     try:
         result = generate(pair, prompts, method=method, batch_size=batch_size, progress=progress, **settings)
     except InvariantViolation as violation:
         return MethodReport(method, batch_size, None, None, (str(violation),))
     comparison = compare([s.token_ids for s in reference.sequences], [s.token_ids for s in result.sequences])
-    return MethodReport(method, batch_size, comparison, result.stats)
+    equal_bits = sum(a.logprobs == b.logprobs for a, b in zip(reference.sequences, result.sequences, strict=True))
+    return MethodReport(
+        method, batch_size, comparison, result.stats, bitwise=equal_bits if result.config.shape_stable else None
+    )
 
 
 def _named(progress: Callable[[str, int, int], None] | None, label: str) -> Callable[[int, int], None] | None:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from refimpl import autoregressive
 from refimpl.config import DecodeConfig, make_config
-from refimpl.engine import Engine, check_level
+from refimpl.engine import STABLE_PREFILL_TOKENS, Engine, check_level, longest_row, verify_window
 from refimpl.errors import InputError
-from refimpl.model import Pair
+from refimpl.kvstore import pool_columns
+from refimpl.model import FeedRow, Pair
 from refimpl.records import RowOutcome, TokenLogprobs
 from refimpl.requests import Prepared, Prompt, prepare
 from refimpl.sequence import Sequence, StopReason
@@ -215,11 +217,12 @@ def _decode_one_by_one(
 ) -> Result:
     """Run the oracle over the prompts and present its output as a Result."""
     timer, begun = StageTimer(pair.device), time.perf_counter()
+    feed = _windowed_rows(pair, prepared, config) if config.shape_stable else pair.target.fresh_row
     logprobs: list[tuple[TokenLogprobs, ...]] = []
     for done, sequence in enumerate(prepared.sequences, start=1):
         tokens, entries = [], []
         with timer.stage("verify"):
-            for token, logits in autoregressive.decode(pair.target, sequence, pair.vocab_size, config.sampling):
+            for token, logits in autoregressive.decode(feed(), sequence, pair.vocab_size, config.sampling):
                 tokens.append(token)
                 if config.logprobs is not None:
                     entries.append(_logprobs_of(token, logits, config.logprobs))
@@ -231,6 +234,19 @@ def _decode_one_by_one(
     result = _result(pair, prepared, config, [_oracle_record(prepared, timer)], wall_s, 0, logprobs)
     stats = replace(result.stats, num_rounds=result.stats.num_generated)
     return replace(result, stats=stats, rounds=[])
+
+
+def _windowed_rows(pair: Pair, prepared: Prepared, config: DecodeConfig) -> Callable[[], FeedRow]:
+    """Starts rows in the very shapes that the engine's shape-stable passes have."""
+    window = verify_window(prepared.sequences)
+    return partial(
+        autoregressive.WindowedRow,
+        pair.target,
+        rows=config.batch_size,
+        window=window,
+        prompt_window=STABLE_PREFILL_TOKENS,
+        columns=pool_columns(longest_row(prepared.sequences), window),
+    )
 
 
 def _logprobs_of(token: int, logits: Tensor, top: int) -> TokenLogprobs:

@@ -71,7 +71,7 @@ class Checker:
             check_rectangle(layout)
             check_layout_lengths(members, layout)
         if self.covers("device"):
-            check_block(block, members, offset, drafts)
+            check_block(block.of_members(), members, offset, drafts)
 
     def after_commit(self, members: Seq[Sequence], records: Seq[RowOutcome]) -> None:
         """Check lengths, budget and stops of the rows that ran."""

@@ -10,6 +10,17 @@ from torch import Tensor
 
 KEY, VALUE = 0, 1
 NUM_TAGS = 3  # sequence, position, token
+COLUMN_STEP = 32  # pools and views grow in steps, so that few shapes occur and masks are aligned
+
+
+def padded_columns(columns: int) -> int:
+    """The least multiple of COLUMN_STEP that holds `columns`."""
+    return -(-columns // COLUMN_STEP) * COLUMN_STEP
+
+
+def pool_columns(longest: int, window: int) -> int:
+    """Columns of a pool row: for `longest` tokens, `window` more in flight, and one scratch column at the end."""
+    return padded_columns(longest + window + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +130,7 @@ class Block:
         append: called once per layer with that layer's keys and values of the block
             ``[batch, kv_heads, q, head_dim]``; returns all of the layer's, ``[batch, kv_heads, width, head_dim]``.
         tags: provenance of the `width` slots after the write ``[batch, width, 3]``, None when not tracked.
+        members: rows that belong to the members of the round, in their order ``[n]``; None where all rows do.
     """
 
     tokens: Int[Tensor, "batch q"]
@@ -126,6 +138,15 @@ class Block:
     mask: Bool[Tensor, "batch 1 q width"]
     append: Append
     tags: Int[Tensor, "batch width 3"] | None = None
+    members: Int[Tensor, " n"] | None = None
+
+    def of_members(self) -> "Block":
+        """The same block without its idle rows, to look at."""
+        if self.members is None:
+            return self
+        tags = None if self.tags is None else self.tags[self.members]
+        rows = (self.tokens[self.members], self.position_ids[self.members], self.mask[self.members])
+        return Block(*rows, self.append, tags)
 
 
 class RowState(NamedTuple):

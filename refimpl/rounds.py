@@ -7,11 +7,12 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from refimpl import kernels
 from refimpl.acceptance import AcceptanceRule, Decision, Proposal
 from refimpl.invariants import Checker
-from refimpl.kvstore import RowState
+from refimpl.kvstore import Block, RowState
 from refimpl.layouts import Layout
 from refimpl.model import CausalLM
 from refimpl.records import RowOutcome, TokenLogprobs
@@ -28,6 +29,11 @@ class CachedModel:
     layout: Layout
     role: Literal["target", "draft"]
 
+    def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
+        """Run a block of the layout; logits of the members' rows."""
+        logits = self.model.forward(block, num_logits)
+        return logits if block.members is None else logits[block.members]
+
     def num_cached(self, sequence: Sequence) -> int:
         """Leading tokens of the sequence whose K/V this model holds."""
         return sequence.target_cached if self.role == "target" else sequence.draft_cached
@@ -39,7 +45,7 @@ class CachedModel:
 
 @dataclass(frozen=True, slots=True)
 class RoundContext:
-    """What every round needs and no round changes."""
+    """What every round needs and no round changes. `window` fixes the tokens a row of every verify pass, if set."""
 
     target: CachedModel
     draft: CachedModel
@@ -48,6 +54,7 @@ class RoundContext:
     timer: StageTimer
     vocab_size: int
     logprobs: int | None = None
+    window: int | None = None
 
 
 def run_round(context: RoundContext, members: Seq[Sequence]) -> list[RowOutcome]:
@@ -79,7 +86,7 @@ def _draft(context: RoundContext, members: Seq[Sequence], keys: RowKeys, positio
         for step in range(k):
             block = draft.layout.block(tokens, offset)
             context.checker.before_forward(block, members, draft.layout, offset, [s.tokens for s in steps])
-            logits = draft.model.forward(block, 1)[..., : context.vocab_size]
+            logits = draft.forward(block, 1)[..., : context.vocab_size]
             steps.append(context.rule.propose(logits, keys, position[:, step : step + 1]))
             tokens, offset = steps[-1].tokens, step
     mass = [s.probabilities for s in steps if s.probabilities is not None]
@@ -89,14 +96,16 @@ def _draft(context: RoundContext, members: Seq[Sequence], keys: RowKeys, positio
 def _verify(context: RoundContext, members: Seq[Sequence], proposal: Proposal) -> Float[Tensor, "batch k1 vocab"]:
     """Run the target on the last committed token and the drafts; its logits choose k+1 tokens a row."""
     target, k = context.target, proposal.tokens.shape[1]
+    window = context.window or k + 1
     with context.timer.stage("realign"):
-        target.layout.begin(target.rows(members), span=k + 1)
+        target.layout.begin(target.rows(members), span=window)
     context.checker.before_kv_use(members, target.layout, target.model)
     with context.timer.stage("verify"):
         last = _last_tokens(members, 1, proposal.tokens.device)
-        block = target.layout.block(torch.cat([last, proposal.tokens], dim=1), -1)
-        context.checker.before_forward(block, members, target.layout, -1, [proposal.tokens])
-        return target.model.forward(block, k + 1)[..., : context.vocab_size]
+        tokens = torch.cat([last, proposal.tokens], dim=1)
+        block = target.layout.block(pad(tokens, (0, window - k - 1)), -1)
+        context.checker.before_forward(block, members, target.layout, -1, [block.of_members().tokens[:, 1:]])
+        return target.forward(block, window)[:, : k + 1, : context.vocab_size]
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,9 @@ def generate(
     seed: SeedOption = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends a generation; may be repeated.")] = None,
     checks: ChecksOption = None,
+    shape_stable: Annotated[
+        bool, typer.Option("--shape-stable", help="Passes of one shape: same bits always.")
+    ] = False,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
     random_weights: RandomOption = False,
@@ -94,6 +97,7 @@ def generate(
         "seed": seed,
         "stop_strings": tuple(stop or ()),
         "checks": checks,
+        "shape_stable": shape_stable,
     }
     make_config(**settings)
     for path in filter(None, (output, trace)):
@@ -160,13 +164,17 @@ def verify(
     seed: SeedOption = 0,
     checks: ChecksOption = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes; each run has one thread then.")] = 1,
+    bitwise: Annotated[bool, typer.Option("--bitwise", help="Run shape-stable; compare to the last bit.")] = False,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
     random_weights: RandomOption = False,
     json_: JsonOption = False,
     output: ReportOption = None,
 ) -> None:
-    """Compare every method, token by token, with one-at-a-time decoding. Exit code 1 if a CPU run is not exact."""
+    """Compare every method, token by token, with one-at-a-time decoding.
+
+    Exit code 1 if a run in float32 or float64 on a CPU, or any run under --bitwise, is not exact.
+    """
     from refimpl.config import make_config
     from refimpl.equivalence import verify as run
 
@@ -193,6 +201,7 @@ def verify(
             methods=methods,
             batch_sizes=sizes,
             jobs=jobs,
+            bitwise=bitwise,
             progress=bars,
             max_prompt_tokens=max_prompt_tokens,
             **settings,
@@ -201,14 +210,16 @@ def verify(
     write_report(output, report.as_dict(), models.device)
     if json_:
         print(json.dumps(report.as_dict()))
-    must_be_exact = models.device.type == "cpu" and models.dtype.itemsize >= 4
+    must_be_exact = bitwise or (models.device.type == "cpu" and models.dtype.itemsize >= 4)
     if (must_be_exact and not report.exact) or any(r.violations for r in report.results):
         raise typer.Exit(1)
 
 
 def _print_verify_table(report: Any) -> None:
     table = Table(title=f"{report.prompts} prompts against one-at-a-time decoding")
-    for name in ("method", "batch", "exact", "partial", "mean acceptance length", "grouping rate", "violations"):
+    names = ["method", "batch", "exact", "partial", "mean acceptance length", "grouping rate", "violations"]
+    bitwise = any(row.bitwise is not None for row in report.results)
+    for name in names[:3] + ["to the last bit"] * bitwise + names[3:]:
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in report.results:
         entry = row.as_dict()
@@ -216,6 +227,7 @@ def _print_verify_table(report: Any) -> None:
             row.method,
             str(row.batch_size),
             f"{entry['exact']}/{report.prompts}",
+            *([f"{entry.get('bitwise', 0)}/{report.prompts}"] if bitwise else []),
             f"{100 * entry['partial']:.1f} %",
             f"{entry['mean_acceptance_length']:.2f}",
             f"{100 * entry['grouping_rate']:.1f} %",

@@ -27,18 +27,19 @@ class Layout(ABC):
     Args:
         shape: what the model caches per token.
         rows: sequences resident at a time.
-        columns: longest row, the block in flight included; one scratch column is added.
+        columns: of a pool row, see `pool_columns`; the last one is scratch.
         max_positions: number of positions that the model knows.
         tagged: track which token each slot was written for.
     """
 
     commits_minimum = False  # whether every row commits the batch minimum (rollback)
+    block_rows: int | None = None  # rows of every pool block, idle ones included; None for as many as it feeds
 
     def __init__(self, shape: KVShape, rows: int, columns: int, *, max_positions: int, tagged: bool = False):
         self.shape = shape
         self.max_positions = max_positions
-        self.pool = KVStore.empty(shape, rows, columns + 1, tagged=tagged)
-        self.scratch_column = columns
+        self.pool = KVStore.empty(shape, rows, columns, tagged=tagged)
+        self.scratch_column = columns - 1
         self.rows: tuple[RowState, ...] = ()
         self.stored: dict[int, int] = {}  # slot -> leading tokens that the pool holds
         self.num_moves = 0  # fused gathers so far
@@ -87,6 +88,7 @@ class Layout(ABC):
         `seq_len` of each row is the number of prompt tokens to cache; entries beyond it are stale.
         """
         position = torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        position = position.clamp(max=self.scratch_column)
         lengths = torch.tensor([[row.seq_len] for row in rows], device=tokens.device)
         return self.pool_block(rows, tokens, position, position < lengths, start + tokens.shape[1])
 
@@ -103,6 +105,13 @@ class Layout(ABC):
         width: int,
     ) -> Block:
         """Build a block whose entries go to the pool, position p to column p, and which sees `width` columns."""
+        members = None
+        if self.block_rows is not None:
+            rows, members = self._with_idle_rows(rows, self.block_rows)
+            tokens = _spread(tokens, members, len(rows), 0)
+            position = _spread(position, members, len(rows), -1)
+            real = _spread(real, members, len(rows), False)
+            width = self.pool.columns
         slots = [row.slot for row in rows]
         column = torch.where(position < 0, self.scratch_column, position)
         row_start = torch.tensor(slots, device=tokens.device)[:, None] * self.pool.columns
@@ -123,7 +132,15 @@ class Layout(ABC):
             tags = self.pool.tags[index, :width]
         columns = torch.arange(width, device=tokens.device)
         mask = self.pool_mask(columns, position)
-        return Block(tokens, position.clamp(0, self.max_positions - 1), mask, append, tags)
+        return Block(tokens, position.clamp(0, self.max_positions - 1), mask, append, tags, members)
+
+    def _with_idle_rows(self, rows: Seq[RowState], count: int) -> tuple[list[RowState], Int[Tensor, " n"]]:
+        """Fill up to `count` rows with slots that feed nothing; also the place of each of `rows` among them."""
+        taken = {row.slot for row in rows}
+        idle = [RowState(slot, -1, 0, 0, live=False) for slot in range(self.pool.rows) if slot not in taken]
+        filled = sorted([*rows, *idle[: count - len(rows)]])
+        places = {row.slot: place for place, row in enumerate(filled)}
+        return filled, torch.tensor([places[row.slot] for row in rows], device=self.shape.device)
 
     def pool_mask(self, columns: Int[Tensor, " width"], position: Int[Tensor, "batch q"]) -> Tensor:
         """Visibility ``[batch, 1, q, width]`` in the pool, where a slot's position is its column.
@@ -131,6 +148,11 @@ class Layout(ABC):
         A query of no position sees column 0, so that its softmax is defined; its output is never used.
         """
         return kernels.visible_by_position(columns, position.clamp(min=0)[:, None, :, None])
+
+
+def _spread(values: Tensor, places: Int[Tensor, " n"], count: int, rest: int) -> Tensor:
+    """Rows of `values` at `places` among `count` rows, the others filled with `rest`."""
+    return values.new_full((count, values.shape[1]), rest).index_copy(0, places, values)
 
 
 def tag_block(

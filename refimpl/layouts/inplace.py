@@ -6,10 +6,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from refimpl.kvstore import Block, RowState
+from refimpl.kvstore import Block, RowState, padded_columns
 from refimpl.layouts.base import Layout
-
-WIDTH_STEP = 32  # views grow in steps, so that few shapes occur
 
 
 class InplaceLayout(Layout):
@@ -27,8 +25,7 @@ class InplaceLayout(Layout):
     def block(self, tokens: Int[Tensor, "batch q"], offset: int) -> Block:
         """Write at column = position."""
         position = self._seq_len + torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
-        needed = self.width + offset + tokens.shape[1]
-        width = min(-(-needed // WIDTH_STEP) * WIDTH_STEP, self.scratch_column)
+        width = padded_columns(self.width + offset + tokens.shape[1])
         return self.pool_block(self.rows, tokens, position, position >= 0, width)
 
     def commit(self, num_cached: Seq[int]) -> None:

@@ -1,0 +1,60 @@
+"""Shape-stable execution: the same bits as plain decoding in the same shapes, whatever the neighbours."""
+
+import pytest
+import torch
+
+from refimpl import InputError, Request, generate, load_pair
+from refimpl.equivalence import verify
+from refimpl.pairs.loading import TINY
+from refimpl.prompts import read_prompts
+
+SAMPLING = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
+SHORT = {"max_new_tokens": 12, "max_prompt_tokens": 40}
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return read_prompts(TINY / "prompts.jsonl", "first", 6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sampling", [{}, SAMPLING], ids=["greedy", "coupled"])
+def test_every_bit_is_plain_decodings(tiny, prompts, dtype, sampling):
+    pair = in_dtype(tiny, dtype)
+    report = verify(pair, prompts, bitwise=True, batch_sizes=(1, 3), num_speculative_tokens=3, **SHORT, **sampling)
+    assert [(row.method, row.batch_size, row.bitwise) for row in report.results] == [
+        (f"inplace+{scheduler}", size, 6) for scheduler in ("static", "fifo", "grouped") for size in (1, 3)
+    ]
+    assert report.exact
+
+
+def test_neighbours_order_and_budgets_change_no_bit(tiny, prompts):
+    pair = in_dtype(tiny, torch.bfloat16)
+    settings = {"method": "inplace", "batch_size": 3, "shape_stable": True, "logprobs": 0, **SHORT}
+    requests = [Request(prompt, sequence_id=i) for i, prompt in enumerate(prompts)]
+    whole = generate(pair, requests, **settings).sequences
+    backwards = generate(pair, requests[::-1], **settings).sequences[::-1]
+    assert [s.logprobs for s in backwards] == [s.logprobs for s in whole]
+    others = [Request(p, 3 + i, i % 4, sequence_id=i) for i, p in enumerate(prompts[1:], start=1)]
+    mixed = generate(pair, [requests[0], *others], **settings).sequences
+    assert mixed[0].logprobs == whole[0].logprobs, "budgets and k of the neighbours differ"
+
+
+def test_without_it_the_shape_shows(tiny, prompts):
+    """The power of the comparison: ordinary passes in bfloat16 do differ in their last bits."""
+    pair = in_dtype(tiny, torch.bfloat16)
+    settings = {"logprobs": 0, **SHORT}
+    plain = generate(pair, prompts, method="autoregressive", **settings).sequences
+    batched = generate(pair, prompts, method="inplace", batch_size=3, **settings).sequences
+    assert any(a.logprobs != b.logprobs for a, b in zip(plain, batched, strict=True))
+
+
+@pytest.mark.parametrize("method", ["eqspec", "exspec", "masked+fifo", "rollback"])
+def test_layouts_that_move_tokens_are_refused(tiny, method):
+    with pytest.raises(InputError, match="shape-stable execution needs every token at a column of its own"):
+        generate(tiny, [[1, 2]], method=method, shape_stable=True)
+
+
+def in_dtype(pair, dtype):
+    """The bundled pair in another number format."""
+    return pair if dtype == torch.float32 else load_pair("tiny", dtype=str(dtype).removeprefix("torch."))
