@@ -12,6 +12,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from readme_measured import (
+    Table,
+    anatomy_table,
+    bench_table,
+    bitwise_table,
+    pieces_table,
+    rates_line,
+    ties_table,
+)
+
 from refimpl.demo import DEMO_HEADINGS, demo_cells
 
 ROOT = Path(__file__).parent.parent
@@ -58,28 +68,45 @@ def verify(data: dict[str, Any]) -> str:
     return markdown_table(headings, rows) + origin(data["meta"])
 
 
+def measured(data: dict[str, Any], table: Table) -> str:
+    """A table, the rates of the device where they were measured, and where it all comes from."""
+    return markdown_table(*table) + rates_line(data["meta"]) + origin(data["meta"])
+
+
 def bench(data: dict[str, Any]) -> str:
     """Throughput of every engine, as a ratio to plain batched generation in the same interleaved run."""
-    rows = [
-        [
-            row["engine"],
-            str(row["batch_size"]),
-            f"{row['tokens_per_s']:.0f}",
-            f"{row['ratio_to_hf_generate']:.2f}×",
-            f"{row['ms_per_round']:.1f}" if row["ms_per_round"] else "",
-            *(
-                f"{100 * row[f'share_{stage}']:.0f} %" if row["ms_per_round"] else ""
-                for stage in ("draft", "verify", "realign", "host")
-            ),
-            f"{100 * row['share_outside_forward']:.1f} %" if row["ms_per_round"] else "",
-        ]
-        for row in data["rows"]
-    ]
-    headings = ["engine", "batch", "tokens/s", "against plain", "ms/round", "draft", "verify", "realign", "host"]
-    return markdown_table([*headings, "outside forward"], rows) + origin(data["meta"])
+    return measured(data, bench_table(data["rows"]))
 
 
-RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {"demo": demo, "verify": verify, "bench": bench}
+def anatomy(data: dict[str, Any]) -> str:
+    """What realignment moves and costs."""
+    return measured(data, anatomy_table(data))
+
+
+def bitwise(data: dict[str, Any]) -> str:
+    """Equality to the last bit."""
+    return measured(data, bitwise_table(data))
+
+
+def ties(data: dict[str, Any]) -> str:
+    """Verdicts on 16-bit output."""
+    return measured(data, ties_table(data))
+
+
+def gpu(data: dict[str, Any]) -> str:
+    """Pieces of the GPU script."""
+    return markdown_table(*pieces_table(data))
+
+
+RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "demo": demo,
+    "verify": verify,
+    "bench": bench,
+    "anatomy": anatomy,
+    "bitwise": bitwise,
+    "ties": ties,
+    "gpu": gpu,
+}
 
 
 def render(text: str) -> str:

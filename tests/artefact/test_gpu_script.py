@@ -66,6 +66,18 @@ def test_results_have_rows_and_provenance_without_the_folder(dry):
     assert str(dry[0]) not in (results / "gpu.json").read_text()
 
 
+def test_every_result_is_rendered(dry, tools):
+    import readme
+
+    page = (ROOT / "docs/results.md").read_text()
+    for path in (dry[0] / "docs/results").glob("*.json"):
+        assert f"<!-- table:{path.stem} -->" in page
+        lines = readme.RENDERERS[path.stem.partition("-")[0]](json.loads(path.read_text())).splitlines()
+        widths = {line.count("|") for line in lines if line.startswith("|")}
+        assert len(widths) == 1, path.stem
+        assert len(lines) > 2
+
+
 def test_the_archive_unpacks_in_place(dry, tmp_path):
     with tarfile.open(dry[0] / "a.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")

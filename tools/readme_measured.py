@@ -1,0 +1,118 @@
+"""Tables of what was measured: benchmark, anatomy of realignment, verdicts and pieces of the GPU script."""
+
+from typing import Any
+
+Table = tuple[list[str], list[list[str]]]
+STAGES = ("draft", "verify", "realign", "host")
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """Share as text; empty where there is none."""
+    return "" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def rates_line(meta: dict[str, Any]) -> str:
+    """What the device did at best in the same run, and whether rows are missing; empty without such meta data."""
+    if "rates" not in meta:
+        return ""
+    rates = meta["rates"]
+    text = f"Device in the same run: {rates['bytes_per_s'] / 1e9:.0f} GB/s, {rates['flops_per_s'] / 1e12:.2f} TFLOP/s"
+    text += f"; pair {meta['pair']}, {meta['dtype']}; acceptance {meta['acceptance']}"
+    return f"\n{text}{'' if meta.get('complete', True) else '; cut short, rows are missing'}.\n"
+
+
+def bench_table(rows: list[dict[str, Any]]) -> Table:
+    """Throughput of every engine; floor, idle time and memory where they were measured."""
+    with_floor = "fraction_of_floor" in rows[0]
+    on_gpu = with_floor and any(row["peak_memory_bytes"] for row in rows)
+    headings = ["engine", "batch", "tokens/s", "against plain", "ms/round", *STAGES, "outside forward"]
+    headings += ["floor/time"] * with_floor + ["idle", "memory"] * on_gpu
+    return headings, [_bench_cells(row, with_floor, on_gpu) for row in rows]
+
+
+def _bench_cells(row: dict[str, Any], with_floor: bool, on_gpu: bool) -> list[str]:
+    has_rounds = bool(row["ms_per_round"])
+    cells = [
+        row["engine"],
+        str(row["batch_size"]),
+        f"{row['tokens_per_s']:.0f}",
+        f"{row['ratio_to_hf_generate']:.2f}×",
+        f"{row['ms_per_round']:.1f}" if has_rounds else "",
+        *(percent(row[f"share_{stage}"]) if has_rounds else "" for stage in STAGES),
+        percent(row["share_outside_forward"], 1) if has_rounds else "",
+    ]
+    if with_floor:
+        cells.append(percent(row["fraction_of_floor"]))
+    if on_gpu:
+        cells += [percent(row["share_idle"]), f"{row['peak_memory_bytes'] / 1e9:.1f} GB"]
+    return cells
+
+
+def anatomy_table(data: dict[str, Any]) -> Table:
+    """One line an engine and context: share of the round at every batch size, the rest at the largest."""
+    rows, sizes = data["rows"], sorted({row["batch_size"] for row in data["rows"]})
+    headings = ["engine", "context", *(f"share at {size}" for size in sizes)]
+    headings += [f"{name} at {sizes[-1]}" for name in ("operations", "MB", "ms", "of bandwidth")]
+    places = dict.fromkeys((row["engine"], row["context_tokens"]) for row in rows)
+    cells = []
+    for place in places:
+        here = {row["batch_size"]: row for row in rows if (row["engine"], row["context_tokens"]) == place}
+        fit = next(f for f in data["scaling"] if (f["engine"], f["context_tokens"]) == place)
+        cells.append(_anatomy_cells(place, [here[size] for size in sizes], fit))
+    return [*headings, "exponent", "growth", "bound"], cells
+
+
+def _anatomy_cells(place: tuple[str, int], rows: list[dict[str, Any]], fit: dict[str, Any]) -> list[str]:
+    last = rows[-1]
+    return [
+        place[0],
+        str(place[1]),
+        *(percent(row["share_realign"], 1) for row in rows),
+        f"{last['host_operations_per_round']:.1f}",
+        f"{last['bytes_per_round'] / 1e6:.1f}",
+        f"{last['realign_ms_per_round']:.2f}",
+        percent(last["fraction_of_bandwidth"]),
+        "" if fit["exponent"] is None else f"{fit['exponent']:.2f}",
+        fit["verdict"],
+        last["bound"],
+    ]
+
+
+def bitwise_table(data: dict[str, Any]) -> Table:
+    """Prompts with the oracle's tokens, and with its log-probabilities to the last bit."""
+    rows = [
+        [
+            row["method"],
+            str(row["batch_size"]),
+            f"{row['exact']}/{data['prompts']}",
+            f"{row['bitwise']}/{data['prompts']}",
+            f"{row['mean_acceptance_length']:.2f}",
+        ]
+        for row in data["results"]
+    ]
+    return ["method", "batch", "tokens equal", "equal to the last bit", "acceptance length"], rows
+
+
+def ties_table(data: dict[str, Any]) -> Table:
+    """Verdict on every run."""
+    rows = [
+        [
+            name,
+            found["verdict"],
+            *(str(found[verdict]) for verdict in ("exact", "tie", "bug")),
+            f"{found['largest_regret']:.4g}",
+            f"{found['threshold']:.4g}",
+            str(found["num_prefixes"]),
+        ]
+        for name, found in data["judgements"].items()
+    ]
+    return ["run", "verdict", "exact", "tie", "bug", "largest regret", "threshold", "prefixes"], rows
+
+
+def pieces_table(data: dict[str, Any]) -> Table:
+    """How the pieces of the GPU script stand."""
+    rows = [
+        [p["name"], p["what"], p["state"], f"{p['seconds']:.0f}", p["device"], p["commit"], p["utc_time"]]
+        for p in data["pieces"]
+    ]
+    return ["piece", "what", "state", "seconds", "device", "commit", "time"], rows
