@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
 from refimpl.bench.probe import device_busy_s
 from refimpl.bench.settings import BenchSettings
@@ -106,8 +106,8 @@ def hf_generate(bench: Bench, prompts: list[list[int]], batch_size: int, *, assi
         do_sample=False, max_new_tokens=bench.settings.max_new_tokens, eos_token_id=None, pad_token_id=0, use_cache=True
     )
     target, draft, device, tokens = bench.target.model, bench.draft.model, bench.device, 0
-    extra = {"assistant_model": _assistant(draft, bench.settings.num_speculative_tokens)} if assisted else {}
-    with _peak_memory(device) as peak, _own_attention(target, draft), _recorded_passes(bench) as passes:
+    extra = {"assistant_model": draft} if assisted else {}
+    with _peak_memory(device) as peak, _as_shipped(bench), _recorded_passes(bench) as passes:
         _synchronize(device)
         begun = time.perf_counter()
         for start in range(0, len(prompts), batch_size):
@@ -122,8 +122,10 @@ def hf_generate(bench: Bench, prompts: list[list[int]], batch_size: int, *, assi
     return Sample(seconds, tokens, tuple(passes), seconds, peak_bytes=peak[0] if peak else None)
 
 
-def busy_s_per_round(bench: Bench, prompts: list[list[int]], method: str, batch_size: int, **changes: Any) -> float:
-    """Seconds a round in which the device works, over a few rounds in the middle; CUDA only."""
+def busy_s_per_round(
+    bench: Bench, prompts: list[list[int]], method: str, batch_size: int, **changes: Any
+) -> float | None:
+    """Seconds a round in which the device works, over a few rounds in the middle; CUDA only, None where unknown."""
     settings = bench.settings.engine_settings(method, batch_size) | changes
     config = bench.settings.config(method, batch_size, **changes)
     engine = Engine(bench.pair, prepare(bench.pair, prompts, config).sequences, config)
@@ -137,15 +139,8 @@ def busy_s_per_round(bench: Bench, prompts: list[list[int]], method: str, batch_
             if not engine.scheduler.done:
                 engine.run_one_round()
 
-    return device_busy_s(rounds) / num_rounds
-
-
-def _assistant(draft: PreTrainedModel, num_speculative_tokens: int) -> PreTrainedModel:
-    """The draft, told to propose a constant number of tokens whatever its confidence."""
-    draft.generation_config.num_assistant_tokens = num_speculative_tokens
-    draft.generation_config.num_assistant_tokens_schedule = "constant"
-    draft.generation_config.assistant_confidence_threshold = 0.0
-    return draft
+    busy_s = device_busy_s(rounds)
+    return None if busy_s is None else busy_s / num_rounds
 
 
 def _synchronize(device: torch.device) -> None:
@@ -165,16 +160,28 @@ def _peak_memory(device: torch.device) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _own_attention(*models: PreTrainedModel) -> Iterator[None]:
-    """Have the models use transformers' standard attention, then what they used before."""
-    before = [model.config._attn_implementation for model in models]
-    for model in models:
+def _as_shipped(bench: Bench) -> Iterator[None]:
+    """Have the models use transformers' standard attention and no generation settings of their own, then as before.
+
+    What a generation config leaves open is filled from the model's: its stop tokens would end rows early. The draft is
+    told to propose a constant number of tokens whatever its confidence.
+    """
+    constant = GenerationConfig(
+        num_assistant_tokens=bench.settings.num_speculative_tokens,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
+    models = (bench.target.model, bench.draft.model)
+    before = [(model.config._attn_implementation, model.generation_config) for model in models]
+    for model, generation_config in zip(models, (GenerationConfig(), constant), strict=True):
         model.set_attn_implementation(ATTENTION)
+        model.generation_config = generation_config
     try:
         yield
     finally:
-        for model, name in zip(models, before, strict=True):
-            model.set_attn_implementation(name)
+        for model, (attention, generation_config) in zip(models, before, strict=True):
+            model.set_attn_implementation(attention)
+            model.generation_config = generation_config
 
 
 @contextmanager

@@ -61,14 +61,14 @@ def _wall_seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def device_busy_s(action: Callable[[], object]) -> float:
+def device_busy_s(action: Callable[[], object]) -> float | None:
     """Seconds in which a CUDA device ran kernels or copies during an action, as its profiler saw them.
 
     Profiling slows the host down, not the kernels: what it tells is how long the device works, not how long a round
-    takes. One stream is assumed, so that nothing overlaps.
+    takes. One stream is assumed, so that nothing overlaps. None where the profiler sees nothing.
     """
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         action()
         torch.cuda.synchronize()
-    events = recorded.events() or []
-    return sum(e.self_device_time_total for e in events if e.device_type == DeviceType.CUDA) / 1e6
+    events = [e for e in recorded.events() or [] if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
+    return sum(e.time_range.elapsed_us() for e in events) / 1e6 if events else None

@@ -93,7 +93,7 @@ class Interleaved:
         self.prompts = {size: self.settings.prompts_at(size, prompts) for size in self.settings.batch_sizes}
         self.runs = {size: self._runs(size) for size in self.settings.batch_sizes}
         self.samples: dict[tuple[int, str], list[Sample]] = defaultdict(list)
-        self.busy_s: dict[tuple[int, str], float] = {}
+        self.busy_s: dict[tuple[int, str], float | None] = {}
         self.rates: list[Rates] = []
         self.begun = time.perf_counter()
 

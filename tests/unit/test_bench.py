@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from refimpl import InputError, generate
 from refimpl.bench import BenchSettings, run_bench, spread
@@ -167,6 +168,18 @@ class TestBench:
         handle.remove()
         assert used == ["sdpa"]
         assert model.config._attn_implementation == before
+
+    def test_plain_generation_does_not_stop_at_the_models_own_stop_tokens(self, llama):
+        model, before = llama.target.model, llama.target.model.generation_config
+        first = generate(llama, [[3, 4]], max_new_tokens=1, stop_token_ids=()).sequences[0].token_ids[0]
+        bench = make_bench(llama, BenchSettings(max_new_tokens=5, num_speculative_tokens=2))
+        model.generation_config = GenerationConfig(eos_token_id=first)
+        try:
+            samples = [hf_generate(bench, [[3, 4]], 1, assisted=assisted) for assisted in (False, True)]
+            assert [s.tokens for s in samples] == [5, 5]
+            assert model.generation_config.eos_token_id == first
+        finally:
+            model.generation_config = before
 
     def test_forced_acceptance_reaches_its_rate(self, llama):
         settings = BenchSettings((4,), ("inplace",), 3, 40, repeats=1, forced_lengths=FORCED)
