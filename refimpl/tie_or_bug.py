@@ -14,6 +14,7 @@ the largest such difference, which is the threshold.
 | bug     | a token's regret exceeds the threshold, or the row ends where it should not   |
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from refimpl.config import Request, make_config
 from refimpl.equivalence import common_prefix
+from refimpl.errors import InputError
+from refimpl.generation import Result, generate
 from refimpl.kvstore import Block
 from refimpl.model import CausalLM, Pair
+from refimpl.requests import Prompt, prepare
 
 Verdict = Literal["exact", "tie", "bug"]
 
@@ -103,16 +108,129 @@ class Judgement:
 
     def plot(self, path: str | Path) -> None:
         """Draw the histogram of the regrets that are not 0, with the threshold."""
-        from matplotlib.figure import Figure
+        plot_regrets({"": self}, path)
 
-        figure = Figure(figsize=(6, 3.5))
-        axes = figure.add_subplot()
-        axes.hist([r for row in self.rows for r in row.regrets if r > 0], bins=40, color="tab:blue")
-        axes.axvline(self.threshold, color="tab:red", label=f"threshold {self.threshold:.3g}")
-        axes.set(xlabel="regret (logits)", ylabel="tokens", title=f"verdict: {self.verdict}")
-        axes.legend()
-        figure.tight_layout()
-        figure.savefig(path)
+
+def plot_regrets(judgements: Mapping[str, Judgement], path: str | Path) -> None:
+    """Write `regret_figure` to a file; the ending of its name chooses the format."""
+    regret_figure(judgements).savefig(path, dpi=150)
+
+
+def regret_figure(judgements: Mapping[str, Judgement]) -> Any:
+    """One histogram of regrets a judgement, all with the same axes: what rounding explains, and what it does not.
+
+    Regrets of 0, of tokens that the target itself would choose, are counted in the title only.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 0.6 + 2.4 * len(judgements)), layout="constrained")
+    panels = figure.subplots(len(judgements), squeeze=False, sharex=True, sharey=True)[:, 0]
+    edges = _bin_edges(list(judgements.values()))
+    for axes, (name, judgement) in zip(panels, judgements.items(), strict=True):
+        _draw_regrets(axes, name, judgement, edges)
+    highest = panels[0].get_ylim()[1]
+    panels[0].set_yticks(ticks := [n for n in (0, 1, 10, 100, 1000, 10_000) if n <= highest], labels=map(str, ticks))
+    panels[-1].set_xlabel("regret in logits: the largest minus the token's")
+    return figure
+
+
+def _draw_regrets(axes: Any, name: str, judgement: Judgement, edges: list[float]) -> None:
+    regrets = [regret for row in judgement.rows for regret in row.regrets]
+    within = [regret for regret in regrets if 0 < regret <= judgement.threshold]
+    beyond = [regret for regret in regrets if regret > judgement.threshold]
+    for values, colour, what in ((within, "tab:blue", "within"), (beyond, "tab:red", "beyond")):
+        axes.hist(values, bins=edges, color=colour, label=f"{len(values)} {what} the threshold")
+    axes.axvline(judgement.threshold, color="black", linestyle="--", label=f"threshold {judgement.threshold:.3g}")
+    zeros = len(regrets) - len(within) - len(beyond)
+    heading = f"{name}: {judgement.verdict}" if name else f"verdict: {judgement.verdict}"
+    axes.set(
+        xscale="log", yscale="symlog", ylabel="tokens", title=f"{heading}, {zeros} of {len(regrets)} regrets are 0"
+    )
+    axes.legend(loc="upper left", fontsize="small")
+
+
+def _bin_edges(judgements: list[Judgement]) -> list[float]:
+    """Forty bins, equally wide on a logarithmic axis, that hold every regret and every threshold."""
+    regrets = [regret for j in judgements for row in j.rows for regret in row.regrets if regret > 0]
+    shown = [*regrets, *(j.threshold for j in judgements if j.threshold > 0)] or [1.0]
+    low, high = min(shown) / 2, max(shown) * 2
+    return [low * (high / low) ** (i / 40) for i in range(41)]
+
+
+def judge_method(
+    pair: Pair,
+    prompts: Seq[Prompt],
+    *,
+    reference: Seq[Seq[int]] | None = None,
+    max_prompt_tokens: int | None = None,
+    **settings: Any,
+) -> Judgement:
+    """Decode with a method and with the oracle, and judge the method's output.
+
+    Args:
+        pair: from `load_pair`, usually in a 16-bit format.
+        prompts: texts or token ids; requests with settings of their own are refused.
+        reference: the oracle's tokens, where they are known already.
+        max_prompt_tokens: as for `generate`.
+        **settings: as for `generate`, at temperature 0.
+
+    Raises:
+        InputError: impossible settings or prompts.
+    """
+    prepared = _prepare(pair, prompts, max_prompt_tokens, settings)
+    found = generate(pair, prepared, **settings)
+    return _against_oracle(pair, prepared, tokens_of(found), reference, settings)
+
+
+def judge_outputs(
+    pair: Pair, prompts: Seq[Prompt], outputs: Seq[Seq[int]], *, max_prompt_tokens: int | None = None, **settings: Any
+) -> Judgement:
+    """Judge what any engine has generated greedily after these prompts; the rest is as for `judge_method`."""
+    prepared = _prepare(pair, prompts, max_prompt_tokens, settings)
+    if len(outputs) != len(prepared):
+        raise InputError(f"there are {len(prepared)} prompts, but {len(outputs)} outputs")
+    for index, output in enumerate(outputs):
+        if not output or not all(isinstance(token, int) and 0 <= token < pair.vocab_size for token in output):
+            raise InputError(f"output {index} is not a list of token ids below {pair.vocab_size}")
+    return _against_oracle(pair, prepared, outputs, None, settings)
+
+
+def tokens_of(result: Result) -> list[list[int]]:
+    """Generated tokens, row by row."""
+    return [sequence.token_ids for sequence in result.sequences]
+
+
+def _prepare(
+    pair: Pair, prompts: Seq[Prompt], max_prompt_tokens: int | None, settings: dict[str, Any]
+) -> list[list[int]]:
+    config = make_config(**settings)
+    if not config.sampling.greedy or config.stop_strings:
+        raise InputError("only greedy output without stop strings can be judged")
+    if any(isinstance(prompt, Request) for prompt in prompts):
+        raise InputError("give texts or token ids: all prompts share their settings here")
+    return [s.token_ids for s in prepare(pair, prompts, config, max_prompt_tokens).sequences]
+
+
+def _against_oracle(
+    pair: Pair,
+    prompts: list[list[int]],
+    outputs: Seq[Seq[int]],
+    reference: Seq[Seq[int]] | None,
+    settings: dict[str, Any],
+) -> Judgement:
+    config = make_config(**settings)
+    if reference is None:
+        reference = tokens_of(generate(pair, prompts, **settings | {"method": "autoregressive"}))
+    stops = pair.stop_token_ids if config.stop_token_ids is None else config.stop_token_ids
+    return judge(
+        pair,
+        prompts,
+        outputs,
+        reference,
+        max_new_tokens=config.max_new_tokens,
+        stop_token_ids=tuple(stops),
+        num_speculative_tokens=config.num_speculative_tokens,
+    )
 
 
 def judge(

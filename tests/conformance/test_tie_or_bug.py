@@ -1,5 +1,6 @@
 """Tie or bug: no healthy run in bfloat16 is called a bug, every fault that changes the output is."""
 
+import json
 import random
 from contextlib import nullcontext
 from functools import cache
@@ -8,18 +9,33 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from refimpl.commands.judge import app
+from refimpl.config import LAYOUTS, Request
 from refimpl.conformance.table_model import TableModel, greedy_continuation, table_pair
+from refimpl.errors import InputError
 from refimpl.faults import FAULTS, Fault
 from refimpl.generation import generate
 from refimpl.model import Pair
 from refimpl.pairs.loading import random_pair
-from refimpl.tie_or_bug import Judgement, ends_right, judge, logits_in_blocks
+from refimpl.tie_or_bug import (
+    Judgement,
+    RowJudgement,
+    ends_right,
+    judge,
+    judge_method,
+    logits_in_blocks,
+    regret_figure,
+    tokens_of,
+)
 
 K = 3
 RNG = random.Random(1)
 PROMPTS = [[RNG.randrange(3, 61) for _ in range(n)] for n in (5, 9, 3, 14, 6, 20)]
 PROMPTS[1][4] = PROMPTS[3][2] = 0  # a token that others take for a pad
+OTHER_RNG = random.Random(1)
+MORE_PROMPTS = [[OTHER_RNG.randrange(3, 61) for _ in range(n)] for n in (5, 9, 3, 14, 6, 20, 7, 8)]
 
 
 @cache
@@ -47,24 +63,72 @@ def run_and_judge(method: str, stops: tuple[int, ...], budget: int, fault: Fault
     return judge(pair(), PROMPTS, outputs, wanted, num_speculative_tokens=K, **settings)
 
 
-@pytest.mark.parametrize("layout", ["realigned", "masked", "rollback", "inplace"])
-@pytest.mark.parametrize("scheduler", ["static", "grouped"])
-def test_no_healthy_run_is_a_bug(layout: str, scheduler: str) -> None:
-    found = run_and_judge(f"{layout}+{scheduler}", *workloads()[0])
-    assert found.verdict != "bug", found.as_dict()
-    assert 0 < found.threshold < 1
+# --- no healthy run is a bug --------------------------------------------------------------------------------------
 
 
-JUDGED = [f for f in FAULTS.values() if f.effect == "output" and not f.settings]
-CRASHING = {"sequence-lost-on-refill", "sequence-runs-twice"}  # end in an exception, which needs no judge
+@cache
+def healthy(method: str) -> Judgement:
+    """A run long enough for near ties to fall differently."""
+    settings: dict[str, Any] = {"max_new_tokens": 40, "stop_token_ids": (), "checks": "off"}
+    return judge_method(pair(), MORE_PROMPTS, method=method, batch_size=4, num_speculative_tokens=K, **settings)
+
+
+HEALTHY = ["realigned+static", "masked+fifo", "rollback+static", "inplace+grouped", "realigned+grouped"]
+
+
+@pytest.mark.parametrize("method", HEALTHY)
+def test_no_healthy_run_is_a_bug(method: str) -> None:
+    found = healthy(method)
+    assert found.verdict in ("exact", "tie"), found.as_dict()
+    assert found.largest_regret <= found.threshold < 0.1
+
+
+def test_healthy_runs_do_differ_from_the_oracles() -> None:
+    """Else the test before would show nothing."""
+    verdicts = [row.verdict for method in HEALTHY for row in healthy(method).rows]
+    assert "tie" in verdicts
+
+
+# --- every fault that changes the output is one -------------------------------------------------------------------
+
+METHODS = [f"{layout}+{scheduler}" for layout in LAYOUTS for scheduler in ("static", "fifo", "grouped")]
+JUDGED = [f for f in FAULTS.values() if f.effect == "output" and not f.settings]  # the others show under sampling
+CRASHING = ["sequence-lost-on-refill", "sequence-runs-twice"]
+HARMLESS = ["draft-positions-off-by-one", "draft-misses-the-first-token", "draft-cache-hole", "no-aging"]
+
+
+def method_for(fault: Fault) -> str:
+    return f"{fault.layouts[0]}+{'fifo' if 'fifo' in fault.schedulers else fault.schedulers[0]}"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_a_fault_these_workloads_have_no_ties(method: str) -> None:
+    stops, budget = workloads()[1]
+    run = generate(pair(), PROMPTS, method=method, batch_size=2, max_new_tokens=budget, stop_token_ids=stops)
+    assert tokens_of(run) == [list(tokens) for tokens in oracle(stops, budget)]
 
 
 @pytest.mark.parametrize("name", [fault.name for fault in JUDGED if fault.name not in CRASHING])
-def test_every_fault_of_the_output_is_a_bug(name: str) -> None:
-    fault = FAULTS[name]
-    scheduler = "fifo" if "fifo" in fault.schedulers else fault.schedulers[0]
-    judged = (run_and_judge(f"{fault.layouts[0]}+{scheduler}", *workload, fault) for workload in workloads())
-    assert any(found.verdict == "bug" for found in judged)
+def test_the_first_output_that_a_fault_changes_is_a_bug(name: str) -> None:
+    judged = (run_and_judge(method_for(FAULTS[name]), *workload, FAULTS[name]) for workload in workloads())
+    first = next(found for found in judged if found.verdict != "exact")
+    assert first.verdict == "bug"
+    far_beyond = first.largest_regret > 4 * first.threshold
+    assert far_beyond or not all(row.ends_right for row in first.rows)
+
+
+@pytest.mark.parametrize("name", CRASHING)
+def test_two_faults_end_in_an_exception_which_needs_no_judge(name: str) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        run_and_judge(method_for(FAULTS[name]), *workloads()[0], FAULTS[name])
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_fault_that_changes_no_output_is_no_bug(name: str) -> None:
+    assert run_and_judge(method_for(FAULTS[name]), *workloads()[1], FAULTS[name]).verdict == "exact"
+
+
+# --- the judge itself ---------------------------------------------------------------------------------------------
 
 
 def test_the_two_block_sizes_agree_where_numbers_are_exact() -> None:
@@ -97,6 +161,74 @@ def test_ends_right(tokens: list[int], right: bool) -> None:
     assert ends_right(tokens, 3, {9}) == right
 
 
-def test_the_histogram_is_drawn(tmp_path: Path) -> None:
-    run_and_judge("masked+fifo", (), 24).plot(tmp_path / "regret.png")
-    assert (tmp_path / "regret.png").stat().st_size > 1000
+# --- histogram and command ----------------------------------------------------------------------------------------
+
+
+def row(verdict: str, *regrets: float) -> RowJudgement:
+    return RowJudgement(0, verdict, None, regrets, True)  # type: ignore[arg-type]
+
+
+def test_the_histogram_tells_what_is_beyond_the_threshold(tmp_path: Path) -> None:
+    mixed = Judgement((row("tie", 0.0, 0.01, 0.02), row("bug", 0.3, 0.0)), 0.05, 5)
+    figure = regret_figure({"mixed": mixed, "clean": Judgement((row("exact", 0.0, 0.0),), 0.05, 2)})
+    first, second = figure.axes
+    assert first.get_title() == "mixed: bug, 2 of 5 regrets are 0"
+    assert second.get_title() == "clean: exact, 2 of 2 regrets are 0"
+    told = [text.get_text() for text in first.get_legend().get_texts()]
+    assert sorted(told) == ["1 beyond the threshold", "2 within the threshold", "threshold 0.1"]
+    assert sum(bar.get_height() for bar in first.patches) == 3
+    assert sum(bar.get_height() for bar in second.patches) == 0
+    mixed.plot(tmp_path / "regret.png")
+    assert (tmp_path / "regret.png").read_bytes().startswith(b"\x89PNG")
+
+
+def run_command(*arguments: str) -> tuple[int, str]:
+    short = ["--limit", "2", "--max-prompt-tokens", "8", "--max-new-tokens", "6", "--dtype", "float32"]
+    result = CliRunner().invoke(app, [*short, *arguments])
+    refusal = str(result.exception) if isinstance(result.exception, InputError) else ""
+    return result.exit_code, result.output + refusal
+
+
+def test_the_command_judges_methods_and_draws_them(tmp_path: Path) -> None:
+    status, text = run_command("--methods", "eqspec", "--batch-sizes", "2", "--plot", f"{tmp_path}/r.svg", "--json")
+    judged = json.loads(text.splitlines()[-1])["judgements"]["eqspec, batch 2"]
+    assert (status, judged["verdict"], judged["exact"], judged["num_prefixes"]) == (0, "exact", 2, 12)
+    assert 0 < judged["threshold"] < 1e-3
+    assert "<svg" in (tmp_path / "r.svg").read_text()
+
+
+def test_the_command_judges_the_tokens_of_other_engines(tmp_path: Path, tiny: Pair, bundled_prompts: list) -> None:
+    settings = {"max_prompt_tokens": 8, "max_new_tokens": 6}
+    right = tokens_of(generate(tiny, bundled_prompts[:2], method="autoregressive", **settings))
+    for name, tokens in (("right", right), ("wrong", [right[0], [*right[1][:5], (right[1][5] + 1) % 100]])):
+        lines = [json.dumps({"token_ids": row}) for row in tokens]
+        (tmp_path / name).write_text("\n".join(lines))
+    assert run_command("--outputs", f"{tmp_path}/right")[0] == 0
+    status, text = run_command("--outputs", f"{tmp_path}/wrong", "--json")
+    assert (status, json.loads(text.splitlines()[-1])["judgements"]["outputs"]["bug"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [("[1]", "JSON lines with token_ids"), ('{"token_ids": 3}', "must be a list"), ('{"token_ids": [3]}', "2 prompts")],
+)
+def test_outputs_that_cannot_be_judged_are_refused(tmp_path: Path, content: str, told: str) -> None:
+    (tmp_path / "outputs").write_text(content)
+    status, text = run_command("--outputs", f"{tmp_path}/outputs")
+    assert status != 0
+    assert told in text
+
+
+def test_a_picture_of_unknown_kind_is_refused() -> None:
+    assert "must end in .png" in run_command("--plot", "regret.txt")[1]
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.5}, {"stop_strings": ["x"]}])
+def test_only_greedy_output_can_be_judged(settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="only greedy output"):
+        judge_method(pair(), PROMPTS, **settings)
+
+
+def test_requests_of_their_own_cannot_be_judged_together() -> None:
+    with pytest.raises(InputError, match="share their settings"):
+        judge_method(pair(), [Request([1, 2])])

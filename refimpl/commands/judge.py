@@ -1,0 +1,137 @@
+"""`tie-or-bug`: is output that differs from the oracle's explained by rounding, or wrong?"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from refimpl.commands.options import (
+    DeviceOption,
+    DraftOption,
+    DraftTokensOption,
+    DtypeOption,
+    JsonOption,
+    LimitOption,
+    MaxNewOption,
+    MaxPromptOption,
+    PairOption,
+    PromptsOption,
+    RandomOption,
+    ReportOption,
+    TargetOption,
+    Turns,
+    TurnsOption,
+    check_report,
+    console_for_tables,
+    load,
+    parse_sizes,
+    prompts_from,
+    write_report,
+)
+from refimpl.errors import InputError
+
+app = typer.Typer()
+PICTURES = (".png", ".pdf", ".svg")
+
+
+@app.command(
+    epilog="Example: [bold]python -m refimpl tie-or-bug --limit 8 --methods eqspec,inplace --plot regrets.png[/bold]"
+)
+def tie_or_bug(
+    pair: PairOption = "tiny",
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    prompts: PromptsOption = None,
+    turns: TurnsOption = Turns.first,
+    limit: LimitOption = None,
+    methods: Annotated[str, typer.Option(help="Comma-separated names, or all.")] = "all",
+    batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "8",
+    outputs: Annotated[
+        Path | None, typer.Option(help="Judge another engine's greedy tokens: JSON lines with token_ids, in order.")
+    ] = None,
+    num_speculative_tokens: DraftTokensOption = 5,
+    max_new_tokens: MaxNewOption = 50,
+    max_prompt_tokens: MaxPromptOption = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "bfloat16",
+    random_weights: RandomOption = False,
+    plot: Annotated[Path | None, typer.Option(help="Histogram of the regrets, PNG, PDF or SVG.")] = None,
+    json_: JsonOption = False,
+    output: ReportOption = None,
+) -> None:
+    """Judge 16-bit output: exact, tie (no token beyond what rounding explains) or bug. Exit code 1 for a bug."""
+    from refimpl.config import make_config
+    from refimpl.tie_or_bug import plot_regrets
+
+    settings = {"num_speculative_tokens": num_speculative_tokens, "max_new_tokens": max_new_tokens}
+    make_config(**settings)
+    for path in filter(None, (plot, output)):
+        check_report(path)
+    if plot and plot.suffix not in PICTURES:
+        raise InputError(f"--plot must end in {', '.join(PICTURES)}, not {plot.name!r}")
+    foreign = None if outputs is None else read_outputs(outputs)
+    texts = prompts_from(prompts, turns.value, limit)
+    models = load(pair, target, draft, device, dtype, random_weights)
+    settings |= {"max_prompt_tokens": max_prompt_tokens}
+    judgements = _judge(models, texts, methods, parse_sizes(batch_sizes), foreign, settings)
+    _print_table(judgements)
+    if plot:
+        plot_regrets(judgements, plot)
+    report = {"judgements": {name: judgement.as_dict() for name, judgement in judgements.items()}}
+    report = write_report(output, report, models.device)
+    if json_:
+        print(json.dumps(report))
+    if any(judgement.verdict == "bug" for judgement in judgements.values()):
+        raise typer.Exit(1)
+
+
+def _judge(
+    models: Any, texts: list, methods: str, sizes: list[int], foreign: list[list[int]] | None, settings: dict[str, Any]
+) -> dict[str, Any]:
+    from refimpl.equivalence import runs_to_verify
+    from refimpl.generation import generate
+    from refimpl.tie_or_bug import judge_method, judge_outputs, tokens_of
+
+    if foreign is not None:
+        return {"outputs": judge_outputs(models, texts, foreign, **settings)}
+    found = {}
+    reference = tokens_of(generate(models, texts, method="autoregressive", **settings))
+    for method, size in runs_to_verify(methods, sizes):
+        name = f"{method}, batch {size}"
+        print(name, file=sys.stderr, flush=True)
+        found[name] = judge_method(models, texts, method=method, batch_size=size, reference=reference, **settings)
+    return found
+
+
+def read_outputs(path: Path) -> list[list[int]]:
+    """Token ids of a JSON-lines file, one output a line.
+
+    Raises:
+        InputError: the file cannot be read, or a line holds no list ``token_ids``.
+    """
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        rows = [json.loads(line)["token_ids"] for line in lines]
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} must hold JSON lines with token_ids") from error
+    for row in rows:
+        if not isinstance(row, list):
+            raise InputError(f"{path}: token_ids must be a list, not {row!r}")
+    return rows
+
+
+def _print_table(judgements: dict[str, Any]) -> None:
+    table = Table(title="Greedy output against one-at-a-time decoding; a tie's tokens are within the threshold")
+    for name in ("run", "verdict", "exact", "tie", "bug", "largest regret", "threshold", "noise", "prefixes"):
+        table.add_column(name, justify="left" if name in ("run", "verdict") else "right")
+    for name, judgement in judgements.items():
+        entry = judgement.as_dict()
+        counts = [str(entry[verdict]) for verdict in ("exact", "tie", "bug")]
+        sizes = [f"{entry[key]:.4g}" for key in ("largest_regret", "threshold", "noise")]
+        table.add_row(name, judgement.verdict, *counts, *sizes, str(judgement.num_prefixes))
+    console_for_tables().print(table)
