@@ -66,7 +66,7 @@ def tie_or_bug(
     from refimpl.config import make_config
     from refimpl.tie_or_bug import plot_regrets
 
-    settings = {"num_speculative_tokens": num_speculative_tokens, "max_new_tokens": max_new_tokens}
+    settings: dict[str, Any] = {"num_speculative_tokens": num_speculative_tokens, "max_new_tokens": max_new_tokens}
     make_config(**settings)
     for path in filter(None, (plot, output)):
         check_report(path)
