@@ -122,14 +122,19 @@ def regret_figure(judgements: Mapping[str, Judgement]) -> Any:
     Regrets of 0, of tokens that the target itself would choose, are counted in the title only.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure = Figure(figsize=(7, 0.6 + 2.4 * len(judgements)), layout="constrained")
+    figure = Figure(figsize=(8.5, 0.6 + 2.4 * len(judgements)), layout="constrained")
     panels = figure.subplots(len(judgements), squeeze=False, sharex=True, sharey=True)[:, 0]
     edges = _bin_edges(list(judgements.values()))
     for axes, (name, judgement) in zip(panels, judgements.items(), strict=True):
         _draw_regrets(axes, name, judgement, edges)
-    highest = panels[0].get_ylim()[1]
-    panels[0].set_yticks(ticks := [n for n in (0, 1, 10, 100, 1000, 10_000) if n <= highest], labels=map(str, ticks))
+    ticks = [0, *(n * 10**i for i in range(6) for n in (1, 2, 5))]
+    ticks = [n for n in ticks if n <= panels[0].get_ylim()[1]]
+    panels[0].set_yticks(ticks, labels=map(str, ticks))
+    panels[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panels[0].xaxis.set_major_formatter("{x:g}")
+    panels[0].xaxis.set_minor_formatter(NullFormatter())
     panels[-1].set_xlabel("regret in logits: the largest minus the token's")
     return figure
 
@@ -146,7 +151,7 @@ def _draw_regrets(axes: Any, name: str, judgement: Judgement, edges: list[float]
     axes.set(
         xscale="log", yscale="symlog", ylabel="tokens", title=f"{heading}, {zeros} of {len(regrets)} regrets are 0"
     )
-    axes.legend(loc="upper left", fontsize="small")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize="small")
 
 
 def _bin_edges(judgements: list[Judgement]) -> list[float]:
