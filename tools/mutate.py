@@ -41,7 +41,14 @@ FILES = [
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "refimpl/scheduling").glob("[!_]*.py")),
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "refimpl/layouts").glob("[!_]*.py")),
 ]
-TESTS = ["tests/unit/test_kernels.py", "tests/stateful", "tests/property", "tests/statistical", "tests/sampling"]
+TESTS = [
+    "unit/test_kernels.py",
+    "unit/test_forced.py",
+    "stateful",
+    "property",
+    "statistical",
+    "sampling",
+]  # below tests/
 LOG = ROOT / ".work" / "mutation.jsonl"
 NOT_LOADED = 99  # status of a child that tested the file on disk
 FIRST_STAGE = 15  # the quickest tests of a mutant, which are loaded alone
@@ -221,7 +228,7 @@ def trace_tests(files: list[str]) -> list[Trace]:
 
     def work() -> tuple[int, Any]:
         tracer = LineTracer(files)
-        status = run_pytest(TESTS, tracer)
+        status = run_pytest([f"tests/{name}" for name in TESTS], tracer)
         return status, [asdict(trace) for trace in tracer.traces]
 
     status, found = in_child(work)

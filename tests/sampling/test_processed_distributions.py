@@ -1,6 +1,7 @@
 """The processed distribution: transformers' warpers, the oracle's own processing, ties and extreme settings."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -71,6 +72,18 @@ def test_equals_the_oracle_for_any_setting_ties_included(values, config):
     torch.testing.assert_close(mass, shape_distribution(logits, config), rtol=1e-12, atol=0)
     assert float(mass.sum()) == pytest.approx(1)
     assert mass[logits.argmax()] > 0
+
+
+def test_the_smallest_temperature_overflows_nowhere():
+    mass = probabilities(torch.tensor([30.0, 29.0]), SamplingConfig(temperature=1e-307))
+    assert mass.tolist() == [1, 0]
+
+
+def test_top_p_of_one_keeps_even_what_rounding_has_lost():
+    """The more probable token has mass 1 after rounding, but it is not all."""
+    mass = probabilities(torch.tensor([0.0, -50.0]), SamplingConfig(temperature=1.0, top_p=1.0))
+    assert mass[0] == 1
+    assert mass[1] == pytest.approx(math.exp(-50))
 
 
 def test_temperature_zero_takes_the_most_probable_token():

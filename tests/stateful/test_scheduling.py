@@ -95,6 +95,8 @@ class Machine(RuleBasedStateMachine):
 
     def retire(self, left: list[Item]) -> None:
         assert all(item.finished for item in left)
+        if self.kind == "static" and any(item in self.window for item in left):
+            assert left == self.window, "a static batch leaves as a whole"
         assert not set(map(id, left)) & set(map(id, self.gone))
         self.gone += left
         self.window = [item for item in self.window if item not in left]
@@ -110,8 +112,10 @@ class Machine(RuleBasedStateMachine):
             assert len(keys) == 1
             assert len(members) == min(self.batch_size, self.fullest_group())
             assert len(members) >= self.least_group
-            if self.options.choice == "largest":
+            if self.options.choice == "largest" or self.fullest_group() < self.batch_size:
                 assert self.group_size(*keys) == self.fullest_group()
+            else:
+                assert keys == {self.first_full_key()}
         elif plan.mode == "fallback":
             assert members == self.window[: self.batch_size]
             assert self.fullest_group() < self.least_group
@@ -122,6 +126,15 @@ class Machine(RuleBasedStateMachine):
     def fullest_group(self) -> int:
         keys = [(item.seq_len, item.cache_state) for item in self.window]
         return max(keys.count(key) for key in keys)
+
+    def first_full_key(self) -> tuple[int, int]:
+        """Key of the first group to be full when the window is read from its oldest member on."""
+        seen: list[tuple[int, int]] = []
+        for item in self.window:
+            seen.append((item.seq_len, item.cache_state))
+            if seen.count(seen[-1]) == self.batch_size:
+                return seen[-1]
+        raise AssertionError("no group is full")
 
     def group_size(self, key: tuple[int, int]) -> int:
         return sum((item.seq_len, item.cache_state) == key for item in self.window)

@@ -34,6 +34,41 @@ def numbers(axis: str, step: int = 1, start: int = 0) -> torch.Tensor:
     return uniform(RowKeys(parts["seed"], parts["sequence"]), parts["position"][:, None], Purpose.ACCEPT)[:, 0]
 
 
+# --- the generator by hand: SplitMix64's finalizer on Python integers ------------------------------------------------
+
+WORD, GOLDEN = (1 << 64) - 1, 0x9E3779B97F4A7C15
+
+
+def mix(bits: int) -> int:
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & WORD
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & WORD
+    return bits ^ (bits >> 31)
+
+
+def stream(seed: int, sequence: int, position: int, purpose: int) -> int:
+    state = mix(mix((seed + GOLDEN) & WORD) ^ purpose)
+    for part in (sequence, position):
+        state = mix(((state + GOLDEN) & WORD) ^ (part & WORD))
+    return state
+
+
+KEYS = [(0, 0, 0), (7, 3, 12), (-1, 5, 1), (2**62, -(2**40), 4095)]
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_the_numbers_are_those_of_the_definition(purpose):
+    """What a seed stands for must not change from version to version."""
+    keys = RowKeys(*(torch.tensor([key[i] for key in KEYS]) for i in range(2)))
+    position = torch.tensor([[key[2]] for key in KEYS])
+    states = [stream(*key, int(purpose)) for key in KEYS]
+    bits = [mix((state + GOLDEN) & WORD) >> 11 for state in states]
+    assert uniform(keys, position, purpose)[:, 0].tolist() == [b * 2.0**-53 for b in bits]
+    tokens = [mix(token * GOLDEN & WORD) for token in range(1, 6)]
+    raw = [[(mix((state + token) & WORD) >> 12) + 0.5 for token in tokens] for state in states]
+    wanted = torch.tensor([[-math.log(number * 2.0**-52) for number in row] for row in raw], dtype=torch.float64)
+    torch.testing.assert_close(exponentials(keys, position, purpose, 5)[:, 0], wanted, rtol=1e-14, atol=0)
+
+
 def chi_square_p(counts: torch.Tensor) -> float:
     expected = counts.sum() / counts.numel()
     return float(chi2.sf(float(((counts - expected) ** 2 / expected).sum()), counts.numel() - 1))

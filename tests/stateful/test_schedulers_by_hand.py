@@ -1,0 +1,157 @@
+"""Schedulers and pool on a few sequences each, where the right answer can be written down."""
+
+import math
+
+import pytest
+from test_scheduling import Item
+
+from refimpl.errors import InvariantViolation
+from refimpl.scheduling import GroupedScheduler, SchedulingOptions, SequencePool, StaticScheduler, make_scheduler
+from refimpl.scheduling.policies import default_aging_bound
+
+
+def grouped(lengths: list[int], batch_size: int = 2, aging_bound: float = math.inf, **options) -> GroupedScheduler:
+    """A grouped scheduler whose window holds sequences of these lengths."""
+    scheduler = GroupedScheduler(batch_size, len(lengths), aging_bound, options=SchedulingOptions(**options))
+    scheduler.submit([Item(n) for n in lengths])
+    scheduler.admit()
+    return scheduler
+
+
+def chosen(scheduler: GroupedScheduler) -> tuple[str, list[int]]:
+    """Mode of the next round, and the members' tickets."""
+    plan = scheduler.select()
+    return plan.mode, [item.ticket for item in plan.members]
+
+
+# --- pool ---------------------------------------------------------------------------------------------------------
+
+
+def pool_of(n: int) -> SequencePool:
+    pool: SequencePool = SequencePool()
+    for _ in range(n):
+        pool.submit(Item(1))
+    pool.admit(2)
+    pool.check_conservation()
+    return pool
+
+
+def test_a_lost_sequence_breaks_conservation():
+    pool = pool_of(4)
+    pool.waiting.pop()
+    with pytest.raises(InvariantViolation, match=r"INV-9.*expected 4 distinct sequences, found 3 places, 3 distinct"):
+        pool.check_conservation()
+
+
+def test_a_doubled_sequence_breaks_conservation_though_the_number_is_right():
+    pool = pool_of(4)
+    pool.waiting[-1] = pool.window[0]
+    with pytest.raises(InvariantViolation, match=r"INV-9.*found 4 places, 3 distinct unfinished of 4"):
+        pool.check_conservation()
+
+
+def test_a_sequence_that_is_finished_twice_breaks_conservation():
+    pool = pool_of(4)
+    pool.retire(pool.window[0])
+    pool.check_conservation()
+    pool.num_finished += 1
+    with pytest.raises(InvariantViolation, match="INV-9"):
+        pool.check_conservation()
+
+
+# --- groups -------------------------------------------------------------------------------------------------------
+
+
+def test_the_group_that_is_full_first_runs():
+    assert chosen(grouped([5, 7, 7, 5, 7])) == ("grouped", [1, 2])
+
+
+def test_the_largest_group_runs_where_one_asks_for_it():
+    assert chosen(grouped([5, 5, 7, 7, 7], choice="largest")) == ("grouped", [2, 3])
+    assert chosen(grouped([5, 7, 7, 5], choice="largest")) == ("grouped", [0, 3])  # of equals, the older
+
+
+def test_without_a_full_group_the_oldest_run_unless_partial_groups_may():
+    lengths = [4, 5, 6, 5]
+    assert chosen(grouped(lengths, batch_size=3)) == ("fallback", [0, 1, 2])
+    assert chosen(grouped(lengths, batch_size=3, partial_groups=True)) == ("grouped", [1, 3])
+    assert chosen(grouped([4, 5, 6], batch_size=3, partial_groups=True)) == ("fallback", [0, 1, 2])
+    assert chosen(grouped([4], batch_size=1)) == ("grouped", [0])
+
+
+@pytest.mark.parametrize(
+    ("bucket", "keys"), [(1, [1, 3, 4, 5, 8]), (2, [1, 2, 2, 3, 4]), (4, [1, 1, 1, 2, 2]), (8, [1, 1, 1, 1, 1])]
+)
+def test_lengths_of_one_bucket_are_one_key(bucket, keys):
+    scheduler = grouped([1, 3, 4, 5, 8], bucket_tokens=bucket)
+    assert [scheduler.group_key(item) for item in scheduler.pool.window.values()] == [(key, 1) for key in keys]
+
+
+@pytest.mark.parametrize(("group_s", "mode"), [(1.0, "grouped"), (2.0, "grouped"), (2.1, "fallback")])
+def test_a_group_runs_if_it_is_estimated_no_worse_than_the_oldest(group_s, mode):
+    def estimate(members):
+        return group_s if {item.seq_len for item in members} == {5} else 2.0
+
+    assert chosen(grouped([4, 5, 5], estimate=estimate))[0] == mode
+
+
+# --- waiting ------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_is_counted_in_rounds_and_bounded():
+    """Rounds of the first two only, as no right scheduler would choose them: the third waits one round too many."""
+    scheduler = grouped([5, 5, 7], aging_bound=2)
+    last = scheduler.pool.window[2]
+    for waited in range(3):  # 2 + ⌊3 / 2⌋ rounds are allowed
+        assert scheduler.waited(last) == waited
+        plan = scheduler._plan([0, 1], "grouped")
+        assert [item.ticket for item in plan.members] == [0, 1]
+        scheduler.complete(plan)
+    with pytest.raises(InvariantViolation, match=r"INV-10.*expected at most 3 rounds, found 4"):
+        scheduler.complete(scheduler._plan([0, 1], "grouped"))
+
+
+def test_the_longest_waiting_run_when_one_of_them_is_due():
+    scheduler = grouped([5, 5, 7, 8], aging_bound=2)
+    modes = []
+    for _ in range(4):
+        plan = scheduler.select()
+        modes.append((plan.mode, [item.ticket for item in plan.members]))
+        scheduler.complete(plan)
+    assert modes == [("grouped", [0, 1]), ("grouped", [0, 1]), ("aged", [2, 3]), ("grouped", [0, 1])]
+
+
+@pytest.mark.parametrize(("batch_size", "window_size", "bound"), [(1, 1, 8), (4, 16, 32), (3, 7, 24), (4, 3, 8)])
+def test_by_default_the_window_may_pass_a_sequence_over_eight_times(batch_size, window_size, bound):
+    assert default_aging_bound(batch_size, window_size) == bound
+    assert GroupedScheduler(batch_size, window_size).aging_bound == bound
+
+
+# --- static and fifo ----------------------------------------------------------------------------------------------
+
+
+def test_a_static_batch_keeps_its_finished_rows_until_the_last_has_finished():
+    scheduler: StaticScheduler = StaticScheduler(2, 2)
+    items = [Item(1) for _ in range(3)]
+    scheduler.submit(items)
+    assert scheduler.admit() == items[:2]
+    items[0].finished = True
+    assert scheduler.complete(scheduler.select()) == []
+    assert list(scheduler.select().members) == items[:2]
+    assert scheduler.admit() == []
+    items[1].finished = True
+    assert scheduler.complete(scheduler.select()) == items[:2]
+    assert scheduler.admit() == items[2:]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "grouped"])
+def test_a_free_place_is_filled_at_once_unless_refilling_is_off(kind):
+    for refill, entered in ((True, [2]), (False, [])):
+        scheduler = make_scheduler(kind, 2, 2, options=SchedulingOptions(refill=refill))
+        items = [Item(1) for _ in range(3)]
+        scheduler.submit(items)
+        scheduler.admit()
+        items[0].finished = True
+        scheduler.complete(scheduler.select())
+        assert [item.ticket for item in scheduler.admit()] == entered
+        assert scheduler.round_index == 1
