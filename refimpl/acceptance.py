@@ -5,10 +5,11 @@ distribution; greedy and coupled then accept a draft when the target chose the s
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from refimpl import kernels
@@ -29,6 +30,57 @@ class Proposal:
     tokens: Int[Tensor, "batch k"]
     probabilities: Float[Tensor, "batch k vocab"] | None = None
 
+    @classmethod
+    def join(cls, steps: Seq["Proposal"]) -> "Proposal":
+        """Put proposals for consecutive positions, at least one, after each other."""
+        mass = [step.probabilities for step in steps if step.probabilities is not None]
+        return cls(torch.cat([step.tokens for step in steps], dim=1), torch.cat(mass, dim=1) if mass else None)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnMass:
+    """Mass of each row's tokens under the distributions that they were drawn from.
+
+    All that count must be above 0. A draft that breaks this makes p/q another ratio than the one of the draw; a target
+    does it when its logits are NaN or infinite.
+
+    Attributes:
+        whose: draft or target.
+        mass, tokens: ``[batch, q]``
+        num_used: leading tokens of each row that count ``[batch]``.
+    """
+
+    whose: str
+    mass: Float[Tensor, "batch q"]
+    tokens: Int[Tensor, "batch q"]
+    num_used: Int[Tensor, " batch"]
+
+    @classmethod
+    def of(
+        cls,
+        whose: str,
+        distribution: Float[Tensor, "batch q vocab"],
+        tokens: Int[Tensor, "batch q"],
+        num_used: Int[Tensor, " batch"],
+    ) -> "DrawnMass":
+        """Look the tokens up."""
+        return cls(whose, distribution.gather(-1, tokens[..., None])[..., 0], tokens, num_used)
+
+    @property
+    def wrong(self) -> Bool[Tensor, "batch q"]:
+        """Tokens that count and have no mass."""
+        used = torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.num_used[:, None]
+        return used & ~(self.mass > 0)
+
+    def require(self) -> None:
+        """Raise the violation of the first wrong token. Waits for the device."""
+        wrong = self.wrong.nonzero()
+        if len(wrong):
+            row, at = wrong[0].tolist()
+            statement = f"the {self.whose} must put mass on the token it drew"
+            found = f"{float(self.mass[row, at]):g} on token {int(self.tokens[row, at])}"
+            raise InvariantViolation("INV-12", statement, row=row, expected="mass > 0", found=found)
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -37,10 +89,27 @@ class Decision:
     Attributes:
         num_accepted: longest accepted prefix within each row's limit ``[batch]``.
         emitted: accepted drafts, then the next token; arbitrary after that ``[batch, k+1]``.
+        drawn: what the rule drew from, to be required once the decision is on the host.
     """
 
     num_accepted: Int[Tensor, " batch"]
     emitted: Int[Tensor, "batch k1"]
+    drawn: tuple[DrawnMass, ...] = ()
+
+    def table(self) -> Int[Tensor, "batch k3"]:
+        """Everything the host needs, for a single copy: accepted, tokens without mass, emitted."""
+        wrong = sum((d.wrong.sum(dim=1) for d in self.drawn), torch.zeros_like(self.num_accepted))
+        return torch.cat([self.num_accepted[:, None], wrong[:, None], self.emitted], dim=1)
+
+    def rows(self, index: Int[Tensor, " n"]) -> "Decision":
+        """The decision on some of the rows."""
+        drawn = tuple(DrawnMass(d.whose, d.mass[index], d.tokens[index], d.num_used[index]) for d in self.drawn)
+        return Decision(self.num_accepted[index], self.emitted[index], drawn)
+
+    def require_mass(self) -> None:
+        """Raise InvariantViolation unless both models put mass on the tokens they drew. Waits for the device."""
+        for drawn in self.drawn:
+            drawn.require()
 
 
 class AcceptanceRule(ABC):
@@ -146,12 +215,11 @@ class CoupledRule(MatchingRule):
         position: Int[Tensor, "batch k1"],
         limits: Int[Tensor, " batch"],
     ) -> Decision:
-        """Compare position by position, and see that every emitted token has mass."""
+        """Compare position by position; every emitted token must have mass."""
         mass = probabilities(target_logits, self.sampling)
         target_tokens = self.source.draw(mass, keys, position, Purpose.COUPLED)
         decision = match(proposal.tokens, target_tokens, limits)
-        require_mass("target", mass, target_tokens, decision.num_accepted + 1)
-        return decision
+        return replace(decision, drawn=(DrawnMass.of("target", mass, target_tokens, decision.num_accepted + 1),))
 
 
 class RejectionRule(AcceptanceRule):
@@ -179,31 +247,29 @@ class RejectionRule(AcceptanceRule):
     ) -> Decision:
         """Accept a prefix; a row whose limit cut the run short draws from p itself, as after a full acceptance."""
         target = probabilities(target_logits, self.sampling)
+        drawn: tuple[DrawnMass, ...] = ()
         if proposal.probabilities is None:  # no drafts in this round
             accepted, weights = torch.zeros_like(limits), target[:, 0]
         else:
-            accepted = self._num_accepted(proposal.tokens, proposal.probabilities, target, keys, position, limits)
+            draft = DrawnMass.of("draft", proposal.probabilities, proposal.tokens, limits)
+            accepted, drawn = self._num_accepted(draft, target, keys, position), (draft,)
             weights = next_weights(target, proposal.probabilities, accepted, limits)
         at = accepted[:, None]
         next_token = self.source.draw(weights[:, None], keys, position.gather(1, at), Purpose.NEXT)
         emitted = torch.cat([proposal.tokens, next_token], dim=1).scatter(1, at, next_token)
-        require_mass("target", target, emitted, accepted + 1)
-        return Decision(accepted, emitted)
+        return Decision(accepted, emitted, (*drawn, DrawnMass.of("target", target, emitted, accepted + 1)))
 
     def _num_accepted(
         self,
-        tokens: Int[Tensor, "batch k"],
-        draft: Float[Tensor, "batch k vocab"],
+        draft: DrawnMass,
         target: Float[Tensor, "batch k1 vocab"],
         keys: RowKeys,
         position: Int[Tensor, "batch k1"],
-        limits: Int[Tensor, " batch"],
     ) -> Int[Tensor, " batch"]:
         """Test the drafts position by position."""
-        require_mass("draft", draft, tokens, limits)
-        p = target[:, :-1].gather(-1, tokens[..., None])[..., 0]
-        q = draft.gather(-1, tokens[..., None])[..., 0]
-        return kernels.num_accepted(self.source.accepts(p, q, keys, position[:, :-1]).long().unbind(dim=1), limits)
+        p = target[:, :-1].gather(-1, draft.tokens[..., None])[..., 0]
+        passed = self.source.accepts(p, draft.mass, keys, position[:, :-1])
+        return kernels.num_accepted(passed.long().unbind(dim=1), draft.num_used)
 
 
 def next_weights(
@@ -223,27 +289,6 @@ def next_weights(
     residual = kernels.residual(p, q)
     rejected = (accepted < limits)[:, None] & (residual > 0).any(dim=-1, keepdim=True)
     return torch.where(rejected, residual, p)
-
-
-def require_mass(
-    whose: str,
-    mass: Float[Tensor, "batch q vocab"],
-    tokens: Int[Tensor, "batch q"],
-    num_used: Int[Tensor, " batch"],
-) -> None:
-    """Raise unless each row's first `num_used` tokens have mass under the distributions they were drawn from.
-
-    A draft that breaks this makes p/q another ratio than the one of the draw; a target does it when its logits are
-    NaN or infinite.
-    """
-    chosen = mass.gather(-1, tokens[..., None])[..., 0]
-    used = torch.arange(tokens.shape[1], device=tokens.device) < num_used[:, None]
-    wrong = used & ~(chosen > 0)
-    if bool(wrong.any()):
-        row, at = wrong.nonzero()[0].tolist()
-        statement = f"the {whose} must put mass on the token it drew"
-        found = f"{float(chosen[row, at]):g} on token {int(tokens[row, at])}"
-        raise InvariantViolation("INV-12", statement, row=row, expected="mass > 0", found=found)
 
 
 class ForcedRule(GreedyRule):
@@ -266,7 +311,9 @@ class ForcedRule(GreedyRule):
         limits: Int[Tensor, " batch"],
     ) -> Decision:
         """Draw a number per row, keyed like every random number, and let the target add its token after it."""
-        drawn = uniform(keys, position[:, :1], Purpose.FORCED) >= self.cumulative.to(position.device)
+        if self.cumulative.device != position.device:  # once: a recorded decision must copy nothing from the host
+            self.cumulative = self.cumulative.to(position.device)
+        drawn = uniform(keys, position[:, :1], Purpose.FORCED) >= self.cumulative
         accepted = kernels.minimum(drawn.sum(dim=1), limits)
         next_token = target_logits.argmax(dim=-1).gather(1, accepted[:, None])
         padded = torch.cat([proposal.tokens, next_token], dim=1)

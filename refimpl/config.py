@@ -187,6 +187,8 @@ class DecodeConfig:
         shape_stable: run every pass of the target in one fixed shape, idle rows and columns included, so that what a
             row computes does not depend, to the last bit, on its neighbours, on k or on acceptance. For `inplace`
             layouts and `autoregressive`, which then give the same logits for the same `batch_size` and k.
+        cuda_graphs: record a round's drafts and its verify pass once for each width of the context, and replay them.
+            For `inplace` with checks ``"host"`` or ``"off"``; without CUDA the same work runs unrecorded.
     """
 
     method: str = "inplace"
@@ -204,6 +206,7 @@ class DecodeConfig:
     checks: CheckLevel | None = None
     compaction_threshold: float = 0.25
     shape_stable: bool = False
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         method = resolve_method(self.method)
@@ -247,6 +250,10 @@ class DecodeConfig:
             not self.shape_stable or method.layout in ("inplace", None),
             f"shape-stable execution needs every token at a column of its own: {self.method} moves them; "
             "choose inplace, inplace+SCHEDULER or autoregressive",
+        )
+        _require(
+            not self.cuda_graphs or (method.layout == "inplace" and method.scheduler != "grouped"),
+            f"cuda_graphs need rows that stay where they are: {self.method} gathers them; choose inplace",
         )
         check_stops(self.stop_token_ids, self.stop_strings)
 

@@ -6,13 +6,16 @@ from operator import attrgetter
 
 import torch
 
-from refimpl.acceptance import make_rule
+from refimpl.acceptance import AcceptanceRule, make_rule
+from refimpl.cached import CachedModel
 from refimpl.config import CheckLevel, DecodeConfig
+from refimpl.errors import InputError
 from refimpl.invariants import Checker
 from refimpl.kvstore import RowState, pool_columns
 from refimpl.layouts import LAYOUT_CLASSES, Layout, MaskedLayout
 from refimpl.model import CausalLM, Pair
-from refimpl.rounds import CachedModel, RoundContext, run_round
+from refimpl.recorded import RecordedRounds
+from refimpl.rounds import RoundContext, run_round
 from refimpl.sampling import RandomSource
 from refimpl.scheduling import Scheduler, make_scheduler
 from refimpl.sequence import Sequence
@@ -50,18 +53,22 @@ class Engine:
         self._free_slots = list(range(min(self.scheduler.window_size, len(self.sequences))))[::-1]
         self.window = verify_window(self.sequences)
         self.timer = StageTimer(pair.device)
+        target = CachedModel(pair.target, self._make_layout(pair.target), "target")
+        draft = CachedModel(pair.draft, self._make_layout(pair.draft), "draft")
+        rule = make_rule(config, source)
+        if config.shape_stable:
+            target.layout.block_rows = config.resolved_batch_size
         self.context = RoundContext(
-            target=CachedModel(pair.target, self._make_layout(pair.target), "target"),
-            draft=CachedModel(pair.draft, self._make_layout(pair.draft), "draft"),
-            rule=make_rule(config, source),
+            target=target,
+            draft=draft,
+            rule=rule,
             checker=self.checker,
             timer=self.timer,
             vocab_size=pair.vocab_size,
             logprobs=config.logprobs,
             window=self.window if config.shape_stable else None,
+            recorded=self._make_recorded(target, draft, rule) if config.cuda_graphs else None,
         )
-        if config.shape_stable:
-            self.context.target.layout.block_rows = config.resolved_batch_size
         self.scheduler.submit(self.sequences)
 
     @property
@@ -113,6 +120,13 @@ class Engine:
         if isinstance(layout, MaskedLayout):
             layout.compaction_threshold = config.compaction_threshold
         return layout
+
+    def _make_recorded(self, target: CachedModel, draft: CachedModel, rule: AcceptanceRule) -> RecordedRounds:
+        if self.checker.covers("device"):
+            raise InputError(f"recorded rounds cannot be checked at level {self.checker.level}: choose host or off")
+        return RecordedRounds(
+            target, draft, rule, vocab_size=self.pair.vocab_size, k=self.window - 1, stable=self.config.shape_stable
+        )
 
     def _admit(self) -> None:
         entered = self.scheduler.admit()

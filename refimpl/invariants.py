@@ -67,11 +67,15 @@ class Checker:
         self, block: Block, members: Seq[Sequence], layout: Layout, offset: int, drafts: list[Tensor]
     ) -> None:
         """Check a block once its provenance is written: pads on the host, the rest on the device."""
+        self.before_pass(members, layout)
+        if self.covers("device"):
+            check_block(block.of_members(), members, offset, drafts)
+
+    def before_pass(self, members: Seq[Sequence], layout: Layout) -> None:
+        """Check that the layout works on the members' own lengths, in a rectangle where it has one."""
         if self.covers("host"):
             check_rectangle(layout)
             check_layout_lengths(members, layout)
-        if self.covers("device"):
-            check_block(block.of_members(), members, offset, drafts)
 
     def after_commit(self, members: Seq[Sequence], records: Seq[RowOutcome]) -> None:
         """Check lengths, budget and stops of the rows that ran."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -11,10 +10,9 @@ from torch.nn.functional import pad
 
 from refimpl import kernels
 from refimpl.acceptance import AcceptanceRule, Decision, Proposal
+from refimpl.cached import CachedModel
 from refimpl.invariants import Checker
-from refimpl.kvstore import Block, RowState
-from refimpl.layouts import Layout
-from refimpl.model import CausalLM
+from refimpl.recorded import RecordedRounds
 from refimpl.records import RowOutcome, TokenLogprobs
 from refimpl.sampling import RowKeys
 from refimpl.sequence import Sequence
@@ -22,30 +20,11 @@ from refimpl.timing import StageTimer
 
 
 @dataclass(frozen=True, slots=True)
-class CachedModel:
-    """A model and the layout that holds its K/V. `role` says which of a sequence's cached lengths is meant."""
-
-    model: CausalLM
-    layout: Layout
-    role: Literal["target", "draft"]
-
-    def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
-        """Run a block of the layout; logits of the members' rows."""
-        logits = self.model.forward(block, num_logits)
-        return logits if block.members is None else logits[block.members]
-
-    def num_cached(self, sequence: Sequence) -> int:
-        """Leading tokens of the sequence whose K/V this model holds."""
-        return sequence.target_cached if self.role == "target" else sequence.draft_cached
-
-    def rows(self, members: Seq[Sequence]) -> list[RowState]:
-        """Host integers that the layout works on."""
-        return [RowState(m.slot, m.index, m.seq_len, self.num_cached(m), not m.finished) for m in members]
-
-
-@dataclass(frozen=True, slots=True)
 class RoundContext:
-    """What every round needs and no round changes. `window` fixes the tokens a row of every verify pass, if set."""
+    """What every round needs and no round changes.
+
+    `window` fixes the tokens a row of every verify pass, if set. `recorded` runs both models' passes, if set.
+    """
 
     target: CachedModel
     draft: CachedModel
@@ -55,19 +34,44 @@ class RoundContext:
     vocab_size: int
     logprobs: int | None = None
     window: int | None = None
+    recorded: RecordedRounds | None = None
 
 
 def run_round(context: RoundContext, members: Seq[Sequence]) -> list[RowOutcome]:
     """Advance every unfinished member by at least one token."""
     limits = [0 if m.finished else m.draft_limit for m in members]
-    k = max(limits)
+    if context.recorded and context.recorded.covers(members):
+        k, decision, logits = _replay(context, context.recorded, members, limits)
+    else:
+        k = max(limits)
+        decision, logits = _run(context, members, limits, k)
+    return _commit(context, members, limits, k, _fetch(decision, logits, context.logprobs))
+
+
+def _run(
+    context: RoundContext, members: Seq[Sequence], limits: list[int], k: int
+) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
+    """Draft k tokens a row, verify, decide."""
     device = context.target.layout.shape.device
     keys = _row_keys(members, device)
     position = _host_tensor([[m.seq_len] for m in members], device) + torch.arange(k + 1, device=device)
     proposal = _draft(context, members, keys, position[:, :k])
     logits = _verify(context, members, proposal)
-    decision = context.rule.decide(proposal, logits, keys, position, _host_tensor(limits, device))
-    return _commit(context, members, limits, k, _fetch(decision, logits, context.logprobs))
+    return context.rule.decide(proposal, logits, keys, position, _host_tensor(limits, device)), logits
+
+
+def _replay(
+    context: RoundContext, recorded: RecordedRounds, members: Seq[Sequence], limits: list[int]
+) -> tuple[int, Decision, Float[Tensor, "batch k1 vocab"]]:
+    """Replay the recorded work; also the k that it ran with."""
+    for cached in (context.target, context.draft):
+        cached.layout.begin(cached.rows(members), span=0)
+        context.checker.before_pass(members, cached.layout)
+    k = recorded.load(members, limits)
+    with context.timer.stage("draft"):
+        recorded.draft()
+    with context.timer.stage("verify"):
+        return k, *recorded.verify()
 
 
 def _draft(context: RoundContext, members: Seq[Sequence], keys: RowKeys, position: Int[Tensor, "batch k"]) -> Proposal:
@@ -89,8 +93,7 @@ def _draft(context: RoundContext, members: Seq[Sequence], keys: RowKeys, positio
             logits = draft.forward(block, 1)[..., : context.vocab_size]
             steps.append(context.rule.propose(logits, keys, position[:, step : step + 1]))
             tokens, offset = steps[-1].tokens, step
-    mass = [s.probabilities for s in steps if s.probabilities is not None]
-    return Proposal(torch.cat([s.tokens for s in steps], dim=1), torch.cat(mass, dim=1) if mass else None)
+    return Proposal.join(steps)
 
 
 def _verify(context: RoundContext, members: Seq[Sequence], proposal: Proposal) -> Float[Tensor, "batch k1 vocab"]:
@@ -117,8 +120,10 @@ class _HostDecision:
 
 def _fetch(decision: Decision, logits: Float[Tensor, "batch k1 vocab"], logprobs: int | None) -> _HostDecision:
     """Bring a decision to the host: one copy a round (two with log-probabilities)."""
-    table = torch.cat([decision.num_accepted[:, None], decision.emitted], dim=1).tolist()
-    accepted, emitted = [row[0] for row in table], [row[1:] for row in table]
+    table = decision.table().tolist()
+    accepted, massless, emitted = [row[0] for row in table], [row[1] for row in table], [row[2:] for row in table]
+    if any(massless):
+        decision.require_mass()
     return _HostDecision(accepted, emitted, None if logprobs is None else _logprobs(logits, emitted, logprobs))
 
 

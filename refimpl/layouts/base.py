@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -113,26 +114,42 @@ class Layout(ABC):
             real = _spread(real, members, len(rows), False)
             width = self.pool.columns
         slots = [row.slot for row in rows]
-        column = torch.where(position < 0, self.scratch_column, position)
-        row_start = torch.tensor(slots, device=tokens.device)[:, None] * self.pool.columns
-        flat = (row_start + column).flatten()
-        first, contiguous = slots[0], all(b == a + 1 for a, b in pairwise(slots))
         index = torch.tensor(slots, device=tokens.device)
+        contiguous = all(b == a + 1 for a, b in pairwise(slots))
+        where = slice(slots[0], slots[0] + len(slots)) if contiguous else index
+        block = self.slot_block(index, where, tokens, position, width)
+        tags = None
+        if self.pool.tags is not None:
+            flat = self._flat_slots(index, position)
+            self.pool.tags.view(-1, 3)[flat] = tag_block(rows, position, tokens, real).flatten(0, 1)
+            tags = self.pool.tags[index, :width]
+        return replace(block, tags=tags, members=members)
+
+    def slot_block(
+        self,
+        index: Int[Tensor, " batch"],
+        where: slice | Tensor,
+        tokens: Int[Tensor, "batch q"],
+        position: Int[Tensor, "batch q"],
+        width: int,
+    ) -> Block:
+        """A pool block from tensors alone, so that it can be recorded.
+
+        `index` and `where` name the same pool rows; as a slice they are viewed, as a tensor copied.
+        """
+        flat = self._flat_slots(index, position)
 
         def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             self.pool.write_slots(layer, flat, keys, values)
             all_keys, all_values = self.pool.view(layer, width)
-            if contiguous:
-                return all_keys[first : first + len(slots)], all_values[first : first + len(slots)]
-            return all_keys[index], all_values[index]
+            return all_keys[where], all_values[where]
 
-        tags = None
-        if self.pool.tags is not None:
-            self.pool.tags.view(-1, 3)[flat] = tag_block(rows, position, tokens, real).flatten(0, 1)
-            tags = self.pool.tags[index, :width]
-        columns = torch.arange(width, device=tokens.device)
-        mask = self.pool_mask(columns, position)
-        return Block(tokens, position.clamp(0, self.max_positions - 1), mask, append, tags, members)
+        mask = self.pool_mask(torch.arange(width, device=tokens.device), position)
+        return Block(tokens, position.clamp(0, self.max_positions - 1), mask, append)
+
+    def _flat_slots(self, index: Int[Tensor, " batch"], position: Int[Tensor, "batch q"]) -> Int[Tensor, " n"]:
+        column = torch.where(position < 0, self.scratch_column, position)
+        return (index[:, None] * self.pool.columns + column).flatten()
 
     def _with_idle_rows(self, rows: Seq[RowState], count: int) -> tuple[list[RowState], Int[Tensor, " n"]]:
         """Fill up to `count` rows with slots that feed nothing; also the place of each of `rows` among them."""

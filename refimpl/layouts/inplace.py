@@ -20,11 +20,11 @@ class InplaceLayout(Layout):
     def begin(self, rows: Seq[RowState], span: int) -> None:
         """Note the rows; nothing moves."""
         self.rows = tuple(rows)
-        self._seq_len = torch.tensor([[row.seq_len] for row in rows], device=self.shape.device)
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int) -> Block:
         """Write at column = position."""
-        position = self._seq_len + torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
+        seq_len = torch.tensor([[row.seq_len] for row in self.rows], device=self.shape.device)
+        position = seq_len + torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
         width = padded_columns(self.width + offset + tokens.shape[1])
         return self.pool_block(self.rows, tokens, position, position >= 0, width)
 

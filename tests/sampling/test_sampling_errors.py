@@ -98,9 +98,9 @@ def test_a_draft_without_mass_where_it_drew():
     proposal = Proposal(torch.tensor([[0], [2]]), mass)
     message = "INV-12 in row 1: the draft must put mass on the token it drew; expected mass > 0, found 0 on token 2"
     with pytest.raises(InvariantViolation, match=message):
-        RejectionRule(SAMPLING).decide(proposal, UNIFORM, KEYS, POSITION, LIMITS)
+        RejectionRule(SAMPLING).decide(proposal, UNIFORM, KEYS, POSITION, LIMITS).require_mass()
     unused = LIMITS * torch.tensor([1, 0])  # a row that may use no draft may hold any
-    RejectionRule(SAMPLING).decide(proposal, UNIFORM, KEYS, POSITION, unused)
+    RejectionRule(SAMPLING).decide(proposal, UNIFORM, KEYS, POSITION, unused).require_mass()
 
 
 @pytest.mark.parametrize("rule", [CoupledRule, RejectionRule])
@@ -110,7 +110,7 @@ def test_a_target_that_computes_no_distribution(rule, value):
     logits[1, 0, 0] = value
     proposal = Proposal(torch.tensor([[0], [1]]), torch.full((2, 1, 3), 1 / 3).double())
     with pytest.raises(InvariantViolation, match="INV-12 in row 1: the target must put mass on the token it drew"):
-        rule(SAMPLING).decide(proposal, logits, KEYS, POSITION, LIMITS)
+        rule(SAMPLING).decide(proposal, logits, KEYS, POSITION, LIMITS).require_mass()
 
 
 def test_equal_distributions_leave_no_residual_and_draw_from_the_target():

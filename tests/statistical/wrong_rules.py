@@ -33,8 +33,8 @@ class RatioFromUnprocessedLogits(RejectionRule):
         plain = probabilities(logits, SamplingConfig(temperature=1.0))
         return Proposal(super().propose(logits, keys, position).tokens, plain)
 
-    def _num_accepted(self, tokens, draft, target, keys, position, limits):
-        return super()._num_accepted(tokens, draft, self._plain, keys, position, limits)
+    def _num_accepted(self, draft, target, keys, position):
+        return super()._num_accepted(draft, self._plain, keys, position)
 
     def decide(self, proposal, target_logits, keys, position, limits):
         self._plain = probabilities(target_logits, SamplingConfig(temperature=1.0))

@@ -1,0 +1,158 @@
+"""Rounds of the in-place layout as recorded GPU work: one replay for all drafts, one for verify and acceptance.
+
+A round of small passes is bound by the host that launches them. The in-place layout moves nothing, so a round is the
+same work every time, on other numbers: the numbers go into fixed tensors, the work is recorded once for each width of
+the context and replayed (CUDA graphs). Every row of the pool takes part; idle ones write to their scratch column.
+Without CUDA a recording is a plain call, so that every line but the recording itself is tested anywhere.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any, Generic, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from refimpl.acceptance import AcceptanceRule, Decision, Proposal
+from refimpl.cached import CachedModel
+from refimpl.kvstore import Block, padded_columns
+from refimpl.sampling import RowKeys
+from refimpl.sequence import Sequence
+
+T = TypeVar("T")
+DRAFT_LAG = 2  # tokens that every first draft pass feeds; a row with lag 1 recomputes one
+IDLE = -(1 << 40)  # seq_len of an idle row: all of its positions are below 0
+WARM_UPS = 2  # runs before a recording, in which libraries allocate what they need
+
+
+def context_width(columns: int, most: int) -> int:
+    """Width of the view that holds `columns`: four sizes an octave, so that few recordings are made, at most `most`."""
+    step = max(1, 1 << max(0, columns.bit_length() - 3))
+    return min(padded_columns(-(-columns // step) * step), most)
+
+
+class Recording(Generic[T]):
+    """Work on fixed tensors. The first call records it on CUDA; later ones replay it into the same outputs.
+
+    Args:
+        work: launches kernels, never waits for the device, allocates what it likes.
+        device: where it runs.
+        pool: memory that several recordings share, since only one of them runs at a time.
+    """
+
+    def __init__(self, work: Callable[[], T], device: torch.device, pool: Any):
+        self._work = work
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if device.type == "cuda":
+            side = torch.cuda.Stream(device)
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    work()
+            torch.cuda.current_stream(device).wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=pool):
+                self._output = work()
+
+    def __call__(self) -> T:
+        """Do the work; the output is overwritten by the next call."""
+        if self._graph is None:
+            return self._work()
+        self._graph.replay()
+        return self._output
+
+
+class RecordedRounds:
+    """Runs the passes of rounds whose members are rows of the pool, in place.
+
+    Args:
+        target, draft: models on in-place layouts without provenance.
+        rule: decides; must not wait for the device.
+        vocab_size: leading logits that count.
+        k: drafts of every round, whatever the rows can use; their limits cut what they accept.
+        stable: let every pass see all columns.
+    """
+
+    def __init__(
+        self, target: CachedModel, draft: CachedModel, rule: AcceptanceRule, *, vocab_size: int, k: int, stable: bool
+    ):
+        self._target, self._draft, self._rule = target, draft, rule
+        self._vocab_size, self._k, self._stable = vocab_size, k, stable
+        self._device = target.layout.shape.device
+        rows = target.layout.pool.rows
+        on_cuda = self._device.type == "cuda"
+        self._host = torch.zeros(rows, DRAFT_LAG + 4, dtype=torch.long, pin_memory=on_cuda)
+        self._numbers = self._host.to(self._device, copy=True)
+        self._index = torch.arange(rows, device=self._device)
+        self._drafts = Proposal(torch.zeros(rows, k, dtype=torch.long, device=self._device))
+        self._pool = torch.cuda.graph_pool_handle() if on_cuda else None
+        self._recordings: dict[tuple[str, int], Recording] = {}
+        self._slots: list[int] = []
+        self._width = 0
+
+    def covers(self, members: Seq[Sequence]) -> bool:
+        """Whether the round is one that was recorded for: no draft lags further behind than a round can leave it."""
+        return all(m.finished or m.draft_lag <= DRAFT_LAG for m in members)
+
+    def load(self, members: Seq[Sequence], limits: list[int]) -> int:
+        """Put the round's numbers where the recordings read them, in one copy; returns its k."""
+        idle = [0] * DRAFT_LAG + [IDLE, 0, 0, 0]
+        table = [idle] * len(self._host)
+        for member, limit in zip(members, limits, strict=True):
+            tail = ([0] * DRAFT_LAG + member.token_ids)[-DRAFT_LAG:]
+            table[member.slot] = [*tail, member.seq_len, limit, member.seed, member.sequence_id]
+        self._host.copy_(torch.tensor(table))
+        self._numbers.copy_(self._host, non_blocking=True)
+        self._slots = [member.slot for member in members]
+        columns, most = max(m.seq_len for m in members) + self._k, self._target.layout.pool.columns
+        self._width = most if self._stable else context_width(columns, most)
+        return self._k
+
+    def draft(self) -> None:
+        """Propose k tokens a row."""
+        if self._k:
+            self._drafts = self._recording("draft", self._propose)()
+
+    def verify(self) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
+        """Run the target on the proposals and decide; in the order of the members."""
+        decision, logits = self._recording("verify", self._decide)()
+        if self._slots == list(range(len(self._host))):
+            return decision, logits
+        slots = torch.tensor(self._slots, device=self._device)
+        return decision.rows(slots), logits[slots]
+
+    def _recording(self, name: str, work: Callable[[], object]) -> Recording:
+        key = (name, self._width)
+        if key not in self._recordings:
+            self._recordings[key] = Recording(work, self._device, self._pool)
+        return self._recordings[key]
+
+    @property
+    def _seq_len(self) -> Int[Tensor, "rows 1"]:
+        return self._numbers[:, DRAFT_LAG : DRAFT_LAG + 1]
+
+    @property
+    def _keys(self) -> RowKeys:
+        return RowKeys(self._numbers[:, DRAFT_LAG + 2], self._numbers[:, DRAFT_LAG + 3])
+
+    def _propose(self) -> Proposal:
+        tokens, offset, steps = self._numbers[:, :DRAFT_LAG], -DRAFT_LAG, list[Proposal]()
+        for step in range(self._k):
+            logits = self._draft.model.forward(self._block(self._draft, tokens, offset), 1)
+            steps.append(self._rule.propose(logits[..., : self._vocab_size], self._keys, self._seq_len + step))
+            tokens, offset = steps[-1].tokens, step
+        return Proposal.join(steps)
+
+    def _decide(self) -> tuple[Decision, Tensor]:
+        last = self._numbers[:, DRAFT_LAG - 1 : DRAFT_LAG]
+        block = self._block(self._target, torch.cat([last, self._drafts.tokens], dim=1), -1)
+        logits = self._target.model.forward(block, self._k + 1)[..., : self._vocab_size]
+        position = self._seq_len + torch.arange(self._k + 1, device=self._device)
+        limits = self._numbers[:, DRAFT_LAG + 1]
+        return self._rule.decide(self._drafts, logits, self._keys, position, limits), logits
+
+    def _block(self, cached: CachedModel, tokens: Int[Tensor, "rows q"], offset: int) -> Block:
+        position = self._seq_len + torch.arange(offset, offset + tokens.shape[1], device=self._device)
+        everywhere = slice(0, len(self._index))
+        return cached.layout.slot_block(self._index, everywhere, tokens, position, self._width)

@@ -1,0 +1,84 @@
+"""Recorded rounds, unrecorded where there is no CUDA: the very tokens of ordinary rounds, and the oracle's."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refimpl import InputError, Request, generate
+from refimpl.pairs.loading import random_pair
+from refimpl.recorded import context_width
+
+SETTINGS = {"max_new_tokens": 14, "num_speculative_tokens": 4, "stop_token_ids": [5], "checks": "host"}
+RULES = {
+    "greedy": {},
+    "coupled": {"temperature": 0.8, "top_p": 0.9, "seed": 4},
+    "rejection": {"temperature": 1.2, "acceptance": "rejection", "seed": 4},
+    "forced": {"acceptance": "forced", "forced_lengths": (0.2, 0.2, 0.2, 0.2, 0.2)},
+}
+
+
+def outputs(pair, prompts, **settings):
+    result = generate(pair, prompts, **SETTINGS | settings)
+    return [(s.token_ids, s.logprobs, s.stats) for s in result.sequences]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+@pytest.mark.parametrize("method", ["inplace", "inplace+static"])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_same_run(llama, ragged_prompts, rule, method, batch_size):
+    settings = {"method": method, "batch_size": batch_size, **RULES[rule]}
+    expected = outputs(llama, ragged_prompts, **settings)
+    assert outputs(llama, ragged_prompts, cuda_graphs=True, **settings) == expected
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "opt", "gpt2"])
+def test_equal_to_the_oracle(kind, ragged_prompts):
+    pair = random_pair(kind, draft_noise=0.01)
+    expected = [s.token_ids for s in generate(pair, ragged_prompts, method="autoregressive", **SETTINGS).sequences]
+    result = generate(pair, ragged_prompts, method="inplace", batch_size=4, cuda_graphs=True, **SETTINGS)
+    assert [s.token_ids for s in result.sequences] == expected
+    assert result.stats.acceptance.accepted > 0
+
+
+def test_requests_of_their_own(llama, ragged_prompts):
+    """Rows without drafts leave the draft cache far behind: their rounds run unrecorded until it has caught up."""
+    requests = [Request(p, 3 + i, i % 5, sequence_id=i) for i, p in enumerate(ragged_prompts)]
+    settings = {"method": "inplace", "batch_size": 3, "logprobs": 2}
+    expected = outputs(llama, requests, **settings)
+    found = outputs(llama, requests, cuda_graphs=True, **settings)
+    assert [f[0] for f in found] == [e[0] for e in expected]
+
+
+def test_without_drafts(llama, ragged_prompts):
+    settings = {"method": "inplace", "batch_size": 4, "num_speculative_tokens": 0}
+    expected = outputs(llama, ragged_prompts, **settings)
+    assert outputs(llama, ragged_prompts, cuda_graphs=True, **settings) == expected
+
+
+def test_bits_stay_under_shape_stable_execution(tiny, bundled_prompts):
+    settings = {"method": "inplace", "batch_size": 3, "shape_stable": True, "logprobs": 0, "max_new_tokens": 8}
+    expected = generate(tiny, bundled_prompts[:4], **settings).sequences
+    found = generate(tiny, bundled_prompts[:4], cuda_graphs=True, checks="off", **settings).sequences
+    assert [s.logprobs for s in found] == [s.logprobs for s in expected]
+
+
+@given(st.integers(1, 100_000), st.integers(1, 100_000))
+def test_widths_hold_what_they_must_and_are_few(columns, most):
+    width = context_width(columns, max(columns, most))
+    assert columns <= width <= max(columns, most)
+    assert width <= max(columns * 1.25, columns + 32) or width == max(columns, most)
+    octave = {context_width(c, 1 << 20) for c in range(1024, 2048)}
+    assert len(octave) <= 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "inplace+grouped"}, "cuda_graphs need rows that stay where they are"),
+        ({"method": "eqspec"}, "cuda_graphs need rows that stay where they are"),
+        ({"method": "inplace", "checks": "device"}, "recorded rounds cannot be checked at level device"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(llama, settings, message):
+    with pytest.raises(InputError, match=message):
+        generate(llama, [[1, 2]], cuda_graphs=True, **settings)
