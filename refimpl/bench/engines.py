@@ -31,7 +31,7 @@ class Sample:
     """One run of one engine.
 
     Attributes:
-        seconds: of the whole run, prefill included.
+        seconds: of the whole run, prefill included, `record_s` left out.
         tokens: generated.
         passes: forward passes that could not be avoided; those of rounds only, where there are rounds.
         passes_s: seconds that these passes took.
@@ -41,6 +41,7 @@ class Sample:
         acceptance: None for engines without rounds.
         peak_bytes: most memory allocated on the device at a time; None on a CPU.
         kv_bytes: K/V pools; None for engines that have none of ours.
+        record_s: seconds spent on recording rounds, which a process does once for each width of the context.
     """
 
     seconds: float
@@ -53,6 +54,7 @@ class Sample:
     acceptance: AcceptanceStats | None = None
     peak_bytes: int | None = None
     kv_bytes: int | None = None
+    record_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,9 @@ def run_method(bench: Bench, prompts: list[list[int]], method: str, batch_size: 
         result = generate(bench.pair, prompts, progress=lambda *_: round_ends.append(len(clock)), **settings)
     stats = result.stats
     stage_s = {stage: stats.stage_s[stage] for stage in STAGES}
+    record_s = stats.stage_s.get("record", 0.0)
     return Sample(
-        seconds=stats.wall_s,
+        seconds=stats.wall_s - record_s,
         tokens=stats.num_generated,
         passes=tuple(work for record in result.rounds for work in round_passes(record, *bench.works)),
         passes_s=sum(stage_s.values()),
@@ -90,6 +93,7 @@ def run_method(bench: Bench, prompts: list[list[int]], method: str, batch_size: 
         acceptance=stats.acceptance,
         peak_bytes=peak[0] if peak else None,
         kv_bytes=stats.kv_bytes,
+        record_s=record_s,
     )
 
 

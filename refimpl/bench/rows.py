@@ -15,7 +15,8 @@ class BenchRow:
     """Medians over repeats. Engines without rounds (transformers' own) have 0 in the columns of a round.
 
     Attributes:
-        engine: hf_generate, hf_assisted, autoregressive_batched, or a method.
+        engine: hf_generate, hf_assisted, autoregressive_batched, or a method; with the suffix _eager without the
+            recorded rounds (CUDA graphs) that the other row of the method has.
         tokens_per_s, tokens_per_s_min, tokens_per_s_max: over the whole run, prefill included.
         ratio_to_hf_generate: median over repeats of the ratio within a repeat.
         mean_acceptance_length, draft_acceptance_rate: of all repeats; 0 for engines without rounds.
@@ -32,6 +33,7 @@ class BenchRow:
         fraction_of_floor: floor over measured time, 1 at best.
         peak_memory_bytes: most memory allocated at a time, weights included; None on a CPU.
         kv_bytes: K/V pools; None for transformers' own engines.
+        record_s: seconds spent on recording rounds, left out of all other columns.
     """
 
     engine: str
@@ -62,6 +64,7 @@ class BenchRow:
     fraction_of_floor: float
     peak_memory_bytes: int | None
     kv_bytes: int | None
+    record_s: float
 
 
 def make_row(
@@ -90,6 +93,7 @@ def make_row(
         **_floor(samples, rates),
         peak_memory_bytes=max((s.peak_bytes for s in samples if s.peak_bytes is not None), default=None),
         kv_bytes=samples[0].kv_bytes,
+        record_s=_median(samples, lambda s: s.record_s),
     )
 
 

@@ -5,13 +5,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import transformers
 
 from refimpl.bench.engines import Bench, Sample, busy_s_per_round, hf_generate, run_method
 from refimpl.bench.probe import measure_rates
 from refimpl.bench.rows import BenchRow, make_row
-from refimpl.bench.settings import BenchSettings
+from refimpl.bench.settings import EAGER, BenchSettings, takes_graphs
 from refimpl.bench.work import ModelWork, Rates
 from refimpl.equivalence import expand_methods
 from refimpl.errors import InputError
@@ -131,11 +133,11 @@ class Interleaved:
 
     def _warm_up(self, size: int) -> None:
         """Run every engine on one batch, and see how busy each of ours keeps a CUDA device."""
-        first = self.prompts[size][:size]
+        first, ours = self.prompts[size][:size], self._ours(size)
         for name, run in self.runs[size].items():
             run(first)
-            if self.bench.device.type == "cuda" and name not in (PLAIN, ASSISTED):
-                method, changes = ("inplace", PLAIN_SETTINGS) if name == BATCHED else (name, {})
+            if self.bench.device.type == "cuda" and name in ours:
+                method, changes = ours[name]
                 self.busy_s[size, name] = busy_s_per_round(self.bench, self.prompts[size], method, size, **changes)
 
     def _runs(self, size: int) -> dict[str, Run]:
@@ -143,8 +145,20 @@ class Interleaved:
         runs: dict[str, Run] = {PLAIN: lambda prompts: hf_generate(bench, prompts, size)}
         if size == 1:
             runs[ASSISTED] = lambda prompts: hf_generate(bench, prompts, 1, assisted=True)
-        runs[BATCHED] = lambda prompts: run_method(bench, prompts, "inplace", size, **PLAIN_SETTINGS)
+        for name, (method, changes) in self._ours(size).items():
+            runs[name] = partial(_run_ours, bench, method, size, changes)
+        return runs
+
+    def _ours(self, size: int) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Rows that our engine runs: name -> method, and what differs from the settings."""
+        ours: dict[str, tuple[str, dict[str, Any]]] = {BATCHED: ("inplace", PLAIN_SETTINGS)}
         for method in expand_methods(list(self.settings.methods)):
             if method != "speculative" or size == 1:
-                runs[method] = lambda prompts, name=method: run_method(bench, prompts, name, size)  # type: ignore[misc]
-        return runs
+                ours[method] = (method, {})
+                if self.settings.cuda_graphs and takes_graphs(method):
+                    ours[method + EAGER] = (method, {"cuda_graphs": False})
+        return ours
+
+
+def _run_ours(bench: Bench, method: str, size: int, changes: dict[str, Any], prompts: list[list[int]]) -> Sample:
+    return run_method(bench, prompts, method, size, **changes)

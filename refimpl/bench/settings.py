@@ -12,6 +12,7 @@ from refimpl.model import Pair
 from refimpl.requests import Prompt, encode
 
 Item = TypeVar("Item")
+EAGER = "_eager"  # suffix of the row of a method without the recordings that it could have
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class BenchSettings:
         forced_lengths: replaces natural acceptance: probabilities of 0 … k accepted drafts (see `refimpl.forced`).
         prompts_per_row: at batch B decode B times so many of the prompts, evenly spaced; 0 decodes all of them.
         max_minutes: no further repeat is begun after so long; the first one always ends.
+        cuda_graphs: record rounds where a method can, and run it without as well (see `EAGER`).
         options: further settings of the engine, as for `generate`.
     """
 
@@ -40,6 +42,7 @@ class BenchSettings:
     forced_lengths: tuple[float, ...] = ()
     prompts_per_row: int = 0
     max_minutes: float = math.inf
+    cuda_graphs: bool = False
     options: tuple[tuple[str, Any], ...] = ()
 
     def prompts_at(self, batch_size: int, prompts: list[list[int]]) -> list[list[int]]:
@@ -65,8 +68,18 @@ class BenchSettings:
             "checks": self.checks,
             "acceptance": "forced" if self.forced_lengths else None,
             "forced_lengths": self.forced_lengths,
+            **({"cuda_graphs": True} if self.cuda_graphs and takes_graphs(method) else {}),
             **dict(self.options),
         }
+
+
+def takes_graphs(method: str) -> bool:
+    """Whether the engine can record the rounds of a method and replay them."""
+    try:
+        make_config(method=method, cuda_graphs=True)
+    except InputError:
+        return False
+    return True
 
 
 def spread(items: Seq[Item], count: int) -> list[Item]:

@@ -62,6 +62,9 @@ def bench(
         str, typer.Option(help="natural, or forced:D with D of iid:A, rate:R (accepted/drafted), trace:FILE.")
     ] = "natural",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Random prompts of this length for --random-weights.")] = 64,
+    cuda_graphs: Annotated[
+        bool | None, typer.Option(help="Record rounds where a method can. Default: on a GPU, if checks allow it.")
+    ] = None,
     checks: Annotated[str, typer.Option(help="Run-time checks: off, host, device, oracle.")] = "off",
     engine_option: EngineOption = None,
     seed: SeedOption = 0,
@@ -91,6 +94,7 @@ def bench(
         forced_lengths=() if acceptance == "natural" else forced_lengths(acceptance, num_speculative_tokens),
         prompts_per_row=prompts_per_row,
         max_minutes=max_minutes,
+        cuda_graphs=device.startswith("cuda") and checks in ("off", "host") if cuda_graphs is None else cuda_graphs,
         options=engine_options(engine_option),
     )
     models = load(pair, target, draft, device, dtype, random_weights)

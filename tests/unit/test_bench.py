@@ -13,7 +13,7 @@ from refimpl.bench.anatomy_rows import AnatomyRow, fitted_exponent, scalings
 from refimpl.bench.engines import hf_generate, run_method
 from refimpl.bench.per_row import layers_of, num_operations, ragged_plan, realign_row_by_row
 from refimpl.bench.run import ASSISTED, BATCHED, PLAIN, make_bench
-from refimpl.bench.settings import prompt_ids
+from refimpl.bench.settings import prompt_ids, takes_graphs
 from refimpl.bench.work import Feed, ModelWork, Rates, Work, round_passes
 from refimpl.cli import main
 from refimpl.conformance.table_model import table_pair
@@ -186,6 +186,16 @@ class TestBench:
         row = run_bench(llama, [[i, 4, 5] for i in range(12)], settings).rows[-1]
         assert row.draft_acceptance_rate == pytest.approx(0.4, abs=0.1)
         assert row.mean_acceptance_length == pytest.approx(2.2, abs=0.25)
+
+    @pytest.mark.skipif(not takes_graphs("inplace"), reason="the engine records no rounds")
+    def test_recorded_rounds_have_a_row_beside_the_eager_one(self, llama):
+        settings = BenchSettings((2,), ("inplace", "eqspec"), 3, 12, repeats=1, cuda_graphs=True)
+        rows = run_bench(llama, [[5, 6], [7, 8, 9], [4, 4]], settings).rows
+        assert [r.engine for r in rows] == [PLAIN, BATCHED, "inplace", "inplace_eager", "eqspec"]
+        assert settings.engine_settings("inplace", 2)["cuda_graphs"]
+        assert "cuda_graphs" not in settings.engine_settings("eqspec", 2)
+        assert all(0 < r.share_outside_forward < 1 for r in rows[1:])
+        assert len({r.mean_acceptance_length for r in rows[2:]}) == 1
 
     def test_other_models_are_refused(self):
         with pytest.raises(InputError, match="needs two transformers models"):
