@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from refimpl.commands import decode, measure
+from refimpl.commands import calibrate, decode, judge, measure
 from refimpl.conformance.command import conformance
 from refimpl.errors import InputError, InvariantViolation
 
@@ -14,7 +14,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Exact batch speculative decoding: decode prompts, verify every method against plain decoding, measure.",
 )
-for commands in (decode.app, measure.app):
+for commands in (decode.app, judge.app, measure.app, calibrate.app):
     app.add_typer(commands)
 app.command(
     epilog="Example: [bold]python -m refimpl conformance --engine refimpl.conformance.adapters:method:exspec[/bold]"

@@ -11,10 +11,12 @@ import numpy as np
 import pandas as pd
 
 from simulator.errors import InputError, require
+from simulator.folders import CALIBRATION
+from simulator.grids import Grid, make_grid
 
-SCHEMA = "raggedspec.calibration/1"
+SCHEMA = "raggedspec.calibration/2"
 ORIGINS = ("measured", "published", "synthetic")
-COMPONENTS = ("prefill", "draft", "verify", "realign", "regroup", "compact", "host", "draft_prefill")
+COMPONENTS = ("prefill", "draft", "verify", "realign", "concat", "split", "compact", "host", "draft_prefill")
 SAME_CODE = {"rollback": "realigned", "inplace_scattered": "inplace"}  # whose points hold where a layout has none
 POINT_COLUMNS = (
     "component", "layout", "batch_size", "tokens_per_row", "width_tokens", "repeats",
@@ -22,56 +24,9 @@ POINT_COLUMNS = (
 )  # fmt: skip
 META_FIELDS = (
     "schema", "origin", "created_utc", "commit", "command", "device", "driver", "versions", "pair", "dtype", "threads",
-    "seeds", "check_level", "repeats", "drift_cv", "component_cv", "kv_bytes_per_token", "num_layers",
+    "seeds", "check_level", "repeats", "drift_cv", "run_cv", "round_cv", "component_cv",
+    "kv_bytes_per_token", "num_layers",
 )  # fmt: skip
-AXES = ("batch_size", "tokens_per_row", "width_tokens")
-DATA = Path(__file__).parent / "data" / "calibration"
-P10_TO_P90_IN_SD = 2.5631  # distance of these quantiles of a normal law
-
-
-@dataclass(frozen=True, eq=False)
-class Grid:
-    """Mean seconds of a component on a full grid, with its relative residual noise.
-
-    Attributes:
-        axes: ascending values of `AXES`, three arrays.
-        mean_s: ``[batch_size, tokens_per_row, width_tokens]``
-        noise_cv: relative standard deviation of one execution, median over the points.
-    """
-
-    axes: tuple[np.ndarray, np.ndarray, np.ndarray]
-    mean_s: np.ndarray
-    noise_cv: float
-
-    def line(self, rows: float, tokens: float, widths: np.ndarray) -> np.ndarray:
-        """Seconds for each width, linear along every axis, and constant beyond an axis of a single point."""
-        low, high, share = _bracket(self.axes[0], rows)
-        plane = self.mean_s[low] * (1 - share) + self.mean_s[high] * share
-        low, high, share = _bracket(self.axes[1], tokens)
-        values = plane[low] * (1 - share) + plane[high] * share
-        return _line(self.axes[2], values, widths)
-
-    def outside(self, rows: float, tokens: float, width: float) -> str:
-        """Name of the first axis on which the point lies outside the measured range; empty when inside."""
-        for name, axis, value in zip(AXES, self.axes, (rows, tokens, width), strict=True):
-            if len(axis) > 1 and not axis[0] <= value <= axis[-1]:
-                return f"{name} {value:g} is outside {axis[0]:g} … {axis[-1]:g}"
-        return ""
-
-
-def _bracket(axis: np.ndarray, value: float) -> tuple[int, int, float]:
-    if len(axis) == 1:
-        return 0, 0, 0.0
-    low = int(np.clip(np.searchsorted(axis, value, side="right") - 1, 0, len(axis) - 2))
-    return low, low + 1, float((value - axis[low]) / (axis[low + 1] - axis[low]))
-
-
-def _line(axis: np.ndarray, values: np.ndarray, widths: np.ndarray) -> np.ndarray:
-    if len(axis) == 1:
-        return np.full(len(widths), values[0])
-    low = np.clip(np.searchsorted(axis, widths, side="right") - 1, 0, len(axis) - 2)
-    share = (widths - axis[low]) / (axis[low + 1] - axis[low])
-    return np.maximum(values[low] * (1 - share) + values[low + 1] * share, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +61,7 @@ class Calibration:
 
 def available_calibrations() -> list[str]:
     """Names of the calibrations that are shipped, ``device/pair``."""
-    return sorted(str(p.parent.relative_to(DATA)) for p in DATA.glob("*/*/points.csv"))
+    return sorted(str(p.parent.relative_to(CALIBRATION)) for p in CALIBRATION.glob("*/*/points.csv"))
 
 
 def find_calibration(name: str) -> Path:
@@ -115,7 +70,7 @@ def find_calibration(name: str) -> Path:
     Raises:
         InputError: neither exists; lists what is shipped.
     """
-    for folder in (DATA / name, Path(name)):
+    for folder in (CALIBRATION / name, Path(name)):
         if (folder / "points.csv").is_file():
             return folder
     known = ", ".join(available_calibrations()) or "none"
@@ -140,7 +95,7 @@ def _load(name: str, folder: Path, stamp: tuple[int, ...]) -> Calibration:
     require(meta["origin"] in ORIGINS, f"{folder / 'meta.json'}: origin must be one of {', '.join(ORIGINS)}")
     frame = _read_points(folder / "points.csv")
     keys = frame.groupby(["component", "layout"], sort=True)
-    grids = {(str(key[0]), str(key[1])): _grid(folder, key, group) for key, group in keys}
+    grids = {(str(key[0]), str(key[1])): make_grid(group, _place(folder, key)) for key, group in keys}
     return Calibration(name, meta, grids, hashlib.sha256(text).hexdigest()[:16])
 
 
@@ -167,12 +122,5 @@ def _read_points(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _grid(folder: Path, key: Any, group: pd.DataFrame) -> Grid:
-    axes = tuple(np.sort(group[name].unique()).astype(float) for name in AXES)
-    table = group.set_index(list(AXES))
-    shape = tuple(len(axis) for axis in axes)
-    complete = len(group) == np.prod(shape) and table.index.is_unique
-    require(complete, f"{folder / 'points.csv'}: {key[0]} ({key[1]}): {len(group)} points do not fill a grid {shape}")
-    means = table.sort_index()["mean_s"].to_numpy(dtype=float).reshape(shape)
-    spread = (group["p90_s"] - group["p10_s"]) / P10_TO_P90_IN_SD / group["mean_s"].clip(lower=1e-12)
-    return Grid(axes, means, float(spread.median()))  # type: ignore[arg-type]
+def _place(folder: Path, key: Any) -> str:
+    return f"{folder / 'points.csv'}: {key[0]} ({key[1]})"

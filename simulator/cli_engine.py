@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import Json, Replications, ScenarioPath, Sets, app, print_json, read_scenario, show
+from simulator.cli import Json, Replications, ScenarioPath, Sets, Workers, app, print_json, read_scenario, show
 
 
 @app.command()
@@ -53,9 +53,18 @@ def parity(
         if not item.exact:
             print(f"{item.trace}: {item.first_difference}")
     share = sum(item.same_rows for item in found) / max(sum(item.rows for item in found), 1)
+    moves = sum(item.same_moves for item in found) / max(sum(item.rounds for item in found), 1)
     print(f"decision parity: {100 * share:.4g} % of {sum(item.rows for item in found)} row-rounds")
+    print(f"K/V moved, or not, as the engine did: {100 * moves:.4g} % of {sum(item.rounds for item in found)} rounds")
     if as_json:
-        print_json({"exact": all(item.exact for item in found), "parity": share, "traces": [asdict(i) for i in found]})
+        print_json(
+            {
+                "exact": all(item.exact for item in found),
+                "parity": share,
+                "moves": moves,
+                "traces": [asdict(i) for i in found],
+            }
+        )
     if not all(item.exact for item in found):
         raise typer.Exit(1)
 
@@ -64,33 +73,43 @@ def parity(
 def validate(
     calibration: Annotated[str, typer.Option(help="device/pair")] = "cpu/tiny",
     runs: Annotated[Path | None, typer.Option(help="folder of held-out traces; without it the shipped ones")] = None,
-    replications: Replications = 40,
+    replications: Replications = 200,
+    workers: Workers = 1,
     write: Annotated[bool, typer.Option("--write", help="write validation.csv beside the traces")] = False,
     as_json: Json = False,
 ) -> None:
     """Compare the simulator with engine runs that were held out from the calibration: signed errors per metric."""
-    from simulator.validation import DATA, write_table
+    from simulator.folders import VALIDATION
     from simulator.validation import validate as run_validate
+    from simulator.validation import write_table
 
-    found = run_validate(calibration, runs, replications=replications)
-    columns = ["speed", "measured_s", "scheduler_error", "cost_error", "acceptance_error", "makespan_error", "in_band"]
-    show(found.table[columns], 3)
-    print("signed error of each stage's seconds, with replayed acceptance (– where a stage is below 2 % of the run)")
+    found = run_validate(calibration, runs, replications=replications, workers=workers)
+    columns = ["speed", "measured_s", "scheduler_error", "cost_error", "acceptance_error", "makespan_error"]
+    show(found.table[[*columns, "in_cost_band", "in_band"]], 3)
+    print("\nsigned error of each stage's seconds, with replayed acceptance (– where a stage is below 2 % of the run)")
     show(found.stages, 3)
+    print("\nmeans over the runs of each study")
+    show(found.studies, 3)
+    print("\nerrors of runs, then of studies")
     show(found.summary, 3)
+    speed, meta = found.table["speed"], found.meta
     print(
-        f"decision parity {100 * found.parity:.4g} % of row-rounds; 90 % bands cover {100 * found.coverage:.3g} % of "
-        f"{len(found.table)} runs; drift between passes {100 * found.drift_cv:.2g} % at reference speed, machine speed "
-        f"{found.table['speed'].min():.2f} … {found.table['speed'].max():.2f}"
+        f"\ndecision parity {100 * found.parity:.4g} % of row-rounds; of {len(speed)} runs, 90 % bands cover "
+        f"{100 * found.coverage:.3g} %, with replayed acceptance {100 * found.cost_coverage:.3g} %\n"
+        f"drift: machine speed {speed.min():.3f} … {speed.max():.3f} of the calibration's mean, reference pass "
+        f"±{100 * meta['reference_cv']:.2g} %, passes at reference speed ±{100 * meta['drift_cv']:.2g} %, one and the "
+        f"same run ±{100 * meta['run_cv']:.2g} %, round ±{100 * meta['round_cv']:.2g} %"
     )
     if write:
-        path = (runs or DATA / calibration) / "validation.csv"
+        path = (runs or VALIDATION / calibration) / "validation.csv"
         write_table(found, path)
         print(f"written: {path.name}")
     if as_json:
+        noise = {name: meta[name] for name in ("reference_cv", "drift_cv", "run_cv", "round_cv")}
         print_json(
-            {"parity": found.parity, "coverage": found.coverage, "drift_cv": found.drift_cv}
-            | {"summary": found.summary.to_dict(orient="index"), "runs": found.table.to_dict(orient="index")}
+            {"parity": found.parity, "coverage": found.coverage, "cost_coverage": found.cost_coverage, **noise}
+            | {"summary": found.summary.to_dict(orient="index"), "studies": found.studies.to_dict(orient="index")}
+            | {"runs": found.table.to_dict(orient="index")}
         )
 
 

@@ -1,7 +1,7 @@
 """Seconds of each stage of a round.
 
 A cost model answers in lines: for given rows and tokens, the seconds at every width 0 … max_width, so that the
-event loop pays one list look-up. Which stages a layout pays for, and when, is `simulator.layouts`.
+event loop pays one list look-up. Which stages a layout pays for, and when, is `simulator.movement`.
 """
 
 from abc import ABC, abstractmethod
@@ -24,18 +24,16 @@ class CostModel(ABC):
 
     Args:
         max_width: widest row that the study can meet, in tokens.
-        factors: component → factor drawn for the replication (calibration uncertainty).
+        factors: component → factor drawn for the replication (speed of the run, calibration uncertainty).
 
     Attributes:
         noise_cv: relative standard deviation of a round's duration.
-        drift_cv: relative standard deviation of the machine's speed between runs.
         kv_bytes_per_token: target and draft together.
         extrapolated: what was asked for outside the calibrated range; empty means nothing.
         origin: calibration id and where its numbers come from.
     """
 
     noise_cv = 0.0
-    drift_cv = 0.0
     kv_bytes_per_token = 0.0
     origin = "linear"
 
@@ -53,8 +51,8 @@ class CostModel(ABC):
         """Seconds of a component that does not depend on the width."""
         return float(self.seconds(component, rows, tokens, np.zeros(1), False)[0]) * self.factors[component]
 
-    def check_width(self, widest: int) -> None:  # noqa: B027 (most cost models know no range)
-        """Refuse, or mark, a study that met rows wider than what was measured."""
+    def check_rounds(self, widest: dict[tuple[int, int], int]) -> None:  # noqa: B027 (most cost models know no range)
+        """Refuse, or mark, a study with rounds outside what was measured: (rows, k) → widest row met."""
 
     @abstractmethod
     def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
@@ -67,7 +65,7 @@ class LinearCost(CostModel):
     def __init__(self, spec: Spec, max_width: int, factors: dict[str, float]):
         super().__init__(max_width, factors)
         self.p = spec.resolved(COST)
-        self.noise_cv, self.drift_cv = self.p["noise_cv"], self.p["drift_cv"]
+        self.noise_cv = self.p["noise_cv"]
         self.kv_bytes_per_token = self.p["kv_bytes_per_token"]
 
     def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
@@ -85,7 +83,9 @@ class LinearCost(CostModel):
             return p["verify_base_s"] + p["verify_s_per_token"] * fed + context_s
         if component == "host":
             return np.full(len(widths), p["host_base_s"] + p["host_s_per_row"] * rows)
-        base_s = p["regroup_base_s"] if component == "regroup" else p["realign_base_s"]
+        if component == "split":
+            return np.full(len(widths), p["split_base_s"])
+        base_s = p["concat_base_s"] if component == "concat" else p["realign_base_s"]
         return base_s + p["realign_s_per_row"] * rows + moved_s
 
 
@@ -104,20 +104,20 @@ class TableCost(CostModel):
         super().__init__(max_width, factors)
         self.calibration, self.layout, self.extrapolate = calibration, layout, extrapolate
         self.kv_bytes_per_token = calibration.kv_bytes_per_token
-        self.noise_cv = calibration.grid("verify", layout).noise_cv
-        self.drift_cv = calibration.meta["drift_cv"]
+        self.noise_cv = calibration.meta["round_cv"]
         self.origin = f"{calibration.name}@{calibration.digest} ({calibration.meta['origin']})"
 
     def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
-        """Interpolate. Rows and tokens are checked here, the width at the end of the run by `check_width`."""
+        """Interpolate. Rows and tokens are checked here, the width at the end of the run by `check_rounds`."""
         grid = self.calibration.grid(component, f"{self.layout}_scattered" if scattered else self.layout)
-        self._note(grid.outside(rows, tokens, grid.axes[2][-1]), component)
+        self._note(grid.outside(rows, tokens, grid.axes[2][0]), component)
         return grid.line(rows, tokens, np.maximum(widths, grid.axes[2][0]))
 
-    def check_width(self, widest: int) -> None:
-        """Compare the widest row that was met with the measured range."""
+    def check_rounds(self, widest: dict[tuple[int, int], int]) -> None:
+        """Compare the widest row that was met, at each batch size and k, with what was measured."""
         grid = self.calibration.grid("verify", self.layout)
-        self._note(grid.outside(grid.axes[0][0], grid.axes[1][0], max(widest, grid.axes[2][0])), "verify")
+        for (rows, k), width in widest.items():
+            self._note(grid.outside(rows, k + 1, max(width, grid.axes[2][0])), "verify")
 
     def _note(self, what: str, component: str) -> None:
         if what:
@@ -126,14 +126,14 @@ class TableCost(CostModel):
             require(self.extrapolate, f"cost.calibration {self.calibration.name}: {component}: {what}; {allowed}")
 
 
-def draw_factors(streams: Streams, component_cv: dict[str, float], drift_cv: float, noise: bool) -> dict[str, float]:
-    """One factor per component, mean 1: the machine's drift, common to all, times each component's uncertainty."""
+def draw_factors(streams: Streams, component_cv: dict[str, float], run_cv: float, noise: bool) -> dict[str, float]:
+    """One factor per component, mean 1: the speed of the run, common to all, times each component's uncertainty."""
     normal = streams.generator(Purpose.CALIBRATION).standard_normal(len(COMPONENTS) + 1)
     if not noise:
         return dict.fromkeys(COMPONENTS, 1.0)
-    drift = lognormal_factor(normal[0], drift_cv)
+    run = lognormal_factor(normal[0], run_cv)
     pairs = zip(COMPONENTS, normal[1:], strict=True)
-    return {name: drift * lognormal_factor(z, component_cv.get(name, 0.0)) for name, z in pairs}
+    return {name: run * lognormal_factor(z, component_cv.get(name, 0.0)) for name, z in pairs}
 
 
 def lognormal_factor(z: float, cv: float) -> float:
@@ -152,9 +152,9 @@ def make_cost(scenario: Scenario, streams: Streams, max_width: int) -> CostModel
     spec = scenario.cost
     values = spec.resolved(COST)
     if spec.kind == "linear":
-        factors = draw_factors(streams, {}, values["drift_cv"], scenario.noise)
+        factors = draw_factors(streams, {}, values["run_cv"], scenario.noise)
         return LinearCost(spec, max_width, factors)
     calibration = load_calibration(values["calibration"])
-    factors = draw_factors(streams, calibration.meta["component_cv"], calibration.meta["drift_cv"], scenario.noise)
+    factors = draw_factors(streams, calibration.meta["component_cv"], calibration.meta["run_cv"], scenario.noise)
     extrapolate = values["outside"] == "extrapolate"
     return TableCost(calibration, scenario.engine.layout, max_width, factors, extrapolate=extrapolate)

@@ -44,7 +44,7 @@ ACCEPTANCE: Kinds = {
     "profile": {"probabilities": PROBABILITIES},
     "beta": {"a": POSITIVE, "b": POSITIVE},
     "markov": {"probability": PROBABILITY, "correlation": PROBABILITY},
-    "bootstrap": {"path": TEXT},
+    "bootstrap": {"path": TEXT, "resample": ((False, True), False)},
     "replay": {"path": TEXT},
 }
 COST: Kinds = {
@@ -59,12 +59,13 @@ COST: Kinds = {
         "prefill_s_per_token": (NON_NEGATIVE, 0.0),
         "realign_base_s": (NON_NEGATIVE, 0.0),
         "realign_s_per_row": (NON_NEGATIVE, 0.0),
-        "regroup_base_s": (NON_NEGATIVE, 0.0),
+        "concat_base_s": (NON_NEGATIVE, 0.0),
+        "split_base_s": (NON_NEGATIVE, 0.0),
         "move_bytes_per_s": (POSITIVE, float("inf")),
         "kv_bytes_per_token": (NON_NEGATIVE, 0.0),
         "host_base_s": (NON_NEGATIVE, 0.0),
         "host_s_per_row": (NON_NEGATIVE, 0.0),
         "noise_cv": (NON_NEGATIVE, 0.0),
-        "drift_cv": (NON_NEGATIVE, 0.0),
+        "run_cv": (NON_NEGATIVE, 0.0),
     },
 }

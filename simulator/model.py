@@ -58,7 +58,7 @@ class Simulation:
         {"offline": self._start_offline, "open": self._start_open, "closed": self._start_closed}[study.kind]()
         self._run_clock(study.duration_s)
         self.log.end_s = float(self.env.now)
-        self.cost.check_width(max(replica.widest for replica in self.replicas))
+        self.cost.check_rounds(self.log.widest())
         return self.log
 
     def _run_clock(self, until_s: float | None) -> None:

@@ -36,6 +36,10 @@ class Movement:
     def commit(self, live: Seq[Request], span: int) -> None:
         """Take note of a round that has run."""
 
+    def regroup_s(self, rows: int, width: int) -> float:
+        """Seconds of writing so many members back and gathering as many others."""
+        return self.cost.line("concat", rows, 0)[width] + self.cost.point("split", rows, 0)
+
 
 class WorkingMovement(Movement):
     """A rectangle beside the pool, gathered anew when its members change."""
@@ -44,10 +48,11 @@ class WorkingMovement(Movement):
 
     def begin(self, members: tuple[Request, ...], live: Seq[Request], span: int) -> float:
         """Keep the batch where the members are the same, else write back and gather."""
-        if members != self.members:
-            self.members = members
-            return self.load(live, span)
-        return self.realign(live, span)
+        if members == self.members:
+            return self.realign(live, span)
+        unsaved = len([row for row in self.members if not row.finished])
+        self.members = members
+        return (self.cost.point("split", unsaved, 0) if unsaved else 0.0) + self.load(live, span)
 
     def load(self, live: Seq[Request], span: int) -> float:
         """Gather the rows from the pool."""
@@ -70,7 +75,7 @@ class RealignedMovement(WorkingMovement):
     def load(self, live: Seq[Request], span: int) -> float:
         """Gather at the width of the longest live row."""
         self.width = max([row.seq_len for row in live])
-        return self.lay_out("regroup", self.width + span + SLACK_COLUMNS)
+        return self.lay_out("concat", self.width + span + SLACK_COLUMNS)
 
     def realign(self, live: Seq[Request], span: int) -> float:
         """Shift the rows to end together, when some shift is not 0 or the columns have run out."""
@@ -78,7 +83,7 @@ class RealignedMovement(WorkingMovement):
         grown = self.width - before
         shifted = {row.last_kept for row in live} != {grown}
         if shifted or self.width + span > self.columns:
-            return self.lay_out("realign" if shifted else "regroup", self.width + span + SLACK_COLUMNS)
+            return self.lay_out("realign" if shifted else "concat", self.width + span + SLACK_COLUMNS)
         return 0.0
 
 
@@ -102,7 +107,7 @@ class MaskedMovement(WorkingMovement):
     def load(self, live: Seq[Request], span: int) -> float:
         """Gather without holes."""
         self.width = max([row.seq_len for row in live]) - 1
-        return self.lay_out("regroup", self.width + self.width // 4 + span + SLACK_COLUMNS)
+        return self.lay_out("concat", self.width + self.width // 4 + span + SLACK_COLUMNS)
 
     def realign(self, live: Seq[Request], span: int) -> float:
         """Compact when that frees enough, or when the columns have run out."""

@@ -11,7 +11,7 @@ from simulator.scenario import Engine, Scenario, Study, Workload
 from simulator.traces import EngineTrace, read_engine_trace
 
 COMPARED = ("sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "finished")
-ANY_COST = Spec.of("linear", verify_base_s=1.0)
+ANY_COST = Spec.of("linear", verify_base_s=1.0, realign_base_s=1.0, concat_base_s=1.0, split_base_s=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Parity:
         same_mode: rounds with the same mode and members in the same order.
         rows: row-rounds of the engine.
         same_rows: row-rounds that agree in every column of `COMPARED`.
+        same_moves: rounds in which both move K/V, or neither does. Not a decision: the simulator follows the target's
+            batch, while the draft's own may run out of columns, or be compacted, a round earlier or later.
         first_difference: where they part; empty when nowhere.
     """
 
@@ -35,6 +37,7 @@ class Parity:
     same_mode: int
     rows: int
     same_rows: int
+    same_moves: int
     first_difference: str
 
     @property
@@ -80,8 +83,17 @@ def check_parity(path: str | Path) -> Parity:
         InputError: the trace cannot be read.
     """
     trace = read_engine_trace(path)
-    simulation = simulate_once(replace(replay_scenario(trace)), keep_rows=True)
-    return compare_rows(trace, simulation.log.row_frame())
+    simulation = simulate_once(replay_scenario(trace), keep_rows=True)
+    parity = compare_rows(trace, simulation.log.row_frame())
+    return replace(parity, same_moves=count_same_moves(trace, simulation.log.round_frame()))
+
+
+def count_same_moves(trace: EngineTrace, replayed: pd.DataFrame) -> int:
+    """Rounds in which engine and replay agree on whether K/V move; all of them where the trace does not say."""
+    real = trace.rounds["num_moves"].to_numpy()
+    if pd.isna(real).any():
+        return len(real)
+    return int(((real > 0) == (replayed["realign_s"].to_numpy() > 0)).sum()) if len(real) == len(replayed) else 0
 
 
 def compare_rows(trace: EngineTrace, replayed: pd.DataFrame) -> Parity:
@@ -99,5 +111,6 @@ def compare_rows(trace: EngineTrace, replayed: pd.DataFrame) -> Parity:
         wrong = [f"{name}: engine {joined.loc[at, name]}, replay {joined.loc[at, f'{name}_ours']}" for name in parts]
         first = f"round {at[0]}, row {at[1]}: {'; '.join(wrong)}"
     scheduler, layout = trace.header["scheduler"], trace.header["layout"]
-    counts = (int(real.index.get_level_values(0).nunique()), int(members.sum()), len(real), int(rows.sum()))
+    rounds = int(real.index.get_level_values(0).nunique())
+    counts = (rounds, int(members.sum()), len(real), int(rows.sum()), rounds)
     return Parity(str(trace.path), scheduler, layout, *counts, first)

@@ -11,8 +11,8 @@ from typing import Any
 
 from simulator.calibration import find_calibration
 from simulator.fields import Spec
+from simulator.folders import DATA
 from simulator.scenario import Scenario
-from simulator.traces import DATA
 
 
 @lru_cache(maxsize=1)

@@ -102,6 +102,16 @@ class EventLog:
         self.requests: list[Request] = []
         self.end_s = 0.0
 
+    def widest(self) -> dict[tuple[int, int], int]:
+        """Widest row that was met, by rows of the round and its k."""
+        rows, k, width = (ROUND_COLUMNS.index(name) for name in ("rows", "k", "width"))
+        found: dict[tuple[int, int], int] = {}
+        for line in self.rounds:
+            at = line[rows], line[k]
+            if line[width] > found.get(at, -1):
+                found[at] = line[width]
+        return found
+
     def request_columns(self) -> Columns:
         """`REQUEST_COLUMNS` of every request that has arrived; NaN times where it has not come so far (censored)."""
         return _columns([request.as_row() for request in self.requests], REQUEST_COLUMNS)

@@ -117,7 +117,8 @@ class Switches:
         partial_groups: run the largest group of at least two when none is full.
         bucket_tokens: lengths count as equal up to this tolerance, at the price of padding.
         group_choice: the first full group, or the one with most members.
-        cost_aware: choose, each round, the group or the oldest rows by expected tokens per second.
+        cost_aware: choose, each round, by expected tokens per second: the group, the oldest rows at the price of
+            realigning them, or to wait for a further row while some are free.
         k_policy: each row drafts to its own budget, or to the smallest of the batch (published code).
         k_by_load: pairs (rows, k): with at least that many rows in the round, at most k drafts.
         wait_for_rows, wait_at_most_s: hold an idle server until that many requests wait, or that long.
@@ -128,7 +129,7 @@ class Switches:
         copy_groups: an equal-length round still concatenates and splits its members' K/V (published code).
         realign_read_s: seconds of one host read of the published realignment, which makes (6 · B + 2) per layer.
         realign_layers: layers that are read so.
-        free_realign: realigning, regrouping and compacting cost nothing.
+        free_realign: realigning, gathering, writing back and compacting cost nothing.
     """
 
     refill: bool = True

@@ -26,7 +26,7 @@ class Purpose(IntEnum):
     THINK = 7
     NOISE = 8
     CALIBRATION = 9
-    ROUTE = 10
+    FIT = 10
 
 
 class Streams:

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from simulator.errors import InputError, require
+from simulator.folders import DATA
 
-DATA = Path(__file__).parent / "data"
 ENGINE_SCHEMA = "raggedspec.trace/1"
 HEADER_FIELDS = (
     "method", "layout", "scheduler", "batch_size", "window_size", "aging_bound", "num_speculative_tokens",
@@ -40,7 +40,7 @@ class EngineTrace:
     Attributes:
         path: where it was read from.
         header: settings of the run.
-        rows: one line per row per round, columns `ROW_FIELDS`.
+        rows: one line per row per round, columns `ROW_FIELDS` and ``num_moves``, NaN where the trace has none.
     """
 
     path: str
@@ -51,14 +51,19 @@ class EngineTrace:
     def rounds(self) -> pd.DataFrame:
         """One line per round: mode, rows, k and the stage seconds."""
         first = self.rows.groupby("round", sort=True)
-        frame = first[["mode", "k", *STAGES, "round_s"]].first()
+        frame = first[["mode", "k", *STAGES, "round_s", "num_moves"]].first()
         return frame.assign(rows=first.size(), kept=first["kept"].sum(), accepted=first["accepted"].sum())
 
     @property
     def budgets(self) -> list[int]:
-        """Budget of every sequence, in tokens."""
-        each = self.header.get("max_new_tokens_each")
-        return each or [self.header["max_new_tokens"]] * self.header["num_sequences"]
+        """Budget of every sequence, in tokens: the run's own, unless a row drafted less because less was left."""
+        if each := self.header.get("max_new_tokens_each"):
+            return list(each)
+        budgets = [self.header["max_new_tokens"]] * self.header["num_sequences"]
+        short = self.rows[self.rows["drafted"] < self.header["num_speculative_tokens"]]
+        for sequence, seq_len, drafted in zip(short["sequence"], short["seq_len"], short["drafted"], strict=True):
+            budgets[sequence] = int(seq_len - self.header["prompt_lens"][sequence] + drafted + 1)
+        return budgets
 
     @property
     def output_lens(self) -> list[int]:
@@ -93,7 +98,7 @@ def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
     records = [_parse(path, number, line) for number, line in enumerate(lines[1:], start=2)]
     for number, record in enumerate(records, start=2):
         _require_fields(path, number, record, ROW_FIELDS)
-    return EngineTrace(path, header, pd.DataFrame.from_records(records, columns=list(ROW_FIELDS)))
+    return EngineTrace(path, header, pd.DataFrame.from_records(records, columns=[*ROW_FIELDS, "num_moves"]))
 
 
 def read_engine_trace(path: str | Path) -> EngineTrace:

@@ -9,14 +9,17 @@ from simulator.calibration import POINT_COLUMNS, SCHEMA
 SYNTHETIC_META = {
     "schema": SCHEMA, "origin": "synthetic", "created_utc": "2026-01-01T00:00:00+00:00", "commit": "none",
     "command": "tests", "device": "none", "driver": "none", "versions": {}, "pair": "toy", "dtype": "float32",
-    "threads": 1, "seeds": [0], "check_level": "off", "repeats": 3, "drift_cv": 0.02, "component_cv": {"verify": 0.01},
+    "threads": 1, "seeds": [0], "check_level": "off", "repeats": 3,
+    "drift_cv": 0.02, "run_cv": 0.02, "round_cv": 0.04, "component_cv": {"verify": 0.01},
     "kv_bytes_per_token": {"target": 100, "draft": 20}, "num_layers": {"target": 2, "draft": 1},
 }  # fmt: skip
 
 
 def synthetic_seconds(component, batch_size, tokens, width):
     """Linear in every axis, so that interpolation is exact."""
-    base = {"prefill": 5, "draft": 1, "verify": 10, "realign": 2, "regroup": 3, "compact": 4, "host": 0.5}[component]
+    base = {"prefill": 5, "draft": 1, "verify": 10, "realign": 2, "concat": 3, "split": 1, "compact": 4, "host": 0.5}[
+        component
+    ]
     return 1e-3 * (base + 0.1 * batch_size + 0.2 * tokens + 0.01 * width)
 
 
@@ -34,7 +37,8 @@ def synthetic_points():
     axes = {
         "prefill": ([1, 8], [1, 63, 255], [0]), "draft": ([1, 8], [1, 8], [8, 512]),
         "verify": ([1, 8], [1, 9], [8, 512]),
-        "realign": ([1, 8], [0], [8, 512]), "regroup": ([1, 8], [0], [8, 512]), "compact": ([1, 8], [0], [8, 512]),
+        "realign": ([1, 8], [0], [8, 512]), "concat": ([1, 8], [0], [8, 512]), "split": ([1, 8], [0], [0]),
+        "compact": ([1, 8], [0], [8, 512]),
         "host": ([1, 8], [1, 9], [0]),
     }  # fmt: skip
     for component, grid in axes.items():

@@ -1,64 +1,111 @@
 """From the engine to the simulator and back: calibrate a random pair on a small grid, validate on its held-out runs."""
 
 import json
+import random
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
-from refimpl import calibrate
+from refimpl.calibrate.grid import CPU, CUDA, Axes, levels_of
+from refimpl.calibrate.points import Points
+from refimpl.calibrate.prompts import PromptSupply
+from refimpl.calibrate.reference import uninterrupted
+from refimpl.calibrate.run import Calibration, Plan, calibrate
+from refimpl.calibrate.runs import run_cv
+from refimpl.calibrate.studies import CPU as CPU_STUDIES
+from refimpl.calibrate.studies import CUDA as CUDA_STUDIES
+from refimpl.calibrate.studies import Studies, StudySettings
+from refimpl.calibrate.visits import Place, Timing, Visit
+from refimpl.errors import InputError
 from refimpl.pairs.loading import random_pair
-from simulator.calibration import load_calibration
+from simulator.calibration import META_FIELDS, load_calibration
 from simulator.cli import main
-from simulator.validation import validate
+from simulator.grids import make_grid
+from simulator.validation import META, validate
 
-STUDIES = (
-    calibrate.HeldOut("eqspec", "eqspec", 2, 2, 6, 10, 20),
-    calibrate.HeldOut("exspec", "exspec", 2, 2, 8, 10, 20, window_size=6),
-    calibrate.HeldOut("masked-fifo", "masked+fifo", 2, 2, 6, 10, 20),
-    calibrate.HeldOut("rollback", "rollback", 3, 1, 6, 8, 20),
-    calibrate.HeldOut("inplace-grouped", "inplace+grouped", 2, 2, 6, 10, 20, window_size=5),
+HELD_OUT = (
+    StudySettings("eqspec", "eqspec", 2, 2, 6, 10, 20),
+    StudySettings("exspec", "exspec", 2, 2, 8, 10, 20, window_size=6),
+    StudySettings("masked-fifo", "masked+fifo", 2, 2, 6, 10, 20),
+    StudySettings("rollback", "rollback", 3, 1, 6, 8, 20),
+    StudySettings("inplace-grouped", "inplace+grouped", 2, 2, 6, 10, 20, window_size=5),
 )
+PLAN = Plan(
+    (Axes((1, 2, 3), (0, 2), (2, 40), (2, 24), 2),),
+    Studies(
+        StudySettings("acceptance", "inplace", 3, 2, 12, 10, 20),
+        (StudySettings("probe-eqspec", "eqspec", 2, 2, 4, 8, 20),),
+        HELD_OUT,
+    ),
+    passes=2,
+    repeats=2,
+)
+PROMPTS = [[(7 * i + 3 * j) % 50 + 5 for j in range(3 + 5 * i % 29)] for i in range(80)]
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def pair():
+    return random_pair("llama", draft_noise=0.01)
+
+
+@pytest.fixture(scope="module")
+def data(pair, tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    prompts = [[(7 * i + 3 * j) % 50 + 5 for j in range(3 + 5 * i % 29)] for i in range(40)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibrate, "BATCH_SIZES", (1, 3))
-        patch.setattr(calibrate, "DRAFTS", (0, 2))
-        patch.setattr(calibrate, "PROMPT_LENS", (2, 40))
-        patch.setattr(calibrate, "PREFILL_LENS", (2, 24))
-        patch.setattr(calibrate, "HELD_OUT", STUDIES)
-        patch.setattr(calibrate, "FIT", calibrate.HeldOut("fit", "inplace", 3, 2, 12, 10, 20))
-        pair = random_pair("llama", draft_noise=0.01)
-        calibrate.calibrate(pair, prompts, folder, pair_name=pair.name, passes=2, repeats=1, command="tests")
+    calibrate(pair, PROMPTS, folder, pair_name="toy", plan=PLAN, command="tests")
     return folder
 
 
 def folder_of(data, kind):
-    return next((data / kind).glob("*/*"))
+    return data / kind / "cpu" / "toy"
 
 
 def test_what_the_engine_writes_the_simulator_reads(data):
     calibration = load_calibration(str(folder_of(data, "calibration")))
+    assert set(META_FIELDS) <= set(calibration.meta)
     assert calibration.meta["origin"] == "measured"
     components = {component for component, _ in calibration.grids}
-    assert components >= {"prefill", "draft", "verify", "regroup", "compact", "host"}
+    assert components >= {"prefill", "draft", "verify", "concat", "split", "compact", "host"}
     assert all((grid.mean_s > 0).all() for grid in calibration.grids.values())
+    assert calibration.meta["round_cv"] > 0
+    assert calibration.meta["run_cv"] > 0
 
 
 def test_held_out_runs_are_judged_and_decided_alike(data, capsys):
     calibration, runs = str(folder_of(data, "calibration")), folder_of(data, "validation")
     found = validate(calibration, runs, replications=5)
     assert found.parity == 1
-    assert len(found.table) == len(STUDIES)
+    assert len(found.table) == PLAN.repeats * len(HELD_OUT)
+    assert len(found.studies) == len(HELD_OUT)
     assert (found.table["scheduler_error"] == 0).all()
     both = (1 + found.table["cost_error"]) * (1 + found.table["acceptance_error"])
     assert (both - 1 - found.table["makespan_error"]).abs().max() < 1e-9
+    width = {name: found.table[f"{name}_high_s"] - found.table[f"{name}_low_s"] for name in ("band", "cost_band")}
+    assert all((values > 0).all() for values in width.values())
     code = main(["validate", "--calibration", calibration, "--runs", str(runs), "-n", "3", "--write", "--json"])
     assert code == 0
-    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]) == len(STUDIES)
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(shown["runs"]) == len(found.table)
+    assert {"drift_cv", "run_cv", "round_cv", "reference_cv", "coverage"} <= set(shown)
     assert (runs / "validation.csv").is_file()
+
+
+def test_part_of_the_runs_is_judged_as_in_the_whole(data):
+    calibration, runs = str(folder_of(data, "calibration")), folder_of(data, "validation")
+    whole, part = (validate(calibration, runs, replications=3, runs=chosen) for chosen in (slice(None), slice(1, 2)))
+    assert part.table.equals(whole.table.iloc[1:2])
+
+
+@pytest.mark.parametrize("field", META)
+def test_a_missing_field_of_the_validation_is_an_error(data, tmp_path, field, capsys):
+    runs = folder_of(data, "validation")
+    meta = json.loads((runs / "meta.json").read_text())
+    (tmp_path / "meta.json").write_text(json.dumps({key: value for key, value in meta.items() if key != field}))
+    first = next(runs.glob("*.ndjson.gz"))
+    (tmp_path / first.name).write_bytes(first.read_bytes())
+    assert main(["validate", "--calibration", str(folder_of(data, "calibration")), "--runs", str(tmp_path)]) == 2
+    assert f"meta.json: missing {field}" in capsys.readouterr().err
 
 
 def test_a_calibration_of_another_pair_is_refused(data, tmp_path, capsys):
@@ -71,6 +118,144 @@ def test_a_calibration_of_another_pair_is_refused(data, tmp_path, capsys):
     assert "the calibration's is 'other'" in capsys.readouterr().err
 
 
+def test_no_held_out_run_meets_a_prompt_that_calibrated(pair):
+    measured = Calibration(pair, PROMPTS, PLAN, seed=3, minutes=None)
+    held_out = measured.supply.deal(60, fitted=False)
+    fitted = measured.supply.deal(60, fitted=True)
+    assert not {tuple(p) for p in held_out} & {tuple(p) for p in fitted}
+
+
+def test_a_large_pile_deals_every_prompt_once():
+    supply = PromptSupply([[i] for i in range(20)], fitted=8, needed=20, rng=random.Random(0))
+    dealt = supply.deal(8, fitted=True) + supply.deal(12, fitted=False)
+    assert sorted(dealt) == [[i] for i in range(20)]
+
+
+def test_too_little_time_or_too_few_prompts_or_passes_are_said_so(pair, tmp_path):
+    with pytest.raises(InputError, match="--minutes is too short"):
+        calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=PLAN, minutes=1e-6)
+    with pytest.raises(InputError, match="at least 32 prompts, not 9"):
+        calibrate(pair, PROMPTS[:9], tmp_path, pair_name="toy", plan=PLAN)
+    with pytest.raises(InputError, match="at least 2 passes, not 1"):
+        calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=PLAN, passes=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_when_the_time_is_up_the_finished_levels_are_written(pair, tmp_path, monkeypatch):
+    fine = Axes((1, 2, 3), (0, 1, 2), (2, 40), (2, 24), 2)
+    plan = replace(PLAN, grids=(*PLAN.grids, fine))
+    measured = Calibration(pair, PROMPTS, plan, seed=0, minutes=None)
+    done = measured._do
+    monkeypatch.setattr(measured, "_do", lambda jobs, label: label != "pass 3/4" and done(jobs, label))
+    measured.measure()
+    places = {place.tokens_per_row for place in measured.points().executions if place.component == "draft"}
+    assert places == {2}
+
+
+# --- plans -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grids", [CPU, CUDA], ids=["cpu", "cuda"])
+def test_levels_share_no_cell_and_end_with_the_whole_grid(grids):
+    cells = [
+        (cell.variant, cell.batch_size, cell.prompt_len, k)
+        for level in levels_of(grids)
+        for cell in level
+        for k in cell.drafts
+    ]
+    assert len(cells) == len(set(cells))
+    for coarse, fine in pairwise(grids):
+        for name in ("batch_sizes", "drafts", "prompt_lens", "prefill_lens"):
+            assert set(getattr(coarse, name)) <= set(getattr(fine, name))
+
+
+@pytest.mark.parametrize(("grids", "studies"), [(CPU, CPU_STUDIES), (CUDA[:1], CUDA_STUDIES)], ids=["cpu", "cuda"])
+def test_every_study_lies_within_the_coarsest_grid_that_is_written(grids, studies):
+    axes = grids[0]
+    for study in (*studies.probes, *studies.held_out, studies.acceptance):
+        assert study.batch_size <= max(axes.batch_sizes)
+        assert study.num_speculative_tokens <= max(axes.drafts)
+        assert study.max_prompt_tokens <= max(axes.prefill_lens)
+        longest = (study.max_prompt_tokens + study.max_new_tokens) / (0.75 if "masked" in study.method else 1)
+        assert longest + 2 * study.num_speculative_tokens + 2 <= max(axes.prompt_lens)
+
+
+def test_held_out_studies_have_batch_sizes_or_k_that_were_not_measured():
+    for study in CPU_STUDIES.held_out:
+        axes = CPU[0]
+        between = study.batch_size not in axes.batch_sizes or study.num_speculative_tokens not in axes.drafts
+        assert between, study.name
+
+
+# --- what is made of the executions ------------------------------------------------------------------------------
+
+
+def visit(pass_index, seconds, place, jitter=(1.0, 1.0)):
+    return Visit(pass_index, 0.0, 1.0, tuple(Timing(place, s, 4) for s in seconds), (jitter,))
+
+
+class SteadyReference:
+    mean_s = 1.0
+
+    def __init__(self, speed=1.0):
+        self.speed = speed
+
+    def near(self, begun_s, ended_s):
+        return self.speed
+
+
+VERIFY = Place("verify", "inplace", 2, 4, 10)
+
+
+def test_points_are_means_at_reference_speed_without_interruptions():
+    points = Points([visit(0, [2.0, 2.2, 90.0], VERIFY), visit(1, [1.8], VERIFY)], SteadyReference(2.0))
+    (line,) = points.lines()
+    assert float(line["mean_s"]) == pytest.approx(1.0)
+    assert (line["width_tokens"], line["repeats"], points.num_interrupted) == (14, 3, 1)
+
+
+def test_drift_and_jitter_are_what_was_put_in():
+    draft = replace(VERIFY, component="draft")
+    visits = [visit(p, [s], place) for p, s in ((0, 0.9), (1, 1.1)) for place in (VERIFY, draft)]
+    drift_cv, component_cv = Points(visits, SteadyReference()).drift()
+    assert drift_cv == pytest.approx(0.2 / 2**0.5)
+    assert component_cv == {"draft": 0, "verify": 0}
+    noisy = [visit(0, [1.0], VERIFY, jitter=(0.9, 1.1)), visit(1, [1.0], VERIFY, jitter=(1.8, 2.2))]
+    assert Points(noisy, SteadyReference()).round_cv() == pytest.approx(0.2 / 2**0.5)
+
+
+def test_the_noise_of_a_run_is_pooled_over_the_probes():
+    def runs(*values):
+        return [SimpleNamespace(seconds=value) for value in values]
+
+    assert run_cv([runs(9.0, 11.0), runs(18.0, 22.0)]) == pytest.approx(0.2 / 2**0.5)
+
+
+def test_batch_sizes_with_holes_are_left_out_but_not_the_far_corner():
+    def at(rows, length):
+        return visit(0, [1.0], Place("realign", "realigned", rows, 0, length))
+
+    holed = Points([at(1, 2), at(2, 2), at(2, 40), at(3, 2), at(3, 40)], SteadyReference())
+    assert {line["batch_size"] for line in holed.lines()} == {2, 3}
+    corner = Points([at(1, 2), at(1, 40), at(2, 2)], SteadyReference())
+    assert len(corner.lines()) == 3
+
+
+def test_missing_points_at_the_far_corner_count_as_outside(points_frame):
+    grid = make_grid(points_frame[:-1], "points.csv: verify (inplace)")
+    assert grid.outside(1, 4, 100) == ""
+    assert "were not measured together" in grid.outside(1.5, 4, 100)
+    assert grid.line(2, 4, [100.0])[0] >= grid.line(2, 4, [10.0])[0]
+
+
+@pytest.fixture
+def points_frame():
+    import pandas as pd
+
+    lines = [(rows, 4, width, rows + width) for rows in (1, 2) for width in (10, 60, 110)]
+    return pd.DataFrame(lines, columns=["batch_size", "tokens_per_row", "width_tokens", "mean_s"])
+
+
 def test_interruptions_are_left_out():
-    assert calibrate.uninterrupted([1.0, 1.1, 0.9, 300.0]) == [1.0, 1.1, 0.9]
-    assert calibrate.uninterrupted([1.0, 2.0, 9.0]) == [1.0, 2.0, 9.0]
+    assert uninterrupted([1.0, 1.1, 0.9, 300.0]) == [1.0, 1.1, 0.9]
+    assert uninterrupted([1.0, 2.0, 3.9]) == [1.0, 2.0, 3.9]

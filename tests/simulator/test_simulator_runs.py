@@ -15,7 +15,13 @@ from simulator.runner import compare, mean_interval, simulate
 from simulator.scenario import Engine, Scenario, Service, Study, Switches, Workload
 
 COST = Spec.of(
-    "linear", verify_base_s=0.02, draft_base_s=0.002, realign_base_s=0.01, regroup_base_s=0.012, noise_cv=0.05
+    "linear",
+    verify_base_s=0.02,
+    draft_base_s=0.002,
+    realign_base_s=0.01,
+    concat_base_s=0.01,
+    split_base_s=0.002,
+    noise_cv=0.05,
 )
 
 

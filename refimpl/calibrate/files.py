@@ -1,0 +1,82 @@
+"""What a calibration leaves on disk: points.csv, and meta.json, which says where they come from."""
+
+import csv
+import json
+import platform
+import re
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from refimpl.calibrate.points import POINT_COLUMNS, Points
+from refimpl.calibrate.reference import Reference
+from refimpl.model import Pair
+from refimpl.provenance import commit, device_name
+
+SCHEMA = "raggedspec.calibration/2"
+
+
+def folder_name(pair: Pair, pair_name: str) -> str:
+    """Folder ``<device>/<pair>``: ``cpu``, or the GPU's model, since GPUs differ."""
+    device = "cpu" if pair.device.type == "cpu" else device_name(pair.device)
+    return f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}/{pair_name}"
+
+
+def write_points(folder: Path, lines: list[dict[str, Any]], meta: dict[str, Any]) -> None:
+    """Write points.csv and meta.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "points.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, POINT_COLUMNS)
+        writer.writeheader()
+        writer.writerows(lines)
+    write_json(folder / "meta.json", meta)
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write plain data, indented."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+def make_meta(
+    pair: Pair,
+    points: Points,
+    reference: Reference,
+    command: str,
+    *,
+    check_level: str,
+    passes: int,
+    seed: int,
+    run_cv: float,
+) -> dict[str, Any]:
+    """Where the points come from, and how far measurements of one and the same thing differ."""
+    drift_cv, component_cv = points.drift()
+    models = {"target": pair.target.kv_shape, "draft": pair.draft.kv_shape}
+    return {
+        "schema": SCHEMA,
+        "origin": "measured",
+        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "command": command,
+        "device": device_name(pair.device),
+        "driver": torch.version.cuda or platform.platform(terse=True),
+        "versions": {"python": platform.python_version()} | {n: version(n) for n in ("torch", "transformers", "numpy")},
+        "pair": pair.name,
+        "dtype": str(pair.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "seeds": [seed],
+        "check_level": check_level,
+        "repeats": passes,
+        "drift_cv": drift_cv,
+        "run_cv": run_cv,
+        "round_cv": points.round_cv(),
+        "component_cv": component_cv,
+        "kv_bytes_per_token": {role: shape.bytes_per_token for role, shape in models.items()},
+        "num_layers": {role: shape.num_layers for role, shape in models.items()},
+        "reference_s": reference.mean_s,
+        "reference_cv": reference.cv,
+        "interrupted": points.num_interrupted,
+    }

@@ -1,0 +1,102 @@
+"""Where costs are measured: layouts by batch sizes by drafts by prompt lengths, in levels from coarse to fine."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way of running rounds that isolates what a layout does.
+
+    Attributes:
+        method: layout+scheduler.
+        layout: what the points are filed under.
+        rotating: the members change every round (twice as many sequences as rows, all of them always due).
+        moved: component that a round's K/V movement is filed under; empty where nothing moves.
+        only_moves: draft and verify of this layout are measured by another variant, so one k will do.
+    """
+
+    method: str
+    layout: str
+    rotating: bool = False
+    moved: str = ""
+    only_moves: bool = False
+
+
+VARIANTS = (
+    Variant("realigned+fifo", "realigned", moved="realign"),
+    Variant("realigned+grouped", "realigned", rotating=True, moved="concat", only_moves=True),
+    Variant("masked+fifo", "masked", moved="compact"),
+    Variant("masked+grouped", "masked", rotating=True, moved="concat", only_moves=True),
+    Variant("inplace+fifo", "inplace"),
+    Variant("inplace+grouped", "inplace_scattered", rotating=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Values of a grid.
+
+    Attributes:
+        batch_sizes: rows.
+        drafts: values of k, from 0 on.
+        prompt_lens: tokens that a row has before the timed rounds.
+        prefill_lens: longest prompt of a prefill.
+        moving_drafts: the k of variants that are there for their moves alone.
+    """
+
+    batch_sizes: tuple[int, ...]
+    drafts: tuple[int, ...]
+    prompt_lens: tuple[int, ...]
+    prefill_lens: tuple[int, ...]
+    moving_drafts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one visit measures: rounds of a variant for each of `drafts`; only the prefill without a variant."""
+
+    variant: Variant | None
+    batch_size: int
+    drafts: tuple[int, ...]
+    prompt_len: int
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences with K/V during the visit."""
+        return self.batch_size * (2 if self.variant and self.variant.rotating else 1)
+
+
+def cells_of(axes: Axes) -> Iterator[Cell]:
+    """Every place of a grid. In place, one row is always in neighbouring slots."""
+    for variant, rows, length in product(VARIANTS, axes.batch_sizes, axes.prompt_lens):
+        yield Cell(variant, rows, (axes.moving_drafts,) if variant.only_moves else axes.drafts, length)
+    for rows, length in product(axes.batch_sizes, axes.prefill_lens):
+        yield Cell(None, rows, (1,), length)
+
+
+CPU = (Axes((1, 2, 4, 8), (0, 1, 3, 6), (2, 100, 300), (2, 16, 64, 160, 320), 3),)
+CUDA = (
+    Axes((1, 2, 8, 32), (0, 5), (16, 1024), (16, 256, 1024), 5),
+    Axes((1, 2, 8, 32, 64), (0, 1, 5, 16), (16, 1024, 4096), (16, 64, 256, 1024, 4096), 5),
+    Axes(
+        (1, 2, 4, 8, 16, 32, 64), (0, 1, 3, 5, 8, 16), (16, 256, 1024, 4096, 8000), (16, 64, 256, 1024, 4096, 8000), 5
+    ),
+)
+
+
+def levels_of(grids: tuple[Axes, ...]) -> list[list[Cell]]:
+    """Cells of each level, without what coarser levels have measured."""
+    done: dict[tuple[Variant | None, int, int], set[int]] = {}
+    levels = []
+    for axes in grids:
+        level = []
+        for cell in cells_of(axes):
+            have = done.setdefault((cell.variant, cell.batch_size, cell.prompt_len), set())
+            new = tuple(k for k in cell.drafts if k not in have)
+            have.update(new)
+            if new:
+                level.append(Cell(cell.variant, cell.batch_size, new, cell.prompt_len))
+        levels.append(level)
+    return levels

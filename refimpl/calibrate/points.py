@@ -1,0 +1,130 @@
+"""From visits to the table of points, and to how far it may be trusted."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from refimpl.calibrate.reference import Reference, uninterrupted
+from refimpl.calibrate.visits import Place, Visit
+
+POINT_COLUMNS = (
+    "component", "layout", "batch_size", "tokens_per_row", "width_tokens", "repeats",
+    "mean_s", "median_s", "p10_s", "p90_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """Seconds of one execution at the reference's mean speed."""
+
+    seconds: float
+    pass_index: int
+    growth_tokens: int
+
+
+class Points:
+    """Executions by place, interruptions left out.
+
+    Attributes:
+        executions: place → its executions.
+        num_interrupted: executions left out.
+    """
+
+    def __init__(self, visits: list[Visit], reference: Reference):
+        collected: dict[Place, list[Execution]] = defaultdict(list)
+        for visit in visits:
+            speed = reference.mean_s / reference.near(visit.begun_s, visit.ended_s)
+            for timing in visit.timings:
+                execution = Execution(timing.seconds * speed, visit.pass_index, timing.growth_tokens)
+                collected[timing.place].append(execution)
+        self.executions: dict[Place, list[Execution]] = {}
+        self.num_interrupted = 0
+        for place, found in sorted(collected.items(), key=lambda item: _key(item[0])):
+            kept = set(uninterrupted(execution.seconds for execution in found))
+            self.executions[place] = [execution for execution in found if execution.seconds in kept]
+            self.num_interrupted += len(found) - len(self.executions[place])
+        self.visits = visits
+
+    def lines(self) -> list[dict[str, Any]]:
+        """One line per point, as points.csv holds it."""
+        growth: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for place, found in self.executions.items():
+            growth[place.component, place.layout] += [execution.growth_tokens for execution in found]
+        grown = {key: round(statistics.mean(values)) for key, values in growth.items()}
+        return [
+            _line(place, grown[place.component, place.layout], [execution.seconds for execution in found])
+            for place, found in self.executions.items()
+            if (place.component, place.layout, place.batch_size) not in self.holed
+        ]
+
+    @property
+    def holed(self) -> set[tuple[str, str, int]]:
+        """Batch sizes without some point that longer rows or larger batches have: no grid can hold them.
+
+        That happens where K/V hardly ever move. At the far corner, which may not fit the device, points may be missing.
+        """
+        places = self.executions.keys()
+        return {
+            (lesser.component, lesser.layout, lesser.batch_size)
+            for place in places
+            for lesser in _lesser(place, places)
+            if lesser not in self.executions
+        }
+
+    def drift(self) -> tuple[float, dict[str, float]]:
+        """Relative standard deviation of a pass at reference speed, and standard error of each component's share.
+
+        A pass, even one that was broken off, is compared with the means of the places that it has visited.
+        """
+        passes = sorted({visit.pass_index for visit in self.visits})
+        total = [self._ratio(index, None) for index in passes]
+        cv = {}
+        for name in sorted({place.component for place in self.executions}):
+            shares = [self._ratio(index, name) / whole for index, whole in zip(passes, total, strict=True)]
+            cv[name] = statistics.stdev(shares) / len(shares) ** 0.5
+        return statistics.stdev(total), cv
+
+    def round_cv(self) -> float:
+        """Relative standard deviation of a round's forward passes about the mean of its visit, pooled over visits."""
+        squares, freedom = 0.0, 0
+        for visit in self.visits:
+            for seconds in visit.rounds:
+                kept = uninterrupted(seconds)
+                mean = statistics.mean(kept)
+                squares += sum((value / mean - 1) ** 2 for value in kept)
+                freedom += len(kept) - 1
+        return (squares / freedom) ** 0.5
+
+    def _ratio(self, pass_index: int, component: str | None) -> float:
+        """Seconds of a pass over what its places take on average; 1 where it has none."""
+        spent = expected = 0.0
+        for place, found in self.executions.items():
+            if component in (None, place.component):
+                mine = [execution.seconds for execution in found if execution.pass_index == pass_index]
+                spent += sum(mine)
+                expected += len(mine) * statistics.mean(execution.seconds for execution in found)
+        return spent / expected if expected else 1.0
+
+
+def _lesser(place: Place, places: Iterable[Place]) -> Iterator[Place]:
+    """Places of the same component with fewer rows, or shorter ones, on the axes of those that exist."""
+    alike = [p for p in places if (p.component, p.layout) == (place.component, place.layout)]
+    for rows in {p.batch_size for p in alike if p.batch_size < place.batch_size}:
+        yield replace(place, batch_size=rows)
+    for length in {p.prompt_len for p in alike if p.prompt_len < place.prompt_len}:
+        yield replace(place, prompt_len=length)
+
+
+def _key(place: Place) -> tuple[str, str, int, int, int]:
+    return place.component, place.layout, place.batch_size, place.tokens_per_row, place.prompt_len
+
+
+def _line(place: Place, growth: int, seconds: list[float]) -> dict[str, Any]:
+    ordered = sorted(seconds)
+    deciles = statistics.quantiles(ordered, n=10, method="inclusive") if len(ordered) > 1 else ordered * 9
+    numbers = (statistics.mean(ordered), statistics.median(ordered), deciles[0], deciles[8])
+    width = place.prompt_len + growth if place.prompt_len >= 0 else 0
+    at = (place.component, place.layout, place.batch_size, place.tokens_per_row, width, len(ordered))
+    return dict(zip(POINT_COLUMNS, (*at, *(f"{x:.9f}" for x in numbers)), strict=True))

@@ -1,0 +1,240 @@
+"""The whole calibration: visits and runs in one go, in random order, until all is done or the time is up."""
+
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from refimpl.calibrate import grid, studies
+from refimpl.calibrate.files import folder_name, make_meta, write_json, write_points
+from refimpl.calibrate.grid import Axes, Cell, levels_of
+from refimpl.calibrate.points import Points
+from refimpl.calibrate.prompts import PromptSupply, token_prompts
+from refimpl.calibrate.reference import Reference
+from refimpl.calibrate.runs import Run, Runner, run_cv, write_run
+from refimpl.calibrate.studies import Studies, StudySettings
+from refimpl.calibrate.visits import Visit, Visitor
+from refimpl.errors import InputError
+from refimpl.forced import iid_lengths
+from refimpl.model import Pair
+from refimpl.requests import Prompt
+
+CHECKS = "host"
+FORCED_PROBABILITY = 0.7  # of a draft to be accepted, where both models' weights are random
+REFERENCE_TOKENS = 64
+Job = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        grids: axes of each level, from coarse to fine; a level holds all values of those before it.
+        studies: the runs.
+        passes: over each level, at least two, so that drift can be told. All levels are visited once before the finer
+            ones are visited again.
+        repeats: how often each held-out study runs, each time on other prompts.
+        forced_probability: of a draft to be accepted, where the pair is made of noise; None leaves it natural.
+    """
+
+    grids: tuple[Axes, ...]
+    studies: Studies
+    passes: int = 4
+    repeats: int = 4
+    forced_probability: float | None = None
+
+    @property
+    def prompts_needed(self) -> tuple[int, int]:
+        """Prompts of what calibrates, and of all runs."""
+        fitted = sum(study.num_prompts for study in (self.studies.acceptance, *self.studies.probes))
+        return fitted, fitted + self.repeats * sum(study.num_prompts for study in self.studies.held_out)
+
+
+def default_plan(pair: Pair) -> Plan:
+    """The plan for a pair on its device; random weights agree on nothing, so their acceptance is forced."""
+    forced = FORCED_PROBABILITY if pair.tokenizer is None else None
+    if pair.device.type == "cuda":
+        return Plan(grid.CUDA, studies.CUDA, passes=2, repeats=2, forced_probability=forced)
+    return Plan(grid.CPU, studies.CPU, forced_probability=forced)
+
+
+class Calibration:
+    """Measures, and keeps what it has measured.
+
+    Args:
+        pair: what is timed.
+        given: prompts; None for pieces of the standard library, or random ids without a tokenizer.
+        plan: what is measured.
+        seed: of every random choice.
+        minutes: when to stop; None for when all is done.
+
+    Attributes:
+        visits, levels_done, probes, held_out: so far.
+    """
+
+    def __init__(self, pair: Pair, given: list[Prompt] | None, plan: Plan, seed: int, minutes: float | None):
+        self.plan, self.seed, self.rng = plan, seed, random.Random(seed)
+        self.deadline_s = time.monotonic() + 60 * minutes if minutes else float("inf")
+        fitted, needed = plan.prompts_needed
+        self.supply = PromptSupply(token_prompts(pair, given, self.rng), fitted, needed, self.rng)
+        stream = self.supply.stream
+        longest = max(length for axes in plan.grids for length in (*axes.prompt_lens, *axes.prefill_lens))
+        stream *= 1 + 2 * longest // len(stream)
+        self.reference = Reference(pair, stream[:REFERENCE_TOKENS], CHECKS)
+        deepest = max(k for axes in plan.grids for k in axes.drafts)
+        forced = () if plan.forced_probability is None else iid_lengths(plan.forced_probability, deepest)
+        self.visitor = Visitor(pair, stream, self.reference, self.rng, CHECKS, forced)
+        self.runner = Runner(pair, self.reference, CHECKS, plan.forced_probability)
+        self.visits: list[Visit] = []
+        self.levels_done = 0
+        self.acceptance: Run | None = None
+        self.probe_prompts = [self._deal(study, fitted=True) for study in plan.studies.probes]
+        self.probes: dict[str, list[Run]] = defaultdict(list)
+        self.held_out: dict[str, Run] = {}
+
+    def measure(self) -> None:
+        """Do all jobs in order, until the time is up.
+
+        Raises:
+            InputError: not even the coarsest level could be measured twice.
+        """
+        levels = [[cell for cell in level if self.visitor.fits(cell)] for level in levels_of(self.plan.grids)]
+        for cell in levels[0][:: max(1, len(levels[0]) // 8)]:
+            self.visitor.visit(cell, 0)
+        self.reference.samples.clear()
+        self._run_acceptance()
+        blocks = block_order(len(levels), self.plan.passes)
+        held_out = self._held_out_jobs(len(blocks))
+        for number, (level, index) in enumerate(blocks):
+            jobs = [self._visit_job(cell, level * self.plan.passes + index) for cell in levels[level]]
+            jobs += [] if level else self._probe_jobs()
+            finished = self._do(jobs + held_out[number], f"pass {number + 1}/{len(blocks)}")
+            self.levels_done += finished and index == 0
+            if not finished:
+                break
+        if len({visit.pass_index for visit in self.visits}) < 2 or self.levels_done == 0:
+            raise InputError("--minutes is too short: no second pass over the coarsest grid was begun")
+
+    def points(self) -> Points:
+        """Executions of the levels that were visited in full at least once; what is left of others does not count."""
+        last = self.levels_done * self.plan.passes
+        return Points([visit for visit in self.visits if visit.pass_index < last], self.reference)
+
+    def _do(self, jobs: list[Job], label: str) -> bool:
+        """Do jobs in random order; return whether the time sufficed."""
+        self.rng.shuffle(jobs)
+        for number, job in enumerate(jobs):
+            if time.monotonic() > self.deadline_s:
+                print(f"{label}: the time is up after {number} of {len(jobs)} visits and runs", file=sys.stderr)
+                return False
+            job()
+        print(f"{label}: reference {1e3 * self.reference.mean_s:.2f} ms so far", file=sys.stderr)
+        return True
+
+    def _deal(self, study: StudySettings, *, fitted: bool) -> list[list[int]]:
+        return self.supply.deal(study.num_prompts, fitted=fitted)
+
+    def _run_acceptance(self) -> None:
+        study = self.plan.studies.acceptance
+        self.acceptance = self.runner.run(study, self._deal(study, fitted=True), self.seed)
+
+    def _visit_job(self, cell: Cell, pass_index: int) -> Job:
+        return lambda: self.visits.append(self.visitor.visit(cell, pass_index))
+
+    def _probe_jobs(self) -> list[Job]:
+        def job(study: StudySettings, prompts: list[list[int]]) -> Job:
+            return lambda: self.probes[study.name].append(self.runner.run(study, prompts, self.seed))
+
+        return [
+            job(study, prompts) for study, prompts in zip(self.plan.studies.probes, self.probe_prompts, strict=True)
+        ]
+
+    def _held_out_jobs(self, num_blocks: int) -> list[list[Job]]:
+        """Jobs of each block: the first runs of all studies in the first blocks, the last ones in the last."""
+
+        def job(study: StudySettings, prompts: list[list[int]], seed: int) -> Job:
+            return lambda: self.held_out.update({study.name: self.runner.run(study, prompts, seed)})
+
+        jobs = list[Job]()
+        for repeat in range(self.plan.repeats):
+            for study in self.rng.sample(self.plan.studies.held_out, len(self.plan.studies.held_out)):
+                named = replace(study, name=f"{study.name}-{repeat}")
+                jobs.append(job(named, self._deal(study, fitted=False), self.seed + 1 + repeat))
+        ends = [len(jobs) * block // num_blocks for block in range(num_blocks + 1)]
+        return [jobs[start:stop] for start, stop in pairwise(ends)]
+
+
+def block_order(num_levels: int, passes: int) -> list[tuple[int, int]]:
+    """(level, pass) in the order in which they are measured: the coarsest level twice, every other once, the rest."""
+    once = [(level, 0) for level in range(num_levels)]
+    again = [(level, index) for index in range(1, passes) for level in range(num_levels)]
+    return [once[0], again[0], *once[1:], *again[1:]]
+
+
+def calibrate(
+    pair: Pair,
+    texts: list[Prompt] | None,
+    out: Path,
+    *,
+    pair_name: str,
+    plan: Plan | None = None,
+    passes: int | None = None,
+    repeats: int | None = None,
+    minutes: float | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    command: str = "",
+) -> None:
+    """Measure, and write ``calibration/<device>/<pair>`` and ``validation/<device>/<pair>`` under `out`.
+
+    Args:
+        pair: what is timed.
+        texts: prompts, at least 32; None for pieces of the standard library, or random ids without a tokenizer.
+        out: the simulator's data folder.
+        pair_name: name of the folder.
+        plan: what is measured; None for the device's usual grid and studies.
+        passes, repeats: replace the plan's.
+        minutes: stop then, with what has been measured.
+        threads: of the tensor library; None leaves it.
+        seed: of every random choice.
+        command: what the user typed, for the record.
+
+    Raises:
+        InputError: too few passes or prompts, or too little time for the coarsest grid.
+    """
+    plan = plan or default_plan(pair)
+    plan = replace(plan, passes=passes or plan.passes, repeats=repeats or plan.repeats)
+    if plan.passes < 2:
+        raise InputError(f"calibrate needs at least 2 passes, not {plan.passes}")
+    if threads:
+        torch.set_num_threads(threads)
+    calibration = Calibration(pair, texts, plan, seed, minutes)
+    calibration.measure()
+    write_calibration(calibration, pair, out, folder_name(pair, pair_name), command)
+
+
+def write_calibration(calibration: Calibration, pair: Pair, out: Path, folder: str, command: str) -> None:
+    """Write points, traces and what they come from; the runs of an earlier calibration go."""
+    points, runs = calibration.points(), out / "validation" / folder
+    meta = make_meta(
+        pair, points, calibration.reference, command, check_level=CHECKS, passes=calibration.plan.passes,
+        seed=calibration.seed, run_cv=run_cv(list(calibration.probes.values())),
+    )  # fmt: skip
+    for old in (*runs.glob("*.ndjson.gz"), *runs.glob("fit/*.ndjson.gz")):
+        old.unlink()
+    write_points(out / "calibration" / folder, points.lines(), meta)
+    assert calibration.acceptance is not None
+    write_run(runs / "fit" / "acceptance.ndjson.gz", calibration.acceptance)
+    for name, found in calibration.probes.items():
+        for index, run in enumerate(found):
+            write_run(runs / "fit" / f"{name}-{index}.ndjson.gz", run)
+    for name, run in calibration.held_out.items():
+        write_run(runs / f"{name}.ndjson.gz", run)
+    write_json(runs / "meta.json", meta | {"schema": "raggedspec.validation/2"})

@@ -1,0 +1,124 @@
+"""A run of the engine on a study's settings, its speed noted along with it, and its trace on disk."""
+
+import gzip
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from refimpl.calibrate.reference import Reference, uninterrupted
+from refimpl.calibrate.studies import StudySettings
+from refimpl.config import DecodeConfig, make_config
+from refimpl.engine import Engine
+from refimpl.forced import iid_lengths
+from refimpl.model import Pair
+from refimpl.requests import prepare
+from refimpl.trace import RoundRecord, write_trace
+
+ATTEMPTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run's trace.
+
+    Attributes:
+        header: its settings, and ``reference_s``, the reference pass's mean seconds meanwhile.
+        records: its rounds.
+    """
+
+    header: dict[str, Any]
+    records: list[RoundRecord]
+
+    @property
+    def interrupted_rounds(self) -> int:
+        """Rounds during which the machine was elsewhere."""
+        seconds = [record.stage_s["round_s"] - record.stage_s["prefill_s"] for record in self.records]
+        return len(seconds) - len(uninterrupted(seconds))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all rounds, in units of the reference pass."""
+        return sum(record.stage_s["round_s"] for record in self.records) / self.header["reference_s"]
+
+
+class Runner:
+    """Runs studies.
+
+    Args:
+        pair: what runs.
+        reference: timed in between.
+        checks: level of the engine's run-time checks.
+        forced_probability: of a draft to be accepted, for pairs that would accept nothing; None leaves it natural.
+    """
+
+    def __init__(self, pair: Pair, reference: Reference, checks: str, forced_probability: float | None):
+        self.pair, self.reference, self.checks = pair, reference, checks
+        self.forced_probability = forced_probability
+
+    def run(self, study: StudySettings, prompts: list[list[int]], seed: int) -> Run:
+        """Run a study; again when a round was interrupted, and the least interrupted attempt counts."""
+        best = self._run(study, prompts, seed)
+        for _ in range(ATTEMPTS - 1):
+            if not best.interrupted_rounds:
+                break
+            print(f"{study.name}: {best.interrupted_rounds} rounds interrupted, runs again", file=sys.stderr)
+            best = min(best, self._run(study, prompts, seed), key=lambda run: run.interrupted_rounds)
+        return best
+
+    def _run(self, study: StudySettings, prompts: list[list[int]], seed: int) -> Run:
+        config = self._config(study, seed)
+        engine = Engine(self.pair, prepare(self.pair, prompts, config, study.max_prompt_tokens).sequences, config)
+        records, speed = [], [self.reference.time()]
+        while not engine.scheduler.done:
+            speed += self.reference.time_when_due()
+            engine.timer.take()
+            records.append(engine.run_one_round())
+        speed.append(self.reference.time())
+        return Run(self._header(engine, config, seed, statistics.mean(uninterrupted(speed))), records)
+
+    def _config(self, study: StudySettings, seed: int) -> DecodeConfig:
+        options: dict[str, Any] = {"seed": seed}
+        if self.forced_probability is not None:
+            lengths = iid_lengths(self.forced_probability, study.num_speculative_tokens)
+            options |= {"acceptance": "forced", "forced_lengths": lengths, "stop_token_ids": []}
+        return make_config(
+            method=study.method, batch_size=study.batch_size, window_size=study.window_size,
+            aging_bound=study.aging_bound, num_speculative_tokens=study.num_speculative_tokens,
+            max_new_tokens=study.max_new_tokens, checks=self.checks, **options,
+        )  # fmt: skip
+
+    def _header(self, engine: Engine, config: DecodeConfig, seed: int, reference_s: float) -> dict[str, Any]:
+        method, sequences = config.resolved_method, engine.sequences
+        return {
+            "method": config.method, "layout": method.layout, "scheduler": method.scheduler,
+            "batch_size": config.resolved_batch_size, "window_size": config.resolved_window_size,
+            "aging_bound": config.aging_bound, "num_speculative_tokens": config.num_speculative_tokens,
+            "max_new_tokens": config.max_new_tokens, "num_sequences": len(sequences),
+            "prompt_lens": [s.prompt_len for s in sequences], "device": self.pair.device.type, "pair": self.pair.name,
+            "dtype": str(self.pair.dtype).removeprefix("torch."), "checks": self.checks, "seed": seed,
+            "acceptance": config.resolved_acceptance, "compaction_threshold": config.compaction_threshold,
+            "reference_s": reference_s,
+        }  # fmt: skip
+
+
+def run_cv(repeats: list[list[Run]]) -> float:
+    """Relative standard deviation of one and the same run's seconds at reference speed, pooled over the studies."""
+    squares, freedom = 0.0, 0
+    for runs in repeats:
+        seconds = [run.seconds for run in runs]
+        mean = statistics.mean(seconds)
+        squares += sum((value / mean - 1) ** 2 for value in seconds)
+        freedom += len(seconds) - 1
+    return (squares / freedom) ** 0.5 if freedom else 0.0
+
+
+def write_run(path: Path, run: Run, **more: Any) -> None:
+    """Write a run's trace, compressed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain = path.with_suffix("")
+    write_trace(plain, run.header | more | {"interrupted_rounds": run.interrupted_rounds}, run.records)
+    with gzip.GzipFile(path, "wb", mtime=0) as file:
+        file.write(plain.read_bytes())
+    plain.unlink()

@@ -1,0 +1,204 @@
+"""One visit: the engine runs a few rounds at a place of the grid, and each stage's seconds go to a point."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any
+
+import torch
+
+from refimpl.calibrate.grid import VARIANTS, Cell, Variant
+from refimpl.calibrate.reference import Reference
+from refimpl.config import make_config
+from refimpl.engine import Engine
+from refimpl.layouts.working import WorkingLayout
+from refimpl.model import Pair
+from refimpl.requests import prepare
+from refimpl.timing import StageTimer
+from refimpl.trace import RoundRecord
+
+TIMED_ROUNDS = 5
+SLACK_TOKENS = 64  # columns beside a visit's own, as much as the layouts keep free
+MEMORY_SHARE = 0.8  # of what is free on the device may go to K/V
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a point stands for: the first columns of the table, but that the width is the prompt's.
+
+    The growth during the timed rounds is added once it is known for all visits.
+    """
+
+    component: str
+    layout: str
+    batch_size: int
+    tokens_per_row: int
+    prompt_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one execution at a place, when the longest row had grown by so many tokens."""
+
+    place: Place
+    seconds: float
+    growth_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What one visit brought.
+
+    Attributes:
+        pass_index: in which pass.
+        begun_s, ended_s: on the clock of `time.perf_counter`.
+        timings: of every execution.
+        rounds: for each k, seconds of the forward passes of the timed rounds: their spread is the jitter of a round.
+    """
+
+    pass_index: int
+    begun_s: float
+    ended_s: float
+    timings: tuple[Timing, ...]
+    rounds: tuple[tuple[float, ...], ...]
+
+
+class Visitor:
+    """Visits cells.
+
+    Args:
+        pair: what is timed.
+        stream: token ids that prompts are cut from.
+        reference: timed before, within and after each visit.
+        rng: cuts the prompts.
+        checks: level of the engine's run-time checks.
+        forced_lengths: probabilities of 0, 1, … accepted drafts, for pairs that would accept nothing.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        stream: list[int],
+        reference: Reference,
+        rng: random.Random,
+        checks: str,
+        forced_lengths: tuple[float, ...],
+    ):
+        self.pair, self.stream, self.reference, self.rng, self.checks = pair, stream, reference, rng, checks
+        self.forced_lengths = forced_lengths
+        self.warm_rounds = 2 if pair.device.type == "cuda" else 1
+
+    def fits(self, cell: Cell) -> bool:
+        """Whether the cell's K/V fit the device, and its rows the models' context."""
+        longest = cell.prompt_len + self._budget(cell) + SLACK_TOKENS
+        if longest > min(self.pair.target.max_positions, self.pair.draft.max_positions):
+            return False
+        if self.pair.device.type != "cuda":
+            return True
+        per_token = sum(model.kv_shape.bytes_per_token for model in (self.pair.target, self.pair.draft))
+        stores = cell.num_sequences + 2.5 * cell.batch_size  # the pool; the old batch and the new, which has slack
+        return stores * longest * per_token < MEMORY_SHARE * torch.cuda.mem_get_info(self.pair.device)[0]
+
+    def visit(self, cell: Cell, pass_index: int) -> Visit:
+        """Run the cell's rounds, each k in its turn; the order of k rotates from pass to pass."""
+        begun_s = time.perf_counter()
+        self.reference.time()
+        if cell.variant is None:
+            return self._end(pass_index, begun_s, [self._time_prefill(cell)], [])
+        turn = pass_index % len(cell.drafts)
+        order = cell.drafts[turn:] + cell.drafts[:turn]
+        engine = self._engine(cell, cell.variant)
+        write_backs = time_write_backs(engine)
+        timings, rounds = list[Timing](), list[tuple[float, ...]]()
+        for k in order:
+            for sequence in engine.sequences:
+                sequence.num_speculative_tokens = k
+            found, forward = self._time_rounds(engine, write_backs, cell, k)
+            timings, rounds = timings + found, [*rounds, forward]
+            self.reference.time_when_due()
+        return self._end(pass_index, begun_s, timings, rounds)
+
+    def _end(self, pass_index: int, begun_s: float, timings: list[Timing], rounds: list[tuple[float, ...]]) -> Visit:
+        self.reference.time()
+        return Visit(pass_index, begun_s, time.perf_counter(), tuple(timings), tuple(rounds))
+
+    def _time_prefill(self, cell: Cell) -> Timing:
+        engine = self._engine(cell, VARIANTS[-2])
+        engine.timer.take()
+        seconds = engine.run_one_round().stage_s["prefill_s"]
+        return Timing(Place("prefill", "any", cell.batch_size, cell.prompt_len - 1, -1), seconds)
+
+    def _time_rounds(
+        self, engine: Engine, write_backs: StageTimer, cell: Cell, k: int
+    ) -> tuple[list[Timing], tuple[float, ...]]:
+        assert cell.variant is not None
+        timings, forward = list[Timing](), list[float]()
+        for index in range(self.warm_rounds + TIMED_ROUNDS):
+            grown = max(row.seq_len for row in engine.sequences) - cell.prompt_len
+            write_backs.take()
+            engine.timer.take()
+            record = engine.run_one_round()
+            split_s = write_backs.take()["realign_s"]
+            if index >= self.warm_rounds:
+                found = round_timings(cell, cell.variant, k, record, split_s)
+                timings += [replace(timing, growth_tokens=grown) for timing in found]
+                forward.append(record.stage_s["draft_s"] + record.stage_s["verify_s"])
+        return timings, tuple(forward)
+
+    def _budget(self, cell: Cell) -> int:
+        return sum((self.warm_rounds + TIMED_ROUNDS) * (k + 1) for k in cell.drafts) + max(cell.drafts) + 2
+
+    def _engine(self, cell: Cell, variant: Variant) -> Engine:
+        count = cell.batch_size * (2 if variant.rotating else 1)
+        options: dict[str, Any] = {"window_size": count, "aging_bound": 0} if variant.rotating else {}
+        if self.forced_lengths:
+            options |= {"acceptance": "forced", "forced_lengths": self.forced_lengths}
+        config = make_config(
+            method=variant.method, batch_size=cell.batch_size, num_speculative_tokens=max(cell.drafts),
+            max_new_tokens=self._budget(cell), stop_token_ids=[], checks=self.checks, compaction_threshold=0.02,
+            **options,
+        )  # fmt: skip
+        prompts = [self._prompt(cell.prompt_len) for _ in range(count)]
+        return Engine(self.pair, prepare(self.pair, prompts, config).sequences, config)
+
+    def _prompt(self, length: int) -> list[int]:
+        start = self.rng.randrange(len(self.stream) - length)
+        return self.stream[start : start + length]
+
+
+def time_write_backs(engine: Engine) -> StageTimer:
+    """Let both layouts time how long they write the old members' K/V back; the seconds come as ``realign_s``."""
+    timer = StageTimer(engine.pair.device)
+
+    def timed(flush: Callable[[], None]) -> Callable[[], None]:
+        @wraps(flush)
+        def wrapper() -> None:
+            with timer.stage("realign"):
+                flush()
+
+        return wrapper
+
+    for layout in engine.layouts:
+        if isinstance(layout, WorkingLayout):
+            layout.flush = timed(layout.flush)  # type: ignore[method-assign]
+    return timer
+
+
+def round_timings(cell: Cell, variant: Variant, k: int, record: RoundRecord, split_s: float) -> Iterator[Timing]:
+    """File the stages of a round under their places."""
+    layout, rows, stage_s, at = variant.layout, cell.batch_size, record.stage_s, cell.prompt_len
+    if k and not variant.only_moves:
+        yield Timing(Place("draft", layout, rows, k, at), stage_s["draft_s"])
+    if not variant.only_moves:
+        yield Timing(Place("verify", layout, rows, k + 1, at), stage_s["verify_s"])
+    alone = rows == 1 and variant.moved == "realign"  # a single row is gathered anew at times, never shifted
+    if record.num_moves and variant.moved and k and not alone:
+        yield Timing(Place(variant.moved, layout, rows, 0, at), stage_s["realign_s"] - split_s)
+    if split_s and k:
+        yield Timing(Place("split", layout, rows, 0, -1), split_s)
+    if not record.num_moves:
+        yield Timing(Place("host", "any", rows, k + 1, -1), stage_s["host_s"] + stage_s["realign_s"])
+    elif variant.moved:
+        yield Timing(Place("host", "any", rows, k + 1, -1), stage_s["host_s"])
