@@ -1,9 +1,7 @@
-"""`bench`, `anatomy` and `calibrate`: time the methods against what a user would pick instead, and their stages."""
+"""`bench` and `anatomy`: time the methods against what a user would pick instead, and look into realignment."""
 
 import json
 import math
-import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +15,6 @@ from refimpl.commands.options import (
     JsonOption,
     MaxNewOption,
     PairOption,
-    PromptsOption,
     RandomOption,
     ReportOption,
     SeedOption,
@@ -31,7 +28,6 @@ from refimpl.commands.options import (
 from refimpl.errors import InputError
 
 app = typer.Typer()
-SIMULATOR_DATA = Path("simulator/data")
 EngineOption = Annotated[
     list[str] | None, typer.Option(help="NAME=VALUE, a further setting of the engine; may be repeated.")
 ]
@@ -210,28 +206,3 @@ def anatomy(
     print_anatomy_tables(report["rows"], report["scaling"], rates)
     if json_:
         print(json.dumps(report))
-
-
-@app.command(epilog="Example: [bold]python -m refimpl calibrate --pair tiny --device cpu --threads 1[/bold]")
-def calibrate(
-    pair: PairOption = "tiny",
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    prompts: PromptsOption = None,
-    passes: Annotated[int, typer.Option(min=2, help="Passes over the grid; between them the held-out runs.")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each held-out study, on prompts of their own.")] = 2,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the tensor library.")] = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    random_weights: RandomOption = False,
-    out: Annotated[Path, typer.Option(help="Data folder of the simulator.")] = SIMULATOR_DATA,
-) -> None:
-    """Measure what each stage of a round costs, with held-out runs in between, for the simulator."""
-    from refimpl.calibrate import calibrate as run
-
-    texts = prompts_from(prompts, "first", None)
-    models = load(pair, target, draft, device, dtype, random_weights)
-    command = f"python -m refimpl {' '.join(sys.argv[1:])}"
-    settings: dict[str, Any] = {"passes": passes, "repeats": repeats, "threads": threads, "seed": seed}
-    run(models, texts, out, pair_name=pair if target is None else Path(target).name, command=command, **settings)
