@@ -151,6 +151,9 @@ def main() -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
     except KeyboardInterrupt:
         print("interrupted: what is done stays", file=sys.stderr)
         return 130
