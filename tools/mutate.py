@@ -14,6 +14,7 @@ changes. A mutant is *killed* when a test fails, or takes far more processor tim
 """
 
 import argparse
+import gc
 import importlib.abc
 import importlib.util
 import json
@@ -54,6 +55,10 @@ NOT_LOADED = 99  # status of a child that tested the file on disk
 FIRST_STAGE = 15  # the quickest tests of a mutant, which are loaded alone
 TEST_LIMIT_S, SLOWER_THAN_HEALTHY = 30.0, 5.0  # processor time of a test that counts as endless
 MEMORY_BYTES = 8 << 30
+PYTEST = ["-q", "--assert=plain", "-o", "addopts="]  # quick to start; without other import hooks
+PYTEST += [
+    word for name in ("cacheprovider", "unraisableexception", "threadexception") for word in ("-p", f"no:{name}")
+]
 PRELOADED = ("torch", "transformers", "numpy", "scipy.stats", "hypothesis", "hypothesis.stateful", "pytest")
 
 
@@ -172,7 +177,7 @@ def preload() -> None:
     sys.modules["torch"].set_num_threads(1)
     from transformers import AutoModelForCausalLM, LlamaForCausalLM, OPTForCausalLM  # noqa: F401 (loads the code)
 
-    os.environ["HYPOTHESIS_PROFILE"] = "mutation"
+    os.environ |= {"HYPOTHESIS_PROFILE": "mutation", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     settings, phase = sys.modules["hypothesis"].settings, sys.modules["hypothesis"].Phase
     settings.register_profile(
         "mutation",
@@ -183,6 +188,7 @@ def preload() -> None:
         phases=[phase.explicit, phase.generate],  # a failure need not be made small
         suppress_health_check=list(sys.modules["hypothesis"].HealthCheck),
     )
+    gc.freeze()  # children need not look through what was imported
 
 
 def in_child(work: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
@@ -215,8 +221,7 @@ def run_pytest(arguments: list[str], plugin: object) -> int:
     os.chdir(ROOT)
     wrapper = pytest.hookimpl(hookwrapper=True)
     wrapper(type(plugin).pytest_runtest_protocol)
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
-    return int(pytest.main([*options, *arguments], plugins=[plugin]))
+    return int(pytest.main([*PYTEST, *arguments], plugins=[plugin]))
 
 
 def trace_tests(files: list[str]) -> list[Trace]:
