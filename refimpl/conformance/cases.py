@@ -30,19 +30,21 @@ class Row:
         k: drafts a round, at most.
         stop_at: offset among the generated tokens whose token is made a stop token; None: no stop token.
         agreements: by offset among the generated tokens, whether the draft agrees; True beyond the end. Rows that
-            begin with the same token share the script of the first of them.
+            begin with the same token share the script of the first of them. None: the draft has no script.
+        stop_tokens: stop tokens as they are, where `stop_at` is None.
     """
 
     prompt: tuple[int, ...]
     max_new_tokens: int = 8
     k: int = 3
     stop_at: int | None = None
-    agreements: tuple[bool, ...] = ()
+    agreements: tuple[bool, ...] | None = ()
+    stop_tokens: tuple[int, ...] = ()
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The greedy continuation's token at `stop_at`."""
-        return () if self.stop_at is None else (greedy_continuation(self.prompt, self.stop_at + 1)[-1],)
+        """The greedy continuation's token at `stop_at`, or `stop_tokens`."""
+        return self.stop_tokens if self.stop_at is None else (greedy_continuation(self.prompt, self.stop_at + 1)[-1],)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Case:
         """First token → agreement by position."""
         result: dict[int, tuple[bool, ...]] = {}
         for row in self.rows:
-            result.setdefault(row.prompt[0], ((True,) * len(row.prompt) + row.agreements)[: MAX_POSITIONS + 1])
+            result.setdefault(row.prompt[0], ((True,) * len(row.prompt) + (row.agreements or ()))[: MAX_POSITIONS + 1])
         return result
 
     @property
@@ -164,9 +166,9 @@ def _run_with_cancellations(case: Case, pair: Pair, config: DecodeConfig, limit:
     return Run([s.generated for s in engine.sequences], [s.stop_reason for s in engine.sequences], rounds)
 
 
-def oracle_outputs(case: Case) -> list[list[int]]:
-    """What autoregressive decoding generates for every row."""
-    result = generate(case.pair, case.requests, method="autoregressive", sampling=case.config().sampling)
+def oracle_outputs(case: Case, pair: Pair | None = None) -> list[list[int]]:
+    """What autoregressive decoding generates for every row; on the table pair unless another is given."""
+    result = generate(pair or case.pair, case.requests, method="autoregressive", sampling=case.config().sampling)
     return [s.token_ids for s in result.sequences]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from refimpl.config import LAYOUTS, SCHEDULERS
 from refimpl.conformance.cases import Case, Row, Run, expected_accepted, oracle_outputs, run_case
 from refimpl.conformance.story import tell
+from refimpl.model import Pair
 from refimpl.stats import acceptance_stats
 
 
@@ -22,9 +23,9 @@ def _require(holds: bool, name: str, reason: str, case: Case, run: Run, wanted: 
         raise PropertyFailure(name, reason, tell(case, run.rounds, run.outputs, wanted))
 
 
-def output_equals_oracle(case: Case, checks: str = "off") -> None:
+def output_equals_oracle(case: Case, checks: str = "off", pair: Pair | None = None) -> None:
     """Token for token what autoregressive decoding generates; a cancelled row has generated a prefix of it."""
-    run, wanted = run_case(case, checks=checks), oracle_outputs(case)
+    run, wanted = run_case(case, checks=checks, pair=pair), oracle_outputs(case, pair)
     cancelled = [reason == "cancelled" for reason in run.stop_reasons]
     wanted = [w[: len(o)] if c else w for w, o, c in zip(wanted, run.outputs, cancelled, strict=True)]
     _require(run.outputs == wanted, "output equals oracle", "the outputs differ", case, run, wanted)
