@@ -189,6 +189,8 @@ class DecodeConfig:
             layouts and `autoregressive`, which then give the same logits for the same `batch_size` and k.
         cuda_graphs: record a round's drafts and its verify pass once for each width of the context, and replay them.
             For `inplace` with checks ``"host"`` or ``"off"``; without CUDA the same work runs unrecorded.
+        kv_memory_gib: bound on the K/V of both models, working copies included; None for most of what is free. A run
+            that needs more is refused before it starts.
     """
 
     method: str = "inplace"
@@ -207,6 +209,7 @@ class DecodeConfig:
     compaction_threshold: float = 0.25
     shape_stable: bool = False
     cuda_graphs: bool = False
+    kv_memory_gib: float | None = None
 
     def __post_init__(self) -> None:
         method = resolve_method(self.method)
@@ -250,6 +253,10 @@ class DecodeConfig:
             not self.shape_stable or method.layout in ("inplace", None),
             f"shape-stable execution needs every token at a column of its own: {self.method} moves them; "
             "choose inplace, inplace+SCHEDULER or autoregressive",
+        )
+        _require(
+            self.kv_memory_gib is None or (_is_number(self.kv_memory_gib) and self.kv_memory_gib > 0),
+            f"kv_memory_gib must be a number above 0, not {self.kv_memory_gib!r}",
         )
         _require(
             not self.cuda_graphs or (method.layout == "inplace" and method.scheduler != "grouped"),

@@ -13,6 +13,7 @@ from refimpl.errors import InputError
 from refimpl.invariants import Checker
 from refimpl.kvstore import RowState, pool_columns
 from refimpl.layouts import LAYOUT_CLASSES, Layout, MaskedLayout
+from refimpl.memory import require_room
 from refimpl.model import CausalLM, Pair
 from refimpl.recorded import RecordedRounds
 from refimpl.rounds import RoundContext, run_round
@@ -53,6 +54,7 @@ class Engine:
         self._free_slots = list(range(min(self.scheduler.window_size, len(self.sequences))))[::-1]
         self.window = verify_window(self.sequences)
         self.timer = StageTimer(pair.device)
+        self._require_room()
         target = CachedModel(pair.target, self._make_layout(pair.target), "target")
         draft = CachedModel(pair.draft, self._make_layout(pair.draft), "draft")
         rule = make_rule(config, source)
@@ -106,14 +108,30 @@ class Engine:
             for left in self.scheduler.cancel(sequence):
                 self._release(left)
 
+    @property
+    def _pool_rows(self) -> int:
+        return max(len(self._free_slots), self.config.resolved_batch_size if self.config.shape_stable else 0)
+
+    @property
+    def _pool_columns(self) -> int:
+        return pool_columns(longest_row(self.sequences), self.window)
+
+    def _require_room(self) -> None:
+        """Refuse the run while nothing is allocated, if its K/V cannot fit."""
+        config, pair = self.config, self.pair
+        layout = LAYOUT_CLASSES[config.resolved_method.layout or ""]
+        rows = self._pool_rows + layout.working_copies * min(config.resolved_batch_size, self._pool_rows)
+        bytes_per_token = pair.target.kv_shape.bytes_per_token + pair.draft.kv_shape.bytes_per_token
+        require_room(rows, self._pool_columns, bytes_per_token, config.kv_memory_gib, pair.device)
+
     def _make_layout(self, model: CausalLM) -> Layout:
         config = self.config
         name = config.resolved_method.layout
         assert name is not None
         layout = LAYOUT_CLASSES[name](
             model.kv_shape,
-            max(len(self._free_slots), config.resolved_batch_size if config.shape_stable else 0),
-            pool_columns(longest_row(self.sequences), self.window),
+            self._pool_rows,
+            self._pool_columns,
             max_positions=model.max_positions,
             tagged=self.checker.covers("device"),
         )

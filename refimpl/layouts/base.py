@@ -34,6 +34,7 @@ class Layout(ABC):
     """
 
     commits_minimum = False  # whether every row commits the batch minimum (rollback)
+    working_copies = 0  # of the rows of a round that stand beside the pool while one is gathered from the other
     block_rows: int | None = None  # rows of every pool block, idle ones included; None for as many as it feeds
 
     def __init__(self, shape: KVShape, rows: int, columns: int, *, max_positions: int, tagged: bool = False):

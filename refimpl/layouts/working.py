@@ -19,6 +19,8 @@ class WorkingLayout(Layout):
     gathered from the pool. Committed K/V never change, so nothing is written back twice.
     """
 
+    working_copies = 2
+
     batch: KVStore
 
     def begin(self, rows: Seq[RowState], span: int) -> None:

@@ -1,0 +1,52 @@
+"""K/V memory: refused before anything is allocated, allocated once, never growing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from refimpl import InputError, generate
+from refimpl.config import make_config
+from refimpl.kvstore import KVStore
+from refimpl.memory import GIB, free_bytes
+
+PROMPTS = [[1, 2, 3]] * 6
+METHODS = ["inplace", "exspec", "masked+fifo", "rollback"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_that_cannot_fit_ends_before_it_allocates(llama, monkeypatch, method):
+    monkeypatch.setattr(KVStore, "empty", lambda *_, **__: pytest.fail("allocated"))
+    with pytest.raises(InputError, match=r"K/V of \d+ rows .* need .* GiB, but 1e-06 GiB may be used: lower"):
+        generate(llama, PROMPTS, method=method, batch_size=3, max_new_tokens=20, kv_memory_gib=1e-6)
+
+
+def test_what_is_free_is_the_default_bound(llama, monkeypatch):
+    monkeypatch.setattr("refimpl.memory.free_bytes", lambda device: 10_000)
+    with pytest.raises(InputError, match="may be used"):
+        generate(llama, PROMPTS, max_new_tokens=20)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bound_that_is_enough(llama, method):
+    settings = {"method": method, "batch_size": 3, "max_new_tokens": 20}
+    result = generate(llama, PROMPTS, kv_memory_gib=0.1, **settings)
+    assert 0 < result.stats.kv_bytes < 0.1 * GIB
+    assert (free_bytes(torch.device("cpu")) or GIB) > 0
+
+
+@pytest.mark.parametrize("bound", [0, -1, "much", True])
+def test_bounds_that_are_none(bound):
+    with pytest.raises(InputError, match="kv_memory_gib must be a number above 0"):
+        make_config(kv_memory_gib=bound)
+
+
+@pytest.mark.parametrize(("method", "rounds"), [("inplace", 10_000), ("exspec", 1000), ("masked+fifo", 1000)])
+def test_nothing_grows_however_many_rounds(method, rounds):
+    script = Path(__file__).with_name("many_rounds.py")
+    done = subprocess.run([sys.executable, script, method, str(rounds)], capture_output=True, text=True, check=True)
+    same_pools, growth = done.stdout.split()
+    assert same_pools == "True", "allocated once"
+    assert int(growth) <= 4096
