@@ -87,7 +87,7 @@ class RecordedRounds:
         self._index = torch.arange(rows, device=self._device)
         self._drafts = Proposal(torch.zeros(rows, k, dtype=torch.long, device=self._device))
         self._pool = torch.cuda.graph_pool_handle() if on_cuda else None
-        self._recordings: dict[tuple[str, int], Recording] = {}
+        self._recordings: dict[int, tuple[Recording | None, Recording]] = {}  # by width: drafts, verify
         self._slots: list[int] = []
         self._width = 0
 
@@ -109,24 +109,28 @@ class RecordedRounds:
         self._width = most if self._stable else context_width(columns, most)
         return self._k
 
+    def prepare(self) -> None:
+        """Record what the round needs and no round before it needed."""
+        if self._width not in self._recordings:
+            draft = Recording(self._propose, self._device, self._pool) if self._k else None
+            if draft:
+                self._drafts = draft()
+            self._recordings[self._width] = draft, Recording(self._decide, self._device, self._pool)
+
     def draft(self) -> None:
         """Propose k tokens a row."""
-        if self._k:
-            self._drafts = self._recording("draft", self._propose)()
+        recording, _ = self._recordings[self._width]
+        if recording:
+            self._drafts = recording()
 
     def verify(self) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
         """Run the target on the proposals and decide; in the order of the members."""
-        decision, logits = self._recording("verify", self._decide)()
+        _, recording = self._recordings[self._width]
+        decision, logits = recording()
         if self._slots == list(range(len(self._host))):
             return decision, logits
         slots = torch.tensor(self._slots, device=self._device)
         return decision.rows(slots), logits[slots]
-
-    def _recording(self, name: str, work: Callable[[], object]) -> Recording:
-        key = (name, self._width)
-        if key not in self._recordings:
-            self._recordings[key] = Recording(work, self._device, self._pool)
-        return self._recordings[key]
 
     @property
     def _seq_len(self) -> Int[Tensor, "rows 1"]:

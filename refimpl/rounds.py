@@ -68,6 +68,8 @@ def _replay(
         cached.layout.begin(cached.rows(members), span=0)
         context.checker.before_pass(members, cached.layout)
     k = recorded.load(members, limits)
+    with context.timer.stage("record"):
+        recorded.prepare()
     with context.timer.stage("draft"):
         recorded.draft()
     with context.timer.stage("verify"):

@@ -153,7 +153,7 @@ class RunStats:
         num_moves: fused gathers and write-backs of both layouts.
         kv_bytes: K/V pools of both models.
         wall_s: from the first prefill to the last token.
-        stage_s: seconds by stage: prefill, draft, verify, realign, host.
+        stage_s: seconds by stage: prefill, draft, verify, realign, record, host.
     """
 
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)

@@ -7,15 +7,16 @@ from typing import Literal
 
 import torch
 
-Stage = Literal["prefill", "draft", "verify", "realign"]
-STAGES: tuple[Stage, ...] = ("prefill", "draft", "verify", "realign")
+Stage = Literal["prefill", "draft", "verify", "realign", "record"]
+STAGES: tuple[Stage, ...] = ("prefill", "draft", "verify", "realign", "record")
 
 
 class StageTimer:
     """Adds up the time of each stage of the round in flight.
 
     `realign` is the time in which a layout moves K/V, gathers from or writes back to the pool. What a round takes
-    beyond the stages is host work: scheduling, checks, records.
+    beyond the stages is host work: scheduling, checks, bookkeeping. `record` is the time in which a round's work is
+    recorded for replays to come; it falls on the first round of each width.
     """
 
     def __init__(self, device: torch.device):
