@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -102,6 +102,7 @@ class MethodReport:
             "grouping_rate": self.stats.grouping_rate if self.stats else 0.0,
             "violations": list(self.violations),
             **({} if self.bitwise is None else {"bitwise": self.bitwise}),
+            "divergences": [asdict(d) for d in self.comparison.divergences] if self.comparison else [],
         }
 
 

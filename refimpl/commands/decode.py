@@ -43,6 +43,7 @@ from refimpl.commands.options import (
 )
 
 app = typer.Typer()
+MAX_DIVERGENCES = 5  # shown of each run; the report holds all
 
 
 @app.command(
@@ -234,6 +235,13 @@ def _print_verify_table(report: Any) -> None:
             "; ".join(row.violations) or "none",
         )
     console_for_tables().print(table)
+    for row in report.results:
+        for d in row.comparison.divergences[:MAX_DIVERGENCES] if row.comparison else ():
+            print(
+                f"{row.method} at batch {row.batch_size}: prompt {d.index} diverges at token {d.at}, "
+                f"expected {d.expected}, found {d.found}",
+                file=sys.stderr,
+            )
 
 
 @app.command(epilog="Example: [bold]python -m refimpl demo --limit 16 --max-new-tokens 32[/bold]")
