@@ -13,6 +13,7 @@ from simulator.records import EventLog, Request
 from simulator.replica import Replica
 from simulator.scenario import Scenario
 from simulator.streams import Purpose, Streams
+from simulator.traces import read_engine_trace
 from simulator.workload import RequestSource, arrival_times
 
 WIDTH_RESERVE = 96  # columns beyond the longest row that a layout may use, before masked holes
@@ -145,7 +146,7 @@ class Simulation:
     def _longest_output(self) -> int:
         workload, engine = self.scenario.workload, self.scenario.engine
         if workload.output_tokens.kind == "trace":
-            return max(self.source.lengths(index)[2] for index in range(4096))
+            return max(read_engine_trace(workload.output_tokens["path"]).budgets)
         return engine.max_new_tokens
 
     def _max_width(self) -> int:

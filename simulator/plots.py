@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from simulator.attribution import Attribution
 from simulator.errors import require
 from simulator.runner import Results, mean_interval
+from simulator.validation import Validation
 
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8c8c8c"
 SERIES = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
@@ -110,6 +111,33 @@ def pareto_front(cost: np.ndarray, gain: np.ndarray) -> np.ndarray:
     cheaper, better = cost[:, None] <= cost[None, :], gain[:, None] >= gain[None, :]
     strictly = (cost[:, None] < cost[None, :]) | (gain[:, None] > gain[None, :])
     return np.logical_not((cheaper & better & strictly).any(axis=0))
+
+
+def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptance: bool = True) -> Axes:
+    """Measured over simulated seconds of every held-out run, with the simulated 90 % band around 1.
+
+    Args:
+        validation: from `validate` or `read_validation`.
+        axes: where to draw.
+        acceptance: whether acceptance is fitted to other prompts, or replayed, so that only costs are foretold.
+    """
+    axes = axes or new_axes(6.0, 3.6)
+    table = validation.table.sort_values(["study", "measured_s"])
+    prefix, simulated = ("band", table["simulated_s"]) if acceptance else ("cost_band", None)
+    if simulated is None:
+        simulated = table["measured_s"] * (1 + table["cost_error"])
+    low, high = (table[f"{prefix}_{end}_s"] / simulated for end in ("low", "high"))
+    inside = table[f"in_{prefix}"].to_numpy(dtype=bool)
+    at, ratio = np.arange(len(table)), (table["measured_s"] / simulated).to_numpy()
+    axes.vlines(at, low, high, color=GREY, linewidth=3, alpha=0.5, label="simulated, 90 % of replications")
+    axes.scatter(at[inside], ratio[inside], s=12, color=BLUE, zorder=3, label="measured, inside")
+    axes.scatter(at[~inside], ratio[~inside], s=12, color=ORANGE, zorder=3, label="measured, outside")
+    axes.axhline(1, color="black", linewidth=0.8)
+    firsts = table["study"].ne(table["study"].shift()).to_numpy()
+    axes.set_xticks(at[firsts], table["study"][firsts], rotation=60, ha="right", fontsize=7)
+    axes.set_ylabel("makespan over its simulation")
+    axes.legend(frameon=False, fontsize=7)
+    return axes
 
 
 def save(axes: Axes, path: str, dpi: int = 150) -> None:

@@ -4,7 +4,7 @@ import gzip
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class EngineTrace:
         frame = first[["mode", "k", *STAGES, "round_s", "num_moves"]].first()
         return frame.assign(rows=first.size(), kept=first["kept"].sum(), accepted=first["accepted"].sum())
 
-    @property
+    @cached_property
     def budgets(self) -> list[int]:
         """Budget of every sequence, in tokens: the run's own, unless a row drafted less because less was left."""
         if each := self.header.get("max_new_tokens_each"):
@@ -65,7 +65,7 @@ class EngineTrace:
             budgets[sequence] = int(seq_len - self.header["prompt_lens"][sequence] + drafted + 1)
         return budgets
 
-    @property
+    @cached_property
     def output_lens(self) -> list[int]:
         """Generated tokens of every sequence, in order of input."""
         kept = self.rows.groupby("sequence")["kept"].sum()
@@ -73,7 +73,15 @@ class EngineTrace:
 
     def match_bits(self, sequence: int) -> np.ndarray:
         """What is known of the draft's proposals at each generated position: 1 right, 0 wrong, -1 never compared."""
-        mine = self.rows[self.rows["sequence"] == sequence]
+        return self._bits[sequence]
+
+    @cached_property
+    def _bits(self) -> list[np.ndarray]:
+        groups = dict(iter(self.rows.groupby("sequence")))
+        none = self.rows.iloc[:0]
+        return [self._bits_of(i, groups.get(i, none)) for i in range(self.header["num_sequences"])]
+
+    def _bits_of(self, sequence: int, mine: pd.DataFrame) -> np.ndarray:
         start = mine["seq_len"].to_numpy() - self.header["prompt_lens"][sequence]
         accepted, drafted = mine["accepted"].to_numpy(), mine["drafted"].to_numpy()
         bits = np.full(int((start + accepted + 1).max(initial=0)) + 1, -1, dtype=np.int8)

@@ -205,3 +205,19 @@ def summarize_errors(table: pd.DataFrame) -> pd.DataFrame:
 def write_table(validation: Validation, path: Path) -> None:
     """Write the table that `python -m simulator validate` prints, six significant digits."""
     validation.table.join(validation.stages.add_suffix("_stage_error")).to_csv(path, float_format="%.6g")
+
+
+def read_validation(name: str = "cpu/tiny") -> Validation:
+    """Read the shipped table of a calibration, ``device/pair``, as `write_table` has written it.
+
+    Raises:
+        InputError: there is none.
+    """
+    folder = VALIDATION / name
+    require((folder / "validation.csv").is_file(), f"{folder / 'validation.csv'}: no such file; run validate --write")
+    frame = pd.read_csv(folder / "validation.csv", index_col="run")
+    staged = [column for column in frame.columns if column.endswith("_stage_error")]
+    stages = frame[staged].rename(columns=lambda column: column.removesuffix("_stage_error"))
+    table = frame.drop(columns=staged)
+    parity = float(table["same_rows"].sum() / table["rows"].sum())
+    return Validation(table, stages, parity, read_meta(folder / "meta.json", META, SCHEMA))

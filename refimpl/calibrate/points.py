@@ -25,27 +25,32 @@ class Execution:
 
 
 class Points:
-    """Executions by place, interruptions left out.
+    """Executions by place, those of interrupted rounds left out.
+
+    A stage that took long counts, since runs have such stages too, unless its whole round was interrupted.
 
     Attributes:
         executions: place → its executions.
-        num_interrupted: executions left out.
+        num_interrupted: rounds left out.
     """
 
     def __init__(self, visits: list[Visit], reference: Reference):
+        of_kind: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
+        for timed in (timed for visit in visits for timed in visit.rounds):
+            of_kind[timed.kind].append(timed.seconds)
+        kept = {kind: set(uninterrupted(seconds)) for kind, seconds in of_kind.items()}
+        self.visits = [
+            replace(visit, rounds=tuple(timed for timed in visit.rounds if timed.seconds in kept[timed.kind]))
+            for visit in visits
+        ]
+        self.num_interrupted = sum(map(len, of_kind.values())) - sum(len(visit.rounds) for visit in self.visits)
         collected: dict[Place, list[Execution]] = defaultdict(list)
-        for visit in visits:
+        for visit in self.visits:
             speed = reference.mean_s / reference.near(visit.begun_s, visit.ended_s)
-            for timing in visit.timings:
+            for timing in (timing for timed in visit.rounds for timing in timed.timings):
                 execution = Execution(timing.seconds * speed, visit.pass_index, timing.growth_tokens)
                 collected[timing.place].append(execution)
-        self.executions: dict[Place, list[Execution]] = {}
-        self.num_interrupted = 0
-        for place, found in sorted(collected.items(), key=lambda item: _key(item[0])):
-            kept = set(uninterrupted(execution.seconds for execution in found))
-            self.executions[place] = [execution for execution in found if execution.seconds in kept]
-            self.num_interrupted += len(found) - len(self.executions[place])
-        self.visits = visits
+        self.executions = dict(sorted(collected.items(), key=lambda item: _key(item[0])))
 
     def lines(self) -> list[dict[str, Any]]:
         """One line per point, as points.csv holds it."""
@@ -90,11 +95,13 @@ class Points:
         """Relative standard deviation of a round's forward passes about the mean of its visit, pooled over visits."""
         squares, freedom = 0.0, 0
         for visit in self.visits:
-            for seconds in visit.rounds:
-                kept = uninterrupted(seconds)
-                mean = statistics.mean(kept)
-                squares += sum((value / mean - 1) ** 2 for value in kept)
-                freedom += len(kept) - 1
+            of_kind: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
+            for timed in visit.rounds:
+                of_kind[timed.kind].append(timed.forward_s)
+            for seconds in of_kind.values():
+                mean = statistics.mean(seconds)
+                squares += sum((value / mean - 1) ** 2 for value in seconds)
+                freedom += len(seconds) - 1
         return (squares / freedom) ** 0.5
 
     def _ratio(self, pass_index: int, component: str | None) -> float:

@@ -11,7 +11,7 @@ from refimpl.requests import Prompt, encode
 
 SHORTEST, LONGEST = 5, 300  # tokens, log-uniform between them
 MIN_PROMPTS = 32
-RANDOM_PROMPTS = 2000
+RANDOM_PROMPTS = 2600
 NEAR_END = 3  # every so many-th prompt leads up to a document's end
 
 

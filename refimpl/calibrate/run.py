@@ -46,8 +46,8 @@ class Plan:
 
     grids: tuple[Axes, ...]
     studies: Studies
-    passes: int = 4
-    repeats: int = 4
+    passes: int
+    repeats: int
     forced_probability: float | None = None
 
     @property
@@ -62,7 +62,7 @@ def default_plan(pair: Pair) -> Plan:
     forced = FORCED_PROBABILITY if pair.tokenizer is None else None
     if pair.device.type == "cuda":
         return Plan(grid.CUDA, studies.CUDA, passes=2, repeats=2, forced_probability=forced)
-    return Plan(grid.CPU, studies.CPU, forced_probability=forced)
+    return Plan(grid.CPU, studies.CPU, passes=5, repeats=6, forced_probability=forced)
 
 
 class Calibration:

@@ -34,7 +34,7 @@ class Studies:
 
 
 CPU = Studies(
-    StudySettings("acceptance", "inplace", 8, 6, 192, 48, 120),
+    StudySettings("acceptance", "inplace", 8, 6, 320, 48, 120),
     (
         StudySettings("probe-eqspec", "eqspec", 4, 3, 12, 40, 120),
         StudySettings("probe-exspec", "exspec", 4, 4, 14, 40, 80, window_size=12),
@@ -42,19 +42,19 @@ CPU = Studies(
         StudySettings("probe-inplace", "inplace", 4, 4, 14, 40, 120),
     ),
     (
-        StudySettings("eqspec-b3-k4", "eqspec", 3, 4, 20, 48, 120),
-        StudySettings("eqspec-b6-k5", "eqspec", 6, 5, 20, 40, 60),
-        StudySettings("exspec-b3-k5-w9", "exspec", 3, 5, 20, 48, 120, window_size=9),
-        StudySettings("exspec-b5-k2-w16", "exspec", 5, 2, 20, 40, 40, window_size=16),
-        StudySettings("exspec-b2-k4-w20", "exspec", 2, 4, 20, 32, 80, window_size=20, aging_bound=20),
+        StudySettings("eqspec-b3-k4", "eqspec", 3, 4, 24, 48, 120),
+        StudySettings("eqspec-b6-k5", "eqspec", 6, 5, 24, 40, 60),
+        StudySettings("exspec-b3-k5-w9", "exspec", 3, 5, 24, 48, 120, window_size=9),
+        StudySettings("exspec-b5-k2-w16", "exspec", 5, 2, 24, 40, 40, window_size=16),
+        StudySettings("exspec-b2-k4-w20", "exspec", 2, 4, 24, 32, 80, window_size=20, aging_bound=20),
         StudySettings("realigned-fifo-b6-k4", "realigned+fifo", 6, 4, 24, 40, 100),
-        StudySettings("masked-b3-k5", "masked", 3, 5, 20, 48, 100),
-        StudySettings("masked-fifo-b5-k4", "masked+fifo", 5, 4, 20, 48, 120),
-        StudySettings("rollback-b3-k2", "rollback", 3, 2, 18, 40, 100),
-        StudySettings("rollback-b6-k4", "rollback", 6, 4, 20, 32, 60),
-        StudySettings("inplace-b3-k5", "inplace", 3, 5, 20, 48, 120),
+        StudySettings("masked-b3-k5", "masked", 3, 5, 24, 48, 100),
+        StudySettings("masked-fifo-b5-k4", "masked+fifo", 5, 4, 24, 48, 120),
+        StudySettings("rollback-b3-k2", "rollback", 3, 2, 24, 40, 100),
+        StudySettings("rollback-b6-k4", "rollback", 6, 4, 24, 32, 60),
+        StudySettings("inplace-b3-k5", "inplace", 3, 5, 24, 48, 120),
         StudySettings("inplace-b6-k2", "inplace", 6, 2, 24, 48, 60),
-        StudySettings("inplace-grouped-b4-k5-w10", "inplace+grouped", 4, 5, 20, 48, 100, window_size=10),
+        StudySettings("inplace-grouped-b4-k5-w10", "inplace+grouped", 4, 5, 24, 48, 100, window_size=10),
         StudySettings("speculative-k5", "speculative", 1, 5, 10, 48, 100),
     ),
 )

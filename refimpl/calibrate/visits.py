@@ -48,21 +48,30 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
-    """What one visit brought.
+class TimedRound:
+    """A round, or a prefill alone.
 
     Attributes:
-        pass_index: in which pass.
-        begun_s, ended_s: on the clock of `time.perf_counter`.
-        timings: of every execution.
-        rounds: for each k, seconds of the forward passes of the timed rounds: their spread is the jitter of a round.
+        kind: variant, batch size, prompt length and k: rounds of a kind should take equally long.
+        seconds: all of it.
+        forward_s: its forward passes.
+        timings: its stages.
     """
+
+    kind: tuple[str, int, int, int]
+    seconds: float
+    forward_s: float
+    timings: tuple[Timing, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What one visit brought; `begun_s` and `ended_s` on the clock of `time.perf_counter`."""
 
     pass_index: int
     begun_s: float
     ended_s: float
-    timings: tuple[Timing, ...]
-    rounds: tuple[tuple[float, ...], ...]
+    rounds: tuple[TimedRound, ...]
 
 
 class Visitor:
@@ -105,47 +114,41 @@ class Visitor:
         """Run the cell's rounds, each k in its turn; the order of k rotates from pass to pass."""
         begun_s = time.perf_counter()
         self.reference.time()
-        if cell.variant is None:
-            return self._end(pass_index, begun_s, [self._time_prefill(cell)], [])
+        rounds = self._visit_rounds(cell, cell.variant, pass_index) if cell.variant else [self._time_prefill(cell)]
+        self.reference.time()
+        return Visit(pass_index, begun_s, time.perf_counter(), tuple(rounds))
+
+    def _visit_rounds(self, cell: Cell, variant: Variant, pass_index: int) -> list[TimedRound]:
         turn = pass_index % len(cell.drafts)
-        order = cell.drafts[turn:] + cell.drafts[:turn]
-        engine = self._engine(cell, cell.variant)
+        engine, rounds = self._engine(cell, variant), list[TimedRound]()
         write_backs = time_write_backs(engine)
-        timings, rounds = list[Timing](), list[tuple[float, ...]]()
-        for k in order:
+        for k in cell.drafts[turn:] + cell.drafts[:turn]:
             for sequence in engine.sequences:
                 sequence.num_speculative_tokens = k
-            found, forward = self._time_rounds(engine, write_backs, cell, k)
-            timings, rounds = timings + found, [*rounds, forward]
+            timed = [
+                self._time_round(engine, write_backs, cell, variant, k) for _ in range(self.warm_rounds + TIMED_ROUNDS)
+            ]
+            rounds += timed[self.warm_rounds :]
             self.reference.time_when_due()
-        return self._end(pass_index, begun_s, timings, rounds)
+        return rounds
 
-    def _end(self, pass_index: int, begun_s: float, timings: list[Timing], rounds: list[tuple[float, ...]]) -> Visit:
-        self.reference.time()
-        return Visit(pass_index, begun_s, time.perf_counter(), tuple(timings), tuple(rounds))
+    def _time_round(self, engine: Engine, write_backs: StageTimer, cell: Cell, variant: Variant, k: int) -> TimedRound:
+        grown = max(row.seq_len for row in engine.sequences) - cell.prompt_len
+        write_backs.take()
+        engine.timer.take()
+        record = engine.run_one_round()
+        found = round_timings(cell, variant, k, record, write_backs.take()["realign_s"])
+        timings = tuple(replace(timing, growth_tokens=grown) for timing in found)
+        stage_s = record.stage_s
+        kind = (variant.method, cell.batch_size, cell.prompt_len, k)
+        return TimedRound(kind, stage_s["round_s"], stage_s["draft_s"] + stage_s["verify_s"], timings)
 
-    def _time_prefill(self, cell: Cell) -> Timing:
+    def _time_prefill(self, cell: Cell) -> TimedRound:
         engine = self._engine(cell, VARIANTS[-2])
         engine.timer.take()
         seconds = engine.run_one_round().stage_s["prefill_s"]
-        return Timing(Place("prefill", "any", cell.batch_size, cell.prompt_len - 1, -1), seconds)
-
-    def _time_rounds(
-        self, engine: Engine, write_backs: StageTimer, cell: Cell, k: int
-    ) -> tuple[list[Timing], tuple[float, ...]]:
-        assert cell.variant is not None
-        timings, forward = list[Timing](), list[float]()
-        for index in range(self.warm_rounds + TIMED_ROUNDS):
-            grown = max(row.seq_len for row in engine.sequences) - cell.prompt_len
-            write_backs.take()
-            engine.timer.take()
-            record = engine.run_one_round()
-            split_s = write_backs.take()["realign_s"]
-            if index >= self.warm_rounds:
-                found = round_timings(cell, cell.variant, k, record, split_s)
-                timings += [replace(timing, growth_tokens=grown) for timing in found]
-                forward.append(record.stage_s["draft_s"] + record.stage_s["verify_s"])
-        return timings, tuple(forward)
+        place = Place("prefill", "any", cell.batch_size, cell.prompt_len - 1, -1)
+        return TimedRound(("prefill", cell.batch_size, cell.prompt_len, 0), seconds, seconds, (Timing(place, seconds),))
 
     def _budget(self, cell: Cell) -> int:
         return sum((self.warm_rounds + TIMED_ROUNDS) * (k + 1) for k in cell.drafts) + max(cell.drafts) + 2

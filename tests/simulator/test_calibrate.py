@@ -17,7 +17,7 @@ from refimpl.calibrate.runs import run_cv
 from refimpl.calibrate.studies import CPU as CPU_STUDIES
 from refimpl.calibrate.studies import CUDA as CUDA_STUDIES
 from refimpl.calibrate.studies import Studies, StudySettings
-from refimpl.calibrate.visits import Place, Timing, Visit
+from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit
 from refimpl.errors import InputError
 from refimpl.pairs.loading import random_pair
 from simulator.calibration import META_FIELDS, load_calibration
@@ -190,8 +190,10 @@ def test_held_out_studies_have_batch_sizes_or_k_that_were_not_measured():
 # --- what is made of the executions ------------------------------------------------------------------------------
 
 
-def visit(pass_index, seconds, place, jitter=(1.0, 1.0)):
-    return Visit(pass_index, 0.0, 1.0, tuple(Timing(place, s, 4) for s in seconds), (jitter,))
+def visit(pass_index, seconds, place):
+    kind = ("variant", place.batch_size, place.prompt_len, 0)
+    rounds = [TimedRound(kind, s, s, (Timing(place, s, 4),)) for s in seconds]
+    return Visit(pass_index, 0.0, 1.0, tuple(rounds))
 
 
 class SteadyReference:
@@ -214,13 +216,24 @@ def test_points_are_means_at_reference_speed_without_interruptions():
     assert (line["width_tokens"], line["repeats"], points.num_interrupted) == (14, 3, 1)
 
 
+def test_a_slow_stage_counts_unless_its_round_was_interrupted():
+    host = replace(VERIFY, component="host")
+    kind = ("variant", 2, 10, 3)
+    stages = [(1.0, 0.01), (1.0, 0.01), (1.0, 0.2), (9.0, 0.01)]
+    rounds = [TimedRound(kind, v + h, v, (Timing(VERIFY, v), Timing(host, h))) for v, h in stages]
+    points = Points([Visit(0, 0.0, 1.0, tuple(rounds))], SteadyReference())
+    means = {line["component"]: float(line["mean_s"]) for line in points.lines()}
+    assert means == {"host": pytest.approx(0.22 / 3), "verify": pytest.approx(1.0)}
+    assert points.num_interrupted == 1
+
+
 def test_drift_and_jitter_are_what_was_put_in():
     draft = replace(VERIFY, component="draft")
     visits = [visit(p, [s], place) for p, s in ((0, 0.9), (1, 1.1)) for place in (VERIFY, draft)]
     drift_cv, component_cv = Points(visits, SteadyReference()).drift()
     assert drift_cv == pytest.approx(0.2 / 2**0.5)
     assert component_cv == {"draft": 0, "verify": 0}
-    noisy = [visit(0, [1.0], VERIFY, jitter=(0.9, 1.1)), visit(1, [1.0], VERIFY, jitter=(1.8, 2.2))]
+    noisy = [visit(0, [0.9, 1.1], VERIFY), visit(1, [1.8, 2.2], VERIFY)]
     assert Points(noisy, SteadyReference()).round_cv() == pytest.approx(0.2 / 2**0.5)
 
 
