@@ -12,6 +12,7 @@ from rich.table import Table
 from refimpl.commands.options import (
     AcceptanceOption,
     ChecksOption,
+    CompileOption,
     DeviceOption,
     DraftOption,
     DraftTokensOption,
@@ -76,6 +77,7 @@ def generate(
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
     random_weights: RandomOption = False,
+    compile_: CompileOption = False,
     output: Annotated[Path | None, typer.Option(help="JSON lines, in input order. Default: stdout.")] = None,
     trace: Annotated[Path | None, typer.Option(help="NDJSON, one line per row per round.")] = None,
 ) -> None:
@@ -104,7 +106,7 @@ def generate(
     for path in filter(None, (output, trace)):
         check_writable(path)
     texts = prompts_from(prompts, turns.value, limit)
-    models = load(pair, target, draft, device, dtype, random_weights)
+    models = load(pair, target, draft, device, dtype, random_weights, compile_)
     with progress_bars() as bars:
         bar = partial(bars, method) if bars else None
         result = run(models, texts, max_prompt_tokens=max_prompt_tokens, progress=bar, **settings)
@@ -169,6 +171,7 @@ def verify(
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
     random_weights: RandomOption = False,
+    compile_: CompileOption = False,
     json_: JsonOption = False,
     output: ReportOption = None,
 ) -> None:
@@ -194,7 +197,7 @@ def verify(
     make_config(**settings)
     check_report(output)
     texts = prompts_from(prompts, turns.value, limit)
-    models = load(pair, target, draft, device, dtype, random_weights)
+    models = load(pair, target, draft, device, dtype, random_weights, compile_)
     with progress_bars() as bars:
         report = run(
             models,

@@ -8,6 +8,7 @@ import typer
 
 from refimpl.commands.bench_tables import bench_meta, print_anatomy_tables, print_bench_table, write_measured
 from refimpl.commands.options import (
+    CompileOption,
     DeviceOption,
     DraftOption,
     DraftTokensOption,
@@ -67,6 +68,7 @@ def bench(
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
     random_weights: RandomOption = False,
+    compile_: CompileOption = False,
     json_: JsonOption = False,
     output: ReportOption = None,
 ) -> None:
@@ -93,7 +95,7 @@ def bench(
         cuda_graphs=device.startswith("cuda") and checks in ("off", "host") if cuda_graphs is None else cuda_graphs,
         options=engine_options(engine_option),
     )
-    models = load(pair, target, draft, device, dtype, random_weights)
+    models = load(pair, target, draft, device, dtype, random_weights, compile_)
     count = limit or max(32, (prompts_per_row or 2) * max(sizes))
     ids = prompt_ids(models, prompts_from(None, "first", None), count, prompt_tokens, seed)
 

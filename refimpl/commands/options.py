@@ -41,17 +41,33 @@ SeedOption = Annotated[int, typer.Option(help="Key of the random numbers.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float64, float32, bfloat16, float16.")]
 RandomOption = Annotated[bool, typer.Option("--random-weights", help="The preset's architecture, no download.")]
+CompileOption = Annotated[bool, typer.Option("--compile", help="Fuse MLPs and norms with torch.compile.")]
 ReportOption = Annotated[Path | None, typer.Option("--output", help="Write the rows and their provenance as JSON.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON object as the last line.")]
 
 
-def load(pair: str, target: str | None, draft: str | None, device: str, dtype: str | None, random_weights: bool) -> Any:
+def load(
+    pair: str,
+    target: str | None,
+    draft: str | None,
+    device: str,
+    dtype: str | None,
+    random_weights: bool,
+    compile_modules: bool = False,
+) -> Any:
     """Load the pair that the options describe."""
     from refimpl.pairs import load_pair
 
     if (target is None) != (draft is None):
         raise InputError("--target and --draft go together")
-    return load_pair(target or pair, draft, device=device, dtype=dtype, random_weights=random_weights)
+    return load_pair(
+        target or pair,
+        draft,
+        device=device,
+        dtype=dtype,
+        random_weights=random_weights,
+        compile_modules=compile_modules,
+    )
 
 
 def prompts_from(path: Path | None, turns: str, limit: int | None) -> list:

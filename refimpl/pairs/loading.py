@@ -29,6 +29,7 @@ def load_pair(
     trust_remote_code: bool = False,
     stop_token_ids: list[int] | None = None,
     seed: int = 0,
+    compile_modules: bool = False,
 ) -> Pair:
     """Load a target and its draft.
 
@@ -41,6 +42,8 @@ def load_pair(
         trust_remote_code: let code that comes with a model run; off unless asked for.
         stop_token_ids: replaces the union of the generation config's and the tokenizer's end-of-sequence ids.
         seed: of the random weights.
+        compile_modules: fuse the elementwise work of MLPs and norms (`torch.compile`; needs a C++ compiler on a CPU).
+            Attention and the cache stay as they are. The first passes take long.
 
     Raises:
         InputError: unknown name, unreachable hub, missing device, incompatible vocabularies, unsupported model.
@@ -56,6 +59,9 @@ def load_pair(
         models = [_load_model(name, where, number_format, trust_remote_code) for name in names.paths]
         tokenizer = _load_tokenizer(names.paths[0], trust_remote_code)
         stops = set(_eos_ids(models[0].generation_config, tokenizer))
+    if compile_modules:
+        for model in models:
+            compile_elementwise(model)
     return make_pair(
         models[0],
         models[1],
@@ -63,6 +69,17 @@ def load_pair(
         stop_token_ids=stops if stop_token_ids is None else stop_token_ids,
         name=str(target) if draft is None else f"{target} + {draft}",
     )
+
+
+def compile_elementwise(model: PreTrainedModel) -> int:
+    """Let `torch.compile` fuse every MLP, and every norm outside of one; returns how many modules that are.
+
+    They hold no state and see no cache, so one compilation serves all layers and any number of rows.
+    """
+    modules = [m for m in model.modules() if type(m).__name__.endswith(("MLP", "RMSNorm", "LayerNorm"))]
+    for module in modules:
+        module.compile(dynamic=True)
+    return len(modules)
 
 
 def make_pair(

@@ -6,7 +6,7 @@ import transformers
 
 from refimpl import InputError, generate, load_pair
 from refimpl.pairs import PRESETS, make_pair
-from refimpl.pairs.loading import TINY, random_pair, shared_vocab_size
+from refimpl.pairs.loading import TINY, compile_elementwise, random_pair, shared_vocab_size
 
 
 @pytest.fixture
@@ -109,3 +109,13 @@ def test_random_pairs_are_reproducible():
     assert generate(random_pair("llama"), [[1, 2]]).sequences[0].token_ids == (
         generate(random_pair("llama"), [[1, 2]]).sequences[0].token_ids
     )
+
+
+def test_what_torch_compile_is_given(saved, monkeypatch):
+    """One MLP and two norms a layer, and the last norm; nothing that sees the cache."""
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **settings: compiled.append((self, settings)))
+    model = transformers.LlamaForCausalLM.from_pretrained(saved / "target")
+    assert compile_elementwise(model) == len(compiled) == 4
+    assert all(settings == {"dynamic": True} for _, settings in compiled)
+    assert not any("Attention" in type(child).__name__ for module, _ in compiled for child in module.modules())
