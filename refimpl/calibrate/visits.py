@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
-import torch
-
 from refimpl.calibrate.grid import VARIANTS, Cell, Variant
 from refimpl.calibrate.reference import Reference
 from refimpl.config import make_config
 from refimpl.engine import Engine
+from refimpl.errors import InputError
 from refimpl.layouts.working import WorkingLayout
+from refimpl.memory import require_room
 from refimpl.model import Pair
 from refimpl.requests import prepare
 from refimpl.timing import StageTimer
@@ -21,7 +21,6 @@ from refimpl.trace import RoundRecord
 
 TIMED_ROUNDS = 5
 SLACK_TOKENS = 64  # columns beside a visit's own, as much as the layouts keep free
-MEMORY_SHARE = 0.8  # of what is free on the device may go to K/V
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +106,12 @@ class Visitor:
         if self.pair.device.type != "cuda":
             return True
         per_token = sum(model.kv_shape.bytes_per_token for model in (self.pair.target, self.pair.draft))
-        stores = cell.num_sequences + 2.5 * cell.batch_size  # the pool; the old batch and the new, which has slack
-        return stores * longest * per_token < MEMORY_SHARE * torch.cuda.mem_get_info(self.pair.device)[0]
+        rows = cell.num_sequences + 3 * cell.batch_size  # the pool; the old batch and the new, which has slack
+        try:
+            require_room(rows, longest, per_token, None, self.pair.device)
+        except InputError:
+            return False
+        return True
 
     def visit(self, cell: Cell, pass_index: int) -> Visit:
         """Run the cell's rounds, each k in its turn; the order of k rotates from pass to pass."""
