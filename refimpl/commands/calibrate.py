@@ -31,7 +31,9 @@ def calibrate(
         Path | None, typer.Option(help="Prompt file. Default: pieces of the standard library; random ids for noise.")
     ] = None,
     passes: Annotated[int | None, typer.Option(min=2, help="Passes over the grid. Default: 5; 2 on a GPU.")] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Runs of each held-out study. Default: 6; 2 on a GPU.")] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each held-out study. Default: 6; 2 on a GPU.")
+    ] = None,
     minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop then, with what has been measured.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the tensor library.")] = None,
     seed: SeedOption = 0,
