@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from refimpl.config import LAYOUTS, SCHEDULERS
 from refimpl.conformance.cases import Case, Row, Run, expected_accepted, oracle_outputs, run_case
@@ -16,6 +17,15 @@ class PropertyFailure(AssertionError):  # noqa: N818 (pytest shows it as a faile
     def __init__(self, name: str, reason: str, story: str):
         self.name, self.reason, self.story = name, reason, story
         super().__init__(f"{name}: {reason}\n{story}")
+
+
+def failure_of(check: Callable[..., None], *arguments: Any, **options: Any) -> PropertyFailure | None:
+    """Run a check; return how it failed, None if it holds. A broken invariant is raised."""
+    try:
+        check(*arguments, **options)
+    except PropertyFailure as failure:
+        return failure
+    return None
 
 
 def _require(holds: bool, name: str, reason: str, case: Case, run: Run, wanted: list[list[int]] | None = None) -> None:

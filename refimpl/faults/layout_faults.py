@@ -198,7 +198,7 @@ def slot_reused_without_reset(original: Any) -> Any:
     return end_prefill
 
 
-@fault(WorkingLayout, "has_members", "output", "INV-3", layouts=MOVING, schedulers=("fifo", "grouped"))
+@fault(WorkingLayout, "has_members", "output", "INV-3", layouts=PADDED, schedulers=("fifo", "grouped"))
 def batch_kept_for_other_members(original: Any) -> Any:
     """A batch of the same size is taken for the same batch, and the rows read each other's entries."""
     return lambda self, rows: len(rows) == len(self.rows)

@@ -7,8 +7,8 @@ import torch
 
 from refimpl import acceptance, generation, kernels, rounds
 from refimpl.acceptance import Decision, RejectionRule
-from refimpl.faults.base import fault
 from refimpl.cached import CachedModel
+from refimpl.faults.base import fault
 from refimpl.sampling import Purpose, RandomSource, probabilities
 from refimpl.sequence import Sequence
 

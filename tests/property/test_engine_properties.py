@@ -5,8 +5,13 @@ from hypothesis import given, settings
 
 from refimpl.config import LAYOUTS
 from refimpl.conformance import properties
-from refimpl.conformance.cases import Case, Row
+from refimpl.conformance.cases import Case, Row, oracle_outputs, run_case
+from refimpl.conformance.properties import PropertyFailure, failure_of
 from refimpl.conformance.strategies import cases
+from refimpl.conformance.table_model import MAX_POSITIONS, VOCAB_SIZE
+from refimpl.errors import InvariantViolation
+from refimpl.faults import FAULTS, Fault
+from refimpl.faults.detection import example
 
 SLOW = {"schedule_does_not_matter": 6}  # runs a case in all combinations of layout and scheduler
 
@@ -15,7 +20,8 @@ SLOW = {"schedule_does_not_matter": 6}  # runs a case in all combinations of lay
 def test_property_holds(name: str) -> None:
     @given(case=cases())
     def holds(case: Case) -> None:
-        properties.PROPERTIES[name](case)
+        failure = failure_of(properties.PROPERTIES[name], case)
+        assert failure is None, failure
 
     holds()
 
@@ -23,22 +29,61 @@ def test_property_holds(name: str) -> None:
 @settings(max_examples=max(6, settings().max_examples // 4))
 @given(case=cases(max_prompts=4))
 def test_schedule_does_not_matter(case: Case) -> None:
-    properties.schedule_does_not_matter(case)
+    failure = failure_of(properties.schedule_does_not_matter, case)
+    assert failure is None, failure
 
 
 @given(case=cases(sampled=True))
 def test_sampled_output_equals_the_oracles_sample(case: Case) -> None:
-    properties.output_equals_oracle(case)
-    properties.order_does_not_matter(case)
+    for check in (properties.output_equals_oracle, properties.order_does_not_matter):
+        failure = failure_of(check, case)
+        assert failure is None, failure
 
 
 @given(case=cases(cancellations=True))
 def test_cancellation_changes_no_other_row(case: Case) -> None:
-    properties.output_equals_oracle(case, checks="oracle")
+    failure = failure_of(properties.output_equals_oracle, case, checks="oracle")
+    assert failure is None, failure
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("agreements", [(), (False,) * 90, (True, False) * 45], ids=["all", "none", "alternating"])
 def test_long_rows_outgrow_the_columns_kept_free(layout: str, agreements: tuple[bool, ...]) -> None:
     rows = (Row((3, 1), 90, 4, None, agreements), Row((5, 2, 2), 90, 4, None, agreements))
-    properties.output_equals_oracle(Case(rows, layout, "static", compaction_threshold=1.0), checks="device")
+    case = Case(rows, layout, "static", compaction_threshold=1.0)
+    assert run_case(case, checks="device").outputs == oracle_outputs(case)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("checks", ["off", "device"])
+def test_rows_may_fill_the_models_context(layout: str, checks: str) -> None:
+    """In its last rounds the long row has fewer drafts left than its neighbour, and no positions for the others."""
+    prompt = tuple(token % VOCAB_SIZE for token in range(3, MAX_POSITIONS - 6 + 3))
+    rows = (Row(prompt, 6, 5, None, (False,) * 6), Row((5, 2), 30, 5, None, (True, True, False) * 10))
+    case = Case(rows, layout, "static")
+    assert run_case(case, checks=checks).outputs == oracle_outputs(case)
+
+
+CAN_FAIL = {  # property → a fault that must break it
+    "output_equals_oracle": "dsd-next-token-from-draft",
+    "schedule_does_not_matter": "mask-one-too-wide",
+    "order_does_not_matter": "outputs-in-sorted-order",
+    "rows_are_independent": "pads-visible",
+    "larger_budget_extends": "rejected-entry-left-visible",
+    "invariants_hold": "draft-cache-not-rolled-back",
+    "acceptance_follows_script": "one-accepted-too-many",
+    "statistics_add_up": "outputs-in-sorted-order",
+    "stop_and_budget_are_exact": "budget-one-too-small",
+}
+
+
+def break_property(name: str, fault: Fault) -> None:
+    with fault.injected():
+        for number in range(1, 40):
+            properties.PROPERTIES[name](example(fault, number))
+
+
+@pytest.mark.parametrize("name", properties.PROPERTIES)
+def test_property_can_fail(name: str) -> None:
+    with pytest.raises((PropertyFailure, InvariantViolation)):
+        break_property(name, FAULTS[CAN_FAIL[name]])

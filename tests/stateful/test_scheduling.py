@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from refimpl.errors import InvariantViolation
+from refimpl.faults import FAULTS
 from refimpl.scheduling import RoundPlan, Scheduler, SchedulingOptions, make_scheduler
 
 
@@ -169,9 +172,34 @@ class Machine(RuleBasedStateMachine):
         assert self.scheduler.done, "everything submitted leaves in the end"
 
 
+def disagreement(kind: str, examples: int, **options: Any) -> Exception | None:
+    """Search for a sequence of steps after which scheduler and lists disagree; return what the first one raises."""
+    machine = type(f"{kind.title()}Machine", (Machine,), {"kind": kind})
+    machine.TestCase.settings = settings(settings(), max_examples=examples, stateful_step_count=30, **options)
+    try:
+        machine.TestCase().runTest()
+    except (AssertionError, InvariantViolation, ValueError, KeyError) as error:
+        return error
+    return None
+
+
 @pytest.mark.parametrize("kind", ["static", "fifo", "grouped"])
 def test_scheduler_against_plain_lists(kind: str) -> None:
-    machine = type(f"{kind.title()}Machine", (Machine,), {"kind": kind})
-    run = settings(settings(), max_examples=6 * settings().max_examples, stateful_step_count=30)
-    machine.TestCase.settings = run
-    machine.TestCase().runTest()
+    found = disagreement(kind, 6 * settings().max_examples)
+    assert found is None, found
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("fifo", "sequence-lost-on-refill"),
+        ("fifo", "sequence-runs-twice"),
+        ("grouped", "no-aging"),
+        ("grouped", "group-of-unequal-lengths"),
+        ("grouped", "padded-length-as-group-key"),
+        ("grouped", "cache-state-not-in-group-key"),
+    ],
+)
+def test_the_lists_disagree_with_a_broken_scheduler(kind: str, fault: str) -> None:
+    with FAULTS[fault].injected():
+        assert disagreement(kind, 300, phases=[Phase.generate], report_multiple_bugs=False) is not None

@@ -1,0 +1,79 @@
+"""The page on mutation testing is that of its data, each survivor has a reason, and the driver changes what it says."""
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+import mutants
+import mutation_report
+
+needs_data = pytest.mark.skipif(not mutation_report.DATA.exists(), reason="not measured yet")
+
+
+@needs_data
+def test_the_page_is_that_of_the_data():
+    data = json.loads(mutation_report.DATA.read_text())
+    assert mutation_report.PAGE.read_text() == mutation_report.as_markdown(data, mutation_report.read_reasons())
+
+
+@needs_data
+def test_every_survivor_has_a_reason_and_nothing_else_has():
+    data, reasons = json.loads(mutation_report.DATA.read_text()), mutation_report.read_reasons()
+    assert {row["mutant"] for row in mutation_report.survivors(data)} == set(reasons)
+    assert all(reason["kind"] in mutation_report.KINDS and reason["reason"] for reason in reasons.values())
+
+
+@needs_data
+def test_nine_of_ten_mutants_are_killed():
+    assert mutation_report.share_killed(json.loads(mutation_report.DATA.read_text())) >= 0.9
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+
+    def make(text: str) -> list[mutants.Mutant]:
+        (tmp_path / "code.py").write_text(text)
+        return list(mutants.mutants_of("code.py"))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "wanted"),
+    [
+        ("x = a < b", "Lt → LtE", "x = a <= b"),
+        ("x = a + 1", "1 → 2", "x = a + 2"),
+        ("x = not a", "Not dropped", "x = not not a"),
+        ("x = True", "True → False", "x = False"),
+        ("x = min(a, b)", "min → max", "x = max(a, b)"),
+        ("x = a if b else c", "condition negated", "x = a if not b else c"),
+        ("f(a)", "call dropped", "None"),
+    ],
+)
+def test_a_mutant_changes_one_place(made, text, change, wanted):
+    sources = {mutant.change: mutant.source for mutant in made(text)}
+    assert ast.dump(ast.parse(sources[change])) == ast.dump(ast.parse(wanted))
+
+
+def test_annotations_decorators_and_errors_stay(made):
+    text = "@dataclass(frozen=True)\nclass A:\n    x: Literal[1]\n    def f(self) -> Literal[2]:\n        raise E(3)\n"
+    assert made(text) == []
+
+
+def test_a_mutant_knows_the_lines_that_execute_it(made):
+    text = "def f(a, b=1):\n    if (\n        a > 2\n    ):\n        return 3\n    return lambda: 4\n"
+    found = {mutant.change: (mutant.lines, mutant.at_import) for mutant in made(text)}
+    assert found["1 → 2"] == ((1, 1), True)
+    assert found["Gt → GtE"] == found["2 → 3"] == ((2, 4), False)
+    assert found["3 → 4"] == ((5, 5), False)
+    assert found["4 → 5"] == ((6, 6), False)
+
+
+def test_equal_changes_on_one_line_have_names_of_their_own(made):
+    assert [mutant.key for mutant in made("x = 1, 1")] == ["code.py:1 1 → 2 #1", "code.py:1 1 → 2 #2"]
