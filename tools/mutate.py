@@ -52,6 +52,7 @@ TESTS = [
 ]  # below tests/
 LOG = ROOT / ".work" / "mutation.jsonl"
 NOT_LOADED = 99  # status of a child that tested the file on disk
+NO_TESTS = 5  # pytest's status when it finds none
 FIRST_STAGE = 15  # the quickest tests of a mutant, which are loaded alone
 TEST_LIMIT_S, SLOWER_THAN_HEALTHY = 30.0, 5.0  # processor time of a test that counts as endless
 MEMORY_BYTES = 8 << 30
@@ -126,13 +127,18 @@ class Ordered:
         self.limits, self.failed = limits, ""
         self.rank = {test: i for i, test in enumerate(limits)}
 
+    @property
+    def files(self) -> list[str]:
+        """Files that hold the tests."""
+        return list(dict.fromkeys(test.partition("::")[0] for test in self.limits))
+
     def pytest_collection_modifyitems(self, items: list) -> None:
-        """Sort."""
-        items.sort(key=lambda item: self.rank.get(item.nodeid, 0))
+        """Select and sort; a mutant may have taken away the parameters of some."""
+        items[:] = sorted((i for i in items if i.nodeid in self.rank), key=lambda item: self.rank[item.nodeid])
 
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
         """Start the alarm, which ends the process."""
-        signal.setitimer(signal.ITIMER_PROF, self.limits.get(item.nodeid, TEST_LIMIT_S))
+        signal.setitimer(signal.ITIMER_PROF, self.limits[item.nodeid])
         yield
         signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -261,17 +267,23 @@ def judge(mutant: Mutant, traces: list[Trace], commit: str) -> Outcome:
 
     def work() -> tuple[int, Any]:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-        finder, plugin = MutantFinder(mutant), Ordered(limits)
+        finder = MutantFinder(mutant)
         sys.meta_path.insert(0, finder)
-        names = list(limits)
-        for stage in (names[:FIRST_STAGE], names[FIRST_STAGE:]):
-            status = run_pytest(["-x", *stage], plugin) if stage else 0
-            if status:
-                break
-        return (status if finder.loaded() or status else NOT_LOADED), plugin.failed
+        os.chdir(ROOT)
+        try:
+            importlib.import_module(finder.module)
+        except Exception:
+            return 1, "import"
+        ranked = list(limits.items())
+        for stage in filter(None, (ranked[:FIRST_STAGE], ranked[FIRST_STAGE:])):
+            plugin = Ordered(dict(stage))
+            status = run_pytest(["-x", *plugin.files], plugin)
+            if status not in (0, NO_TESTS):
+                return status, plugin.failed
+        return (0 if finder.loaded() else NOT_LOADED), ""
 
     status, failed = in_child(work) if limits else (0, "")
-    if status == NOT_LOADED or (status > 1 and not failed):
+    if status == NOT_LOADED or (status > 0 and not failed):
         raise SystemExit(f"the tests did not run on the mutant {mutant.key}: status {status}")
     fate = "timeout" if status == -signal.SIGPROF else "killed" if status else "survived" if limits else "not run"
     seconds = round(time.perf_counter() - begun, 1)
@@ -314,7 +326,7 @@ def main() -> None:
     if arguments.report:
         from mutation_report import write_report
 
-        write_report(mutants, judged)
+        write_report(mutants, judged, origin(), arguments.seed)
         return
     survived = [m for m in mutants if m.key in judged and judged[m.key].fate in ("survived", "not run")]
     pending = survived if arguments.again else [m for m in mutants if m.key not in judged]
@@ -349,11 +361,18 @@ def remembered_traces(path: Path) -> list[Trace]:
 
 def current_commit() -> str:
     """Commit of the checkout, as all measured files name it."""
+    return origin()["commit"]
+
+
+def origin() -> dict[str, Any]:
+    """Provenance, as all measured files have it."""
 
     def work() -> tuple[int, Any]:
-        from refimpl.provenance import commit
+        import torch
 
-        return 0, commit()
+        from refimpl.provenance import provenance
+
+        return 0, provenance(torch.device("cpu")) | {"command": "python tools/mutate.py --chunk 40"}
 
     return in_child(work)[1]
 

@@ -1,0 +1,129 @@
+"""Results of mutation testing: data for machines, a page for readers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "docs" / "results" / "mutation.json"
+PAGE = ROOT / "docs" / "mutation.md"
+REASONS = ROOT / "tools" / "survivors.json"  # written by hand: mutant → kind and reason
+SCHEMA = "raggedspec.mutation/1"
+KINDS = {
+    "equivalent": "no input can tell it from the original",
+    "cost": "the output is the same, only time or memory differ",
+    "gap": "a test could tell it, and none does",
+}
+KILLED = ("killed", "timeout")
+
+
+def write_report(mutants: list[Any], judged: dict[str, Any], meta: dict[str, Any], seed: int) -> None:
+    """Write data and page.
+
+    Args:
+        mutants: all that there are.
+        judged: outcomes by key.
+        meta: provenance.
+        seed: of the order in which mutants were judged.
+    """
+    data = {"schema": SCHEMA, "meta": meta, "seed": seed, **results(mutants, judged)}
+    rows = data.pop("outcomes")
+    head = json.dumps(data, indent=1, ensure_ascii=False)
+    body = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in rows)
+    DATA.write_text(f'{head[:-2]},\n "outcomes": [\n{body}\n ]\n}}\n')
+    PAGE.write_text(as_markdown(json.loads(DATA.read_text()), read_reasons()))
+
+
+def results(mutants: list[Any], judged: dict[str, Any]) -> dict[str, Any]:
+    """Counts by file, and one entry a judged mutant; a survivor's shows its line."""
+    counts: dict[str, int] = {}
+    outcomes = []
+    for mutant in sorted(mutants, key=lambda m: (m.file, m.line, m.change, m.number)):
+        counts[mutant.file] = counts.get(mutant.file, 0) + 1
+        if mutant.key not in judged:
+            continue
+        outcome = judged[mutant.key]
+        row = {"mutant": mutant.key, "fate": outcome.fate, "by": outcome.by, "commit": outcome.commit}
+        if outcome.fate not in KILLED:
+            row["code"] = (ROOT / mutant.file).read_text().splitlines()[mutant.line - 1].strip()
+        outcomes.append(row)
+    return {"mutants": counts, "outcomes": outcomes}
+
+
+def read_reasons() -> dict[str, dict[str, str]]:
+    """Why each survivor survives."""
+    return json.loads(REASONS.read_text()) if REASONS.exists() else {}
+
+
+def survivors(data: dict[str, Any]) -> list[dict[str, str]]:
+    """Outcomes of the mutants that no test noticed."""
+    return [row for row in data["outcomes"] if row["fate"] not in KILLED]
+
+
+def share_killed(data: dict[str, Any]) -> float:
+    """Killed among the judged; equivalent mutants count as survivors here."""
+    return 1 - len(survivors(data)) / len(data["outcomes"])
+
+
+def as_markdown(data: dict[str, Any], reasons: dict[str, dict[str, str]]) -> str:
+    """The page."""
+    rows, left = data["outcomes"], survivors(data)
+    equivalent = sum(reasons.get(row["mutant"], {}).get("kind") == "equivalent" for row in left)
+    killed = len(rows) - len(left)
+    lines = [
+        "# Mutation testing",
+        "",
+        "Written by `python tools/mutate.py --report` from `docs/results/mutation.json`; the reasons are those of",
+        "`tools/survivors.json`. A mutant is a file with one operator, constant, condition or call changed",
+        "(`tools/mutants.py` lists the changes; annotations, decorators and the wording of errors are left alone). It",
+        "is killed when one of the quick tests that execute the changed statement fails (`TESTS` in `tools/mutate.py`:",
+        "unit tests of kernels and forced acceptance; stateful, property, statistical, sampling tests; 25 examples a",
+        "property), or takes far more processor time than it should. The slower tests and the proofs are not asked.",
+        "",
+        f"**{killed} of {len(rows)} judged mutants are killed ({_percent(killed, len(rows))})**, out of "
+        f"{sum(data['mutants'].values())} that there are. {equivalent} of the {len(left)} survivors are equivalent to "
+        f"the original; without them the share is {_percent(killed, len(rows) - equivalent)}.",
+        "",
+        "| file | mutants | judged | killed | survived | share |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        *(_file_row(file, number, rows) for file, number in data["mutants"].items()),
+        "",
+        "## Survivors",
+        "",
+        "| mutant | change | line | kind | why no test fails |",
+        "| --- | --- | --- | --- | --- |",
+        *(_survivor_row(row, reasons.get(row["mutant"], {})) for row in left),
+        "",
+        "; ".join(f"*{kind}*: {meaning}" for kind, meaning in KINDS.items()) + ".",
+        "",
+        _origin(data),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _file_row(file: str, number: int, rows: list[dict[str, str]]) -> str:
+    mine = [row for row in rows if row["mutant"].startswith(f"{file}:")]
+    killed = sum(row["fate"] in KILLED for row in mine)
+    share = _percent(killed, len(mine)) if mine else "–"
+    return f"| `{file}` | {number} | {len(mine)} | {killed} | {len(mine) - killed} | {share} |"
+
+
+def _survivor_row(row: dict[str, str], reason: dict[str, str]) -> str:
+    place, _, change = row["mutant"].partition(" ")
+    change = change.removesuffix(" #1")
+    code = row["code"].replace("|", "\\|")
+    return f"| `{place}` | {change} | `{code}` | {reason.get('kind', '')} | {reason.get('reason', '')} |"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %"
+
+
+def _origin(data: dict[str, Any]) -> str:
+    meta = data["meta"]
+    libraries = ", ".join(f"{name} {version}" for name, version in meta["libraries"].items())
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in data["outcomes"]))
+    return (
+        f"`{meta['command']}`, seed {data['seed']} · {meta['device']} · {libraries} · judged at commit {commits} · "
+        f"{meta['utc_time']}"
+    )
