@@ -16,7 +16,6 @@ _HOMES = {
     "sweep": "sweeps",
     "attribute": "attribution",
     "validate": "validation",
-    "read_validation": "validation",
     "build_sweep": "sweeps",
     "export_trace": "trace_export",
     "InputError": "errors",

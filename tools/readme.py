@@ -23,6 +23,7 @@ from readme_measured import (
 )
 
 from refimpl.demo import DEMO_HEADINGS, demo_cells
+from simulator.validation import read_validation
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -98,6 +99,33 @@ def gpu(data: dict[str, Any]) -> str:
     return markdown_table(*pieces_table(data))
 
 
+VALIDATION_METRICS = {
+    "scheduler_error": "scheduler: seconds of a replay's decisions",
+    "cost_error": "cost: the run's own acceptance, replayed",
+    "acceptance_error": "acceptance: drawn from the fit instead",
+    "makespan_error": "makespan, all together",
+    "tokens_per_s_error": "tokens/s, all together",
+    "study_tokens_per_s_error": "tokens/s, mean of a study's runs",
+}
+
+
+def simulator(name: str) -> str:
+    """Errors of the simulator against held-out runs of the engine; `name` is ``device/pair``."""
+    found = read_validation(name)
+    rows = [[label, *_error_cells(found.summary.loc[metric])] for metric, label in VALIDATION_METRICS.items()]
+    parity, coverage, meta = f"{100 * found.parity:.0f} %", f"{100 * found.coverage:.1f} %", found.meta
+    return (
+        markdown_table(["error", "mean size", "mean", "worst", "of"], rows)
+        + f"\nDecisions agree in {parity} of row-rounds; 90 % bands hold {coverage} of runs.\n"
+        + f"\n`{meta['command']}` · {meta['device']}, {meta['threads']} torch threads · commit {meta['commit']}\n"
+    )
+
+
+def _error_cells(errors: Any) -> list[str]:
+    sizes = [f"{100 * errors['mean_absolute']:.1f} %", f"{100 * errors['mean_signed']:+.1f} %"]
+    return [*sizes, f"{100 * errors['worst']:+.0f} %", f"{errors['count']:.0f}"]
+
+
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "demo": demo,
     "verify": verify,
@@ -114,7 +142,9 @@ def render(text: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         path = RESULTS / f"{match['name']}.json"
-        kind = match["name"].partition("-")[0]
+        kind, _, rest = match["name"].partition("-")
+        if kind == "simulator":
+            return f"{match[1]}\n{simulator(rest.replace('-', '/'))}\n{match[3]}"
         body = RENDERERS[kind](json.loads(path.read_text())) if path.exists() else "Not measured yet.\n"
         return f"{match[1]}\n{body}\n{match[3]}"
 

@@ -62,7 +62,7 @@ def make_meta(
         "commit": commit(),
         "command": command,
         "device": device_name(pair.device),
-        "driver": torch.version.cuda or platform.platform(terse=True),
+        "driver": torch.version.cuda or platform.system(),
         "versions": {"python": platform.python_version()} | {n: version(n) for n in ("torch", "transformers", "numpy")},
         "pair": pair.name,
         "dtype": str(pair.dtype).removeprefix("torch."),
