@@ -1,5 +1,7 @@
 """The engine on the integer model: every property, for cases that Hypothesis draws."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
@@ -40,6 +42,12 @@ def test_sampled_output_equals_the_oracles_sample(case: Case) -> None:
         assert failure is None, failure
 
 
+@given(case=cases())
+def test_passes_of_one_shape_change_no_token(case: Case) -> None:
+    case = replace(case, layout="inplace")
+    assert run_case(case, checks="device", shape_stable=True).outputs == oracle_outputs(case)
+
+
 @given(case=cases(cancellations=True))
 def test_cancellation_changes_no_other_row(case: Case) -> None:
     failure = failure_of(properties.output_equals_oracle, case, checks="oracle")
@@ -52,6 +60,15 @@ def test_long_rows_outgrow_the_columns_kept_free(layout: str, agreements: tuple[
     rows = (Row((3, 1), 90, 4, None, agreements), Row((5, 2, 2), 90, 4, None, agreements))
     case = Case(rows, layout, "static", compaction_threshold=1.0)
     assert run_case(case, checks="device").outputs == oracle_outputs(case)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("agreements", [(), (False,) * 70], ids=["all", "none"])
+def test_a_round_may_be_longer_than_the_columns_kept_free(layout: str, agreements: tuple[bool, ...]) -> None:
+    rows = (Row((3, 1), 70, 60, None, agreements), Row((5,), 70, 60, None, agreements))
+    for threshold in (0.01, 1.0):
+        case = Case(rows, layout, "static", compaction_threshold=threshold)
+        assert run_case(case, checks="device").outputs == oracle_outputs(case)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

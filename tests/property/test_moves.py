@@ -1,0 +1,57 @@
+"""What is moved, and how often: layouts that move entries do so once, and only when they must."""
+
+from unittest.mock import patch
+
+import pytest
+
+from refimpl.conformance.cases import Case, Row, run_case
+from refimpl.kvstore import KVStore
+
+NEVER = (False,) * 12
+MOVING = ["realigned", "rollback", "masked"]
+
+
+def moves(*rows: Row, layout: str, scheduler: str = "static", **settings) -> list[int]:
+    """Gathers of both models, round by round."""
+    return [record.num_moves for record in run_case(Case(rows, layout, scheduler, **settings)).rounds]
+
+
+@pytest.mark.parametrize("layout", [*MOVING, "inplace"])
+def test_even_rows_are_gathered_once_for_each_model(layout: str) -> None:
+    found = moves(Row((3, 1), 12, 2), Row((5, 2), 12, 2), layout=layout)
+    assert found == ([0] * 4 if layout == "inplace" else [2, 0, 0, 0])
+
+
+@pytest.mark.parametrize("layout", ["realigned", "masked"])
+def test_a_finished_row_moves_nothing(layout: str) -> None:
+    found = moves(Row((3, 1), 3, 2), Row((5, 2), 12, 2), layout=layout, compaction_threshold=1.0)
+    assert found == [2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("threshold", "later"), [(0.01, 2), (1.0, 0)])
+def test_the_masked_layout_compacts_above_its_threshold(threshold: float, later: int) -> None:
+    rows = (Row((3, 1), 5, 2, None, NEVER), Row((5, 2), 5, 2, None, NEVER))
+    assert moves(*rows, layout="masked", compaction_threshold=threshold)[:4] == [2, later, later, later]
+
+
+@pytest.mark.parametrize("layout", MOVING)
+def test_other_members_are_one_copy_back_and_one_gather_for_each_model(layout: str) -> None:
+    rows = [Row((3, 1), 3, 2), Row((5, 2), 9, 2), Row((5, 4), 6, 2)]
+    assert moves(*rows, layout=layout, scheduler="fifo", batch_size=2) == [2, 4, 0]
+
+
+@pytest.mark.parametrize("layout", MOVING)
+def test_nothing_is_written_back_twice_nor_what_the_prefill_wrote(layout: str) -> None:
+    rows = [Row(tuple(range(1, n + 1)), 12, k, None, (True, False) * 6) for n, k in ((5, 2), (5, 1), (7, 3), (6, 2))]
+    written: dict[int, list[int]] = {}
+    copy = KVStore.copy_slots
+
+    def watched(store: KVStore, source: KVStore, source_slots, slots) -> None:
+        written.setdefault(id(store), []).extend(slots.tolist())
+        assert min(slot % store.columns for slot in slots.tolist()) >= 4  # the shortest prompt but its last token
+        copy(store, source, source_slots, slots)
+
+    with patch.object(KVStore, "copy_slots", watched):
+        run_case(Case(tuple(rows), layout, "grouped", batch_size=2, window_size=4, aging_bound=1))
+    assert len(written) == 2
+    assert all(len(slots) == len(set(slots)) > 8 for slots in written.values())
