@@ -116,7 +116,9 @@ def run(method: str, shape: Shape, pair: Pair, sampling: SamplingConfig, pattern
         Sequence(i, list(j.prompt), j.budget, j.k, j.stops, sequence_id=i, seed=sampling.seed)
         for i, j in enumerate(shape.jobs)
     ]
-    expected = [[t for t, _ in autoregressive.decode(pair.target, row, VOCAB_SIZE, sampling)] for row in rows]
+    expected = [
+        [t for t, _ in autoregressive.decode(pair.target.fresh_row(), row, VOCAB_SIZE, sampling)] for row in rows
+    ]
     config = DecodeConfig(
         method=method,
         batch_size=shape.batch,
