@@ -162,7 +162,7 @@ def _anatomy(scale: Scale) -> Piece:
 def _calibrate(scale: Scale, pair: str) -> Piece:
     """In a dry run only the options are checked: the smallest grid takes minutes."""
     argv = _python("calibrate", *scale.published(pair), "--out", f"{{root}}/{SIMULATOR_DATA}")
-    writes = (f"{SIMULATOR_DATA}/calibration",)
+    writes = (f"{SIMULATOR_DATA}/calibration", f"{SIMULATOR_DATA}/validation")
     measured = Command((*argv, "--minutes", "7.5"), writes, needs=("calibrate", "--minutes"))
     command = Command((*argv, "--help")) if scale.dry else measured
     return Piece(f"calibrate-{pair}", f"costs of the stages for the simulator, {pair} shapes", 8.9, (command,))
