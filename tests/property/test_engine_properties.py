@@ -1,11 +1,13 @@
 """The engine on the integer model: every property, for cases that Hypothesis draws."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
+from torch import Tensor
 
-from refimpl.config import LAYOUTS
+from refimpl.config import LAYOUTS, SCHEDULERS
 from refimpl.conformance import properties
 from refimpl.conformance.cases import Case, Row, oracle_outputs, run_case
 from refimpl.conformance.properties import PropertyFailure, failure_of
@@ -14,6 +16,7 @@ from refimpl.conformance.table_model import MAX_POSITIONS, VOCAB_SIZE
 from refimpl.errors import InvariantViolation
 from refimpl.faults import FAULTS, Fault
 from refimpl.faults.detection import example
+from refimpl.kvstore import Block
 
 SLOW = {"schedule_does_not_matter": 6}  # runs a case in all combinations of layout and scheduler
 
@@ -46,6 +49,25 @@ def test_sampled_output_equals_the_oracles_sample(case: Case) -> None:
 def test_passes_of_one_shape_change_no_token(case: Case) -> None:
     case = replace(case, layout="inplace")
     assert run_case(case, checks="device", shape_stable=True).outputs == oracle_outputs(case)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_passes_of_one_shape_have_one_shape(scheduler: str) -> None:
+    rows = [Row((3, 1) * (i + 1), 4 + i, 3, None, (False, True) * 4) for i in range(5)]
+    case = Case(tuple(rows), "inplace", scheduler, batch_size=2, window_size=4)
+    pair, shapes = case.pair, set()
+    forward = pair.target.forward
+
+    def watched(block: Block, num_logits: int) -> Tensor:
+        if num_logits > 1:  # a verification, not a prefill
+            shapes.add((*block.tokens.shape, block.mask.shape[-1]))
+        return forward(block, num_logits)
+
+    with patch.object(pair.target, "forward", watched):
+        run = run_case(case, pair=pair, shape_stable=True)
+    assert run.outputs == oracle_outputs(case)
+    assert len(shapes) == 1
+    assert next(iter(shapes))[:2] == (2, 4)
 
 
 @given(case=cases(cancellations=True))

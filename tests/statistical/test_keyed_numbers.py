@@ -55,6 +55,11 @@ def stream(seed: int, sequence: int, position: int, purpose: int) -> int:
 KEYS = [(0, 0, 0), (7, 3, 12), (-1, 5, 1), (2**62, -(2**40), 4095)]
 
 
+def test_every_purpose_has_a_number_of_its_own():
+    wanted = {"COUPLED": 1, "DRAFT": 2, "ACCEPT": 3, "NEXT": 4, "FORCED": 5}
+    assert {name: int(purpose) for name, purpose in Purpose.__members__.items()} == wanted
+
+
 @pytest.mark.parametrize("purpose", Purpose)
 def test_the_numbers_are_those_of_the_definition(purpose):
     """What a seed stands for must not change from version to version."""

@@ -1,0 +1,28 @@
+"""Kernels where they turn: at equality, at zero."""
+
+import pytest
+
+from refimpl import kernels
+
+
+@pytest.mark.parametrize(("key", "seen"), [(0, False), (1, True), (3, True), (4, False)])
+def test_a_left_padded_query_sees_from_its_first_token_to_itself(key, seen):
+    assert bool(kernels.visible_left_padded(key, 3, 1)) is seen
+
+
+@pytest.mark.parametrize(("slot", "seen"), [(-1, False), (0, True), (3, True), (4, False)])
+def test_a_query_sees_positions_up_to_its_own(slot, seen):
+    assert bool(kernels.visible_by_position(slot, 3)) is seen
+
+
+@pytest.mark.parametrize(
+    ("u", "p", "q", "accepted"), [(0.0, 0.0, 0.5, False), (0.5, 0.25, 0.5, False), (0.0, 0.1, 1.0, True)]
+)
+def test_a_draft_is_accepted_strictly_below_the_ratio(u, p, q, accepted):
+    """A token without mass under the target is never accepted, not even by the smallest number."""
+    assert kernels.accepts(u, p, q) is accepted
+
+
+@pytest.mark.parametrize(("position", "claimed"), [(-1, -1), (1, -1), (2, 2), (4, 4), (5, -1)])
+def test_a_slot_claims_its_position_from_the_first_that_is_new_to_the_last_that_is_kept(position, claimed):
+    assert kernels.masked_slot_position(position, 2, 5) == claimed
