@@ -12,6 +12,7 @@ SCHEMA = "raggedspec.mutation/1"
 KINDS = {
     "equivalent": "no input can tell it from the original",
     "cost": "the output is the same, only time or memory differ",
+    "device": "only a device that the tests do not run on could tell",
     "gap": "a test could tell it, and none does",
 }
 KILLED = ("killed", "timeout")

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from refimpl import acceptance
 from refimpl.acceptance import ForcedRule, Proposal
 from refimpl.config import SamplingConfig
-from refimpl.sampling import RowKeys
+from refimpl.sampling import RandomSource, RowKeys
 
 DRAFTS = torch.tensor([[7, 8, 9], [4, 5, 6]])
 LOGITS = torch.eye(12)[torch.tensor([[1, 2, 3, 0], [3, 2, 1, 11]])]  # the target would say 1, 2, 3, 0 and 3, 2, 1, 11
@@ -33,3 +34,18 @@ def test_the_draft_is_the_most_probable_token():
     proposal = ForcedRule(SamplingConfig()).propose(LOGITS[:, :1], KEYS, POSITION[:, :1])
     assert proposal.tokens.tolist() == [[1], [3]]
     assert proposal.probabilities is None
+
+
+def test_a_length_of_probability_zero_is_never_drawn(monkeypatch):
+    """Not even by the smallest random number."""
+    monkeypatch.setattr(acceptance, "uniform", lambda keys, position, purpose: torch.zeros(position.shape).double())
+    rule = ForcedRule(SamplingConfig(), lengths=(0.0, 0.5, 0.5))
+    decision = rule.decide(Proposal(DRAFTS[:, :2]), LOGITS[:, :3], KEYS, POSITION[:, :3], torch.tensor([2, 2]))
+    assert decision.num_accepted.tolist() == [1, 1]
+
+
+def test_it_is_built_like_every_rule():
+    sampling, source = SamplingConfig(seed=3), RandomSource()
+    rule = ForcedRule(sampling, source)
+    assert (rule.sampling, rule.source) == (sampling, source)
+    assert isinstance(ForcedRule(sampling).source, RandomSource)
