@@ -10,6 +10,7 @@ from torch import Tensor
 
 KEY, VALUE = 0, 1
 NUM_TAGS = 3  # sequence, position, token
+ALL_ROWS = slice(None)
 COLUMN_STEP = 32  # pools and views grow in steps, so that few shapes occur and masks are aligned
 
 
@@ -54,8 +55,9 @@ class KVStore:
     def __init__(self, shape: KVShape, data: Tensor, tags: Tensor | None):
         self.shape, self.data, self.tags = shape, data, tags
         self.rows, self.columns = data.shape[3], data.shape[4]
-        self.keys = [data[layer, KEY] for layer in range(shape.num_layers)]
-        self.values = [data[layer, VALUE] for layer in range(shape.num_layers)]
+        layers = [(data[layer, KEY], data[layer, VALUE]) for layer in range(shape.num_layers)]
+        self._by_slot = [(keys.flatten(1, 2), values.flatten(1, 2)) for keys, values in layers]
+        self._by_row = [(keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in layers]
 
     @classmethod
     def empty(cls, shape: KVShape, rows: int, columns: int, *, tagged: bool) -> "KVStore":
@@ -93,8 +95,8 @@ class KVStore:
         values: Float[Tensor, "batch heads q dim"],
     ) -> None:
         """Write a layer's entries of ``[batch, q]`` tokens to flat slots, row-major."""
-        for store, entries in ((self.keys[layer], keys), (self.values[layer], values)):
-            store.flatten(1, 2).index_copy_(1, slots, entries.transpose(0, 1).flatten(1, 2))
+        for store, entries in zip(self._by_slot[layer], (keys, values), strict=True):
+            store.index_copy_(1, slots, entries.transpose(0, 1).flatten(1, 2))
 
     def write_columns(
         self,
@@ -105,15 +107,16 @@ class KVStore:
     ) -> None:
         """Write a layer's entries of ``[batch, q]`` tokens to columns start … start+q-1 of every row."""
         stop = start + keys.shape[2]
-        self.keys[layer][:, :, start:stop] = keys.transpose(0, 1)
-        self.values[layer][:, :, start:stop] = values.transpose(0, 1)
+        for store, entries in zip(self._by_row[layer], (keys, values), strict=True):
+            store[:, :, start:stop] = entries
 
-    def view(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[rows, kv_heads, width, head_dim]`` of the first `width` columns, without a copy."""
-        return (
-            self.keys[layer][:, :, :width].transpose(0, 1),
-            self.values[layer][:, :, :width].transpose(0, 1),
-        )
+    def view(self, layer: int, width: int, rows: slice | Tensor = ALL_ROWS) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[rows, kv_heads, width, head_dim]`` of the first `width` columns.
+
+        No copy is made unless `rows` is a tensor.
+        """
+        keys, values = self._by_row[layer]
+        return keys[rows, :, :width], values[rows, :, :width]
 
 
 Append = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -11,6 +11,8 @@ import torch
 import transformers
 
 SCHEMA_VERSION = 1
+ROOT = Path(__file__).parents[1]
+CODE = ("--", "*.py", "*.safetensors", "constraints.txt")  # what a result depends on
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
@@ -41,15 +43,15 @@ def device_name(device: torch.device) -> str:
 
 
 def commit() -> str:
-    """Commit of the code that runs, marked when the tree differs from it."""
+    """Commit of the code that runs, marked when the packages differ from it (measured files may)."""
     try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parent,
+        return _git("rev-parse", "--short=12", "HEAD") + (
+            "-dirty" if _git("diff", "HEAD", "--name-only", *CODE) else ""
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def _git(*words: str) -> str:
+    run = subprocess.run(["git", *words], capture_output=True, text=True, check=True, cwd=ROOT)
     return run.stdout.strip()

@@ -142,8 +142,7 @@ class Layout(ABC):
 
         def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             self.pool.write_slots(layer, flat, keys, values)
-            all_keys, all_values = self.pool.view(layer, width)
-            return all_keys[where], all_values[where]
+            return self.pool.view(layer, width, where)
 
         mask = self.pool_mask(torch.arange(width, device=tokens.device), position)
         return Block(tokens, position.clamp(0, self.max_positions - 1), mask, append)
