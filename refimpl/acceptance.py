@@ -298,7 +298,7 @@ class ForcedRule(GreedyRule):
         lengths: probability of 0, 1, … accepted drafts; a row's own limit caps the number drawn.
     """
 
-    def __init__(self, sampling: SamplingConfig, source: RandomSource | None = None, lengths: tuple[float, ...] = (1,)):
+    def __init__(self, sampling: SamplingConfig, lengths: tuple[float, ...], source: RandomSource | None = None):
         super().__init__(sampling, source)
         self.cumulative = torch.tensor(lengths, dtype=torch.float64).cumsum(dim=0)[:-1]
 
@@ -311,8 +311,7 @@ class ForcedRule(GreedyRule):
         limits: Int[Tensor, " batch"],
     ) -> Decision:
         """Draw a number per row, keyed like every random number, and let the target add its token after it."""
-        if self.cumulative.device != position.device:  # once: a recorded decision must copy nothing from the host
-            self.cumulative = self.cumulative.to(position.device)
+        self.cumulative = self.cumulative.to(position.device)  # once: a recorded decision copies nothing from the host
         drawn = uniform(keys, position[:, :1], Purpose.FORCED) >= self.cumulative
         accepted = kernels.minimum(drawn.sum(dim=1), limits)
         next_token = target_logits.argmax(dim=-1).gather(1, accepted[:, None])
@@ -324,12 +323,11 @@ RULES: dict[AcceptanceName, type[AcceptanceRule]] = {
     "greedy": GreedyRule,
     "coupled": CoupledRule,
     "rejection": RejectionRule,
-    "forced": ForcedRule,
 }
 
 
 def make_rule(config: DecodeConfig, source: RandomSource | None = None) -> AcceptanceRule:
     """The rule that a config asks for."""
     if config.resolved_acceptance == "forced":
-        return ForcedRule(config.sampling, source, config.forced_lengths)
+        return ForcedRule(config.sampling, config.forced_lengths, source)
     return RULES[config.resolved_acceptance](config.sampling, source)

@@ -7,7 +7,7 @@ Tokens therefore never depend on batch size, order, layout or schedule (INV-12).
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, unique
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +21,7 @@ _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
+@unique
 class Purpose(IntEnum):
     """What a random number is for; two purposes never share a stream."""
 

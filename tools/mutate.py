@@ -45,6 +45,8 @@ FILES = [
 TESTS = [
     "unit/test_kernels.py",
     "unit/test_forced.py",
+    "unit/test_memory.py",
+    "unit/test_shape_stable.py",
     "stateful",
     "property",
     "statistical",

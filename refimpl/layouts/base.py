@@ -37,7 +37,7 @@ class Layout(ABC):
     working_copies = 0  # of the rows of a round that stand beside the pool while one is gathered from the other
     block_rows: int | None = None  # rows of every pool block, idle ones included; None for as many as it feeds
 
-    def __init__(self, shape: KVShape, rows: int, columns: int, *, max_positions: int, tagged: bool = False):
+    def __init__(self, shape: KVShape, rows: int, columns: int, *, max_positions: int, tagged: bool):
         self.shape = shape
         self.max_positions = max_positions
         self.pool = KVStore.empty(shape, rows, columns, tagged=tagged)
@@ -80,8 +80,7 @@ class Layout(ABC):
         return None
 
     def release(self, slot: int) -> None:
-        """Forget a sequence; its pool row may be given to another one."""
-        self.stored.pop(slot, None)
+        """Let go of a sequence; its pool row may be given to another one, whose prefill begins anew."""
         self.rows = tuple(row._replace(live=False) if row.slot == slot else row for row in self.rows)
 
     def prefill_block(self, rows: Seq[RowState], tokens: Int[Tensor, "batch q"], start: int) -> Block:

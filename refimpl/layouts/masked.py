@@ -81,7 +81,7 @@ class MaskedLayout(WorkingLayout):
         super().commit(num_cached)
         kept = torch.tensor(num_cached, device=self.shape.device)[:, None]
         position = self._slot_position
-        self._slot_position = kernels.masked_slot_position(position, position * 0, kept)
+        self._slot_position = kernels.masked_slot_position(position, torch.zeros_like(position), kept)
         if self._first_offset is not None:
             for row, columns in zip(self.rows, self._columns, strict=True):
                 first = self._round_start - (row.seq_len + self._first_offset)  # column of position 0 of this round
@@ -110,7 +110,7 @@ class MaskedLayout(WorkingLayout):
         cached = torch.tensor([[row.num_cached] for row in self.rows], device=self.shape.device)
         columns = torch.arange(batch.columns, device=self.shape.device)
         position = kernels.left_padded_position(columns, longest - cached)
-        self._slot_position = kernels.masked_slot_position(position, position * 0, cached)
+        self._slot_position = kernels.masked_slot_position(position, torch.zeros_like(position), cached)
         self._begin_round()
 
     def _begin_round(self) -> None:

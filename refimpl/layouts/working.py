@@ -35,9 +35,7 @@ class WorkingLayout(Layout):
 
     def has_members(self, rows: Seq[RowState]) -> bool:
         """Whether the batch holds these very sequences in this order."""
-        return [r.sequence for r in rows] == [r.sequence for r in self.rows] and all(
-            old.live or not new.live for old, new in zip(self.rows, rows, strict=True)
-        )
+        return [row.sequence for row in rows] == [row.sequence for row in self.rows]
 
     @abstractmethod
     def realign(self, span: int) -> None:
@@ -66,7 +64,7 @@ class WorkingLayout(Layout):
         target: list[int] = []
         for i, row in enumerate(self.rows):
             if row.live:
-                missing = range(self.stored.get(row.slot, 0), row.num_cached)
+                missing = range(self.stored[row.slot], row.num_cached)
                 source += [i * self.batch.columns + self.column_of(i, position) for position in missing]
                 target += [row.slot * self.pool.columns + position for position in missing]
                 self.stored[row.slot] = row.num_cached

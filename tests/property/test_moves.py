@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import pytest
 
-from refimpl.conformance.cases import Case, Row, run_case
+from refimpl.conformance.cases import Case, Row, oracle_outputs, run_case
 from refimpl.kvstore import KVStore
 
 NEVER = (False,) * 12
@@ -34,6 +34,13 @@ def test_the_masked_layout_compacts_above_its_threshold(threshold: float, later:
     assert moves(*rows, layout="masked", compaction_threshold=threshold)[:4] == [2, later, later, later]
 
 
+@pytest.mark.parametrize(("threshold", "moved"), [(0.49, 1), (0.5, 0)])
+def test_the_masked_layout_keeps_what_is_just_at_its_threshold(threshold: float, moved: int) -> None:
+    """Two of four columns would be freed for the target, one of three for the draft."""
+    rows = (Row((3, 1), 5, 2, None, NEVER), Row((5, 2), 5, 2, None, NEVER))
+    assert moves(*rows, layout="masked", compaction_threshold=threshold)[1] == moved
+
+
 @pytest.mark.parametrize("layout", MOVING)
 def test_other_members_are_one_copy_back_and_one_gather_for_each_model(layout: str) -> None:
     rows = [Row((3, 1), 3, 2), Row((5, 2), 9, 2), Row((5, 4), 6, 2)]
@@ -55,3 +62,40 @@ def test_nothing_is_written_back_twice_nor_what_the_prefill_wrote(layout: str) -
         run_case(Case(tuple(rows), layout, "grouped", batch_size=2, window_size=4, aging_bound=1))
     assert len(written) == 2
     assert all(len(slots) == len(set(slots)) > 8 for slots in written.values())
+
+
+@pytest.fixture
+def slack(monkeypatch):
+    """Sets the columns that a batch has to spare."""
+
+    def choose(columns: int) -> None:
+        for module in ("left_padded", "masked"):
+            monkeypatch.setattr(f"refimpl.layouts.{module}.SLACK_COLUMNS", columns)
+
+    return choose
+
+
+@pytest.mark.parametrize("layout", MOVING)
+@pytest.mark.parametrize("columns", range(4))
+def test_a_batch_may_be_full_to_its_last_column(layout: str, columns: int, slack) -> None:
+    slack(columns)
+    rows = [Row((3, 1), 12, 2, None, (True, False, False) * 4), Row((5,), 12, 3), Row((6, 2, 4, 1), 9, 1)]
+    case = Case(tuple(rows), layout, "static", batch_size=3, compaction_threshold=1.0)
+    assert run_case(case, checks="device").outputs == oracle_outputs(case)
+
+
+@pytest.mark.parametrize(
+    ("layout", "columns", "later"),
+    [
+        ("realigned", 2, [2, 2]),
+        ("realigned", 3, [1, 1]),  # the draft's first round feeds a token less than its later ones
+        ("realigned", 4, [0, 2]),
+        ("masked", 2, [2, 2]),
+        ("masked", 3, [0, 2]),
+    ],
+)
+def test_a_batch_is_laid_out_anew_when_the_round_does_not_fit(layout: str, columns: int, later, slack) -> None:
+    """Every round commits three tokens of both rows."""
+    slack(columns)
+    found = moves(Row((3,), 18, 2), Row((5,), 18, 2), layout=layout, compaction_threshold=1.0)
+    assert found[1:3] == later

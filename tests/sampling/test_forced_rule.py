@@ -31,7 +31,7 @@ def test_drafts_then_the_targets_token(lengths, limits, accepted, emitted):
 
 
 def test_the_draft_is_the_most_probable_token():
-    proposal = ForcedRule(SamplingConfig()).propose(LOGITS[:, :1], KEYS, POSITION[:, :1])
+    proposal = ForcedRule(SamplingConfig(), (1.0,)).propose(LOGITS[:, :1], KEYS, POSITION[:, :1])
     assert proposal.tokens.tolist() == [[1], [3]]
     assert proposal.probabilities is None
 
@@ -46,6 +46,6 @@ def test_a_length_of_probability_zero_is_never_drawn(monkeypatch):
 
 def test_it_is_built_like_every_rule():
     sampling, source = SamplingConfig(seed=3), RandomSource()
-    rule = ForcedRule(sampling, source)
+    rule = ForcedRule(sampling, (1.0,), source)
     assert (rule.sampling, rule.source) == (sampling, source)
-    assert isinstance(ForcedRule(sampling).source, RandomSource)
+    assert isinstance(ForcedRule(sampling, (1.0,)).source, RandomSource)

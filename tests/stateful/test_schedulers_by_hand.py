@@ -142,6 +142,7 @@ def test_a_static_batch_keeps_its_finished_rows_until_the_last_has_finished():
     items[1].finished = True
     assert scheduler.complete(scheduler.select()) == items[:2]
     assert scheduler.admit() == items[2:]
+    assert scheduler.round_index == 2
 
 
 @pytest.mark.parametrize("kind", ["fifo", "grouped"])
