@@ -4,10 +4,15 @@ A round of small passes is bound by the host that launches them. The in-place la
 same work every time, on other numbers: the numbers go into fixed tensors, the work is recorded once for each width of
 the context and replayed (CUDA graphs). Every row of the pool takes part; idle ones write to their scratch column.
 Without CUDA a recording is a plain call, so that every line but the recording itself is tested anywhere.
+
+While the host learns what a round has accepted, ends sequences and chooses the next members, the device goes on: where
+no row can come to its budget, the next round's drafts are launched right behind the verify pass, for the lengths that
+the device itself has just found. They are used if the next round has no new member; if not, they are made again.
 """
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -38,10 +43,10 @@ class Recording(Generic[T]):
     Args:
         work: launches kernels, never waits for the device, allocates what it likes.
         device: where it runs.
-        pool: memory that several recordings share, since only one of them runs at a time.
+        memory: graph memory that several recordings share, since only one of them runs at a time.
     """
 
-    def __init__(self, work: Callable[[], T], device: torch.device, pool: Any):
+    def __init__(self, work: Callable[[], T], device: torch.device, memory: Any):
         self._work = work
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
@@ -52,7 +57,7 @@ class Recording(Generic[T]):
                     work()
             torch.cuda.current_stream(device).wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=pool):
+            with torch.cuda.graph(self._graph, pool=memory):
                 self._output = work()
 
     def __call__(self) -> T:
@@ -61,6 +66,20 @@ class Recording(Generic[T]):
             return self._work()
         self._graph.replay()
         return self._output
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Drafts made before their round: in a view of `width` columns, for the sequences of these indices.
+
+    A sequence that goes on has committed all that the round before decided, so its drafts are those of its round.
+    """
+
+    width: int = 0
+    sequences: frozenset[int] = frozenset()
+
+    def serves(self, members: Seq[Sequence], width: int) -> bool:
+        return width == self.width and all(m.finished or m.index in self.sequences for m in members)
 
 
 class RecordedRounds:
@@ -74,6 +93,8 @@ class RecordedRounds:
         stable: let every pass see all columns.
     """
 
+    _decision: Decision  # of the latest verify pass, for all rows of the pool
+
     def __init__(
         self, target: CachedModel, draft: CachedModel, rule: AcceptanceRule, *, vocab_size: int, k: int, stable: bool
     ):
@@ -86,10 +107,19 @@ class RecordedRounds:
         self._numbers = self._host.to(self._device, copy=True)
         self._index = torch.arange(rows, device=self._device)
         self._drafts = Proposal(torch.zeros(rows, k, dtype=torch.long, device=self._device))
-        self._pool = torch.cuda.graph_pool_handle() if on_cuda else None
+        # apart, so that no draft overwrites what the verify pass before it has left
+        self._draft_memory = torch.cuda.graph_pool_handle() if on_cuda else None
+        self._verify_memory = torch.cuda.graph_pool_handle() if on_cuda else None
         self._recordings: dict[int, tuple[Recording | None, Recording]] = {}  # by width: drafts, verify
         self._slots: list[int] = []
         self._width = 0
+        self._members: Seq[Sequence] = ()
+        self._ahead = _Ahead()
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device works on while the host does."""
+        return self._device.type == "cuda"
 
     def covers(self, members: Seq[Sequence]) -> bool:
         """Whether the round is one that was recorded for: no draft lags further behind than a round can leave it."""
@@ -104,33 +134,62 @@ class RecordedRounds:
             table[member.slot] = [*tail, member.seq_len, limit, member.seed, member.sequence_id]
         self._host.copy_(torch.tensor(table))
         self._numbers.copy_(self._host, non_blocking=True)
-        self._slots = [member.slot for member in members]
-        columns, most = max(m.seq_len for m in members) + self._k, self._target.layout.pool.columns
-        self._width = most if self._stable else context_width(columns, most)
+        self._slots, self._members = [member.slot for member in members], members
+        self._width = self._width_for(max(m.seq_len for m in members) + self._k)
         return self._k
 
     def prepare(self) -> None:
         """Record what the round needs and no round before it needed."""
         if self._width not in self._recordings:
-            draft = Recording(self._propose, self._device, self._pool) if self._k else None
+            draft = Recording(self._propose, self._device, self._draft_memory) if self._k else None
             if draft:
                 self._drafts = draft()
-            self._recordings[self._width] = draft, Recording(self._decide, self._device, self._pool)
+            self._recordings[self._width] = draft, Recording(self._decide, self._device, self._verify_memory)
 
     def draft(self) -> None:
-        """Propose k tokens a row."""
+        """Propose k tokens a row, unless that was done ahead."""
         recording, _ = self._recordings[self._width]
-        if recording:
+        if recording and not self._ahead.serves(self._members, self._width):
             self._drafts = recording()
+        self.forget_ahead()
+
+    def draft_ahead(self) -> bool:
+        """Launch the next round's drafts behind the verify pass; tells whether it did."""
+        columns = max(m.seq_len for m in self._members) + self._k + 1 + self._k
+        width = self._width_for(columns)
+        recording, _ = self._recordings.get(width, (None, None))
+        live = [m for m in self._members if not m.finished]
+        if not (recording and self.overlaps and all(m.remaining > self._k + 1 for m in live)):
+            return False
+        self._advance(self._decision)
+        self._drafts = recording()
+        self._ahead = _Ahead(width, frozenset(m.index for m in live))
+        return True
+
+    def forget_ahead(self) -> None:
+        """Drafts made ahead are used, or of no use."""
+        self._ahead = _Ahead()
 
     def verify(self) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
         """Run the target on the proposals and decide; in the order of the members."""
         _, recording = self._recordings[self._width]
         decision, logits = recording()
+        self._decision = decision
         if self._slots == list(range(len(self._host))):
             return decision, logits
         slots = torch.tensor(self._slots, device=self._device)
         return decision.rows(slots), logits[slots]
+
+    def _width_for(self, columns: int) -> int:
+        most = self._target.layout.pool.columns
+        return most if self._stable else context_width(columns, most)
+
+    def _advance(self, decision: Decision) -> None:
+        """Append what was accepted, and the token after it, to every row's numbers, on the device."""
+        kept = decision.num_accepted[:, None] + 1
+        tokens = torch.cat([self._numbers[:, :DRAFT_LAG], decision.emitted], dim=1)
+        tail = tokens.gather(1, kept + torch.arange(DRAFT_LAG, device=self._device))
+        self._numbers[:, : DRAFT_LAG + 1] = torch.cat([tail, self._seq_len + kept], dim=1)
 
     @property
     def _seq_len(self) -> Int[Tensor, "rows 1"]:

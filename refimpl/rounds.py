@@ -40,12 +40,19 @@ class RoundContext:
 def run_round(context: RoundContext, members: Seq[Sequence]) -> list[RowOutcome]:
     """Advance every unfinished member by at least one token."""
     limits = [0 if m.finished else m.draft_limit for m in members]
-    if context.recorded and context.recorded.covers(members):
-        k, decision, logits = _replay(context, context.recorded, members, limits)
+    recorded = context.recorded
+    if recorded and recorded.covers(members):
+        k, decision, logits = _replay(context, recorded, members, limits)
+        table = _ToHost(decision.table())
+        with context.timer.stage("draft", ahead=True):
+            recorded.draft_ahead()
     else:
+        if recorded:
+            recorded.forget_ahead()
         k = max(limits)
         decision, logits = _run(context, members, limits, k)
-    return _commit(context, members, limits, k, _fetch(decision, logits, context.logprobs))
+        table = _ToHost(decision.table())
+    return _commit(context, members, limits, k, _on_host(table, decision, logits, context.logprobs))
 
 
 def _run(
@@ -113,6 +120,25 @@ def _verify(context: RoundContext, members: Seq[Sequence], proposal: Proposal) -
         return target.forward(block, window)[:, : k + 1, : context.vocab_size]
 
 
+class _ToHost:
+    """Values on their way to the host; what is launched after them need not be waited for."""
+
+    def __init__(self, values: Tensor):
+        self._arrived: torch.cuda.Event | None = None
+        self._values = values
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def wait(self) -> Tensor:
+        """The values, on the host."""
+        if self._arrived:
+            self._arrived.synchronize()
+        return self._values
+
+
 @dataclass(frozen=True, slots=True)
 class _HostDecision:
     accepted: list[int]
@@ -120,10 +146,12 @@ class _HostDecision:
     logprobs: list[list[TokenLogprobs]] | None
 
 
-def _fetch(decision: Decision, logits: Float[Tensor, "batch k1 vocab"], logprobs: int | None) -> _HostDecision:
-    """Bring a decision to the host: one copy a round (two with log-probabilities)."""
-    table = decision.table().tolist()
-    accepted, massless, emitted = [row[0] for row in table], [row[1] for row in table], [row[2:] for row in table]
+def _on_host(
+    table: _ToHost, decision: Decision, logits: Float[Tensor, "batch k1 vocab"], logprobs: int | None
+) -> _HostDecision:
+    """Wait for a decision: one copy a round (two with log-probabilities)."""
+    rows = table.wait().tolist()
+    accepted, massless, emitted = [row[0] for row in rows], [row[1] for row in rows], [row[2:] for row in rows]
     if any(massless):
         decision.require_mass()
     return _HostDecision(accepted, emitted, None if logprobs is None else _logprobs(logits, emitted, logprobs))

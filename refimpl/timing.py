@@ -21,35 +21,47 @@ class StageTimer:
 
     def __init__(self, device: torch.device):
         self._cuda = device.type == "cuda"
-        self._seconds = dict.fromkeys(STAGES, 0.0)
-        self._events: list[tuple[Stage, torch.cuda.Event, torch.cuda.Event]] = []
+        self._round, self._next = _Stages(), _Stages()
         self._round_start = time.perf_counter()
 
     @contextmanager
-    def stage(self, name: Stage) -> Iterator[None]:
-        """Charge the body to a stage."""
+    def stage(self, name: Stage, *, ahead: bool = False) -> Iterator[None]:
+        """Charge the body to a stage of this round, or of the next where it works ahead."""
+        stages = self._next if ahead else self._round
         if self._cuda:
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             yield
             stop.record()
-            self._events.append((name, start, stop))
+            stages.events.append((name, start, stop))
         else:
             begun = time.perf_counter()
             yield
-            self._seconds[name] += time.perf_counter() - begun
+            stages.seconds[name] += time.perf_counter() - begun
 
     def take(self) -> dict[str, float]:
         """Return the round's seconds ``{stage}_s``, ``host_s`` and ``round_s``, and start the next round.
 
         On CUDA to be called after the round's copy to the host, when all of its events have passed.
         """
-        for name, start, stop in self._events:
-            stop.synchronize()
-            self._seconds[name] += start.elapsed_time(stop) / 1e3
+        stages = self._round.total()
         now = time.perf_counter()
-        total, staged = now - self._round_start, sum(self._seconds.values())
-        result = {f"{name}_s": seconds for name, seconds in self._seconds.items()}
-        result |= {"host_s": max(0.0, total - staged), "round_s": total}
-        self._seconds, self._events, self._round_start = dict.fromkeys(STAGES, 0.0), [], now
+        total = now - self._round_start
+        result = {f"{name}_s": seconds for name, seconds in stages.items()}
+        result |= {"host_s": max(0.0, total - sum(stages.values())), "round_s": total}
+        self._round, self._next, self._round_start = self._next, _Stages(), now
         return result
+
+
+class _Stages:
+    """What one round has spent so far: seconds, and events whose times are read when the round is over."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.events: list[tuple[Stage, torch.cuda.Event, torch.cuda.Event]] = []
+
+    def total(self) -> dict[Stage, float]:
+        for name, start, stop in self.events:
+            stop.synchronize()
+            self.seconds[name] += start.elapsed_time(stop) / 1e3
+        return self.seconds

@@ -1,12 +1,14 @@
 """Recorded rounds, unrecorded where there is no CUDA: the very tokens of ordinary rounds, and the oracle's."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refimpl import InputError, Request, generate
+from refimpl import InputError, Request, generate, stream
 from refimpl.pairs.loading import random_pair
-from refimpl.recorded import context_width
+from refimpl.recorded import RecordedRounds, _Ahead, context_width
 
 SETTINGS = {"max_new_tokens": 14, "num_speculative_tokens": 4, "stop_token_ids": [5], "checks": "host"}
 RULES = {
@@ -17,6 +19,31 @@ RULES = {
 }
 
 
+@pytest.fixture(params=[False, True], ids=["", "ahead"])
+def ahead(request, monkeypatch):
+    """Whether drafts are made ahead of their round, as where a device works on while the host does."""
+    monkeypatch.setattr(RecordedRounds, "overlaps", request.param)
+    return request.param
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Counts draft passes that were run, those ahead, and rounds that could use them."""
+    counts = Counter()
+
+    def counted(name, method):
+        def run(self, *arguments):
+            result = method(self, *arguments)
+            counts[name] += result is not False
+            return result
+
+        return run
+
+    for owner, name in ((RecordedRounds, "_propose"), (RecordedRounds, "draft_ahead"), (_Ahead, "serves")):
+        monkeypatch.setattr(owner, name, counted(name, getattr(owner, name)))
+    return counts
+
+
 def outputs(pair, prompts, **settings):
     result = generate(pair, prompts, **SETTINGS | settings)
     return [(s.token_ids, s.logprobs, s.stats) for s in result.sequences]
@@ -25,7 +52,7 @@ def outputs(pair, prompts, **settings):
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 @pytest.mark.parametrize("method", ["inplace", "inplace+static"])
 @pytest.mark.parametrize("rule", RULES)
-def test_the_same_run(llama, ragged_prompts, rule, method, batch_size):
+def test_the_same_run(llama, ragged_prompts, rule, method, batch_size, ahead):
     settings = {"method": method, "batch_size": batch_size, **RULES[rule]}
     expected = outputs(llama, ragged_prompts, **settings)
     assert outputs(llama, ragged_prompts, cuda_graphs=True, **settings) == expected
@@ -40,13 +67,34 @@ def test_equal_to_the_oracle(kind, ragged_prompts):
     assert result.stats.acceptance.accepted > 0
 
 
-def test_requests_of_their_own(llama, ragged_prompts):
+def test_requests_of_their_own(llama, ragged_prompts, ahead):
     """Rows without drafts leave the draft cache far behind: their rounds run unrecorded until it has caught up."""
     requests = [Request(p, 3 + i, i % 5, sequence_id=i) for i, p in enumerate(ragged_prompts)]
     settings = {"method": "inplace", "batch_size": 3, "logprobs": 2}
     expected = outputs(llama, requests, **settings)
     found = outputs(llama, requests, cuda_graphs=True, **settings)
     assert [f[0] for f in found] == [e[0] for e in expected]
+
+
+def test_drafts_made_ahead_are_used_until_a_sequence_joins(llama, monkeypatch, passes):
+    """Two rows of equal budgets, then one more: what the device drafted for the rounds between is not made again."""
+    monkeypatch.setattr(RecordedRounds, "overlaps", True)
+    result = generate(llama, [[1, 2], [3, 4, 5], [6]], method="inplace", batch_size=2, cuda_graphs=True, **SETTINGS)
+    assert 0 < passes["serves"] <= passes["draft_ahead"]
+    num_widths = 1
+    assert passes["_propose"] == len(result.rounds) + passes["draft_ahead"] - passes["serves"] + num_widths
+
+
+def test_cancelling_a_row_leaves_the_others_alone(llama, monkeypatch, passes):
+    monkeypatch.setattr(RecordedRounds, "overlaps", True)
+    prompts, settings = [[1, 2], [3, 4, 5], [6], [7, 8]], {"method": "inplace", "batch_size": 2, **SETTINGS}
+    expected = [s.token_ids for s in generate(llama, prompts, **settings).sequences]
+    run, found = stream(llama, prompts, cuda_graphs=True, **settings), [list[int]() for _ in prompts]
+    for event in run:
+        found[event.index] += event.token_ids
+        run.cancel(0)
+    assert found[1:] == expected[1:]
+    assert passes["serves"] > 0
 
 
 def test_without_drafts(llama, ragged_prompts):
