@@ -111,7 +111,6 @@ class RecordedRounds:
         self._draft_memory = torch.cuda.graph_pool_handle() if on_cuda else None
         self._verify_memory = torch.cuda.graph_pool_handle() if on_cuda else None
         self._recordings: dict[int, tuple[Recording | None, Recording]] = {}  # by width: drafts, verify
-        self._slots: list[int] = []
         self._width = 0
         self._members: Seq[Sequence] = ()
         self._ahead = _Ahead()
@@ -134,7 +133,7 @@ class RecordedRounds:
             table[member.slot] = [*tail, member.seq_len, limit, member.seed, member.sequence_id]
         self._host.copy_(torch.tensor(table))
         self._numbers.copy_(self._host, non_blocking=True)
-        self._slots, self._members = [member.slot for member in members], members
+        self._members = members
         self._width = self._width_for(max(m.seq_len for m in members) + self._k)
         return self._k
 
@@ -170,15 +169,11 @@ class RecordedRounds:
         """Drafts made ahead are used, or of no use."""
         self._ahead = _Ahead()
 
-    def verify(self) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
-        """Run the target on the proposals and decide; in the order of the members."""
+    def verify(self) -> tuple[Decision, Float[Tensor, "rows k1 vocab"]]:
+        """Run the target on the proposals and decide, for every row of the pool."""
         _, recording = self._recordings[self._width]
-        decision, logits = recording()
-        self._decision = decision
-        if self._slots == list(range(len(self._host))):
-            return decision, logits
-        slots = torch.tensor(self._slots, device=self._device)
-        return decision.rows(slots), logits[slots]
+        self._decision, logits = recording()
+        return self._decision, logits
 
     def _width_for(self, columns: int) -> int:
         most = self._target.layout.pool.columns

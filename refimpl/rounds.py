@@ -43,16 +43,17 @@ def run_round(context: RoundContext, members: Seq[Sequence]) -> list[RowOutcome]
     recorded = context.recorded
     if recorded and recorded.covers(members):
         k, decision, logits = _replay(context, recorded, members, limits)
+        rows = [m.slot for m in members]
         table = _ToHost(decision.table())
         with context.timer.stage("draft", ahead=True):
             recorded.draft_ahead()
     else:
         if recorded:
             recorded.forget_ahead()
-        k = max(limits)
+        k, rows = max(limits), list(range(len(members)))
         decision, logits = _run(context, members, limits, k)
         table = _ToHost(decision.table())
-    return _commit(context, members, limits, k, _on_host(table, decision, logits, context.logprobs))
+    return _commit(context, members, limits, k, _on_host(table, rows, decision, logits, context.logprobs))
 
 
 def _run(
@@ -69,8 +70,8 @@ def _run(
 
 def _replay(
     context: RoundContext, recorded: RecordedRounds, members: Seq[Sequence], limits: list[int]
-) -> tuple[int, Decision, Float[Tensor, "batch k1 vocab"]]:
-    """Replay the recorded work; also the k that it ran with."""
+) -> tuple[int, Decision, Float[Tensor, "rows k1 vocab"]]:
+    """Replay the recorded work, for every row of the pool; also the k that it ran with."""
     for cached in (context.target, context.draft):
         cached.layout.begin(cached.rows(members), span=0)
         context.checker.before_pass(members, cached.layout)
@@ -147,14 +148,18 @@ class _HostDecision:
 
 
 def _on_host(
-    table: _ToHost, decision: Decision, logits: Float[Tensor, "batch k1 vocab"], logprobs: int | None
+    table: _ToHost, rows: list[int], decision: Decision, logits: Float[Tensor, "any k1 vocab"], logprobs: int | None
 ) -> _HostDecision:
-    """Wait for a decision: one copy a round (two with log-probabilities)."""
-    rows = table.wait().tolist()
-    accepted, massless, emitted = [row[0] for row in rows], [row[1] for row in rows], [row[2:] for row in rows]
+    """Wait for a decision and take the members' rows: one copy a round (two with log-probabilities)."""
+    found = table.wait().tolist()
+    found = [found[row] for row in rows]
+    accepted, massless, emitted = [row[0] for row in found], [row[1] for row in found], [row[2:] for row in found]
     if any(massless):
-        decision.require_mass()
-    return _HostDecision(accepted, emitted, None if logprobs is None else _logprobs(logits, emitted, logprobs))
+        decision.rows(_host_tensor(rows, logits.device)).require_mass()
+    if logprobs is None:
+        return _HostDecision(accepted, emitted, None)
+    mine = logits[_host_tensor(rows, logits.device)]
+    return _HostDecision(accepted, emitted, _logprobs(mine, emitted, logprobs))
 
 
 def _logprobs(logits: Float[Tensor, "batch k1 vocab"], emitted: list[list[int]], top: int) -> list[list[TokenLogprobs]]:

@@ -223,13 +223,16 @@ class _quiet:  # noqa: N801 (used like a function)
             logging.getLogger(name).setLevel(level)
 
 
-def random_pair(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float64, **settings: Any) -> Pair:
+def random_pair(
+    kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float64, device: str = "cpu", **settings: Any
+) -> Pair:
     """Build a tiny random pair of an architecture, for tests: hundreds of parameters, made in milliseconds.
 
     Args:
         kind: one of `TINY_ARCHITECTURES`.
         seed: of the weights; the draft is a perturbed copy of the target, so that some drafts are accepted.
         dtype: float64 makes ties between shapes practically impossible.
+        device: the weights are the same on any.
         settings: ``vocab_size``, ``draft_noise`` (0 copies the target; large is adversarial).
     """
     if kind not in TINY_ARCHITECTURES:
@@ -248,7 +251,7 @@ def random_pair(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torc
         torch.manual_seed(seed + 1)
         for parameter in model.parameters():
             parameter.data.add_(scale * torch.randn_like(parameter))
-        models.append(model)
+        models.append(model.to(device))
     return make_pair(models[0], models[1], name=f"random {kind}")
 
 

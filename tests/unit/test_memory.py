@@ -23,6 +23,14 @@ def test_a_run_that_cannot_fit_ends_before_it_allocates(llama, monkeypatch, meth
         generate(llama, PROMPTS, method=method, batch_size=3, max_new_tokens=20, kv_memory_gib=1e-6)
 
 
+@pytest.mark.parametrize(("method", "rows"), [("inplace", 3), ("inplace+grouped", 6), ("exspec", 12), ("masked", 9)])
+def test_rows_beside_the_pool_count(llama, method, rows):
+    """A gather reads one copy of the batch and writes another."""
+    settings = {"method": method, "batch_size": 3, "window_size": 6, "max_new_tokens": 20}
+    with pytest.raises(InputError, match=f"K/V of {rows} rows"):
+        generate(llama, PROMPTS, kv_memory_gib=1e-6, **settings)
+
+
 def test_what_is_free_is_the_default_bound(llama, monkeypatch):
     monkeypatch.setattr("refimpl.memory.free_bytes", lambda device: 10_000)
     with pytest.raises(InputError, match="may be used"):

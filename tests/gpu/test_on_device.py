@@ -1,0 +1,94 @@
+"""What only a GPU can show: recorded rounds replayed, bits that stay, a host that does not wait."""
+
+import pytest
+import torch
+
+from refimpl import generate, load_pair
+from refimpl.config import make_config
+from refimpl.engine import Engine
+from refimpl.equivalence import verify
+from refimpl.pairs.loading import TINY, random_pair
+from refimpl.prompts import read_prompts
+from refimpl.recorded import RecordedRounds
+from refimpl.requests import prepare
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+SETTINGS = {"max_new_tokens": 24, "num_speculative_tokens": 4, "stop_token_ids": [5], "checks": "host"}
+RULES = {
+    "greedy": {},
+    "coupled": {"temperature": 0.8, "top_p": 0.9, "seed": 4},
+    "rejection": {"temperature": 1.2, "acceptance": "rejection", "seed": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A random pair in float64, so that no tie hides an error."""
+    return random_pair("llama", draft_noise=0.01, device="cuda")
+
+
+def tokens(pair, prompts, **settings):
+    return [s.token_ids for s in generate(pair, prompts, **SETTINGS | settings).sequences]
+
+
+@pytest.mark.parametrize("method", ["rollback", "masked", "eqspec", "exspec", "inplace"])
+@pytest.mark.parametrize("checks", ["host", "device"])
+def test_every_method_equals_the_oracle(pair, ragged_prompts, method, checks):
+    expected = tokens(pair, ragged_prompts, method="autoregressive")
+    assert tokens(pair, ragged_prompts, method=method, batch_size=4, checks=checks) == expected
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+@pytest.mark.parametrize("method", ["inplace", "inplace+static"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_replayed_rounds_give_the_tokens_of_ordinary_ones(
+    pair, ragged_prompts, rule, method, batch_size, ahead, monkeypatch
+):
+    monkeypatch.setattr(RecordedRounds, "overlaps", ahead)
+    settings = {"method": method, "batch_size": batch_size, **RULES[rule]}
+    expected = tokens(pair, ragged_prompts, **settings)
+    assert tokens(pair, ragged_prompts, cuda_graphs=True, **settings) == expected
+
+
+def test_drafts_made_ahead_are_as_good(pair, ragged_prompts, monkeypatch):
+    """Acceptance would fall if a draft were launched on numbers that are not the round's."""
+    accepted = []
+    for ahead in (False, True):
+        monkeypatch.setattr(RecordedRounds, "overlaps", ahead)
+        result = generate(pair, ragged_prompts, method="inplace", batch_size=4, cuda_graphs=True, **SETTINGS)
+        accepted.append(result.stats.acceptance.accepted)
+    assert accepted[0] == accepted[1] > 0
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_p": 0.95}], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_shape_stable_execution_keeps_every_bit(dtype, sampling):
+    prompts = read_prompts(TINY / "prompts.jsonl", "first", 6)
+    report = verify(
+        load_pair("tiny", device="cuda", dtype=dtype),
+        prompts,
+        bitwise=True,
+        batch_sizes=(1, 4),
+        max_new_tokens=12,
+        **sampling,
+    )
+    assert report.exact
+    assert all(row.bitwise == 6 for row in report.results)
+
+
+def test_a_replayed_round_waits_for_nothing_but_its_decision(pair):
+    """The decision's arrival is an event; no other call of a round may synchronise with the device."""
+    config = make_config(method="inplace", batch_size=4, cuda_graphs=True, checks="off", max_new_tokens=60)
+    engine = Engine(pair, prepare(pair, [[1, 2, 3], [4, 5], [6]], config).sequences, config)
+    engine.run_one_round()  # prefill and recording
+    rounds = len(engine.context.recorded._recordings)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            engine.run_one_round()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(engine.context.recorded._recordings) == rounds, "all in the same width"
