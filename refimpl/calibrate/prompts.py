@@ -68,9 +68,9 @@ def _random_ids(pair: Pair, rng: random.Random) -> list[list[int]]:
 
 def _library_pieces(pair: Pair, rng: random.Random) -> list[list[int]]:
     """Pieces of the modules that the bundled pair has not seen, cut like its bundled prompts."""
-    from refimpl.pairs.train_tiny import corpus
+    from refimpl.pairs.train_tiny.corpus import read_corpus
 
-    texts = [_ids(pair.tokenizer, document.text) for document in corpus() if document.held_out]
+    texts = [_ids(pair.tokenizer, document.text) for document in read_corpus() if document.held_out]
     weights = [len(ids) for ids in texts]
     prompts: list[list[int]] = []
     while len(prompts) < RANDOM_PROMPTS:

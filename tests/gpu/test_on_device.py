@@ -12,6 +12,7 @@ from refimpl.prompts import read_prompts
 from refimpl.recorded import RecordedRounds
 from refimpl.requests import prepare
 
+pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 

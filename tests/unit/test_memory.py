@@ -27,6 +27,7 @@ def test_a_run_that_cannot_fit_ends_before_it_allocates(llama, monkeypatch, meth
 def test_rows_beside_the_pool_count(llama, method, rows):
     """A gather reads one copy of the batch and writes another."""
     settings = {"method": method, "batch_size": 3, "window_size": 6, "max_new_tokens": 20}
+    assert generate(llama, PROMPTS, kv_memory_gib=1, **settings).stats.kv_bytes > 0
     with pytest.raises(InputError, match=f"K/V of {rows} rows"):
         generate(llama, PROMPTS, kv_memory_gib=1e-6, **settings)
 
