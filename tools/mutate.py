@@ -251,12 +251,14 @@ def trace_tests(files: list[str]) -> list[Trace]:
 
 
 def tests_of(mutant: Mutant, traces: list[Trace]) -> dict[str, float]:
-    """Tests that execute the changed statement, the quickest first, with their limits in seconds."""
+    """Tests that execute the changed statement, the quickest first, with their limits in seconds.
+
+    What runs at import concerns every test: a constant may be read where no line of its file is executed.
+    """
     first, last = mutant.lines
 
     def concerned(trace: Trace) -> bool:
-        lines = trace.lines.get(mutant.file, [])
-        return bool(lines) if mutant.at_import else any(first <= line <= last for line in lines)
+        return mutant.at_import or any(first <= line <= last for line in trace.lines.get(mutant.file, []))
 
     chosen = sorted(filter(concerned, traces), key=lambda trace: trace.seconds)
     return {trace.test: TEST_LIMIT_S + SLOWER_THAN_HEALTHY * trace.seconds for trace in chosen}

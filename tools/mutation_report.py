@@ -78,8 +78,9 @@ def as_markdown(data: dict[str, Any], reasons: dict[str, dict[str, str]]) -> str
         "`tools/survivors.json`. A mutant is a file with one operator, constant, condition or call changed",
         "(`tools/mutants.py` lists the changes; annotations, decorators and the wording of errors are left alone). It",
         "is killed when one of the quick tests that execute the changed statement fails (`TESTS` in `tools/mutate.py`:",
-        "unit tests of kernels and forced acceptance; stateful, property, statistical, sampling tests; 25 examples a",
-        "property), or takes far more processor time than it should. The slower tests and the proofs are not asked.",
+        "unit tests of kernels, forced acceptance, memory and shape-stable execution; stateful, property, statistical,",
+        "sampling tests; 25 examples a property), or takes far more processor time than it should. The slower tests",
+        "and the proofs are not asked.",
         "",
         f"**{killed} of {len(rows)} judged mutants are killed ({_percent(killed, len(rows))})**, out of "
         f"{sum(data['mutants'].values())} that there are. {equivalent} of the {len(left)} survivors are equivalent to "
