@@ -19,6 +19,7 @@ ACCEPTANCE_RULES: tuple[str, ...] = get_args(AcceptanceName)
 CHECK_LEVELS: tuple[str, ...] = get_args(CheckLevel)
 
 MAX_SPECULATIVE_TOKENS = 64
+RECORDABLE = (("inplace", "static"), ("inplace", "fifo"))  # rows stay in their places from round to round
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +186,12 @@ class DecodeConfig:
         checks: level of the run-time checks; None for ``"device"`` on a CPU and ``"host"`` elsewhere.
         compaction_threshold: share of dead slots at which the masked layout compacts.
         shape_stable: run every pass of the target in one fixed shape, idle rows and columns included, so that what a
-            row computes does not depend, to the last bit, on its neighbours, on k or on acceptance. For `inplace`
-            layouts and `autoregressive`, which then give the same logits for the same `batch_size` and k.
+            row computes does not depend, to the last bit, on which rows stand beside it, on their order or on
+            acceptance. The shape is that of `batch_size`, the largest k and the longest row of the run. For `inplace`
+            layouts and `autoregressive`, which then give the same logits.
         cuda_graphs: record a round's drafts and its verify pass once for each width of the context, and replay them.
-            For `inplace` with checks ``"host"`` or ``"off"``; without CUDA the same work runs unrecorded.
+            For `inplace` with checks ``"host"`` (then the default) or ``"off"``; without CUDA the same work runs
+            unrecorded. No effect on `autoregressive`.
         kv_memory_gib: bound on the K/V of both models, working copies included; None for most of what is free. A run
             that needs more is refused before it starts.
     """
@@ -224,8 +227,15 @@ class DecodeConfig:
                 f"window_size {self.window_size} is smaller than batch_size {self.batch_size}: "
                 f"{self.method} needs a window of at least one batch",
             )
-        if self.aging_bound is not None:
-            _require(self.aging_bound >= 0, f"aging_bound must be at least 0 rounds, not {self.aging_bound!r}")
+        for name, flag in (("shape_stable", self.shape_stable), ("cuda_graphs", self.cuda_graphs)):
+            _require(isinstance(flag, bool), f"{name} must be true or false, not {flag!r}")
+        _require(
+            self.aging_bound is None or (_is_number(self.aging_bound) and self.aging_bound >= 0),
+            f"aging_bound must be at least 0 rounds, not {self.aging_bound!r}",
+        )
+        _require(
+            all(map(_is_number, self.forced_lengths)), f"forced_lengths must be numbers, not {self.forced_lengths!r}"
+        )
         if self.logprobs is not None:
             _require_int("logprobs", self.logprobs, 0, 1000)
         for name, value, known in (
@@ -246,7 +256,7 @@ class DecodeConfig:
             f"acceptance 'greedy' needs temperature 0, not {self.sampling.temperature}",
         )
         _require(
-            0 < self.compaction_threshold <= 1,
+            _is_number(self.compaction_threshold) and 0 < self.compaction_threshold <= 1,
             f"compaction_threshold must lie in (0, 1], not {self.compaction_threshold!r}",
         )
         _require(
@@ -259,7 +269,7 @@ class DecodeConfig:
             f"kv_memory_gib must be a number above 0, not {self.kv_memory_gib!r}",
         )
         _require(
-            not self.cuda_graphs or (method.layout == "inplace" and method.scheduler != "grouped"),
+            not self.cuda_graphs or method.layout is None or (method.layout, method.scheduler) in RECORDABLE,
             f"cuda_graphs need rows that stay where they are: {self.method} gathers them; choose inplace",
         )
         check_stops(self.stop_token_ids, self.stop_strings)

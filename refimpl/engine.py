@@ -28,8 +28,8 @@ STABLE_PREFILL_TOKENS = 64  # queries a row in every prefill pass under shape-st
 
 
 def check_level(config: DecodeConfig, device: torch.device) -> CheckLevel:
-    """The level in force: `device` on a CPU and `host` elsewhere unless chosen."""
-    return config.checks or ("device" if device.type == "cpu" else "host")
+    """The level in force: unless chosen, `device` on a CPU, but `host` elsewhere and for recorded rounds."""
+    return config.checks or ("device" if device.type == "cpu" and not config.cuda_graphs else "host")
 
 
 class Engine:
@@ -46,6 +46,7 @@ class Engine:
         method = config.resolved_method
         if method.layout is None or method.scheduler is None:
             raise ValueError(f"{method.name} has no layout and no scheduler: it is decoded by refimpl.autoregressive")
+        require_current(pair.device)
         self.pair, self.config, self.sequences = pair, config, list(sequences)
         self.checker = Checker(check_level(config, pair.device))
         self.scheduler: Scheduler[Sequence] = make_scheduler(
@@ -165,6 +166,14 @@ class Engine:
 
     def _num_moves(self) -> int:
         return sum(layout.num_moves for layout in self.layouts)
+
+
+def require_current(device: torch.device) -> None:
+    """Raise InputError for a CUDA device other than the current one, on which events and recordings would be made."""
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        raise InputError(
+            f"the pair lies on {device}, not on the current device: call torch.cuda.set_device first"
+        )
 
 
 def longest_row(sequences: Seq[Sequence]) -> int:

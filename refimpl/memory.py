@@ -1,12 +1,14 @@
 """K/V memory, reckoned before anything is allocated, so that a run that cannot fit ends before it begins."""
 
 import os
+from pathlib import Path
 
 import torch
 
 from refimpl.errors import InputError
 
 GIB = 1 << 30
+MEMINFO = Path("/proc/meminfo")
 SAFETY = 0.9  # share of the free memory that K/V may take: passes need some, too
 
 
@@ -15,8 +17,18 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserve
+    return _available_bytes() if device.type == "cpu" else None
+
+
+def _available_bytes() -> int | None:
+    """What the host could give, the page cache included; where it does not say, what nobody uses at all."""
+    if MEMINFO.exists():
+        for line in MEMINFO.read_text().splitlines():
+            name, _, amount = line.partition(":")
+            if name == "MemAvailable":
+                return int(amount.split()[0]) * 1024
     names = ("SC_AVPHYS_PAGES", "SC_PAGE_SIZE")
-    if device.type != "cpu" or any(name not in os.sysconf_names for name in names):
+    if any(name not in os.sysconf_names for name in names):
         return None
     return os.sysconf(names[0]) * os.sysconf(names[1])
 
@@ -37,5 +49,6 @@ def require_room(rows: int, columns: int, bytes_per_token: int, budget_gib: floa
     if room is not None and need > room:
         raise InputError(
             f"K/V of {rows} rows (working copies included) of {columns} columns need {need / GIB:.3g} GiB, but "
-            f"{room / GIB:.3g} GiB may be used: lower batch_size, window_size, max_new_tokens or max_prompt_tokens"
+            f"{room / GIB:.3g} GiB may be used: lower batch_size, window_size, max_new_tokens or max_prompt_tokens, or "
+            "raise kv_memory_gib"
         )

@@ -4,7 +4,7 @@ Only this file and `refimpl.attention` know transformers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -113,16 +113,17 @@ class HuggingFaceLM:
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block through the model with explicit positions and an explicit 4-D mask."""
         self._cache.block = block
-        output = self.model(
-            input_ids=block.tokens,
-            position_ids=block.position_ids,
-            attention_mask=attention.additive_mask(block.mask, self.kv_shape.dtype, self._groups),
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=num_logits,
-        )
-        self._cache.block = None
-        return output.logits
+        try:
+            return self.model(
+                input_ids=block.tokens,
+                position_ids=block.position_ids,
+                attention_mask=attention.additive_mask(block.mask, self.kv_shape.dtype, self._groups),
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=num_logits,
+            ).logits
+        finally:
+            self._cache.block = None  # it holds the layout, and with it the K/V
 
     def fresh_row(self) -> FeedRow:
         """Start one row on transformers' own DynamicCache, positions and mask left to the model."""
@@ -230,7 +231,6 @@ class Pair:
     stop_token_ids: frozenset[int] = frozenset()
     vocab_size: int = 0
     name: str = "pair"
-    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:

@@ -10,6 +10,7 @@ no row can come to its budget, the next round's drafts are launched right behind
 the device itself has just found. They are used if the next round has no new member; if not, they are made again.
 """
 
+import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -38,16 +39,17 @@ def context_width(columns: int, most: int) -> int:
 
 
 class Recording(Generic[T]):
-    """Work on fixed tensors. The first call records it on CUDA; later ones replay it into the same outputs.
+    """Work on fixed tensors: recorded on CUDA when it is made, replayed into the same outputs by every call.
 
     Args:
-        work: launches kernels, never waits for the device, allocates what it likes.
+        work: a method that launches kernels, never waits for the device, allocates what it likes. Its owner keeps
+            the recording, so the recording does not keep its owner: K/V pools go as soon as their engine does.
         device: where it runs.
         memory: graph memory that several recordings share, since only one of them runs at a time.
     """
 
     def __init__(self, work: Callable[[], T], device: torch.device, memory: Any):
-        self._work = work
+        self._work = weakref.WeakMethod(work)
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             side = torch.cuda.Stream(device)
@@ -63,7 +65,9 @@ class Recording(Generic[T]):
     def __call__(self) -> T:
         """Do the work; the output is overwritten by the next call."""
         if self._graph is None:
-            return self._work()
+            work = self._work()
+            assert work is not None, "the owner keeps the recording"
+            return work()
         self._graph.replay()
         return self._output
 
@@ -122,7 +126,7 @@ class RecordedRounds:
 
     def covers(self, members: Seq[Sequence]) -> bool:
         """Whether the round is one that was recorded for: no draft lags further behind than a round can leave it."""
-        return all(m.finished or m.draft_lag <= DRAFT_LAG for m in members)
+        return self._k == 0 or all(m.finished or m.draft_lag <= DRAFT_LAG for m in members)
 
     def load(self, members: Seq[Sequence], limits: list[int]) -> int:
         """Put the round's numbers where the recordings read them, in one copy; returns its k."""

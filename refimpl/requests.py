@@ -1,5 +1,6 @@
 """From what a caller hands in (texts, token lists, Requests) to sequences that the engine can run."""
 
+import operator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
@@ -63,13 +64,27 @@ def encode(pair: Pair, prompt: str | Seq[int], index: int) -> list[int]:
             raise InputError(f"prompt {index} is text, but the pair {pair.name!r} has no tokenizer: pass token ids")
         token_ids = list(pair.tokenizer(prompt)["input_ids"])
     else:
-        token_ids = [int(token) for token in prompt]
+        token_ids = _integers(prompt, index)
     if not token_ids:
         raise InputError(f"prompt {index} is empty")
     outside = [token for token in token_ids if not 0 <= token < pair.vocab_size]
     if outside:
         raise InputError(f"prompt {index} holds token {outside[0]}, outside the vocabulary of {pair.vocab_size}")
     return token_ids
+
+
+def _integers(prompt: Seq[int], index: int) -> list[int]:
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise InputError(
+            f"prompts must be a list of texts or of lists of token ids: prompt {index} is {_shortened(prompt)}"
+        ) from None
+
+
+def _shortened(value: object, limit: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "…"
 
 
 def _sequence(pair: Pair, request: Request, token_ids: list[int], config: DecodeConfig, index: int) -> Sequence:

@@ -17,6 +17,7 @@ from refimpl.commands.options import (
     DraftOption,
     DraftTokensOption,
     DtypeOption,
+    GraphsOption,
     JsonOption,
     LimitOption,
     MaxNewOption,
@@ -26,6 +27,7 @@ from refimpl.commands.options import (
     PromptsOption,
     RandomOption,
     ReportOption,
+    RoomOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
@@ -74,6 +76,8 @@ def generate(
     shape_stable: Annotated[
         bool, typer.Option("--shape-stable", help="Passes of one shape: same bits always.")
     ] = False,
+    cuda_graphs: GraphsOption = False,
+    kv_memory_gib: RoomOption = None,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
     random_weights: RandomOption = False,
@@ -101,6 +105,8 @@ def generate(
         "stop_strings": tuple(stop or ()),
         "checks": checks,
         "shape_stable": shape_stable,
+        "cuda_graphs": cuda_graphs,
+        "kv_memory_gib": kv_memory_gib,
     }
     make_config(**settings)
     for path in filter(None, (output, trace)):
@@ -168,6 +174,8 @@ def verify(
     checks: ChecksOption = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes; each run has one thread then.")] = 1,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Run shape-stable; compare to the last bit.")] = False,
+    cuda_graphs: GraphsOption = False,
+    kv_memory_gib: RoomOption = None,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
     random_weights: RandomOption = False,
@@ -193,6 +201,8 @@ def verify(
         "min_p": min_p,
         "seed": seed,
         "checks": checks,
+        "cuda_graphs": cuda_graphs,
+        "kv_memory_gib": kv_memory_gib,
     }
     make_config(**settings)
     check_report(output)
@@ -262,7 +272,7 @@ def demo(
     from refimpl.demo import demo_table, run_demo
 
     check_report(output)
-    models = load("tiny", None, None, device, None, False)
+    models = load("tiny", None, None, device, "float32", False)
     settings = {"batch_size": batch_size, "max_new_tokens": max_new_tokens, "checks": checks}
     with progress_bars() as bars:
         rows = run_demo(models, prompts_from(None, "first", limit), bars, **settings)

@@ -13,6 +13,7 @@ from refimpl.commands.options import (
     DraftOption,
     DraftTokensOption,
     DtypeOption,
+    GraphsOption,
     JsonOption,
     LimitOption,
     MaxNewOption,
@@ -58,6 +59,7 @@ def tie_or_bug(
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "bfloat16",
     random_weights: RandomOption = False,
+    cuda_graphs: GraphsOption = False,
     plot: Annotated[Path | None, typer.Option(help="Histogram of the regrets, PNG, PDF or SVG.")] = None,
     json_: JsonOption = False,
     output: ReportOption = None,
@@ -66,7 +68,11 @@ def tie_or_bug(
     from refimpl.config import make_config
     from refimpl.tie_or_bug import plot_regrets
 
-    settings: dict[str, Any] = {"num_speculative_tokens": num_speculative_tokens, "max_new_tokens": max_new_tokens}
+    settings: dict[str, Any] = {
+        "num_speculative_tokens": num_speculative_tokens,
+        "max_new_tokens": max_new_tokens,
+        "cuda_graphs": cuda_graphs,
+    }
     make_config(**settings)
     for path in filter(None, (plot, output)):
         check_report(path)

@@ -118,18 +118,6 @@ def forced_lengths(text: str, k: int) -> tuple[float, ...]:
     return parse_forced(text.removeprefix("forced:"), k)
 
 
-def context_lengths(text: str) -> list[int]:
-    """Read comma-separated positive integers.
-
-    Raises:
-        InputError: something else stands there.
-    """
-    try:
-        return parse_sizes(text)
-    except InputError as error:
-        raise InputError(str(error).replace("--batch-sizes", "--contexts")) from error
-
-
 def engine_options(texts: list[str] | None) -> tuple[tuple[str, Any], ...]:
     """Settings of the engine from texts like ``compaction_threshold=0.5``; values are JSON, else text.
 
@@ -187,7 +175,7 @@ def anatomy(
     settings = AnatomySettings(
         forced_lengths=forced_lengths(acceptance, num_speculative_tokens),
         batch_sizes=tuple(parse_sizes(batch_sizes)),
-        contexts=tuple(context_lengths(contexts)),
+        contexts=tuple(parse_sizes(contexts, "--contexts")),
         methods=tuple(expand_methods(methods)),
         num_speculative_tokens=num_speculative_tokens,
         rounds=rounds,

@@ -41,6 +41,11 @@ SeedOption = Annotated[int, typer.Option(help="Key of the random numbers.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float64, float32, bfloat16, float16.")]
 RandomOption = Annotated[bool, typer.Option("--random-weights", help="The preset's architecture, no download.")]
+GraphsOption = Annotated[bool, typer.Option("--cuda-graphs", help="Record rounds of inplace and replay them.")]
+RoomOption = Annotated[
+    float | None,
+    typer.Option("--kv-memory-gib", help="Bound on both models' K/V. Default: most of what is free."),
+]
 CompileOption = Annotated[bool, typer.Option("--compile", help="Fuse MLPs and norms with torch.compile.")]
 ReportOption = Annotated[Path | None, typer.Option("--output", help="Write the rows and their provenance as JSON.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON object as the last line.")]
@@ -80,8 +85,8 @@ def prompts_from(path: Path | None, turns: str, limit: int | None) -> list:
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None] | None]:
-    """Yield a callback (label, done, total) that draws bars on a terminal; None where stdout is none."""
-    if not sys.stdout.isatty():
+    """Yield a callback (label, done, total) that draws bars on a terminal; None where stderr is none."""
+    if not sys.stderr.isatty():
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -96,8 +101,8 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None] | None]:
         yield update
 
 
-def parse_sizes(text: str) -> list[int]:
-    """Read comma-separated positive integers.
+def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:
+    """Read the comma-separated positive integers of an option.
 
     Raises:
         InputError: something else stands there.
@@ -105,9 +110,9 @@ def parse_sizes(text: str) -> list[int]:
     try:
         sizes = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise InputError(f"--batch-sizes must be comma-separated integers, not {text!r}") from error
+        raise InputError(f"{option} must be comma-separated integers, not {text!r}") from error
     if not sizes or min(sizes) < 1:
-        raise InputError(f"--batch-sizes must be at least 1, not {text!r}")
+        raise InputError(f"{option} must be at least 1, not {text!r}")
     return sizes
 
 

@@ -36,7 +36,7 @@ def load_pair(
     Args:
         target: ``"tiny"`` (bundled), ``"vicuna"``, ``"qwen3"``, ``"glm4"`` (published pairs), or a path or hub id.
         draft: path or hub id of the draft; needed when `target` is not the name of a pair.
-        device: for example ``"cpu"`` or ``"cuda"``.
+        device: for example ``"cpu"`` or ``"cuda"``; a CUDA device becomes the process's current one.
         dtype: number format; None takes float32 on a CPU and bfloat16 elsewhere.
         random_weights: build a preset's architecture with random weights on the device, without any download.
         trust_remote_code: let code that comes with a model run; off unless asked for.
@@ -48,11 +48,12 @@ def load_pair(
     Raises:
         InputError: unknown name, unreachable hub, missing device, incompatible vocabularies, unsupported model.
     """
-    where, number_format = _device(device), _dtype(dtype, device)
-    names = _names(target, draft)
+    where = _device(device)
+    number_format, names = _dtype(dtype, where), _names(target, draft)
     if random_weights:
-        if str(target) not in PRESETS:
-            raise InputError(f"random_weights needs a preset ({', '.join(PRESETS)}), not {str(target)!r}")
+        if not names.presets:
+            given = str(target) if draft is None else f"{target} with a draft of its own"
+            raise InputError(f"random_weights needs a preset ({', '.join(PRESETS)}), not {given}")
         models = [_random_model(preset, where, number_format, seed + i) for i, preset in enumerate(names.presets)]
         tokenizer, stops = None, set(_eos_ids(models[0].generation_config, None))
     else:
@@ -140,16 +141,21 @@ def _device(device: str) -> torch.device:
         parsed = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"unknown device {device!r}: choose cpu, cuda or cuda:N") from error
-    if parsed.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("device 'cuda' was asked for, but no CUDA device is available; use --device cpu")
+    if parsed.type == "cuda":
+        if not torch.cuda.is_available():
+            raise InputError("device 'cuda' was asked for, but no CUDA device is available; use --device cpu")
+        count = torch.cuda.device_count()
+        if parsed.index is not None and parsed.index >= count:
+            raise InputError(f"device {device!r} was asked for, but there are {count} CUDA devices, counted from 0")
+        torch.cuda.set_device(parsed.index or 0)
     return parsed
 
 
-def _dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
+def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype is None:
-        return torch.float32 if device == "cpu" else torch.bfloat16
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
     if dtype not in DTYPES:
         raise InputError(f"unknown dtype {dtype!r}: choose {', '.join(DTYPES)}")
     return DTYPES[dtype]

@@ -21,6 +21,8 @@ RULES = {
     "greedy": {},
     "coupled": {"temperature": 0.8, "top_p": 0.9, "seed": 4},
     "rejection": {"temperature": 1.2, "acceptance": "rejection", "seed": 4},
+    "forced": {"acceptance": "forced", "forced_lengths": (0.2, 0.2, 0.2, 0.2, 0.2)},
+    "no drafts": {"num_speculative_tokens": 0},
 }
 
 
@@ -64,13 +66,24 @@ def test_drafts_made_ahead_are_as_good(pair, ragged_prompts, monkeypatch):
     assert accepted[0] == accepted[1] > 0
 
 
+def test_replayed_log_probabilities(pair, ragged_prompts):
+    settings = SETTINGS | {"method": "inplace", "batch_size": 4, "logprobs": 2}
+    ordinary = generate(pair, ragged_prompts, **settings).sequences
+    replayed = generate(pair, ragged_prompts, cuda_graphs=True, **settings).sequences
+    for a, b in zip(ordinary, replayed, strict=True):
+        assert [t.logprob for t in a.logprobs] == pytest.approx([t.logprob for t in b.logprobs], abs=1e-9)
+
+
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_p": 0.95}], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_shape_stable_execution_keeps_every_bit(dtype, sampling):
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_shape_stable_execution_keeps_every_bit(dtype, sampling, cuda_graphs):
     prompts = read_prompts(TINY / "prompts.jsonl", "first", 6)
     report = verify(
         load_pair("tiny", device="cuda", dtype=dtype),
         prompts,
+        methods="inplace,inplace+static",
+        cuda_graphs=cuda_graphs,
         bitwise=True,
         batch_sizes=(1, 4),
         max_new_tokens=12,

@@ -27,6 +27,11 @@ from refimpl.prompts import read_prompts
         ({"acceptance": "greedy", "temperature": 1.0}, "acceptance 'greedy' needs temperature 0"),
         ({"stop_strings": ("",)}, "a stop string must not be empty"),
         ({"compaction_threshold": 0}, "compaction_threshold must lie in"),
+        ({"compaction_threshold": "0.5"}, "compaction_threshold must lie in"),
+        ({"aging_bound": "never"}, "aging_bound must be at least 0"),
+        ({"cuda_graphs": "False"}, "cuda_graphs must be true or false, not 'False'"),
+        ({"shape_stable": 1}, "shape_stable must be true or false, not 1"),
+        ({"acceptance": "forced", "forced_lengths": ("1",)}, "forced_lengths must be numbers"),
         ({"sped": 3}, "unknown setting sped: choose among"),
     ],
 )
@@ -40,6 +45,8 @@ def test_settings(settings, message):
     [
         ([], "there are no prompts"),
         ("text", "prompts must be a list"),
+        ([1, 2, 3], "prompts must be a list of texts or of lists of token ids: prompt 0 is 1"),
+        ([[1, 2.5]], r"prompt 0 is \[1, 2.5\]"),
         ([[1], []], "prompt 1 is empty"),
         ([[1], [61]], "prompt 1 holds token 61, outside the vocabulary of 61"),
         (["text"], "has no tokenizer"),

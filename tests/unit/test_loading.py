@@ -98,6 +98,7 @@ def test_presets_build_on_no_memory_and_agree_on_the_vocabulary(name):
         ({"target": "tiny", "device": "warp"}, "unknown device 'warp'"),
         ({"target": "tiny", "dtype": "int3"}, "unknown dtype 'int3'"),
         ({"target": "tiny", "random_weights": True}, "random_weights needs a preset"),
+        ({"target": "qwen3", "draft": "x", "random_weights": True}, "not qwen3 with a draft of its own"),
     ],
 )
 def test_bad_arguments(arguments, message):

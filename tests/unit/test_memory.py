@@ -1,7 +1,9 @@
 """K/V memory: refused before anything is allocated, allocated once, never growing."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ import torch
 
 from refimpl import InputError, generate
 from refimpl.config import make_config
+from refimpl.engine import Engine
 from refimpl.kvstore import KVStore
 from refimpl.memory import GIB, free_bytes
+from refimpl.requests import prepare
 
 PROMPTS = [[1, 2, 3]] * 6
 METHODS = ["inplace", "exspec", "masked+fifo", "rollback"]
@@ -44,6 +48,37 @@ def test_a_bound_that_is_enough(llama, method):
     result = generate(llama, PROMPTS, kv_memory_gib=0.1, **settings)
     assert 0 < result.stats.kv_bytes < 0.1 * GIB
     assert (free_bytes(torch.device("cpu")) or GIB) > 0
+
+
+def test_the_page_cache_counts_as_free(monkeypatch, tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemFree: 2 kB\nMemAvailable: 5 kB\n")
+    monkeypatch.setattr("refimpl.memory.MEMINFO", tmp_path / "meminfo")
+    assert free_bytes(torch.device("cpu")) == 5 * 1024
+    monkeypatch.setattr("refimpl.memory.MEMINFO", tmp_path / "nothing")
+    assert (free_bytes(torch.device("cpu")) or GIB) > 0
+
+
+@pytest.mark.parametrize("settings", [{"method": method} for method in METHODS] + [{"cuda_graphs": True}])
+def test_pools_go_with_their_engine(llama, settings):
+    """At once: no cycle of references waits for the collector."""
+    config = make_config(batch_size=3, max_new_tokens=8, checks="off", **settings)
+    engine = Engine(llama, prepare(llama, PROMPTS, config).sequences, config)
+    for _ in engine.rounds():
+        pass
+    pools = [weakref.ref(layout.pool) for layout in engine.layouts]
+    gc.disable()
+    try:
+        del engine
+        assert [pool() for pool in pools] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_pass_that_fails_leaves_no_block_behind(llama, monkeypatch):
+    monkeypatch.setattr(llama.target.model, "forward", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        generate(llama, PROMPTS, max_new_tokens=4)
+    assert llama.target._cache.block is None
 
 
 @pytest.mark.parametrize("bound", [0, -1, "much", True])

@@ -39,7 +39,8 @@ def passes(monkeypatch):
 
         return run
 
-    for owner, name in ((RecordedRounds, "_propose"), (RecordedRounds, "draft_ahead"), (_Ahead, "serves")):
+    names = [(RecordedRounds, name) for name in ("_propose", "draft_ahead", "verify")]
+    for owner, name in [*names, (_Ahead, "serves")]:
         monkeypatch.setattr(owner, name, counted(name, getattr(owner, name)))
     return counts
 
@@ -97,10 +98,11 @@ def test_cancelling_a_row_leaves_the_others_alone(llama, monkeypatch, passes):
     assert passes["serves"] > 0
 
 
-def test_without_drafts(llama, ragged_prompts):
+def test_without_drafts_every_round_is_recorded(llama, ragged_prompts, passes):
     settings = {"method": "inplace", "batch_size": 4, "num_speculative_tokens": 0}
     expected = outputs(llama, ragged_prompts, **settings)
     assert outputs(llama, ragged_prompts, cuda_graphs=True, **settings) == expected
+    assert passes["verify"] == len(generate(llama, ragged_prompts, **SETTINGS | settings).rounds)
 
 
 def test_bits_stay_under_shape_stable_execution(tiny, bundled_prompts):
