@@ -76,7 +76,7 @@ class Sequence:
 
     @property
     def draft_lag(self) -> int:
-        """Tokens the draft has not cached: 1, or 2 after a full acceptance (INV-6)."""
+        """Tokens the draft has not cached: 1; 2 after a full acceptance (INV-6); more after rounds without drafts."""
         return kernels.lag(self.seq_len, self.draft_cached)
 
     @property
