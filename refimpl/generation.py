@@ -30,7 +30,7 @@ from refimpl.stats import (
     request_weighted_rate,
 )
 from refimpl.timing import StageTimer
-from refimpl.trace import RoundRecord, write_trace
+from refimpl.trace import RoundRecord, trace_header, write_trace
 
 ProgressCallback = Callable[[int, int], None]  # finished sequences, all sequences
 
@@ -69,6 +69,7 @@ class Result:
         rounds: one record per round; empty for `autoregressive`.
         config: what was asked for.
         environment: check level, device, dtype and pair.
+        header: settings of the run, as its trace holds them.
     """
 
     sequences: list[GeneratedSequence]
@@ -76,6 +77,7 @@ class Result:
     rounds: list[RoundRecord]
     config: DecodeConfig
     environment: dict[str, Any] = field(default_factory=dict)
+    header: dict[str, Any] = field(default_factory=dict)
 
     def write_trace(self, path: str | Path) -> None:
         """Write the rounds as NDJSON, the run's settings on the first line.
@@ -83,25 +85,7 @@ class Result:
         Raises:
             InputError: the file cannot be written.
         """
-        write_trace(Path(path), self._trace_header(), self.rounds)
-
-    def _trace_header(self) -> dict[str, Any]:
-        config, method = self.config, self.config.resolved_method
-        return {
-            "method": config.method,
-            "layout": method.layout,
-            "scheduler": method.scheduler,
-            "acceptance": config.resolved_acceptance,
-            "batch_size": config.resolved_batch_size,
-            "window_size": config.resolved_window_size,
-            "aging_bound": config.aging_bound,
-            "num_speculative_tokens": config.num_speculative_tokens,
-            "max_new_tokens": config.max_new_tokens,
-            "num_sequences": len(self.sequences),
-            "prompt_lens": [s.num_prompt_tokens for s in self.sequences],
-            "output_lens": [len(s.token_ids) for s in self.sequences],
-            **self.environment,
-        }
+        write_trace(Path(path), self.header, self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,18 +269,25 @@ def _result(
         rows = by_sequence[sequence.index]
         entries = logprobs[sequence.index] if logprobs else tuple(e for row in rows for e in row.logprobs)
         sequences.append(_generated(pair, sequence, rows, entries, cut))
+    environment = environment_of(pair, config)
     return Result(
         sequences,
         _run_stats(prepared, rounds, [s.stats for s in sequences], wall_s, kv_bytes),
         rounds,
         config,
-        {
-            "pair": pair.name,
-            "device": str(pair.device),
-            "dtype": str(pair.dtype).removeprefix("torch."),
-            "checks": check_level(config, pair.device),
-        },
+        environment,
+        trace_header(config, prepared.sequences, environment),
     )
+
+
+def environment_of(pair: Pair, config: DecodeConfig) -> dict[str, str]:
+    """What a run with these settings runs on: pair, device, dtype and the level of the checks in force."""
+    return {
+        "pair": pair.name,
+        "device": str(pair.device),
+        "dtype": str(pair.dtype).removeprefix("torch."),
+        "checks": check_level(config, pair.device),
+    }
 
 
 def _generated(

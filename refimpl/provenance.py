@@ -1,22 +1,25 @@
-"""Where a number comes from: written beside every measured file."""
+"""Where a number comes from: written beside every measured file. Importing this loads no tensor library."""
 
 import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
+if TYPE_CHECKING:
+    import torch
 
 SCHEMA_VERSION = 1
 ROOT = Path(__file__).parents[1]
 CODE = ("--", "*.py", "*.safetensors", "constraints.txt")  # what a result depends on
 
 
-def provenance(device: torch.device) -> dict[str, Any]:
+def provenance(device: "torch.device") -> dict[str, Any]:
     """Time, commit, command (which holds every setting that is not a default), device and libraries."""
+    import torch
+    import transformers
+
     return {
         "schema_version": SCHEMA_VERSION,
         "utc_time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -32,9 +35,11 @@ def provenance(device: torch.device) -> dict[str, Any]:
     }
 
 
-def device_name(device: torch.device) -> str:
+def device_name(device: "torch.device") -> str:
     """Model of the processor or the GPU."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from refimpl.config import DecodeConfig
 from refimpl.files import write_whole
 from refimpl.records import RowOutcome
+from refimpl.sequence import Sequence
 
 SCHEMA = "raggedspec.trace/1"
 
@@ -49,6 +52,36 @@ class RoundRecord:
                 "num_moves": self.num_moves,
                 **self.stage_s,
             }
+
+
+def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a finished run, as the first line of its trace holds them.
+
+    Args:
+        config: the run's settings, those of the sampling included.
+        sequences: in input order; lengths, budgets and drafts a round are theirs, since a request may have its own.
+        environment: further fields: what the run ran on.
+    """
+    method = config.resolved_method
+    return {
+        "method": config.method,
+        "layout": method.layout,
+        "scheduler": method.scheduler,
+        "acceptance": config.resolved_acceptance,
+        "batch_size": config.resolved_batch_size,
+        "window_size": config.resolved_window_size,
+        "aging_bound": config.aging_bound,
+        "compaction_threshold": config.compaction_threshold,
+        "num_speculative_tokens": config.num_speculative_tokens,
+        "num_speculative_tokens_each": [s.num_speculative_tokens for s in sequences],
+        "max_new_tokens": config.max_new_tokens,
+        "max_new_tokens_each": [s.max_new_tokens for s in sequences],
+        **asdict(config.sampling),
+        "num_sequences": len(sequences),
+        "prompt_lens": [s.prompt_len for s in sequences],
+        "output_lens": [s.num_generated for s in sequences],
+        **environment,
+    }
 
 
 def write_trace(path: Path, header: dict[str, Any], rounds: Iterable[RoundRecord]) -> None:

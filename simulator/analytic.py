@@ -4,7 +4,7 @@
 N the tokens to generate. Times are in seconds, rates per second.
 """
 
-from math import comb, exp, lgamma, log
+from math import exp, lgamma, log
 
 import numpy as np
 
@@ -19,23 +19,6 @@ def accepted_pmf(alpha: float, k: int) -> np.ndarray:
 def tokens_per_round(alpha: float, k: int) -> float:
     """Mean tokens of a row and round, (1 - α^(k+1)) / (1 - α) (Leviathan et al. 2023, equation 1)."""
     return k + 1.0 if alpha == 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
-
-
-def leviathan_speedup(alpha: float, k: int, draft_to_target: float) -> float:
-    """Walltime gain over autoregression at batch 1 when a draft step costs `draft_to_target` of a verify step.
-
-    Leviathan et al. 2023, theorem 3.8.
-    """
-    return tokens_per_round(alpha, k) / (1 + draft_to_target * k)
-
-
-def su_seconds_per_token(k: int, tokens_scale: float, tokens_power: float, draft_s: float, verify_s: float) -> float:
-    """Seconds per token when k drafts yield a further ``tokens_scale · k ** tokens_power`` tokens.
-
-    Su et al. 2023 fit the accepted tokens by such a power law and take the step as k draft passes and one verify pass
-    of a time that is affine in k at a given batch size; the caller gives that time for this k.
-    """
-    return (k * draft_s + verify_s) / (1 + tokens_scale * k**tokens_power)
 
 
 def rounds_law(alpha: float, k: int, tokens: int) -> np.ndarray:
@@ -146,8 +129,3 @@ def bulk_wait_s(rate: float, service_s: float, rows: int) -> float:
     behind = np.maximum(np.arange(size) - rows, 0)
     waiting_s = service_s * (law @ behind + mean / 2)
     return float(waiting_s / (service_s + law[0] / rate) / rate)
-
-
-def binomial_at_least(trials: int, chance: float, least: int) -> float:
-    """Chance of at least `least` successes."""
-    return float(sum(comb(trials, n) * chance**n * (1 - chance) ** (trials - n) for n in range(least, trials + 1)))

@@ -53,6 +53,9 @@ def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec 
         trace: the run.
         cost: where the seconds come from.
         acceptance: replaces the exact replay of what was accepted.
+
+    Raises:
+        InputError: the run's requests differ in their drafts a round, which a scenario's do not.
     """
     header = trace.header
     window = header["window_size"] if header["scheduler"] == "grouped" else None
@@ -67,8 +70,9 @@ def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec 
             batch_size=header["batch_size"],
             window_size=window,
             aging_bound=header["aging_bound"],
-            num_speculative_tokens=header["num_speculative_tokens"],
+            num_speculative_tokens=trace.num_speculative_tokens,
             max_new_tokens=header["max_new_tokens"],
+            compaction_threshold=header.get("compaction_threshold", Engine().compaction_threshold),
         ),
         acceptance=acceptance or Spec.of("replay", path=trace.path),
         cost=cost,
@@ -80,7 +84,7 @@ def check_parity(path: str | Path) -> Parity:
     """Replay a trace and compare every decision.
 
     Raises:
-        InputError: the trace cannot be read.
+        InputError: the trace cannot be read, or no scenario can replay it.
     """
     trace = read_engine_trace(path)
     simulation = simulate_once(replay_scenario(trace), keep_rows=True)

@@ -64,20 +64,30 @@ def load_sweep(path: str | Path) -> SweepSpec:
     """Read a sweep: ``base`` (scenario or file), ``replications``, and one of ``grid``, ``latin``, ``sobol``.
 
     Raises:
-        InputError: unknown keys, impossible settings, none or several of the three kinds.
+        InputError: an unreadable file, unknown keys, impossible settings, none or several of the three kinds; one line
+            that starts with the file's name.
     """
     path = Path(path)
-    require(path.is_file(), f"{path}: no such file")
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data = _read_yaml(path)
     require(isinstance(data, dict), f"{path}: must be a mapping with {', '.join(SPEC_KEYS)}")
     unknown = sorted(set(data) - set(SPEC_KEYS))
     require(not unknown, f"{path}: unknown key {', '.join(unknown)}; allowed: {', '.join(SPEC_KEYS)}")
     base = data.get("base", {})
-    scenario = load_scenario(path.parent / base) if isinstance(base, str) else from_data(base)
+    scenario = load_scenario(path.parent / base) if isinstance(base, str) else None
     try:
-        return build_sweep(scenario, **{key: value for key, value in data.items() if key != "base"})
+        given = {key: value for key, value in data.items() if key != "base"}
+        return build_sweep(from_data(base) if scenario is None else scenario, **given)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
 
 
 def build_sweep(
@@ -97,9 +107,19 @@ def build_sweep(
         grid: dotted path → values; every combination runs.
         latin: ``samples``, ``seed`` and ``ranges`` (dotted path → [low, high], integers where both ends are).
         sobol: ``samples`` (a power of two) and ``ranges``; Saltelli's scheme for `sobol_indices`.
-        skip_invalid: leave out impossible combinations instead of refusing the sweep.
+        skip_invalid: leave out impossible combinations instead of refusing the sweep; not with `sobol`, whose indices
+            need every point.
+
+    Raises:
+        InputError: impossible settings, none or several of the three kinds, or nothing left to run.
     """
+    whole = isinstance(replications, int) and not isinstance(replications, bool) and replications >= 1
+    require(whole, f"replications must be an integer ≥ 1, not {replications!r}")
+    require(isinstance(skip_invalid, bool), f"skip_invalid must be true or false, not {skip_invalid!r}")
     require(sum(kind is not None for kind in (grid, latin, sobol)) == 1, "give exactly one of grid, latin, sobol")
+    for name, kind in (("grid", grid), ("latin", latin), ("sobol", sobol)):
+        require(kind is None or isinstance(kind, dict), f"{name} must be a mapping, not {kind!r}")
+    require(sobol is None or not skip_invalid, "skip_invalid does not go with sobol, whose indices need every point")
     problem = None
     if grid is not None:
         require(all(isinstance(v, list) and v for v in grid.values()), "grid: every path needs a list of values")
@@ -109,6 +129,7 @@ def build_sweep(
     else:
         problem, points = _sobol_points(sobol or {})
     tasks = [task for point in points if (task := _task(base, point, replications, skip_invalid))]
+    require(bool(tasks), "every point of the sweep is impossible")
     return SweepSpec(tuple(tasks), problem)
 
 

@@ -19,6 +19,7 @@ HEADER_FIELDS = (
     "method", "layout", "scheduler", "batch_size", "window_size", "aging_bound", "num_speculative_tokens",
     "max_new_tokens", "num_sequences", "prompt_lens", "device", "pair",
 )  # fmt: skip
+EACH_FIELDS = ("prompt_lens", "max_new_tokens_each", "num_speculative_tokens_each")  # a number per sequence
 ROW_FIELDS = (
     "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "next_token",
     "finished", "draft_s", "verify_s", "realign_s", "prefill_s", "host_s", "round_s",
@@ -53,6 +54,18 @@ class EngineTrace:
         first = self.rows.groupby("round", sort=True)
         frame = first[["mode", "k", *STAGES, "round_s", "num_moves"]].first()
         return frame.assign(rows=first.size(), kept=first["kept"].sum(), accepted=first["accepted"].sum())
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Drafts per row and round at most: the run's own, unless its requests agree on another number.
+
+        Raises:
+            InputError: the requests differ.
+        """
+        each = set(self.header.get("num_speculative_tokens_each", [self.header["num_speculative_tokens"]]))
+        shown = ", ".join(map(str, sorted(each)))
+        require(len(each) == 1, f"{self.path}:1: requests draft {shown} tokens a round; a scenario has one k for all")
+        return int(each.pop())
 
     @cached_property
     def budgets(self) -> list[int]:
@@ -103,6 +116,9 @@ def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
         header.get("schema") == ENGINE_SCHEMA, f"{path}:1: schema must be {ENGINE_SCHEMA}, not {header.get('schema')!r}"
     )
     _require_fields(path, 1, header, HEADER_FIELDS)
+    for name in EACH_FIELDS:
+        complete = name not in header or len(header[name]) == header["num_sequences"]
+        require(complete, f"{path}:1: {name} must hold {header['num_sequences']} numbers, one per sequence")
     records = [_parse(path, number, line) for number, line in enumerate(lines[1:], start=2)]
     for number, record in enumerate(records, start=2):
         _require_fields(path, number, record, ROW_FIELDS)

@@ -171,9 +171,7 @@ def _band(results: Results, speed: float) -> tuple[float, float]:
 
 
 def _scenario(trace: EngineTrace, cost: Spec, acceptance: Spec | None, *, noise: bool) -> Scenario:
-    scenario = replay_scenario(trace, cost, acceptance)
-    threshold = trace.header.get("compaction_threshold", scenario.engine.compaction_threshold)
-    return replace(scenario, noise=noise, engine=replace(scenario.engine, compaction_threshold=threshold))
+    return replace(replay_scenario(trace, cost, acceptance), noise=noise)
 
 
 def _share(simulated: float, measured: float) -> float:

@@ -51,6 +51,7 @@ def make_meta(
     passes: int,
     seed: int,
     run_cv: float,
+    skipped: list[str],
 ) -> dict[str, Any]:
     """Where the points come from, and how far measurements of one and the same thing differ."""
     drift_cv, component_cv = points.drift()
@@ -69,6 +70,7 @@ def make_meta(
         "threads": torch.get_num_threads(),
         "seeds": [seed],
         "check_level": check_level,
+        "cuda_graphs": False,  # visits and runs execute their rounds unrecorded
         "repeats": passes,
         "drift_cv": drift_cv,
         "run_cv": run_cv,
@@ -79,4 +81,5 @@ def make_meta(
         "reference_s": reference.mean_s,
         "reference_cv": reference.cv,
         "interrupted": points.num_interrupted,
+        "skipped": skipped,
     }

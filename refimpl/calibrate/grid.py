@@ -24,12 +24,13 @@ class Variant:
     only_moves: bool = False
 
 
+IN_PLACE = Variant("inplace+fifo", "inplace")
 VARIANTS = (
     Variant("realigned+fifo", "realigned", moved="realign"),
     Variant("realigned+grouped", "realigned", rotating=True, moved="concat", only_moves=True),
     Variant("masked+fifo", "masked", moved="compact"),
     Variant("masked+grouped", "masked", rotating=True, moved="concat", only_moves=True),
-    Variant("inplace+fifo", "inplace"),
+    IN_PLACE,
     Variant("inplace+grouped", "inplace_scattered", rotating=True),
 )
 
@@ -61,6 +62,11 @@ class Cell:
     batch_size: int
     drafts: tuple[int, ...]
     prompt_len: int
+
+    def __str__(self) -> str:
+        what = self.variant.method if self.variant else "prefill"
+        drafts = f" with k = {', '.join(map(str, self.drafts))}" if self.variant else ""
+        return f"{what} of {self.batch_size} rows of {self.prompt_len} tokens{drafts}"
 
     @property
     def num_sequences(self) -> int:

@@ -2,10 +2,12 @@
 
 import random
 import sys
+import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,7 +30,15 @@ from refimpl.requests import Prompt
 CHECKS = "host"
 FORCED_PROBABILITY = 0.7  # of a draft to be accepted, where both models' weights are random
 REFERENCE_TOKENS = 64
-Job = Callable[[], None]
+LONGEST_REASON = 200  # characters of an error that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A visit or a run: what it is called in messages, and what does it."""
+
+    name: str
+    do: Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,7 @@ class Calibration:
 
     Attributes:
         visits, levels_done, probes, held_out: so far.
+        skipped: visits and runs that were refused or for which the memory did not suffice, and why, a line each.
     """
 
     def __init__(self, pair: Pair, given: list[Prompt] | None, plan: Plan, seed: int, minutes: float | None):
@@ -98,16 +109,22 @@ class Calibration:
         self.probe_prompts = [self._deal(study, fitted=True) for study in plan.studies.probes]
         self.probes: dict[str, list[Run]] = defaultdict(list)
         self.held_out: dict[str, Run] = {}
+        self.skipped: list[str] = []
+
+    @property
+    def sufficient(self) -> bool:
+        """Whether the coarsest level was visited in full, and a further pass begun: less makes no calibration."""
+        return self.levels_done > 0 and len({visit.pass_index for visit in self._counted}) > 1
 
     def measure(self) -> None:
-        """Do all jobs in order, until the time is up.
+        """Do all jobs in order, until the time is up; what cannot be done is skipped.
 
         Raises:
             InputError: not even the coarsest level could be measured twice.
         """
         levels = [[cell for cell in level if self.visitor.fits(cell)] for level in levels_of(self.plan.grids)]
         for cell in levels[0][:: max(1, len(levels[0]) // 8)]:
-            self.visitor.visit(cell, 0)
+            self._attempt(Job(f"warm-up of {cell}", partial(self.visitor.visit, cell, 0)))
         self.reference.samples.clear()
         self._run_acceptance()
         blocks = block_order(len(levels), self.plan.passes)
@@ -119,13 +136,19 @@ class Calibration:
             self.levels_done += finished and index == 0
             if not finished:
                 break
-        if len({visit.pass_index for visit in self.visits}) < 2 or self.levels_done == 0:
-            raise InputError("--minutes is too short: no second pass over the coarsest grid was begun")
+        if not self.sufficient:
+            late = time.monotonic() > self.deadline_s or not self.skipped
+            why = "--minutes is too short" if late else f"too much was skipped, first {self.skipped[0]}"
+            raise InputError(f"{why}: no second pass over the coarsest grid was begun")
 
     def points(self) -> Points:
         """Executions of the levels that were visited in full at least once; what is left of others does not count."""
+        return Points(self._counted, self.reference)
+
+    @property
+    def _counted(self) -> list[Visit]:
         last = self.levels_done * self.plan.passes
-        return Points([visit for visit in self.visits if visit.pass_index < last], self.reference)
+        return [visit for visit in self.visits if visit.pass_index < last]
 
     def _do(self, jobs: list[Job], label: str) -> bool:
         """Do jobs in random order; return whether the time sufficed."""
@@ -134,9 +157,20 @@ class Calibration:
             if time.monotonic() > self.deadline_s:
                 print(f"{label}: the time is up after {number} of {len(jobs)} visits and runs", file=sys.stderr)
                 return False
-            job()
+            self._attempt(job)
         print(f"{label}: reference {1e3 * self.reference.mean_s:.2f} ms so far", file=sys.stderr)
         return True
+
+    def _attempt(self, job: Job) -> None:
+        """Do a job; if it is refused or out of memory, say so and go on."""
+        try:
+            job.do()
+            return
+        except (InputError, torch.cuda.OutOfMemoryError) as error:
+            self.skipped.append(f"{job.name}: {textwrap.shorten(str(error), LONGEST_REASON)}")
+        print(f"skipped {self.skipped[-1]}", file=sys.stderr)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # once the failed job's tensors have gone with its frames
 
     def _deal(self, study: StudySettings, *, fitted: bool) -> list[list[int]]:
         return self.supply.deal(study.num_prompts, fitted=fitted)
@@ -146,11 +180,16 @@ class Calibration:
         self.acceptance = self.runner.run(study, self._deal(study, fitted=True), self.seed)
 
     def _visit_job(self, cell: Cell, pass_index: int) -> Job:
-        return lambda: self.visits.append(self.visitor.visit(cell, pass_index))
+        name = f"{cell}, pass {pass_index % self.plan.passes + 1}"
+        return Job(name, lambda: self.visits.append(self.visitor.visit(cell, pass_index)))
 
     def _probe_jobs(self) -> list[Job]:
         def job(study: StudySettings, prompts: list[list[int]]) -> Job:
-            return lambda: self.probes[study.name].append(self.runner.run(study, prompts, self.seed))
+            def probe() -> None:
+                run = self.runner.run(study, prompts, self.seed)
+                self.probes[study.name].append(run)
+
+            return Job(study.name, probe)
 
         return [
             job(study, prompts) for study, prompts in zip(self.plan.studies.probes, self.probe_prompts, strict=True)
@@ -160,7 +199,7 @@ class Calibration:
         """Jobs of each block: the first runs of all studies in the first blocks, the last ones in the last."""
 
         def job(study: StudySettings, prompts: list[list[int]], seed: int) -> Job:
-            return lambda: self.held_out.update({study.name: self.runner.run(study, prompts, seed)})
+            return Job(study.name, lambda: self.held_out.update({study.name: self.runner.run(study, prompts, seed)}))
 
         jobs = list[Job]()
         for repeat in range(self.plan.repeats):
@@ -194,6 +233,8 @@ def calibrate(
 ) -> None:
     """Measure, and write ``calibration/<device>/<pair>`` and ``validation/<device>/<pair>`` under `out`.
 
+    A calibration that is broken off, by whatever error, writes what it has if that is enough.
+
     Args:
         pair: what is timed.
         texts: prompts, at least 32; None for pieces of the standard library, or random ids without a tokenizer.
@@ -216,8 +257,11 @@ def calibrate(
     if threads:
         torch.set_num_threads(threads)
     calibration = Calibration(pair, texts, plan, seed, minutes)
-    calibration.measure()
-    write_calibration(calibration, pair, out, folder_name(pair, pair_name), command)
+    try:
+        calibration.measure()
+    finally:
+        if calibration.sufficient:
+            write_calibration(calibration, pair, out, folder_name(pair, pair_name), command)
 
 
 def write_calibration(calibration: Calibration, pair: Pair, out: Path, folder: str, command: str) -> None:
@@ -225,7 +269,7 @@ def write_calibration(calibration: Calibration, pair: Pair, out: Path, folder: s
     points, runs = calibration.points(), out / "validation" / folder
     meta = make_meta(
         pair, points, calibration.reference, command, check_level=CHECKS, passes=calibration.plan.passes,
-        seed=calibration.seed, run_cv=run_cv(list(calibration.probes.values())),
+        seed=calibration.seed, run_cv=run_cv(list(calibration.probes.values())), skipped=calibration.skipped,
     )  # fmt: skip
     for old in (*runs.glob("*.ndjson.gz"), *runs.glob("fit/*.ndjson.gz")):
         old.unlink()

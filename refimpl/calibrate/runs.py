@@ -12,9 +12,10 @@ from refimpl.calibrate.studies import StudySettings
 from refimpl.config import DecodeConfig, make_config
 from refimpl.engine import Engine
 from refimpl.forced import iid_lengths
+from refimpl.generation import environment_of
 from refimpl.model import Pair
 from refimpl.requests import prepare
-from refimpl.trace import RoundRecord, write_trace
+from refimpl.trace import RoundRecord, trace_header, write_trace
 
 ATTEMPTS = 2
 
@@ -76,7 +77,8 @@ class Runner:
             engine.timer.take()
             records.append(engine.run_one_round())
         speed.append(self.reference.time())
-        return Run(self._header(engine, config, seed, statistics.mean(uninterrupted(speed))), records)
+        environment = environment_of(self.pair, config) | {"reference_s": statistics.mean(uninterrupted(speed))}
+        return Run(trace_header(config, engine.sequences, environment), records)
 
     def _config(self, study: StudySettings, seed: int) -> DecodeConfig:
         options: dict[str, Any] = {"seed": seed}
@@ -88,19 +90,6 @@ class Runner:
             aging_bound=study.aging_bound, num_speculative_tokens=study.num_speculative_tokens,
             max_new_tokens=study.max_new_tokens, checks=self.checks, **options,
         )  # fmt: skip
-
-    def _header(self, engine: Engine, config: DecodeConfig, seed: int, reference_s: float) -> dict[str, Any]:
-        method, sequences = config.resolved_method, engine.sequences
-        return {
-            "method": config.method, "layout": method.layout, "scheduler": method.scheduler,
-            "batch_size": config.resolved_batch_size, "window_size": config.resolved_window_size,
-            "aging_bound": config.aging_bound, "num_speculative_tokens": config.num_speculative_tokens,
-            "max_new_tokens": config.max_new_tokens, "num_sequences": len(sequences),
-            "prompt_lens": [s.prompt_len for s in sequences], "device": self.pair.device.type, "pair": self.pair.name,
-            "dtype": str(self.pair.dtype).removeprefix("torch."), "checks": self.checks, "seed": seed,
-            "acceptance": config.resolved_acceptance, "compaction_threshold": config.compaction_threshold,
-            "reference_s": reference_s,
-        }  # fmt: skip
 
 
 def run_cv(repeats: list[list[Run]]) -> float:

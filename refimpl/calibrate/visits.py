@@ -2,12 +2,11 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import wraps
 from typing import Any
 
-from refimpl.calibrate.grid import VARIANTS, Cell, Variant
+from refimpl.calibrate.grid import IN_PLACE, Cell, Variant
 from refimpl.calibrate.reference import Reference
 from refimpl.config import make_config
 from refimpl.engine import Engine
@@ -99,22 +98,32 @@ class Visitor:
         self.warm_rounds = 2 if pair.device.type == "cuda" else 1
 
     def fits(self, cell: Cell) -> bool:
-        """Whether the cell's K/V fit the device, and its rows the models' context."""
-        longest = cell.prompt_len + self._budget(cell) + SLACK_TOKENS
-        if longest > min(self.pair.target.max_positions, self.pair.draft.max_positions):
-            return False
-        if self.pair.device.type != "cuda":
-            return True
-        per_token = sum(model.kv_shape.bytes_per_token for model in (self.pair.target, self.pair.draft))
-        rows = cell.num_sequences + 3 * cell.batch_size  # the pool; the old batch and the new, which has slack
+        """Whether `require_fit` has nothing against the cell."""
         try:
-            require_room(rows, longest, per_token, None, self.pair.device)
+            self.require_fit(cell)
         except InputError:
             return False
         return True
 
+    def require_fit(self, cell: Cell) -> None:
+        """Raise InputError unless the cell's rows fit the models' context and its K/V what the device has free now."""
+        longest = cell.prompt_len + self._budget(cell) + SLACK_TOKENS
+        context = min(self.pair.target.max_positions, self.pair.draft.max_positions)
+        if longest > context:
+            raise InputError(f"rows of {longest} tokens do not fit the context of {context}")
+        if self.pair.device.type != "cuda":
+            return
+        per_token = sum(model.kv_shape.bytes_per_token for model in (self.pair.target, self.pair.draft))
+        rows = cell.num_sequences + 3 * cell.batch_size  # the pool; the old batch and the new, which has slack
+        require_room(rows, longest, per_token, None, self.pair.device)
+
     def visit(self, cell: Cell, pass_index: int) -> Visit:
-        """Run the cell's rounds, each k in its turn; the order of k rotates from pass to pass."""
+        """Run the cell's rounds, each k in its turn; the order of k rotates from pass to pass.
+
+        Raises:
+            InputError: the cell does not fit the device or the context.
+        """
+        self.require_fit(cell)
         begun_s = time.perf_counter()
         self.reference.time()
         rounds = self._visit_rounds(cell, cell.variant, pass_index) if cell.variant else [self._time_prefill(cell)]
@@ -147,7 +156,7 @@ class Visitor:
         return TimedRound(kind, stage_s["round_s"], stage_s["draft_s"] + stage_s["verify_s"], timings)
 
     def _time_prefill(self, cell: Cell) -> TimedRound:
-        engine = self._engine(cell, VARIANTS[-2])
+        engine = self._engine(cell, IN_PLACE)  # prefill writes straight into the pool, whatever the layout
         engine.timer.take()
         seconds = engine.run_one_round().stage_s["prefill_s"]
         place = Place("prefill", "any", cell.batch_size, cell.prompt_len - 1, -1)
@@ -177,18 +186,9 @@ class Visitor:
 def time_write_backs(engine: Engine) -> StageTimer:
     """Let both layouts time how long they write the old members' K/V back; the seconds come as ``realign_s``."""
     timer = StageTimer(engine.pair.device)
-
-    def timed(flush: Callable[[], None]) -> Callable[[], None]:
-        @wraps(flush)
-        def wrapper() -> None:
-            with timer.stage("realign"):
-                flush()
-
-        return wrapper
-
     for layout in engine.layouts:
         if isinstance(layout, WorkingLayout):
-            layout.flush = timed(layout.flush)  # type: ignore[method-assign]
+            layout.write_back_timer = timer
     return timer
 
 

@@ -2,12 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from refimpl.kvstore import KVStore, RowState
 from refimpl.layouts.base import Layout
+from refimpl.timing import StageTimer
 
 SLACK_COLUMNS = 32  # columns kept free when the batch is laid out anew
 
@@ -17,9 +19,13 @@ class WorkingLayout(Layout):
 
     When the members change, what `batch` holds beyond the pool is written back (`flush`) and the new members are
     gathered from the pool. Committed K/V never change, so nothing is written back twice.
+
+    Attributes:
+        write_back_timer: charged with what `flush` takes, as ``realign``; None where nobody asks.
     """
 
     working_copies = 2
+    write_back_timer: StageTimer | None = None
 
     batch: KVStore
 
@@ -60,6 +66,10 @@ class WorkingLayout(Layout):
 
     def flush(self) -> None:
         """Write back to the pool what it does not hold yet, in one copy."""
+        with self.write_back_timer.stage("realign") if self.write_back_timer else nullcontext():
+            self._write_back()
+
+    def _write_back(self) -> None:
         source: list[int] = []
         target: list[int] = []
         for i, row in enumerate(self.rows):

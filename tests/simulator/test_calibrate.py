@@ -1,24 +1,28 @@
 """From the engine to the simulator and back: calibrate a random pair on a small grid, validate on its held-out runs."""
 
+import gc
 import json
 import random
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from refimpl.calibrate.grid import CPU, CUDA, Axes, levels_of
+from refimpl.calibrate.grid import CPU, CUDA, VARIANTS, Axes, Cell, levels_of
 from refimpl.calibrate.points import Points
 from refimpl.calibrate.prompts import PromptSupply
 from refimpl.calibrate.reference import uninterrupted
 from refimpl.calibrate.run import Calibration, Plan, calibrate
-from refimpl.calibrate.runs import run_cv
+from refimpl.calibrate.runs import Runner, run_cv
 from refimpl.calibrate.studies import CPU as CPU_STUDIES
 from refimpl.calibrate.studies import CUDA as CUDA_STUDIES
 from refimpl.calibrate.studies import Studies, StudySettings
-from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit
+from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit, Visitor
 from refimpl.errors import InputError
+from refimpl.generation import generate
 from refimpl.pairs.loading import random_pair
 from simulator.calibration import META_FIELDS, load_calibration
 from simulator.cli import main
@@ -150,6 +154,134 @@ def test_when_the_time_is_up_the_finished_levels_are_written(pair, tmp_path, mon
     measured.measure()
     places = {place.tokens_per_row for place in measured.points().executions if place.component == "draft"}
     assert places == {2}
+
+
+# --- visits and runs that cannot be done -------------------------------------------------------------------------
+
+
+SMALL = replace(
+    PLAN,
+    grids=(Axes((1, 2), (2,), (2, 40), (2, 24), 2),),
+    studies=replace(PLAN.studies, held_out=(HELD_OUT[1], HELD_OUT[4])),
+    repeats=1,
+)
+OUT_OF_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory.\nTried to allocate much.")
+
+
+def fail_visits(monkeypatch, error, wanted):
+    """Let visits raise `error` where `wanted` holds of the cell and the pass."""
+    visit = Visitor.visit
+
+    def visit_or_fail(self, cell, pass_index):
+        if wanted(cell, pass_index):
+            raise error
+        return visit(self, cell, pass_index)
+
+    monkeypatch.setattr(Visitor, "visit", visit_or_fail)
+
+
+def fail_runs(monkeypatch, error, names):
+    """Let the runs of these studies raise `error`."""
+    run = Runner.run
+
+    def run_or_fail(self, study, prompts, seed):
+        if study.name in names:
+            raise error
+        return run(self, study, prompts, seed)
+
+    monkeypatch.setattr(Runner, "run", run_or_fail)
+
+
+def test_visits_and_runs_that_cannot_be_done_are_skipped(pair, tmp_path, monkeypatch, capsys):
+    longest = Cell(VARIANTS[0], 2, (2,), 40)
+    fail_visits(monkeypatch, OUT_OF_MEMORY, lambda cell, pass_index: cell == longest and pass_index < 2)
+    fail_runs(monkeypatch, InputError("not this one"), ("probe-eqspec", "exspec-0"))
+    calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
+    folder, runs = str(folder_of(tmp_path, "calibration")), folder_of(tmp_path, "validation")
+    calibration = load_calibration(folder)
+    reason = "CUDA out of memory. Tried to allocate much."
+    expected = [f"{longest}, pass {n}: {reason}" for n in (1, 2)]
+    expected += ["probe-eqspec: not this one"] * 2 + ["exspec-0: not this one"]
+    skipped = calibration.meta["skipped"]
+    assert sorted(line for line in skipped if "warm-up" not in line) == sorted(expected)
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if line.startswith("skipped ")] == [f"skipped {line}" for line in skipped]
+    assert (calibration.meta["cuda_graphs"], calibration.meta["run_cv"]) == (False, 0)
+    verify = calibration.grid("verify", "realigned")
+    assert verify.outside(1, 3, 45) == ""
+    assert "were not measured together" in verify.outside(2, 3, 45)
+    assert [path.name for path in runs.glob("*.ndjson.gz")] == ["inplace-grouped-0.ndjson.gz"]
+    assert len(validate(folder, runs, replications=2).table) == 1
+
+
+def test_a_cell_that_no_longer_fits_is_skipped_when_its_turn_comes(pair, monkeypatch):
+    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
+    cell = Cell(None, 2, (1,), 24)
+    assert measured.visitor.fits(cell)
+    monkeypatch.setattr(pair.target, "max_positions", 30)
+    assert not measured.visitor.fits(cell)
+    measured._attempt(measured._visit_job(cell, 1))
+    assert measured.visits == []
+    (line,) = measured.skipped
+    assert line.startswith("prefill of 2 rows of 24 tokens, pass 2: rows of ")
+    assert line.endswith("tokens do not fit the context of 30")
+
+
+@pytest.mark.parametrize("broken_pass", [0, 1])
+def test_a_calibration_that_is_broken_off_writes_what_it_has_if_that_is_enough(
+    pair, tmp_path, monkeypatch, broken_pass
+):
+    seen = []
+
+    def wanted(cell, pass_index):
+        seen.append(pass_index)
+        return seen.count(broken_pass) == 20
+
+    fail_visits(monkeypatch, KeyboardInterrupt(), wanted)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == (
+        [] if broken_pass == 0 else ["calibration", "validation"]
+    )
+    if broken_pass == 1:
+        assert load_calibration(str(folder_of(tmp_path, "calibration"))).grids
+
+
+def test_a_calibration_of_skipped_visits_alone_is_refused(pair, tmp_path, monkeypatch):
+    fail_visits(monkeypatch, OUT_OF_MEMORY, lambda cell, pass_index: True)
+    with pytest.raises(InputError, match=r"too much was skipped, first .* CUDA out of memory.*no second pass"):
+        calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, None], ids=lambda variant: variant.method if variant else "prefill")
+def test_a_visit_leaves_no_pool_behind(pair, monkeypatch, variant):
+    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
+    build, pools = Visitor._engine, []
+
+    def watched(self, *arguments):
+        engine = build(self, *arguments)
+        pools.extend(weakref.ref(layout.pool.data) for layout in engine.layouts)
+        return engine
+
+    monkeypatch.setattr(Visitor, "_engine", watched)
+    gc.collect()
+    gc.disable()
+    try:
+        measured.visitor.visit(Cell(variant, 2, (0, 2), 24), 0)
+        assert len(pools) == 2
+        assert not any(pool() is not None for pool in pools)
+    finally:
+        gc.enable()
+
+
+def test_a_calibration_and_a_user_write_the_same_header(pair):
+    study = HELD_OUT[0]
+    config = {"method": study.method, "batch_size": 2, "num_speculative_tokens": 2, "max_new_tokens": 10}
+    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
+    run = measured.runner.run(study, PROMPTS[:6], 5)
+    header = generate(pair, PROMPTS[:6], max_prompt_tokens=20, seed=5, checks="host", **config).header
+    assert run.header == header | {"reference_s": run.header["reference_s"]}
 
 
 # --- plans -------------------------------------------------------------------------------------------------------

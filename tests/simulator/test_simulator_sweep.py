@@ -112,13 +112,53 @@ def test_sobol_finds_what_matters(tmp_path):
         ({"gird": {}}, "unknown key gird; allowed: base, replications"),
         ({"sobol": {"samples": 10, "ranges": {"seed": [0, 9]}}}, "sobol.samples must be a power of two"),
         ({"latin": {"samples": 4, "ranges": {"seed": [9, 0]}}}, r"latin.ranges.seed must be \[low, high\]"),
+        ({"grid": {"seed": [0]}, "replications": 0}, "replications must be an integer ≥ 1, not 0"),
+        ({"grid": {"seed": [0]}, "replications": 2.5}, "replications must be an integer ≥ 1, not 2.5"),
+        ({"grid": {"seed": [0]}, "replications": True}, "replications must be an integer ≥ 1, not True"),
+        ({"grid": ["seed"]}, r"grid must be a mapping, not \['seed'\]"),
+        ({"grid": {"seed": [0]}, "skip_invalid": "no"}, "skip_invalid must be true or false, not 'no'"),
+        ({"grid": {"engine.window_size": [1]}, "skip_invalid": True}, "every point of the sweep is impossible"),
+        (
+            {"sobol": {"samples": 2, "ranges": {"engine.window_size": [1, 4]}}, "skip_invalid": True},
+            "skip_invalid does not go with sobol, whose indices need every point",
+        ),
     ],
 )
 def test_bad_sweeps(tmp_path, data, message):
     BASE.save(tmp_path / "base.yaml")
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": "base.yaml", **data}))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as error:
         load_sweep(tmp_path / "sweep.yaml")
+    assert str(error.value).startswith(f"{tmp_path / 'sweep.yaml'}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"grid: {seed: [0", "sweep.yaml: not YAML: while parsing a flow sequence .* line 1"),
+        (b"grid: \xff\xfe", "sweep.yaml: not YAML: "),
+        (b"base: {engine: {batch: 2}}\ngrid: {seed: [0]}", "sweep.yaml: .*batch"),
+    ],
+)
+def test_broken_files_are_said_so_in_one_line(tmp_path, text, message):
+    (tmp_path / "sweep.yaml").write_bytes(text)
+    with pytest.raises(InputError, match=message) as error:
+        load_sweep(tmp_path / "sweep.yaml")
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_said_so(tmp_path):
+    with pytest.raises(InputError, match=r"sweep\.yaml: No such file"):
+        load_sweep(tmp_path / "sweep.yaml")
+
+
+def test_the_commit_is_told_by_the_rule_of_the_engine_without_its_libraries():
+    code = (
+        "import sys; import simulator.sweeps; from simulator.provenance import commit; from refimpl import provenance;"
+        "print(commit() == provenance.commit(), [m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True []"
 
 
 def test_impossible_combinations_may_be_skipped():

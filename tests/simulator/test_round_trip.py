@@ -1,0 +1,71 @@
+"""From a run of the engine to its trace, and from the trace to the replay."""
+
+import json
+
+import pytest
+
+from refimpl import Request, generate
+from simulator.errors import InputError
+from simulator.parity import check_parity, replay_scenario
+from simulator.traces import read_engine_trace
+
+BUDGETS = (3, 17, 1, 9, 24, 5, 12)
+
+
+def requests(**wishes):
+    """Prompts of 2 to 14 tokens, each with a budget of its own."""
+    prompts = [[(5 * i + 3 * j) % 50 + 5 for j in range(2 + 2 * i)] for i in range(len(BUDGETS))]
+    return [Request(p, max_new_tokens=n, **wishes) for p, n in zip(prompts, BUDGETS, strict=True)]
+
+
+def traced(pair, path, asked, **settings):
+    result = generate(pair, asked, batch_size=3, num_speculative_tokens=3, max_new_tokens=8, **settings)
+    result.write_trace(path)
+    return result
+
+
+@pytest.mark.parametrize("stops", [{}, {"stop_token_ids": []}], ids=["stop tokens", "to the budget"])
+@pytest.mark.parametrize("method", ["eqspec", "exspec", "rollback", "masked+fifo", "inplace", "inplace+grouped"])
+def test_a_run_of_different_budgets_is_replayed_without_a_difference(llama, tmp_path, method, stops):
+    path = tmp_path / "run.ndjson"
+    result = traced(llama, path, requests(), method=method, window_size=5, temperature=0.5, **stops)
+    trace = read_engine_trace(path)
+    assert tuple(trace.budgets) == BUDGETS
+    assert trace.output_lens == [len(sequence.token_ids) for sequence in result.sequences]
+    parity = check_parity(path)
+    assert parity.exact, parity.first_difference
+
+
+def test_the_header_holds_what_the_replay_needs_and_how_was_sampled(llama, tmp_path):
+    path = tmp_path / "run.ndjson"
+    traced(llama, path, requests(), method="masked", compaction_threshold=0.07, temperature=0.5, top_p=0.9, seed=11)
+    header = json.loads(path.read_text().splitlines()[0])
+    assert header["max_new_tokens_each"] == list(BUDGETS)
+    assert header["num_speculative_tokens_each"] == [3] * len(BUDGETS)
+    assert [header[name] for name in ("temperature", "top_p", "top_k", "seed")] == [0.5, 0.9, 0, 11]
+    assert replay_scenario(read_engine_trace(path)).engine.compaction_threshold == 0.07
+
+
+def test_drafts_that_all_requests_agree_on_are_replayed(llama, tmp_path):
+    path = tmp_path / "run.ndjson"
+    traced(llama, path, requests(num_speculative_tokens=2), method="eqspec")
+    assert replay_scenario(read_engine_trace(path)).engine.num_speculative_tokens == 2
+    assert check_parity(path).exact
+
+
+def test_drafts_that_requests_differ_in_are_refused(llama, tmp_path):
+    path, (first, *others) = tmp_path / "run.ndjson", requests()
+    traced(llama, path, [Request(first.prompt, num_speculative_tokens=1), *others], method="eqspec")
+    with pytest.raises(InputError, match=r"run\.ndjson:1: requests draft 1, 3 tokens a round; a scenario has one k"):
+        check_parity(path)
+
+
+@pytest.mark.parametrize("name", ["prompt_lens", "max_new_tokens_each", "num_speculative_tokens_each"])
+def test_a_list_that_lacks_a_sequence_is_refused(llama, tmp_path, name):
+    path = tmp_path / "run.ndjson"
+    traced(llama, path, requests(), method="inplace")
+    header, *lines = path.read_text().splitlines()
+    short = json.loads(header) | {name: [4]}
+    path.write_text("\n".join([json.dumps(short), *lines]) + "\n")
+    with pytest.raises(InputError, match=f":1: {name} must hold 7 numbers, one per sequence"):
+        read_engine_trace(path)
