@@ -54,13 +54,13 @@ class Engine:
         )
         self._free_slots = list(range(min(self.scheduler.window_size, len(self.sequences))))[::-1]
         self.window = verify_window(self.sequences)
-        self.timer = StageTimer(pair.device)
         self._require_room()
         target = CachedModel(pair.target, self._make_layout(pair.target), "target")
         draft = CachedModel(pair.draft, self._make_layout(pair.draft), "draft")
         rule = make_rule(config, source)
         if config.shape_stable:
             target.layout.block_rows = config.resolved_batch_size
+        self.timer = StageTimer(pair.device)  # the first round begins when everything is allocated
         self.context = RoundContext(
             target=target,
             draft=draft,
@@ -171,9 +171,7 @@ class Engine:
 def require_current(device: torch.device) -> None:
     """Raise InputError for a CUDA device other than the current one, on which events and recordings would be made."""
     if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
-        raise InputError(
-            f"the pair lies on {device}, not on the current device: call torch.cuda.set_device first"
-        )
+        raise InputError(f"the pair lies on {device}, not on the current device: call torch.cuda.set_device first")
 
 
 def longest_row(sequences: Seq[Sequence]) -> int:

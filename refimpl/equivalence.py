@@ -10,7 +10,7 @@ import torch
 from joblib import Parallel, delayed
 
 from refimpl.config import NAMED_METHODS, SCHEDULERS, make_config, resolve_method
-from refimpl.errors import InvariantViolation
+from refimpl.errors import InputError, InvariantViolation
 from refimpl.generation import Result, generate
 from refimpl.model import Pair
 from refimpl.requests import Prompt
@@ -140,13 +140,18 @@ SHAPE_STABLE_METHODS = tuple(f"inplace+{scheduler}" for scheduler in SCHEDULERS)
 
 
 def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], bitwise: bool = False) -> list[tuple[str, int]]:
-    """Each (method, batch size) once; a method with a batch size of its own runs at that one only."""
+    """Each (method, batch size) once; a method with a batch size of its own runs at that one only.
+
+    Raises:
+        InputError: an unknown method, or nothing to run.
+    """
     chosen = SHAPE_STABLE_METHODS if bitwise and methods in ("all", ["all"], ("all",)) else methods
-    runs = [
-        (name, resolve_method(name).batch_size or batch_size)
-        for name in expand_methods(chosen)
-        for batch_size in batch_sizes
-    ]
+    names = expand_methods(chosen)
+    if not names:
+        raise InputError("no method to verify: name one besides autoregressive, which all are compared with")
+    if not batch_sizes:
+        raise InputError("no batch size to verify at")
+    runs = [(name, resolve_method(name).batch_size or batch_size) for name in names for batch_size in batch_sizes]
     return list(dict.fromkeys(runs))
 
 
@@ -168,7 +173,7 @@ def verify(
         prompts: as for `generate`.
         methods: names, or ``"all"``; with `bitwise`, of methods that can run shape-stable.
         batch_sizes: each method runs at each of these.
-        jobs: processes; with more than one, each run has a process and one thread to itself.
+        jobs: processes, on a CPU only; with more than one, each run has a process and one thread to itself.
         bitwise: run shape-stable, the oracle once per batch size in that batch's shapes, and compare
             log-probabilities to the last bit.
         progress: told (what is running, finished, all).
@@ -178,6 +183,8 @@ def verify(
         InputError: impossible settings or prompts. An InvariantViolation is reported, not raised.
     """
     runs = runs_to_verify(methods, batch_sizes, bitwise)
+    if jobs != 1 and pair.device.type != "cpu":
+        raise InputError(f"jobs must be 1 on {pair.device}, not {jobs}: only on a CPU do processes share the models")
     if bitwise:
         settings |= {"shape_stable": True, "logprobs": 0}
         for method, _ in runs:

@@ -3,9 +3,15 @@
 In 16 bit the logits of one prefix depend on the shapes that they were computed with, so two right engines may part
 where two tokens are nearly tied, and everything after that differs. So the output is not compared but judged on its
 own prefixes: the *regret* of a token is the largest logit minus the token's logit, after exactly the tokens that
-precede it. The tolerance is measured, not chosen: the same prefixes run one token at a time (M = 1) and in blocks
-(M = k + 1) give logits that differ by rounding alone. Two tokens can change places only if they are closer than twice
-the largest such difference, which is the threshold.
+precede it. The scale of the tolerance is measured, not chosen: the same prefixes run one token at a time (M = 1) and in
+blocks (M = k + 1), both at batch 1, give logits that differ by rounding alone. The threshold is twice the largest such
+difference over all prefixes and the whole vocabulary: two tokens may each be off by that much, in opposite directions.
+
+This is a heuristic, not a bound. The judged engine ran larger batches, with masks and pads, in which other kernels may
+add in another order and round further than was seen here. What speaks for the threshold is its margin: it takes the
+worst of all logits, where a tie needs the error of the two best ones of a single prefix, and doubles it. Still a bug
+that moves logits by less passes as a tie, and rounding that happens in large batches alone would be called a bug. So
+the report holds the noise, the threshold and the largest regret: a verdict is as good as the distance between them.
 
 | verdict | when                                                                          |
 |---------|-------------------------------------------------------------------------------|
@@ -70,7 +76,7 @@ class Judgement:
 
     @property
     def threshold(self) -> float:
-        """Regret that rounding can explain."""
+        """Largest regret that is put down to rounding."""
         return 2 * self.noise
 
     @property

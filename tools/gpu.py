@@ -1,9 +1,10 @@
 """All measurements that need a GPU, in order of value, in pieces of under nine minutes each.
 
-Every piece writes its results and their provenance as it goes, and is skipped when it is done at this commit already,
-so a run may be cut short and taken up again. Results lie in docs/results and simulator/data, below the folder of --out,
-else the checkout itself. Where the variable OUT names a folder, they are packed there into one archive after every
-command: unpack it in a checkout with `tar -xzf gpu-results.tar.gz`, then run `make readme`.
+Every piece writes its results and their provenance as it goes, and is skipped when it is done at this commit already
+(changed code counts as another commit, rewritten results do not), so a run may be cut short and taken up again.
+Results lie in docs/results and simulator/data, below the folder of --out, else the checkout itself. Where the variable
+OUT names a folder, they are packed there into one archive after every command: unpack it in a checkout with `tar -xzf
+gpu-results.tar.gz`, then run `make readme`.
 
 Examples:
   .ci/gpu                                 everything
@@ -19,9 +20,11 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_ledger import CHECKOUT, Ledger, commit, pack, stamp
+from gpu_ledger import CHECKOUT, Ledger, pack, stamp
 from gpu_pieces import Piece, Scale, all_pieces
 from gpu_run import run_command
+
+from refimpl.provenance import commit
 
 ARCHIVE, LOG, WORK = "gpu-results.tar.gz", "gpu.log", CHECKOUT / "build" / "gpu"
 

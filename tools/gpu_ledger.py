@@ -1,7 +1,6 @@
 """What has been measured, at which commit; and packing of the results so that they unpack in place."""
 
 import json
-import subprocess
 import tarfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,16 +10,7 @@ from gpu_pieces import RESULTS, SIMULATOR_DATA, Piece
 
 CHECKOUT = Path(__file__).parent.parent
 LEDGER = f"{RESULTS}/gpu.json"
-UNKNOWN = "unknown"
-
-
-def commit() -> str:
-    """Commit of the checkout, marked when its files differ from it; unknown where there is no git."""
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.run(words, capture_output=True, text=True, check=True, cwd=CHECKOUT).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return UNKNOWN
+UNKNOWN = "unknown"  # what `refimpl.provenance.commit` says where there is no git
 
 
 class Ledger:

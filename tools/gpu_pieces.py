@@ -20,12 +20,14 @@ class Command:
         writes: files, or folders, that are there when it has ended well.
         needs: option of the project's command line that it uses and that may not be there yet: ("verify", "--bitwise").
         needs_path: file or folder of the checkout without which it is left out.
+        needs_modules: modules that it imports and the project itself does not; without one of them it is left out.
     """
 
     argv: tuple[str, ...]
     writes: tuple[str, ...] = ()
     needs: tuple[str, str] | None = None
     needs_path: str = ""
+    needs_modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,14 @@ def _result(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _smoke(scale: Scale) -> Piece:
     sizes = scale.pick("--limit 8 --max-new-tokens 24", "--limit 2 --max-new-tokens 3 --methods inplace,eqspec")
     verify = _python("verify", "--dtype", "float32", "--batch-sizes", "4", *scale.device, *sizes)
-    tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", GPU_TESTS)
-    commands = (Command(verify), *(() if scale.dry else (Command(tests, needs_path=GPU_TESTS),)))
-    return Piece("smoke", "every method runs on the device; the GPU tests", 5.0, commands)
+    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
+    argv = (*pytest, "--version" if scale.dry else GPU_TESTS)  # without a GPU there is no test to run
+    tests = Command(argv, needs_path=GPU_TESTS, needs_modules=("pytest", "hypothesis"))
+    return Piece("smoke", "every method runs on the device; the GPU tests", 5.0, (Command(verify), tests))
 
 
 def _verify(scale: Scale, dtype: str) -> Piece:
-    """Equality on all prompts; the verdict, for which every prefix is run once more, on some."""
+    """Equality on all prompts, with ordinary rounds and with recorded ones; the verdict, which is dear, on some."""
     common = ("--dtype", dtype, *scale.device, *scale.texts)
     output, writes = _result(f"verify-gpu-{dtype}")
     sizes = scale.pick(
@@ -110,6 +113,8 @@ def _verify(scale: Scale, dtype: str) -> Piece:
         "--limit 2 --batch-sizes 2 --max-new-tokens 3 --methods inplace,eqspec",
     )
     verify = Command(_python("verify", *common, *sizes, *output), writes)
+    sizes = scale.pick("--batch-sizes 4,16 --max-new-tokens 50", "--limit 2 --batch-sizes 2 --max-new-tokens 3")
+    recorded = _recorded(f"verify-gpu-{dtype}-recorded", *common, *sizes)
     output, writes = _result(f"ties-gpu-{dtype}")
     sizes = scale.pick(
         "--limit 24 --batch-sizes 4,16 --max-new-tokens 50",
@@ -117,7 +122,14 @@ def _verify(scale: Scale, dtype: str) -> Piece:
     )
     judge = Command(_python("tie-or-bug", *common, *sizes, *output), writes, needs=("tie-or-bug", "--batch-sizes"))
     what = f"bundled pair in {dtype} against one-at-a-time decoding; differences judged as ties or bugs"
-    return Piece(f"verify-{dtype}", what, 8.0, (verify, judge))
+    return Piece(f"verify-{dtype}", what, 8.5, (verify, recorded, judge))
+
+
+def _recorded(name: str, *options: str) -> Command:
+    """Equality of recorded rounds, which no check may look into."""
+    output, writes = _result(name)
+    graphs = ("--methods", "inplace", "--cuda-graphs", "--checks", "host")
+    return Command(_python("verify", *options, *graphs, *output), writes, needs=("verify", "--cuda-graphs"))
 
 
 def _bitwise(scale: Scale) -> Piece:
@@ -130,6 +142,11 @@ def _bitwise(scale: Scale) -> Piece:
         )
         words = ("verify", "--bitwise", "--dtype", "bfloat16", *scale.device, *sizes, *scale.texts, *options.split())
         commands.append(Command(_python(*words, *output), writes, needs=("verify", "--bitwise")))
+    sizes = scale.pick(
+        "--limit 24 --batch-sizes 8,32 --max-new-tokens 50", "--limit 2 --batch-sizes 2 --max-new-tokens 3"
+    )
+    options = ("--bitwise", "--dtype", "bfloat16", *scale.device, *sizes, *scale.texts)
+    commands.append(_recorded("bitwise-gpu-recorded", *options))
     return Piece("bitwise", "shape-stable execution in bfloat16: equal to the last bit", 8.5, tuple(commands))
 
 

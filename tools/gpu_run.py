@@ -1,6 +1,7 @@
 """Runs one command of a piece: in a process of its own, or inside this one for a dry run."""
 
 import contextlib
+import importlib.util
 import os
 import runpy
 import signal
@@ -40,8 +41,10 @@ class Outcome:
 
 
 def available(command: Command) -> bool:
-    """Whether the checkout has what the command needs."""
+    """Whether the checkout, and this Python, have what the command needs."""
     if command.needs_path and not (CHECKOUT / command.needs_path).exists():
+        return False
+    if any(importlib.util.find_spec(name) is None for name in command.needs_modules):
         return False
     return command.needs is None or has_option(*command.needs)
 

@@ -2,13 +2,10 @@
 
 from typing import Any
 
+from refimpl.commands.bench_tables import has_recordings, percent, record_seconds
+
 Table = tuple[list[str], list[list[str]]]
 STAGES = ("draft", "verify", "realign", "host")
-
-
-def percent(share: float | None, digits: int = 0) -> str:
-    """Share as text; empty where there is none."""
-    return "" if share is None else f"{100 * share:.{digits}f} %"
 
 
 def rates_line(meta: dict[str, Any]) -> str:
@@ -22,15 +19,16 @@ def rates_line(meta: dict[str, Any]) -> str:
 
 
 def bench_table(rows: list[dict[str, Any]]) -> Table:
-    """Throughput of every engine; floor, idle time and memory where they were measured."""
+    """Throughput of every engine; recording, floor, idle time and memory where they were measured."""
     with_floor = "fraction_of_floor" in rows[0]
     on_gpu = with_floor and any(row["peak_memory_bytes"] for row in rows)
     headings = ["engine", "batch", "tokens/s", "against plain", "ms/round", *STAGES, "outside forward"]
-    headings += ["floor/time"] * with_floor + ["idle", "memory"] * on_gpu
-    return headings, [_bench_cells(row, with_floor, on_gpu) for row in rows]
+    recorded = has_recordings(rows)
+    headings += ["record s"] * recorded + ["floor/time"] * with_floor + ["idle", "memory"] * on_gpu
+    return headings, [_bench_cells(row, recorded, with_floor, on_gpu) for row in rows]
 
 
-def _bench_cells(row: dict[str, Any], with_floor: bool, on_gpu: bool) -> list[str]:
+def _bench_cells(row: dict[str, Any], recorded: bool, with_floor: bool, on_gpu: bool) -> list[str]:
     has_rounds = bool(row["ms_per_round"])
     cells = [
         row["engine"],
@@ -38,13 +36,15 @@ def _bench_cells(row: dict[str, Any], with_floor: bool, on_gpu: bool) -> list[st
         f"{row['tokens_per_s']:.0f}",
         f"{row['ratio_to_hf_generate']:.2f}×",
         f"{row['ms_per_round']:.1f}" if has_rounds else "",
-        *(percent(row[f"share_{stage}"]) if has_rounds else "" for stage in STAGES),
-        percent(row["share_outside_forward"], 1) if has_rounds else "",
+        *(percent(row[f"share_{stage}"], 0) if has_rounds else "" for stage in STAGES),
+        percent(row["share_outside_forward"]) if has_rounds else "",
     ]
+    if recorded:
+        cells.append(record_seconds(row))
     if with_floor:
-        cells.append(percent(row["fraction_of_floor"]))
+        cells.append(percent(row["fraction_of_floor"], 0))
     if on_gpu:
-        cells += [percent(row["share_idle"]), f"{row['peak_memory_bytes'] / 1e9:.1f} GB"]
+        cells += [percent(row["share_idle"], 0), f"{row['peak_memory_bytes'] / 1e9:.1f} GB"]
     return cells
 
 
@@ -67,11 +67,11 @@ def _anatomy_cells(place: tuple[str, int], rows: list[dict[str, Any]], fit: dict
     return [
         place[0],
         str(place[1]),
-        *(percent(row["share_realign"], 1) for row in rows),
+        *(percent(row["share_realign"]) for row in rows),
         f"{last['host_operations_per_round']:.1f}",
         f"{last['bytes_per_round'] / 1e6:.1f}",
         f"{last['realign_ms_per_round']:.2f}",
-        percent(last["fraction_of_bandwidth"]),
+        percent(last["fraction_of_bandwidth"], 0),
         "" if fit["exponent"] is None else f"{fit['exponent']:.2f}",
         fit["verdict"],
         last["bound"],

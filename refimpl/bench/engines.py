@@ -1,10 +1,12 @@
 """One run of one engine: transformers' own generation, or a method of ours."""
 
+import gc
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,7 +24,8 @@ from refimpl.stats import AcceptanceStats
 from refimpl.trace import RoundRecord
 
 STAGES = ("draft", "verify", "realign", "host")
-BUSY_ROUNDS, BUSY_WARM_ROUNDS = 4, 3
+BUSY_ROUNDS, BUSY_WARM_ROUNDS, BUSY_TRIES = 4, 3, 8
+EMPTY_STAGE_S = 5e-4  # more than two CUDA events with nothing between them are apart, less than a prefill takes
 ATTENTION = "sdpa"  # of transformers' own generation, whatever the adapter has the model use
 
 
@@ -31,7 +34,7 @@ class Sample:
     """One run of one engine.
 
     Attributes:
-        seconds: of the whole run, prefill included, `record_s` left out.
+        seconds: of the whole run, prefill included; `record_s` and the allocation of our K/V pools left out.
         tokens: generated.
         passes: forward passes that could not be avoided; those of rounds only, where there are rounds.
         passes_s: seconds that these passes took.
@@ -41,7 +44,8 @@ class Sample:
         acceptance: None for engines without rounds.
         peak_bytes: most memory allocated on the device at a time; None on a CPU.
         kv_bytes: K/V pools; None for engines that have none of ours.
-        record_s: seconds spent on recording rounds, which a process does once for each width of the context.
+        record_s: seconds spent on recording rounds, warm-ups included. Recordings live as long as their engine: every
+            run makes them anew, one for each width of the context.
     """
 
     seconds: float
@@ -129,22 +133,39 @@ def hf_generate(bench: Bench, prompts: list[list[int]], batch_size: int, *, assi
 def busy_s_per_round(
     bench: Bench, prompts: list[list[int]], method: str, batch_size: int, **changes: Any
 ) -> float | None:
-    """Seconds a round in which the device works, over a few rounds in the middle; CUDA only, None where unknown."""
+    """Seconds a round in which the device works, over a few rounds in the middle; CUDA only, None where unknown.
+
+    Rounds that prefill or record do work that is not a round's: where one is met, the next few rounds are profiled
+    instead, up to `BUSY_TRIES` times.
+    """
     settings = bench.settings.engine_settings(method, batch_size) | changes
     config = bench.settings.config(method, batch_size, **changes)
     engine = Engine(bench.pair, prepare(bench.pair, prompts, config).sequences, config)
     num_rounds = min(BUSY_ROUNDS, settings["max_new_tokens"] // (2 * settings["num_speculative_tokens"] + 2)) or 1
-    for _ in range(BUSY_WARM_ROUNDS):
-        if not engine.scheduler.done:
-            engine.run_one_round()
+    _next_rounds(engine, BUSY_WARM_ROUNDS)
+    for _ in range(BUSY_TRIES):
+        records, busy_s = _profiled(engine, num_rounds)
+        if busy_s is None or not records:
+            return None
+        if all(_only_decodes(record) for record in records):
+            return busy_s / len(records)
+    return None
 
-    def rounds() -> None:
-        for _ in range(num_rounds):
-            if not engine.scheduler.done:
-                engine.run_one_round()
 
-    busy_s = device_busy_s(rounds)
-    return None if busy_s is None else busy_s / num_rounds
+def _next_rounds(engine: Engine, count: int) -> list[RoundRecord]:
+    """Run so many rounds, or as many as are left."""
+    return list(islice(engine.rounds(), count))
+
+
+def _profiled(engine: Engine, count: int) -> tuple[list[RoundRecord], float | None]:
+    """The same under the profiler, with the seconds in which the device worked."""
+    records: list[RoundRecord] = []
+    return records, device_busy_s(lambda: records.extend(_next_rounds(engine, count)))
+
+
+def _only_decodes(record: RoundRecord) -> bool:
+    """Whether a round neither prefilled nor recorded."""
+    return max(record.stage_s["prefill_s"], record.stage_s["record_s"]) < EMPTY_STAGE_S
 
 
 def _synchronize(device: torch.device) -> None:
@@ -154,7 +175,11 @@ def _synchronize(device: torch.device) -> None:
 
 @contextmanager
 def _peak_memory(device: torch.device) -> Iterator[list[int]]:
-    """Yield a list that holds, afterwards, the most bytes allocated on a CUDA device; it stays empty on a CPU."""
+    """Yield a list that holds, afterwards, the most bytes allocated on a CUDA device; it stays empty on a CPU.
+
+    What an earlier run has dropped is freed first: an engine and its recordings refer to each other.
+    """
+    gc.collect()
     peak: list[int] = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -17,7 +17,8 @@ class BenchRow:
     Attributes:
         engine: hf_generate, hf_assisted, autoregressive_batched, or a method; with the suffix _eager without the
             recorded rounds (CUDA graphs) that the other row of the method has.
-        tokens_per_s, tokens_per_s_min, tokens_per_s_max: over the whole run, prefill included.
+        tokens_per_s, tokens_per_s_min, tokens_per_s_max: over the whole run, prefill included; `record_s` and the
+            allocation of our K/V pools left out.
         ratio_to_hf_generate: median over repeats of the ratio within a repeat.
         mean_acceptance_length, draft_acceptance_rate: of all repeats; 0 for engines without rounds.
         rounds, rows_per_round: of a run; rows that were not finished yet.
@@ -33,7 +34,7 @@ class BenchRow:
         fraction_of_floor: floor over measured time, 1 at best.
         peak_memory_bytes: most memory allocated at a time, weights included; None on a CPU.
         kv_bytes: K/V pools; None for transformers' own engines.
-        record_s: seconds spent on recording rounds, left out of all other columns.
+        record_s: seconds that a run spent on recording rounds, left out of all other columns.
     """
 
     engine: str

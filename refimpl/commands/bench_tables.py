@@ -40,21 +40,33 @@ def bench_meta(models: Any, settings: Any, prompts: list[list[int]], report: Any
     }
 
 
-def percent(share: float | None) -> str:
+def percent(share: float | None, digits: int = 1) -> str:
     """Share as text; empty where there is none."""
-    return "" if share is None else f"{100 * share:.1f} %"
+    return "" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def has_recordings(rows: list[dict[str, Any]]) -> bool:
+    """Whether any row was measured with recorded rounds."""
+    return any(row.get("record_s") for row in rows)
+
+
+def record_seconds(row: dict[str, Any]) -> str:
+    """Seconds that a run spent on recording, as text; empty where nothing was recorded."""
+    return f"{row['record_s']:.2f}" if row.get("record_s") else ""
 
 
 def print_bench_table(rows: list[dict[str, Any]], rates: Any) -> None:
     """One line an engine and batch size."""
+    recorded = has_recordings(rows)
     table = Table(
         title="Medians of interleaved runs; shares are of a round, prefill left out",
-        caption=_caption(rates),
+        caption=_caption(rates) + "; tokens/s leaves record s out" * recorded,
     )
     table.add_column("engine", no_wrap=True)
     on_cuda = any(row["peak_memory_bytes"] for row in rows)
     shares = ("draft", "verify", "realign", "host", *(("idle",) if on_cuda else ()), "outside_forward")
-    for name in ("batch", "tokens/s", "vs plain", "ms/round", *shares, "floor/time", *(("memory",) if on_cuda else ())):
+    last = [*["record s"] * recorded, "floor/time", *["memory"] * on_cuda]
+    for name in ("batch", "tokens/s", "vs plain", "ms/round", *shares, *last):
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
         has_rounds = row["ms_per_round"] > 0
@@ -65,6 +77,7 @@ def print_bench_table(rows: list[dict[str, Any]], rates: Any) -> None:
             f"{row['ratio_to_hf_generate']:.2f}×",
             f"{row['ms_per_round']:.1f}" if has_rounds else "",
             *(percent(row[f"share_{s}"]) if has_rounds else "" for s in shares),
+            *([record_seconds(row)] * recorded),
             percent(row["fraction_of_floor"]),
             *((f"{row['peak_memory_bytes'] / 1e9:.1f} GB",) if on_cuda else ()),
         )

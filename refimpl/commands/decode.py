@@ -172,7 +172,7 @@ def verify(
     min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
     checks: ChecksOption = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes; each run has one thread then.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, on a CPU only; each run has one thread then.")] = 1,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Run shape-stable; compare to the last bit.")] = False,
     cuda_graphs: GraphsOption = False,
     kv_memory_gib: RoomOption = None,

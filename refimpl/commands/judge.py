@@ -103,9 +103,9 @@ def _judge(
 
     if foreign is not None:
         return {"outputs": judge_outputs(models, texts, foreign, **settings)}
-    found = {}
+    runs, found = runs_to_verify(methods, sizes), {}
     reference = tokens_of(generate(models, texts, method="autoregressive", **settings))
-    for method, size in runs_to_verify(methods, sizes):
+    for method, size in runs:
         name = f"{method}, batch {size}"
         print(name, file=sys.stderr, flush=True)
         found[name] = judge_method(models, texts, method=method, batch_size=size, reference=reference, **settings)

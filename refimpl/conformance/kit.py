@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -12,6 +12,7 @@ from refimpl.conformance.engine_cases import ENGINE_PROPERTIES, ONCE, CaseFailur
 from refimpl.conformance.protocol import EngineFailure, EngineSettings, EngineTimeout, EngineUnderTest, NotSupported
 from refimpl.errors import InputError
 
+DECIDING = "equals_reference"  # without it nothing shows that the output is the right one
 Status = Literal["pass", "fail", "not supported", "not run"]
 SPREADS = (0, 2, 6, 12)  # tokens between the shortest and the longest prompt of a batch
 BATCHES_PER_SPREAD = 3
@@ -22,10 +23,11 @@ class Verdict:
     """What became of one property.
 
     Attributes:
-        status: a failure comes with the smallest case that was found.
+        status: a failure comes with the smallest case that was found; one answered case is enough for a pass.
         reason: one line, empty on a pass.
         case: prompts and settings of the smallest failing case.
         row, token: where the outputs part first.
+        asked, answered: cases that the engine was given, those of shrinking included, and those it did not refuse.
     """
 
     property: str
@@ -34,6 +36,8 @@ class Verdict:
     case: EngineCase | None = None
     row: int | None = None
     token: int | None = None
+    asked: int = 0
+    answered: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,15 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed; what is not supported does not count."""
-        return all(v.status in ("pass", "not supported") for v in self.verdicts)
+        """Whether nothing failed and something passed: `equals_reference`, where that was among the properties."""
+        found = {v.status for v in self.verdicts}
+        decided = all(v.status == "pass" for v in self.verdicts if v.property == DECIDING)
+        return decided and "pass" in found and found <= {"pass", "not supported"}
+
+    @property
+    def conforms(self) -> bool:
+        """Whether it passed, `equals_reference` included; other properties may be not supported."""
+        return self.passed and any(v.property == DECIDING for v in self.verdicts)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -79,6 +90,7 @@ class Report:
             "schema": "raggedspec.conformance/1",
             "engine": self.engine,
             "passed": self.passed,
+            "conforms": self.conforms,
             "properties": [asdict(verdict) for verdict in self.verdicts],
             "raggedness": {**asdict(self.raggedness), "verdict": self.raggedness.verdict},
             "calls": self.calls,
@@ -141,11 +153,11 @@ def known_properties(names: Iterable[str]) -> list[str]:
 
 
 class _Hung(BaseException):
-    def __init__(self, case: EngineCase, timeout: EngineTimeout):
-        self.case, self.timeout = case, timeout
+    def __init__(self, case: EngineCase, timeout: EngineTimeout, asked: int, answered: int):
+        self.case, self.timeout, self.asked, self.answered = case, timeout, asked, answered
 
     def verdict(self, name: str) -> Verdict:
-        return Verdict(name, "fail", str(self.timeout), self.case)
+        return Verdict(name, "fail", str(self.timeout), self.case, asked=self.asked, answered=self.answered)
 
 
 def check_property_or_hang(subject: Subject, name: str, max_examples: int) -> Verdict:
@@ -159,7 +171,7 @@ def check_property_or_hang(subject: Subject, name: str, max_examples: int) -> Ve
 def check_property(subject: Subject, name: str, max_examples: int, shrink: bool = True) -> Verdict:
     """Search for a case that breaks one property and shrink it."""
     refused: list[str] = []
-    answered = 0
+    asked = 0
 
     @settings(
         max_examples=1 if name in ONCE else max_examples,
@@ -173,24 +185,26 @@ def check_property(subject: Subject, name: str, max_examples: int, shrink: bool 
     )
     @given(case=engine_cases(subject.engine.vocab_size))
     def holds(case: EngineCase) -> None:
-        nonlocal answered
+        nonlocal asked
+        asked += 1
         try:
             ENGINE_PROPERTIES[name](subject, case)
-            answered += 1
         except NotSupported as refusal:
             refused.append(str(refusal))
         except EngineTimeout as timeout:
-            raise _Hung(case, timeout) from timeout
+            raise _Hung(case, timeout, asked, asked - len(refused) - 1) from timeout
         except EngineFailure as failure:
             raise CaseFailure(case, str(failure)) from failure
 
     try:
         holds()
+        nothing = Verdict(name, "not supported", "".join(refused[:1]))
+        verdict = Verdict(name, "pass") if asked > len(refused) else nothing
     except CaseFailure as failure:
-        return Verdict(name, "fail", failure.reason, failure.case, failure.row, failure.token)
+        verdict = Verdict(name, "fail", failure.reason, failure.case, failure.row, failure.token)
     except Flaky:
-        return Verdict(name, "fail", "the same case fails once and passes once: the engine does not repeat")
-    return Verdict(name, "pass") if answered else Verdict(name, "not supported", refused[0] if refused else "")
+        verdict = Verdict(name, "fail", "the same case fails once and passes once: the engine does not repeat")
+    return replace(verdict, asked=asked, answered=asked - len(refused))
 
 
 def measure_raggedness(subject: Subject) -> Raggedness:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from refimpl.conformance.engine_cases import EngineCase
-from refimpl.conformance.kit import Report, Verdict
+from refimpl.conformance.kit import DECIDING, Report, Verdict
 from refimpl.files import write_whole
 
 _COLOURS = {"pass": "green", "fail": "red", "not supported": "yellow", "not run": "dim"}
@@ -26,11 +26,12 @@ def show(report: Report, console: Console | None = None) -> None:
     """Print the table, the smallest failing cases and the raggedness profile."""
     console = console or Console()
     table = Table(title=report.engine, title_justify="left")
-    for column in ("property", "verdict", "first different token"):
-        table.add_column(column)
+    for column in ("property", "verdict", "answered", "first different token"):
+        table.add_column(column, justify="right" if column == "answered" else "left", no_wrap=column == "property")
     for verdict in report.verdicts:
         status = f"[{_COLOURS[verdict.status]}]{verdict.status}[/]"
-        table.add_row(verdict.property, status, _where(verdict))
+        answered = f"{verdict.answered}/{verdict.asked}" if verdict.asked else ""
+        table.add_row(verdict.property, status, answered, _where(verdict))
     console.print(table)
     for verdict in report.verdicts:
         if verdict.status in ("fail", "not supported") and verdict.reason:
@@ -38,7 +39,17 @@ def show(report: Report, console: Console | None = None) -> None:
             if verdict.case:
                 console.print(f"  smallest case found: {describe(verdict.case)}", markup=False, highlight=False)
     console.print(_raggedness(report), markup=False, highlight=False)
-    console.print("conforms" if report.passed else "does not conform")
+    console.print(conclusion(report), markup=False, highlight=False)
+
+
+def conclusion(report: Report) -> str:
+    """Does the engine conform? One line, with what is missing where nothing has failed."""
+    if report.conforms:
+        return "conforms"
+    if report.passed:
+        return f"passes what was asked; whether it conforms only {DECIDING} can tell"
+    missing = "" if any(v.status == "fail" for v in report.verdicts) else f": {DECIDING} must pass"
+    return f"does not conform{missing}"
 
 
 def describe(case: EngineCase) -> str:

@@ -67,6 +67,8 @@ def test_every_piece_runs(dry, tools):
     assert {entry["commit"] for entry in ledger} == {"abc"}
     done = {entry["name"] for entry in ledger if entry["state"] == "done"}
     assert done >= {"smoke", "verify-float32", "bench-length3", "anatomy", "calibrate-qwen3", "bench-bundled"}
+    smoke = ledger[0]["commands"]
+    assert [command["state"] for command in smoke] == ["done", "not available"]  # hypothesis is hidden
 
 
 def test_results_have_rows_and_provenance_without_the_folder(dry):
@@ -144,6 +146,35 @@ def test_what_is_missing_is_left_out(tools):
     assert not run.has_option("verify", "--magic")
     assert not run.available(pieces.Command((), needs=("magic", "--limit")))
     assert not run.available(pieces.Command((), needs_path="tests/magic"))
+    assert run.available(pieces.Command((), needs_modules=("pytest", "hypothesis")))
+    assert not run.available(pieces.Command((), needs_modules=("pytest", "magic")))
+
+
+def test_the_dry_run_of_the_gpu_tests_ends_well(tools, tmp_path):
+    pieces, _, run = tools
+    command = pieces.all_pieces(pieces.Scale(dry=True))[0].commands[-1]
+    assert "pytest" in command.argv
+    assert run.run_command(command, tmp_path, tmp_path / "log", 60, inside=False).state == "done"
+
+
+def test_packages_of_the_gpu_tests_are_named_where_one_looks(tools):
+    pieces, _, _ = tools
+    needed = {name for piece in pieces.all_pieces(pieces.Scale()) for c in piece.commands for name in c.needs_modules}
+    assert needed == {"pytest", "hypothesis"}
+    assert all(name in Path(SCRIPT).read_text() for name in needed)
+
+
+def test_recorded_rounds_have_results_of_their_own(tools):
+    pieces, _, _ = tools
+    commands = [command for piece in pieces.all_pieces(pieces.Scale()) for command in piece.commands]
+    recorded = {command.writes[0]: command for command in commands if "--cuda-graphs" in command.argv}
+    names = ("verify-gpu-float32", "verify-gpu-bfloat16", "bitwise-gpu")
+    assert set(recorded) == {f"docs/results/{name}-recorded.json" for name in names}
+    for path, command in recorded.items():
+        assert command.needs == ("verify", "--cuda-graphs")
+        assert command.argv[command.argv.index("--methods") + 1] == "inplace"
+        assert ("--bitwise" in command.argv) == ("bitwise" in path)
+        assert f"<!-- table:{Path(path).stem} -->" in (ROOT / "docs/results.md").read_text()
 
 
 def test_a_command_that_fails_or_hangs_is_told_apart(tools, tmp_path):
@@ -173,6 +204,30 @@ def test_the_ledger_wants_files_and_commit(tools, tmp_path):
     ledger_module.Ledger(tmp_path, "abc").note(piece, "done", [report], "device")
     file.unlink()
     assert not ledger_module.Ledger(tmp_path, "abc").has(piece)
+
+
+def test_rewritten_results_do_not_change_the_commit(tools, tmp_path, monkeypatch):
+    """The rule is that of every measured file; the driver learns it without loading a tensor library."""
+    import gpu
+
+    from refimpl import provenance
+
+    assert gpu.commit is provenance.commit
+    code = "import gpu, sys; gpu.commit(); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": f"{TOOLS}:{ROOT}"}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
+
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
+    (tmp_path / "code.py").write_text("1")
+    (tmp_path / "result.json").write_text("1")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "a")):
+        subprocess.run([*git, *words], check=True, cwd=tmp_path)
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    before = gpu.commit()
+    (tmp_path / "result.json").write_text("2")
+    assert gpu.commit() == before
+    (tmp_path / "code.py").write_text("2")
+    assert gpu.commit() == f"{before}-dirty"
 
 
 def test_the_commit_is_named_where_git_was_not_there(tools, tmp_path):

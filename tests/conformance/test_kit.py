@@ -4,7 +4,9 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,9 +14,10 @@ from typer.testing import CliRunner
 from refimpl.config import NAMED_METHODS
 from refimpl.conformance import adapters
 from refimpl.conformance.command_engine import CommandEngine
-from refimpl.conformance.engine_cases import ENGINE_PROPERTIES, EngineCase
-from refimpl.conformance.kit import Raggedness, check_engine
+from refimpl.conformance.engine_cases import ENGINE_PROPERTIES, EngineCase, Subject, equals_reference
+from refimpl.conformance.kit import Raggedness, Report, Verdict, check_engine
 from refimpl.conformance.protocol import EngineFailure, EngineSettings, EngineUnderTest, NotSupported, load_engine
+from refimpl.conformance.report import conclusion
 from refimpl.errors import InputError, InvariantViolation
 from refimpl.faults import FAULTS
 from refimpl.faults.engine import faulty, faulty_unchecked
@@ -75,7 +78,10 @@ def test_a_failure_is_shrunk_and_names_the_first_different_token() -> None:
     verdict = check_engine(engine, properties=["equals_reference"], max_examples=10, fail_fast=True).verdicts[0]
     assert (verdict.status, verdict.row, verdict.token) == ("fail", 0, 0)
     assert verdict.case is not None
-    assert len(verdict.case.prompts) == len(verdict.case.prompts[0]) == 1
+    assert len(verdict.case.prompts) == 1
+    prompt, subject = verdict.case.prompts[0], Subject(engine)
+    for length in range(1, len(prompt)):
+        equals_reference(subject, replace(verdict.case, prompts=(prompt[:length],)))
 
 
 def test_errors_that_grow_with_raggedness_are_told_from_those_that_do_not() -> None:
@@ -104,6 +110,75 @@ def test_assisted_generate_takes_one_prompt_at_a_time() -> None:
     settings = EngineSettings(max_new_tokens=9, batch_size=1)
     plain = adapters.hf_generate("llama")
     assert engine([[5, 6], [9]], settings) == plain([[5, 6], [9]], settings)
+
+
+REFUSING = """
+from refimpl.conformance.protocol import NotSupported
+
+class Refusing:
+    vocab_size, supports = 61, frozenset()
+
+    def __call__(self, prompts, settings):
+        raise NotSupported("batches")
+"""
+
+
+class Refusing:
+    """Refuses everything, or all but batches of one prompt."""
+
+    vocab_size, supports = 61, frozenset()
+
+    def __init__(self, what: str = "all"):
+        self.inner = None if what == "all" else adapters.hf_generate("llama")
+
+    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+        if self.inner is None or len(prompts) > 1:
+            raise NotSupported("batches")
+        return self.inner(prompts, settings)
+
+
+def test_an_engine_that_refuses_everything_does_not_conform() -> None:
+    report = check_engine(Refusing(), max_examples=3)
+    assert {v.status for v in report.verdicts} == {"not supported"}
+    assert all(v.asked and not v.answered for v in report.verdicts)
+    assert not report.passed
+    assert not report.conforms
+    code, text = run_command("--engine", f"{__name__}:Refusing", "--max-examples", "2")
+    assert code == 1
+    assert "does not conform: equals_reference must pass" in text
+
+
+def test_the_report_counts_the_cases_that_were_answered() -> None:
+    report = check_engine(Refusing("batches"), max_examples=20, properties=["equals_reference"], raggedness=False)
+    verdict = report.verdicts[0]
+    assert verdict.status == "pass"
+    assert 0 < verdict.answered < verdict.asked <= 20
+    row = report.as_dict()["properties"][0]
+    assert (row["asked"], row["answered"]) == (verdict.asked, verdict.answered)
+    code, text = run_command("--engine", f"{__name__}:Refusing:batches", "--properties", "equals_reference")
+    assert code == 0
+    assert f"{verdict.answered}/{verdict.asked}" in text
+
+
+@pytest.mark.parametrize(
+    ("statuses", "passed", "told"),
+    [
+        ({"equals_reference": "pass", "runs_repeat": "not supported"}, True, "conforms"),
+        ({"equals_reference": "not supported", "runs_repeat": "pass"}, False, "does not conform: equals_reference"),
+        ({"equals_reference": "pass", "runs_repeat": "fail"}, False, "does not conform"),
+        ({"equals_reference": "pass", "runs_repeat": "not run"}, False, "does not conform"),
+        ({"runs_repeat": "pass"}, True, "passes what was asked; whether it conforms only equals_reference can tell"),
+        ({"runs_repeat": "not supported"}, False, "does not conform"),
+        ({}, False, "does not conform"),
+    ],
+)
+def test_only_equality_with_the_reference_makes_an_engine_conform(
+    statuses: dict[str, Any], passed: bool, told: str
+) -> None:
+    report = Report("engine", tuple(Verdict(name, status) for name, status in statuses.items()))
+    assert report.passed == passed
+    assert conclusion(report).startswith(told)
+    assert report.as_dict()["conforms"] == report.conforms == (conclusion(report) == "conforms")
 
 
 # --- other processes ---------------------------------------------------------------------------------------------
@@ -208,12 +283,24 @@ def test_the_command_wants_one_engine() -> None:
     assert "give either" in run_command()[1]
 
 
+def run_plugin(folder: Path, engine: str, properties: str) -> "subprocess.CompletedProcess[str]":
+    options = ["-p", "refimpl.conformance.pytest_plugin", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    chosen = ["--conformance-engine", engine, "--conformance-properties", properties, "--conformance-examples", "9"]
+    command = [sys.executable, "-m", "pytest", "-q", *options, *chosen, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
+
+
+def test_the_pytest_plugin_fails_where_nothing_is_answered(tmp_path: Path) -> None:
+    (tmp_path / "refusing.py").write_text(REFUSING)
+    done = run_plugin(tmp_path, "refusing:Refusing", "equals_reference,runs_repeat")
+    assert done.returncode == 1
+    assert "1 failed, 1 skipped" in done.stdout
+    assert "equals_reference: batches" in done.stdout
+
+
 def test_the_pytest_plugin_reports_one_item_a_property(tmp_path: Path) -> None:
-    options = ["-p", "refimpl.conformance.pytest_plugin", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    engine = ["--conformance-engine", "refimpl.faults.engine:faulty_unchecked:dsd-next-token-from-draft"]
-    chosen = ["--conformance-properties", "equals_reference,runs_repeat,budget_is_exact", "--conformance-examples", "9"]
-    command = [sys.executable, "-m", "pytest", "-q", *options, *engine, *chosen, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    engine = "refimpl.faults.engine:faulty_unchecked:dsd-next-token-from-draft"
+    done = run_plugin(tmp_path, engine, "equals_reference,runs_repeat,budget_is_exact")
     assert done.returncode == 1
     assert "equals_reference: not the autoregressive output: row 0 differs from token 0" in done.stdout
     assert "smallest case found: prompts" in done.stdout

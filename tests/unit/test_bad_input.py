@@ -1,12 +1,15 @@
 """Bad input: one clear line, and nothing half-written."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from refimpl import DecodeConfig, InputError, Request, generate
 from refimpl.cli import main
 from refimpl.config import make_config
+from refimpl.equivalence import verify
 from refimpl.files import write_whole
 from refimpl.prompts import read_prompts
 
@@ -57,6 +60,26 @@ def test_settings(settings, message):
 def test_prompts(llama, prompts, message):
     with pytest.raises(InputError, match=message):
         generate(llama, prompts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"methods": "autoregressive"}, "no method to verify: name one besides autoregressive"),
+        ({"methods": "autoregressive", "bitwise": True}, "no method to verify"),
+        ({"methods": []}, "no method to verify"),
+        ({"methods": "inplace", "batch_sizes": ()}, "no batch size to verify at"),
+    ],
+)
+def test_verification_of_nothing(llama, settings, message):
+    with pytest.raises(InputError, match=message):
+        verify(llama, [[1]], **settings)
+
+
+def test_processes_are_for_a_cpu():
+    pair = SimpleNamespace(device=torch.device("cuda"))
+    with pytest.raises(InputError, match="jobs must be 1 on cuda, not 2"):
+        verify(pair, [[1]], methods="inplace", jobs=2)
 
 
 def test_config_is_frozen():
@@ -114,11 +137,11 @@ def run_cli(monkeypatch, capsys, *arguments):
         ["generate", "--temperature", "-1"],
         ["verify", "--batch-sizes", "1,x"],
         ["verify", "--methods", "inplace,magic"],
+        ["verify", "--methods", "autoregressive"],
+        ["verify", "--methods", "autoregressive", "--bitwise"],
     ],
 )
 def test_one_line_and_exit_code_2(monkeypatch, capsys, arguments):
-    import torch
-
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     code, output = run_cli(monkeypatch, capsys, *arguments)

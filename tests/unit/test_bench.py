@@ -1,25 +1,32 @@
 """The benchmark: work counted by hand, identities of its rows, and the anatomy of realignment."""
 
+import gc
 import json
+import weakref
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from transformers import GenerationConfig
 
 from refimpl import InputError, generate
-from refimpl.bench import BenchSettings, run_bench, spread
+from refimpl.bench import BenchSettings, engines, run_bench, spread
 from refimpl.bench.anatomy import AnatomySettings, counted_bytes, run_anatomy
 from refimpl.bench.anatomy_rows import AnatomyRow, fitted_exponent, scalings
-from refimpl.bench.engines import hf_generate, run_method
+from refimpl.bench.engines import busy_s_per_round, hf_generate, run_method
 from refimpl.bench.per_row import layers_of, num_operations, ragged_plan, realign_row_by_row
 from refimpl.bench.run import ASSISTED, BATCHED, PLAIN, make_bench
 from refimpl.bench.settings import prompt_ids, takes_graphs
 from refimpl.bench.work import Feed, ModelWork, Rates, Work, round_passes
 from refimpl.cli import main
+from refimpl.commands.bench_tables import print_bench_table
+from refimpl.config import make_config
 from refimpl.conformance.table_model import table_pair
+from refimpl.engine import Engine
 from refimpl.forced import rate_lengths
 from refimpl.pairs.loading import random_pair
 from refimpl.records import RowOutcome
+from refimpl.requests import prepare
 from refimpl.trace import RoundRecord
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, DIM, VOCAB, ITEM = 32, 48, 2, 4, 2, 8, 61, 8
@@ -200,6 +207,96 @@ class TestBench:
     def test_other_models_are_refused(self):
         with pytest.raises(InputError, match="needs two transformers models"):
             run_bench(table_pair(), [[1]], BenchSettings())
+
+
+BUSY_S, STEADY, SLOW = 6.0, 0.0, 1.0
+
+
+@pytest.fixture
+def profiled(monkeypatch):
+    """Rounds of two tokens that say what is scripted of recording; gives the busy time and the rounds of each try."""
+
+    def busy(pair, record_s, max_new_tokens=40):
+        tries, counts, scripted = [], [], iter(record_s)
+        run_one_round = Engine.run_one_round
+
+        def scripted_round(engine):
+            counts.append(1)
+            record = run_one_round(engine)
+            return replace(record, stage_s=record.stage_s | {"prefill_s": 0.0, "record_s": next(scripted, STEADY)})
+
+        def device_busy_s(action):
+            before = len(counts)
+            action()
+            tries.append(len(counts) - before)
+            return BUSY_S
+
+        monkeypatch.setattr(Engine, "run_one_round", scripted_round)
+        monkeypatch.setattr(engines, "device_busy_s", device_busy_s)
+        settings = BenchSettings(max_new_tokens=max_new_tokens, num_speculative_tokens=1, forced_lengths=(0.0, 1.0))
+        return busy_s_per_round(make_bench(pair, settings), [[5, 6]], "eqspec", 1), tries
+
+    return busy
+
+
+class TestBusyTime:
+    def test_steady_rounds_are_profiled_once(self, llama, profiled):
+        assert profiled(llama, [SLOW] * 3) == (BUSY_S / 4, [4])
+
+    def test_rounds_that_record_are_profiled_again(self, llama, profiled):
+        assert profiled(llama, [STEADY] * 4 + [SLOW]) == (BUSY_S / 4, [4, 4])
+
+    def test_it_gives_up_after_some_tries(self, llama, profiled):
+        busy_s, tries = profiled(llama, [SLOW] * 999, max_new_tokens=150)
+        assert busy_s is None
+        assert len(tries) == engines.BUSY_TRIES
+
+    def test_only_the_rounds_that_ran_count(self, llama, profiled):
+        assert profiled(llama, [STEADY] * 6 + [SLOW], max_new_tokens=16) == (BUSY_S, [4, 1])
+
+    def test_nothing_is_left_to_profile(self, llama, profiled):
+        assert profiled(llama, [], max_new_tokens=1) == (None, [0])
+
+    @pytest.mark.parametrize(
+        ("prefill_s", "record_s", "steady"), [(1e-5, 1e-5, True), (SLOW, 0.0, False), (0.0, SLOW, False)]
+    )
+    def test_empty_stages_take_microseconds(self, prefill_s, record_s, steady):
+        record = RoundRecord(0, "static", (), {"prefill_s": prefill_s, "record_s": record_s}, 0)
+        assert engines._only_decodes(record) == steady
+
+    def test_a_real_prefill_is_told_from_none(self, llama):
+        config = make_config(method="eqspec", batch_size=1, max_new_tokens=4, num_speculative_tokens=1)
+        engine = Engine(llama, prepare(llama, [[5, 6, 7] * 20], config).sequences, config)
+        found = [engines._only_decodes(engine.run_one_round()) for _ in range(2)]
+        assert found == [False, True]
+
+
+class TestRecording:
+    def test_what_an_earlier_run_dropped_is_freed_before_a_sample(self, llama):
+        class Dropped:
+            pass
+
+        gc.disable()
+        try:
+            dropped = Dropped()
+            dropped.itself = dropped
+            alive = weakref.ref(dropped)
+            del dropped
+            bench = make_bench(llama, BenchSettings(max_new_tokens=1))
+            assert alive() is not None
+            run_method(bench, [[3, 4]], "eqspec", 1)
+            assert alive() is None
+        finally:
+            gc.enable()
+
+    def test_seconds_of_recording_have_a_column_where_there_are_any(self, report, capsys):
+        found = report[0]
+        rows = [asdict(row) for row in found.rows]
+        for recorded in (False, True):
+            print_bench_table([row | {"record_s": 1.234 * recorded} for row in rows], found.rates)
+            printed = capsys.readouterr().out
+            assert ("record s" in printed) == recorded
+            assert ("1.23" in printed) == recorded
 
 
 def anatomy(pair, **settings):
