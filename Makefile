@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports unit claims readme proof-tools proofs clean
+.PHONY: demo test lint types imports unit claims nightly readme proof-tools proofs clean
 
 demo: $(STAMP)
 	$(BIN)/python -m refimpl demo
@@ -35,6 +35,11 @@ unit: $(STAMP)
 # Every proof where Coq and Spin are installed, else those that pip packages can check; the script says which.
 claims: $(STAMP)
 	if command -v coqc > /dev/null && command -v spin > /dev/null; then proofs/check.sh; else proofs/check.sh --pip-only; fi
+
+# Hours: many more examples a property, then every mutant that was not judged yet.
+nightly: $(STAMP)
+	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 tests/property tests/stateful tests/sampling
+	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py
 
 readme: $(STAMP)
 	$(BIN)/python tools/readme.py

@@ -376,7 +376,7 @@ def origin() -> dict[str, Any]:
 
         from refimpl.provenance import provenance
 
-        return 0, provenance(torch.device("cpu")) | {"command": "python tools/mutate.py --chunk 40"}
+        return 0, provenance(torch.device("cpu")) | {"command": "python tools/mutate.py"}
 
     return in_child(work)[1]
 
