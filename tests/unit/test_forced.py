@@ -21,6 +21,7 @@ def test_bad_text_is_refused(text):
         parse_forced(text, 5)
 
 
+@pytest.mark.filterwarnings("ignore:mean acceptance length")
 @pytest.mark.parametrize(("alpha", "length"), [(0.0, 1.0), (1.0, 5.0)])
 def test_forced_lengths_are_what_happens(llama, ragged_prompts, alpha, length):
     settings = {"acceptance": "forced", "num_speculative_tokens": 4, "max_new_tokens": 20, "stop_token_ids": []}
