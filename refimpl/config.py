@@ -183,7 +183,8 @@ class DecodeConfig:
         stop_token_ids: replaces the pair's stop tokens; may be empty.
         stop_strings: texts that end a generation.
         logprobs: alternatives to report per generated token; None reports nothing, 0 the emitted token's only.
-        checks: level of the run-time checks; None for ``"device"`` on a CPU and ``"host"`` elsewhere.
+        checks: level of the run-time checks; None for ``"device"`` on a CPU, ``"host"`` elsewhere and for recorded
+            rounds.
         compaction_threshold: share of dead slots at which the masked layout compacts.
         shape_stable: run every pass of the target in one fixed shape, idle rows and columns included, so that what a
             row computes does not depend, to the last bit, on which rows stand beside it, on their order or on
@@ -215,37 +216,49 @@ class DecodeConfig:
     kv_memory_gib: float | None = None
 
     def __post_init__(self) -> None:
-        method = resolve_method(self.method)
+        self._check_sizes()
+        self._check_choices()
+        self._check_acceptance()
+        self._check_method(resolve_method(self.method))
+        check_stops(self.stop_token_ids, self.stop_strings)
+
+    def _check_sizes(self) -> None:
         _require_int("batch_size", self.batch_size, 1, 4096)
         _require_int("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
         _require_int("max_new_tokens", self.max_new_tokens, 1)
         if self.window_size is not None:
             _require_int("window_size", self.window_size, 1)
-            grouped = method.scheduler == "grouped"
-            _require(
-                not grouped or self.window_size >= self.batch_size,
-                f"window_size {self.window_size} is smaller than batch_size {self.batch_size}: "
-                f"{self.method} needs a window of at least one batch",
-            )
-        for name, flag in (("shape_stable", self.shape_stable), ("cuda_graphs", self.cuda_graphs)):
-            _require(isinstance(flag, bool), f"{name} must be true or false, not {flag!r}")
+        if self.logprobs is not None:
+            _require_int("logprobs", self.logprobs, 0, 1000)
         _require(
             self.aging_bound is None or (_is_number(self.aging_bound) and self.aging_bound >= 0),
             f"aging_bound must be at least 0 rounds, not {self.aging_bound!r}",
         )
         _require(
-            all(map(_is_number, self.forced_lengths)), f"forced_lengths must be numbers, not {self.forced_lengths!r}"
+            _is_number(self.compaction_threshold) and 0 < self.compaction_threshold <= 1,
+            f"compaction_threshold must lie in (0, 1], not {self.compaction_threshold!r}",
         )
-        if self.logprobs is not None:
-            _require_int("logprobs", self.logprobs, 0, 1000)
+        _require(
+            self.kv_memory_gib is None or (_is_number(self.kv_memory_gib) and self.kv_memory_gib > 0),
+            f"kv_memory_gib must be a number above 0, not {self.kv_memory_gib!r}",
+        )
+
+    def _check_choices(self) -> None:
+        for name, flag in (("shape_stable", self.shape_stable), ("cuda_graphs", self.cuda_graphs)):
+            _require(isinstance(flag, bool), f"{name} must be true or false, not {flag!r}")
         for name, value, known in (
             ("acceptance", self.acceptance, ACCEPTANCE_RULES),
             ("checks", self.checks, CHECK_LEVELS),
         ):
             _require(value is None or value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
+
+    def _check_acceptance(self) -> None:
         _require(
             (self.acceptance == "forced") == bool(self.forced_lengths),
             "acceptance 'forced' and forced_lengths go together",
+        )
+        _require(
+            all(map(_is_number, self.forced_lengths)), f"forced_lengths must be numbers, not {self.forced_lengths!r}"
         )
         _require(
             not self.forced_lengths or (min(self.forced_lengths) >= 0 and abs(sum(self.forced_lengths) - 1) < 1e-6),
@@ -255,9 +268,13 @@ class DecodeConfig:
             self.acceptance != "greedy" or self.sampling.greedy,
             f"acceptance 'greedy' needs temperature 0, not {self.sampling.temperature}",
         )
+
+    def _check_method(self, method: Method) -> None:
+        """Settings that not every method can have."""
         _require(
-            _is_number(self.compaction_threshold) and 0 < self.compaction_threshold <= 1,
-            f"compaction_threshold must lie in (0, 1], not {self.compaction_threshold!r}",
+            method.scheduler != "grouped" or self.window_size is None or self.window_size >= self.batch_size,
+            f"window_size {self.window_size} is smaller than batch_size {self.batch_size}: "
+            f"{self.method} needs a window of at least one batch",
         )
         _require(
             not self.shape_stable or method.layout in ("inplace", None),
@@ -265,14 +282,9 @@ class DecodeConfig:
             "choose inplace, inplace+SCHEDULER or autoregressive",
         )
         _require(
-            self.kv_memory_gib is None or (_is_number(self.kv_memory_gib) and self.kv_memory_gib > 0),
-            f"kv_memory_gib must be a number above 0, not {self.kv_memory_gib!r}",
-        )
-        _require(
             not self.cuda_graphs or method.layout is None or (method.layout, method.scheduler) in RECORDABLE,
             f"cuda_graphs need rows that stay where they are: {self.method} gathers them; choose inplace",
         )
-        check_stops(self.stop_token_ids, self.stop_strings)
 
     @property
     def resolved_method(self) -> Method:

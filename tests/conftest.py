@@ -22,6 +22,21 @@ settings.register_profile("nightly", parent=settings.get_profile("default"), max
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+RECORDED_RULES = {
+    "greedy": {},
+    "coupled": {"temperature": 0.8, "top_p": 0.9, "seed": 4},
+    "rejection": {"temperature": 1.2, "acceptance": "rejection", "seed": 4},
+    "forced": {"acceptance": "forced", "forced_lengths": (0.2, 0.2, 0.2, 0.2, 0.2)},
+    "no drafts": {"num_speculative_tokens": 0},
+}
+
+
+@pytest.fixture(params=RECORDED_RULES.values(), ids=RECORDED_RULES)
+def rule(request):
+    """Settings under which recorded rounds, replayed or not, are compared with ordinary ones."""
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def llama():
     """A random Llama pair whose draft is often right."""
