@@ -121,9 +121,10 @@ class Engine:
         """Refuse the run while nothing is allocated, if its K/V cannot fit."""
         config, pair = self.config, self.pair
         layout = LAYOUT_CLASSES[config.resolved_method.layout or ""]
-        rows = self._pool_rows + layout.working_copies * min(config.resolved_batch_size, self._pool_rows)
+        batch_rows = min(config.resolved_batch_size, self._pool_rows)
+        num_slots = layout.num_slots(self._pool_rows, batch_rows, self._pool_columns)
         bytes_per_token = pair.target.kv_shape.bytes_per_token + pair.draft.kv_shape.bytes_per_token
-        require_room(rows, self._pool_columns, bytes_per_token, config.kv_memory_gib, pair.device)
+        require_room(num_slots, bytes_per_token, config.kv_memory_gib, pair.device)
 
     def _make_layout(self, model: CausalLM) -> Layout:
         config = self.config

@@ -35,9 +35,14 @@ class KVShape:
     device: torch.device
 
     @property
+    def elements_per_token(self) -> int:
+        """Numbers that one token's keys and values take over all layers."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim
+
+    @property
     def bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token over all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of the same."""
+        return self.elements_per_token * self.dtype.itemsize
 
 
 class KVStore:
@@ -72,12 +77,14 @@ class KVStore:
         """Bytes of the keys and values."""
         return self.data.numel() * self.data.element_size()
 
-    def gather(self, slots: Int[Tensor, "rows columns"]) -> "KVStore":
-        """Copy flat slots (row · columns + column) into a new store of that shape: one fused gather."""
-        rows, columns = slots.shape
+    def gather(self, slots: Int[Tensor, "rows columns"], memory: Tensor) -> "KVStore":
+        """Copy flat slots (row · columns + column) into a store of that shape in `memory`: one fused gather."""
+        data = memory[: slots.numel() * self.shape.elements_per_token].view(
+            *self.data.shape[:3], *slots.shape, self.shape.head_dim
+        )
         flat = slots.reshape(-1)
-        data = self.data.flatten(3, 4).index_select(3, flat).unflatten(3, (rows, columns))
-        tags = None if self.tags is None else self.tags.flatten(0, 1).index_select(0, flat).view(rows, columns, -1)
+        torch.index_select(self.data.flatten(3, 4), 3, flat, out=data.flatten(3, 4))
+        tags = None if self.tags is None else self.tags.flatten(0, 1).index_select(0, flat).view(*slots.shape, -1)
         return KVStore(self.shape, data, tags)
 
     def copy_slots(self, source: "KVStore", source_slots: Int[Tensor, " n"], slots: Int[Tensor, " n"]) -> None:

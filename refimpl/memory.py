@@ -33,22 +33,20 @@ def _available_bytes() -> int | None:
     return os.sysconf(names[0]) * os.sysconf(names[1])
 
 
-def require_room(rows: int, columns: int, bytes_per_token: int, budget_gib: float | None, device: torch.device) -> None:
+def require_room(num_slots: int, bytes_per_token: int, budget_gib: float | None, device: torch.device) -> None:
     """Raise InputError unless the K/V of a run fit.
 
     Args:
-        rows: resident sequences, and rows of the working copies beside them.
-        columns: slots a row.
+        num_slots: of the pool and of the batches beside it, one token each.
         bytes_per_token: of both models together.
         budget_gib: bound that the user has set; None for SAFETY of what is free.
         device: where they would go.
     """
-    need = rows * columns * bytes_per_token
+    need = num_slots * bytes_per_token
     free = free_bytes(device)
     room = budget_gib * GIB if budget_gib is not None else None if free is None else SAFETY * free
     if room is not None and need > room:
         raise InputError(
-            f"K/V of {rows} rows (working copies included) of {columns} columns need {need / GIB:.3g} GiB, but "
-            f"{room / GIB:.3g} GiB may be used: lower batch_size, window_size, max_new_tokens or max_prompt_tokens, or "
-            "raise kv_memory_gib"
+            f"K/V of {num_slots} tokens (working copies included) need {need / GIB:.3g} GiB, but {room / GIB:.3g} GiB "
+            "may be used: lower batch_size, window_size, max_new_tokens or max_prompt_tokens, or raise kv_memory_gib"
         )

@@ -140,8 +140,8 @@ def counted_bytes() -> Iterator[list[int]]:
     moved: list[int] = []
     gather, copy_slots = KVStore.gather, KVStore.copy_slots
 
-    def counting_gather(store: KVStore, slots: torch.Tensor) -> KVStore:
-        result = gather(store, slots)
+    def counting_gather(store: KVStore, slots: torch.Tensor, memory: torch.Tensor) -> KVStore:
+        result = gather(store, slots, memory)
         moved.append(2 * result.num_bytes)
         return result
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from refimpl.calibrate.grid import IN_PLACE, Cell, Variant
 from refimpl.calibrate.reference import Reference
-from refimpl.config import make_config
+from refimpl.config import make_config, resolve_method
 from refimpl.engine import Engine
 from refimpl.errors import InputError
+from refimpl.layouts import LAYOUT_CLASSES
 from refimpl.layouts.working import WorkingLayout
 from refimpl.memory import require_room
 from refimpl.model import Pair
@@ -114,8 +115,9 @@ class Visitor:
         if self.pair.device.type != "cuda":
             return
         per_token = sum(model.kv_shape.bytes_per_token for model in (self.pair.target, self.pair.draft))
-        rows = cell.num_sequences + 3 * cell.batch_size  # the pool; the old batch and the new, which has slack
-        require_room(rows, longest, per_token, None, self.pair.device)
+        layout = LAYOUT_CLASSES[resolve_method((cell.variant or IN_PLACE).method).layout or ""]
+        num_slots = layout.num_slots(cell.num_sequences, cell.batch_size, longest)
+        require_room(num_slots, per_token, None, self.pair.device)
 
     def visit(self, cell: Cell, pass_index: int) -> Visit:
         """Run the cell's rounds, each k in its turn; the order of k rotates from pass to pass.

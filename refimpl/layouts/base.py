@@ -34,7 +34,6 @@ class Layout(ABC):
     """
 
     commits_minimum = False  # whether every row commits the batch minimum (rollback)
-    working_copies = 0  # of the rows of a round that stand beside the pool while one is gathered from the other
     block_rows: int | None = None  # rows of every pool block, idle ones included; None for as many as it feeds
 
     def __init__(self, shape: KVShape, rows: int, columns: int, *, max_positions: int, tagged: bool):
@@ -45,6 +44,11 @@ class Layout(ABC):
         self.rows: tuple[RowState, ...] = ()
         self.stored: dict[int, int] = {}  # slot -> leading tokens that the pool holds
         self.num_moves = 0  # fused gathers so far
+
+    @classmethod
+    def num_slots(cls, rows: int, batch_rows: int, columns: int) -> int:
+        """K/V slots of a pool of `rows`, and of what stands beside it when rounds have `batch_rows` members."""
+        return rows * columns
 
     @abstractmethod
     def begin(self, rows: Seq[RowState], span: int) -> None:

@@ -31,8 +31,7 @@ class RealignedLayout(WorkingLayout):
         pads = self._pads_tensor()
         position = kernels.left_padded_position(self._fresh_columns(span), pads).clamp(0, self.scratch_column)
         start = torch.tensor([[row.slot] for row in self.rows], device=self.shape.device) * self.pool.columns
-        self.batch = self.pool.gather(start + position)
-        self.num_moves += 1
+        self.gather_batch(self.pool, start + position)
 
     def realign(self, span: int) -> None:
         """Shift each row to end at the new width: one fused gather, or nothing when every shift is 0."""
@@ -47,8 +46,7 @@ class RealignedLayout(WorkingLayout):
             shift = torch.tensor(shifts, device=self.shape.device)[:, None]
             source = kernels.realign_source(self._fresh_columns(span), shift).clamp(0, self.batch.columns - 1)
             start = torch.arange(len(self.rows), device=self.shape.device)[:, None] * self.batch.columns
-            self.batch = self.batch.gather(start + source)
-            self.num_moves += 1
+            self.gather_batch(self.batch, start + source)
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int) -> Block:
         """Write at columns [width + offset, width + offset + q) of every row."""

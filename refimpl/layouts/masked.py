@@ -34,6 +34,11 @@ class MaskedLayout(WorkingLayout):
     _round_start: int  # first column of the round in flight
     _first_offset: int | None  # offset of its first block
 
+    @classmethod
+    def batch_columns(cls, columns: int) -> int:
+        """A quarter more, for holes."""
+        return super().batch_columns(columns) + columns // 4
+
     def load(self, span: int) -> None:
         """Gather the rows from the pool, left-padded."""
         longest = max(row.num_cached for row in self.rows)
@@ -41,7 +46,7 @@ class MaskedLayout(WorkingLayout):
             [row.slot * self.pool.columns + max(0, c - (longest - row.num_cached)) for c in range(longest)]
             for row in self.rows
         ]
-        self._lay_out(longest, self.pool.gather(self._with_slack(slots, span)))
+        self._lay_out(longest, self.pool, self._with_slack(slots, span))
 
     def realign(self, span: int) -> None:
         """Compact when that frees enough columns, or when the batch is out of columns."""
@@ -53,7 +58,7 @@ class MaskedLayout(WorkingLayout):
                 [i * self.batch.columns + column for column in [0] * (longest - len(columns)) + columns]
                 for i, columns in enumerate(self._columns)
             ]
-            self._lay_out(longest, self.batch.gather(self._with_slack(slots, span)))
+            self._lay_out(longest, self.batch, self._with_slack(slots, span))
         self._begin_round()
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int) -> Block:
@@ -102,13 +107,12 @@ class MaskedLayout(WorkingLayout):
         itself = (position < 0)[:, :, None] & (columns == columns[start:, None])
         return (visible | itself)[:, None]  # a pad sees itself, so that its softmax is defined
 
-    def _lay_out(self, longest: int, batch: KVStore) -> None:
-        self.batch = batch
-        self.num_moves += 1
+    def _lay_out(self, longest: int, source: KVStore, slots: Int[Tensor, "rows columns"]) -> None:
+        self.gather_batch(source, slots)
         self._width = longest
         self._columns = [list(range(longest - row.num_cached, longest)) for row in self.rows]
         cached = torch.tensor([[row.num_cached] for row in self.rows], device=self.shape.device)
-        columns = torch.arange(batch.columns, device=self.shape.device)
+        columns = torch.arange(self.batch.columns, device=self.shape.device)
         position = kernels.left_padded_position(columns, longest - cached)
         self._slot_position = kernels.masked_slot_position(position, torch.zeros_like(position), cached)
         self._begin_round()

@@ -23,17 +23,42 @@ METHODS = ["inplace", "exspec", "masked+fifo", "rollback"]
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_cannot_fit_ends_before_it_allocates(llama, monkeypatch, method):
     monkeypatch.setattr(KVStore, "empty", lambda *_, **__: pytest.fail("allocated"))
-    with pytest.raises(InputError, match=r"K/V of \d+ rows .* need .* GiB, but 1e-06 GiB may be used: lower"):
+    with pytest.raises(InputError, match=r"K/V of \d+ tokens .* need .* GiB, but 1e-06 GiB may be used: lower"):
         generate(llama, PROMPTS, method=method, batch_size=3, max_new_tokens=20, kv_memory_gib=1e-6)
 
 
-@pytest.mark.parametrize(("method", "rows"), [("inplace", 3), ("inplace+grouped", 6), ("exspec", 12), ("masked", 9)])
-def test_rows_beside_the_pool_count(llama, method, rows):
+# Rows of 32 columns: pool rows, then two buffers of three rows with 32 columns of slack, or 8 more for holes.
+@pytest.mark.parametrize(
+    ("method", "num_slots"),
+    [
+        ("inplace", 3 * 32),
+        ("inplace+grouped", 6 * 32),
+        ("exspec", 6 * 32 + 2 * 3 * 64),
+        ("masked", 3 * 32 + 2 * 3 * 72),
+    ],
+)
+def test_slots_beside_the_pool_count(llama, method, num_slots):
     """A gather reads one copy of the batch and writes another."""
     settings = {"method": method, "batch_size": 3, "window_size": 6, "max_new_tokens": 20}
     assert generate(llama, PROMPTS, kv_memory_gib=1, **settings).stats.kv_bytes > 0
-    with pytest.raises(InputError, match=f"K/V of {rows} rows"):
+    with pytest.raises(InputError, match=f"K/V of {num_slots} tokens"):
         generate(llama, PROMPTS, kv_memory_gib=1e-6, **settings)
+
+
+@pytest.mark.parametrize("method", ["eqspec", "exspec", "masked", "masked+grouped", "rollback"])
+def test_gathers_take_turns_in_two_buffers(llama, method):
+    """Each is allocated once, and together with the pool they are what was reckoned."""
+    config = make_config(method=method, batch_size=3, window_size=6, max_new_tokens=60)
+    engine = Engine(llama, prepare(llama, PROMPTS, config).sequences, config)
+    layout, places = engine.context.target.layout, []
+    for _ in engine.rounds():
+        if not places or layout.batch.data.data_ptr() != places[-1]:
+            places.append(layout.batch.data.data_ptr())
+    assert len(places) > 2
+    assert places == [places[i % 2] for i in range(len(places))]
+    buffers = sum(buffer.numel() for buffer in (layout._buffer, layout._spare))
+    slots = layout.num_slots(layout.pool.rows, 3, layout.pool.columns)
+    assert layout.pool.data.numel() + buffers == slots * layout.shape.elements_per_token
 
 
 def test_what_is_free_is_the_default_bound(llama, monkeypatch):
