@@ -70,18 +70,17 @@ class _BlockCacheLayer(CacheLayerMixin):
 
 
 class BlockCache(Cache):
-    """A transformers cache without storage: hands each layer's entries to the block in flight."""
+    """A transformers cache without storage, for one pass: hands each layer's entries to the block."""
 
-    def __init__(self, num_layers: int):
+    def __init__(self, num_layers: int, block: Block):
         super().__init__(layers=[_BlockCacheLayer() for _ in range(num_layers)])
-        self.block: Block | None = None
+        self._block = block
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Store a layer's entries where the block says; return all that the block's queries may see."""
-        assert self.block is not None
-        return self.block.append(layer_idx, key_states, value_states)
+        return self._block.append(layer_idx, key_states, value_states)
 
 
 class HuggingFaceLM:
@@ -107,23 +106,18 @@ class HuggingFaceLM:
         self.kv_shape = _probe_kv_shape(model)
         heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
         self._groups = heads // self.kv_shape.num_kv_heads if implementation == attention.NAME else 1
-        self._cache = BlockCache(self.kv_shape.num_layers)
         refuse_unless_positions_and_mask_count(self)
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block through the model with explicit positions and an explicit 4-D mask."""
-        self._cache.block = block
-        try:
-            return self.model(
-                input_ids=block.tokens,
-                position_ids=block.position_ids,
-                attention_mask=attention.additive_mask(block.mask, self.kv_shape.dtype, self._groups),
-                past_key_values=self._cache,
-                use_cache=True,
-                logits_to_keep=num_logits,
-            ).logits
-        finally:
-            self._cache.block = None  # it holds the layout, and with it the K/V
+        return self.model(
+            input_ids=block.tokens,
+            position_ids=block.position_ids,
+            attention_mask=attention.additive_mask(block.mask, self.kv_shape.dtype, self._groups),
+            past_key_values=BlockCache(self.kv_shape.num_layers, block),
+            use_cache=True,
+            logits_to_keep=num_logits,
+        ).logits
 
     def fresh_row(self) -> FeedRow:
         """Start one row on transformers' own DynamicCache, positions and mask left to the model."""
@@ -241,3 +235,7 @@ class Pair:
     def dtype(self) -> torch.dtype:
         """Number format of the target's cache."""
         return self.target.kv_shape.dtype
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of generated tokens, without special ones; for a pair with a tokenizer."""
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))

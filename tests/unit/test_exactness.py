@@ -1,6 +1,7 @@
 """Every layout × scheduler gives the oracle's tokens, for six architectures and good, bad and adversarial drafts."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -50,6 +51,17 @@ def test_kv_equal_to_a_fresh_forward_pass(runs, ragged_prompts, method):
     pair, expected = runs("gpt2", "good", ragged_prompts)
     result = generate(pair, ragged_prompts, method=method, batch_size=4, checks="oracle", **SETTINGS)
     assert tokens(result) == expected
+
+
+@pytest.mark.parametrize("methods", [("inplace", "inplace"), ("eqspec", "masked")])
+def test_threads_may_share_a_pair(llama, ragged_prompts, methods):
+    expected = tokens(generate(llama, ragged_prompts, method="autoregressive", **SETTINGS))
+    with ThreadPoolExecutor(4) as threads:
+        runs = [
+            threads.submit(generate, llama, ragged_prompts, method=method, batch_size=size, **SETTINGS)
+            for method, size in zip(methods * 2, (2, 3, 4, 5), strict=True)
+        ]
+    assert [tokens(run.result()) for run in runs] == [expected] * 4
 
 
 @pytest.mark.parametrize("k", [0, 1, 7])
