@@ -7,19 +7,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
+from refimpl.conformance.profiles import register_profiles
 from refimpl.pairs import load_pair
 from refimpl.pairs.loading import TINY, random_pair
 from refimpl.prompts import read_prompts
 
 torch.set_num_threads(1)
 
-_slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("default", max_examples=25, deadline=None, suppress_health_check=_slow)
-settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
-settings.register_profile("nightly", parent=settings.get_profile("default"), max_examples=1000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+register_profiles()
 
 
 RECORDED_RULES = {

@@ -17,6 +17,6 @@ def register_profiles() -> None:
         "ci", max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=_SLOW
     )
     settings.register_profile(
-        "nightly", max_examples=3000, deadline=None, suppress_health_check=_SLOW, phases=list(Phase)
+        "nightly", max_examples=1000, deadline=None, suppress_health_check=_SLOW, phases=list(Phase)
     )
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

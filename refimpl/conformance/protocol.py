@@ -70,7 +70,7 @@ def load_engine(name: str) -> EngineUnderTest:
     """Call the factory that ``module:factory`` or ``module:factory:argument`` names.
 
     Raises:
-        InputError: there is no such module or factory.
+        InputError: there is no such module or factory, or what it makes is no engine.
     """
     module_name, _, rest = name.partition(":")
     factory_name, _, argument = rest.partition(":")
@@ -80,7 +80,10 @@ def load_engine(name: str) -> EngineUnderTest:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except (ImportError, AttributeError) as error:
         raise InputError(f"cannot load the engine {name!r}: {error}") from error
-    return factory(argument) if argument else factory()
+    engine = factory(argument) if argument else factory()
+    if not (callable(engine) and hasattr(engine, "vocab_size") and hasattr(engine, "supports")):
+        raise InputError(f"{name!r} makes {_short(engine)}, no callable with vocab_size and supports")
+    return engine
 
 
 def check_answer(answer: Any, prompts: list[list[int]], vocab_size: int) -> list[list[int]]:

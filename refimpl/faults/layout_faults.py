@@ -160,8 +160,8 @@ def realigned_one_column_off(original: Any) -> Any:
 def values_left_behind(original: Any) -> Any:
     """Keys are moved, values are moved to another column: lengths, masks and provenance all look right."""
 
-    def gather(self: KVStore, slots: Any) -> KVStore:
-        moved = original(self, slots)
+    def gather(self: KVStore, slots: Any, memory: Any) -> KVStore:
+        moved = original(self, slots, memory)
         moved.data[:, VALUE] = moved.data[:, VALUE].roll(1, dims=3)
         return moved
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from refimpl.config import NAMED_METHODS
 from refimpl.conformance import adapters
 from refimpl.conformance.command_engine import CommandEngine
-from refimpl.conformance.engine_cases import ENGINE_PROPERTIES, EngineCase, Subject, equals_reference
+from refimpl.conformance.engine_cases import ENGINE_PROPERTIES, EngineCase, Subject, equals_reference, law_p_value
 from refimpl.conformance.kit import Raggedness, Report, Verdict, check_engine
 from refimpl.conformance.protocol import EngineFailure, EngineSettings, EngineUnderTest, NotSupported, load_engine
 from refimpl.conformance.report import conclusion
@@ -41,6 +41,22 @@ BRIEF = ["equals_reference", "stop_is_exact", "samples_are_keyed"]
 @pytest.mark.parametrize("method", NAMED_METHODS)
 def test_our_methods_conform(method: str) -> None:
     assert check_engine(adapters.method(method), max_examples=3, properties=BRIEF, raggedness=False).passed
+
+
+@pytest.mark.parametrize("size", [3, 50, 5000, 10**9])
+def test_the_law_of_any_vocabulary_is_compared(size: int) -> None:
+    """Two samples of one law, of shifted ids, and of a law that differs in the last token alone."""
+    rng = random.Random(size)
+    first, second = ([tuple(rng.randrange(size) for _ in range(3)) for _ in range(1024)] for _ in range(2))
+    assert law_p_value(first, second) > 1e-3
+    assert law_p_value(first, [(a + size, b, c) for a, b, c in second]) < 1e-9
+    assert law_p_value(first, [(a, b, c // 2) for a, b, c in second]) < 1e-9
+
+
+def test_answers_of_one_token_or_none_have_a_law() -> None:
+    assert law_p_value([(1,)] * 1024, [(1,)] * 1024) == 1
+    assert law_p_value([(1,)] * 1024, [()] * 1024) < 1e-9
+    assert law_p_value([(1, 2)] * 1024, [(1,)] * 1024) < 1e-9
 
 
 def test_the_rejection_rule_conforms_in_law() -> None:
