@@ -16,6 +16,7 @@ _PUBLIC = {
     "SamplingConfig": "config",
     "generate": "generation",
     "load_pair": "pairs",
+    "make_pair": "pairs",
     "stream": "generation",
     "verify": "equivalence",
 }

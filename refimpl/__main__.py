@@ -1,4 +1,4 @@
-"""Command line: ``python -m refimpl generate|verify|demo``."""
+"""Command line: ``python -m refimpl --help``."""
 
 from refimpl.cli import main
 

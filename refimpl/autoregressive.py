@@ -39,7 +39,7 @@ def decode(
         token = _choose(logits, sampling, sequence, sequence.prompt_len + len(generated))
         generated.append(token)
         yield token, logits
-        if token in sequence.stop_token_ids or (sequence.stops_text is not None and sequence.stops_text(generated)):
+        if sequence.stops_at(token, generated):
             return
         fed = [token]
 

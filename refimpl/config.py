@@ -1,6 +1,7 @@
 """What a caller may choose: frozen, validated, free of tensors."""
 
 import math
+import numbers
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
@@ -54,7 +55,7 @@ def resolve_method(name: str) -> Method:
     """
     if name in NAMED_METHODS:
         return NAMED_METHODS[name]
-    layout, _, scheduler = name.partition("+")
+    layout, _, scheduler = str(name).partition("+")
     if layout in LAYOUTS and scheduler in SCHEDULERS:
         return Method(name, layout, scheduler)  # type: ignore[arg-type]
     raise InputError(
@@ -69,9 +70,17 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _require_int(name: str, value: Any, low: int, high: float = math.inf) -> None:
-    is_int = isinstance(value, int) and not isinstance(value, bool)
+    is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     limit = f"at least {low}" if high == math.inf else f"in {low} … {high:.0f}"
     _require(is_int and low <= value <= high, f"{name} must be an integer {limit}, not {value!r}")
+
+
+def _use_plain_numbers(settings: Any) -> None:
+    """Replace numpy's numbers among the fields by Python's, which JSON and comparisons know."""
+    for entry in fields(settings):
+        value = getattr(settings, entry.name)
+        if isinstance(value, numbers.Real) and hasattr(value, "item"):
+            object.__setattr__(settings, entry.name, value.item())
 
 
 def _is_number(value: Any) -> bool:
@@ -99,6 +108,7 @@ class SamplingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _use_plain_numbers(self)
         _require(
             _is_number(self.temperature) and 0 <= self.temperature < math.inf,
             f"temperature must be a finite number ≥ 0, not {self.temperature!r}",
@@ -137,6 +147,7 @@ class Request:
     sequence_id: int | None = None
 
     def __post_init__(self) -> None:
+        _use_plain_numbers(self)
         for name, low, high in (("max_new_tokens", 1, math.inf), ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS)):
             if getattr(self, name) is not None:
                 _require_int(name, getattr(self, name), low, high)
@@ -216,6 +227,8 @@ class DecodeConfig:
     kv_memory_gib: float | None = None
 
     def __post_init__(self) -> None:
+        _use_plain_numbers(self)
+        _require(isinstance(self.sampling, SamplingConfig), f"sampling must be a SamplingConfig, not {self.sampling!r}")
         self._check_sizes()
         self._check_choices()
         self._check_acceptance()

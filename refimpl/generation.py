@@ -133,36 +133,45 @@ def generate(
     prepared = prepare(pair, prompts, config, max_prompt_tokens)
     if config.resolved_method.layout is None:
         return _decode_one_by_one(pair, prepared, config, progress)
-    engine = Engine(pair, prepared.sequences, config)
-    begun = time.perf_counter()
-    rounds, watch = [], CollapseWatch()
-    for record in engine.rounds():
-        rounds.append(record)
-        watch.observe(record.rows)
+    run = Stream(pair, prepared, config)
+    while not run.done:
+        run.run_one_round()
         if progress:
-            progress(engine.scheduler.pool.num_finished, len(prepared.sequences))
-    wall_s = time.perf_counter() - begun
-    return _result(pair, prepared, config, rounds, wall_s, engine.kv_bytes)
+            progress(run.num_finished, len(prepared.sequences))
+    return run.result()
 
 
 class Stream:
-    """Token events of a run in progress; iterate over it, and cancel sequences between events.
+    """A run in progress: iterate over its token events, cancel sequences between them, take the result at its end.
 
-    Events come round by round, so a sequence may be cancelled as soon as its tokens are seen; its place is filled
-    from the waiting line in the next round.
+    Events come round by round, so a sequence may be cancelled as soon as its tokens are seen; unless the scheduler is
+    static, its place is filled from the waiting line in the next round.
     """
 
-    def __init__(self, engine: Engine):
-        self._engine, self._watch = engine, CollapseWatch()
+    def __init__(self, pair: Pair, prepared: Prepared, config: DecodeConfig):
+        self._pair, self._prepared, self._config = pair, prepared, config
+        self._engine, self._watch = Engine(pair, prepared.sequences, config), CollapseWatch()
         self._events: deque[TokenEvent] = deque()
+        self._rounds: list[RoundRecord] = []
+        self._wall_s = 0.0
 
     def __iter__(self) -> Iterator[TokenEvent]:
         """Yield events until every sequence has finished or was cancelled."""
-        while self._events or not self._engine.scheduler.done:
+        while self._events or not self.done:
             if not self._events:
-                self._events.extend(self._next_round())
+                self._events.extend(self._events_of(self.run_one_round()))
             if self._events:
                 yield self._events.popleft()
+
+    @property
+    def done(self) -> bool:
+        """Whether every sequence has finished or was cancelled."""
+        return self._engine.scheduler.done
+
+    @property
+    def num_finished(self) -> int:
+        """Sequences that have."""
+        return self._engine.scheduler.pool.num_finished
 
     def cancel(self, index: int) -> None:
         """End a sequence; what it has generated stays, its pending events are dropped, and no more will come.
@@ -175,9 +184,26 @@ class Stream:
         self._engine.cancel(self._engine.sequences[index])
         self._events = deque(event for event in self._events if event.index != index)
 
-    def _next_round(self) -> Iterator[TokenEvent]:
+    def run_one_round(self) -> RoundRecord:
+        """Advance by one round; its events are not yielded."""
+        begun = time.perf_counter()
         record = self._engine.run_one_round()
+        self._wall_s += time.perf_counter() - begun
+        self._rounds.append(record)
         self._watch.observe(record.rows)
+        return record
+
+    def result(self) -> Result:
+        """Everything about the run, as `generate` returns it.
+
+        Raises:
+            InputError: the run has not come to its end.
+        """
+        if not self.done:
+            raise InputError("the stream has not come to its end: iterate over it, or cancel what is left")
+        return _result(self._pair, self._prepared, self._config, self._rounds, self._wall_s, self._engine.kv_bytes)
+
+    def _events_of(self, record: RoundRecord) -> Iterator[TokenEvent]:
         for row in record.rows:
             sequence = self._engine.sequences[row.sequence]
             yield TokenEvent(row.sequence, row.tokens, sequence.stop_reason, row.logprobs)
@@ -192,8 +218,7 @@ def stream(pair: Pair, prompts: Seq[Prompt], *, max_prompt_tokens: int | None = 
     config = make_config(**settings)
     if config.resolved_method.layout is None:
         raise InputError(f"{config.method} has no rounds to stream: choose another method, or call generate")
-    prepared = prepare(pair, prompts, config, max_prompt_tokens)
-    return Stream(Engine(pair, prepared.sequences, config))
+    return Stream(pair, prepare(pair, prompts, config, max_prompt_tokens), config)
 
 
 def _decode_one_by_one(
@@ -309,9 +334,8 @@ def _generated(
 def _text(pair: Pair, sequence: Sequence) -> str | None:
     if pair.tokenizer is None:
         return None
-    text = pair.tokenizer.decode(sequence.generated, skip_special_tokens=True)
-    starts = [text.find(stop) for stop in getattr(sequence.stops_text, "strings", ())]
-    return text[: min((start for start in starts if start >= 0), default=len(text))]
+    text = pair.decode(sequence.generated)
+    return sequence.stop_strings.cut(text) if sequence.stop_strings else text
 
 
 def _run_stats(

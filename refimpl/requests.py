@@ -1,6 +1,7 @@
 """From what a caller hands in (texts, token lists, Requests) to sequences that the engine can run."""
 
 import operator
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from refimpl.config import DecodeConfig, Request
 from refimpl.errors import InputError
 from refimpl.model import Pair
-from refimpl.sequence import Sequence, TextStop
+from refimpl.sequence import Sequence, StopStrings
 
 Prompt = str | Seq[int] | Request
 
@@ -36,6 +37,7 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
     """
     if isinstance(prompts, str | Request):
         raise InputError("prompts must be a list; put a single prompt into one")
+    prompts = list(prompts)
     if not prompts:
         raise InputError("there are no prompts")
     if max_prompt_tokens is not None and max_prompt_tokens < 1:
@@ -63,6 +65,8 @@ def encode(pair: Pair, prompt: str | Seq[int], index: int) -> list[int]:
         if pair.tokenizer is None:
             raise InputError(f"prompt {index} is text, but the pair {pair.name!r} has no tokenizer: pass token ids")
         token_ids = list(pair.tokenizer(prompt)["input_ids"])
+    elif isinstance(prompt, bytes | bytearray | Mapping):
+        raise InputError(f"prompt {index} must be a text or a list of token ids, not {type(prompt).__name__}")
     else:
         token_ids = _integers(prompt, index)
     if not token_ids:
@@ -105,7 +109,7 @@ def _sequence(pair: Pair, request: Request, token_ids: list[int], config: Decode
         stop_token_ids=frozenset(stop_token_ids),
         sequence_id=_first(request.sequence_id, index),
         seed=_first(request.seed, config.sampling.seed),
-        stops_text=_text_stop(pair, stop_strings, index),
+        stop_strings=_stop_strings(pair, stop_strings, index),
     )
 
 
@@ -113,18 +117,12 @@ def _first(*choices: Any) -> Any:
     return next(choice for choice in choices if choice is not None)
 
 
-def _text_stop(pair: Pair, stop_strings: tuple[str, ...], index: int) -> TextStop | None:
+def _stop_strings(pair: Pair, stop_strings: tuple[str, ...], index: int) -> StopStrings | None:
     if not stop_strings:
         return None
     if pair.tokenizer is None:
         raise InputError(f"prompt {index} has stop strings, but the pair {pair.name!r} has no tokenizer")
-
-    def stops(generated: list[int]) -> bool:
-        text = pair.tokenizer.decode(generated)
-        return any(stop in text for stop in stop_strings)
-
-    stops.strings = stop_strings  # type: ignore[attr-defined]
-    return stops
+    return StopStrings(stop_strings, pair.decode)
 
 
 def _require_distinct_ids(sequences: list[Sequence]) -> None:

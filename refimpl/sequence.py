@@ -7,7 +7,29 @@ from typing import Literal
 from refimpl import kernels
 
 StopReason = Literal["stop", "length", "cancelled"]
-TextStop = Callable[[list[int]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class StopStrings:
+    """Texts that end a sequence, looked for in all of its generated text at every token.
+
+    Attributes:
+        strings: any of these ends it.
+        decode: generated tokens to text, the same text as the result's.
+    """
+
+    strings: tuple[str, ...]
+    decode: Callable[[list[int]], str]
+
+    def appear_in(self, generated: list[int]) -> bool:
+        """Whether the tokens' text holds a stop string."""
+        text = self.decode(generated)
+        return any(stop in text for stop in self.strings)
+
+    def cut(self, text: str) -> str:
+        """The text before the first stop string in it."""
+        starts = [text.find(stop) for stop in self.strings]
+        return text[: min((start for start in starts if start >= 0), default=len(text))]
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +47,7 @@ class Sequence:
         max_new_tokens: budget of generated tokens, exact.
         num_speculative_tokens: drafts a round, at most.
         stop_token_ids: a generated token among these ends the sequence and is kept as its last token.
-        stops_text: told the generated tokens so far, says whether a stop string has appeared.
+        stop_strings: end the sequence, too, and stay out of its text.
         target_cached, draft_cached: leading tokens whose K/V the model holds.
         ticket: order of submission, set by the pool.
         slot: row of the K/V store, set by the engine while the sequence is in the window.
@@ -38,7 +60,7 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()
     sequence_id: int = 0
     seed: int = 0
-    stops_text: TextStop | None = None
+    stop_strings: StopStrings | None = None
     prompt_len: int = field(init=False)
     target_cached: int = 0
     draft_cached: int = 0
@@ -92,6 +114,12 @@ class Sequence:
         """Drafts that this row can use in the coming round."""
         return kernels.draft_limit(self.num_speculative_tokens, self.remaining)
 
+    def stops_at(self, token: int, generated: list[int]) -> bool:
+        """Whether `token`, the last of `generated`, ends the sequence, whatever the budget."""
+        return token in self.stop_token_ids or (
+            self.stop_strings is not None and self.stop_strings.appear_in(generated)
+        )
+
     def extend(self, tokens: list[int]) -> int:
         """Append a round's tokens up to the first stop and within the budget; return how many were kept (INV-7).
 
@@ -100,7 +128,7 @@ class Sequence:
         before = self.seq_len
         for token in tokens[: self.remaining]:
             self.token_ids.append(token)
-            if token in self.stop_token_ids or (self.stops_text and self.stops_text(self.generated)):
+            if self.stops_at(token, self.generated):
                 self.stop_reason = "stop"
                 break
         if not self.finished and self.remaining == 0:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,10 @@ def load_pair(
             given = str(target) if draft is None else f"{target} with a draft of its own"
             raise InputError(f"random_weights needs a preset ({', '.join(PRESETS)}), not {given}")
         models = [_random_model(preset, where, number_format, seed + i) for i, preset in enumerate(names.presets)]
-        tokenizer, stops = None, set(_eos_ids(models[0].generation_config, None))
+        tokenizer = None
     else:
         models = [_load_model(name, where, number_format, trust_remote_code) for name in names.paths]
         tokenizer = _load_tokenizer(names.paths[0], trust_remote_code)
-        stops = set(_eos_ids(models[0].generation_config, tokenizer))
     if compile_modules:
         for model in models:
             compile_elementwise(model)
@@ -67,7 +67,7 @@ def load_pair(
         models[0],
         models[1],
         tokenizer=tokenizer,
-        stop_token_ids=stops if stop_token_ids is None else stop_token_ids,
+        stop_token_ids=stop_token_ids,
         name=str(target) if draft is None else f"{target} + {draft}",
     )
 
@@ -88,17 +88,24 @@ def make_pair(
     draft: PreTrainedModel,
     *,
     tokenizer: Any = None,
-    stop_token_ids: Any = (),
+    stop_token_ids: Collection[int] | None = None,
     name: str = "pair",
 ) -> Pair:
-    """Pair two transformers models that are in memory already.
+    """Pair two transformers models that are in memory already, each on its device and in its number format.
+
+    Args:
+        target, draft: causal models with full attention and one vocabulary; padding rows may differ.
+        tokenizer: turns text into ids and back; None for prompts of ids alone.
+        stop_token_ids: None for the union of the target's generation config's and the tokenizer's end-of-sequence ids.
+        name: how results and errors call the pair.
 
     Raises:
         InputError: vocabularies that differ by more than padding rows, or a model that is not full attention.
     """
     adapters = HuggingFaceLM(target, f"target {name}"), HuggingFaceLM(draft, f"draft {name}")
     size = shared_vocab_size(adapters[0].vocab_size, adapters[1].vocab_size, tokenizer)
-    return Pair(*adapters, tokenizer=tokenizer, stop_token_ids=frozenset(stop_token_ids), vocab_size=size, name=name)
+    stops = _eos_ids(target.generation_config, tokenizer) if stop_token_ids is None else stop_token_ids
+    return Pair(*adapters, tokenizer=tokenizer, stop_token_ids=frozenset(stops), vocab_size=size, name=name)
 
 
 def shared_vocab_size(target: int, draft: int, tokenizer: Any = None) -> int:
@@ -258,7 +265,7 @@ def random_pair(
         for parameter in model.parameters():
             parameter.data.add_(scale * torch.randn_like(parameter))
         models.append(model.to(device))
-    return make_pair(models[0], models[1], name=f"random {kind}")
+    return make_pair(models[0], models[1], stop_token_ids=(), name=f"random {kind}")
 
 
 _SMALL = {

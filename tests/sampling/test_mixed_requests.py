@@ -3,6 +3,7 @@
 import pytest
 
 from refimpl import Request, generate
+from refimpl.sequence import StopStrings
 
 METHODS = ["eqspec", "exspec", "masked+fifo", "rollback", "rollback+fifo", "inplace"]
 SAMPLING = {"temperature": 0.9, "top_p": 0.95}
@@ -69,6 +70,16 @@ def test_a_stop_string_is_found_across_token_boundaries(tiny, bundled_prompts, m
         assert len(stopped.token_ids) == _tokens_until(tiny, sequence.token_ids, stop)
         assert stopped.stop_reason == "stop"
         assert stopped.text == text.partition(stop)[0]
+
+
+def test_stop_strings_are_looked_for_in_the_text_that_is_returned(tiny):
+    """Special tokens are not part of it."""
+    ids = [*tiny.tokenizer("foo")["input_ids"], tiny.tokenizer.eos_token_id, *tiny.tokenizer("bar")["input_ids"]]
+    assert tiny.decode(ids) == "foobar"
+    stops = StopStrings(("oob",), tiny.decode)
+    assert stops.appear_in(ids)
+    assert stops.cut(tiny.decode(ids)) == "f"
+    assert not StopStrings((tiny.tokenizer.eos_token,), tiny.decode).appear_in(ids)
 
 
 def _tokens_until(pair, token_ids, stop):

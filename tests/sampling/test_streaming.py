@@ -22,6 +22,29 @@ def test_events_concatenate_to_the_output_of_generate(llama, method):
         assert all(event.token_ids for event in mine)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_the_result_of_a_stream_is_that_of_generate(llama, method):
+    settings = SETTINGS | {"method": method, "stop_token_ids": [2], "logprobs": 1}
+    run = stream(llama, PROMPTS, **settings)
+    with pytest.raises(InputError, match="has not come to its end"):
+        run.result()
+    for _ in run:
+        pass
+    expected, found = generate(llama, PROMPTS, **settings), run.result()
+    assert found.sequences == expected.sequences
+    assert found.stats.acceptance == expected.stats.acceptance
+    assert [record.rows for record in found.rounds] == [record.rows for record in expected.rounds]
+    assert found.stats.wall_s > 0
+
+
+def test_a_result_tells_what_was_cancelled(llama):
+    run = stream(llama, PROMPTS, method="inplace", **SETTINGS)
+    for event in run:
+        run.cancel(event.index)
+    assert {sequence.stop_reason for sequence in run.result().sequences} == {"cancelled"}
+    assert all(0 < len(sequence.token_ids) < 10 for sequence in run.result().sequences)
+
+
 def test_tokens_come_as_rounds_commit_them(llama):
     events = iter(stream(llama, PROMPTS, method="inplace", **SETTINGS))
     first = [next(events) for _ in range(3)]
