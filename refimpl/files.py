@@ -1,26 +1,52 @@
-"""Files written whole or not at all."""
+"""Text files and folders of results: read by lines, written whole or not at all."""
 
 import os
+import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from refimpl.errors import InputError
 
 
-def check_writable(path: Path) -> None:
+def read_lines(path: Path) -> list[str]:
+    """Lines of a text file, as editors number them: the other separators of Unicode stay within a line.
+
+    Raises:
+        InputError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            return [line.rstrip("\n") for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"cannot read {path}: {reason}") from error
+
+
+def check_writable(path: str | Path) -> None:
     """Raise InputError, before any work is done, unless a file can be made at `path`."""
-    if path.is_dir():
+    file = Path(path).resolve()
+    if file.is_dir():
         raise InputError(f"cannot write {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: the folder {path.parent} does not exist")
-    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+    if not file.parent.is_dir():
+        raise InputError(f"cannot write {path}: the folder {Path(path).parent} does not exist")
+    is_replaced = not file.exists() or file.is_file()
+    if (is_replaced and not os.access(file.parent, os.W_OK)) or (file.exists() and not os.access(file, os.W_OK)):
         raise InputError(f"cannot write {path}: permission denied")
 
 
-def write_whole(path: Path, lines: Iterable[str]) -> None:
-    """Write lines to a temporary neighbour and move it into place, so that readers never see half a file."""
+def write_whole(path: str | Path, lines: Iterable[str]) -> None:
+    """Write lines to a temporary neighbour and move it into place, so that readers never see half a file.
+
+    Links are followed; a pipe or a device is written to as it is.
+    """
     check_writable(path)
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8") as stream:
+            stream.writelines(f"{line}\n" for line in lines)
+        return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -32,3 +58,25 @@ def write_whole(path: Path, lines: Iterable[str]) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def check_folder(path: Path) -> None:
+    """Raise InputError, before any work is done, unless files can be made in a folder `path`."""
+    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise InputError(f"cannot write to {path}: {there} is not a folder")
+    if not os.access(there, os.W_OK):
+        raise InputError(f"cannot write to {path}: permission denied")
+
+
+@contextmanager
+def in_place_of(folder: Path) -> Iterator[Path]:
+    """Yield a new folder that takes the place of `folder` once it is filled; after an error nothing has changed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
+        new, old = Path(scratch) / "new", Path(scratch) / "old"
+        new.mkdir()
+        yield new
+        if folder.exists():
+            shutil.move(folder, old)
+        shutil.move(new, folder)

@@ -14,6 +14,7 @@ from pathlib import Path
 from scipy.optimize import brentq
 
 from refimpl.errors import InputError
+from refimpl.files import read_lines
 
 
 def iid_lengths(acceptance_probability: float, k: int) -> tuple[float, ...]:
@@ -38,9 +39,9 @@ def trace_lengths(path: Path, k: int) -> tuple[float, ...]:
         InputError: the file is no trace, or holds no such row-round.
     """
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+        rows = [json.loads(line) for line in read_lines(path)[1:]]
         counts = Counter(row["accepted"] for row in rows if row["drafted"] == k)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (InputError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not a trace of this engine") from error
     if not counts:
         raise InputError(f"{path} holds no row-round with {k} drafts")

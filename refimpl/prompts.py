@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from refimpl.config import Request
 from refimpl.errors import InputError
+from refimpl.files import read_lines
 from refimpl.requests import Prompt
 
 _REQUEST_FIELDS = {f.name for f in fields(Request)}
@@ -25,13 +26,8 @@ def read_prompts(path: str | Path, turns: Literal["first", "all"] = "first", lim
         InputError: the file is missing or malformed; the message names the line.
     """
     file = Path(path)
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"cannot read prompts from {file}: {reason}") from error
     prompts: list[Prompt] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(file), start=1):
         if file.suffix == ".txt":
             if not line.strip():
                 raise InputError(f"{file}, line {number}: the prompt is empty")

@@ -1,6 +1,7 @@
 """Where a number comes from: written beside every measured file. Importing this loads no tensor library."""
 
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ def provenance(device: "torch.device") -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "utc_time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
-        "command": "python -m refimpl " + " ".join(sys.argv[1:]),
+        "command": command_line(),
         "device": device_name(device),
         "torch_threads": torch.get_num_threads(),
         "libraries": {
@@ -33,6 +34,11 @@ def provenance(device: "torch.device") -> dict[str, Any]:
             "transformers": transformers.__version__,
         },
     }
+
+
+def command_line() -> str:
+    """What the user typed, ready to be typed again."""
+    return "python -m refimpl " + shlex.join(sys.argv[1:])
 
 
 def device_name(device: "torch.device") -> str:

@@ -23,6 +23,7 @@ from refimpl.calibrate.runs import Run, Runner, run_cv, write_run
 from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Visit, Visitor
 from refimpl.errors import InputError
+from refimpl.files import check_folder, in_place_of
 from refimpl.forced import iid_lengths
 from refimpl.model import Pair
 from refimpl.requests import Prompt
@@ -248,8 +249,9 @@ def calibrate(
         command: what the user typed, for the record.
 
     Raises:
-        InputError: too few passes or prompts, or too little time for the coarsest grid.
+        InputError: too few passes or prompts, too little time for the coarsest grid, or no folder to write to.
     """
+    check_folder(out)
     plan = plan or default_plan(pair)
     plan = replace(plan, passes=passes or plan.passes, repeats=repeats or plan.repeats)
     if plan.passes < 2:
@@ -265,20 +267,19 @@ def calibrate(
 
 
 def write_calibration(calibration: Calibration, pair: Pair, out: Path, folder: str, command: str) -> None:
-    """Write points, traces and what they come from; the runs of an earlier calibration go."""
-    points, runs = calibration.points(), out / "validation" / folder
+    """Write points, traces and what they come from, in place of an earlier calibration of the folder."""
+    points = calibration.points()
     meta = make_meta(
         pair, points, calibration.reference, command, check_level=CHECKS, passes=calibration.plan.passes,
         seed=calibration.seed, run_cv=run_cv(list(calibration.probes.values())), skipped=calibration.skipped,
     )  # fmt: skip
-    for old in (*runs.glob("*.ndjson.gz"), *runs.glob("fit/*.ndjson.gz")):
-        old.unlink()
-    write_points(out / "calibration" / folder, points.lines(), meta)
-    assert calibration.acceptance is not None
-    write_run(runs / "fit" / "acceptance.ndjson.gz", calibration.acceptance)
-    for name, found in calibration.probes.items():
-        for index, run in enumerate(found):
-            write_run(runs / "fit" / f"{name}-{index}.ndjson.gz", run)
-    for name, run in calibration.held_out.items():
-        write_run(runs / f"{name}.ndjson.gz", run)
-    write_json(runs / "meta.json", meta | {"schema": "raggedspec.validation/2"})
+    with in_place_of(out / "calibration" / folder) as costs, in_place_of(out / "validation" / folder) as runs:
+        write_points(costs, points.lines(), meta)
+        assert calibration.acceptance is not None
+        write_run(runs / "fit" / "acceptance.ndjson.gz", calibration.acceptance)
+        for name, found in calibration.probes.items():
+            for index, run in enumerate(found):
+                write_run(runs / "fit" / f"{name}-{index}.ndjson.gz", run)
+        for name, run in calibration.held_out.items():
+            write_run(runs / f"{name}.ndjson.gz", run)
+        write_json(runs / "meta.json", meta | {"schema": "raggedspec.validation/2"})

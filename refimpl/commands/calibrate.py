@@ -1,6 +1,5 @@
 """`calibrate`: what the stages of a round cost on this device, for the simulator."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +43,10 @@ def calibrate(
 ) -> None:
     """Measure what each stage of a round costs, with held-out runs in between, for the simulator."""
     from refimpl.calibrate import calibrate as run
+    from refimpl.files import check_folder
+    from refimpl.provenance import command_line
 
+    check_folder(out)
     models = load(pair, target, draft, device, dtype, random_weights)
     run(
         models,
@@ -56,5 +58,5 @@ def calibrate(
         minutes=minutes,
         threads=threads,
         seed=seed,
-        command=f"python -m refimpl {' '.join(sys.argv[1:])}",
+        command=command_line(),
     )
