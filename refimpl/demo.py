@@ -18,7 +18,7 @@ SHARES = ("draft", "verify", "realign", "prefill", "host")
 
 @dataclass(frozen=True, slots=True)
 class DemoRow:
-    """One method of the demonstration; shares are of the time of all stages."""
+    """One method of the demonstration; `tokens_per_row_round` committed, shares of the time of all stages."""
 
     method: str
     batch_size: int
@@ -26,7 +26,7 @@ class DemoRow:
     prompts: int
     tokens_per_s: float
     rounds: int
-    mean_acceptance_length: float
+    tokens_per_row_round: float
     grouping_rate: float
     share_draft: float
     share_verify: float
@@ -66,7 +66,7 @@ def _row(result: Result, reference: Result) -> DemoRow:
         prompts=match.prompts,
         tokens_per_s=stats.tokens_per_s,
         rounds=stats.num_rounds,
-        mean_acceptance_length=stats.acceptance.mean_acceptance_length,
+        tokens_per_row_round=stats.acceptance.tokens_per_row_round,
         grouping_rate=stats.grouping_rate,
         **{f"share_{stage}": stats.share(stage) for stage in SHARES},
     )
@@ -80,13 +80,13 @@ def demo_cells(row: dict[str, Any]) -> list[str]:
         f"{row['exact']}/{row['prompts']}",
         f"{row['tokens_per_s']:.0f}",
         str(row["rounds"]),
-        f"{row['mean_acceptance_length']:.2f}",
+        f"{row['tokens_per_row_round']:.2f}",
         f"{100 * row['grouping_rate']:.0f} %",
         *(f"{100 * row[f'share_{stage}']:.0f} %" for stage in SHARES),
     ]
 
 
-DEMO_HEADINGS = ("method", "batch", "exact", "tokens/s", "rounds", "acceptance length", "grouped", *SHARES)
+DEMO_HEADINGS = ("method", "batch", "exact", "tokens/s", "rounds", "tokens/row", "grouped", *SHARES)
 
 
 def demo_table(rows: list[DemoRow]) -> Table:

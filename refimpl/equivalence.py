@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from joblib import Parallel, delayed
 
-from refimpl.config import NAMED_METHODS, SCHEDULERS, make_config, resolve_method
+from refimpl.config import NAMED_METHODS, RECORDABLE, SCHEDULERS, make_config, resolve_method
 from refimpl.errors import InputError, InvariantViolation
 from refimpl.generation import Result, generate
 from refimpl.model import Pair
@@ -130,29 +130,46 @@ class VerifyReport:
 def expand_methods(methods: str | Seq[str]) -> list[str]:
     """Names from a list or a comma-separated text; ``"all"`` stands for every named method but the oracle."""
     names = methods.split(",") if isinstance(methods, str) else list(methods)
-    expanded = [n for name in names for n in (list(NAMED_METHODS) if name == "all" else [name.strip()])]
+    expanded = [n for name in map(str.strip, names) for n in (NAMED_METHODS if name == "all" else [name])]
     for name in expanded:
         resolve_method(name)
     return [name for name in dict.fromkeys(expanded) if name != "autoregressive"]
 
 
-SHAPE_STABLE_METHODS = tuple(f"inplace+{scheduler}" for scheduler in SCHEDULERS)
-
-
-def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], bitwise: bool = False) -> list[tuple[str, int]]:
+def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], settings: dict[str, Any]) -> list[tuple[str, int]]:
     """Each (method, batch size) once; a method with a batch size of its own runs at that one only.
 
+    ``"all"`` stands for the methods that can have the settings: all that are named, or those of the in-place layout
+    that can run shape-stable or recorded.
+
     Raises:
-        InputError: an unknown method, or nothing to run.
+        InputError: an unknown method, nothing to run, or settings that a method cannot have.
     """
-    chosen = SHAPE_STABLE_METHODS if bitwise and methods in ("all", ["all"], ("all",)) else methods
-    names = expand_methods(chosen)
+    names = expand_methods(_all_with(settings) if methods in ("all", ["all"], ("all",)) else methods)
     if not names:
         raise InputError("no method to verify: name one besides autoregressive, which all are compared with")
     if not batch_sizes:
         raise InputError("no batch size to verify at")
-    runs = [(name, resolve_method(name).batch_size or batch_size) for name in names for batch_size in batch_sizes]
-    return list(dict.fromkeys(runs))
+    sizes = [(name, resolve_method(name).batch_size or batch_size) for name in names for batch_size in batch_sizes]
+    runs = list(dict.fromkeys(sizes))
+    of_config = {name: value for name, value in settings.items() if name != "max_prompt_tokens"}
+    for name, size in runs:
+        make_config(method=name, batch_size=size, **_widened(of_config, size))
+    return runs
+
+
+def _all_with(settings: dict[str, Any]) -> list[str]:
+    if settings.get("cuda_graphs"):
+        return ["+".join(parts) for parts in RECORDABLE]
+    if settings.get("shape_stable"):
+        return [f"inplace+{scheduler}" for scheduler in SCHEDULERS]
+    return list(NAMED_METHODS)
+
+
+def _widened(settings: dict[str, Any], batch_size: int) -> dict[str, Any]:
+    """The settings with a window of at least one batch."""
+    window = settings.get("window_size")
+    return settings | {"window_size": max(window, batch_size)} if window else settings
 
 
 def verify(
@@ -182,13 +199,11 @@ def verify(
     Raises:
         InputError: impossible settings or prompts. An InvariantViolation is reported, not raised.
     """
-    runs = runs_to_verify(methods, batch_sizes, bitwise)
-    if jobs != 1 and pair.device.type != "cpu":
-        raise InputError(f"jobs must be 1 on {pair.device}, not {jobs}: only on a CPU do processes share the models")
     if bitwise:
         settings |= {"shape_stable": True, "logprobs": 0}
-        for method, _ in runs:
-            make_config(method=method, shape_stable=True)
+    runs = runs_to_verify(methods, batch_sizes, settings)
+    if jobs != 1 and pair.device.type != "cpu":
+        raise InputError(f"jobs must be 1 on {pair.device}, not {jobs}: only on a CPU do processes share the models")
     references = _references(pair, prompts, runs, bitwise, settings, progress)
     if jobs == 1:
         reports = [
@@ -250,8 +265,7 @@ def _run(
     settings: dict[str, Any],
     progress: Callable[[int, int], None] | None = None,
 ) -> MethodReport:
-    if settings.get("window_size"):
-        settings = settings | {"window_size": max(settings["window_size"], batch_size)}
+    settings = _widened(settings, batch_size)
     try:
         result = generate(pair, prompts, method=method, batch_size=batch_size, progress=progress, **settings)
     except InvariantViolation as violation:

@@ -4,6 +4,7 @@
 |--------------------------|-----------------------------------------------------------------------------------|
 | draft_acceptance_rate    | accepted / drafted                                                                |
 | mean_acceptance_length   | 1 + accepted / row-rounds, the recovered or bonus token included                  |
+| tokens_per_row_round     | generated / row-rounds: the same after cuts by a stop, a budget or a rollback     |
 | per_position[i]          | share of row-rounds whose first i+1 drafts were all accepted (unconditional)      |
 | grouping_rate            | grouped rounds / rounds                                                           |
 
@@ -64,6 +65,11 @@ class AcceptanceStats:
         return 1 + self.accepted / self.row_rounds if self.row_rounds else 0.0
 
     @property
+    def tokens_per_row_round(self) -> float:
+        """Tokens that a row commits per round; 0 when there was no round."""
+        return self.generated / self.row_rounds if self.row_rounds else 0.0
+
+    @property
     def per_position(self) -> tuple[float, ...]:
         """Unconditional acceptance per draft position."""
         return tuple(sum(self.histogram[i + 1 :]) / self.row_rounds for i in range(len(self.histogram) - 1))
@@ -79,6 +85,7 @@ class AcceptanceStats:
             "histogram": list(self.histogram),
             "draft_acceptance_rate": self.draft_acceptance_rate,
             "mean_acceptance_length": self.mean_acceptance_length,
+            "tokens_per_row_round": self.tokens_per_row_round,
             "per_position": list(self.per_position),
         }
 

@@ -187,7 +187,7 @@ def verify(
 
     Exit code 1 if a run in float32 or float64 on a CPU, or any run under --bitwise, is not exact.
     """
-    from refimpl.config import make_config
+    from refimpl.equivalence import runs_to_verify
     from refimpl.equivalence import verify as run
 
     sizes = parse_sizes(batch_sizes)
@@ -204,7 +204,7 @@ def verify(
         "cuda_graphs": cuda_graphs,
         "kv_memory_gib": kv_memory_gib,
     }
-    make_config(**settings)
+    runs_to_verify(methods, sizes, settings | {"shape_stable": bitwise})
     check_report(output)
     texts = prompts_from(prompts, turns.value, limit)
     models = load(pair, target, draft, device, dtype, random_weights, compile_)

@@ -33,6 +33,7 @@ from refimpl.commands.options import (
     write_report,
 )
 from refimpl.errors import InputError
+from refimpl.files import read_lines
 
 app = typer.Typer()
 PICTURES = (".png", ".pdf", ".svg")
@@ -65,7 +66,7 @@ def tie_or_bug(
     output: ReportOption = None,
 ) -> None:
     """Judge 16-bit output: exact, tie (no token beyond what rounding explains) or bug. Exit code 1 for a bug."""
-    from refimpl.config import make_config
+    from refimpl.equivalence import runs_to_verify
     from refimpl.tie_or_bug import plot_regrets
 
     settings: dict[str, Any] = {
@@ -73,7 +74,7 @@ def tie_or_bug(
         "max_new_tokens": max_new_tokens,
         "cuda_graphs": cuda_graphs,
     }
-    make_config(**settings)
+    runs = runs_to_verify(methods, parse_sizes(batch_sizes), settings)
     for path in filter(None, (plot, output)):
         check_report(path)
     if plot and plot.suffix not in PICTURES:
@@ -82,7 +83,7 @@ def tie_or_bug(
     texts = prompts_from(prompts, turns.value, limit)
     models = load(pair, target, draft, device, dtype, random_weights)
     settings |= {"max_prompt_tokens": max_prompt_tokens}
-    judgements = _judge(models, texts, methods, parse_sizes(batch_sizes), foreign, settings)
+    judgements = _judge(models, texts, runs, foreign, settings)
     _print_table(judgements)
     if plot:
         plot_regrets(judgements, plot)
@@ -95,15 +96,18 @@ def tie_or_bug(
 
 
 def _judge(
-    models: Any, texts: list, methods: str, sizes: list[int], foreign: list[list[int]] | None, settings: dict[str, Any]
+    models: Any,
+    texts: list,
+    runs: list[tuple[str, int]],
+    foreign: list[list[int]] | None,
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
-    from refimpl.equivalence import runs_to_verify
     from refimpl.generation import generate
     from refimpl.tie_or_bug import judge_method, judge_outputs, tokens_of
 
     if foreign is not None:
         return {"outputs": judge_outputs(models, texts, foreign, **settings)}
-    runs, found = runs_to_verify(methods, sizes), {}
+    found = {}
     reference = tokens_of(generate(models, texts, method="autoregressive", **settings))
     for method, size in runs:
         name = f"{method}, batch {size}"
@@ -119,10 +123,7 @@ def read_outputs(path: Path) -> list[list[int]]:
         InputError: the file cannot be read, or a line holds no list ``token_ids``.
     """
     try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-        rows = [json.loads(line)["token_ids"] for line in lines]
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        rows = [json.loads(line)["token_ids"] for line in read_lines(path) if line.strip()]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} must hold JSON lines with token_ids") from error
     for row in rows:

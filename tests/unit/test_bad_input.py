@@ -10,7 +10,6 @@ from refimpl import DecodeConfig, InputError, Request, generate
 from refimpl.cli import main
 from refimpl.config import make_config
 from refimpl.equivalence import verify
-from refimpl.files import write_whole
 from refimpl.prompts import read_prompts
 
 
@@ -19,6 +18,8 @@ from refimpl.prompts import read_prompts
     [
         ({"method": "magic"}, "unknown method 'magic': choose autoregressive, speculative"),
         ({"method": "inplace+magic"}, "unknown method"),
+        ({"method": None}, "unknown method None"),
+        ({"sampling": {}}, "sampling must be a SamplingConfig, not {}"),
         ({"batch_size": 0}, "batch_size must be an integer"),
         ({"batch_size": 2.0}, "batch_size must be an integer"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens must be an integer in 0 … 64"),
@@ -49,6 +50,8 @@ def test_settings(settings, message):
         ([], "there are no prompts"),
         ("text", "prompts must be a list"),
         ([1, 2, 3], "prompts must be a list of texts or of lists of token ids: prompt 0 is 1"),
+        ([b"abc"], "prompt 0 must be a text or a list of token ids, not bytes"),
+        ([{1: 2}], "prompt 0 must be a text or a list of token ids, not dict"),
         ([[1, 2.5]], r"prompt 0 is \[1, 2.5\]"),
         ([[1], []], "prompt 1 is empty"),
         ([[1], [61]], "prompt 1 holds token 61, outside the vocabulary of 61"),
@@ -138,6 +141,7 @@ def run_cli(monkeypatch, capsys, *arguments):
         ["verify", "--batch-sizes", "1,x"],
         ["verify", "--methods", "inplace,magic"],
         ["verify", "--methods", "autoregressive"],
+        ["conformance", "--engine", "os:getcwd"],
         ["verify", "--methods", "autoregressive", "--bitwise"],
     ],
 )
@@ -151,18 +155,22 @@ def test_one_line_and_exit_code_2(monkeypatch, capsys, arguments):
     assert output.err.count("\n") == 1
 
 
-def test_files_are_written_whole_or_not_at_all(tmp_path):
-    target = tmp_path / "out.jsonl"
-    target.write_text("before\n")
+@pytest.mark.parametrize("command", ["verify", "tie-or-bug"])
+@pytest.mark.parametrize("wish", ["--cuda-graphs", "--bitwise"])
+def test_what_a_method_cannot_do_is_refused_before_models_are_loaded(monkeypatch, capsys, command, wish):
+    if (command, wish) == ("tie-or-bug", "--bitwise"):
+        pytest.skip("no such option")
+    monkeypatch.setattr("refimpl.pairs.load_pair", lambda *_, **__: pytest.fail("loaded"))
+    code, output = run_cli(monkeypatch, capsys, command, "--methods", "inplace,eqspec", wish)
+    assert code == 2
+    assert "eqspec" in output.err
 
-    def lines():
-        yield "first"
-        raise RuntimeError("in the middle")
 
-    with pytest.raises(RuntimeError):
-        write_whole(target, lines())
-    assert target.read_text() == "before\n"
-    assert [p.name for p in tmp_path.iterdir()] == ["out.jsonl"]
+@pytest.mark.parametrize("wish", [{"cuda_graphs": True}, {"bitwise": True}])
+def test_all_methods_are_those_that_can(llama, wish):
+    report = verify(llama, [[1, 2], [3]], batch_sizes=[2], max_new_tokens=3, checks="host", **wish)
+    assert {row.method.partition("+")[0] for row in report.results} == {"inplace"}
+    assert report.exact
 
 
 def test_generate_command(monkeypatch, capsys, tmp_path):
