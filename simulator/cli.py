@@ -29,15 +29,13 @@ SHOWN = (
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     try:
-        app(arguments, standalone_mode=False)
+        code = app(arguments, standalone_mode=False)  # what `typer.Exit` says, or what the command returns
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except typer.Exit as error:
-        return error.exit_code
     except Exception as error:
         return _usage_error(error)
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _usage_error(error: Exception) -> int:

@@ -163,6 +163,14 @@ def test_parity_sees_any_difference(engine_trace, at, change):
     assert parity.first_difference.startswith(f"round {LINES[at]['round']}, row {LINES[at]['row']}: ")
 
 
+def test_the_exit_code_tells_whether_the_decisions_agree(capsys, engine_trace):
+    assert run_json(capsys, "parity", str(engine_trace))[0] == 0
+    lines = [*LINES[:3], LINES[3] | {"kept": 1}, *LINES[4:]]
+    tampered = write_engine_trace(engine_trace.with_name("tampered.ndjson"), HEADER, lines)
+    code, data = run_json(capsys, "parity", str(engine_trace), str(tampered))
+    assert (code, data["exact"]) == (1, False)
+
+
 def replace_nothing(trace):
     from simulator.parity import replay_scenario
 
