@@ -14,7 +14,8 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_MSER_BATCHES = 20
 
 DEFINITIONS = {
-    "tokens_per_s": "committed tokens over observed seconds",
+    "tokens_per_s": "committed tokens over observed seconds: up to the end of the study, or to that of the last round "
+    "where nothing is unfinished and no request can still come",
     "requests_per_s": "finished requests over observed seconds",
     "makespan_s": "end of the last round",
     "completed": "requests that finished",
@@ -101,7 +102,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
     result = {
         "tokens_per_s": float(rounds["kept"].sum()) / span_s,
         "requests_per_s": count / span_s,
-        "makespan_s": simulation.log.end_s,
+        "makespan_s": simulation.log.last_round_s,
         "completed": float(count),
         "censored": float(arrived - count),
         "warmup_s": start_s,

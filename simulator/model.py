@@ -58,9 +58,13 @@ class Simulation:
         study = self.scenario.study
         {"offline": self._start_offline, "open": self._start_open, "closed": self._start_closed}[study.kind]()
         self._run_clock(study.duration_s)
-        self.log.end_s = float(self.env.now)
+        self.log.end_s = float(self.env.now) if self._may_go_on() else self.log.last_round_s
         self.cost.check_rounds(self.log.widest())
         return self.log
+
+    def _may_go_on(self) -> bool:
+        """Whether a request is unfinished, or could still come: else nothing is observed after the last round."""
+        return any(replica.process.is_alive for replica in self.replicas)
 
     def _run_clock(self, until_s: float | None) -> None:
         """Run the events without garbage collection: they make no cycles worth a scan of the whole log."""

@@ -93,6 +93,8 @@ class EventLog:
         rounds: tuples of `ROUND_COLUMNS`; stage seconds before noise, in order of start.
         rows: tuples of `ROW_COLUMNS`, kept only when asked for.
         accepted_histogram: row-rounds by number of accepted drafts.
+        last_round_s: end of the last round.
+        end_s: end of the observation: the end of the study, or of the last round where nothing could follow it.
     """
 
     def __init__(self, max_k: int, *, keep_rows: bool = False):
@@ -100,7 +102,7 @@ class EventLog:
         self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
         self.accepted_histogram = [0] * (max_k + 1)
         self.requests: list[Request] = []
-        self.end_s = 0.0
+        self.last_round_s = self.end_s = 0.0
 
     def widest(self) -> dict[tuple[int, int], int]:
         """Widest row that was met, by rows of the round and its k."""

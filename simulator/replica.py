@@ -157,6 +157,7 @@ class Replica:
         pool, kv_tokens = scheduler.pool, self.kv_tokens + movement.working_tokens
         waiting = len(self.gate.queue) + len(pool.waiting)
         self.log.rounds.append((*head, *done, movement.width, kv_tokens, waiting, len(pool.window)))
+        self.log.last_round_s = self.env.now
         self.round_index += 1
         left = scheduler.complete(plan)
         if left:

@@ -3,7 +3,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,9 +26,16 @@ from simulator.fields import (
 from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, LAYOUTS, LENGTHS, METHODS, SCHEDULERS
 
 
+IGNORED = {  # kind of study -> settings that have no effect there
+    "offline": ("duration_s", "clients", "think_time_s", "arrivals"),
+    "open": ("clients", "think_time_s"),
+    "closed": ("num_requests", "arrivals"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Study:
-    """How requests come, and when the study ends.
+    """How requests come, and when the study ends. What a kind of study would ignore is refused.
 
     Attributes:
         kind: ``offline`` (all at time 0, until the last has finished), ``open`` (arrivals), ``closed`` (clients).
@@ -60,6 +67,12 @@ class Study:
         else:
             require(self.clients is not None, "clients is missing: a closed study needs it")
             require(self.duration_s is not None, "duration_s is missing: a closed study needs it")
+        self._refuse_ignored()
+
+    def _refuse_ignored(self) -> None:
+        for item in fields(self):
+            idle = item.name in IGNORED[self.kind] and getattr(self, item.name) != item.default
+            require(not idle, f"{item.name} has no effect in a study of kind {self.kind}: leave it out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,6 +213,28 @@ def test_censored_requests_are_reported():
     assert results["completed"] + results["censored"] == len(results.frame("requests"))
 
 
+def brief(**study):
+    """Twenty requests that come within a second or two, and whatever else the study is told."""
+    arrivals = {"kind": "poisson", "rate_per_s": 20.0}
+    return scenario(engine__scheduler="fifo").but(study={"kind": "open", "arrivals": arrivals, **study})
+
+
+def test_nothing_is_observed_after_the_last_round_when_no_request_can_come():
+    whole = simulate(brief(num_requests=20), 1)
+    stopped = simulate(brief(num_requests=20, duration_s=3600.0), 1)
+    patient = simulate(brief(num_requests=20).but(switches={"wait_for_rows": 2, "wait_at_most_s": 900.0}), 1)
+    pd.testing.assert_frame_equal(stopped.metrics, whole.metrics)
+    assert whole["makespan_s"] == whole.frame("requests")["finished_s"].max()
+    assert patient["makespan_s"] == patient.frame("requests")["finished_s"].max()
+
+
+def test_waiting_for_requests_that_may_come_is_observed():
+    results = simulate(brief(duration_s=9.0, num_requests=1000).but(study__arrivals__rate_per_s=1.0), 1)
+    tokens = results.frame("rounds")["kept"].sum()
+    assert results["tokens_per_s"] == pytest.approx(tokens / 9.0)
+    assert results["makespan_s"] < 9.0
+
+
 def test_kv_capacity_limits_admission():
     cost = {"kind": "linear", "verify_base_s": 0.02, "kv_bytes_per_token": 10.0}
     free = scenario(engine__scheduler="fifo", engine__layout="inplace", cost=cost)
@@ -286,6 +308,11 @@ def test_shares_add_up_and_name_the_factors():
 def test_a_factor_without_effect_has_no_share():
     found = attribute(scenario(), scenario(engine__scheduler="fifo", engine__aging_bound=50), 3)
     assert found.table.loc["grouping", "share"] == 0
+
+
+def test_studies_of_two_kinds_are_one_factor():
+    found = attribute(scenario(), brief(num_requests=20).but(engine__scheduler="static"), 2)
+    assert set(found.table.index) == {"study", "total"}
 
 
 def test_attribution_refuses_nonsense():
