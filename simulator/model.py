@@ -8,15 +8,12 @@ import simpy
 
 from simulator.acceptance import make_acceptance
 from simulator.cost import CostModel, make_cost
-from simulator.errors import require
 from simulator.records import EventLog, Request
 from simulator.replica import Replica
 from simulator.scenario import Scenario
 from simulator.streams import Purpose, Streams
 from simulator.traces import read_engine_trace
 from simulator.workload import RequestSource, arrival_times
-
-WIDTH_RESERVE = 96  # columns beyond the longest row that a layout may use, before masked holes
 
 
 class Simulation:
@@ -42,7 +39,7 @@ class Simulation:
         self.acceptance = make_acceptance(
             scenario.acceptance, self.streams, self._longest_output() + 1, engine.num_speculative_tokens
         )
-        self.cost: CostModel = make_cost(scenario, self.streams, self._max_width())
+        self.cost: CostModel = make_cost(scenario, self.streams)
         self.replicas = [
             Replica(self.env, scenario, self.cost, self.log, self.streams, number)
             for number in range(scenario.service.replicas)
@@ -145,21 +142,11 @@ class Simulation:
         lengths = sorted(self.source.lengths(index)[0] for index in range(1000))
         return [lengths[1000 * part // count] for part in range(1, count)]
 
-    # --- sizes ---------------------------------------------------------------------------------------------------
-
     def _longest_output(self) -> int:
         workload, engine = self.scenario.workload, self.scenario.engine
         if workload.output_tokens.kind == "trace":
             return max(read_engine_trace(workload.output_tokens["path"]).budgets)
         return engine.max_new_tokens
-
-    def _max_width(self) -> int:
-        """Widest row that can occur, holes of the masked layout included."""
-        count = min(self.scenario.study.num_requests or 4096, 4096)
-        longest = max(self.source.lengths(index)[0] for index in range(count)) + self._longest_output()
-        holes = self.scenario.engine.compaction_threshold if self.scenario.engine.layout == "masked" else 0.0
-        require(longest < 2**20, f"a row of {longest} tokens is too long: at most {2**20 - 1}")
-        return int(longest / max(1 - holes, 0.05)) + WIDTH_RESERVE + 2 * self.scenario.engine.num_speculative_tokens
 
 
 def simulate_once(scenario: Scenario, replication: int = 0, *, keep_rows: bool = False) -> Simulation:

@@ -25,7 +25,6 @@ from simulator.fields import (
 )
 from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, LAYOUTS, LENGTHS, METHODS, SCHEDULERS
 
-
 IGNORED = {  # kind of study -> settings that have no effect there
     "offline": ("duration_s", "clients", "think_time_s", "arrivals"),
     "open": ("clients", "think_time_s"),

@@ -284,7 +284,7 @@ def test_broken_points(tmp_path):
 
 def test_calibration_uncertainty_is_drawn_per_replication_and_centred(calibration):
     factors = np.array([
-        make_cost(study(calibration).but(noise=True), Streams(0, r), 100).factors["host"] for r in range(400)
+        make_cost(study(calibration).but(noise=True), Streams(0, r)).factors["host"] for r in range(400)
     ])  # fmt: skip
     assert factors.mean() == pytest.approx(1, abs=0.006)
     assert factors.std() == pytest.approx(0.02, rel=0.2)

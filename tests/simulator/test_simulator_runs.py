@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from simulator.attribution import attribute, differing_factors, flatten, unflatten
 from simulator.errors import InputError
 from simulator.fields import Spec
+from simulator.kinds import LAYOUTS
 from simulator.metrics import frames_of, measure, mser5, position_rates
 from simulator.model import simulate_once
 from simulator.runner import compare, mean_interval, simulate
@@ -132,6 +133,17 @@ def test_the_metrics_keep_their_identities():
     assert metrics["mean_acceptance_length"] == pytest.approx(1 + sum(rates))
     assert rates == sorted(rates, reverse=True)
     assert metrics["tokens_per_s"] * metrics["makespan_s"] == pytest.approx(40 * 40)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_may_grow_longer_than_the_first_requests_foretell(layout):
+    prompts = {"kind": "lognormal", "median_tokens": 200.0, "sigma": 1.2}
+    engine = {"layout": layout, "scheduler": "fifo", "batch_size": 32, "max_new_tokens": 2}
+    made = Scenario(seed=1).but(study__num_requests=9000, workload__prompt_tokens=prompts, engine=engine)
+    simulation = simulate_once(made)
+    prompt_lens = [request.prompt_len for request in simulation.log.requests]
+    assert max(prompt_lens) > 1.3 * max(prompt_lens[:4096])
+    assert all(request.finished for request in simulation.log.requests)
 
 
 def test_same_seed_same_bytes_whatever_the_workers():
