@@ -89,7 +89,7 @@ class Simulation:
         for request in requests:
             number = self.route(request)
             queues[number].append(request)
-            self.replicas[number].load_tokens += request.prompt_len + request.left
+            self.replicas[number].load_tokens += request.most_tokens
         for replica, queue in zip(self.replicas, queues, strict=True):
             replica.load_tokens = 0
             replica.submit(queue)

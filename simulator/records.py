@@ -78,6 +78,11 @@ class Request:
         self.admitted_s = self.first_token_s = self.finished_s = float("nan")
         self.on_finish: Callable[[], Any] | None = None
 
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and whole budget."""
+        return self.prompt_len + self.generated + self.left
+
     def as_row(self) -> tuple[Any, ...]:
         """Values of `REQUEST_COLUMNS`."""
         return (

@@ -175,7 +175,15 @@ class Switches:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Limits and promises: `slo_*` define goodput; None means no limit."""
+    """Limits and promises; None means no limit.
+
+    Attributes:
+        replicas: servers, each with an engine of its own.
+        router: how requests are shared out among them.
+        kv_capacity_bytes: of each replica; requests wait until it holds their prompts and budgets, and the buffers of
+            a working batch where the layout has one.
+        slo_first_token_s, slo_per_token_s: what a request must meet to count as goodput.
+    """
 
     replicas: int = number_field(COUNT, 1)
     router: Literal["round_robin", "least_loaded", "by_length"] = "round_robin"

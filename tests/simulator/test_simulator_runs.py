@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulator.attribution import attribute, differing_factors, flatten, unflatten
 from simulator.errors import InputError
 from simulator.fields import Spec
-from simulator.kinds import LAYOUTS
+from simulator.kinds import LAYOUTS, SCHEDULERS
 from simulator.metrics import frames_of, measure, mser5, position_rates
 from simulator.model import simulate_once
 from simulator.runner import compare, mean_interval, simulate
@@ -247,11 +247,14 @@ def test_waiting_for_requests_that_may_come_is_observed():
     assert results["makespan_s"] < 9.0
 
 
-def test_kv_capacity_limits_admission():
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_kv_capacity_limits_admission(layout, scheduler):
     cost = {"kind": "linear", "verify_base_s": 0.02, "kv_bytes_per_token": 10.0}
-    free = scenario(engine__scheduler="fifo", engine__layout="inplace", cost=cost)
-    tight = free.but(service__kv_capacity_bytes=250 * 10.0)
-    assert simulate(free, 1)["kv_peak_bytes"] > 2500 >= simulate(tight, 1)["kv_peak_bytes"]
+    free = scenario(engine__scheduler=scheduler, engine__layout=layout, cost=cost)
+    tight = free.but(service__kv_capacity_bytes=250 * 10.0 if layout == "inplace" else 700 * 10.0)
+    capacity = tight.service.kv_capacity_bytes
+    assert simulate(free, 1)["kv_peak_bytes"] > capacity >= simulate(tight, 1)["kv_peak_bytes"]
     assert simulate(tight, 1)["completed"] == 40
     with pytest.raises(InputError, match=r"service.kv_capacity_bytes holds 50 tokens; a request needs"):
         simulate(free.but(service__kv_capacity_bytes=500.0), 1)
