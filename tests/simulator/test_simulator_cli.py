@@ -224,6 +224,13 @@ def test_fits_recover_what_made_the_trace(tmp_path):
     assert likelihood > fit_iid(beta)[1] + 50
 
 
+def test_likelihoods_are_of_the_same_drafts(tmp_path):
+    """Markov without correlation is iid: on independent drafts the one more parameter hardly gains anything."""
+    trace = synthetic_trace(tmp_path, Spec.of("iid", probability=0.7))
+    assert 0 <= fit_markov(trace)[1] - fit_iid(trace)[1] < 12  # χ² of one degree of freedom, 1e-6
+    assert 0 <= fit_profile(trace)[1] - fit_iid(trace)[1] < 18  # of three
+
+
 def test_every_public_name_is_what_it_says():
     import simulator
 
