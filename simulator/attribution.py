@@ -150,11 +150,7 @@ def _evaluate(
         except InputError as error:
             raise InputError(f"with only {', '.join(sorted(subset)) or 'nothing'} switched: {error}") from None
     jobs = [(scenario, index) for scenario in mixtures for index in range(replications)]
-    done = (
-        [run_replication(*job, keep_frames=False) for job in jobs]
-        if workers == 1
-        else run_parallel(run_replication, jobs, workers, {"keep_frames": False})
-    )
+    done = list(run_parallel(run_replication, jobs, workers, {"keep_frames": False}))
     require(metric in done[0].metrics, f"metric must be one of {', '.join(done[0].metrics)}, not {metric!r}")
     values = np.array([r.metrics[metric] for r in done]).reshape(len(subsets), replications)
     return dict(zip(subsets, values, strict=True))

@@ -116,7 +116,7 @@ def validate(
     require((folder / FIT).is_file(), f"{folder / FIT}: no trace to fit acceptance to")
     cost, fit = Spec.of("table", calibration=calibration), str(folder / FIT)
     jobs = [(trace, cost, fit, replications, meta["reference_s"]) for trace in traces]
-    lines = run_parallel(_judge, jobs, workers, {}) if workers != 1 else [_judge(*job) for job in jobs]
+    lines = list(run_parallel(_judge, jobs, workers, {}))
     table = pd.DataFrame([line for line, _ in lines]).set_index("run")
     stages = pd.DataFrame([stage for _, stage in lines]).set_index("run")
     return Validation(table, stages, float(table["same_rows"].sum() / table["rows"].sum()), meta)

@@ -154,6 +154,13 @@ def test_same_seed_same_bytes_whatever_the_workers():
     assert simulate(made.but(seed=1), 1)["makespan_s"] != one.metrics["makespan_s"][0]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_is_told_after_every_replication(workers):
+    told = []
+    simulate(scenario(), 3, workers=workers, progress=lambda done, planned: told.append((done, planned)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
 def test_common_random_numbers_pair_scenarios_request_by_request():
     a, b = (simulate(scenario(engine__layout=name, engine__scheduler="fifo"), 3) for name in ("realigned", "inplace"))
     columns = ["request", "prompt_tokens", "output_tokens", "rounds", "accepted"]
@@ -204,18 +211,19 @@ def test_mser5_finds_a_transient_and_refuses_short_or_growing_runs():
         mser5(np.arange(1000.0))
 
 
-def test_warmup_is_left_out():
-    steady = scenario(engine__scheduler="fifo").but(
-        study={
-            "kind": "open",
-            "num_requests": 600,
-            "warmup": "mser5",
-            "arrivals": {"kind": "poisson", "rate_per_s": 6.0},
-        }
-    )
-    metrics = simulate(steady, 1).metrics.iloc[0]
-    assert metrics["warmup_s"] >= 0
-    assert metrics["completed"] <= 600
+def test_warmup_is_left_out(tmp_path):
+    """A rush of 100 requests, then a quiet stream of 500: what the rush has slowed down is left out."""
+    times = np.concatenate([np.zeros(100), 1 + np.arange(500) * 0.5])
+    pd.DataFrame({"time_s": times, "prompt_tokens": 20, "output_tokens": 40}).to_csv(tmp_path / "t.csv")
+    arrivals = {"kind": "trace", "path": str(tmp_path / "t.csv")}
+    whole = scenario(engine__scheduler="fifo").but(study={"kind": "open", "num_requests": 600, "arrivals": arrivals})
+    steady, everything = (simulate(made, 1) for made in (whole.but(study__warmup="mser5"), whole))
+    arrival_s = steady.frame("requests")["arrival_s"]
+    assert 0 < steady["warmup_s"] < 100
+    assert steady["completed"] == (arrival_s >= steady["warmup_s"]).sum() < everything["completed"] == 600
+    assert steady["latency_mean_s"] < 0.8 * everything["latency_mean_s"]
+    tokens = 40 * steady["completed"]
+    assert steady["tokens_per_s"] == pytest.approx(tokens / (steady["makespan_s"] - steady["warmup_s"]), rel=0.02)
 
 
 def test_censored_requests_are_reported():
