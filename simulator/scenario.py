@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
+from refimpl.config import LAYOUTS, MAX_SPECULATIVE_TOKENS, SCHEDULERS, LayoutName, SchedulerName
 from simulator.errors import InputError, require
 from simulator.fields import (
     COUNT,
@@ -23,7 +24,7 @@ from simulator.fields import (
     spec_field,
     to_mapping,
 )
-from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, LAYOUTS, LENGTHS, METHODS, SCHEDULERS
+from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, LENGTHS, METHODS
 
 IGNORED = {  # kind of study -> settings that have no effect there
     "offline": ("duration_s", "clients", "think_time_s", "arrivals"),
@@ -99,12 +100,12 @@ class Engine:
         compaction_threshold: share of dead slots at which the masked layout compacts.
     """
 
-    layout: Literal["realigned", "masked", "rollback", "inplace"] = "inplace"
-    scheduler: Literal["static", "fifo", "grouped"] = "fifo"
+    layout: LayoutName = "inplace"
+    scheduler: SchedulerName = "fifo"
     batch_size: int = number_field(Range(1, 4096, integer=True), 8)
     window_size: int | None = number_field(COUNT, None)
     aging_bound: float | None = number_field(NON_NEGATIVE, None)
-    num_speculative_tokens: int = number_field(Range(0, 64, integer=True), 5)
+    num_speculative_tokens: int = number_field(Range(0, MAX_SPECULATIVE_TOKENS, integer=True), 5)
     max_new_tokens: int = number_field(COUNT, 128)
     compaction_threshold: float = number_field(Range(0, 1, open_low=True), 0.25)
 

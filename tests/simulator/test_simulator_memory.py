@@ -3,11 +3,11 @@
 import pytest
 
 from refimpl import InputError, generate
+from refimpl.config import LAYOUTS
 from refimpl.kvstore import COLUMN_STEP, pool_columns
 from refimpl.layouts import LAYOUT_CLASSES, working
 from simulator import memory
 from simulator.fields import Spec
-from simulator.kinds import LAYOUTS
 from simulator.parity import replay_scenario
 from simulator.runner import simulate
 from simulator.traces import read_engine_trace

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refimpl.config import LAYOUTS, SCHEDULERS
 from simulator.attribution import attribute, differing_factors, flatten, unflatten
 from simulator.errors import InputError
 from simulator.fields import Spec
-from simulator.kinds import LAYOUTS, SCHEDULERS
 from simulator.metrics import frames_of, measure, mser5, position_rates
 from simulator.model import simulate_once
 from simulator.runner import compare, mean_interval, simulate
