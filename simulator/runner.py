@@ -11,6 +11,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from simulator.errors import require
+from simulator.fields import COUNT
 from simulator.metrics import Frames, frames_of, measure
 from simulator.model import Simulation
 from simulator.scenario import Scenario
@@ -128,7 +129,7 @@ def simulate(
     Raises:
         InputError: impossible arguments, or a study outside the calibrated range.
     """
-    require(replications >= 1, f"replications must be an integer ≥ 1, not {replications!r}")
+    replications = COUNT.check(replications, "replications")
     require(precision is None or 0 < precision < 1, f"precision must be a share in (0, 1), not {precision!r}")
     require(precision is None or replications >= 2, "precision needs at least 2 replications to begin with")
     run = _Runner(scenario, workers, keep_frames, keep_rows, progress)

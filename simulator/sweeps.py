@@ -17,6 +17,7 @@ import pandas as pd
 import yaml
 
 from simulator.errors import InputError, require
+from simulator.fields import COUNT, plain
 from simulator.provenance import commit, input_digests, library_versions, now_utc
 from simulator.runner import run_replication
 from simulator.scenario import Scenario, content_hash, from_data, load_scenario, set_path, to_mapping
@@ -113,8 +114,7 @@ def build_sweep(
     Raises:
         InputError: impossible settings, none or several of the three kinds, or nothing left to run.
     """
-    whole = isinstance(replications, int) and not isinstance(replications, bool) and replications >= 1
-    require(whole, f"replications must be an integer ≥ 1, not {replications!r}")
+    replications = COUNT.check(replications, "replications")
     require(isinstance(skip_invalid, bool), f"skip_invalid must be true or false, not {skip_invalid!r}")
     require(sum(kind is not None for kind in (grid, latin, sobol)) == 1, "give exactly one of grid, latin, sobol")
     for name, kind in (("grid", grid), ("latin", latin), ("sobol", sobol)):
@@ -152,7 +152,7 @@ def _ranges(data: dict[str, Any], kind: str) -> Ranges:
     for name, ends in ranges.items():  # type: ignore[union-attr]
         right = isinstance(ends, list | tuple) and len(ends) == 2 and ends[0] < ends[1]
         require(right, f"{kind}.ranges.{name} must be [low, high] with low < high, not {ends!r}")
-    return {name: (ends[0], ends[1]) for name, ends in ranges.items()}  # type: ignore[union-attr]
+    return {name: plain((ends[0], ends[1])) for name, ends in ranges.items()}  # type: ignore[union-attr]
 
 
 def _scale(unit: np.ndarray, ranges: Ranges) -> list[dict[str, Any]]:
@@ -169,8 +169,7 @@ def _place(x: float, low: float, high: float) -> float:
 def _latin_points(data: dict[str, Any]) -> list[dict[str, Any]]:
     from scipy.stats.qmc import LatinHypercube
 
-    ranges, samples = _ranges(data, "latin"), data.get("samples")
-    require(isinstance(samples, int) and samples >= 1, f"latin.samples must be an integer ≥ 1, not {samples!r}")
+    ranges, samples = _ranges(data, "latin"), COUNT.check(data.get("samples"), "latin.samples")
     return _scale(LatinHypercube(len(ranges), rng=data.get("seed", 0)).random(samples), ranges)
 
 

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import yaml
 
@@ -95,6 +96,30 @@ def test_bad_input_is_one_line_that_names_file_and_field(tmp_path, data, message
         load_scenario(path)
     assert str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    ours = Scenario(
+        seed=np.int64(3),
+        engine=Engine(batch_size=np.int32(4), compaction_threshold=np.float32(0.5)),
+        switches=Switches(k_by_load=((np.int64(4), np.int64(2)),)),
+        acceptance=Spec.of("profile", probabilities=[np.float32(0.5), np.float64(0.25)]),
+    )
+    assert ours == Scenario(
+        seed=3,
+        engine=Engine(batch_size=4, compaction_threshold=0.5),
+        switches=Switches(k_by_load=((4, 2),)),
+        acceptance=Spec.of("profile", probabilities=[0.5, 0.25]),
+    )
+    ours.save(tmp_path / "s.yaml")
+    assert load_scenario(tmp_path / "s.yaml") == ours
+    assert ours.content_hash == load_scenario(tmp_path / "s.yaml").content_hash
+
+
+@pytest.mark.parametrize("value", [True, np.True_, np.float64(4.0), "4", np.array([4])])
+def test_what_is_no_integer_is_refused(value):
+    with pytest.raises(InputError, match="batch_size must be an integer"):
+        Engine(batch_size=value)
 
 
 def test_missing_and_broken_files(tmp_path):
