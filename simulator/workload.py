@@ -1,6 +1,5 @@
 """Requests: when they come, how long their prompts are and, unseen by any scheduler, their outputs will be."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +16,7 @@ from simulator.fields import Spec
 from simulator.kinds import ARRIVALS, LENGTHS
 from simulator.scenario import Scenario
 from simulator.streams import REQUEST_BLOCK, Purpose, Streams
-from simulator.traces import read_engine_trace, read_service_trace
+from simulator.traces import parse_line, read_engine_trace, read_service_trace, read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +99,25 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
     path = Path(settings["path"])
     require(path.is_file(), f"{path}: no such file")
     if kind == "spec_bench":
-        turns = [json.loads(line)["turns"][0] for line in path.read_text(encoding="utf-8").splitlines()]
-        return np.maximum(1, np.round(np.array([len(t) for t in turns]) / settings["characters_per_token"])).astype(int)
+        characters = np.array([len(turn) for turn in _first_turns(path)])
+        return np.maximum(1, np.round(characters / settings["characters_per_token"])).astype(int)
     frame = pd.read_json(path, lines=True) if path.suffix == ".jsonl" else pd.read_csv(path)
     column = settings["column"]
     require(column in frame, f"{path}: no column {column!r}; it has {', '.join(frame.columns)}")
     lengths = frame[column].to_numpy()
     require(bool(np.all(lengths >= 1)), f"{path}: {column} must be at least 1 token throughout")
     return lengths.astype(int)
+
+
+def _first_turns(path: Path) -> list[str]:
+    turns = []
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            texts = parse_line(path, number, line).get("turns") or [None]
+            require(isinstance(texts[0], str), f"{path}:{number}: turns must be a list of texts")
+            turns.append(texts[0])
+    require(bool(turns), f"{path}: holds no prompts")
+    return turns
 
 
 def _service_trace(spec: Spec) -> Any:

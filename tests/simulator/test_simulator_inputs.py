@@ -111,6 +111,33 @@ def test_lengths_from_files(tmp_path):
     assert set(drawn) == {10, 20}
 
 
+SEPARATORS = "\u2028\u0085\x1c"  # they end lines for `str.splitlines`, and may stand inside of a text in JSON
+
+
+def test_only_line_feeds_end_the_lines_of_json(tmp_path):
+    lines = [json.dumps({"turns": ["x" * n + SEPARATORS]}, ensure_ascii=False) for n in (37, 77)]
+    (tmp_path / "q.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    spec = Spec.of("spec_bench", path=str(tmp_path / "q.jsonl"))
+    assert set(draw_lengths(spec, STREAMS, Purpose.PROMPT, 0, 50)) == {10, 20}
+    text = "\n".join(json.dumps(item, ensure_ascii=False) for item in [HEADER | {"pair": SEPARATORS}, *LINES])
+    (tmp_path / "t.ndjson").write_text(text, encoding="utf-8")
+    assert read_engine_trace(tmp_path / "t.ndjson").header["pair"] == SEPARATORS
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "q.jsonl:1: not JSON"),
+        ('{"turns": ["x"]}\n{"turns": []}', "q.jsonl:2: turns must be"),
+        ("", "holds no prompts"),
+    ],
+)
+def test_bad_prompts(tmp_path, text, message):
+    (tmp_path / "q.jsonl").write_text(text)
+    with pytest.raises(InputError, match=message):
+        draw_lengths(Spec.of("spec_bench", path=str(tmp_path / "q.jsonl")), STREAMS, Purpose.PROMPT, 0, 5)
+
+
 # --- service traces ----------------------------------------------------------------------------------------------
 
 SERVICES = {
