@@ -3,13 +3,14 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from refimpl.config import LAYOUTS, MAX_SPECULATIVE_TOKENS, SCHEDULERS, LayoutName, SchedulerName
+from refimpl.files import write_whole
 from simulator.errors import InputError, require
 from simulator.fields import (
     COUNT,
@@ -231,8 +232,8 @@ class Scenario:
         return yaml.safe_dump(to_mapping(self), sort_keys=False, allow_unicode=True)
 
     def save(self, path: str | Path) -> None:
-        """Write the YAML file."""
-        Path(path).write_text(self.to_yaml(), encoding="utf-8")
+        """Write the YAML file, whole or not at all."""
+        write_whole(Path(path), [self.to_yaml().rstrip("\n")])
 
     def but(self, **changes: Any) -> "Scenario":
         """Copy with changes given by dotted path, for example ``{"engine.batch_size": 4}``; dots written as ``__``."""
@@ -285,19 +286,36 @@ def from_data(data: Any) -> Scenario:
     return from_mapping(Scenario, data)
 
 
+def parse_yaml(text: str, where: str) -> Any:
+    """Plain data in a YAML text; raises InputError, one line that starts with `where`, if it is none."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def read_yaml(path: str | Path) -> Any:
+    """Plain data in a YAML file.
+
+    Raises:
+        InputError: unreadable, or not YAML; one line that starts with the file's name.
+    """
+    try:
+        return parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not YAML: {error}") from None
+
+
 def load_scenario(path: str | Path) -> Scenario:
     """Read a scenario from a YAML file.
 
     Raises:
         InputError: unreadable file, unknown key or bad value; one line that starts with the file's name.
     """
+    data = read_yaml(path)
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
-    try:
-        return replace(from_data(data if data is not None else {}))
+        return from_data(data if data is not None else {})
     except InputError as error:
         raise InputError(f"{path}: {error}") from None

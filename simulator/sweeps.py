@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from simulator.errors import InputError, require
 from simulator.fields import COUNT, plain
 from simulator.provenance import commit, input_digests, library_versions, now_utc
 from simulator.runner import run_replication
-from simulator.scenario import Scenario, content_hash, from_data, load_scenario, set_path, to_mapping
+from simulator.scenario import Scenario, content_hash, from_data, load_scenario, read_yaml, set_path, to_mapping
 
 SPEC_KEYS = ("base", "replications", "grid", "latin", "sobol", "skip_invalid")
 Ranges = dict[str, tuple[float, float]]
@@ -69,7 +68,7 @@ def load_sweep(path: str | Path) -> SweepSpec:
             that starts with the file's name.
     """
     path = Path(path)
-    data = _read_yaml(path)
+    data = read_yaml(path)
     require(isinstance(data, dict), f"{path}: must be a mapping with {', '.join(SPEC_KEYS)}")
     unknown = sorted(set(data) - set(SPEC_KEYS))
     require(not unknown, f"{path}: unknown key {', '.join(unknown)}; allowed: {', '.join(SPEC_KEYS)}")
@@ -80,15 +79,6 @@ def load_sweep(path: str | Path) -> SweepSpec:
         return build_sweep(from_data(base) if scenario is None else scenario, **given)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def _read_yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
 
 
 def build_sweep(
