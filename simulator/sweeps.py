@@ -42,9 +42,12 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Hash of everything that decides the numbers: settings, input files, replications."""
+        """Hash of everything that decides the numbers: settings, input files, replications, commit of the code.
+
+        Changes that are not committed count as one state, whatever they are.
+        """
         config = {name: value for name, value in to_mapping(self.scenario).items() if name != "name"}
-        return content_hash([config, input_digests(self.scenario), self.replications])
+        return content_hash([config, input_digests(self.scenario), self.replications, commit()])
 
 
 @dataclass(frozen=True)
@@ -190,17 +193,17 @@ def sobol_indices(spec: SweepSpec, frame: pd.DataFrame, metric: str = "tokens_pe
 # --- running -----------------------------------------------------------------------------------------------------
 
 
-def run_task(task: Task) -> tuple[str, pd.DataFrame]:
-    """All replications of a scenario: its key and one line per replication."""
+def run_task(key: str, task: Task) -> tuple[str, pd.DataFrame]:
+    """All replications of a scenario: its key, as the process that drives the sweep knows it, and a line for each."""
     done = [run_replication(task.scenario, i, keep_frames=False) for i in range(task.replications)]
     frame = pd.DataFrame([r.metrics for r in done])
     frame.insert(0, "replication", range(task.replications))
     for at, (name, value) in enumerate(task.settings.items()):
         frame.insert(at, name, str(value) if isinstance(value, list | dict) else value)
-    frame.insert(0, "key", task.key)
+    frame.insert(0, "key", key)
     frame["seed"], frame["origin"] = task.scenario.seed, done[0].origin
     frame["extrapolated"] = "; ".join(sorted({what for r in done for what in r.extrapolated}))
-    return task.key, frame
+    return key, frame
 
 
 def sweep(
@@ -223,7 +226,7 @@ def sweep(
     out = Path(out)
     (out / "scenarios").mkdir(parents=True, exist_ok=True)
     tasks = {task.key: task for task in spec.tasks}
-    missing = [task for key, task in tasks.items() if not _file(out, key).exists()]
+    missing = {key: task for key, task in tasks.items() if not _file(out, key).exists()}
     finished = len(tasks) - len(missing)
     for key, frame in _execute(missing, workers, dask):
         _write(frame, _file(out, key), tasks[key])
@@ -262,27 +265,28 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
     return json.loads(pq.read_schema(path).metadata[b"raggedspec"])
 
 
-def _execute(tasks: list[Task], workers: int, dask: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
+def _execute(tasks: dict[str, Task], workers: int, dask: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
     """Results as they come."""
     if dask is not None:
         yield from _execute_dask(tasks, dask, workers)
     elif workers == 1:
-        yield from map(run_task, tasks)
+        yield from map(run_task, tasks, tasks.values())
     else:
         from joblib import Parallel, delayed
 
         count = workers if workers > 0 else os.cpu_count() or 1
-        yield from Parallel(n_jobs=count, return_as="generator_unordered")(delayed(run_task)(task) for task in tasks)
+        jobs = (delayed(run_task)(key, task) for key, task in tasks.items())
+        yield from Parallel(n_jobs=count, return_as="generator_unordered")(jobs)
 
 
-def _execute_dask(tasks: list[Task], address: str, workers: int) -> Iterator[tuple[str, pd.DataFrame]]:
+def _execute_dask(tasks: dict[str, Task], address: str, workers: int) -> Iterator[tuple[str, pd.DataFrame]]:
     from distributed import Client, LocalCluster, as_completed
 
     local = address == "local"
     cluster = LocalCluster(n_workers=max(workers, 1), threads_per_worker=1, dashboard_address=None) if local else None
     try:
         with Client(cluster or address, timeout="20s") as client:
-            futures = client.map(run_task, tasks, pure=False)
+            futures = client.map(run_task, list(tasks), list(tasks.values()), pure=False)
             for future in as_completed(futures):
                 yield future.result()
                 future.release()

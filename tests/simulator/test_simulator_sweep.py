@@ -49,6 +49,17 @@ def test_a_sweep_resumes_where_it_was(tmp_path):
     sweep(spec, tmp_path / "part", progress=lambda done, all_: pytest.fail("done twice"))
 
 
+def test_results_of_another_commit_are_not_taken_over(tmp_path, monkeypatch):
+    sweep(grid((2,)), tmp_path)
+    monkeypatch.setattr("simulator.sweeps.commit", lambda: "another")
+    seen = []
+    frame = sweep(grid((2,)), tmp_path, workers=2, progress=lambda done, all_: seen.append((done, all_)))
+    assert seen == [(1, 2), (2, 2)]
+    files = {path.stem: read_provenance(path)["commit"] for path in (tmp_path / "scenarios").glob("*.parquet")}
+    assert {files[key] for key in frame["key"]} == {"another"}
+    assert len(files) == 4
+
+
 def test_killed_in_the_middle_nothing_is_lost_or_done_twice(tmp_path):
     config = {"replications": 3, "grid": {"seed": list(range(60)), "engine.window_size": [2, 8]}}
     BASE.save(tmp_path / "base.yaml")
