@@ -19,10 +19,10 @@ Replications = Annotated[int, typer.Option("--replications", "-n", help="replica
 Workers = Annotated[int, typer.Option(help="worker processes; the results do not depend on it")]
 Json = Annotated[bool, typer.Option("--json", help="print a JSON object as the last line")]
 SHOWN = (
-    "tokens_per_s", "makespan_s", "completed", "censored", "latency_mean_s", "latency_p99_s", "first_token_p50_s",
-    "per_token_mean_s", "rounds", "tokens_per_round", "occupancy", "grouping_rate", "draft_share", "verify_share",
-    "realign_share", "draft_acceptance_rate", "mean_acceptance_length", "kv_peak_bytes", "kv_allocated_bytes",
-    "longest_wait_rounds",
+    "tokens_per_s", "makespan_s", "completed", "censored", "cut_outputs", "latency_mean_s", "latency_p99_s",
+    "first_token_p50_s", "per_token_mean_s", "rounds", "tokens_per_round", "occupancy", "grouping_rate", "draft_share",
+    "verify_share", "realign_share", "draft_acceptance_rate", "mean_acceptance_length", "kv_peak_bytes",
+    "kv_allocated_bytes", "longest_wait_rounds",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ DEFINITIONS = {
     "makespan_s": "end of the last round",
     "completed": "requests that finished",
     "censored": "requests that had arrived but not finished when the study ended",
+    "cut_outputs": "requests whose output is cut at the budget, engine.max_new_tokens, of those that arrived",
     "rounds": "rounds of all replicas",
     "first_token_*_s": "arrival to the end of the round that yields the first token",
     "per_token_*_s": "(finish - first token) / (output tokens - 1)",
@@ -110,6 +111,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
         "makespan_s": simulation.log.last_round_s,
         "completed": float(count),
         "censored": float(arrived - count),
+        "cut_outputs": float(requests["cut"].sum()),
         "warmup_s": start_s,
     }
     result |= _latencies(done, simulation.scenario.service, span_s)

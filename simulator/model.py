@@ -12,7 +12,6 @@ from simulator.records import EventLog, Request
 from simulator.replica import Replica
 from simulator.scenario import Scenario
 from simulator.streams import Purpose, Streams
-from simulator.traces import read_engine_trace
 from simulator.workload import RequestSource, arrival_times
 
 
@@ -36,9 +35,8 @@ class Simulation:
         self.env = simpy.Environment()
         engine = scenario.engine
         self.log = EventLog(engine.num_speculative_tokens, keep_rows=keep_rows)
-        self.acceptance = make_acceptance(
-            scenario.acceptance, self.streams, self._longest_output() + 1, engine.num_speculative_tokens
-        )
+        positions = int(self.source.budgets.max()) + 1
+        self.acceptance = make_acceptance(scenario.acceptance, self.streams, positions, engine.num_speculative_tokens)
         self.cost: CostModel = make_cost(scenario, self.streams)
         self.replicas = [
             Replica(self.env, scenario, self.cost, self.log, self.streams, number)
@@ -75,7 +73,7 @@ class Simulation:
 
     def _arrive(self, index: int) -> Request:
         lengths = self.source.lengths(index)
-        request = Request(index, lengths, self.acceptance.runs(index), self.env.now)
+        request = Request(index, lengths, self.acceptance.runs(index, lengths[2] + 1), self.env.now)
         self.log.requests.append(request)
         return request
 
@@ -141,12 +139,6 @@ class Simulation:
         """Prompt lengths that split the first thousand requests into equal parts."""
         lengths = sorted(self.source.lengths(index)[0] for index in range(1000))
         return [lengths[1000 * part // count] for part in range(1, count)]
-
-    def _longest_output(self) -> int:
-        workload, engine = self.scenario.workload, self.scenario.engine
-        if workload.output_tokens.kind == "trace":
-            return max(read_engine_trace(workload.output_tokens["path"]).budgets)
-        return engine.max_new_tokens
 
 
 def simulate_once(scenario: Scenario, replication: int = 0, *, keep_rows: bool = False) -> Simulation:

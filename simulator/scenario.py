@@ -27,6 +27,7 @@ from simulator.fields import (
 )
 from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, LENGTHS, METHODS
 
+DEFAULT_BUDGET = 128
 IGNORED = {  # kind of study -> settings that have no effect there
     "offline": ("duration_s", "clients", "think_time_s", "arrivals"),
     "open": ("clients", "think_time_s"),
@@ -78,7 +79,10 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Lengths of prompts and outputs, in tokens. An output longer than the budget is cut there."""
+    """Lengths of prompts and outputs, in tokens; a service trace of arrivals brings its own.
+
+    An output longer than the budget is cut there, and counts in the metric `cut_outputs`.
+    """
 
     prompt_tokens: Spec = spec_field(LENGTHS, Spec.of("fixed", tokens=64))
     output_tokens: Spec = spec_field(LENGTHS, Spec.of("fixed", tokens=128))
@@ -97,7 +101,8 @@ class Engine:
         window_size: sequences a grouped scheduler chooses from; None for 4 · B.
         aging_bound: rounds after which a passed-over sequence is due; None for eight turns of the window.
         num_speculative_tokens: drafts per row and round at most, k.
-        max_new_tokens: budget per sequence.
+        max_new_tokens: budget per sequence; None for what each request of a service trace has generated, and for
+            `DEFAULT_BUDGET` where no trace says. An engine trace brings the budgets of its own run.
         compaction_threshold: share of dead slots at which the masked layout compacts.
     """
 
@@ -107,7 +112,7 @@ class Engine:
     window_size: int | None = number_field(COUNT, None)
     aging_bound: float | None = number_field(NON_NEGATIVE, None)
     num_speculative_tokens: int = number_field(Range(0, MAX_SPECULATIVE_TOKENS, integer=True), 5)
-    max_new_tokens: int = number_field(COUNT, 128)
+    max_new_tokens: int | None = number_field(COUNT, None)
     compaction_threshold: float = number_field(Range(0, 1, open_low=True), 0.25)
 
     def __post_init__(self) -> None:

@@ -182,6 +182,28 @@ def test_a_service_trace_drives_a_study(tmp_path):
     assert requests["generated_tokens"].tolist() == [5, 6]
 
 
+LONG = "time_s,prompt_tokens,output_tokens\n0,10,1000\n1,20,2000\n2,30,50\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "generated", "cut"), [(None, [1000, 2000, 50], 0), (128, [128, 128, 50], 2), (3000, [1000, 2000, 50], 0)]
+)
+def test_outputs_of_a_service_trace_are_cut_only_where_asked_and_that_is_told(tmp_path, limit, generated, cut):
+    (tmp_path / "t.csv").write_text(LONG)
+    arrivals = Spec.of("trace", path=str(tmp_path / "t.csv"))
+    study = Study(kind="open", num_requests=3, arrivals=arrivals)
+    results = simulate(Scenario(study=study, engine=Engine(max_new_tokens=limit)), 1)
+    assert results.frame("requests")["generated_tokens"].tolist() == generated
+    assert results["cut_outputs"] == cut
+
+
+def test_outputs_that_exceed_the_budget_are_told():
+    workload = Workload(output_tokens=Spec.of("values", tokens=[100, 128, 129, 1000]))
+    assert simulate(Scenario(study=Study(num_requests=8), workload=workload), 1)["cut_outputs"] == 4
+    with pytest.raises(InputError, match="budget of 1048577 tokens is too long"):
+        simulate(Scenario(engine=Engine(max_new_tokens=2**20 + 1)), 1)
+
+
 # --- acceptance --------------------------------------------------------------------------------------------------
 
 KINDS = [
