@@ -313,13 +313,33 @@ def read_yaml(path: str | Path) -> Any:
         raise InputError(f"{path}: not YAML: {error}") from None
 
 
+def anchored(data: Any, folder: Path) -> Any:
+    """Plain data in which every relative ``path`` and ``calibration`` that is found below `folder` starts there."""
+    if isinstance(data, dict):
+        return {key: _anchored_value(str(key), value, folder) for key, value in data.items()}
+    return [anchored(value, folder) for value in data] if isinstance(data, list) else data
+
+
+def _anchored_value(key: str, value: Any, folder: Path) -> Any:
+    files = {"path": "", "calibration": "points.csv"}
+    file = files.get(key.rpartition(".")[2])  # the paths of a sweep are dotted
+    if file is None or isinstance(value, dict):
+        return anchored(value, folder)
+    if isinstance(value, list):
+        return [_anchored_value(key, item, folder) for item in value]
+    return str(folder / value) if isinstance(value, str) and (folder / value / file).is_file() else value
+
+
 def load_scenario(path: str | Path) -> Scenario:
     """Read a scenario from a YAML file.
+
+    A relative ``path`` or ``calibration`` in it is sought beside the file; what is not there is left as it stands, and
+    then sought in the working directory and, for engine traces and calibrations, in the shipped data.
 
     Raises:
         InputError: unreadable file, unknown key or bad value; one line that starts with the file's name.
     """
-    data = read_yaml(path)
+    data = anchored(read_yaml(path), Path(path).parent)
     try:
         return from_data(data if data is not None else {})
     except InputError as error:

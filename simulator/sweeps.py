@@ -19,7 +19,16 @@ from simulator.errors import InputError, require
 from simulator.fields import COUNT, plain
 from simulator.provenance import commit, input_digests, library_versions, now_utc
 from simulator.runner import run_replication
-from simulator.scenario import Scenario, content_hash, from_data, load_scenario, read_yaml, set_path, to_mapping
+from simulator.scenario import (
+    Scenario,
+    anchored,
+    content_hash,
+    from_data,
+    load_scenario,
+    read_yaml,
+    set_path,
+    to_mapping,
+)
 
 SPEC_KEYS = ("base", "replications", "grid", "latin", "sobol", "skip_invalid")
 Ranges = dict[str, tuple[float, float]]
@@ -66,12 +75,14 @@ class SweepSpec:
 def load_sweep(path: str | Path) -> SweepSpec:
     """Read a sweep: ``base`` (scenario or file), ``replications``, and one of ``grid``, ``latin``, ``sobol``.
 
+    ``base`` is a file beside the sweep's; other relative paths are sought as `load_scenario` seeks them.
+
     Raises:
         InputError: an unreadable file, unknown keys, impossible settings, none or several of the three kinds; one line
             that starts with the file's name.
     """
     path = Path(path)
-    data = read_yaml(path)
+    data = anchored(read_yaml(path), path.parent)
     require(isinstance(data, dict), f"{path}: must be a mapping with {', '.join(SPEC_KEYS)}")
     unknown = sorted(set(data) - set(SPEC_KEYS))
     require(not unknown, f"{path}: unknown key {', '.join(unknown)}; allowed: {', '.join(SPEC_KEYS)}")

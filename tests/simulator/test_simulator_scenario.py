@@ -122,6 +122,27 @@ def test_what_is_no_integer_is_refused(value):
         Engine(batch_size=value)
 
 
+def test_a_relative_path_is_sought_beside_its_file_first(tmp_path, monkeypatch, calibration):
+    """Then in the working directory, where what is not found at all is sought as it stands."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder, tokens in ((here, 5), (there, 9)):
+        folder.mkdir()
+        (folder / "both.csv").write_text(f"tokens\n{tokens}\n")
+    (here / "one.csv").write_text("tokens\n7\n")
+    calibration.rename(there / "mine")
+    monkeypatch.chdir(here)
+
+    def loaded(path):
+        prompts = {"kind": "file", "path": path, "column": "tokens"}
+        cost = {"kind": "table", "calibration": "mine"}
+        return load_scenario(save(there, {"workload": {"prompt_tokens": prompts}, "cost": cost}))
+
+    assert loaded("both.csv").workload.prompt_tokens["path"] == str(there / "both.csv")
+    assert loaded("one.csv").workload.prompt_tokens["path"] == "one.csv"
+    assert loaded(str(here / "both.csv")).workload.prompt_tokens["path"] == str(here / "both.csv")
+    assert loaded("one.csv").cost["calibration"] == str(there / "mine")
+
+
 def test_missing_and_broken_files(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         load_scenario(tmp_path / "none.yaml")

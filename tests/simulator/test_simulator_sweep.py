@@ -97,6 +97,18 @@ def test_a_changed_input_file_changes_the_key(tmp_path):
     assert spec.tasks[0].key != before
 
 
+def test_the_paths_of_a_sweep_are_sought_beside_its_file(tmp_path):
+    for name in ("a.csv", "b.csv", "c.csv"):
+        (tmp_path / name).write_text("tokens\n5\n")
+    prompts, outputs = ({"kind": "file", "path": name, "column": "tokens"} for name in ("a.csv", "c.csv"))
+    base = {"workload": {"prompt_tokens": prompts, "output_tokens": outputs}}
+    data = {"base": base, "grid": {"workload.prompt_tokens.path": ["a.csv", "b.csv"]}}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(data))
+    workloads = [task.scenario.workload for task in load_sweep(tmp_path / "sweep.yaml").tasks]
+    assert [w.prompt_tokens["path"] for w in workloads] == [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
+    assert {w.output_tokens["path"] for w in workloads} == {str(tmp_path / "c.csv")}
+
+
 def test_latin_hypercube_fills_every_stratum():
     ranges = {"acceptance.probability": [0.5, 0.9], "engine.window_size": [2, 9]}
     spec = build_sweep(BASE, replications=1, latin={"samples": 8, "seed": 3, "ranges": ranges})
