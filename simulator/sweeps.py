@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from refimpl.files import check_folder
 from simulator.errors import InputError, require
 from simulator.fields import COUNT, plain
 from simulator.provenance import commit, input_digests, library_versions, now_utc
@@ -233,8 +234,12 @@ def sweep(
         workers: processes on this machine (joblib), the results do not depend on it.
         dask: address of a Dask scheduler, or ``local`` for a cluster on this machine.
         progress: told (done, all) after every scenario.
+
+    Raises:
+        InputError: no files can be made in `out`, or no cluster answers at `dask`.
     """
     out = Path(out)
+    check_folder(out)
     (out / "scenarios").mkdir(parents=True, exist_ok=True)
     tasks = {task.key: task for task in spec.tasks}
     missing = {key: task for key, task in tasks.items() if not _file(out, key).exists()}

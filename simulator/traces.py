@@ -108,7 +108,7 @@ class EngineTrace:
 
 @lru_cache(maxsize=32)
 def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
-    lines = [line for line in read_text(path).split("\n") if line.strip()]
+    lines = [line for line in _read_text(path).split("\n") if line.strip()]
     require(len(lines) > 1, f"{path}: holds no rounds")
     header = parse_line(path, 1, lines[0])
     require(
@@ -124,11 +124,10 @@ def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
     return EngineTrace(path, header, pd.DataFrame.from_records(records, columns=[*ROW_FIELDS, "num_moves"]))
 
 
-def read_text(path: str | Path) -> str:
-    """Text of a file, unpacked where its name ends in ``.gz``; raises InputError if it cannot be read."""
+def _read_text(path: str) -> str:
     try:
         raw = Path(path).read_bytes()
-        return (gzip.decompress(raw) if str(path).endswith(".gz") else raw).decode("utf-8")
+        return (gzip.decompress(raw) if path.endswith(".gz") else raw).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
 

@@ -11,12 +11,13 @@ import pandas as pd
 from scipy.special import gamma as gamma_function
 from scipy.special import gammaincinv, ndtri
 
+from refimpl.files import read_lines
 from simulator.errors import require
 from simulator.fields import Spec
 from simulator.kinds import ARRIVALS, LENGTHS
 from simulator.scenario import DEFAULT_BUDGET, Scenario
 from simulator.streams import REQUEST_BLOCK, Purpose, Streams
-from simulator.traces import ServiceTrace, parse_line, read_engine_trace, read_service_trace, read_text
+from simulator.traces import ServiceTrace, parse_line, read_engine_trace, read_service_trace
 
 MAX_BUDGET = 2**20  # tokens; a number is drawn for each of them
 
@@ -131,7 +132,7 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
 
 def _first_turns(path: Path) -> list[str]:
     turns = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             texts = parse_line(path, number, line).get("turns") or [None]
             require(isinstance(texts[0], str), f"{path}:{number}: turns must be a list of texts")

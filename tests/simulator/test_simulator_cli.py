@@ -141,7 +141,7 @@ def test_outputs_are_checked_before_the_work(capsys, monkeypatch, path, tmp_path
         (["attribute", path, "-s", "seed=1", "--plot", str(tmp_path / "none" / "w.png")], "does not exist"),
         (["trace", path, "--out", str(tmp_path)], "it is a folder"),
         (["validate", "--runs", str(tmp_path / "none"), "--write"], "validation.csv: the folder "),
-        (["sweep", str(tmp_path / "sweep.yaml"), "--out", path], "s.yaml"),
+        (["sweep", str(tmp_path / "sweep.yaml"), "--out", path], "s.yaml is not a folder"),
     ):
         assert main(arguments) == 2
         error = capsys.readouterr().err.strip()
