@@ -29,17 +29,17 @@ class AcceptanceModel(ABC):
 
     def __init__(self, streams: Streams, positions: int, max_run: int):
         self.streams, self.positions, self.max_run = streams, positions, max_run
-        self._blocks: dict[int, list[list[int]]] = {}
+        self._blocks: dict[int, np.ndarray] = {}
         self._none = [0] * positions
 
-    def runs(self, index: int) -> list[int]:
-        """Run from each generated position of a request, 0 … max_run ``[positions]``."""
+    def runs(self, index: int, positions: int | None = None) -> list[int]:
+        """Run from each generated position of a request, 0 … max_run ``[positions]``; None for all of them."""
         if self.max_run == 0:
             return self._none
         block, place = divmod(index, TILE_REQUESTS)
         if block not in self._blocks:
-            self._blocks[block] = self._draw(block).tolist()
-        return self._blocks[block][place]
+            self._blocks[block] = self._draw(block)
+        return self._blocks[block][place, :positions].tolist()
 
     def _draw(self, block: int) -> np.ndarray:
         bits = self.right(block, self.positions + self.max_run)

@@ -29,7 +29,8 @@ class Fit:
 
     Attributes:
         spec: the model with its parameters, as a scenario takes it.
-        log_likelihood: of the compared drafts, in nats; NaN for the bootstrap, which has no parameters.
+        log_likelihood: of all compared drafts, in nats, so that models can be ranked by it; NaN for the bootstrap,
+            which has no parameters.
         table: statistic → trace, model, low, high (95 % of replications), inside.
     """
 
@@ -84,19 +85,37 @@ def fit_beta(trace: EngineTrace) -> tuple[Spec, float]:
 
 
 def fit_markov(trace: EngineTrace) -> tuple[Spec, float]:
-    """Maximum likelihood of a stationary two-state chain on the positions whose proposals were compared."""
-    sequences = [trace.match_bits(i) for i in range(trace.header["num_sequences"])]
-    pairs = [np.stack([bits[:-1], bits[1:]]) for bits in sequences if len(bits) > 1]
-    before, after = np.concatenate(pairs, axis=1)
-    known = (before >= 0) & (after >= 0)
-    counts = np.zeros((2, 2))
-    np.add.at(counts, (before[known], after[known]), 1)
-    from_wrong, from_right = counts[0, 1] / max(counts[0].sum(), 1), counts[1, 1] / max(counts[1].sum(), 1)
-    correlation = float(np.clip(from_right - from_wrong, 0, 0.999))
-    p = float(fit_iid(trace)[0]["probability"])
-    chance = {1: p + correlation * (1 - p), 0: p * (1 - correlation)}
-    total = sum(_bernoulli(counts[state, 1], counts[state, 0], chance[state]) for state in (0, 1))
-    return Spec.of("markov", probability=p, correlation=correlation), float(total)
+    """Maximum likelihood of a stationary two-state chain, over all compared proposals.
+
+    Given the last compared proposal, g positions before, a proposal is right with probability
+    p + correlation^g · (last − p); a request's first one, with p.
+    """
+    right, last, gap = _compared(trace)
+
+    def loss(values: np.ndarray) -> float:
+        p, correlation = values
+        chance = p + correlation**gap * (last - p)
+        return -float(np.log(np.where(right == 1, chance, 1 - chance)).sum())
+
+    start = float(np.clip(fit_iid(trace)[0]["probability"], 1e-6, 1 - 1e-6))
+    found = minimize(loss, [start, 0.1], method="L-BFGS-B", bounds=[(1e-6, 1 - 1e-6), (0, 0.999)])
+    p, correlation = (float(value) for value in found.x)
+    return Spec.of("markov", probability=p, correlation=correlation), -float(found.fun)
+
+
+def _compared(trace: EngineTrace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each compared proposal ``[n], [n], [n]``: whether right, whether the request's one before was, how far before.
+
+    For a request's first one the last two are 0 and infinite.
+    """
+    parts = []
+    for sequence in range(trace.header["num_sequences"]):
+        bits = trace.match_bits(sequence)
+        places = np.flatnonzero(bits >= 0)
+        gaps = np.diff(places, prepend=-np.inf)
+        parts.append(np.stack([bits[places], np.append(0, bits[places])[:-1], gaps]))
+    right, last, gap = np.concatenate(parts, axis=1)
+    return right, last, gap
 
 
 def fit_all(trace: EngineTrace, replications: int = 40) -> dict[str, Fit]:

@@ -5,7 +5,7 @@ settings from b and the rest from a, on common random numbers; a factor's share 
 orders of switching. The shares add up to b - a exactly, replication by replication, so each has a paired interval.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import combinations
 from math import factorial
 from typing import Any
@@ -16,7 +16,7 @@ import pandas as pd
 from simulator.errors import InputError, require
 from simulator.fields import to_mapping
 from simulator.runner import mean_interval, run_parallel, run_replication
-from simulator.scenario import Scenario, from_data
+from simulator.scenario import Scenario, Study, from_data
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "refill": ("#refill", "switches.refill", "switches.zombies"),
@@ -36,6 +36,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "acceptance": ("acceptance",),
     "component costs": ("cost",),
 }  # fmt: skip
+STUDY = tuple(f"study.{item.name}" for item in fields(Study))
 FLAGS = {"static": (False, False), "fifo": (True, False), "grouped": (True, True)}
 MAX_FACTORS = 8
 
@@ -86,11 +87,15 @@ def unflatten(flat: dict[str, Any]) -> Scenario:
 
 
 def differing_factors(a: Scenario, b: Scenario) -> dict[str, tuple[str, ...]]:
-    """Factors in which two scenarios differ, with the settings of each that do; settings of no factor stand alone."""
+    """Factors in which two scenarios differ, with the settings of each that do; settings of no factor stand alone.
+
+    Studies of two kinds are one factor: the settings of one have no meaning in the other.
+    """
     flat_a, flat_b = flatten(a), flatten(b)
     differing = [path for path in flat_a if path != "name" and flat_a[path] != flat_b[path]]
     require("seed" not in differing, f"seed differs: {a.seed} and {b.seed}; equal seeds share their random numbers")
-    factors = {name: tuple(p for p in paths if p in differing) for name, paths in FACTORS.items()}
+    groups = FACTORS | ({"study": STUDY} if a.study.kind != b.study.kind else {})
+    factors = {name: tuple(p for p in paths if p in differing) for name, paths in groups.items()}
     known = {path for paths in factors.values() for path in paths}
     factors |= {path: (path,) for path in differing if path not in known}
     return {name: paths for name, paths in factors.items() if paths}
@@ -145,11 +150,7 @@ def _evaluate(
         except InputError as error:
             raise InputError(f"with only {', '.join(sorted(subset)) or 'nothing'} switched: {error}") from None
     jobs = [(scenario, index) for scenario in mixtures for index in range(replications)]
-    done = (
-        [run_replication(*job, keep_frames=False) for job in jobs]
-        if workers == 1
-        else run_parallel(run_replication, jobs, workers, {"keep_frames": False})
-    )
+    done = list(run_parallel(run_replication, jobs, workers, {"keep_frames": False}))
     require(metric in done[0].metrics, f"metric must be one of {', '.join(done[0].metrics)}, not {metric!r}")
     values = np.array([r.metrics[metric] for r in done]).reshape(len(subsets), replications)
     return dict(zip(subsets, values, strict=True))

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
 from simulator.errors import InputError, require
-from simulator.scenario import Scenario, from_data, load_scenario, set_path, to_mapping
+from simulator.scenario import Scenario, from_data, load_scenario, parse_yaml, set_path, to_mapping
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -20,24 +19,26 @@ Replications = Annotated[int, typer.Option("--replications", "-n", help="replica
 Workers = Annotated[int, typer.Option(help="worker processes; the results do not depend on it")]
 Json = Annotated[bool, typer.Option("--json", help="print a JSON object as the last line")]
 SHOWN = (
-    "tokens_per_s", "makespan_s", "completed", "censored", "latency_mean_s", "latency_p99_s", "first_token_p50_s",
-    "per_token_mean_s", "rounds", "tokens_per_round", "occupancy", "grouping_rate", "draft_share", "verify_share",
-    "realign_share", "draft_acceptance_rate", "mean_acceptance_length", "kv_peak_bytes", "longest_wait_rounds",
+    "tokens_per_s", "makespan_s", "completed", "censored", "cut_outputs", "latency_mean_s", "latency_p99_s",
+    "first_token_p50_s", "per_token_mean_s", "rounds", "tokens_per_round", "occupancy", "grouping_rate", "draft_share",
+    "verify_share", "realign_share", "draft_acceptance_rate", "mean_acceptance_length", "kv_peak_bytes",
+    "kv_allocated_bytes", "longest_wait_rounds",
 )  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     try:
-        app(arguments, standalone_mode=False)
+        code = app(arguments, standalone_mode=False)  # what `typer.Exit` says, or what the command returns
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except typer.Exit as error:
-        return error.exit_code
+    except OSError as error:
+        print(f"error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        return 2
     except Exception as error:
         return _usage_error(error)
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _usage_error(error: Exception) -> int:
@@ -60,7 +61,7 @@ def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:
     for change in sets or []:
         name, equals, value = change.partition("=")
         require(bool(equals), f"--set {change}: must be PATH=VALUE")
-        set_path(data, name.strip(), yaml.safe_load(value))
+        set_path(data, name.strip(), parse_yaml(value, f"--set {change}"))
     return from_data(data)
 
 
@@ -185,12 +186,14 @@ def attribute(
 
     require(second is not None or bool(sets), "attribute: give a second scenario, or changes with --set")
     a, b = load_scenario(first), read_scenario(second or first, sets)
+    if plot:
+        from simulator.plots import check_figure, save, waterfall
+
+        check_figure(plot)
     found = run_attribute(a, b, replications, metric=metric, workers=workers)
     print(f"{metric}: a {found.a:.4g}, b {found.b:.4g}")
     show(found.table)
     if plot:
-        from simulator.plots import save, waterfall
-
         save(waterfall(found), str(plot))
     if as_json:
         print_json({"metric": metric, "a": found.a, "b": found.b, "factors": found.table.to_dict(orient="index")})

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from refimpl.files import check_writable
 from simulator.cli import Json, Replications, ScenarioPath, Sets, Workers, app, print_json, read_scenario, show
 
 
@@ -22,6 +23,7 @@ def trace(
     from simulator.trace_export import export_trace
     from simulator.traces import read_engine_trace
 
+    check_writable(out)
     source = (
         read_engine_trace(engine)
         if engine
@@ -83,6 +85,9 @@ def validate(
     from simulator.validation import validate as run_validate
     from simulator.validation import write_table
 
+    table = (runs or VALIDATION / calibration) / "validation.csv"
+    if write:
+        check_writable(table)
     found = run_validate(calibration, runs, replications=replications, workers=workers)
     columns = ["speed", "measured_s", "scheduler_error", "cost_error", "acceptance_error", "makespan_error"]
     show(found.table[[*columns, "in_cost_band", "in_band"]], 3)
@@ -101,9 +106,8 @@ def validate(
         f"same run ±{100 * meta['run_cv']:.2g} %, round ±{100 * meta['round_cv']:.2g} %"
     )
     if write:
-        path = (runs or VALIDATION / calibration) / "validation.csv"
-        write_table(found, path)
-        print(f"written: {path.name}")
+        write_table(found, table)
+        print(f"written: {table.name}")
     if as_json:
         noise = {name: meta[name] for name in ("reference_cv", "drift_cv", "run_cv", "round_cv")}
         print_json(

@@ -1,10 +1,11 @@
 """Seconds of each stage of a round.
 
-A cost model answers in lines: for given rows and tokens, the seconds at every width 0 … max_width, so that the
-event loop pays one list look-up. Which stages a layout pays for, and when, is `simulator.movement`.
+A cost model answers in lines: for given rows and tokens, the seconds at every width, so that the event loop pays one
+look-up. Which stages a layout pays for, and when, is `simulator.movement`.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -16,14 +17,31 @@ from simulator.kinds import COST
 from simulator.scenario import Scenario
 from simulator.streams import Purpose, Streams
 
-Line = list[float]
+BLOCK_WIDTHS = 1024  # widths whose seconds are computed at a time
+
+
+class Line(dict[int, float]):
+    """Seconds by width in tokens, computed a block of widths at a time where they are asked for.
+
+    Args:
+        seconds: widths ``[n]`` → seconds ``[n]``.
+    """
+
+    def __init__(self, seconds: Callable[[np.ndarray], np.ndarray]):
+        super().__init__()
+        self.seconds = seconds
+
+    def __missing__(self, width: int) -> float:
+        first = width - width % BLOCK_WIDTHS
+        widths = np.arange(first, first + BLOCK_WIDTHS)
+        self.update(zip(widths.tolist(), self.seconds(widths).tolist(), strict=True))
+        return self[width]
 
 
 class CostModel(ABC):
     """Cost of the components for one layout.
 
     Args:
-        max_width: widest row that the study can meet, in tokens.
         factors: component → factor drawn for the replication (speed of the run, calibration uncertainty).
 
     Attributes:
@@ -37,15 +55,15 @@ class CostModel(ABC):
     kv_bytes_per_token = 0.0
     origin = "linear"
 
-    def __init__(self, max_width: int, factors: dict[str, float]):
-        self.max_width, self.factors = max_width, factors
+    def __init__(self, factors: dict[str, float]):
+        self.factors = factors
         self.extrapolated: set[str] = set()
         self.line = lru_cache(maxsize=None)(self._line)
         self.point = lru_cache(maxsize=None)(self._point)
 
     def _line(self, component: str, rows: int, tokens: int, scattered: bool = False) -> Line:
-        widths = np.arange(self.max_width + 1)
-        return (self.seconds(component, rows, tokens, widths, scattered) * self.factors[component]).tolist()
+        factor = self.factors[component]
+        return Line(lambda widths: self.seconds(component, rows, tokens, widths, scattered) * factor)
 
     def _point(self, component: str, rows: int, tokens: int) -> float:
         """Seconds of a component that does not depend on the width."""
@@ -62,8 +80,8 @@ class CostModel(ABC):
 class LinearCost(CostModel):
     """Base plus so much per token, per row and per byte: for what-if studies and for tests against theory."""
 
-    def __init__(self, spec: Spec, max_width: int, factors: dict[str, float]):
-        super().__init__(max_width, factors)
+    def __init__(self, spec: Spec, factors: dict[str, float]):
+        super().__init__(factors)
         self.p = spec.resolved(COST)
         self.noise_cv = self.p["noise_cv"]
         self.kv_bytes_per_token = self.p["kv_bytes_per_token"]
@@ -98,10 +116,8 @@ class TableCost(CostModel):
         extrapolate: whether to go on outside the measured range.
     """
 
-    def __init__(
-        self, calibration: Calibration, layout: str, max_width: int, factors: dict[str, float], *, extrapolate: bool
-    ):
-        super().__init__(max_width, factors)
+    def __init__(self, calibration: Calibration, layout: str, factors: dict[str, float], *, extrapolate: bool):
+        super().__init__(factors)
         self.calibration, self.layout, self.extrapolate = calibration, layout, extrapolate
         self.kv_bytes_per_token = calibration.kv_bytes_per_token
         self.noise_cv = calibration.meta["round_cv"]
@@ -147,14 +163,14 @@ def lognormal_factors(z: np.ndarray, cv: float) -> np.ndarray:
     return np.exp(np.sqrt(variance) * z - variance / 2)
 
 
-def make_cost(scenario: Scenario, streams: Streams, max_width: int) -> CostModel:
+def make_cost(scenario: Scenario, streams: Streams) -> CostModel:
     """Build the cost model that a scenario names, with this replication's calibration uncertainty."""
     spec = scenario.cost
     values = spec.resolved(COST)
     if spec.kind == "linear":
         factors = draw_factors(streams, {}, values["run_cv"], scenario.noise)
-        return LinearCost(spec, max_width, factors)
+        return LinearCost(spec, factors)
     calibration = load_calibration(values["calibration"])
     factors = draw_factors(streams, calibration.meta["component_cv"], calibration.meta["run_cv"], scenario.noise)
     extrapolate = values["outside"] == "extrapolate"
-    return TableCost(calibration, scenario.engine.layout, max_width, factors, extrapolate=extrapolate)
+    return TableCost(calibration, scenario.engine.layout, factors, extrapolate=extrapolate)

@@ -1,8 +1,8 @@
-"""The one error a user of the simulator meets."""
+"""The one error a user of the simulator meets; it is the engine's."""
 
+from refimpl.errors import InputError
 
-class InputError(ValueError):
-    """The caller asked for something impossible. The message is one line: file, field, and what is allowed."""
+__all__ = ["InputError", "require"]
 
 
 def require(condition: bool, message: str) -> None:

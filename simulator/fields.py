@@ -4,11 +4,23 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from simulator.errors import InputError, require
 
 D = TypeVar("D")
+
+
+def plain(value: Any) -> Any:
+    """Numbers of any library as Python's own, lists as tuples, so that they can be compared, hashed and written."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +33,8 @@ class Range:
     integer: bool = False
 
     def check(self, value: Any, where: str) -> Any:
-        """Return the value, or raise InputError that names the field and the range."""
+        """Return the value as Python's own number, or raise InputError that names the field and the range."""
+        value = plain(value)
         kinds = int if self.integer else (int, float)
         right = isinstance(value, kinds) and not isinstance(value, bool) and not math.isnan(value)
         inside = right and self.low <= value <= self.high and not (self.open_low and value == self.low)
@@ -61,8 +74,7 @@ class Spec:
     @classmethod
     def of(cls, kind: str, **values: Any) -> "Spec":
         """Build a Spec from keywords."""
-        frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        return cls(kind, tuple(sorted(frozen.items())))
+        return cls(kind, tuple(sorted((name, plain(value)) for name, value in values.items())))
 
     def __getitem__(self, name: str) -> Any:
         return dict(self.values)[name]
@@ -91,10 +103,11 @@ def number_field(limits: Range, default: Any = MISSING) -> Any:
 
 
 def check_fields(instance: Any, where: str = "") -> None:
-    """Check every field of a dataclass against its metadata; call it from ``__post_init__``."""
+    """Make the fields of a dataclass plain, and check each against its metadata; call it from ``__post_init__``."""
     hints = get_type_hints(type(instance))
     for item in fields(instance):
-        value, name = getattr(instance, item.name), f"{where}{item.name}"
+        value, name = plain(getattr(instance, item.name)), f"{where}{item.name}"
+        object.__setattr__(instance, item.name, value)  # frozen, but not yet handed out
         optional = type(None) in get_args(hints[item.name])
         if value is None and optional:
             continue
@@ -194,21 +207,19 @@ def _read(value: Any, item: Any, hint: Any, where: str) -> Any:
         return spec_from_mapping(value, where)
     if is_dataclass(inner) and isinstance(inner, type):
         return from_mapping(inner, value, f"{where}.")
-    if isinstance(value, list):
-        return tuple(tuple(v) if isinstance(v, list) else v for v in value)
     return value
 
 
 def to_mapping(instance: Any) -> dict[str, Any]:
     """Plain nested mapping of a dataclass, as YAML and JSON hold it."""
-    return {item.name: _plain(getattr(instance, item.name)) for item in fields(instance)}
+    return {item.name: _as_data(getattr(instance, item.name)) for item in fields(instance)}
 
 
-def _plain(value: Any) -> Any:
+def _as_data(value: Any) -> Any:
     if isinstance(value, Spec):
         return value.as_mapping()
     if is_dataclass(value):
         return to_mapping(value)
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_as_data(item) for item in value]
     return value

@@ -2,19 +2,19 @@
 
 from typing import Any
 
+from refimpl.config import NAMED_METHODS, Method
 from simulator.fields import COUNT, NON_NEGATIVE, NUMBERS, POSITIVE, PROBABILITIES, PROBABILITY, TEXT, Kinds, Range
 
-LAYOUTS = ("realigned", "masked", "rollback", "inplace")
-SCHEDULERS = ("static", "fifo", "grouped")
-METHODS: dict[str, dict[str, Any]] = {
-    "autoregressive": {"layout": "inplace", "scheduler": "fifo", "batch_size": 1, "num_speculative_tokens": 0},
-    "speculative": {"layout": "inplace", "scheduler": "fifo", "batch_size": 1},
-    "rollback": {"layout": "rollback", "scheduler": "static"},
-    "masked": {"layout": "masked", "scheduler": "static"},
-    "eqspec": {"layout": "realigned", "scheduler": "static"},
-    "exspec": {"layout": "realigned", "scheduler": "grouped"},
-    "inplace": {"layout": "inplace", "scheduler": "fifo"},
-}
+
+def _settings(method: Method) -> dict[str, Any]:
+    """Engine settings behind a named method; the oracle is one row in place without drafts."""
+    if method.layout is None:
+        return {"layout": "inplace", "scheduler": "fifo", "batch_size": 1, "num_speculative_tokens": 0}
+    rows = {} if method.batch_size is None else {"batch_size": method.batch_size}
+    return {"layout": method.layout, "scheduler": method.scheduler, **rows}
+
+
+METHODS = {name: _settings(method) for name, method in NAMED_METHODS.items()}
 
 LENGTHS: Kinds = {
     "fixed": {"tokens": COUNT},

@@ -1,11 +1,13 @@
 """Metrics of one replication, all computed from the event log; definitions stand beside their names."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from simulator.errors import require
+from simulator.memory import run_slots
 from simulator.model import Simulation
 from simulator.records import STAGES, Columns
 from simulator.scenario import Service
@@ -14,11 +16,13 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_MSER_BATCHES = 20
 
 DEFINITIONS = {
-    "tokens_per_s": "committed tokens over observed seconds",
+    "tokens_per_s": "committed tokens over observed seconds: up to the end of the study, or to that of the last round "
+    "where nothing is unfinished and no request can still come",
     "requests_per_s": "finished requests over observed seconds",
     "makespan_s": "end of the last round",
     "completed": "requests that finished",
     "censored": "requests that had arrived but not finished when the study ended",
+    "cut_outputs": "requests whose output is cut at the budget, engine.max_new_tokens, of those that arrived",
     "rounds": "rounds of all replicas",
     "first_token_*_s": "arrival to the end of the round that yields the first token",
     "per_token_*_s": "(finish - first token) / (output tokens - 1)",
@@ -31,7 +35,10 @@ DEFINITIONS = {
     "draft_acceptance_rate": "accepted over drafted tokens",
     "mean_acceptance_length": "1 + accepted over (row, round) pairs",
     "tokens_per_round": "committed tokens over rounds",
-    "kv_peak_bytes, kv_mean_bytes": "K/V of the window and of the working batch, at most and time-weighted",
+    "kv_peak_bytes, kv_mean_bytes": "K/V in use on one replica, at most and time-weighted: tokens of the window, and "
+    "columns of the working batch; not what an engine has allocated for them",
+    "kv_allocated_bytes": "K/V that the engine would allocate, once, for all the requests of one replica: pool and "
+    "both buffers of the working batch, every row as long as the longest; it knows no service.kv_capacity_bytes",
     "longest_wait_rounds": "most rounds that a request in the window was passed over",
     "fairness": "Jain's index of the requests' tokens per second of latency",
     "goodput_per_s": "finished requests that meet every given service-level limit, over observed seconds",
@@ -101,9 +108,10 @@ def measure(simulation: Simulation) -> dict[str, float]:
     result = {
         "tokens_per_s": float(rounds["kept"].sum()) / span_s,
         "requests_per_s": count / span_s,
-        "makespan_s": simulation.log.end_s,
+        "makespan_s": simulation.log.last_round_s,
         "completed": float(count),
         "censored": float(arrived - count),
+        "cut_outputs": float(requests["cut"].sum()),
         "warmup_s": start_s,
     }
     result |= _latencies(done, simulation.scenario.service, span_s)
@@ -146,8 +154,17 @@ def _rounds(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str,
         "grouping_rate": float((rounds["mode"] == "grouped").sum()) / count,
         "kv_peak_bytes": float(kv.max(initial=0)),
         "kv_mean_bytes": float((kv * rounds["round_s"]).sum()) / busy_s,
+        "kv_allocated_bytes": simulation.cost.kv_bytes_per_token * allocated_tokens(simulation),
     }
     return result | {f"{name.removesuffix('_s')}_share": float(rounds[name].sum()) / busy_s for name in STAGES}
+
+
+def allocated_tokens(simulation: Simulation) -> int:
+    """K/V slots that the engine would ask for before a run of a replica's requests, on the replica with most."""
+    lengths: defaultdict[int, list[int]] = defaultdict(list)
+    for request in simulation.log.requests:
+        lengths[request.replica].append(request.most_tokens)
+    return max([run_slots(simulation.scenario.engine, each) for each in lengths.values()], default=0)
 
 
 def _rows(rounds: Columns, requests: Columns) -> dict[str, float]:

@@ -8,15 +8,11 @@ import simpy
 
 from simulator.acceptance import make_acceptance
 from simulator.cost import CostModel, make_cost
-from simulator.errors import require
 from simulator.records import EventLog, Request
 from simulator.replica import Replica
 from simulator.scenario import Scenario
 from simulator.streams import Purpose, Streams
-from simulator.traces import read_engine_trace
 from simulator.workload import RequestSource, arrival_times
-
-WIDTH_RESERVE = 96  # columns beyond the longest row that a layout may use, before masked holes
 
 
 class Simulation:
@@ -39,10 +35,9 @@ class Simulation:
         self.env = simpy.Environment()
         engine = scenario.engine
         self.log = EventLog(engine.num_speculative_tokens, keep_rows=keep_rows)
-        self.acceptance = make_acceptance(
-            scenario.acceptance, self.streams, self._longest_output() + 1, engine.num_speculative_tokens
-        )
-        self.cost: CostModel = make_cost(scenario, self.streams, self._max_width())
+        positions = int(self.source.budgets.max()) + 1
+        self.acceptance = make_acceptance(scenario.acceptance, self.streams, positions, engine.num_speculative_tokens)
+        self.cost: CostModel = make_cost(scenario, self.streams)
         self.replicas = [
             Replica(self.env, scenario, self.cost, self.log, self.streams, number)
             for number in range(scenario.service.replicas)
@@ -58,9 +53,13 @@ class Simulation:
         study = self.scenario.study
         {"offline": self._start_offline, "open": self._start_open, "closed": self._start_closed}[study.kind]()
         self._run_clock(study.duration_s)
-        self.log.end_s = float(self.env.now)
+        self.log.end_s = float(self.env.now) if self._may_go_on() else self.log.last_round_s
         self.cost.check_rounds(self.log.widest())
         return self.log
+
+    def _may_go_on(self) -> bool:
+        """Whether a request is unfinished, or could still come: else nothing is observed after the last round."""
+        return any(replica.process.is_alive for replica in self.replicas)
 
     def _run_clock(self, until_s: float | None) -> None:
         """Run the events without garbage collection: they make no cycles worth a scan of the whole log."""
@@ -74,7 +73,7 @@ class Simulation:
 
     def _arrive(self, index: int) -> Request:
         lengths = self.source.lengths(index)
-        request = Request(index, lengths, self.acceptance.runs(index), self.env.now)
+        request = Request(index, lengths, self.acceptance.runs(index, lengths[2] + 1), self.env.now)
         self.log.requests.append(request)
         return request
 
@@ -88,7 +87,7 @@ class Simulation:
         for request in requests:
             number = self.route(request)
             queues[number].append(request)
-            self.replicas[number].load_tokens += request.prompt_len + request.left
+            self.replicas[number].load_tokens += request.most_tokens
         for replica, queue in zip(self.replicas, queues, strict=True):
             replica.load_tokens = 0
             replica.submit(queue)
@@ -140,22 +139,6 @@ class Simulation:
         """Prompt lengths that split the first thousand requests into equal parts."""
         lengths = sorted(self.source.lengths(index)[0] for index in range(1000))
         return [lengths[1000 * part // count] for part in range(1, count)]
-
-    # --- sizes ---------------------------------------------------------------------------------------------------
-
-    def _longest_output(self) -> int:
-        workload, engine = self.scenario.workload, self.scenario.engine
-        if workload.output_tokens.kind == "trace":
-            return max(read_engine_trace(workload.output_tokens["path"]).budgets)
-        return engine.max_new_tokens
-
-    def _max_width(self) -> int:
-        """Widest row that can occur, holes of the masked layout included."""
-        count = min(self.scenario.study.num_requests or 4096, 4096)
-        longest = max(self.source.lengths(index)[0] for index in range(count)) + self._longest_output()
-        holes = self.scenario.engine.compaction_threshold if self.scenario.engine.layout == "masked" else 0.0
-        require(longest < 2**20, f"a row of {longest} tokens is too long: at most {2**20 - 1}")
-        return int(longest / max(1 - holes, 0.05)) + WIDTH_RESERVE + 2 * self.scenario.engine.num_speculative_tokens
 
 
 def simulate_once(scenario: Scenario, replication: int = 0, *, keep_rows: bool = False) -> Simulation:

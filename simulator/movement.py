@@ -3,9 +3,8 @@
 from collections.abc import Sequence as Seq
 
 from simulator.cost import CostModel
+from simulator.memory import SLACK_COLUMNS
 from simulator.records import Request
-
-SLACK_COLUMNS = 32  # columns that the engine keeps free when it lays a batch out anew
 
 
 class Movement:

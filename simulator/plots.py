@@ -1,11 +1,15 @@
 """Figures from the tidy tables. Each function draws on given axes and returns them; nothing is computed twice."""
 
+from pathlib import Path
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
+from refimpl.files import check_writable
 from simulator.attribution import Attribution
 from simulator.errors import require
 from simulator.runner import Results, mean_interval
@@ -140,6 +144,19 @@ def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptanc
     return axes
 
 
-def save(axes: Axes, path: str, dpi: int = 150) -> None:
-    """Write the figure that the axes belong to."""
+def check_figure(path: str | Path) -> None:
+    """Raise InputError, before any work is done, unless a figure can be written to `path`."""
+    known = FigureCanvasBase.get_supported_filetypes()
+    suffix = Path(path).suffix.removeprefix(".")
+    require(suffix in known, f"{path}: a figure ends in one of {', '.join(sorted(known))}, not {suffix!r}")
+    check_writable(Path(path))
+
+
+def save(axes: Axes, path: str | Path, dpi: int = 150) -> None:
+    """Write the figure that the axes belong to.
+
+    Raises:
+        InputError: unknown kind of file, or it cannot be written.
+    """
+    check_figure(path)
     axes.get_figure(root=True).savefig(path, dpi=dpi)  # type: ignore[union-attr]

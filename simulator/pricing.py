@@ -3,6 +3,8 @@
 from collections.abc import Sequence as Seq
 from functools import lru_cache
 
+import numpy as np
+
 from simulator.cost import CostModel, Line
 from simulator.movement import make_movement
 from simulator.records import Request
@@ -34,7 +36,7 @@ class Pricing:
     def _lines(self, rows: int, k: int, scattered: bool) -> tuple[Line, Line, float]:
         """Seconds of drafting and verifying at every width, and of the host."""
         line = self.cost.line
-        draft = line("draft", rows, k, scattered) if k else [0.0] * (self.cost.max_width + 1)
+        draft = line("draft", rows, k, scattered) if k else Line(lambda widths: np.zeros(len(widths)))
         return draft, line("verify", rows, k + 1, scattered), self.cost.point("host", rows, k + 1)
 
     def num_drafts(self, live: Seq[Request]) -> int:

@@ -19,7 +19,7 @@ ROW_COLUMNS = (
 )  # fmt: skip
 REQUEST_COLUMNS = (
     "request", "replica", "prompt_tokens", "output_tokens", "generated_tokens", "arrival_s", "admitted_s",
-    "first_token_s", "finished_s", "rounds", "drafted", "accepted", "longest_wait_rounds",
+    "first_token_s", "finished_s", "rounds", "drafted", "accepted", "longest_wait_rounds", "cut",
 )  # fmt: skip
 
 
@@ -30,6 +30,7 @@ class Request:
         index: place in the workload.
         prompt_len: tokens.
         output_len: tokens it will generate; hidden from the scheduler.
+        cut: whether it would generate more, had it the budget.
         left: tokens left in its budget.
         generated: tokens so far.
         runs: right proposals from each generated position on, see `simulator.acceptance`.
@@ -45,6 +46,7 @@ class Request:
         "admitted_s",
         "arrival_s",
         "cache_state",
+        "cut",
         "drafted",
         "finished",
         "finished_s",
@@ -69,7 +71,8 @@ class Request:
 
     def __init__(self, index: int, lengths: tuple[int, int, int], runs: list[int], arrival_s: float):
         self.index, self.ticket, self.runs, self.arrival_s = index, -1, runs, arrival_s
-        self.prompt_len, self.output_len, self.left = lengths
+        self.prompt_len, output_len, self.left = lengths
+        self.output_len, self.cut = min(output_len, self.left), output_len > self.left
         self.seq_len, self.cache_state, self.finished = self.prompt_len, 1, False
         self.generated = self.last_kept = self.last_round = self.rounds = 0
         self.drafted = self.accepted = self.longest_wait = 0
@@ -78,11 +81,17 @@ class Request:
         self.admitted_s = self.first_token_s = self.finished_s = float("nan")
         self.on_finish: Callable[[], Any] | None = None
 
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and whole budget."""
+        return self.prompt_len + self.generated + self.left
+
     def as_row(self) -> tuple[Any, ...]:
         """Values of `REQUEST_COLUMNS`."""
         return (
             self.index, self.replica, self.prompt_len, self.output_len, self.generated, self.arrival_s, self.admitted_s,
             self.first_token_s, self.finished_s, self.rounds, self.drafted, self.accepted, self.longest_wait,
+            self.cut,
         )  # fmt: skip
 
 
@@ -93,6 +102,8 @@ class EventLog:
         rounds: tuples of `ROUND_COLUMNS`; stage seconds before noise, in order of start.
         rows: tuples of `ROW_COLUMNS`, kept only when asked for.
         accepted_histogram: row-rounds by number of accepted drafts.
+        last_round_s: end of the last round.
+        end_s: end of the observation: the end of the study, or of the last round where nothing could follow it.
     """
 
     def __init__(self, max_k: int, *, keep_rows: bool = False):
@@ -100,7 +111,7 @@ class EventLog:
         self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
         self.accepted_histogram = [0] * (max_k + 1)
         self.requests: list[Request] = []
-        self.end_s = 0.0
+        self.last_round_s = self.end_s = 0.0
 
     def widest(self) -> dict[tuple[int, int], int]:
         """Widest row that was met, by rows of the round and its k."""

@@ -55,7 +55,8 @@ class Replica:
         self.pricing = make_pricing(scenario.engine, scenario.switches, cost)
         self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
         capacity = scenario.service.kv_capacity_bytes
-        self.gate = Gate(self.scheduler, None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12))
+        capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
+        self.gate = Gate(self.scheduler, scenario.engine, capacity_tokens)
         self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
         self.kv_tokens = self.load_tokens = self.round_index = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]
@@ -71,7 +72,7 @@ class Replica:
         self.arrivals.note(self.env.now, len(requests))
         for request in requests:
             request.replica = self.number
-            self.load_tokens += request.prompt_len + request.left
+            self.load_tokens += request.most_tokens
         self.gate.submit(requests)
         if not self.wake.triggered:
             self.wake.succeed()
@@ -157,6 +158,7 @@ class Replica:
         pool, kv_tokens = scheduler.pool, self.kv_tokens + movement.working_tokens
         waiting = len(self.gate.queue) + len(pool.waiting)
         self.log.rounds.append((*head, *done, movement.width, kv_tokens, waiting, len(pool.window)))
+        self.log.last_round_s = self.env.now
         self.round_index += 1
         left = scheduler.complete(plan)
         if left:
@@ -209,11 +211,10 @@ class Replica:
 
     def _release(self, left: list[Request]) -> None:
         for request in left:
-            reserved = request.prompt_len + request.generated + request.left
             self.kv_tokens -= request.seq_len
             self.free_slots.append(request.slot)
-            self.load_tokens -= reserved
-            self.gate.release(reserved)
+            self.load_tokens -= request.most_tokens
+            self.gate.release(request.most_tokens)
             if request.on_finish is not None:
                 request.on_finish()
 

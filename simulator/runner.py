@@ -1,21 +1,23 @@
 """Replications, intervals, sequential stopping, and paired comparison."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
 from simulator.errors import require
+from simulator.fields import COUNT
 from simulator.metrics import Frames, frames_of, measure
 from simulator.model import Simulation
 from simulator.scenario import Scenario
 
 Progress = Callable[[int, int], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,12 +124,12 @@ def simulate(
         workers: processes; the results do not depend on it.
         keep_frames: keep the tables of requests and rounds.
         keep_rows: also log every row of every round.
-        progress: told (done, planned) after every batch of replications.
+        progress: told (done, planned) after every replication.
 
     Raises:
         InputError: impossible arguments, or a study outside the calibrated range.
     """
-    require(replications >= 1, f"replications must be an integer ≥ 1, not {replications!r}")
+    replications = COUNT.check(replications, "replications")
     require(precision is None or 0 < precision < 1, f"precision must be a share in (0, 1), not {precision!r}")
     require(precision is None or replications >= 2, "precision needs at least 2 replications to begin with")
     run = _Runner(scenario, workers, keep_frames, keep_rows, progress)
@@ -147,24 +149,33 @@ class _Runner:
     progress: Progress | None
 
     def __call__(self, indices: Iterable[int], planned: int) -> list[Replication]:
-        indices = list(indices)
         settings = {"keep_frames": self.keep_frames, "keep_rows": self.keep_rows}
-        if self.workers == 1:
-            done = []
-            for index in indices:
-                done.append(run_replication(self.scenario, index, **settings))
-                if self.progress:
-                    self.progress(index + 1, planned)
-            return done
-        return run_parallel(run_replication, [(self.scenario, index) for index in indices], self.workers, settings)
+        done = []
+        jobs = [(self.scenario, index) for index in indices]
+        for replication in run_parallel(run_replication, jobs, self.workers, settings):
+            done.append(replication)
+            if self.progress:
+                self.progress(replication.index + 1, planned)
+        return done
 
 
-def run_parallel(function: Callable, arguments: list[tuple], workers: int, settings: dict[str, Any]) -> list[Any]:
-    """Call a function on each tuple of arguments in worker processes; results in order."""
+def run_parallel(
+    function: Callable[..., T], arguments: Iterable[tuple], workers: int, settings: dict[str, Any]
+) -> Iterator[T]:
+    """Call a function on each tuple of arguments; results in order, as they come.
+
+    Args:
+        function, arguments: what is called, and on what.
+        workers: processes; 1 for none but this one, 0 for one a core.
+        settings: keywords of every call.
+    """
+    if workers == 1:
+        yield from (function(*given, **settings) for given in arguments)
+        return
     from joblib import Parallel, delayed
 
     count = os.cpu_count() or 1 if workers < 1 else workers
-    return Parallel(n_jobs=count)(delayed(function)(*given, **settings) for given in arguments)
+    yield from Parallel(n_jobs=count, return_as="generator")(delayed(function)(*g, **settings) for g in arguments)
 
 
 def _precise(done: list[Replication], metric: str, precision: float) -> bool:

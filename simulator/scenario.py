@@ -3,12 +3,14 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from refimpl.config import LAYOUTS, MAX_SPECULATIVE_TOKENS, SCHEDULERS, LayoutName, SchedulerName
+from refimpl.files import write_whole
 from simulator.errors import InputError, require
 from simulator.fields import (
     COUNT,
@@ -23,12 +25,19 @@ from simulator.fields import (
     spec_field,
     to_mapping,
 )
-from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, LAYOUTS, LENGTHS, METHODS, SCHEDULERS
+from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, LENGTHS, METHODS
+
+DEFAULT_BUDGET = 128
+IGNORED = {  # kind of study -> settings that have no effect there
+    "offline": ("duration_s", "clients", "think_time_s", "arrivals"),
+    "open": ("clients", "think_time_s"),
+    "closed": ("num_requests", "arrivals"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """How requests come, and when the study ends.
+    """How requests come, and when the study ends. What a kind of study would ignore is refused.
 
     Attributes:
         kind: ``offline`` (all at time 0, until the last has finished), ``open`` (arrivals), ``closed`` (clients).
@@ -60,11 +69,20 @@ class Study:
         else:
             require(self.clients is not None, "clients is missing: a closed study needs it")
             require(self.duration_s is not None, "duration_s is missing: a closed study needs it")
+        self._refuse_ignored()
+
+    def _refuse_ignored(self) -> None:
+        for item in fields(self):
+            idle = item.name in IGNORED[self.kind] and getattr(self, item.name) != item.default
+            require(not idle, f"{item.name} has no effect in a study of kind {self.kind}: leave it out")
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Lengths of prompts and outputs, in tokens. An output longer than the budget is cut there."""
+    """Lengths of prompts and outputs, in tokens; a service trace of arrivals brings its own.
+
+    An output longer than the budget is cut there, and counts in the metric `cut_outputs`.
+    """
 
     prompt_tokens: Spec = spec_field(LENGTHS, Spec.of("fixed", tokens=64))
     output_tokens: Spec = spec_field(LENGTHS, Spec.of("fixed", tokens=128))
@@ -83,17 +101,18 @@ class Engine:
         window_size: sequences a grouped scheduler chooses from; None for 4 · B.
         aging_bound: rounds after which a passed-over sequence is due; None for eight turns of the window.
         num_speculative_tokens: drafts per row and round at most, k.
-        max_new_tokens: budget per sequence.
+        max_new_tokens: budget per sequence; None for what each request of a service trace has generated, and for
+            `DEFAULT_BUDGET` where no trace says. An engine trace brings the budgets of its own run.
         compaction_threshold: share of dead slots at which the masked layout compacts.
     """
 
-    layout: Literal["realigned", "masked", "rollback", "inplace"] = "inplace"
-    scheduler: Literal["static", "fifo", "grouped"] = "fifo"
+    layout: LayoutName = "inplace"
+    scheduler: SchedulerName = "fifo"
     batch_size: int = number_field(Range(1, 4096, integer=True), 8)
     window_size: int | None = number_field(COUNT, None)
     aging_bound: float | None = number_field(NON_NEGATIVE, None)
-    num_speculative_tokens: int = number_field(Range(0, 64, integer=True), 5)
-    max_new_tokens: int = number_field(COUNT, 128)
+    num_speculative_tokens: int = number_field(Range(0, MAX_SPECULATIVE_TOKENS, integer=True), 5)
+    max_new_tokens: int | None = number_field(COUNT, None)
     compaction_threshold: float = number_field(Range(0, 1, open_low=True), 0.25)
 
     def __post_init__(self) -> None:
@@ -163,7 +182,15 @@ class Switches:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Limits and promises: `slo_*` define goodput; None means no limit."""
+    """Limits and promises; None means no limit.
+
+    Attributes:
+        replicas: servers, each with an engine of its own.
+        router: how requests are shared out among them.
+        kv_capacity_bytes: of each replica; requests wait until it holds their prompts and budgets, and the buffers of
+            a working batch where the layout has one.
+        slo_first_token_s, slo_per_token_s: what a request must meet to count as goodput.
+    """
 
     replicas: int = number_field(COUNT, 1)
     router: Literal["round_robin", "least_loaded", "by_length"] = "round_robin"
@@ -210,8 +237,8 @@ class Scenario:
         return yaml.safe_dump(to_mapping(self), sort_keys=False, allow_unicode=True)
 
     def save(self, path: str | Path) -> None:
-        """Write the YAML file."""
-        Path(path).write_text(self.to_yaml(), encoding="utf-8")
+        """Write the YAML file, whole or not at all."""
+        write_whole(Path(path), [self.to_yaml().rstrip("\n")])
 
     def but(self, **changes: Any) -> "Scenario":
         """Copy with changes given by dotted path, for example ``{"engine.batch_size": 4}``; dots written as ``__``."""
@@ -264,19 +291,56 @@ def from_data(data: Any) -> Scenario:
     return from_mapping(Scenario, data)
 
 
+def parse_yaml(text: str, where: str) -> Any:
+    """Plain data in a YAML text; raises InputError, one line that starts with `where`, if it is none."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def read_yaml(path: str | Path) -> Any:
+    """Plain data in a YAML file.
+
+    Raises:
+        InputError: unreadable, or not YAML; one line that starts with the file's name.
+    """
+    try:
+        return parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not YAML: {error}") from None
+
+
+def anchored(data: Any, folder: Path) -> Any:
+    """Plain data in which every relative ``path`` and ``calibration`` that is found below `folder` starts there."""
+    if isinstance(data, dict):
+        return {key: _anchored_value(str(key), value, folder) for key, value in data.items()}
+    return [anchored(value, folder) for value in data] if isinstance(data, list) else data
+
+
+def _anchored_value(key: str, value: Any, folder: Path) -> Any:
+    files = {"path": "", "calibration": "points.csv"}
+    file = files.get(key.rpartition(".")[2])  # the paths of a sweep are dotted
+    if file is None or isinstance(value, dict):
+        return anchored(value, folder)
+    if isinstance(value, list):
+        return [_anchored_value(key, item, folder) for item in value]
+    return str(folder / value) if isinstance(value, str) and (folder / value / file).is_file() else value
+
+
 def load_scenario(path: str | Path) -> Scenario:
     """Read a scenario from a YAML file.
+
+    A relative ``path`` or ``calibration`` in it is sought beside the file; what is not there is left as it stands, and
+    then sought in the working directory and, for engine traces and calibrations, in the shipped data.
 
     Raises:
         InputError: unreadable file, unknown key or bad value; one line that starts with the file's name.
     """
+    data = anchored(read_yaml(path), Path(path).parent)
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
-    try:
-        return replace(from_data(data if data is not None else {}))
+        return from_data(data if data is not None else {})
     except InputError as error:
         raise InputError(f"{path}: {error}") from None

@@ -14,12 +14,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
+from refimpl.files import check_folder
 from simulator.errors import InputError, require
+from simulator.fields import COUNT, plain
 from simulator.provenance import commit, input_digests, library_versions, now_utc
 from simulator.runner import run_replication
-from simulator.scenario import Scenario, content_hash, from_data, load_scenario, set_path, to_mapping
+from simulator.scenario import (
+    Scenario,
+    anchored,
+    content_hash,
+    from_data,
+    load_scenario,
+    read_yaml,
+    set_path,
+    to_mapping,
+)
 
 SPEC_KEYS = ("base", "replications", "grid", "latin", "sobol", "skip_invalid")
 Ranges = dict[str, tuple[float, float]]
@@ -42,9 +52,12 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Hash of everything that decides the numbers: settings, input files, replications."""
+        """Hash of everything that decides the numbers: settings, input files, replications, commit of the code.
+
+        Changes that are not committed count as one state, whatever they are.
+        """
         config = {name: value for name, value in to_mapping(self.scenario).items() if name != "name"}
-        return content_hash([config, input_digests(self.scenario), self.replications])
+        return content_hash([config, input_digests(self.scenario), self.replications, commit()])
 
 
 @dataclass(frozen=True)
@@ -63,12 +76,14 @@ class SweepSpec:
 def load_sweep(path: str | Path) -> SweepSpec:
     """Read a sweep: ``base`` (scenario or file), ``replications``, and one of ``grid``, ``latin``, ``sobol``.
 
+    ``base`` is a file beside the sweep's; other relative paths are sought as `load_scenario` seeks them.
+
     Raises:
         InputError: an unreadable file, unknown keys, impossible settings, none or several of the three kinds; one line
             that starts with the file's name.
     """
     path = Path(path)
-    data = _read_yaml(path)
+    data = anchored(read_yaml(path), path.parent)
     require(isinstance(data, dict), f"{path}: must be a mapping with {', '.join(SPEC_KEYS)}")
     unknown = sorted(set(data) - set(SPEC_KEYS))
     require(not unknown, f"{path}: unknown key {', '.join(unknown)}; allowed: {', '.join(SPEC_KEYS)}")
@@ -79,15 +94,6 @@ def load_sweep(path: str | Path) -> SweepSpec:
         return build_sweep(from_data(base) if scenario is None else scenario, **given)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def _read_yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
 
 
 def build_sweep(
@@ -113,8 +119,7 @@ def build_sweep(
     Raises:
         InputError: impossible settings, none or several of the three kinds, or nothing left to run.
     """
-    whole = isinstance(replications, int) and not isinstance(replications, bool) and replications >= 1
-    require(whole, f"replications must be an integer ≥ 1, not {replications!r}")
+    replications = COUNT.check(replications, "replications")
     require(isinstance(skip_invalid, bool), f"skip_invalid must be true or false, not {skip_invalid!r}")
     require(sum(kind is not None for kind in (grid, latin, sobol)) == 1, "give exactly one of grid, latin, sobol")
     for name, kind in (("grid", grid), ("latin", latin), ("sobol", sobol)):
@@ -152,7 +157,7 @@ def _ranges(data: dict[str, Any], kind: str) -> Ranges:
     for name, ends in ranges.items():  # type: ignore[union-attr]
         right = isinstance(ends, list | tuple) and len(ends) == 2 and ends[0] < ends[1]
         require(right, f"{kind}.ranges.{name} must be [low, high] with low < high, not {ends!r}")
-    return {name: (ends[0], ends[1]) for name, ends in ranges.items()}  # type: ignore[union-attr]
+    return {name: plain((ends[0], ends[1])) for name, ends in ranges.items()}  # type: ignore[union-attr]
 
 
 def _scale(unit: np.ndarray, ranges: Ranges) -> list[dict[str, Any]]:
@@ -169,8 +174,7 @@ def _place(x: float, low: float, high: float) -> float:
 def _latin_points(data: dict[str, Any]) -> list[dict[str, Any]]:
     from scipy.stats.qmc import LatinHypercube
 
-    ranges, samples = _ranges(data, "latin"), data.get("samples")
-    require(isinstance(samples, int) and samples >= 1, f"latin.samples must be an integer ≥ 1, not {samples!r}")
+    ranges, samples = _ranges(data, "latin"), COUNT.check(data.get("samples"), "latin.samples")
     return _scale(LatinHypercube(len(ranges), rng=data.get("seed", 0)).random(samples), ranges)
 
 
@@ -201,17 +205,17 @@ def sobol_indices(spec: SweepSpec, frame: pd.DataFrame, metric: str = "tokens_pe
 # --- running -----------------------------------------------------------------------------------------------------
 
 
-def run_task(task: Task) -> tuple[str, pd.DataFrame]:
-    """All replications of a scenario: its key and one line per replication."""
+def run_task(key: str, task: Task) -> tuple[str, pd.DataFrame]:
+    """All replications of a scenario: its key, as the process that drives the sweep knows it, and a line for each."""
     done = [run_replication(task.scenario, i, keep_frames=False) for i in range(task.replications)]
     frame = pd.DataFrame([r.metrics for r in done])
     frame.insert(0, "replication", range(task.replications))
     for at, (name, value) in enumerate(task.settings.items()):
         frame.insert(at, name, str(value) if isinstance(value, list | dict) else value)
-    frame.insert(0, "key", task.key)
+    frame.insert(0, "key", key)
     frame["seed"], frame["origin"] = task.scenario.seed, done[0].origin
     frame["extrapolated"] = "; ".join(sorted({what for r in done for what in r.extrapolated}))
-    return task.key, frame
+    return key, frame
 
 
 def sweep(
@@ -230,11 +234,15 @@ def sweep(
         workers: processes on this machine (joblib), the results do not depend on it.
         dask: address of a Dask scheduler, or ``local`` for a cluster on this machine.
         progress: told (done, all) after every scenario.
+
+    Raises:
+        InputError: no files can be made in `out`, or no cluster answers at `dask`.
     """
     out = Path(out)
+    check_folder(out)
     (out / "scenarios").mkdir(parents=True, exist_ok=True)
     tasks = {task.key: task for task in spec.tasks}
-    missing = [task for key, task in tasks.items() if not _file(out, key).exists()]
+    missing = {key: task for key, task in tasks.items() if not _file(out, key).exists()}
     finished = len(tasks) - len(missing)
     for key, frame in _execute(missing, workers, dask):
         _write(frame, _file(out, key), tasks[key])
@@ -273,27 +281,28 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
     return json.loads(pq.read_schema(path).metadata[b"raggedspec"])
 
 
-def _execute(tasks: list[Task], workers: int, dask: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
+def _execute(tasks: dict[str, Task], workers: int, dask: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
     """Results as they come."""
     if dask is not None:
         yield from _execute_dask(tasks, dask, workers)
     elif workers == 1:
-        yield from map(run_task, tasks)
+        yield from map(run_task, tasks, tasks.values())
     else:
         from joblib import Parallel, delayed
 
         count = workers if workers > 0 else os.cpu_count() or 1
-        yield from Parallel(n_jobs=count, return_as="generator_unordered")(delayed(run_task)(task) for task in tasks)
+        jobs = (delayed(run_task)(key, task) for key, task in tasks.items())
+        yield from Parallel(n_jobs=count, return_as="generator_unordered")(jobs)
 
 
-def _execute_dask(tasks: list[Task], address: str, workers: int) -> Iterator[tuple[str, pd.DataFrame]]:
+def _execute_dask(tasks: dict[str, Task], address: str, workers: int) -> Iterator[tuple[str, pd.DataFrame]]:
     from distributed import Client, LocalCluster, as_completed
 
     local = address == "local"
     cluster = LocalCluster(n_workers=max(workers, 1), threads_per_worker=1, dashboard_address=None) if local else None
     try:
         with Client(cluster or address, timeout="20s") as client:
-            futures = client.map(run_task, tasks, pure=False)
+            futures = client.map(run_task, list(tasks), list(tasks.values()), pure=False)
             for future in as_completed(futures):
                 yield future.result()
                 future.release()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from refimpl.files import check_writable, write_whole
 from simulator.metrics import frames_of
 from simulator.model import Simulation
 from simulator.records import STAGES
@@ -73,13 +74,17 @@ def engine_events(trace: EngineTrace) -> Iterator[dict[str, Any]]:
 
 
 def export_trace(source: Simulation | EngineTrace, path: str | Path) -> int:
-    """Write a Chrome-trace JSON file; return the number of events.
+    """Write a Chrome-trace JSON file, whole or not at all; return the number of events.
 
     Args:
         source: a simulation that has run with ``keep_rows=True``, or an engine trace.
         path: file to write.
+
+    Raises:
+        InputError: the file cannot be written.
     """
+    check_writable(Path(path))
     events = list(engine_events(source) if isinstance(source, EngineTrace) else simulation_events(source))
     data = {"displayTimeUnit": "ms", "traceEvents": events}
-    Path(path).write_text(json.dumps(data, default=float), encoding="utf-8")
+    write_whole(Path(path), [json.dumps(data, default=float)])
     return len(events)

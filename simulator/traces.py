@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -107,11 +108,9 @@ class EngineTrace:
 
 @lru_cache(maxsize=32)
 def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
-    raw = Path(path).read_bytes()
-    text = (gzip.decompress(raw) if path.endswith(".gz") else raw).decode("utf-8")
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in _read_text(path).split("\n") if line.strip()]
     require(len(lines) > 1, f"{path}: holds no rounds")
-    header = _parse(path, 1, lines[0])
+    header = parse_line(path, 1, lines[0])
     require(
         header.get("schema") == ENGINE_SCHEMA, f"{path}:1: schema must be {ENGINE_SCHEMA}, not {header.get('schema')!r}"
     )
@@ -119,10 +118,18 @@ def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
     for name in EACH_FIELDS:
         complete = name not in header or len(header[name]) == header["num_sequences"]
         require(complete, f"{path}:1: {name} must hold {header['num_sequences']} numbers, one per sequence")
-    records = [_parse(path, number, line) for number, line in enumerate(lines[1:], start=2)]
+    records = [parse_line(path, number, line) for number, line in enumerate(lines[1:], start=2)]
     for number, record in enumerate(records, start=2):
         _require_fields(path, number, record, ROW_FIELDS)
     return EngineTrace(path, header, pd.DataFrame.from_records(records, columns=[*ROW_FIELDS, "num_moves"]))
+
+
+def _read_text(path: str) -> str:
+    try:
+        raw = Path(path).read_bytes()
+        return (gzip.decompress(raw) if path.endswith(".gz") else raw).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
 
 
 def read_engine_trace(path: str | Path) -> EngineTrace:
@@ -137,7 +144,8 @@ def read_engine_trace(path: str | Path) -> EngineTrace:
     return _read_engine_trace(str(found), found.stat().st_mtime_ns)
 
 
-def _parse(path: str, number: int, line: str) -> dict[str, Any]:
+def parse_line(path: str | Path, number: int, line: str) -> dict[str, Any]:
+    """The mapping in a line of JSON; raises InputError that names file and line if there is none."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:

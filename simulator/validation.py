@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from refimpl.files import write_whole
 from simulator.calibration import META_FIELDS, read_meta
 from simulator.errors import require
 from simulator.fields import Spec
@@ -116,7 +117,7 @@ def validate(
     require((folder / FIT).is_file(), f"{folder / FIT}: no trace to fit acceptance to")
     cost, fit = Spec.of("table", calibration=calibration), str(folder / FIT)
     jobs = [(trace, cost, fit, replications, meta["reference_s"]) for trace in traces]
-    lines = run_parallel(_judge, jobs, workers, {}) if workers != 1 else [_judge(*job) for job in jobs]
+    lines = list(run_parallel(_judge, jobs, workers, {}))
     table = pd.DataFrame([line for line, _ in lines]).set_index("run")
     stages = pd.DataFrame([stage for _, stage in lines]).set_index("run")
     return Validation(table, stages, float(table["same_rows"].sum() / table["rows"].sum()), meta)
@@ -201,8 +202,9 @@ def summarize_errors(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_table(validation: Validation, path: Path) -> None:
-    """Write the table that `python -m simulator validate` prints, six significant digits."""
-    validation.table.join(validation.stages.add_suffix("_stage_error")).to_csv(path, float_format="%.6g")
+    """Write the table that `python -m simulator validate` prints, six significant digits; whole or not at all."""
+    table = validation.table.join(validation.stages.add_suffix("_stage_error"))
+    write_whole(path, [table.to_csv(float_format="%.6g", lineterminator="\n").rstrip("\n")])
 
 
 def read_validation(name: str = "cpu/tiny") -> Validation:

@@ -1,6 +1,5 @@
 """Requests: when they come, how long their prompts are and, unseen by any scheduler, their outputs will be."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,17 +11,20 @@ import pandas as pd
 from scipy.special import gamma as gamma_function
 from scipy.special import gammaincinv, ndtri
 
+from refimpl.files import read_lines
 from simulator.errors import require
 from simulator.fields import Spec
 from simulator.kinds import ARRIVALS, LENGTHS
-from simulator.scenario import Scenario
+from simulator.scenario import DEFAULT_BUDGET, Scenario
 from simulator.streams import REQUEST_BLOCK, Purpose, Streams
-from simulator.traces import read_engine_trace, read_service_trace
+from simulator.traces import ServiceTrace, parse_line, read_engine_trace, read_service_trace
+
+MAX_BUDGET = 2**20  # tokens; a number is drawn for each of them
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Token counts of a block of requests ``[n]``: prompt, output (hidden), budget."""
+    """Token counts of a block of requests ``[n]``: prompt, output (hidden; may exceed the budget), budget."""
 
     prompt: list[int]
     output: list[int]
@@ -34,6 +36,10 @@ class RequestSource:
 
     def __init__(self, scenario: Scenario, streams: Streams):
         self.scenario, self.streams = scenario, streams
+        study = scenario.study
+        of_trace = study.kind == "open" and study.arrivals.kind == "trace"
+        self.arrivals = _service_trace(study.arrivals) if of_trace else None
+        self.budgets = _budgets(scenario, self.arrivals)
         self._blocks: dict[int, Lengths] = {}
 
     def lengths(self, index: int) -> tuple[int, int, int]:
@@ -46,16 +52,30 @@ class RequestSource:
 
     def _draw(self, block: int) -> Lengths:
         start, stop = block * REQUEST_BLOCK, (block + 1) * REQUEST_BLOCK
-        workload, study = self.scenario.workload, self.scenario.study
+        workload = self.scenario.workload
         prompt = draw_lengths(workload.prompt_tokens, self.streams, Purpose.PROMPT, start, stop)
         output = draw_lengths(workload.output_tokens, self.streams, Purpose.OUTPUT, start, stop)
-        if study.kind == "open" and study.arrivals.kind == "trace":
-            trace = _service_trace(study.arrivals)
-            prompt, output = (_cycle(values, start, stop) for values in (trace.prompt_tokens, trace.output_tokens))
-        budget = np.full(stop - start, self.scenario.engine.max_new_tokens)
-        if workload.output_tokens.kind == "trace":
-            budget = _cycle(np.array(read_engine_trace(workload.output_tokens["path"]).budgets), start, stop)
-        return Lengths(prompt.tolist(), np.minimum(output, budget).tolist(), budget.tolist())
+        if self.arrivals is not None:
+            lengths = self.arrivals.prompt_tokens, self.arrivals.output_tokens
+            prompt, output = (_cycle(values, start, stop) for values in lengths)
+        budget = _cycle(self.budgets, start, stop)
+        return Lengths(prompt.tolist(), output.tolist(), budget.tolist())
+
+
+def _budgets(scenario: Scenario, arrivals: ServiceTrace | None) -> np.ndarray:
+    """Budgets of request 0, 1, …, over and over: the user's, or those of a trace."""
+    outputs, given = scenario.workload.output_tokens, scenario.engine.max_new_tokens
+    if outputs.kind == "trace":
+        budgets = np.array(read_engine_trace(outputs["path"]).budgets)
+    elif arrivals is not None and given is None:
+        budgets = arrivals.output_tokens
+    else:
+        budgets = np.array([given or DEFAULT_BUDGET])
+    longest = int(budgets.max())
+    require(
+        longest <= MAX_BUDGET, f"engine.max_new_tokens: a budget of {longest} tokens is too long: at most {MAX_BUDGET}"
+    )
+    return budgets
 
 
 def _cycle(values: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -100,8 +120,8 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
     path = Path(settings["path"])
     require(path.is_file(), f"{path}: no such file")
     if kind == "spec_bench":
-        turns = [json.loads(line)["turns"][0] for line in path.read_text(encoding="utf-8").splitlines()]
-        return np.maximum(1, np.round(np.array([len(t) for t in turns]) / settings["characters_per_token"])).astype(int)
+        characters = np.array([len(turn) for turn in _first_turns(path)])
+        return np.maximum(1, np.round(characters / settings["characters_per_token"])).astype(int)
     frame = pd.read_json(path, lines=True) if path.suffix == ".jsonl" else pd.read_csv(path)
     column = settings["column"]
     require(column in frame, f"{path}: no column {column!r}; it has {', '.join(frame.columns)}")
@@ -110,7 +130,18 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
     return lengths.astype(int)
 
 
-def _service_trace(spec: Spec) -> Any:
+def _first_turns(path: Path) -> list[str]:
+    turns = []
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            texts = parse_line(path, number, line).get("turns") or [None]
+            require(isinstance(texts[0], str), f"{path}:{number}: turns must be a list of texts")
+            turns.append(texts[0])
+    require(bool(turns), f"{path}: holds no prompts")
+    return turns
+
+
+def _service_trace(spec: Spec) -> ServiceTrace:
     values = spec.resolved(ARRIVALS)
     return read_service_trace(values["path"], values["format"])
 

@@ -16,7 +16,9 @@ from simulator.fields import Spec
 from simulator.model import simulate_once
 from simulator.parity import check_parity, compare_rows
 from simulator.scenario import Engine, Scenario, Study, Workload
+from simulator.trace_export import export_trace
 from simulator.traces import EngineTrace, read_engine_trace
+from simulator.validation import read_validation, write_table
 
 SCENARIO = Scenario(
     name="small",
@@ -114,6 +116,9 @@ def test_bench(capsys):
         (["parity", "none.ndjson"], "none.ndjson: no such trace"),
         (["validate", "--runs", "nowhere"], "holds no held-out traces"),
         (["run", "-s", "study={kind: open, num_requests: 50, warmup: mser5}"], "mser5 needs 100 finished requests"),
+        (["run", "-s", "name=[1"], "--set name=[1: not YAML: while parsing a flow sequence"),
+        (["trace", "--out", "/nowhere/x.json"], "cannot write /nowhere/x.json: the folder /nowhere does not exist"),
+        (["parity", __file__ + "/.."], "no such trace"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, message):
@@ -122,6 +127,54 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, message):
     assert error.startswith("error: ")
     assert message in error
     assert "\n" not in error
+
+
+def test_outputs_are_checked_before_the_work(capsys, monkeypatch, path, tmp_path):
+    def fail(*_, **__):
+        pytest.fail("worked before the output was checked")
+
+    for name in ("attribution.attribute", "model.simulate_once", "validation.validate"):
+        monkeypatch.setattr(f"simulator.{name}", fail)
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"grid": {"seed": [0]}}))
+    for arguments, message in (
+        (["attribute", path, "-s", "seed=1", "--plot", str(tmp_path / "w.nonsense")], "a figure ends in one of "),
+        (["attribute", path, "-s", "seed=1", "--plot", str(tmp_path / "none" / "w.png")], "does not exist"),
+        (["trace", path, "--out", str(tmp_path)], "it is a folder"),
+        (["validate", "--runs", str(tmp_path / "none"), "--write"], "validation.csv: the folder "),
+        (["sweep", str(tmp_path / "sweep.yaml"), "--out", path], "s.yaml is not a folder"),
+    ):
+        assert main(arguments) == 2
+        error = capsys.readouterr().err.strip()
+        assert error.startswith("error: ")
+        assert message in error
+        assert "\n" not in error
+
+
+def test_files_are_written_whole_or_not_at_all(monkeypatch, tmp_path):
+    """A file that is there stays as it was when a write breaks off."""
+    results = {"s.yaml": SCENARIO.save, "t.json": lambda to: export_trace(simulate_once(SCENARIO, keep_rows=True), to)}
+    results["v.csv"] = lambda to: write_table(read_validation("cpu/tiny"), to)
+
+    def break_off(*_):
+        raise OSError(28, "No space left on device")
+
+    for name, write in results.items():
+        (tmp_path / name).write_text("old")
+        with monkeypatch.context() as broken:
+            broken.setattr("os.replace", break_off)
+            with pytest.raises(OSError, match="No space left"):
+                write(tmp_path / name)
+        assert (tmp_path / name).read_text() == "old"
+        write(tmp_path / name)
+        assert (tmp_path / name).read_text() != "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(results)
+
+
+@pytest.mark.parametrize("content", [b"not packed", b"\x1f\x8b\x08\x00"])
+def test_a_broken_trace_is_one_line_and_exit_code_2(capsys, tmp_path, content):
+    (tmp_path / "t.ndjson.gz").write_bytes(content)
+    assert main(["parity", str(tmp_path / "t.ndjson.gz")]) == 2
+    assert "t.ndjson.gz: cannot be read: " in capsys.readouterr().err
 
 
 def test_the_module_runs_loads_no_tensor_library_and_answers_soon():
@@ -161,6 +214,14 @@ def test_parity_sees_any_difference(engine_trace, at, change):
     parity = compare_rows(tampered, replayed)
     assert not parity.exact
     assert parity.first_difference.startswith(f"round {LINES[at]['round']}, row {LINES[at]['row']}: ")
+
+
+def test_the_exit_code_tells_whether_the_decisions_agree(capsys, engine_trace):
+    assert run_json(capsys, "parity", str(engine_trace))[0] == 0
+    lines = [*LINES[:3], LINES[3] | {"kept": 1}, *LINES[4:]]
+    tampered = write_engine_trace(engine_trace.with_name("tampered.ndjson"), HEADER, lines)
+    code, data = run_json(capsys, "parity", str(engine_trace), str(tampered))
+    assert (code, data["exact"]) == (1, False)
 
 
 def replace_nothing(trace):
@@ -214,6 +275,13 @@ def test_fits_recover_what_made_the_trace(tmp_path):
     spec, likelihood = fit_beta(beta)
     assert spec["a"] / (spec["a"] + spec["b"]) == pytest.approx(2 / 3, abs=0.05)
     assert likelihood > fit_iid(beta)[1] + 50
+
+
+def test_likelihoods_are_of_the_same_drafts(tmp_path):
+    """Markov without correlation is iid: on independent drafts the one more parameter hardly gains anything."""
+    trace = synthetic_trace(tmp_path, Spec.of("iid", probability=0.7))
+    assert 0 <= fit_markov(trace)[1] - fit_iid(trace)[1] < 12  # χ² of one degree of freedom, 1e-6
+    assert 0 <= fit_profile(trace)[1] - fit_iid(trace)[1] < 18  # of three
 
 
 def test_every_public_name_is_what_it_says():

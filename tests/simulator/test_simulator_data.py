@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
+from refimpl.config import LAYOUTS, SCHEDULERS
 from simulator.calibration import available_calibrations, load_calibration
 from simulator.folders import DATA, VALIDATION
-from simulator.kinds import LAYOUTS, SCHEDULERS
 from simulator.parity import check_parity
 from simulator.runner import simulate
 from simulator.scenario import Scenario

@@ -111,6 +111,33 @@ def test_lengths_from_files(tmp_path):
     assert set(drawn) == {10, 20}
 
 
+SEPARATORS = "\u2028\u0085\x1c"  # they end lines for `str.splitlines`, and may stand inside of a text in JSON
+
+
+def test_only_line_feeds_end_the_lines_of_json(tmp_path):
+    lines = [json.dumps({"turns": ["x" * n + SEPARATORS]}, ensure_ascii=False) for n in (37, 77)]
+    (tmp_path / "q.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    spec = Spec.of("spec_bench", path=str(tmp_path / "q.jsonl"))
+    assert set(draw_lengths(spec, STREAMS, Purpose.PROMPT, 0, 50)) == {10, 20}
+    text = "\n".join(json.dumps(item, ensure_ascii=False) for item in [HEADER | {"pair": SEPARATORS}, *LINES])
+    (tmp_path / "t.ndjson").write_text(text, encoding="utf-8")
+    assert read_engine_trace(tmp_path / "t.ndjson").header["pair"] == SEPARATORS
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "q.jsonl:1: not JSON"),
+        ('{"turns": ["x"]}\n{"turns": []}', "q.jsonl:2: turns must be"),
+        ("", "holds no prompts"),
+    ],
+)
+def test_bad_prompts(tmp_path, text, message):
+    (tmp_path / "q.jsonl").write_text(text)
+    with pytest.raises(InputError, match=message):
+        draw_lengths(Spec.of("spec_bench", path=str(tmp_path / "q.jsonl")), STREAMS, Purpose.PROMPT, 0, 5)
+
+
 # --- service traces ----------------------------------------------------------------------------------------------
 
 SERVICES = {
@@ -153,6 +180,28 @@ def test_a_service_trace_drives_a_study(tmp_path):
     assert requests["arrival_s"].tolist() == [0.0, 1.0]
     assert requests["prompt_tokens"].tolist() == [10, 20]
     assert requests["generated_tokens"].tolist() == [5, 6]
+
+
+LONG = "time_s,prompt_tokens,output_tokens\n0,10,1000\n1,20,2000\n2,30,50\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "generated", "cut"), [(None, [1000, 2000, 50], 0), (128, [128, 128, 50], 2), (3000, [1000, 2000, 50], 0)]
+)
+def test_outputs_of_a_service_trace_are_cut_only_where_asked_and_that_is_told(tmp_path, limit, generated, cut):
+    (tmp_path / "t.csv").write_text(LONG)
+    arrivals = Spec.of("trace", path=str(tmp_path / "t.csv"))
+    study = Study(kind="open", num_requests=3, arrivals=arrivals)
+    results = simulate(Scenario(study=study, engine=Engine(max_new_tokens=limit)), 1)
+    assert results.frame("requests")["generated_tokens"].tolist() == generated
+    assert results["cut_outputs"] == cut
+
+
+def test_outputs_that_exceed_the_budget_are_told():
+    workload = Workload(output_tokens=Spec.of("values", tokens=[100, 128, 129, 1000]))
+    assert simulate(Scenario(study=Study(num_requests=8), workload=workload), 1)["cut_outputs"] == 4
+    with pytest.raises(InputError, match="budget of 1048577 tokens is too long"):
+        simulate(Scenario(engine=Engine(max_new_tokens=2**20 + 1)), 1)
 
 
 # --- acceptance --------------------------------------------------------------------------------------------------
@@ -284,7 +333,7 @@ def test_broken_points(tmp_path):
 
 def test_calibration_uncertainty_is_drawn_per_replication_and_centred(calibration):
     factors = np.array([
-        make_cost(study(calibration).but(noise=True), Streams(0, r), 100).factors["host"] for r in range(400)
+        make_cost(study(calibration).but(noise=True), Streams(0, r)).factors["host"] for r in range(400)
     ])  # fmt: skip
     assert factors.mean() == pytest.approx(1, abs=0.006)
     assert factors.std() == pytest.approx(0.02, rel=0.2)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refimpl.config import LAYOUTS, SCHEDULERS
 from simulator.attribution import attribute, differing_factors, flatten, unflatten
 from simulator.errors import InputError
 from simulator.fields import Spec
@@ -134,12 +135,30 @@ def test_the_metrics_keep_their_identities():
     assert metrics["tokens_per_s"] * metrics["makespan_s"] == pytest.approx(40 * 40)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_may_grow_longer_than_the_first_requests_foretell(layout):
+    prompts = {"kind": "lognormal", "median_tokens": 200.0, "sigma": 1.2}
+    engine = {"layout": layout, "scheduler": "fifo", "batch_size": 32, "max_new_tokens": 2}
+    made = Scenario(seed=1).but(study__num_requests=9000, workload__prompt_tokens=prompts, engine=engine)
+    simulation = simulate_once(made)
+    prompt_lens = [request.prompt_len for request in simulation.log.requests]
+    assert max(prompt_lens) > 1.3 * max(prompt_lens[:4096])
+    assert all(request.finished for request in simulation.log.requests)
+
+
 def test_same_seed_same_bytes_whatever_the_workers():
     made = scenario(engine__scheduler="grouped")
     one, two = simulate(made, 4), simulate(made, 4, workers=2)
     for name in ("requests", "rounds"):
         pd.testing.assert_frame_equal(one.frame(name), two.frame(name), check_exact=True)
     assert simulate(made.but(seed=1), 1)["makespan_s"] != one.metrics["makespan_s"][0]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_is_told_after_every_replication(workers):
+    told = []
+    simulate(scenario(), 3, workers=workers, progress=lambda done, planned: told.append((done, planned)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_common_random_numbers_pair_scenarios_request_by_request():
@@ -192,18 +211,19 @@ def test_mser5_finds_a_transient_and_refuses_short_or_growing_runs():
         mser5(np.arange(1000.0))
 
 
-def test_warmup_is_left_out():
-    steady = scenario(engine__scheduler="fifo").but(
-        study={
-            "kind": "open",
-            "num_requests": 600,
-            "warmup": "mser5",
-            "arrivals": {"kind": "poisson", "rate_per_s": 6.0},
-        }
-    )
-    metrics = simulate(steady, 1).metrics.iloc[0]
-    assert metrics["warmup_s"] >= 0
-    assert metrics["completed"] <= 600
+def test_warmup_is_left_out(tmp_path):
+    """A rush of 100 requests, then a quiet stream of 500: what the rush has slowed down is left out."""
+    times = np.concatenate([np.zeros(100), 1 + np.arange(500) * 0.5])
+    pd.DataFrame({"time_s": times, "prompt_tokens": 20, "output_tokens": 40}).to_csv(tmp_path / "t.csv")
+    arrivals = {"kind": "trace", "path": str(tmp_path / "t.csv")}
+    whole = scenario(engine__scheduler="fifo").but(study={"kind": "open", "num_requests": 600, "arrivals": arrivals})
+    steady, everything = (simulate(made, 1) for made in (whole.but(study__warmup="mser5"), whole))
+    arrival_s = steady.frame("requests")["arrival_s"]
+    assert 0 < steady["warmup_s"] < 100
+    assert steady["completed"] == (arrival_s >= steady["warmup_s"]).sum() < everything["completed"] == 600
+    assert steady["latency_mean_s"] < 0.8 * everything["latency_mean_s"]
+    tokens = 40 * steady["completed"]
+    assert steady["tokens_per_s"] == pytest.approx(tokens / (steady["makespan_s"] - steady["warmup_s"]), rel=0.02)
 
 
 def test_censored_requests_are_reported():
@@ -213,11 +233,36 @@ def test_censored_requests_are_reported():
     assert results["completed"] + results["censored"] == len(results.frame("requests"))
 
 
-def test_kv_capacity_limits_admission():
+def brief(**study):
+    """Twenty requests that come within a second or two, and whatever else the study is told."""
+    arrivals = {"kind": "poisson", "rate_per_s": 20.0}
+    return scenario(engine__scheduler="fifo").but(study={"kind": "open", "arrivals": arrivals, **study})
+
+
+def test_nothing_is_observed_after_the_last_round_when_no_request_can_come():
+    whole = simulate(brief(num_requests=20), 1)
+    stopped = simulate(brief(num_requests=20, duration_s=3600.0), 1)
+    patient = simulate(brief(num_requests=20).but(switches={"wait_for_rows": 2, "wait_at_most_s": 900.0}), 1)
+    pd.testing.assert_frame_equal(stopped.metrics, whole.metrics)
+    assert whole["makespan_s"] == whole.frame("requests")["finished_s"].max()
+    assert patient["makespan_s"] == patient.frame("requests")["finished_s"].max()
+
+
+def test_waiting_for_requests_that_may_come_is_observed():
+    results = simulate(brief(duration_s=9.0, num_requests=1000).but(study__arrivals__rate_per_s=1.0), 1)
+    tokens = results.frame("rounds")["kept"].sum()
+    assert results["tokens_per_s"] == pytest.approx(tokens / 9.0)
+    assert results["makespan_s"] < 9.0
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_kv_capacity_limits_admission(layout, scheduler):
     cost = {"kind": "linear", "verify_base_s": 0.02, "kv_bytes_per_token": 10.0}
-    free = scenario(engine__scheduler="fifo", engine__layout="inplace", cost=cost)
-    tight = free.but(service__kv_capacity_bytes=250 * 10.0)
-    assert simulate(free, 1)["kv_peak_bytes"] > 2500 >= simulate(tight, 1)["kv_peak_bytes"]
+    free = scenario(engine__scheduler=scheduler, engine__layout=layout, cost=cost)
+    tight = free.but(service__kv_capacity_bytes=250 * 10.0 if layout == "inplace" else 700 * 10.0)
+    capacity = tight.service.kv_capacity_bytes
+    assert simulate(free, 1)["kv_peak_bytes"] > capacity >= simulate(tight, 1)["kv_peak_bytes"]
     assert simulate(tight, 1)["completed"] == 40
     with pytest.raises(InputError, match=r"service.kv_capacity_bytes holds 50 tokens; a request needs"):
         simulate(free.but(service__kv_capacity_bytes=500.0), 1)
@@ -286,6 +331,11 @@ def test_shares_add_up_and_name_the_factors():
 def test_a_factor_without_effect_has_no_share():
     found = attribute(scenario(), scenario(engine__scheduler="fifo", engine__aging_bound=50), 3)
     assert found.table.loc["grouping", "share"] == 0
+
+
+def test_studies_of_two_kinds_are_one_factor():
+    found = attribute(scenario(), brief(num_requests=20).but(engine__scheduler="static"), 2)
+    assert set(found.table.index) == {"study", "total"}
 
 
 def test_attribution_refuses_nonsense():

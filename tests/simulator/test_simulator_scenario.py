@@ -1,10 +1,11 @@
+import numpy as np
 import pytest
 import yaml
 
+from refimpl.config import NAMED_METHODS, DecodeConfig
 from simulator.errors import InputError
 from simulator.fields import Spec
 from simulator.scenario import (
-    METHODS,
     Engine,
     Scenario,
     Study,
@@ -38,10 +39,16 @@ def test_the_hash_ignores_the_name_and_sees_everything_else():
     assert Scenario().content_hash != Scenario(seed=1).content_hash
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_named_methods(name):
-    engine = from_data({"engine": {"method": name}}).engine
-    assert engine == Engine(**METHODS[name])
+@pytest.mark.parametrize("name", sorted(set(NAMED_METHODS) - {"autoregressive"}))
+def test_named_methods_are_those_of_the_engine(name):
+    config, engine = DecodeConfig(method=name), from_data({"engine": {"method": name}}).engine
+    assert (engine.layout, engine.scheduler) == (config.resolved_method.layout, config.resolved_method.scheduler)
+    assert (engine.batch_size, engine.resolved_window_size) == (config.resolved_batch_size, config.resolved_window_size)
+
+
+def test_the_oracle_is_one_row_without_drafts():
+    engine = from_data({"engine": {"method": "autoregressive"}}).engine
+    assert (engine.batch_size, engine.num_speculative_tokens, engine.scheduler) == (1, 0, "fifo")
 
 
 def test_layout_plus_scheduler():
@@ -65,6 +72,13 @@ BAD = [
     ({"study": {"kind": "open"}}, "study.num_requests or duration_s is missing"),
     ({"study": {"kind": "offline", "num_requests": 5, "warmup": "mser5"}}, "offline study has no steady state"),
     ({"study": {"kind": "closed", "clients": 2}}, "study.duration_s is missing"),
+    ({"study": {"num_requests": 5, "duration_s": 2.0}}, "study.duration_s has no effect in a study of kind offline"),
+    ({"study": {"num_requests": 5, "clients": 2}}, "study.clients has no effect in a study of kind offline"),
+    ({"study": {"num_requests": 5, "arrivals": {"kind": "poisson", "rate_per_s": 2.0}}},
+     "study.arrivals has no effect in a study of kind offline: leave it out"),
+    ({"study": {"kind": "open", "num_requests": 5, "clients": 2}}, "study.clients has no effect in a study of kind o"),
+    ({"study": {"kind": "closed", "clients": 2, "duration_s": 2.0, "num_requests": 5}},
+     "study.num_requests has no effect in a study of kind closed"),
     ({"acceptance": {"kind": "iid", "probability": 1.5}}, r"acceptance.probability must be a number in \[0, 1\]"),
     ({"acceptance": {"kind": "iid"}}, "acceptance.probability is missing: iid needs probability"),
     ({"acceptance": 0.8}, "acceptance must be a mapping with a key 'kind'"),
@@ -82,6 +96,51 @@ def test_bad_input_is_one_line_that_names_file_and_field(tmp_path, data, message
         load_scenario(path)
     assert str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    ours = Scenario(
+        seed=np.int64(3),
+        engine=Engine(batch_size=np.int32(4), compaction_threshold=np.float32(0.5)),
+        switches=Switches(k_by_load=((np.int64(4), np.int64(2)),)),
+        acceptance=Spec.of("profile", probabilities=[np.float32(0.5), np.float64(0.25)]),
+    )
+    assert ours == Scenario(
+        seed=3,
+        engine=Engine(batch_size=4, compaction_threshold=0.5),
+        switches=Switches(k_by_load=((4, 2),)),
+        acceptance=Spec.of("profile", probabilities=[0.5, 0.25]),
+    )
+    ours.save(tmp_path / "s.yaml")
+    assert load_scenario(tmp_path / "s.yaml") == ours
+    assert ours.content_hash == load_scenario(tmp_path / "s.yaml").content_hash
+
+
+@pytest.mark.parametrize("value", [True, np.True_, np.float64(4.0), "4", np.array([4])])
+def test_what_is_no_integer_is_refused(value):
+    with pytest.raises(InputError, match="batch_size must be an integer"):
+        Engine(batch_size=value)
+
+
+def test_a_relative_path_is_sought_beside_its_file_first(tmp_path, monkeypatch, calibration):
+    """Then in the working directory, where what is not found at all is sought as it stands."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder, tokens in ((here, 5), (there, 9)):
+        folder.mkdir()
+        (folder / "both.csv").write_text(f"tokens\n{tokens}\n")
+    (here / "one.csv").write_text("tokens\n7\n")
+    calibration.rename(there / "mine")
+    monkeypatch.chdir(here)
+
+    def loaded(path):
+        prompts = {"kind": "file", "path": path, "column": "tokens"}
+        cost = {"kind": "table", "calibration": "mine"}
+        return load_scenario(save(there, {"workload": {"prompt_tokens": prompts}, "cost": cost}))
+
+    assert loaded("both.csv").workload.prompt_tokens["path"] == str(there / "both.csv")
+    assert loaded("one.csv").workload.prompt_tokens["path"] == "one.csv"
+    assert loaded(str(here / "both.csv")).workload.prompt_tokens["path"] == str(here / "both.csv")
+    assert loaded("one.csv").cost["calibration"] == str(there / "mine")
 
 
 def test_missing_and_broken_files(tmp_path):

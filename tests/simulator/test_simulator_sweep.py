@@ -49,6 +49,17 @@ def test_a_sweep_resumes_where_it_was(tmp_path):
     sweep(spec, tmp_path / "part", progress=lambda done, all_: pytest.fail("done twice"))
 
 
+def test_results_of_another_commit_are_not_taken_over(tmp_path, monkeypatch):
+    sweep(grid((2,)), tmp_path)
+    monkeypatch.setattr("simulator.sweeps.commit", lambda: "another")
+    seen = []
+    frame = sweep(grid((2,)), tmp_path, workers=2, progress=lambda done, all_: seen.append((done, all_)))
+    assert seen == [(1, 2), (2, 2)]
+    files = {path.stem: read_provenance(path)["commit"] for path in (tmp_path / "scenarios").glob("*.parquet")}
+    assert {files[key] for key in frame["key"]} == {"another"}
+    assert len(files) == 4
+
+
 def test_killed_in_the_middle_nothing_is_lost_or_done_twice(tmp_path):
     config = {"replications": 3, "grid": {"seed": list(range(60)), "engine.window_size": [2, 8]}}
     BASE.save(tmp_path / "base.yaml")
@@ -84,6 +95,18 @@ def test_a_changed_input_file_changes_the_key(tmp_path):
     before = spec.tasks[0].key
     lengths.write_text("tokens\n9\n")
     assert spec.tasks[0].key != before
+
+
+def test_the_paths_of_a_sweep_are_sought_beside_its_file(tmp_path):
+    for name in ("a.csv", "b.csv", "c.csv"):
+        (tmp_path / name).write_text("tokens\n5\n")
+    prompts, outputs = ({"kind": "file", "path": name, "column": "tokens"} for name in ("a.csv", "c.csv"))
+    base = {"workload": {"prompt_tokens": prompts, "output_tokens": outputs}}
+    data = {"base": base, "grid": {"workload.prompt_tokens.path": ["a.csv", "b.csv"]}}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(data))
+    workloads = [task.scenario.workload for task in load_sweep(tmp_path / "sweep.yaml").tasks]
+    assert [w.prompt_tokens["path"] for w in workloads] == [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
+    assert {w.output_tokens["path"] for w in workloads} == {str(tmp_path / "c.csv")}
 
 
 def test_latin_hypercube_fills_every_stratum():
