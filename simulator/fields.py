@@ -212,14 +212,15 @@ def _read(value: Any, item: Any, hint: Any, where: str) -> Any:
 
 def to_mapping(instance: Any) -> dict[str, Any]:
     """Plain nested mapping of a dataclass, as YAML and JSON hold it."""
-    return {item.name: _as_data(getattr(instance, item.name)) for item in fields(instance)}
+    return {item.name: as_data(getattr(instance, item.name)) for item in fields(instance)}
 
 
-def _as_data(value: Any) -> Any:
+def as_data(value: Any) -> Any:
+    """Plain data of a field's value."""
     if isinstance(value, Spec):
         return value.as_mapping()
     if is_dataclass(value):
         return to_mapping(value)
     if isinstance(value, tuple):
-        return [_as_data(item) for item in value]
+        return [as_data(item) for item in value]
     return value

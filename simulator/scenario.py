@@ -19,6 +19,7 @@ from simulator.fields import (
     WHOLE,
     Range,
     Spec,
+    as_data,
     check_fields,
     from_mapping,
     number_field,
@@ -256,6 +257,8 @@ def content_hash(data: Any) -> str:
 def set_path(data: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted path in nested mappings; ``method`` stands for the layout, scheduler and so on that it names.
 
+    With another kind of study goes what that kind would ignore.
+
     Raises:
         InputError: no such path.
     """
@@ -270,6 +273,8 @@ def set_path(data: dict[str, Any], path: str, value: Any) -> None:
     known = isinstance(here, dict) and (last in here or "kind" in here)
     require(known, f"{path}: no such setting; allowed: {', '.join(here) if isinstance(here, dict) else 'nothing'}")
     here[last] = value
+    if path == "study.kind" and value in IGNORED:
+        here.update({item.name: as_data(item.default) for item in fields(Study) if item.name in IGNORED[value]})
 
 
 def resolve_method(name: str) -> dict[str, Any]:

@@ -155,6 +155,10 @@ def test_paths_reach_every_setting_and_no_other():
     data = to_mapping(Scenario())
     set_path(data, "engine.batch_size", 3)
     set_path(data, "acceptance.probability", 0.1)
+    set_path(data, "study.kind", "closed")
+    assert data["study"]["num_requests"] is None  # a closed study would ignore, hence refuse it
+    set_path(data, "study.clients", 2)
+    set_path(data, "study.duration_s", 9.0)
     assert from_data(data).engine.batch_size == 3
     with pytest.raises(InputError, match=r"engine.batch: no such setting; allowed: layout"):
         set_path(data, "engine.batch", 3)
