@@ -29,6 +29,11 @@ def tokens(pair, prompts, **settings):
     return [s.token_ids for s in generate(pair, prompts, **SETTINGS | settings).sequences]
 
 
+def test_no_attention_kernel_is_planned_for_every_width(pair):
+    assert pair.device.type == "cuda"
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 @pytest.mark.parametrize("method", ["rollback", "masked", "eqspec", "exspec", "inplace"])
 @pytest.mark.parametrize("checks", ["host", "device"])
 def test_every_method_equals_the_oracle(pair, ragged_prompts, method, checks):
