@@ -330,6 +330,13 @@ class TestAnatomy:
         assert table["per_row", 3].host_operations_per_round == (6 * 3 + 2) * LAYERS
         assert {f.engine: f.verdict for f in fits}["inplace"] == "nothing moves"
 
+    def test_what_was_found_is_saved_as_it_grows(self, llama):
+        saved = []
+        settings = AnatomySettings(FORCED, (1, 2), (20, 24), ("inplace",), 3, rounds=1, warm_rounds=0, repeats=2)
+        rows, fits, _ = run_anatomy(llama, settings, save=saved.append)
+        assert [len(found[0]) for found in saved] == [1, 2, 3, 4, 4, 4, 4, 4]
+        assert saved[-1][:2] == (rows, fits)
+
     def test_bytes_are_those_of_the_stores(self, llama):
         settings = {"batch_size": 3, "max_new_tokens": 6, "checks": "off"}
         with counted_bytes() as moved:
