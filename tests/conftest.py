@@ -2,6 +2,7 @@
 
 import os
 import random
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -14,6 +15,10 @@ from refimpl.pairs.loading import TINY, random_pair
 from refimpl.prompts import read_prompts
 
 torch.set_num_threads(1)
+
+# for the processes that tests start, where the project is not installed
+ROOT = str(Path(__file__).parents[1])
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
 
 _slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("default", max_examples=25, deadline=None, suppress_health_check=_slow)
