@@ -49,6 +49,15 @@ def grouped_attention(
     return output.reshape(batch, heads, q, -1).transpose(1, 2).contiguous(), None
 
 
+def leave_out_cudnn() -> None:
+    """Take cuDNN out of PyTorch's choice of attention kernels, for the whole process.
+
+    PyTorch asks it first on recent data-center GPUs. It builds a plan for every shape that it has not seen, which takes
+    tenths of a second, and nearly every round, as every step of plain generation, has a context of another width.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def register() -> str:
     """Make the function known to transformers; returns the name to ask for."""
     AttentionInterface.register(NAME, grouped_attention)

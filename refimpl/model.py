@@ -86,6 +86,8 @@ class BlockCache(Cache):
 class HuggingFaceLM:
     """Adapter of a transformers model with full attention in every layer.
 
+    With a model on a CUDA device, cuDNN's attention is off for the whole process (see `refimpl.attention`).
+
     Args:
         model: a causal model, already on its device and in its dtype.
         name: how errors call it.
@@ -97,6 +99,8 @@ class HuggingFaceLM:
 
     def __init__(self, model: PreTrainedModel, name: str = "model"):
         refuse_unless_full_attention(model, name)
+        if model.device.type == "cuda":
+            attention.leave_out_cudnn()
         implementation = attention.register() if model._supports_attention_backend else "sdpa"
         model.set_attn_implementation(implementation)
         self.model, self.name = model.eval(), name

@@ -11,6 +11,7 @@ the device itself has just found. They are used if the next round has no new mem
 """
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -38,28 +39,42 @@ def context_width(columns: int, most: int) -> int:
     return min(padded_columns(-(-columns // step) * step), most)
 
 
+_free_streams: dict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)
+
+
+def _stream_of(owner: object, device: torch.device) -> torch.cuda.Stream:
+    """A stream on which nobody records but `owner`, as long as it lives.
+
+    cuBLAS has a workspace for each stream. Some versions of PyTorch drop it with any graph that was recorded there, so
+    graphs that live on may not share the stream; others never drop it, so streams are used again.
+    """
+    free = _free_streams[device]
+    stream = free.pop() if free else torch.cuda.Stream(device)
+    weakref.finalize(owner, free.append, stream)
+    return stream
+
+
 class Recording(Generic[T]):
     """Work on fixed tensors: recorded on CUDA when it is made, replayed into the same outputs by every call.
 
     Args:
         work: a method that launches kernels, never waits for the device, allocates what it likes. Its owner keeps
             the recording, so the recording does not keep its owner: K/V pools go as soon as their engine does.
-        device: where it runs.
+        stream: where it is recorded; None without CUDA.
         memory: graph memory that several recordings share, since only one of them runs at a time.
     """
 
-    def __init__(self, work: Callable[[], T], device: torch.device, memory: Any):
+    def __init__(self, work: Callable[[], T], stream: torch.cuda.Stream | None, memory: Any):
         self._work = weakref.WeakMethod(work)
         self._graph: torch.cuda.CUDAGraph | None = None
-        if device.type == "cuda":
-            side = torch.cuda.Stream(device)
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
                 for _ in range(WARM_UPS):
                     work()
-            torch.cuda.current_stream(device).wait_stream(side)
+            torch.cuda.current_stream().wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=memory):
+            with torch.cuda.graph(self._graph, pool=memory, stream=stream):
                 self._output = work()
 
     def __call__(self) -> T:
@@ -111,6 +126,7 @@ class RecordedRounds:
         self._numbers = self._host.to(self._device, copy=True)
         self._index = torch.arange(rows, device=self._device)
         self._drafts = Proposal(torch.zeros(rows, k, dtype=torch.long, device=self._device))
+        self._stream = _stream_of(self, self._device) if on_cuda else None
         # apart, so that no draft overwrites what the verify pass before it has left
         self._draft_memory = torch.cuda.graph_pool_handle() if on_cuda else None
         self._verify_memory = torch.cuda.graph_pool_handle() if on_cuda else None
@@ -144,10 +160,10 @@ class RecordedRounds:
     def prepare(self) -> None:
         """Record what the round needs and no round before it needed."""
         if self._width not in self._recordings:
-            draft = Recording(self._propose, self._device, self._draft_memory) if self._k else None
+            draft = Recording(self._propose, self._stream, self._draft_memory) if self._k else None
             if draft:
                 self._drafts = draft()
-            self._recordings[self._width] = draft, Recording(self._decide, self._device, self._verify_memory)
+            self._recordings[self._width] = draft, Recording(self._decide, self._stream, self._verify_memory)
 
     def draft(self) -> None:
         """Propose k tokens a row, unless that was done ahead."""

@@ -2,6 +2,7 @@
 
 import os
 import random
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -16,6 +17,10 @@ from refimpl.prompts import read_prompts
 torch.set_num_threads(1)
 
 register_profiles()
+
+# for the processes that tests start, where the project is not installed
+ROOT = str(Path(__file__).parents[1])
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
 
 
 RECORDED_RULES = {

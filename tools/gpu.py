@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_ledger import CHECKOUT, Ledger, pack, stamp
+from gpu_ledger import CHECKOUT, UNKNOWN, Ledger, pack, stamp
 from gpu_pieces import Piece, Scale, all_pieces
 from gpu_run import run_command
 
@@ -109,6 +109,8 @@ class Session:
 
     def run(self) -> int:
         """Run what is open; exit code 1 when a piece failed or ran out of time."""
+        if self.commit == UNKNOWN and not self.args.dry_run:
+            raise UsageError("there is no git here: name the commit with --commit, or nothing counts as done later")
         name, states = device(dry=self.args.dry_run), []
         for folder in (self.root, self.log.parent, *([self.archive.parent] if self.archive else [])):
             folder.mkdir(parents=True, exist_ok=True)

@@ -99,9 +99,10 @@ def _smoke(scale: Scale) -> Piece:
     sizes = scale.pick("--limit 8 --max-new-tokens 24", "--limit 2 --max-new-tokens 3 --methods inplace,eqspec")
     verify = _python("verify", "--dtype", "float32", "--batch-sizes", "4", *scale.device, *sizes)
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
-    argv = (*pytest, "--version" if scale.dry else GPU_TESTS)  # without a GPU there is no test to run
-    tests = Command(argv, needs_path=GPU_TESTS, needs_modules=("pytest", "hypothesis"))
-    return Piece("smoke", "every method runs on the device; the GPU tests", 5.0, (Command(verify), tests))
+    tests = ("--maxfail=5", GPU_TESTS)  # after a device-side error every test would fail
+    argv = (*pytest, *(("--version",) if scale.dry else tests))  # without a GPU there is no test to run
+    tested = Command(argv, needs_path=GPU_TESTS, needs_modules=("pytest", "hypothesis"))
+    return Piece("smoke", "every method runs on the device; the GPU tests", 5.0, (Command(verify), tested))
 
 
 def _verify(scale: Scale, dtype: str) -> Piece:

@@ -59,15 +59,22 @@ class AnatomySettings:
     seed: int = 0
 
 
+Found = tuple[list[AnatomyRow], list[Scaling], Rates]
+
+
 def run_anatomy(
-    pair: Pair, settings: AnatomySettings, progress: Callable[[str, int, int], None] | None = None
-) -> tuple[list[AnatomyRow], list[Scaling], Rates]:
+    pair: Pair,
+    settings: AnatomySettings,
+    progress: Callable[[str, int, int], None] | None = None,
+    save: Callable[[Found], object] | None = None,
+) -> Found:
     """Measure every method at every batch size and context, interleaved.
 
     Args:
         pair: the models.
         settings: see there.
         progress: told (label, finished, all).
+        save: given what was found so far, after each batch size and context.
 
     Raises:
         InputError: a context that the models do not have, or an impossible setting.
@@ -84,7 +91,13 @@ def run_anatomy(
                 runs[PER_ROW, size, context].append(_per_row(pair, settings, size, context, runs))
             if progress:
                 progress("anatomy", repeat * len(places) + done, len(places) * settings.repeats)
-    rows = [make_row(*key, found, rates) for key, found in runs.items()]
+            if save:
+                save(_found(runs, rates))
+    return _found(runs, rates)
+
+
+def _found(runs: dict[tuple[str, int, int], list[AnatomyRun]], rates: Rates) -> Found:
+    rows = [make_row(*key, samples, rates) for key, samples in runs.items()]
     return rows, scalings(rows), rates
 
 

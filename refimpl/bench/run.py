@@ -100,18 +100,25 @@ class Interleaved:
         self.begun = time.perf_counter()
 
     def run(self) -> BenchReport:
-        """Repeat until done or out of time."""
+        """Repeat until done or out of time; profile when nothing more is timed, since it may slow down what follows."""
+        self._repeat()
+        if self.bench.device.type == "cuda":
+            if self.save:
+                self.save(self.report(complete=True))
+            self._profile()
+        return self.report(complete=True)
+
+    def _repeat(self) -> None:
         for repeat in range(self.settings.repeats):
             self.rates.append(measure_rates(self.bench.device, self.bench.pair.dtype))
             for size in self.settings.batch_sizes:
                 if repeat and time.perf_counter() - self.begun > 60 * self.settings.max_minutes:
-                    return self.report(complete=True)
+                    return
                 if repeat == 0:
                     self._warm_up(size)
                 self._visit(size, repeat)
                 if self.save:
                     self.save(self.report(complete=False))
-        return self.report(complete=True)
 
     def report(self, *, complete: bool) -> BenchReport:
         """Rows of what has run."""
@@ -132,12 +139,14 @@ class Interleaved:
                 self.progress(f"batch {size}", repeat * len(self.runs[size]) + done, total)
 
     def _warm_up(self, size: int) -> None:
-        """Run every engine on one batch, and see how busy each of ours keeps a CUDA device."""
-        first, ours = self.prompts[size][:size], self._ours(size)
-        for name, run in self.runs[size].items():
-            run(first)
-            if self.bench.device.type == "cuda" and name in ours:
-                method, changes = ours[name]
+        """Run every engine on one batch."""
+        for run in self.runs[size].values():
+            run(self.prompts[size][:size])
+
+    def _profile(self) -> None:
+        """See how busy each of our engines keeps a CUDA device."""
+        for size in self.settings.batch_sizes:
+            for name, (method, changes) in self._ours(size).items():
                 self.busy_s[size, name] = busy_s_per_round(self.bench, self.prompts[size], method, size, **changes)
 
     def _runs(self, size: int) -> dict[str, Run]:

@@ -183,16 +183,21 @@ def anatomy(
         seed=seed,
     )
     models = load(pair, target, draft, device, dtype, random_weights)
+
+    def report_of(found: Any) -> dict[str, Any]:
+        rows, fits, rates = found
+        meta = {
+            "pair": models.name,
+            "dtype": str(models.dtype).removeprefix("torch."),
+            "acceptance": acceptance,
+            "settings": asdict(settings),
+            "rates": asdict(rates),
+        }
+        return write_measured(output, as_report(rows, fits), meta, models.device)
+
     with progress_bars() as bars:
-        rows, fits, rates = run_anatomy(models, settings, bars)
-    meta = {
-        "pair": models.name,
-        "dtype": str(models.dtype).removeprefix("torch."),
-        "acceptance": acceptance,
-        "settings": asdict(settings),
-        "rates": asdict(rates),
-    }
-    report = write_measured(output, as_report(rows, fits), meta, models.device)
-    print_anatomy_tables(report["rows"], report["scaling"], rates)
+        found = run_anatomy(models, settings, bars, report_of if output else None)
+    report = report_of(found)
+    print_anatomy_tables(report["rows"], report["scaling"], found[-1])
     if json_:
         print(json.dumps(report))

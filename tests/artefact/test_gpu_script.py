@@ -257,5 +257,10 @@ def test_errors_are_one_line(argv, message):
     assert found.stderr.count("\n") == 1
 
 
+def test_without_git_the_commit_must_be_named():
+    assert "name the commit with --commit" in script(GIT_DIR="/nowhere").stderr
+    assert "no CUDA device is available" in script("--commit", "abc", GIT_DIR="/nowhere").stderr
+
+
 def test_help_has_examples():
     assert ".ci/gpu --only bench-length3,anatomy" in script("--help").stdout

@@ -1,9 +1,11 @@
 """What only a GPU can show: recorded rounds replayed, bits that stay, a host that does not wait."""
 
+from itertools import chain, islice
+
 import pytest
 import torch
 
-from refimpl import generate, load_pair
+from refimpl import generate, load_pair, stream
 from refimpl.config import make_config
 from refimpl.engine import Engine
 from refimpl.equivalence import verify
@@ -27,6 +29,11 @@ def pair():
 
 def tokens(pair, prompts, **settings):
     return [s.token_ids for s in generate(pair, prompts, **SETTINGS | settings).sequences]
+
+
+def test_no_attention_kernel_is_planned_for_every_width(pair):
+    assert pair.device.type == "cuda"
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize("method", ["rollback", "masked", "eqspec", "exspec", "inplace"])
@@ -56,6 +63,21 @@ def test_drafts_made_ahead_are_as_good(pair, ragged_prompts, monkeypatch):
         result = generate(pair, ragged_prompts, method="inplace", batch_size=4, cuda_graphs=True, **SETTINGS)
         accepted.append(result.stats.acceptance.accepted)
     assert accepted[0] == accepted[1] > 0
+
+
+def test_a_run_survives_the_end_of_another(pair, ragged_prompts):
+    """Graphs that go take nothing with them that the graphs of another run still use."""
+    settings = {"method": "inplace", "batch_size": 4, "cuda_graphs": True}
+    expected = tokens(pair, ragged_prompts, **settings)
+    other, run = (stream(pair, prompts, **SETTINGS | settings) for prompts in ([[1, 2, 3]], ragged_prompts))
+    events, found = iter(run), [list[int]() for _ in ragged_prompts]
+    begun = list(islice(events, 5))
+    assert len(list(other)) > 1
+    del other
+    torch.cuda.empty_cache()
+    for event in chain(begun, events):
+        found[event.index] += event.token_ids
+    assert found == expected
 
 
 def test_replayed_log_probabilities(pair, ragged_prompts):

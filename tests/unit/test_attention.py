@@ -6,7 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from refimpl import InputError
-from refimpl.attention import additive_mask, grouped_attention
+from refimpl.attention import additive_mask, grouped_attention, leave_out_cudnn
 from refimpl.model import HuggingFaceLM, refuse_unless_positions_and_mask_count
 
 
@@ -52,6 +52,18 @@ def test_keys_and_values_are_read_as_stored(monkeypatch):
     refuse_unless_positions_and_mask_count(lm)
     masked_passes = seen[-4:]  # two blocks through two layers
     assert masked_passes == [(2, 2)] * 4, "queries of four heads run on the two heads that are stored"
+
+
+def test_cudnn_is_left_out_of_the_choice_of_kernels():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        HuggingFaceLM(llama())
+        assert torch.backends.cuda.cudnn_sdp_enabled(), "on a CPU nothing is switched off"
+        leave_out_cudnn()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 class OwnPositions(LlamaForCausalLM):

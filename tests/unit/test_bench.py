@@ -15,7 +15,7 @@ from refimpl.bench.anatomy import AnatomySettings, counted_bytes, run_anatomy
 from refimpl.bench.anatomy_rows import AnatomyRow, fitted_exponent, scalings
 from refimpl.bench.engines import busy_s_per_round, hf_generate, run_method
 from refimpl.bench.per_row import layers_of, num_operations, ragged_plan, realign_row_by_row
-from refimpl.bench.run import ASSISTED, BATCHED, PLAIN, make_bench
+from refimpl.bench.run import ASSISTED, BATCHED, PLAIN, Interleaved, make_bench
 from refimpl.bench.settings import prompt_ids, takes_graphs
 from refimpl.bench.work import Feed, ModelWork, Rates, Work, round_passes
 from refimpl.cli import main
@@ -145,6 +145,18 @@ class TestBench:
         settings = BenchSettings((1,), ("inplace",), max_new_tokens=2, repeats=5, max_minutes=0)
         found = run_bench(llama, [[5, 6]], settings)
         assert (found.repeats, found.complete) == (1, True)
+
+    def test_nothing_is_timed_once_a_profiler_has_run(self, llama, monkeypatch):
+        """The report without its times is saved first, as complete."""
+        calls = []
+        for name in ("_warm_up", "_visit", "_profile"):
+            monkeypatch.setattr(Interleaved, name, lambda *_, name=name: calls.append(name))
+        monkeypatch.setattr(Interleaved, "report", lambda _, complete: complete)
+        monkeypatch.setattr(engines.Bench, "device", torch.device("cuda"))
+        monkeypatch.setattr("refimpl.bench.run.measure_rates", lambda *_: None)
+        run_bench(llama, [[5, 6]], BenchSettings((1, 2), ("inplace",), repeats=2), save=calls.append)
+        first, second = ["_warm_up", "_visit", False], ["_visit", False]
+        assert calls == [*first, *first, *second, *second, True, "_profile"]
 
     def test_a_run_is_the_engines_own(self, llama):
         bench = make_bench(llama, BenchSettings(max_new_tokens=7, num_speculative_tokens=3))
@@ -317,6 +329,13 @@ class TestAnatomy:
         assert table["eqspec", 3].bytes_per_round > 0
         assert table["per_row", 3].host_operations_per_round == (6 * 3 + 2) * LAYERS
         assert {f.engine: f.verdict for f in fits}["inplace"] == "nothing moves"
+
+    def test_what_was_found_is_saved_as_it_grows(self, llama):
+        saved = []
+        settings = AnatomySettings(FORCED, (1, 2), (20, 24), ("inplace",), 3, rounds=1, warm_rounds=0, repeats=2)
+        rows, fits, _ = run_anatomy(llama, settings, save=saved.append)
+        assert [len(found[0]) for found in saved] == [1, 2, 3, 4, 4, 4, 4, 4]
+        assert saved[-1][:2] == (rows, fits)
 
     def test_bytes_are_those_of_the_stores(self, llama):
         settings = {"batch_size": 3, "max_new_tokens": 6, "checks": "off"}

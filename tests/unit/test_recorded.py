@@ -1,14 +1,15 @@
 """Recorded rounds, unrecorded where there is no CUDA: the very tokens of ordinary rounds, and the oracle's."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from refimpl import InputError, Request, generate, stream
 from refimpl.pairs.loading import random_pair
-from refimpl.recorded import RecordedRounds, _Ahead, context_width
+from refimpl.recorded import RecordedRounds, _Ahead, _stream_of, context_width
 
 SETTINGS = {"max_new_tokens": 14, "num_speculative_tokens": 4, "stop_token_ids": [5], "checks": "host"}
 
@@ -103,6 +104,21 @@ def test_bits_stay_under_shape_stable_execution(tiny, bundled_prompts):
     expected = generate(tiny, bundled_prompts[:4], **settings).sequences
     found = generate(tiny, bundled_prompts[:4], cuda_graphs=True, checks="off", **settings).sequences
     assert [s.logprobs for s in found] == [s.logprobs for s in expected]
+
+
+def test_the_living_share_no_stream_and_those_of_the_dead_are_used_again(monkeypatch):
+    class Owner:
+        pass
+
+    monkeypatch.setattr("refimpl.recorded._free_streams", defaultdict(list))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: [device])
+    device, first, second = torch.device("cuda", 0), Owner(), Owner()
+    streams = [_stream_of(owner, device) for owner in (first, second)]
+    assert streams[0] is not streams[1]
+    del first
+    third = Owner()
+    assert _stream_of(third, device) is streams[0]
+    assert _stream_of(third, torch.device("cuda", 1)) == [torch.device("cuda", 1)]
 
 
 @given(st.integers(1, 100_000), st.integers(1, 100_000))
