@@ -144,6 +144,8 @@ class Engine:
     def _make_recorded(self, target: CachedModel, draft: CachedModel, rule: AcceptanceRule) -> RecordedRounds:
         if self.checker.covers("device"):
             raise InputError(f"recorded rounds cannot be checked at level {self.checker.level}: choose host or off")
+        if not (target.model.recordable and draft.model.recordable):
+            raise InputError(f"{self.pair.name} cannot be recorded: its RoPE waits for the longest row in every pass")
         return RecordedRounds(
             target, draft, rule, vocab_size=self.pair.vocab_size, k=self.window - 1, stable=self.config.shape_stable
         )

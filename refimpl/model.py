@@ -10,13 +10,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 from refimpl import attention
 from refimpl.errors import InputError
 from refimpl.kvstore import Block, KVShape, KVStore
 
+ROPES_OF_BATCHES = ("longrope", "dynamic")
 FeedRow = Callable[[list[int]], Tensor]
 
 
@@ -27,11 +28,13 @@ class CausalLM(Protocol):
     Attributes:
         vocab_size: width of its logits.
         max_positions: positions it knows; `position_ids` stay below.
+        recordable: whether its passes only launch work, so that they can be recorded and replayed.
         kv_shape: what it caches per token.
     """
 
     vocab_size: int
     max_positions: int
+    recordable: bool
     kv_shape: KVShape
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
@@ -106,7 +109,8 @@ class HuggingFaceLM:
         self.model, self.name = model.eval(), name
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
-        self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 20
+        self.max_positions = steady_positions(config)
+        self.recordable = not ropes_of_batches(config)
         self.kv_shape = _probe_kv_shape(model)
         heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
         self._groups = heads // self.kv_shape.num_kv_heads if implementation == attention.NAME else 1
@@ -153,6 +157,23 @@ def refuse_unless_full_attention(model: PreTrainedModel, name: str) -> None:
     if kinds or declared:
         reason = ", ".join(sorted(declared or kinds))
         raise InputError(f"{name}: {type(model).__name__} has layers that are not full attention ({reason})")
+
+
+def ropes_of_batches(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """Parameters of RoPEs whose frequencies change with the longest row of the batch, which they ask of every pass."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each type of layer
+    return [kind for kind in kinds if kind.get("rope_type") in ROPES_OF_BATCHES]
+
+
+def steady_positions(config: PretrainedConfig) -> int:
+    """Positions that a model knows, and within which no row's RoPE depends on another row.
+
+    Such RoPEs keep their frequencies as long as no row is longer than the context of pretraining.
+    """
+    known = getattr(config, "max_position_embeddings", None) or 1 << 20
+    steady = [rope.get("original_max_position_embeddings") for rope in ropes_of_batches(config)]
+    return min([known, *filter(None, steady)])
 
 
 PROBE_TOKENS, PROBE_TOLERANCE = (1, 2, 3, 4), 16  # tolerance in roundings of the number format

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 RESULTS, SIMULATOR_DATA = "docs/results", "simulator/data"
 GPU_TESTS = "tests/gpu"
+NOISE = {"greedy": "", "coupled": "--temperature 0.8"}  # name of a run -> its sampling
 LENGTH_3, PUBLISHED = "forced:rate:0.4", "rate:0.228"  # at k = 5: 1 + 0.4 · 5 = 3 tokens a round; as published
 
 
@@ -63,7 +64,7 @@ class Scale:
     @property
     def texts(self) -> tuple[str, ...]:
         """Prompts of the equivalence runs."""
-        return ("--prompts", self.prompts) if self.prompts else ()
+        return ("--prompts", self.prompts, "--max-prompt-tokens", "1024") if self.prompts else ()
 
 
 def all_pieces(scale: Scale) -> list[Piece]:
@@ -76,6 +77,8 @@ def all_pieces(scale: Scale) -> list[Piece]:
         _bench(scale, "published", "4,8", "eqspec,exspec,masked,inplace", f"forced:{PUBLISHED}", 2, minutes=7.5),
         _anatomy(scale),
         _calibrate(scale, "qwen3"),
+        *(_bitwise_all(scale, name) for name in NOISE),
+        _unrecorded(scale),
         _bench(scale, "sweep-a", "1,4,16", "all", LENGTH_3, repeats=1, minutes=8.5),
         _bench(scale, "sweep-b", "2,8,32", "all", LENGTH_3, repeats=1, minutes=8.5),
         _calibrate(scale, "vicuna"),
@@ -135,7 +138,7 @@ def _recorded(name: str, *options: str) -> Command:
 
 def _bitwise(scale: Scale) -> Piece:
     commands = []
-    for name, options in (("greedy", ""), ("coupled", "--temperature 0.8")):
+    for name, options in NOISE.items():
         output, writes = _result(f"bitwise-gpu-{name}")
         sizes = scale.pick(
             f"--limit {48 if name == 'greedy' else 24} --batch-sizes 1,8,32 --max-new-tokens 50",
@@ -149,6 +152,18 @@ def _bitwise(scale: Scale) -> Piece:
     options = ("--bitwise", "--dtype", "bfloat16", *scale.device, *sizes, *scale.texts)
     commands.append(_recorded("bitwise-gpu-recorded", *options))
     return Piece("bitwise", "shape-stable execution in bfloat16: equal to the last bit", 8.5, tuple(commands))
+
+
+def _bitwise_all(scale: Scale, name: str) -> Piece:
+    """Every prompt, with members from anywhere in the pool; each batch size has an oracle of its own."""
+    output, writes = _result(f"bitwise-gpu-all-{name}")
+    sizes = scale.pick(
+        "--batch-sizes 1,8,32 --max-new-tokens 32 --methods inplace+grouped",
+        "--limit 2 --batch-sizes 2 --max-new-tokens 3 --methods inplace",
+    )
+    options = ("--bitwise", "--dtype", "bfloat16", *scale.device, *sizes, *scale.texts, *NOISE[name].split())
+    command = Command(_python("verify", *options, *output), writes, needs=("verify", "--bitwise"))
+    return Piece(f"bitwise-{name}", f"the same for every prompt, {name}", 8.9, (command,))
 
 
 def _bench(
@@ -184,6 +199,18 @@ def _calibrate(scale: Scale, pair: str) -> Piece:
     measured = Command((*argv, "--minutes", "7.5"), writes, needs=("calibrate", "--minutes"))
     command = Command((*argv, "--help")) if scale.dry else measured
     return Piece(f"calibrate-{pair}", f"costs of the stages for the simulator, {pair} shapes", 8.9, (command,))
+
+
+def _unrecorded(scale: Scale) -> Piece:
+    """What recording brings; and a benchmark that is there if it fails."""
+    output, writes = _result("bench-gpu-unrecorded")
+    sizes = scale.pick(
+        "--batch-sizes 8 --repeats 3 --max-new-tokens 128 --prompts-per-row 2 --max-minutes 3",
+        "--batch-sizes 2 --repeats 1 --max-new-tokens 2 --prompts-per-row 1",
+    )
+    extra = ("--methods", "inplace", "--acceptance", LENGTH_3, "--no-cuda-graphs")
+    argv = _python("bench", *scale.published("qwen3"), *sizes, *extra, *output)
+    return Piece("bench-unrecorded", "rounds that are not recorded, at batch 8", 5.0, (Command(argv, writes),))
 
 
 def _shape_stable(scale: Scale) -> Piece:

@@ -56,7 +56,7 @@ def has_option(name: str, option: str) -> bool:
     from refimpl.cli import app
 
     found = typer.main.get_command(app).commands.get(name)  # type: ignore[attr-defined]
-    return found is not None and any(option in parameter.opts for parameter in found.params)
+    return found is not None and any(option in parameter.opts + parameter.secondary_opts for parameter in found.params)
 
 
 def run_command(command: Command, root: Path, log: Path, seconds: float, *, inside: bool) -> Outcome:

@@ -37,6 +37,7 @@ class PerfectMemory:
     """A `CausalLM` over a table."""
 
     max_positions = 1 << 10
+    recordable = True
 
     def __init__(self, table: Table, vocab_size: int):
         self.table, self.vocab_size = table, vocab_size

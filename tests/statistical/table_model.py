@@ -37,6 +37,7 @@ class TableModel:
 
     kv_shape = KVShape(1, 1, 2, torch.float64, torch.device("cpu"))
     max_positions = 64
+    recordable = True
 
     def __init__(self, table: Table):
         self.table = table

@@ -6,7 +6,7 @@ import transformers
 
 from refimpl import InputError, generate, load_pair
 from refimpl.pairs import PRESETS, make_pair
-from refimpl.pairs.loading import TINY, compile_elementwise, random_pair, shared_vocab_size
+from refimpl.pairs.loading import TINY, TINY_ARCHITECTURES, compile_elementwise, random_pair, shared_vocab_size
 
 
 @pytest.fixture
@@ -75,6 +75,31 @@ def test_models_without_full_attention_are_refused_by_name(config_class, setting
     model = transformers.AutoModelForCausalLM.from_config(config)
     with pytest.raises(InputError, match=reason):
         make_pair(model, model)
+
+
+@pytest.fixture
+def longrope():
+    """A pair whose RoPE has other frequencies for every row as soon as one row is longer than 32 tokens."""
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    small = TINY_ARCHITECTURES["llama"][1] | {"rope_parameters": rope | {"original_max_position_embeddings": 32}}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=61, **small))
+    return make_pair(model, model)
+
+
+def test_a_rope_that_depends_on_the_longest_row_bounds_the_context(longrope):
+    assert (longrope.target.max_positions, longrope.draft.max_positions) == (32, 32)
+    prompts, settings = [[1, 2, 3], [5] * 20], {"max_new_tokens": 12, "stop_token_ids": []}
+    expected = generate(longrope, prompts, method="autoregressive", **settings)
+    found = generate(longrope, prompts, **settings)
+    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
+    with pytest.raises(InputError, match="does not fit the context of 32"):
+        generate(longrope, [[1, 2, 3], [5] * 50], **settings)
+
+
+def test_a_rope_that_waits_for_the_longest_row_is_not_recorded(longrope):
+    with pytest.raises(InputError, match="cannot be recorded: its RoPE waits"):
+        generate(longrope, [[1, 2, 3]], cuda_graphs=True, max_new_tokens=4)
 
 
 @pytest.mark.parametrize("name", PRESETS)
