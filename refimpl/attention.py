@@ -58,8 +58,6 @@ def leave_out_cudnn() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def register() -> str:
-    """Make the function known to transformers; returns the name to ask for."""
-    AttentionInterface.register(NAME, grouped_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    return NAME
+# at import, so that a process that is handed a model knows the function, too
+AttentionInterface.register(NAME, grouped_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

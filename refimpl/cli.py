@@ -31,6 +31,9 @@ def main() -> None:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        print(f"error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
     except InvariantViolation as violation:
         print(f"invariant violated: {violation}", file=sys.stderr)
         sys.exit(3)

@@ -69,9 +69,10 @@ def _require(condition: bool, message: str) -> None:
         raise InputError(message)
 
 
-def _require_int(name: str, value: Any, low: int, high: float = math.inf) -> None:
+def require_int(name: str, value: Any, low: int, high: float = math.inf) -> None:
+    """Raise InputError unless the value is an integer, of any library, in low … high."""
     is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    limit = f"at least {low}" if high == math.inf else f"in {low} … {high:.0f}"
+    limit = f"at least {low}" if high == math.inf else f"in {low} … {high}"
     _require(is_int and low <= value <= high, f"{name} must be an integer {limit}, not {value!r}")
 
 
@@ -113,10 +114,10 @@ class SamplingConfig:
             _is_number(self.temperature) and 0 <= self.temperature < math.inf,
             f"temperature must be a finite number ≥ 0, not {self.temperature!r}",
         )
-        _require_int("top_k", self.top_k, 0)
+        require_int("top_k", self.top_k, 0)
         _require(_is_number(self.top_p) and 0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p!r}")
         _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, f"min_p must lie in [0, 1], not {self.min_p!r}")
-        _require_int("seed", self.seed, -(2**63), 2**63 - 1)
+        require_int("seed", self.seed, -(2**63), 2**63 - 1)
 
     @property
     def greedy(self) -> bool:
@@ -150,10 +151,10 @@ class Request:
         _use_plain_numbers(self)
         for name, low, high in (("max_new_tokens", 1, math.inf), ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS)):
             if getattr(self, name) is not None:
-                _require_int(name, getattr(self, name), low, high)
+                require_int(name, getattr(self, name), low, high)
         for name in ("seed", "sequence_id"):
             if getattr(self, name) is not None:
-                _require_int(name, getattr(self, name), -(2**63), 2**63 - 1)
+                require_int(name, getattr(self, name), -(2**63), 2**63 - 1)
         check_stops(self.stop_token_ids, () if self.stop_strings is None else self.stop_strings)
 
 
@@ -170,7 +171,7 @@ def check_stops(stop_token_ids: Seq[int] | None, stop_strings: Seq[str]) -> None
         is_list = isinstance(stop_token_ids, Collection) and not isinstance(stop_token_ids, str | bytes)
         _require(is_list, f"stop_token_ids must be a list of token ids, not {stop_token_ids!r}")
         for token in stop_token_ids:
-            _require_int("a stop token id", token, 0)
+            require_int("a stop token id", token, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +237,13 @@ class DecodeConfig:
         check_stops(self.stop_token_ids, self.stop_strings)
 
     def _check_sizes(self) -> None:
-        _require_int("batch_size", self.batch_size, 1, 4096)
-        _require_int("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
-        _require_int("max_new_tokens", self.max_new_tokens, 1)
+        require_int("batch_size", self.batch_size, 1, 4096)
+        require_int("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
+        require_int("max_new_tokens", self.max_new_tokens, 1)
         if self.window_size is not None:
-            _require_int("window_size", self.window_size, 1)
+            require_int("window_size", self.window_size, 1)
         if self.logprobs is not None:
-            _require_int("logprobs", self.logprobs, 0, 1000)
+            require_int("logprobs", self.logprobs, 0, 1000)
         _require(
             self.aging_bound is None or (_is_number(self.aging_bound) and self.aging_bound >= 0),
             f"aging_bound must be at least 0 rounds, not {self.aging_bound!r}",

@@ -240,7 +240,7 @@ def _run_in_processes(
     jobs: int,
     progress: Callable[[int, int], None] | None,
 ) -> list[MethodReport]:
-    pending = Parallel(n_jobs=jobs, return_as="generator")(
+    pending = Parallel(n_jobs=min(jobs, len(runs)), return_as="generator")(
         delayed(_run_on_one_thread)(pair, prompts, method, size, references[size], settings) for method, size in runs
     )
     reports = []

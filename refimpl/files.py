@@ -24,16 +24,18 @@ def read_lines(path: Path) -> list[str]:
         raise InputError(f"cannot read {path}: {reason}") from error
 
 
-def check_writable(path: str | Path) -> None:
-    """Raise InputError, before any work is done, unless a file can be made at `path`."""
+def check_writable(path: str | Path, *others: str | Path | None) -> None:
+    """Raise InputError, before any work is done, unless a file can be made at `path`, and is none of `others`."""
     file = Path(path).resolve()
+    is_replaced = not file.exists() or file.is_file()
     if file.is_dir():
         raise InputError(f"cannot write {path}: it is a folder")
     if not file.parent.is_dir():
         raise InputError(f"cannot write {path}: the folder {Path(path).parent} does not exist")
-    is_replaced = not file.exists() or file.is_file()
     if (is_replaced and not os.access(file.parent, os.W_OK)) or (file.exists() and not os.access(file, os.W_OK)):
         raise InputError(f"cannot write {path}: permission denied")
+    if is_replaced and any(other and file == Path(other).resolve() for other in others):
+        raise InputError(f"cannot write {path}: another option reads or writes it")
 
 
 def write_whole(path: str | Path, lines: Iterable[str]) -> None:
@@ -51,13 +53,20 @@ def write_whole(path: str | Path, lines: Iterable[str]) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
+        os.chmod(temporary, _mode(path))
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _mode(path: Path) -> int:
+    """Permissions of the file, if it exists, else those that a new one gets."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 def check_folder(path: Path) -> None:

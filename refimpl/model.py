@@ -104,7 +104,7 @@ class HuggingFaceLM:
         refuse_unless_full_attention(model, name)
         if model.device.type == "cuda":
             attention.leave_out_cudnn()
-        implementation = attention.register() if model._supports_attention_backend else "sdpa"
+        implementation = attention.NAME if model._supports_attention_backend else "sdpa"
         model.set_attn_implementation(implementation)
         self.model, self.name = model.eval(), name
         config = model.config.get_text_config()
@@ -188,6 +188,8 @@ def refuse_unless_positions_and_mask_count(lm: HuggingFaceLM) -> None:
     """
     tokens, half = list(PROBE_TOKENS), len(PROBE_TOKENS) // 2
     expected = lm.fresh_row()(tokens).float()
+    if not expected.isfinite().all():
+        raise InputError(f"{lm.name}: {type(lm.model).__name__} gives logits that are not finite")
     store = KVStore.empty(lm.kv_shape, 1, len(tokens) + 1, tagged=False)
     lm.forward(_probe_block(store, [*tokens[:half], 0], list(range(half + 1)), 0, hidden=None), 1)
     block = _probe_block(store, tokens[half:], list(range(half, len(tokens))), half + 1, hidden=half)

@@ -1,12 +1,12 @@
 """From what a caller hands in (texts, token lists, Requests) to sequences that the engine can run."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from refimpl.config import DecodeConfig, Request
+from refimpl.config import DecodeConfig, Request, require_int
 from refimpl.errors import InputError
 from refimpl.model import Pair
 from refimpl.sequence import Sequence, StopStrings
@@ -35,13 +35,15 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
         InputError: no prompts, an empty one, one too long for the models' context, ids outside the vocabulary, more
             log-probabilities asked for than there are tokens.
     """
-    if isinstance(prompts, str | Request):
+    if not isinstance(pair, Pair):
+        raise InputError(f"pair must be one of load_pair or make_pair, not {_shortened(pair)}")
+    if isinstance(prompts, str | Request) or not isinstance(prompts, Iterable):
         raise InputError("prompts must be a list; put a single prompt into one")
     prompts = list(prompts)
     if not prompts:
         raise InputError("there are no prompts")
-    if max_prompt_tokens is not None and max_prompt_tokens < 1:
-        raise InputError(f"max_prompt_tokens must be at least 1, not {max_prompt_tokens}")
+    if max_prompt_tokens is not None:
+        require_int("max_prompt_tokens", max_prompt_tokens, 1)
     if config.logprobs is not None and config.logprobs > pair.vocab_size:
         raise InputError(f"logprobs must be at most the vocabulary of {pair.vocab_size}, not {config.logprobs}")
     sequences, num_cut = [], []
@@ -64,8 +66,12 @@ def encode(pair: Pair, prompt: str | Seq[int], index: int) -> list[int]:
     if isinstance(prompt, str):
         if pair.tokenizer is None:
             raise InputError(f"prompt {index} is text, but the pair {pair.name!r} has no tokenizer: pass token ids")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"prompt {index} is no text: {error.reason} at character {error.start}") from error
         token_ids = list(pair.tokenizer(prompt)["input_ids"])
-    elif isinstance(prompt, bytes | bytearray | Mapping):
+    elif isinstance(prompt, bytes | bytearray | Mapping | Set):
         raise InputError(f"prompt {index} must be a text or a list of token ids, not {type(prompt).__name__}")
     else:
         token_ids = _integers(prompt, index)

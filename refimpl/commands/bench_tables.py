@@ -55,7 +55,7 @@ def record_seconds(row: dict[str, Any]) -> str:
     return f"{row['record_s']:.2f}" if row.get("record_s") else ""
 
 
-def print_bench_table(rows: list[dict[str, Any]], rates: Any) -> None:
+def print_bench_table(rows: list[dict[str, Any]], rates: Any, *, json_: bool) -> None:
     """One line an engine and batch size."""
     recorded = has_recordings(rows)
     table = Table(
@@ -81,10 +81,10 @@ def print_bench_table(rows: list[dict[str, Any]], rates: Any) -> None:
             percent(row["fraction_of_floor"]),
             *((f"{row['peak_memory_bytes'] / 1e9:.1f} GB",) if on_cuda else ()),
         )
-    console_for_tables().print(table)
+    console_for_tables(json_=json_).print(table)
 
 
-def print_anatomy_tables(rows: list[dict[str, Any]], fits: list[dict[str, Any]], rates: Any) -> None:
+def print_anatomy_tables(rows: list[dict[str, Any]], fits: list[dict[str, Any]], rates: Any, *, json_: bool) -> None:
     """What realignment moves and costs, and how that grows."""
     table = Table(title="What realignment moves and costs, per round", caption=_caption(rates))
     table.add_column("engine")
@@ -110,7 +110,7 @@ def print_anatomy_tables(rows: list[dict[str, Any]], fits: list[dict[str, Any]],
         exponent = "" if fit["exponent"] is None else f"{fit['exponent']:.2f}"
         growth.add_row(fit["engine"], str(fit["context_tokens"]), exponent, fit["verdict"])
     for one in (table, growth):
-        console_for_tables().print(one)
+        console_for_tables(json_=json_).print(one)
 
 
 def _caption(rates: Any) -> str:

@@ -36,7 +36,7 @@ from refimpl.commands.options import (
     Turns,
     TurnsOption,
     WindowOption,
-    check_report,
+    check_outputs,
     console_for_tables,
     load,
     parse_sizes,
@@ -87,7 +87,7 @@ def generate(
 ) -> None:
     """Decode prompts and write what was generated, one JSON line per prompt."""
     from refimpl.config import make_config
-    from refimpl.files import check_writable, write_whole
+    from refimpl.files import write_whole
     from refimpl.generation import generate as run
 
     settings = {
@@ -109,20 +109,19 @@ def generate(
         "kv_memory_gib": kv_memory_gib,
     }
     make_config(**settings)
-    for path in filter(None, (output, trace)):
-        check_writable(path)
+    check_outputs([output, trace], [prompts])
     texts = prompts_from(prompts, turns.value, limit)
     models = load(pair, target, draft, device, dtype, random_weights, compile_)
     with progress_bars() as bars:
-        bar = partial(bars, method) if bars else None
+        bar = partial(bars, method)
         result = run(models, texts, max_prompt_tokens=max_prompt_tokens, progress=bar, **settings)
     lines = [json.dumps(_output_line(s)) for s in result.sequences]
-    if trace:
-        result.write_trace(trace)
     if output:
         write_whole(output, lines)
     else:
-        print("\n".join(lines))
+        print("\n".join(lines), flush=True)
+    if trace:
+        result.write_trace(trace)
     _print_summary(result)
 
 
@@ -205,7 +204,7 @@ def verify(
         "kv_memory_gib": kv_memory_gib,
     }
     runs_to_verify(methods, sizes, settings | {"shape_stable": bitwise})
-    check_report(output)
+    check_outputs([output], [prompts])
     texts = prompts_from(prompts, turns.value, limit)
     models = load(pair, target, draft, device, dtype, random_weights, compile_)
     with progress_bars() as bars:
@@ -220,7 +219,7 @@ def verify(
             max_prompt_tokens=max_prompt_tokens,
             **settings,
         )
-    _print_verify_table(report)
+    _print_verify_table(report, json_)
     write_report(output, report.as_dict(), models.device)
     if json_:
         print(json.dumps(report.as_dict()))
@@ -229,7 +228,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _print_verify_table(report: Any) -> None:
+def _print_verify_table(report: Any, json_: bool) -> None:
     table = Table(title=f"{report.prompts} prompts against one-at-a-time decoding")
     names = ["method", "batch", "exact", "partial", "mean acceptance length", "grouping rate", "violations"]
     bitwise = any(row.bitwise is not None for row in report.results)
@@ -247,7 +246,7 @@ def _print_verify_table(report: Any) -> None:
             f"{100 * entry['grouping_rate']:.1f} %",
             "; ".join(row.violations) or "none",
         )
-    console_for_tables().print(table)
+    console_for_tables(json_=json_).print(table)
     for row in report.results:
         for d in row.comparison.divergences[:MAX_DIVERGENCES] if row.comparison else ():
             print(
@@ -271,7 +270,7 @@ def demo(
 
     from refimpl.demo import demo_table, run_demo
 
-    check_report(output)
+    check_outputs([output], [])
     models = load("tiny", None, None, device, "float32", False)
     settings = {"batch_size": batch_size, "max_new_tokens": max_new_tokens, "checks": checks}
     with progress_bars() as bars:

@@ -25,7 +25,7 @@ from refimpl.commands.options import (
     TargetOption,
     Turns,
     TurnsOption,
-    check_report,
+    check_outputs,
     console_for_tables,
     load,
     parse_sizes,
@@ -75,8 +75,7 @@ def tie_or_bug(
         "cuda_graphs": cuda_graphs,
     }
     runs = runs_to_verify(methods, parse_sizes(batch_sizes), settings)
-    for path in filter(None, (plot, output)):
-        check_report(path)
+    check_outputs([plot, output], [prompts, outputs])
     if plot and plot.suffix not in PICTURES:
         raise InputError(f"--plot must end in {', '.join(PICTURES)}, not {plot.name!r}")
     foreign = None if outputs is None else read_outputs(outputs)
@@ -84,7 +83,7 @@ def tie_or_bug(
     models = load(pair, target, draft, device, dtype, random_weights)
     settings |= {"max_prompt_tokens": max_prompt_tokens}
     judgements = _judge(models, texts, runs, foreign, settings)
-    _print_table(judgements)
+    _print_table(judgements, json_)
     if plot:
         plot_regrets(judgements, plot)
     report = {"judgements": {name: judgement.as_dict() for name, judgement in judgements.items()}}
@@ -132,7 +131,7 @@ def read_outputs(path: Path) -> list[list[int]]:
     return rows
 
 
-def _print_table(judgements: dict[str, Any]) -> None:
+def _print_table(judgements: dict[str, Any], json_: bool) -> None:
     table = Table(title="Greedy output against one-at-a-time decoding; a tie's tokens are within the threshold")
     for name in ("run", "verdict", "exact", "tie", "bug", "largest regret", "threshold", "noise", "prefixes"):
         table.add_column(name, justify="left" if name in ("run", "verdict") else "right")
@@ -141,4 +140,4 @@ def _print_table(judgements: dict[str, Any]) -> None:
         counts = [str(entry[verdict]) for verdict in ("exact", "tie", "bug")]
         sizes = [f"{entry[key]:.4g}" for key in ("largest_regret", "threshold", "noise")]
         table.add_row(name, judgement.verdict, *counts, *sizes, str(judgement.num_prefixes))
-    console_for_tables().print(table)
+    console_for_tables(json_=json_).print(table)

@@ -20,7 +20,7 @@ from refimpl.commands.options import (
     ReportOption,
     SeedOption,
     TargetOption,
-    check_report,
+    check_outputs,
     load,
     parse_sizes,
     progress_bars,
@@ -80,7 +80,7 @@ def bench(
     from refimpl.bench import BenchSettings, as_rows, run_bench
     from refimpl.bench.settings import prompt_ids
 
-    check_report(output)
+    check_outputs([output], [])
     sizes = parse_sizes(batch_sizes)
     settings = BenchSettings(
         batch_sizes=tuple(sizes),
@@ -106,7 +106,7 @@ def bench(
     with progress_bars() as bars:
         found = run_bench(models, ids, settings, bars, report_of if output else None)
     report = report_of(found)
-    print_bench_table(report["rows"], found.rates)
+    print_bench_table(report["rows"], found.rates, json_=json_)
     if json_:
         print(json.dumps(report))
 
@@ -171,7 +171,7 @@ def anatomy(
     from refimpl.bench.anatomy_rows import as_report
     from refimpl.equivalence import expand_methods
 
-    check_report(output)
+    check_outputs([output], [])
     settings = AnatomySettings(
         forced_lengths=forced_lengths(acceptance, num_speculative_tokens),
         batch_sizes=tuple(parse_sizes(batch_sizes)),
@@ -198,6 +198,6 @@ def anatomy(
     with progress_bars() as bars:
         found = run_anatomy(models, settings, bars, report_of if output else None)
     report = report_of(found)
-    print_anatomy_tables(report["rows"], report["scaling"], found[-1])
+    print_anatomy_tables(report["rows"], report["scaling"], found[-1], json_=json_)
     if json_:
         print(json.dumps(report))

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from refimpl.errors import InputError
 
+SECONDS_A_LINE = 30  # of progress, where stderr is no terminal
 Turns = Enum("Turns", {"first": "first", "all": "all"}, type=str)
 
 PairOption = Annotated[str, typer.Option("--pair", help="tiny, vicuna, qwen3, glm4; or --target and --draft.")]
@@ -48,7 +50,7 @@ RoomOption = Annotated[
 ]
 CompileOption = Annotated[bool, typer.Option("--compile", help="Fuse MLPs and norms with torch.compile.")]
 ReportOption = Annotated[Path | None, typer.Option("--output", help="Write the rows and their provenance as JSON.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON object as the last line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON object on stdout, the table on stderr.")]
 
 
 def load(
@@ -84,10 +86,10 @@ def prompts_from(path: Path | None, turns: str, limit: int | None) -> list:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None] | None]:
-    """Yield a callback (label, done, total) that draws bars on a terminal; None where stderr is none."""
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a callback (label, done, total): bars on a terminal, elsewhere a line now and then."""
     if not sys.stderr.isatty():
-        yield None
+        yield _line_now_and_then()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -99,6 +101,18 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None] | None]:
             progress.update(tasks[label], completed=done)
 
         yield update
+
+
+def _line_now_and_then() -> Callable[[str, int, int], None]:
+    last = time.monotonic()
+
+    def update(label: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > SECONDS_A_LINE:
+            last = time.monotonic()
+            print(f"{label}: {done} of {total}", file=sys.stderr, flush=True)
+
+    return update
 
 
 def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:
@@ -116,12 +130,13 @@ def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:
     return sizes
 
 
-def check_report(output: Path | None) -> None:
-    """Refuse an impossible report file before any work is done."""
+def check_outputs(outputs: list[Path | None], inputs: list[Path | None]) -> None:
+    """Refuse impossible files before any work is done, also where two are the same."""
     from refimpl.files import check_writable
 
-    if output:
-        check_writable(output)
+    for place, path in enumerate(outputs):
+        if path:
+            check_writable(path, *outputs[:place], *inputs)
 
 
 def write_report(output: Path | None, report: dict[str, Any], device: Any) -> dict[str, Any]:
@@ -135,6 +150,7 @@ def write_report(output: Path | None, report: dict[str, Any], device: Any) -> di
     return report
 
 
-def console_for_tables() -> Console:
-    """A console that does not fold tables when its output is piped."""
-    return Console(width=None if sys.stdout.isatty() else 160)
+def console_for_tables(*, json_: bool = False) -> Console:
+    """A console that does not fold tables when its output is piped; on stderr where stdout is for JSON alone."""
+    stream = sys.stderr if json_ else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else 160)

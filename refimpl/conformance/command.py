@@ -1,7 +1,7 @@
 """``conformance``: test an engine from the command line. Loads nothing heavy before it runs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,46 +9,42 @@ from refimpl.errors import InputError
 
 
 def conformance(
-    engine: Annotated[str | None, typer.Option(help="module:factory or module:factory:argument")] = None,
+    engine: Annotated[str | None, typer.Option(help="module:factory, or with an argument module:make:it")] = None,
     command: Annotated[str | None, typer.Option(help="command of a server that speaks JSON lines")] = None,
     max_examples: Annotated[int, typer.Option(min=1, help="cases per property")] = 20,
     timeout_s: Annotated[float, typer.Option(min=0.01, help="seconds a server may take for an answer")] = 60.0,
+    long_prompt: Annotated[int, typer.Option(min=1, help="longest prompt of the long case, in tokens")] = 32,
+    long_output: Annotated[int, typer.Option(min=1, help="new tokens of the long case")] = 48,
     fail_fast: Annotated[bool, typer.Option(help="stop after the first property that fails")] = False,
     properties: Annotated[str | None, typer.Option(help="names, separated by commas; all by default")] = None,
     output: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
 ) -> None:
     """Test any engine's batch speculative decoding against autoregressive decoding."""
     try:
-        passed = _run(engine, command, max_examples, timeout_s, fail_fast, properties, output)
-    except InputError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    raise typer.Exit(0 if passed else 1)
-
-
-def _run(
-    engine: str | None,
-    command: str | None,
-    max_examples: int,
-    timeout_s: float,
-    fail_fast: bool,
-    properties: str | None,
-    output: Path | None,
-) -> bool:
-    try:
-        from refimpl.conformance.protocol import EngineFailure
-        from refimpl.conformance.runner import run_conformance
-    except ModuleNotFoundError as error:
-        raise InputError(f"{error.name} is missing: install raggedspec[conformance]") from error
-    try:
-        return run_conformance(
+        passed = _run(
             engine,
             command,
+            {"prompt_tokens": long_prompt, "new_tokens": long_output},
             max_examples=max_examples,
             timeout_s=timeout_s,
             fail_fast=fail_fast,
             properties=properties,
             output=output,
         )
+    except InputError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(0 if passed else 1)
+
+
+def _run(engine: str | None, command: str | None, limits: dict[str, int], **options: Any) -> bool:
+    try:
+        from refimpl.conformance.engine_cases import Limits
+        from refimpl.conformance.protocol import EngineFailure
+        from refimpl.conformance.runner import run_conformance
+    except ModuleNotFoundError as error:
+        raise InputError(f"{error.name} is missing: install raggedspec[conformance]") from error
+    try:
+        return run_conformance(engine, command, limits=Limits(**limits), **options)
     except EngineFailure as failure:
         raise InputError(str(failure)) from failure

@@ -84,8 +84,11 @@ class CommandEngine:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (lives as long as the server)
         self._lines: queue.Queue[str] = queue.Queue()
         try:
+            words = shlex.split(self.command)
+            if not words:
+                raise ValueError("it is empty")
             self._process = subprocess.Popen(
-                shlex.split(self.command),
+                words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

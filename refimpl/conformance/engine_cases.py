@@ -1,5 +1,6 @@
 """Cases for engines that are not ours, and what must hold for each."""
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -54,6 +55,21 @@ def engine_cases(vocab_size: int) -> st.SearchStrategy[EngineCase]:
     )
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How far the long case goes; of what an engine does beyond, the kit knows nothing."""
+
+    prompt_tokens: int = 32
+    new_tokens: int = 48
+
+    def long_case(self, vocab_size: int) -> EngineCase:
+        """A batch of prompts of very different lengths, decoded further than the cases that are searched."""
+        rng = random.Random(0)
+        lengths = (self.prompt_tokens, 1, -(-self.prompt_tokens // 2), -(-self.prompt_tokens // 5))
+        prompts = tuple(tuple(rng.randrange(vocab_size) for _ in range(n)) for n in lengths)
+        return EngineCase(prompts, self.new_tokens, stop_at=self.new_tokens - 1)
+
+
 class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a failed assertion)
     """A property does not hold for a case.
 
@@ -69,10 +85,15 @@ class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a f
 
 
 class Subject:
-    """The engine with its answers checked, and its reference remembered."""
+    """The engine with its answers checked, and its reference remembered.
 
-    def __init__(self, engine: EngineUnderTest):
-        self.engine = engine
+    Args:
+        engine: see `refimpl.conformance.protocol`.
+        limits: how far its long case goes.
+    """
+
+    def __init__(self, engine: EngineUnderTest, limits: Limits | None = None):
+        self.engine, self.limits = engine, limits or Limits()
         self.calls = 0
         self._known: dict[Any, list[int]] = {}
         self._plain_refused = False

@@ -5,10 +5,19 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+import scipy.stats
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Flaky
 
-from refimpl.conformance.engine_cases import ENGINE_PROPERTIES, ONCE, CaseFailure, EngineCase, Subject, engine_cases
+from refimpl.conformance.engine_cases import (
+    ENGINE_PROPERTIES,
+    ONCE,
+    CaseFailure,
+    EngineCase,
+    Limits,
+    Subject,
+    engine_cases,
+)
 from refimpl.conformance.protocol import EngineFailure, EngineSettings, EngineTimeout, EngineUnderTest, NotSupported
 from refimpl.errors import InputError
 
@@ -16,6 +25,7 @@ DECIDING = "equals_reference"  # without it nothing shows that the output is the
 Status = Literal["pass", "fail", "not supported", "not run"]
 SPREADS = (0, 2, 6, 12)  # tokens between the shortest and the longest prompt of a batch
 BATCHES_PER_SPREAD = 3
+CHANCE = 0.02  # that a profile without a trend is said to grow
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Raggedness:
-    """Wrong rows by spread of prompt lengths; `grows` when more spread means more errors."""
+    """Wrong rows by spread of prompt lengths."""
 
     spreads: tuple[int, ...] = ()
     wrong_rows: tuple[int, ...] = ()
@@ -54,13 +64,20 @@ class Raggedness:
         return tuple(w / n for w, n in zip(self.wrong_rows, self.rows, strict=True))
 
     @property
+    def p_value(self) -> float:
+        """Fisher's exact test, one-sided, that rows of equally long prompts are wrong as often as all others."""
+        (even, *ragged), (num_even, *num_ragged) = self.wrong_rows, self.rows
+        table = [[even, num_even - even], [sum(ragged), sum(num_ragged) - sum(ragged)]]
+        return float(scipy.stats.fisher_exact(table, alternative="less").pvalue)
+
+    @property
     def verdict(self) -> str:
         """One of four sentences."""
         if not self.rows:
             return "not measured"
         if not any(self.wrong_rows):
             return "no wrong rows at any spread"
-        return "grows with raggedness" if self.shares[-1] > self.shares[0] else "does not grow with raggedness"
+        return "grows with raggedness" if self.p_value < CHANCE else "does not grow with raggedness"
 
 
 @dataclass(frozen=True)
@@ -71,6 +88,7 @@ class Report:
     verdicts: tuple[Verdict, ...]
     raggedness: Raggedness = field(default_factory=Raggedness)
     calls: int = 0
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def passed(self) -> bool:
@@ -94,6 +112,7 @@ class Report:
             "properties": [asdict(verdict) for verdict in self.verdicts],
             "raggedness": {**asdict(self.raggedness), "verdict": self.raggedness.verdict},
             "calls": self.calls,
+            "limits": asdict(self.limits),
         }
 
 
@@ -106,23 +125,25 @@ def check_engine(
     fail_fast: bool = False,
     shrink: bool = True,
     raggedness: bool = True,
+    limits: Limits | None = None,
 ) -> Report:
     """Test an engine.
 
     Args:
         engine: see `refimpl.conformance.protocol`.
         name: how the report calls it.
-        max_examples: cases per property, beside those that shrinking takes.
+        max_examples: cases per property, beside the long one and those that shrinking takes.
         properties: names among `ENGINE_PROPERTIES`.
         fail_fast: run no further property after the first failure.
         shrink: look for the smallest failing case; otherwise the first one found is reported.
         raggedness: measure wrong rows by spread of prompt lengths.
+        limits: how far the long case goes.
 
     Raises:
         InputError: an unknown property.
     """
     wanted_properties = known_properties(properties)
-    subject = Subject(engine)
+    subject = Subject(engine, limits)
     verdicts: list[Verdict] = []
     dead: EngineTimeout | None = None
     for wanted in wanted_properties:
@@ -136,7 +157,7 @@ def check_engine(
             verdicts.append(hung.verdict(wanted))
     skip = dead or not raggedness or (fail_fast and any(v.status == "fail" for v in verdicts))
     profile = Raggedness() if skip else measure_raggedness(subject)
-    return Report(name, tuple(verdicts), profile, subject.calls)
+    return Report(name, tuple(verdicts), profile, subject.calls, subject.limits)
 
 
 def known_properties(names: Iterable[str]) -> list[str]:
@@ -169,9 +190,21 @@ def check_property_or_hang(subject: Subject, name: str, max_examples: int) -> Ve
 
 
 def check_property(subject: Subject, name: str, max_examples: int, shrink: bool = True) -> Verdict:
-    """Search for a case that breaks one property and shrink it."""
+    """Search for a case that breaks one property and shrink it; where there is none, try the long case."""
     refused: list[str] = []
     asked = 0
+
+    def check(case: EngineCase) -> None:
+        nonlocal asked
+        asked += 1
+        try:
+            ENGINE_PROPERTIES[name](subject, case)
+        except NotSupported as refusal:
+            refused.append(str(refusal))
+        except EngineTimeout as timeout:
+            raise _Hung(case, timeout, asked, asked - len(refused) - 1) from timeout
+        except EngineFailure as failure:
+            raise CaseFailure(case, str(failure)) from failure
 
     @settings(
         max_examples=1 if name in ONCE else max_examples,
@@ -184,20 +217,13 @@ def check_property(subject: Subject, name: str, max_examples: int, shrink: bool 
         report_multiple_bugs=False,
     )
     @given(case=engine_cases(subject.engine.vocab_size))
-    def holds(case: EngineCase) -> None:
-        nonlocal asked
-        asked += 1
-        try:
-            ENGINE_PROPERTIES[name](subject, case)
-        except NotSupported as refusal:
-            refused.append(str(refusal))
-        except EngineTimeout as timeout:
-            raise _Hung(case, timeout, asked, asked - len(refused) - 1) from timeout
-        except EngineFailure as failure:
-            raise CaseFailure(case, str(failure)) from failure
+    def search(case: EngineCase) -> None:
+        check(case)
 
     try:
-        holds()
+        search()
+        if name not in ONCE:
+            check(subject.limits.long_case(subject.engine.vocab_size))
         nothing = Verdict(name, "not supported", "".join(refused[:1]))
         verdict = Verdict(name, "pass") if asked > len(refused) else nothing
     except CaseFailure as failure:

@@ -9,6 +9,7 @@ engine itself is asked, one prompt at a time and with ``num_speculative_tokens=0
 
 import importlib
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol
 
 from refimpl.errors import InputError
@@ -80,7 +81,12 @@ def load_engine(name: str) -> EngineUnderTest:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except (ImportError, AttributeError) as error:
         raise InputError(f"cannot load the engine {name!r}: {error}") from error
-    engine = factory(argument) if argument else factory()
+    try:
+        engine = factory(argument) if argument else factory()
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{name!r} fails to make an engine: {type(error).__name__}: {error}") from error
     if not (callable(engine) and hasattr(engine, "vocab_size") and hasattr(engine, "supports")):
         raise InputError(f"{name!r} makes {_short(engine)}, no callable with vocab_size and supports")
     return engine
@@ -95,10 +101,11 @@ def check_answer(answer: Any, prompts: list[list[int]], vocab_size: int) -> list
     if not isinstance(answer, list | tuple) or len(answer) != len(prompts):
         raise EngineFailure(f"{len(prompts)} prompts were answered by {_short(answer)}")
     for tokens in answer:
-        known = isinstance(tokens, list | tuple) and all(isinstance(t, int) and 0 <= t < vocab_size for t in tokens)
-        if not known:
+        if not isinstance(tokens, list | tuple) or not all(isinstance(t, Integral) for t in tokens):
             raise EngineFailure(f"a row of the answer is not a list of token ids: {_short(tokens)}")
-    return [list(tokens) for tokens in answer]
+        if not all(0 <= t < vocab_size for t in tokens):
+            raise EngineFailure(f"a row of the answer has ids outside the vocabulary of {vocab_size}: {_short(tokens)}")
+    return [[int(t) for t in tokens] for tokens in answer]
 
 
 def _short(value: Any) -> str:

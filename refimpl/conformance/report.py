@@ -39,6 +39,12 @@ def show(report: Report, console: Console | None = None) -> None:
             if verdict.case:
                 console.print(f"  smallest case found: {describe(verdict.case)}", markup=False, highlight=False)
     console.print(_raggedness(report), markup=False, highlight=False)
+    console.print(
+        "cases: up to 5 prompts of 10 tokens, 12 new ones; and a long one, "
+        f"{report.limits.prompt_tokens} and {report.limits.new_tokens}",
+        markup=False,
+        highlight=False,
+    )
     console.print(conclusion(report), markup=False, highlight=False)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from refimpl.conformance.command_engine import CommandEngine
-from refimpl.conformance.engine_cases import ENGINE_PROPERTIES
+from refimpl.conformance.engine_cases import ENGINE_PROPERTIES, Limits
 from refimpl.conformance.kit import check_engine, known_properties
 from refimpl.conformance.protocol import EngineUnderTest, load_engine
 from refimpl.conformance.report import show, write_json
@@ -20,6 +20,7 @@ def run_conformance(
     fail_fast: bool = False,
     properties: str | None = None,
     output: Path | None = None,
+    limits: Limits | None = None,
 ) -> bool:
     """Test the engine that one of the first two arguments names; say whether it passed.
 
@@ -38,6 +39,7 @@ def run_conformance(
             max_examples=max_examples,
             properties=chosen,
             fail_fast=fail_fast,
+            limits=limits,
         )
     finally:
         if isinstance(subject, CommandEngine):
@@ -54,6 +56,6 @@ def open_engine(engine: str | None, command: str | None, timeout_s: float) -> En
     Raises:
         InputError: none or both are given, or there is no such engine.
     """
-    if (engine is None) == (command is None):
+    if bool(engine) == bool(command):
         raise InputError("give either --engine module:factory or --command 'a server'")
     return load_engine(engine) if engine else CommandEngine(command or "", timeout_s)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from refimpl.errors import InputError
@@ -15,6 +16,8 @@ from refimpl.model import HuggingFaceLM, Pair
 from refimpl.pairs.presets import PRESETS, ModelPreset
 
 TINY = Path(__file__).parent / "tiny"
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")
+LONGEST_REASON = 200  # characters of another library's message
 MAX_VOCAB_PADDING = 1024  # rows; embedding tables are padded to multiples of 64 … 1024
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -102,10 +105,15 @@ def make_pair(
     Raises:
         InputError: vocabularies that differ by more than padding rows, or a model that is not full attention.
     """
-    adapters = HuggingFaceLM(target, f"target {name}"), HuggingFaceLM(draft, f"draft {name}")
-    size = shared_vocab_size(adapters[0].vocab_size, adapters[1].vocab_size, tokenizer)
+    models = HuggingFaceLM(target, _role("target", target, name)), HuggingFaceLM(draft, _role("draft", draft, name))
+    size = shared_vocab_size(models[0].vocab_size, models[1].vocab_size, tokenizer)
     stops = _eos_ids(target.generation_config, tokenizer) if stop_token_ids is None else stop_token_ids
-    return Pair(*adapters, tokenizer=tokenizer, stop_token_ids=frozenset(stops), vocab_size=size, name=name)
+    return Pair(*models, tokenizer=tokenizer, stop_token_ids=frozenset(stops), vocab_size=size, name=name)
+
+
+def _role(role: str, model: PreTrainedModel, pair: str) -> str:
+    """How errors call one of the models."""
+    return f"{role} {model.name_or_path or pair}"
 
 
 def shared_vocab_size(target: int, draft: int, tokenizer: Any = None) -> int:
@@ -171,7 +179,7 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
 def _load_model(name: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
     with _quiet():
         config = _from_hub(AutoConfig, name, trust_remote_code=trust_remote_code)
-        model = _from_hub(
+        model, info = _from_hub(
             AutoModelForCausalLM,
             name,
             config=config,
@@ -179,20 +187,29 @@ def _load_model(name: str, device: torch.device, dtype: torch.dtype, trust_remot
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             attn_implementation="sdpa",
+            output_loading_info=True,
         )
+    missing = sorted(info["missing_keys"])
+    if missing:  # transformers would go on with random ones
+        raise InputError(f"cannot load {name}: its files lack {len(missing)} of the model's tensors: {missing[0]}, …")
     return model.to(device)
 
 
 def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
+    """The tokenizer; None for a folder without one, whose pair takes token ids only."""
+    if Path(name).is_dir() and not any(next(Path(name).glob(kind), None) for kind in TOKENIZER_FILES):
+        return None
     with _quiet():
         return _from_hub(AutoTokenizer, name, trust_remote_code=trust_remote_code)
 
 
 def _from_hub(auto_class: Any, name: str, **options: Any) -> Any:
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise InputError(f"cannot load {name}: there is no such folder")
     try:
         return auto_class.from_pretrained(name, local_files_only=Path(name).is_dir(), **options)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:LONGEST_REASON]
         if Path(name).is_dir():
             raise InputError(f"cannot load {name}: {reason}") from error
         raise InputError(

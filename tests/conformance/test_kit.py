@@ -14,7 +14,14 @@ from typer.testing import CliRunner
 from refimpl.config import NAMED_METHODS
 from refimpl.conformance import adapters
 from refimpl.conformance.command_engine import CommandEngine
-from refimpl.conformance.engine_cases import ENGINE_PROPERTIES, EngineCase, Subject, equals_reference, law_p_value
+from refimpl.conformance.engine_cases import (
+    ENGINE_PROPERTIES,
+    EngineCase,
+    Limits,
+    Subject,
+    equals_reference,
+    law_p_value,
+)
 from refimpl.conformance.kit import Raggedness, Report, Verdict, check_engine
 from refimpl.conformance.protocol import EngineFailure, EngineSettings, EngineUnderTest, NotSupported, load_engine
 from refimpl.conformance.report import conclusion
@@ -59,6 +66,29 @@ def test_answers_of_one_token_or_none_have_a_law() -> None:
     assert law_p_value([(1, 2)] * 1024, [(1,)] * 1024) < 1e-9
 
 
+class WrongFrom:
+    """The right tokens up to a place."""
+
+    def __init__(self, token: int):
+        self.right, self.token = adapters.method("inplace"), token
+        self.vocab_size, self.supports = self.right.vocab_size, frozenset[str]()
+        self.reference = self.right.reference
+
+    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+        outputs = self.right(prompts, settings)
+        return [[(t + (i >= self.token)) % self.vocab_size for i, t in enumerate(output)] for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("token", "limits", "passes"), [(47, Limits(), False), (48, Limits(), True), (48, Limits(8, 60), False)]
+)
+def test_errors_far_on_are_seen_as_far_as_the_long_case_goes(token: int, limits: Limits, passes: bool) -> None:
+    wanted = ["equals_reference"]
+    report = check_engine(WrongFrom(token), max_examples=3, properties=wanted, raggedness=False, limits=limits)
+    assert report.passed == passes
+    assert report.limits == limits
+
+
 def test_the_rejection_rule_conforms_in_law() -> None:
     wanted = ["samples_follow_the_law"]
     report = check_engine(adapters.rejection("rollback"), max_examples=1, properties=wanted, raggedness=False)
@@ -92,12 +122,21 @@ def decode_all(engine: EngineUnderTest, batches: list[list[list[int]]]) -> None:
 def test_a_failure_is_shrunk_and_names_the_first_different_token() -> None:
     engine = faulty_unchecked("dsd-next-token-from-draft")
     verdict = check_engine(engine, properties=["equals_reference"], max_examples=10, fail_fast=True).verdicts[0]
-    assert (verdict.status, verdict.row, verdict.token) == ("fail", 0, 0)
+    assert (verdict.status, verdict.row) == ("fail", 0)
     assert verdict.case is not None
+    assert f"row 0 differs from token {verdict.token} on" in verdict.reason
     assert len(verdict.case.prompts) == 1
     prompt, subject = verdict.case.prompts[0], Subject(engine)
     for length in range(1, len(prompt)):
         equals_reference(subject, replace(verdict.case, prompts=(prompt[:length],)))
+
+
+@pytest.mark.parametrize(
+    ("wrong_rows", "grows"), [((1, 2, 1, 3), False), ((8, 7, 7, 9), False), ((4, 5, 7, 6), False), ((0, 3, 6, 9), True)]
+)
+def test_growth_is_told_from_chance(wrong_rows: tuple[int, ...], grows: bool) -> None:
+    found = Raggedness((0, 2, 6, 12), wrong_rows, (12,) * 4)
+    assert (found.verdict == "grows with raggedness") == grows
 
 
 def test_errors_that_grow_with_raggedness_are_told_from_those_that_do_not() -> None:
@@ -168,7 +207,7 @@ def test_the_report_counts_the_cases_that_were_answered() -> None:
     report = check_engine(Refusing("batches"), max_examples=20, properties=["equals_reference"], raggedness=False)
     verdict = report.verdicts[0]
     assert verdict.status == "pass"
-    assert 0 < verdict.answered < verdict.asked <= 20
+    assert 0 < verdict.answered < verdict.asked <= 21
     row = report.as_dict()["properties"][0]
     assert (row["asked"], row["answered"]) == (verdict.asked, verdict.answered)
     code, text = run_command("--engine", f"{__name__}:Refusing:batches", "--properties", "equals_reference")
@@ -318,7 +357,7 @@ def test_the_pytest_plugin_reports_one_item_a_property(tmp_path: Path) -> None:
     engine = "refimpl.faults.engine:faulty_unchecked:dsd-next-token-from-draft"
     done = run_plugin(tmp_path, engine, "equals_reference,runs_repeat,budget_is_exact")
     assert done.returncode == 1
-    assert "equals_reference: not the autoregressive output: row 0 differs from token 0" in done.stdout
+    assert "equals_reference: not the autoregressive output: row 0 differs from token" in done.stdout
     assert "smallest case found: prompts" in done.stdout
     assert "1 failed, 2 passed" in done.stdout
 

@@ -49,6 +49,8 @@ def test_settings(settings, message):
     [
         ([], "there are no prompts"),
         ("text", "prompts must be a list"),
+        (5, "prompts must be a list"),
+        ([{1, 2}], "prompt 0 must be a text or a list of token ids, not set"),
         ([1, 2, 3], "prompts must be a list of texts or of lists of token ids: prompt 0 is 1"),
         ([b"abc"], "prompt 0 must be a text or a list of token ids, not bytes"),
         ([{1: 2}], "prompt 0 must be a text or a list of token ids, not dict"),
@@ -170,6 +172,59 @@ def test_what_a_method_cannot_do_is_refused_before_models_are_loaded(monkeypatch
 def test_all_methods_are_those_that_can(llama, wish):
     report = verify(llama, [[1, 2], [3]], batch_sizes=[2], max_new_tokens=3, checks="host", **wish)
     assert {row.method.partition("+")[0] for row in report.results} == {"inplace"}
+    assert report.exact
+
+
+def test_no_character(tiny):
+    with pytest.raises(InputError, match="prompt 1 is no text: surrogates not allowed at character 2"):
+        generate(tiny, ["def", "a \ud800"])
+
+
+def test_what_is_no_pair():
+    with pytest.raises(InputError, match="pair must be one of load_pair or make_pair, not 'tiny'"):
+        generate("tiny", [[1]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--prompts", "p.txt", "--output", "p.txt"), "cannot write p.txt: another option reads or writes it"),
+        (("--prompts", "p.txt", "--trace", "./p.txt"), "cannot write p.txt: another option reads or writes it"),
+        (("--trace", "new", "--output", "new"), "cannot write new: another option reads or writes it"),
+        (("--limit", "1", "--max-new-tokens", "1", "--trace", "/dev/full"), "No space left on device"),
+    ],
+)
+def test_no_file_is_lost_or_half_written(monkeypatch, capsys, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.txt").write_text("import os\n")
+    code, output = run_cli(monkeypatch, capsys, "generate", *arguments)
+    assert code == 2
+    assert message in output.err.splitlines()[-1]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("p.txt", "import os\n")]
+
+
+def test_with_json_stdout_holds_nothing_else(monkeypatch, capsys):
+    arguments = (
+        "verify",
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "1",
+        "--methods",
+        "inplace",
+        "--batch-sizes",
+        "1",
+        "--json",
+    )
+    code, output = run_cli(monkeypatch, capsys, *arguments)
+    assert not code
+    assert json.loads(output.out)["prompts"] == 1
+    assert "one-at-a-time" in output.err
+
+
+def test_processes_share_the_work(llama):
+    report = verify(llama, [[1, 2, 3], [4]], methods="inplace,eqspec", batch_sizes=[2], max_new_tokens=4, jobs=8)
+    assert [row.method for row in report.results] == ["inplace", "eqspec"]
     assert report.exact
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from refimpl import InputError, generate, load_pair
 from refimpl.pairs import PRESETS, make_pair
@@ -26,8 +27,10 @@ def test_bundled_pair(tiny):
 
 
 def test_local_folders_with_padded_vocabulary(saved):
-    with pytest.raises(InputError, match="cannot load"):
-        load_pair(saved / "target", saved / "draft")  # no tokenizer there
+    pair = load_pair(saved / "target", saved / "draft")
+    assert (pair.tokenizer, pair.stop_token_ids) == (None, {2, 7})  # no tokenizer there, so token ids only
+    with pytest.raises(InputError, match="has no tokenizer: pass token ids"):
+        generate(pair, ["text"])
     tokenizer = transformers.AutoTokenizer.from_pretrained(TINY / "target")
     tokenizer.save_pretrained(saved / "target")
     with pytest.raises(InputError, match="the target has 61 ids, the draft 64"):
@@ -75,6 +78,48 @@ def test_models_without_full_attention_are_refused_by_name(config_class, setting
     model = transformers.AutoModelForCausalLM.from_config(config)
     with pytest.raises(InputError, match=reason):
         make_pair(model, model)
+
+
+def spoil(folder, how):
+    """Damage a checkpoint."""
+    path = folder / "model.safetensors"
+    if how == "garbage":
+        path.write_bytes(b"garbage")
+    elif how == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    else:
+        tensors = load_file(path)
+        if how == "missing":
+            tensors.pop("model.layers.0.mlp.down_proj.weight")
+        elif how == "shape":
+            tensors["model.norm.weight"] = torch.ones(3)
+        else:
+            tensors["model.norm.weight"] *= float("nan")
+        save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("garbage", "cannot load .*{role}: "),
+        ("cut", "cannot load .*{role}: "),
+        ("missing", r"cannot load .*{role}: its files lack 1 of the model's tensors: model.layers.0.mlp.down_proj"),
+        ("shape", "cannot load .*{role}: "),
+        ("nan", "{role} .*: LlamaForCausalLM gives logits that are not finite"),
+    ],
+)
+def test_damaged_weights_are_refused_in_one_line(saved, role, how, message):
+    spoil(saved / role, how)
+    with pytest.raises(InputError, match=message.format(role=role)) as error:
+        load_pair(saved / "target", saved / "draft")
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+def test_a_folder_that_is_not_there(saved):
+    with pytest.raises(InputError, match=r"cannot load \./nothere: there is no such folder"):
+        load_pair("./nothere", saved / "draft")
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import torch
 from refimpl import InputError, generate
 from refimpl.config import make_config
 from refimpl.engine import Engine
-from refimpl.kvstore import KVStore
+from refimpl.kvstore import KVStore, RowState
+from refimpl.layouts import RealignedLayout
 from refimpl.memory import GIB, free_bytes
 from refimpl.requests import prepare
 
@@ -59,6 +60,19 @@ def test_gathers_take_turns_in_two_buffers(llama, method):
     buffers = sum(buffer.numel() for buffer in (layout._buffer, layout._spare))
     slots = layout.num_slots(layout.pool.rows, 3, layout.pool.columns)
     assert layout.pool.data.numel() + buffers == slots * layout.shape.elements_per_token
+
+
+def test_buffers_grow_with_the_batch_and_stay_as_large(llama):
+    layout = RealignedLayout(llama.target.kv_shape, 4, 32, max_positions=256, tagged=False)
+    layout.pool.data.normal_()
+    layout.stored = dict.fromkeys(range(4), 4)
+    rows, seen = [RowState(slot, slot, 5, 4) for slot in range(4)], []
+    for members in ([0], [1], [0, 1, 2, 3], [3, 2, 1, 0], [2], [0, 3], [1, 2, 3, 0]):
+        layout.begin([rows[slot] for slot in members], span=3)
+        seen.append(layout.batch.data.data_ptr())
+        for place, slot in enumerate(members):
+            assert torch.equal(layout.read(place), layout.pool.data[:, :, :, slot, :4])
+    assert len(set(seen[2:])) == 2
 
 
 def test_what_is_free_is_the_default_bound(llama, monkeypatch):
