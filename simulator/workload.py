@@ -15,11 +15,9 @@ from refimpl.files import read_lines
 from simulator.errors import require
 from simulator.fields import Spec
 from simulator.kinds import ARRIVALS, LENGTHS
-from simulator.scenario import DEFAULT_BUDGET, Scenario
+from simulator.scenario import DEFAULT_BUDGET, MAX_BUDGET, Scenario
 from simulator.streams import REQUEST_BLOCK, Purpose, Streams
 from simulator.traces import ServiceTrace, parse_line, read_engine_trace, read_service_trace
-
-MAX_BUDGET = 2**20  # tokens; a number is drawn for each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +70,7 @@ def _budgets(scenario: Scenario, arrivals: ServiceTrace | None) -> np.ndarray:
     else:
         budgets = np.array([given or DEFAULT_BUDGET])
     longest = int(budgets.max())
-    require(
-        longest <= MAX_BUDGET, f"engine.max_new_tokens: a budget of {longest} tokens is too long: at most {MAX_BUDGET}"
-    )
+    require(longest <= MAX_BUDGET, f"the trace has a budget of {longest} tokens; at most {MAX_BUDGET} can be simulated")
     return budgets
 
 

@@ -20,7 +20,7 @@ from simulator.cost import make_cost
 from simulator.errors import InputError
 from simulator.fields import Spec
 from simulator.runner import simulate
-from simulator.scenario import Engine, Scenario, Study, Workload
+from simulator.scenario import MAX_BUDGET, Engine, Scenario, Study, Workload
 from simulator.streams import Purpose, Streams
 from simulator.traces import read_engine_trace, read_service_trace
 from simulator.workload import arrival_times, draw_lengths
@@ -200,8 +200,13 @@ def test_outputs_of_a_service_trace_are_cut_only_where_asked_and_that_is_told(tm
 def test_outputs_that_exceed_the_budget_are_told():
     workload = Workload(output_tokens=Spec.of("values", tokens=[100, 128, 129, 1000]))
     assert simulate(Scenario(study=Study(num_requests=8), workload=workload), 1)["cut_outputs"] == 4
-    with pytest.raises(InputError, match="budget of 1048577 tokens is too long"):
-        simulate(Scenario(engine=Engine(max_new_tokens=2**20 + 1)), 1)
+
+
+def test_budgets_are_bounded(tmp_path):
+    (tmp_path / "t.csv").write_text(f"time_s,prompt_tokens,output_tokens\n0,1,{MAX_BUDGET + 1}\n")
+    arrivals = Spec.of("trace", path=str(tmp_path / "t.csv"))
+    with pytest.raises(InputError, match=f"a budget of {MAX_BUDGET + 1} tokens; at most {MAX_BUDGET}"):
+        simulate(Scenario(study=Study(kind="open", num_requests=1, arrivals=arrivals)), 1)
 
 
 # --- acceptance --------------------------------------------------------------------------------------------------
