@@ -230,7 +230,8 @@ def sweep(
 
     Args:
         spec: from `load_sweep` or `build_sweep`.
-        out: folder of the finished scenarios; ``results.parquet`` there joins them.
+        out: folder of the finished scenarios, those of other sweeps too; ``results.parquet`` there joins those of the
+            last sweep.
         workers: processes on this machine (joblib), the results do not depend on it.
         dask: address of a Dask scheduler, or ``local`` for a cluster on this machine.
         progress: told (done, all) after every scenario.
@@ -238,6 +239,7 @@ def sweep(
     Raises:
         InputError: no files can be made in `out`, or no cluster answers at `dask`.
     """
+    COUNT.check(workers, "workers")
     out = Path(out)
     check_folder(out)
     (out / "scenarios").mkdir(parents=True, exist_ok=True)
@@ -290,16 +292,15 @@ def _execute(tasks: dict[str, Task], workers: int, dask: str | None) -> Iterator
     else:
         from joblib import Parallel, delayed
 
-        count = workers if workers > 0 else os.cpu_count() or 1
         jobs = (delayed(run_task)(key, task) for key, task in tasks.items())
-        yield from Parallel(n_jobs=count, return_as="generator_unordered")(jobs)
+        yield from Parallel(n_jobs=workers, return_as="generator_unordered")(jobs)
 
 
 def _execute_dask(tasks: dict[str, Task], address: str, workers: int) -> Iterator[tuple[str, pd.DataFrame]]:
     from distributed import Client, LocalCluster, as_completed
 
     local = address == "local"
-    cluster = LocalCluster(n_workers=max(workers, 1), threads_per_worker=1, dashboard_address=None) if local else None
+    cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) if local else None
     try:
         with Client(cluster or address, timeout="20s") as client:
             futures = client.map(run_task, list(tasks), list(tasks.values()), pure=False)
