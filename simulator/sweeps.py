@@ -244,7 +244,7 @@ def sweep(
     check_folder(out)
     (out / "scenarios").mkdir(parents=True, exist_ok=True)
     tasks = {task.key: task for task in spec.tasks}
-    missing = {key: task for key, task in tasks.items() if not _file(out, key).exists()}
+    missing = {key: task for key, task in tasks.items() if not _is_whole(_file(out, key))}
     finished = len(tasks) - len(missing)
     for key, frame in _execute(missing, workers, dask):
         _write(frame, _file(out, key), tasks[key])
@@ -258,6 +258,14 @@ def sweep(
 
 def _file(out: Path, key: str) -> Path:
     return out / "scenarios" / f"{key}.parquet"
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a scenario is finished: a file that a broken disk or copy has cut or changed is computed anew."""
+    try:
+        return not pd.read_parquet(path).empty
+    except (OSError, ValueError):  # the latter is what pyarrow says of files that are none of its own
+        return False
 
 
 def _write(frame: pd.DataFrame, path: Path, task: Task | None) -> None:

@@ -35,6 +35,7 @@ from simulator.parity import check_parity, replay_scenario
 from simulator.records import STAGES
 from simulator.runner import Progress, Results, run_parallel, simulate
 from simulator.scenario import Scenario
+from simulator.tables import read_table
 from simulator.traces import EngineTrace, read_engine_trace
 
 SCHEMA = "raggedspec.validation/2"
@@ -221,7 +222,7 @@ def read_validation(name: str = "cpu/tiny") -> Validation:
     """
     folder = VALIDATION / name
     require((folder / "validation.csv").is_file(), f"{folder / 'validation.csv'}: no such file; run validate --write")
-    frame = pd.read_csv(folder / "validation.csv", index_col="run")
+    frame = read_table(folder / "validation.csv").set_index("run")
     staged = [column for column in frame.columns if column.endswith("_stage_error")]
     stages = frame[staged].rename(columns=lambda column: column.removesuffix("_stage_error"))
     table = frame.drop(columns=staged)
