@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from scipy.special import betaln
 
 from simulator.errors import require
-from simulator.fields import Spec
+from simulator.fields import COUNT, Spec
 from simulator.model import simulate_once
 from simulator.parity import replay_scenario
 from simulator.traces import EngineTrace
@@ -119,7 +119,12 @@ def _compared(trace: EngineTrace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def fit_all(trace: EngineTrace, replications: int = 40) -> dict[str, Fit]:
-    """Fit every model and compare each with the trace."""
+    """Fit every model and compare each with the trace.
+
+    Raises:
+        InputError: no replications, or a trace without drafted tokens.
+    """
+    COUNT.check(replications, "replications")
     fitted = {
         "iid": fit_iid(trace),
         "profile": fit_profile(trace),

@@ -15,6 +15,7 @@ import pandas as pd
 
 from simulator.errors import InputError, require
 from simulator.fields import to_mapping
+from simulator.metrics import check_metric
 from simulator.runner import mean_interval, run_parallel, run_replication
 from simulator.scenario import Scenario, Study, from_data
 
@@ -122,6 +123,7 @@ def attribute(
         InputError: equal scenarios, different seeds, too many factors, or a mixture that is impossible.
     """
     require(replications >= 2, f"replications must be an integer ≥ 2 to attribute, not {replications!r}")
+    check_metric(metric)
     factors = differing_factors(a, b)
     names = list(factors)
     require(bool(names), "the scenarios do not differ in anything that matters")
@@ -151,7 +153,6 @@ def _evaluate(
             raise InputError(f"with only {', '.join(sorted(subset)) or 'nothing'} switched: {error}") from None
     jobs = [(scenario, index) for scenario in mixtures for index in range(replications)]
     done = list(run_parallel(run_replication, jobs, workers, {"keep_frames": False}))
-    require(metric in done[0].metrics, f"metric must be one of {', '.join(done[0].metrics)}, not {metric!r}")
     values = np.array([r.metrics[metric] for r in done]).reshape(len(subsets), replications)
     return dict(zip(subsets, values, strict=True))
 

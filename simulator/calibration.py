@@ -1,7 +1,6 @@
 """Measured costs of an engine's components: read, checked field by field, interpolated, never guessed."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,8 +10,10 @@ import numpy as np
 import pandas as pd
 
 from simulator.errors import InputError, require
+from simulator.fields import NON_NEGATIVE
 from simulator.folders import CALIBRATION
 from simulator.grids import Grid, make_grid
+from simulator.tables import read_mapping, read_table
 
 SCHEMA = "raggedspec.calibration/2"
 ORIGINS = ("measured", "published", "synthetic")
@@ -92,6 +93,7 @@ def load_calibration(name: str) -> Calibration:
 def _load(name: str, folder: Path, stamp: tuple[int, ...]) -> Calibration:
     text = (folder / "points.csv").read_bytes()
     meta = read_meta(folder / "meta.json", META_FIELDS, SCHEMA)
+    _check_numbers(meta, f"{folder / 'meta.json'}: ")
     require(meta["origin"] in ORIGINS, f"{folder / 'meta.json'}: origin must be one of {', '.join(ORIGINS)}")
     frame = _read_points(folder / "points.csv")
     keys = frame.groupby(["component", "layout"], sort=True)
@@ -99,10 +101,19 @@ def _load(name: str, folder: Path, stamp: tuple[int, ...]) -> Calibration:
     return Calibration(name, meta, grids, hashlib.sha256(text).hexdigest()[:16])
 
 
+def _check_numbers(meta: dict[str, Any], where: str) -> None:
+    for name in ("run_cv", "round_cv"):
+        NON_NEGATIVE.check(meta[name], f"{where}{name}")
+    for name in ("component_cv", "kv_bytes_per_token"):
+        require(isinstance(meta[name], dict), f"{where}{name} must be a mapping, not {meta[name]!r}")
+        for key, value in meta[name].items():
+            NON_NEGATIVE.check(value, f"{where}{name}.{key}")
+
+
 def read_meta(path: Path, names: tuple[str, ...], schema: str) -> dict[str, Any]:
     """Read a meta.json in which every field of `names` must stand."""
     require(path.is_file(), f"{path}: no such file")
-    meta = json.loads(path.read_text(encoding="utf-8"))
+    meta = read_mapping(path)
     missing = [name for name in names if name not in meta]
     require(not missing, f"{path}: missing {', '.join(missing)}")
     require(meta["schema"] == schema, f"{path}: schema must be {schema}, not {meta['schema']!r}")
@@ -110,7 +121,7 @@ def read_meta(path: Path, names: tuple[str, ...], schema: str) -> dict[str, Any]
 
 
 def _read_points(path: Path) -> pd.DataFrame:
-    frame = pd.read_csv(path)
+    frame = read_table(path)
     missing = [column for column in POINT_COLUMNS if column not in frame]
     require(not missing, f"{path}: missing column {', '.join(missing)} (units stand in the names)")
     unknown = sorted(set(frame["component"]) - set(COMPONENTS))

@@ -1,23 +1,32 @@
-"""The command line: readable tables on stdout, ``--json`` puts everything on one last line; bad input exits with 2."""
+"""Simulate batch speculative decoding: throughput, latency and memory of any layout and scheduler.
 
-import json
+Tables go to stdout; with --json they go to stderr, and stdout holds one line of JSON. Bad input exits with 2.
+"""
+
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from simulator.cli_output import print_json, progress, show, show_extrapolated, spare_inputs, tables
 from simulator.errors import InputError, require
 from simulator.scenario import Scenario, from_data, load_scenario, parse_yaml, set_path, to_mapping
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help=__doc__,
+)
 
 ScenarioPath = Annotated[Path | None, typer.Argument(help="scenario YAML; without it the defaults hold")]
 Sets = Annotated[list[str] | None, typer.Option("--set", "-s", help="PATH=VALUE, for example engine.batch_size=4")]
 Replications = Annotated[int, typer.Option("--replications", "-n", help="replications")]
-Workers = Annotated[int, typer.Option(help="worker processes; the results do not depend on it")]
-Json = Annotated[bool, typer.Option("--json", help="print a JSON object as the last line")]
+Workers = Annotated[int, typer.Option(min=1, help="worker processes; the results do not depend on it")]
+Json = Annotated[bool, typer.Option("--json", help="print one line of JSON; tables go to stderr")]
+INTERRUPTED = 130  # exit code
 SHOWN = (
     "tokens_per_s", "makespan_s", "completed", "censored", "cut_outputs", "latency_mean_s", "latency_p99_s",
     "first_token_p50_s", "per_token_mean_s", "rounds", "tokens_per_round", "occupancy", "grouping_rate", "draft_share",
@@ -37,7 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
         return 2
     except Exception as error:
-        return _usage_error(error)
+        code = _usage_error(error)
+    if code == INTERRUPTED:
+        print("interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 
@@ -50,8 +61,8 @@ def _usage_error(error: Exception) -> int:
     if "ClickException" in kinds:
         print(f"error: {error.format_message()}", file=sys.stderr)  # type: ignore[attr-defined]
         return 2
-    if "Abort" in kinds:
-        return 130
+    if "Abort" in kinds:  # other versions of typer return the code
+        return INTERRUPTED
     raise error
 
 
@@ -65,27 +76,10 @@ def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:
     return from_data(data)
 
 
-def print_json(data: dict[str, Any]) -> None:
-    """Print one line of JSON; numbers that are not finite become null."""
-    print(json.dumps(_finite(data), ensure_ascii=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    if isinstance(value, float):
-        return value if abs(value) < float("inf") else None
-    return value.item() if hasattr(value, "item") else value
-
-
-def show(frame: Any, digits: int = 4) -> None:
-    """Print a table with so many significant digits."""
-    print(frame.to_string(float_format=lambda value: f"{value:.{digits}g}", na_rep="–"))
-
-
-@app.command()
+@app.command(
+    epilog="Examples: [bold]python -m simulator run docs/scenario.yaml -s method=exspec --json[/bold]\n\n"
+    "[bold]python -m simulator run -s cost.kind=table -s cost.calibration=cpu/tiny[/bold]"
+)
 def run(
     scenario: ScenarioPath = None,
     sets: Sets = None,
@@ -96,28 +90,29 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Simulate one scenario and print each metric with its 95 % interval."""
-    from rich.progress import Progress
-
     from simulator.runner import simulate
 
     given = read_scenario(scenario, sets)
-    with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        shown = bar.add_task("replications", total=replications)
-        results = simulate(
-            given, replications, precision=precision, workers=workers, keep_frames=False,
-            progress=lambda done, planned: bar.update(shown, completed=done, total=planned),
-        )  # fmt: skip
-    summary = results.summary()
-    print(f"{given.name}: {len(results.replications)} replications, costs from {results.origin}")
-    show(summary if metrics else summary.loc[list(SHOWN)])
-    for what in results.extrapolated:
-        print(f"extrapolated: {what}")
+    with progress("replications") as tell:
+        results = simulate(given, replications, precision=precision, workers=workers, keep_frames=False, progress=tell)
+    summary, count = results.summary(), len(results.replications)
+    reached = results.relative_error("tokens_per_s")
+    with tables(as_json):
+        print(f"{given.name}: {count} replications, costs from {results.origin}")
+        show(summary if metrics else summary.loc[list(SHOWN)])
+        show_extrapolated(results.extrapolated)
+        if precision is not None and reached > precision:
+            print(
+                f"precision {precision:g} is not reached: after {count} replications tokens/s is known to {reached:.2g}"
+            )
     if as_json:
         head = {"scenario": given.name, "content_hash": given.content_hash, "origin": results.origin}
-        print_json(head | {"extrapolated": results.extrapolated, "metrics": summary.to_dict(orient="index")})
+        known = {} if precision is None else {"precision_reached": reached <= precision}
+        rest = {"extrapolated": results.extrapolated, "metrics": summary.to_dict(orient="index")}
+        print_json(head | known | rest)
 
 
-@app.command()
+@app.command(epilog="Example: [bold]python -m simulator compare docs/scenario.yaml -s method=exspec[/bold]")
 def compare(
     first: Annotated[Path, typer.Argument(help="scenario YAML a")],
     second: Annotated[Path | None, typer.Argument(help="scenario YAML b; without it a with --set")] = None,
@@ -131,38 +126,42 @@ def compare(
     from simulator.runner import compare as run_compare
 
     require(second is not None or bool(sets), "compare: give a second scenario, or changes with --set")
-    table = run_compare(load_scenario(first), read_scenario(second or first, sets), replications, workers=workers).table
-    show(table if metrics else table.loc[list(SHOWN)])
+    found = run_compare(load_scenario(first), read_scenario(second or first, sets), replications, workers=workers)
+    with tables(as_json):
+        show(found.table if metrics else found.table.loc[list(SHOWN)])
+        show_extrapolated(found.extrapolated)
     if as_json:
-        print_json({"metrics": table.to_dict(orient="index")})
+        print_json({"extrapolated": found.extrapolated, "metrics": found.table.to_dict(orient="index")})
 
 
-@app.command()
+@app.command(epilog="Example: [bold]python -m simulator sweep docs/sweep.yaml --out results/sweep[/bold]")
 def sweep(
     spec: Annotated[Path, typer.Argument(help="sweep YAML: base, replications, and grid, latin or sobol")],
-    out: Annotated[Path, typer.Option(help="folder of the results; started again, it skips what is there")],
+    out: Annotated[Path, typer.Option(help="folder of the results; what is there is not run again")],
     workers: Workers = 1,
     dask: Annotated[str | None, typer.Option(help="address of a Dask scheduler, or `local`")] = None,
-    metric: Annotated[str, typer.Option(help="metric of the Sobol indices")] = "tokens_per_s",
+    metric: Annotated[str | None, typer.Option(help="metric of the Sobol indices; without it tokens_per_s")] = None,
     as_json: Json = False,
 ) -> None:
-    """Run many scenarios, resumably; results as Parquet with config, seed, inputs and commit inside."""
-    from rich.progress import Progress
+    """Run many scenarios, resumably; results as Parquet with config, seed, inputs and commit inside.
 
+    Finished scenarios stay in OUT/scenarios, of other sweeps too. OUT/results.parquet joins those of the last sweep.
+    """
+    from simulator.metrics import check_metric
     from simulator.sweeps import load_sweep, sobol_indices
     from simulator.sweeps import sweep as run_sweep
 
     loaded = load_sweep(spec)
-    with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        shown = bar.add_task("scenarios", total=len(loaded.tasks))
-        frame = run_sweep(
-            loaded, out, workers=workers, dask=dask, progress=lambda done, all_: bar.update(shown, completed=done)
-        )
+    require(metric is None or loaded.sobol is not None, f"--metric {metric} is for sweeps of kind sobol: leave it out")
+    check_metric(metric or "tokens_per_s")
+    with progress("scenarios") as tell:
+        frame = run_sweep(loaded, out, workers=workers, dask=dask, progress=tell)
     scenarios = int(frame["key"].nunique())
-    print(f"{scenarios} scenarios, {len(frame)} replications in {out / 'results.parquet'}")
-    indices = sobol_indices(loaded, frame, metric) if loaded.sobol else None
-    if indices is not None:
-        show(indices)
+    indices = sobol_indices(loaded, frame, metric or "tokens_per_s") if loaded.sobol else None
+    with tables(as_json):
+        print(f"{scenarios} scenarios, {len(frame)} replications in {out / 'results.parquet'}")
+        if indices is not None:
+            show(indices)
     if as_json:
         print_json(
             {"scenarios": scenarios, "replications": len(frame)}
@@ -170,7 +169,9 @@ def sweep(
         )
 
 
-@app.command()
+@app.command(
+    epilog="Example: [bold]python -m simulator attribute docs/scenario.yaml -s method=exspec --plot gain.png[/bold]"
+)
 def attribute(
     first: Annotated[Path, typer.Argument(help="scenario YAML a")],
     second: Annotated[Path | None, typer.Argument(help="scenario YAML b; without it a with --set")] = None,
@@ -188,18 +189,21 @@ def attribute(
     a, b = load_scenario(first), read_scenario(second or first, sets)
     if plot:
         from simulator.plots import check_figure, save, waterfall
+        from simulator.provenance import input_files
 
         check_figure(plot)
+        spare_inputs(plot, [first, second or first, *input_files(a).values(), *input_files(b).values()])
     found = run_attribute(a, b, replications, metric=metric, workers=workers)
-    print(f"{metric}: a {found.a:.4g}, b {found.b:.4g}")
-    show(found.table)
+    with tables(as_json):
+        print(f"{metric}: a {found.a:.4g}, b {found.b:.4g}")
+        show(found.table)
     if plot:
         save(waterfall(found), str(plot))
     if as_json:
         print_json({"metric": metric, "a": found.a, "b": found.b, "factors": found.table.to_dict(orient="index")})
 
 
-@app.command()
+@app.command(epilog="Example: [bold]python -m simulator bench --repeats 3[/bold]")
 def bench(
     batch_size: Annotated[int, typer.Option(min=1, help="rows of a round")] = 4,
     repeats: Annotated[int, typer.Option(min=1, help="runs per window size; medians are printed")] = 5,
@@ -209,11 +213,12 @@ def bench(
     from simulator.bench import WINDOWS, measure_speed
 
     speeds = [measure_speed(window, batch_size, repeats) for window in WINDOWS]
-    for speed in speeds:
-        print(
-            f"window {speed.window_size}, batch {batch_size}: {speed.rounds_per_cpu_s:,.0f} rounds per CPU second, "
-            f"{speed.rounds_per_wall_s:,.0f} per wall-clock second"
-        )
+    with tables(as_json):
+        for speed in speeds:
+            print(
+                f"window {speed.window_size}, batch {batch_size}: {speed.rounds_per_cpu_s:,.0f} rounds per CPU second, "
+                f"{speed.rounds_per_wall_s:,.0f} per wall-clock second"
+            )
     if as_json:
         print_json(
             {

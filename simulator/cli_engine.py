@@ -1,15 +1,19 @@
 """The commands that read the engine's traces: trace, parity, validate, fit."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from refimpl.files import check_writable
-from simulator.cli import Json, Replications, ScenarioPath, Sets, Workers, app, print_json, read_scenario, show
+from simulator.cli import Json, Replications, ScenarioPath, Sets, Workers, app, read_scenario
+from simulator.cli_output import print_json, progress, show, spare_inputs, tables
+
+if TYPE_CHECKING:
+    from simulator.validation import Validation
 
 
-@app.command()
+@app.command(epilog="Example: [bold]python -m simulator trace docs/scenario.yaml --out trace.json[/bold]")
 def trace(
     scenario: ScenarioPath = None,
     out: Annotated[Path, typer.Option(help="Chrome-trace file to write")] = Path("trace.json"),
@@ -20,22 +24,22 @@ def trace(
 ) -> None:
     """Write one replication, or an engine trace, for chrome://tracing or ui.perfetto.dev."""
     from simulator.model import simulate_once
+    from simulator.provenance import input_files
     from simulator.trace_export import export_trace
     from simulator.traces import read_engine_trace
 
     check_writable(out)
-    source = (
-        read_engine_trace(engine)
-        if engine
-        else simulate_once(read_scenario(scenario, sets), replication, keep_rows=True)
-    )
+    given = read_scenario(scenario, sets)
+    spare_inputs(out, [path for path in (scenario, engine, *input_files(given).values()) if path])
+    source = read_engine_trace(engine) if engine else simulate_once(given, replication, keep_rows=True)
     count = export_trace(source, out)
-    print(f"{count} events in {out}")
+    with tables(as_json):
+        print(f"{count} events in {out}")
     if as_json:
         print_json({"events": count, "path": str(out)})
 
 
-@app.command()
+@app.command(epilog="Example: [bold]python -m simulator parity validation/cpu/tiny/eqspec-b3-k4-0.ndjson.gz[/bold]")
 def parity(
     traces: Annotated[list[Path], typer.Argument(help="engine traces")],
     as_json: Json = False,
@@ -50,14 +54,15 @@ def parity(
     found = [check_parity(path) for path in traces]
     table = pd.DataFrame([asdict(item) for item in found])
     table["trace"] = [Path(item.trace).name for item in found]
-    show(table.drop(columns="first_difference"))
-    for item in found:
-        if not item.exact:
-            print(f"{item.trace}: {item.first_difference}")
     share = sum(item.same_rows for item in found) / max(sum(item.rows for item in found), 1)
     moves = sum(item.same_moves for item in found) / max(sum(item.rounds for item in found), 1)
-    print(f"decision parity: {100 * share:.4g} % of {sum(item.rows for item in found)} row-rounds")
-    print(f"K/V moved, or not, as the engine did: {100 * moves:.4g} % of {sum(item.rounds for item in found)} rounds")
+    with tables(as_json):
+        show(table.drop(columns="first_difference"))
+        for item in found:
+            if not item.exact:
+                print(f"{item.trace}: {item.first_difference}")
+        print(f"decision parity: {100 * share:.4g} % of {sum(item.rows for item in found)} row-rounds")
+        print(f"K/V moved, or not, as the engine did: {100 * moves:.4g} % of {sum(i.rounds for i in found)} rounds")
     if as_json:
         print_json(
             {
@@ -71,7 +76,7 @@ def parity(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog="Example: [bold]python -m simulator validate --calibration cpu/tiny --workers 2[/bold]")
 def validate(
     calibration: Annotated[str, typer.Option(help="device/pair")] = "cpu/tiny",
     runs: Annotated[Path | None, typer.Option(help="folder of held-out traces; without it the shipped ones")] = None,
@@ -88,7 +93,24 @@ def validate(
     table = (runs or VALIDATION / calibration) / "validation.csv"
     if write:
         check_writable(table)
-    found = run_validate(calibration, runs, replications=replications, workers=workers)
+    with progress("held-out runs") as tell:
+        found = run_validate(calibration, runs, replications=replications, workers=workers, progress=tell)
+    with tables(as_json):
+        _show_validation(found)
+    if write:
+        write_table(found, table)
+        with tables(as_json):
+            print(f"written: {table.name}")
+    if as_json:
+        noise = {name: found.meta[name] for name in ("reference_cv", "drift_cv", "run_cv", "round_cv")}
+        print_json(
+            {"parity": found.parity, "coverage": found.coverage, "cost_coverage": found.cost_coverage, **noise}
+            | {"summary": found.summary.to_dict(orient="index"), "studies": found.studies.to_dict(orient="index")}
+            | {"runs": found.table.to_dict(orient="index")}
+        )
+
+
+def _show_validation(found: "Validation") -> None:
     columns = ["speed", "measured_s", "scheduler_error", "cost_error", "acceptance_error", "makespan_error"]
     show(found.table[[*columns, "in_cost_band", "in_band"]], 3)
     print("\nsigned error of each stage's seconds, with replayed acceptance (– where a stage is below 2 % of the run)")
@@ -105,19 +127,9 @@ def validate(
         f"±{100 * meta['reference_cv']:.2g} %, passes at reference speed ±{100 * meta['drift_cv']:.2g} %, one and the "
         f"same run ±{100 * meta['run_cv']:.2g} %, round ±{100 * meta['round_cv']:.2g} %"
     )
-    if write:
-        write_table(found, table)
-        print(f"written: {table.name}")
-    if as_json:
-        noise = {name: meta[name] for name in ("reference_cv", "drift_cv", "run_cv", "round_cv")}
-        print_json(
-            {"parity": found.parity, "coverage": found.coverage, "cost_coverage": found.cost_coverage, **noise}
-            | {"summary": found.summary.to_dict(orient="index"), "studies": found.studies.to_dict(orient="index")}
-            | {"runs": found.table.to_dict(orient="index")}
-        )
 
 
-@app.command()
+@app.command(epilog="Example: [bold]python -m simulator fit validation/cpu/tiny/fit/acceptance.ndjson.gz -n 20[/bold]")
 def fit(
     engine_trace: Annotated[Path, typer.Argument(help="engine trace")],
     replications: Replications = 40,
@@ -128,10 +140,11 @@ def fit(
     from simulator.traces import read_engine_trace
 
     fits = fit_all(read_engine_trace(engine_trace), replications)
-    for name, found in fits.items():
-        values = {key: value for key, value in found.spec.values if key != "path"}
-        print(f"{name} {values}, log-likelihood {found.log_likelihood:.1f}")
-        show(found.table)
+    with tables(as_json):
+        for name, found in fits.items():
+            values = {key: value for key, value in found.spec.values if key != "path"}
+            print(f"{name} {values}, log-likelihood {found.log_likelihood:.1f}")
+            show(found.table)
     if as_json:
         print_json(
             {

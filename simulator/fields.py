@@ -25,18 +25,21 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a number may be: `low` ≤ value ≤ `high`; `low` itself is excluded when `open_low`."""
+    """What a number may be: `low` ≤ value ≤ `high`; without `low` when `open_low`, finite unless `infinite`."""
 
     low: float = -math.inf
     high: float = math.inf
     open_low: bool = False
     integer: bool = False
+    infinite: bool = False
 
     def check(self, value: Any, where: str) -> Any:
         """Return the value as Python's own number, or raise InputError that names the field and the range."""
         value = plain(value)
         kinds = int if self.integer else (int, float)
-        right = isinstance(value, kinds) and not isinstance(value, bool) and not math.isnan(value)
+        endless = isinstance(value, float) and math.isinf(value)
+        require(self.infinite or not endless, f"{where} must be finite, not {value!r}")
+        right = isinstance(value, kinds) and not isinstance(value, bool)  # NaN is inside of no range
         inside = right and self.low <= value <= self.high and not (self.open_low and value == self.low)
         require(inside, f"{where} must be {self}, not {value!r}")
         return value
@@ -45,8 +48,8 @@ class Range:
         noun = "an integer" if self.integer else "a number"
         relation = ">" if self.open_low else "≥"
         if self.high == math.inf:
-            return noun if self.low == -math.inf else f"{noun} {relation} {self.low:g}"
-        return f"{noun} in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
+            return noun if self.low == -math.inf else f"{noun} {relation} {self.low}"
+        return f"{noun} in {'(' if self.open_low else '['}{self.low}, {self.high}]"
 
 
 POSITIVE = Range(0, open_low=True)
@@ -142,7 +145,8 @@ def check_spec(spec: Any, kinds: Kinds, where: str) -> None:
         if name in given:
             _check_value(given[name], rule[0] if optional else rule, f"{where}.{name}")
         else:
-            require(optional, f"{where}.{name} is missing: {spec.kind} needs {', '.join(known)}")
+            needed = ", ".join(other for other, rule in known.items() if not isinstance(rule, tuple))
+            require(optional, f"{where}.{name} is missing: {spec.kind} needs {needed}")
 
 
 def _check_value(value: Any, rule: Any, where: str) -> None:

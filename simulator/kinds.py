@@ -61,11 +61,18 @@ COST: Kinds = {
         "realign_s_per_row": (NON_NEGATIVE, 0.0),
         "concat_base_s": (NON_NEGATIVE, 0.0),
         "split_base_s": (NON_NEGATIVE, 0.0),
-        "move_bytes_per_s": (POSITIVE, float("inf")),
+        "move_bytes_per_s": (Range(0, open_low=True, infinite=True), float("inf")),
         "kv_bytes_per_token": (NON_NEGATIVE, 0.0),
         "host_base_s": (NON_NEGATIVE, 0.0),
         "host_s_per_row": (NON_NEGATIVE, 0.0),
         "noise_cv": (NON_NEGATIVE, 0.0),
         "run_cv": (NON_NEGATIVE, 0.0),
     },
+}
+KINDS = {  # setting -> its kinds
+    "study.arrivals": ARRIVALS,
+    "workload.prompt_tokens": LENGTHS,
+    "workload.output_tokens": LENGTHS,
+    "acceptance": ACCEPTANCE,
+    "cost": COST,
 }

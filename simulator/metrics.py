@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from simulator.errors import require
 from simulator.memory import run_slots
 from simulator.model import Simulation
 from simulator.records import STAGES, Columns
-from simulator.scenario import Service
+from simulator.scenario import Scenario, Service, Study
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_MSER_BATCHES = 20
@@ -116,6 +117,19 @@ def measure(simulation: Simulation) -> dict[str, float]:
     }
     result |= _latencies(done, simulation.scenario.service, span_s)
     return result | _rounds(simulation, rounds, span_s) | _rows(rounds, requests)
+
+
+@lru_cache(maxsize=1)
+def metric_names() -> tuple[str, ...]:
+    """Names of all metrics, in the order of `measure`."""
+    simulation = Simulation(Scenario(study=Study(num_requests=1)))
+    simulation.run()
+    return tuple(measure(simulation))
+
+
+def check_metric(name: str) -> None:
+    """Raise InputError, before any work is done, unless there is a metric of that name."""
+    require(name in metric_names(), f"metric must be one of {', '.join(metric_names())}, not {name!r}")
 
 
 def _latencies(done: Columns, service: Service, span_s: float) -> dict[str, float]:

@@ -38,24 +38,32 @@ def library_versions(names: tuple[str, ...] = ("numpy", "pandas", "scipy", "simp
     return found
 
 
-def input_digests(scenario: Scenario) -> dict[str, str]:
-    """Digest of every file that a scenario reads, by the setting that names it."""
+def input_files(scenario: Scenario) -> dict[str, Path]:
+    """Every file that a scenario reads, by the setting that names it."""
     specs = {
         "prompt_tokens": scenario.workload.prompt_tokens,
         "output_tokens": scenario.workload.output_tokens,
         "arrivals": scenario.study.arrivals,
         "acceptance": scenario.acceptance,
     }
-    digests = {name: _digest(Path(path)) for name, spec in specs.items() if (path := _path_of(spec))}
+    files = {name: _found(Path(path)) for name, spec in specs.items() if (path := _path_of(spec))}
     if scenario.cost.kind == "table":
-        digests["calibration"] = _digest(find_calibration(scenario.cost["calibration"]) / "points.csv")
-    return digests
+        files["calibration"] = find_calibration(scenario.cost["calibration"]) / "points.csv"
+    return files
+
+
+def input_digests(scenario: Scenario) -> dict[str, str]:
+    """Digest of every file that a scenario reads, by the setting that names it."""
+    return {name: _digest(path) for name, path in input_files(scenario).items()}
 
 
 def _path_of(spec: Spec) -> Any:
     return dict(spec.values).get("path")
 
 
+def _found(path: Path) -> Path:
+    return next((p for p in (path, DATA / path) if p.is_file()), path)
+
+
 def _digest(path: Path) -> str:
-    found = next((p for p in (path, DATA / path) if p.is_file()), None)
-    return hashlib.sha256(found.read_bytes()).hexdigest()[:16] if found else "missing"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else "missing"

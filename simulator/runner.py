@@ -1,7 +1,6 @@
 """Replications, intervals, sequential stopping, and paired comparison."""
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -12,7 +11,7 @@ from scipy.special import stdtrit
 
 from simulator.errors import require
 from simulator.fields import COUNT
-from simulator.metrics import Frames, frames_of, measure
+from simulator.metrics import Frames, check_metric, frames_of, measure
 from simulator.model import Simulation
 from simulator.scenario import Scenario
 
@@ -73,6 +72,10 @@ class Results:
     def __getitem__(self, metric: str) -> float:
         return float(self.metrics[metric].mean())
 
+    def relative_error(self, metric: str) -> float:
+        """Half the width of the 95 % interval of a metric over its mean; NaN for a single replication."""
+        return _relative_error(self.replications, metric)
+
 
 def summarize(frame: pd.DataFrame, level: float) -> pd.DataFrame:
     """Mean, interval and count of every column."""
@@ -132,9 +135,10 @@ def simulate(
     replications = COUNT.check(replications, "replications")
     require(precision is None or 0 < precision < 1, f"precision must be a share in (0, 1), not {precision!r}")
     require(precision is None or replications >= 2, "precision needs at least 2 replications to begin with")
+    check_metric(metric)
     run = _Runner(scenario, workers, keep_frames, keep_rows, progress)
     done = run(range(replications), replications)
-    while precision is not None and not _precise(done, metric, precision) and len(done) < max_replications:
+    while precision is not None and len(done) < max_replications and not _relative_error(done, metric) <= precision:
         batch = range(len(done), min(max_replications, len(done) + max(workers, len(done) // 2)))
         done += run(batch, batch.stop)
     return Results(scenario, tuple(done))
@@ -166,22 +170,21 @@ def run_parallel(
 
     Args:
         function, arguments: what is called, and on what.
-        workers: processes; 1 for none but this one, 0 for one a core.
+        workers: processes; 1 for none but this one.
         settings: keywords of every call.
     """
+    COUNT.check(workers, "workers")
     if workers == 1:
         yield from (function(*given, **settings) for given in arguments)
         return
     from joblib import Parallel, delayed
 
-    count = os.cpu_count() or 1 if workers < 1 else workers
-    yield from Parallel(n_jobs=count, return_as="generator")(delayed(function)(*g, **settings) for g in arguments)
+    yield from Parallel(n_jobs=workers, return_as="generator")(delayed(function)(*g, **settings) for g in arguments)
 
 
-def _precise(done: list[Replication], metric: str, precision: float) -> bool:
-    require(metric in done[0].metrics, f"metric must be one of {', '.join(done[0].metrics)}, not {metric!r}")
+def _relative_error(done: Sequence[Replication], metric: str) -> float:
     mean, low, _, _ = mean_interval(np.array([r.metrics[metric] for r in done]), 0.95)
-    return mean - low <= precision * abs(mean)
+    return (mean - low) / abs(mean) if mean else mean - low
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +199,11 @@ class Comparison:
     a: Results
     b: Results
     level: float = 0.95
+
+    @property
+    def extrapolated(self) -> tuple[str, ...]:
+        """What lay outside the calibrated range in either."""
+        return tuple(sorted({*self.a.extrapolated, *self.b.extrapolated}))
 
     @cached_property
     def table(self) -> pd.DataFrame:

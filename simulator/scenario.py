@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -26,9 +27,10 @@ from simulator.fields import (
     spec_field,
     to_mapping,
 )
-from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, LENGTHS, METHODS
+from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, KINDS, LENGTHS, METHODS
 
 DEFAULT_BUDGET = 128
+MAX_BUDGET = 2**18  # tokens; a number is drawn for each of them, for hundreds of requests at a time
 IGNORED = {  # kind of study -> settings that have no effect there
     "offline": ("duration_s", "clients", "think_time_s", "arrivals"),
     "open": ("clients", "think_time_s"),
@@ -100,7 +102,7 @@ class Engine:
     Attributes:
         batch_size: rows a round runs at most, B.
         window_size: sequences a grouped scheduler chooses from; None for 4 · B.
-        aging_bound: rounds after which a passed-over sequence is due; None for eight turns of the window.
+        aging_bound: rounds after which a passed-over sequence is due; None for eight turns of the window, inf never.
         num_speculative_tokens: drafts per row and round at most, k.
         max_new_tokens: budget per sequence; None for what each request of a service trace has generated, and for
             `DEFAULT_BUDGET` where no trace says. An engine trace brings the budgets of its own run.
@@ -111,9 +113,9 @@ class Engine:
     scheduler: SchedulerName = "fifo"
     batch_size: int = number_field(Range(1, 4096, integer=True), 8)
     window_size: int | None = number_field(COUNT, None)
-    aging_bound: float | None = number_field(NON_NEGATIVE, None)
+    aging_bound: float | None = number_field(Range(0, infinite=True), None)
     num_speculative_tokens: int = number_field(Range(0, MAX_SPECULATIVE_TOKENS, integer=True), 5)
-    max_new_tokens: int | None = number_field(COUNT, None)
+    max_new_tokens: int | None = number_field(Range(1, MAX_BUDGET, integer=True), None)
     compaction_threshold: float = number_field(Range(0, 1, open_low=True), 0.25)
 
     def __post_init__(self) -> None:
@@ -161,7 +163,7 @@ class Switches:
     k_policy: Literal["per_row", "batch_min"] = "per_row"
     k_by_load: tuple[tuple[int, int], ...] = ()
     wait_for_rows: int = number_field(COUNT, 1)
-    wait_at_most_s: float = number_field(NON_NEGATIVE, float("inf"))
+    wait_at_most_s: float = number_field(Range(0, infinite=True), float("inf"))
     keep_bonus: bool = True
     draft_cache: bool = True
     group_key: Literal["length_and_lag", "padded_length"] = "length_and_lag"
@@ -173,6 +175,9 @@ class Switches:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        require(
+            isinstance(self.k_by_load, tuple), f"k_by_load must be a list of pairs (rows, k), not {self.k_by_load!r}"
+        )
         for i, pair in enumerate(self.k_by_load):
             require(
                 isinstance(pair, tuple) and len(pair) == 2, f"k_by_load[{i}] must be a pair (rows, k), not {pair!r}"
@@ -227,6 +232,11 @@ class Scenario:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        weightless = self.cost.kind == "linear" and self.cost.resolved(COST)["kv_bytes_per_token"] == 0
+        require(
+            self.service.kv_capacity_bytes is None or not weightless,
+            "service.kv_capacity_bytes has no effect while cost.kv_bytes_per_token is 0: give the bytes of a token",
+        )
 
     @property
     def content_hash(self) -> str:
@@ -235,7 +245,7 @@ class Scenario:
 
     def to_yaml(self) -> str:
         """YAML text that `from_yaml` reads back to an equal scenario."""
-        return yaml.safe_dump(to_mapping(self), sort_keys=False, allow_unicode=True)
+        return yaml.dump(to_mapping(self), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
     def save(self, path: str | Path) -> None:
         """Write the YAML file, whole or not at all."""
@@ -257,7 +267,7 @@ def content_hash(data: Any) -> str:
 def set_path(data: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted path in nested mappings; ``method`` stands for the layout, scheduler and so on that it names.
 
-    With another kind of study goes what that kind would ignore.
+    With another kind goes what that kind does not know: parameters, and settings of a study.
 
     Raises:
         InputError: no such path.
@@ -273,14 +283,23 @@ def set_path(data: dict[str, Any], path: str, value: Any) -> None:
     known = isinstance(here, dict) and (last in here or "kind" in here)
     require(known, f"{path}: no such setting; allowed: {', '.join(here) if isinstance(here, dict) else 'nothing'}")
     here[last] = value
-    if path == "study.kind" and value in IGNORED:
-        here.update({item.name: as_data(item.default) for item in fields(Study) if item.name in IGNORED[value]})
+    if last == "kind":
+        _drop_unknown(here, ".".join(parents), str(value))
 
 
-def resolve_method(name: str) -> dict[str, Any]:
+def _drop_unknown(here: dict[str, Any], path: str, kind: str) -> None:
+    """Leave to the setting at `path`, which is now of another kind, what that kind knows."""
+    if path == "study":
+        here.update({item.name: as_data(item.default) for item in fields(Study) if item.name in IGNORED.get(kind, ())})
+    elif kind in KINDS[path]:
+        for name in set(here) - {"kind", *KINDS[path][kind]}:
+            del here[name]
+
+
+def resolve_method(name: Any) -> dict[str, Any]:
     """Engine settings behind a method's name, or behind ``layout+scheduler``."""
-    if name in METHODS:
-        return dict(METHODS[name])
+    if str(name) in METHODS:
+        return dict(METHODS[str(name)])
     layout, _, scheduler = str(name).partition("+")
     known = layout in LAYOUTS and scheduler in SCHEDULERS
     allowed = f"{', '.join(METHODS)}, or LAYOUT+SCHEDULER of {'|'.join(LAYOUTS)} and {'|'.join(SCHEDULERS)}"
@@ -296,11 +315,28 @@ def from_data(data: Any) -> Scenario:
     return from_mapping(Scenario, data)
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as a number, as YAML 1.2 does; PyYAML knows the older 1.0e-3 only."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that `_Loader` would take for numbers."""
+
+
+EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
+for yaml_class in (_Loader, _Dumper):
+    yaml_class.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))  # type: ignore[attr-defined]
+
+
 def parse_yaml(text: str, where: str) -> Any:
     """Plain data in a YAML text; raises InputError, one line that starts with `where`, if it is none."""
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        parts = [part for part in (error.context, error.problem) if part]
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError(f"{where}: not YAML: {': '.join(parts)}{line}") from None
+    except (yaml.YAMLError, ValueError) as error:  # the latter for dates that are none
         raise InputError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
 
 

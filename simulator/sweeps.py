@@ -230,7 +230,8 @@ def sweep(
 
     Args:
         spec: from `load_sweep` or `build_sweep`.
-        out: folder of the finished scenarios; ``results.parquet`` there joins them.
+        out: folder of the finished scenarios, those of other sweeps too; ``results.parquet`` there joins those of the
+            last sweep.
         workers: processes on this machine (joblib), the results do not depend on it.
         dask: address of a Dask scheduler, or ``local`` for a cluster on this machine.
         progress: told (done, all) after every scenario.
@@ -238,11 +239,12 @@ def sweep(
     Raises:
         InputError: no files can be made in `out`, or no cluster answers at `dask`.
     """
+    COUNT.check(workers, "workers")
     out = Path(out)
     check_folder(out)
     (out / "scenarios").mkdir(parents=True, exist_ok=True)
     tasks = {task.key: task for task in spec.tasks}
-    missing = {key: task for key, task in tasks.items() if not _file(out, key).exists()}
+    missing = {key: task for key, task in tasks.items() if not _is_whole(_file(out, key))}
     finished = len(tasks) - len(missing)
     for key, frame in _execute(missing, workers, dask):
         _write(frame, _file(out, key), tasks[key])
@@ -256,6 +258,14 @@ def sweep(
 
 def _file(out: Path, key: str) -> Path:
     return out / "scenarios" / f"{key}.parquet"
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a scenario is finished: a file that a broken disk or copy has cut or changed is computed anew."""
+    try:
+        return not pd.read_parquet(path).empty
+    except (OSError, ValueError):  # the latter is what pyarrow says of files that are none of its own
+        return False
 
 
 def _write(frame: pd.DataFrame, path: Path, task: Task | None) -> None:
@@ -290,16 +300,15 @@ def _execute(tasks: dict[str, Task], workers: int, dask: str | None) -> Iterator
     else:
         from joblib import Parallel, delayed
 
-        count = workers if workers > 0 else os.cpu_count() or 1
         jobs = (delayed(run_task)(key, task) for key, task in tasks.items())
-        yield from Parallel(n_jobs=count, return_as="generator_unordered")(jobs)
+        yield from Parallel(n_jobs=workers, return_as="generator_unordered")(jobs)
 
 
 def _execute_dask(tasks: dict[str, Task], address: str, workers: int) -> Iterator[tuple[str, pd.DataFrame]]:
     from distributed import Client, LocalCluster, as_completed
 
     local = address == "local"
-    cluster = LocalCluster(n_workers=max(workers, 1), threads_per_worker=1, dashboard_address=None) if local else None
+    cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) if local else None
     try:
         with Client(cluster or address, timeout="20s") as client:
             futures = client.map(run_task, list(tasks), list(tasks.values()), pure=False)

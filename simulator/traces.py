@@ -1,8 +1,6 @@
 """Traces: what the engine did round by round, and what services have seen arrive."""
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,18 +11,27 @@ import numpy as np
 import pandas as pd
 
 from simulator.errors import InputError, require
+from simulator.fields import COUNT, WHOLE
 from simulator.folders import DATA
+from simulator.tables import read_table, read_text
 
 ENGINE_SCHEMA = "raggedspec.trace/1"
 HEADER_FIELDS = (
     "method", "layout", "scheduler", "batch_size", "window_size", "aging_bound", "num_speculative_tokens",
     "max_new_tokens", "num_sequences", "prompt_lens", "device", "pair",
 )  # fmt: skip
-EACH_FIELDS = ("prompt_lens", "max_new_tokens_each", "num_speculative_tokens_each")  # a number per sequence
+EACH_FIELDS = (
+    "prompt_lens",
+    "output_lens",
+    "max_new_tokens_each",
+    "num_speculative_tokens_each",
+)  # a number per sequence
+NUMBER_FIELDS = {"batch_size": COUNT, "num_sequences": COUNT, "max_new_tokens": COUNT, "num_speculative_tokens": WHOLE}
 ROW_FIELDS = (
     "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "next_token",
     "finished", "draft_s", "verify_s", "realign_s", "prefill_s", "host_s", "round_s",
 )  # fmt: skip
+COUNTS = ("round", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept")
 STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
 
 SERVICE_COLUMNS = {  # format -> (time column, prompt column, output column, seconds per unit of time)
@@ -108,35 +115,52 @@ class EngineTrace:
 
 @lru_cache(maxsize=32)
 def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
-    lines = [line for line in _read_text(path).split("\n") if line.strip()]
+    lines = [line for line in read_text(Path(path)).split("\n") if line.strip()]
     require(len(lines) > 1, f"{path}: holds no rounds")
     header = parse_line(path, 1, lines[0])
     require(
         header.get("schema") == ENGINE_SCHEMA, f"{path}:1: schema must be {ENGINE_SCHEMA}, not {header.get('schema')!r}"
     )
     _require_fields(path, 1, header, HEADER_FIELDS)
+    for name, limits in NUMBER_FIELDS.items():
+        limits.check(header[name], f"{path}:1: {name}")
     for name in EACH_FIELDS:
-        complete = name not in header or len(header[name]) == header["num_sequences"]
+        each = header.get(name)
+        complete = name not in header or (isinstance(each, list) and len(each) == header["num_sequences"])
         require(complete, f"{path}:1: {name} must hold {header['num_sequences']} numbers, one per sequence")
     records = [parse_line(path, number, line) for number, line in enumerate(lines[1:], start=2)]
     for number, record in enumerate(records, start=2):
         _require_fields(path, number, record, ROW_FIELDS)
-    return EngineTrace(path, header, pd.DataFrame.from_records(records, columns=[*ROW_FIELDS, "num_moves"]))
+    return EngineTrace(path, header, _frame(path, header, records))
 
 
-def _read_text(path: str) -> str:
-    try:
-        raw = Path(path).read_bytes()
-        return (gzip.decompress(raw) if path.endswith(".gz") else raw).decode("utf-8")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+def _frame(path: str, header: dict[str, Any], records: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows as a table, once their numbers are possible and no sequence breaks off."""
+    frame = pd.DataFrame.from_records(records, columns=[*ROW_FIELDS, "num_moves"])
+    for name in (*COUNTS, *STAGES, "round_s"):
+        numbers = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
+        whole = numbers % 1 == 0 if name in COUNTS else np.isfinite(numbers)
+        _require_rows(path, whole & (numbers >= 0), f"{name} must be a {'whole ' * (name in COUNTS)}number ≥ 0")
+    _require_rows(path, frame["accepted"] <= frame["drafted"], "accepted must be at most drafted")
+    _require_rows(path, frame["sequence"] < header["num_sequences"], "sequence must be below num_sequences")
+    made = frame.groupby("sequence")["kept"].sum().reindex(range(header["num_sequences"]), fill_value=0)
+    ended = frame.groupby("sequence")["finished"].last().reindex(made.index, fill_value=False)
+    cut = ended.index[made != header["output_lens"] if "output_lens" in header else ~ended.astype(bool)]
+    require(len(cut) == 0, f"{path}: breaks off: sequence {cut[0] if len(cut) else 0} has not all of its rounds")
+    return frame
+
+
+def _require_rows(path: str, right: Any, message: str) -> None:
+    bad = np.flatnonzero(~np.asarray(right))
+    require(bad.size == 0, f"{path}:{bad[0] + 2 if bad.size else 0}: {message}")
 
 
 def read_engine_trace(path: str | Path) -> EngineTrace:
     """Read a trace that ``python -m refimpl … --trace`` wrote; what is not found is sought in the shipped data.
 
     Raises:
-        InputError: no such file, another schema, or a missing field; names file, line and field.
+        InputError: no such file, another schema, a missing field, an impossible number, or rounds that are missing at
+            the end; names file, line and field.
     """
     found = next((p for p in (Path(path), DATA / path) if p.is_file()), None)
     if found is None:
@@ -181,11 +205,7 @@ def read_service_trace(path: str | Path, layout: str = "auto") -> ServiceTrace:
     """
     path = Path(path)
     require(path.is_file(), f"{path}: no such trace")
-    lines = path.suffix in (".jsonl", ".ndjson")
-    try:
-        frame = pd.read_json(path, lines=True, dtype=False) if lines else pd.read_csv(path)
-    except ValueError as error:
-        raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    frame = read_table(path)
     name = _detect(path, frame, layout)
     time_column, prompt_column, output_column, unit_s = SERVICE_COLUMNS[name]
     time_s = _times(path, frame[time_column]) * unit_s

@@ -33,8 +33,9 @@ from simulator.fields import Spec
 from simulator.folders import VALIDATION
 from simulator.parity import check_parity, replay_scenario
 from simulator.records import STAGES
-from simulator.runner import Results, run_parallel, simulate
+from simulator.runner import Progress, Results, run_parallel, simulate
 from simulator.scenario import Scenario
+from simulator.tables import read_table
 from simulator.traces import EngineTrace, read_engine_trace
 
 SCHEMA = "raggedspec.validation/2"
@@ -94,6 +95,7 @@ def validate(
     replications: int = 200,
     workers: int = 1,
     runs: slice = slice(None),
+    progress: Progress | None = None,
 ) -> Validation:
     """Compare the simulator with the held-out runs of a calibration.
 
@@ -103,6 +105,7 @@ def validate(
         replications: per run, for the bands.
         workers: processes; the results do not depend on it.
         runs: which of the held-out runs, in order of their names.
+        progress: told (done, planned) after every run.
 
     Raises:
         InputError: no traces, missing fields, or traces of another pair.
@@ -117,7 +120,11 @@ def validate(
     require((folder / FIT).is_file(), f"{folder / FIT}: no trace to fit acceptance to")
     cost, fit = Spec.of("table", calibration=calibration), str(folder / FIT)
     jobs = [(trace, cost, fit, replications, meta["reference_s"]) for trace in traces]
-    lines = list(run_parallel(_judge, jobs, workers, {}))
+    lines = []
+    for line in run_parallel(_judge, jobs, workers, {}):
+        lines.append(line)
+        if progress:
+            progress(len(lines), len(jobs))
     table = pd.DataFrame([line for line, _ in lines]).set_index("run")
     stages = pd.DataFrame([stage for _, stage in lines]).set_index("run")
     return Validation(table, stages, float(table["same_rows"].sum() / table["rows"].sum()), meta)
@@ -215,7 +222,7 @@ def read_validation(name: str = "cpu/tiny") -> Validation:
     """
     folder = VALIDATION / name
     require((folder / "validation.csv").is_file(), f"{folder / 'validation.csv'}: no such file; run validate --write")
-    frame = pd.read_csv(folder / "validation.csv", index_col="run")
+    frame = read_table(folder / "validation.csv").set_index("run")
     staged = [column for column in frame.columns if column.endswith("_stage_error")]
     stages = frame[staged].rename(columns=lambda column: column.removesuffix("_stage_error"))
     table = frame.drop(columns=staged)

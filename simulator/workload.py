@@ -15,11 +15,10 @@ from refimpl.files import read_lines
 from simulator.errors import require
 from simulator.fields import Spec
 from simulator.kinds import ARRIVALS, LENGTHS
-from simulator.scenario import DEFAULT_BUDGET, Scenario
+from simulator.scenario import DEFAULT_BUDGET, MAX_BUDGET, Scenario
 from simulator.streams import REQUEST_BLOCK, Purpose, Streams
+from simulator.tables import read_table
 from simulator.traces import ServiceTrace, parse_line, read_engine_trace, read_service_trace
-
-MAX_BUDGET = 2**20  # tokens; a number is drawn for each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,7 @@ def _budgets(scenario: Scenario, arrivals: ServiceTrace | None) -> np.ndarray:
     else:
         budgets = np.array([given or DEFAULT_BUDGET])
     longest = int(budgets.max())
-    require(
-        longest <= MAX_BUDGET, f"engine.max_new_tokens: a budget of {longest} tokens is too long: at most {MAX_BUDGET}"
-    )
+    require(longest <= MAX_BUDGET, f"the trace has a budget of {longest} tokens; at most {MAX_BUDGET} can be simulated")
     return budgets
 
 
@@ -122,10 +119,10 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
     if kind == "spec_bench":
         characters = np.array([len(turn) for turn in _first_turns(path)])
         return np.maximum(1, np.round(characters / settings["characters_per_token"])).astype(int)
-    frame = pd.read_json(path, lines=True) if path.suffix == ".jsonl" else pd.read_csv(path)
+    frame = read_table(path)
     column = settings["column"]
     require(column in frame, f"{path}: no column {column!r}; it has {', '.join(frame.columns)}")
-    lengths = frame[column].to_numpy()
+    lengths = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=float)
     require(bool(np.all(lengths >= 1)), f"{path}: {column} must be at least 1 token throughout")
     return lengths.astype(int)
 

@@ -1,9 +1,12 @@
 """The command line, the fits, parity, exports and plots."""
 
+import gzip
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,15 +14,17 @@ import yaml
 from synthetic_inputs import HEADER, LINES, write_engine_trace
 
 from simulator.acceptance_fit import fit_all, fit_beta, fit_iid, fit_markov, fit_profile
-from simulator.cli import main
+from simulator.cli import app, main
 from simulator.fields import Spec
 from simulator.model import simulate_once
 from simulator.parity import check_parity, compare_rows
-from simulator.scenario import Engine, Scenario, Study, Workload
+from simulator.runner import simulate
+from simulator.scenario import Engine, Scenario, Study, Workload, load_scenario
 from simulator.trace_export import export_trace
 from simulator.traces import EngineTrace, read_engine_trace
-from simulator.validation import read_validation, write_table
+from simulator.validation import read_validation, validate, write_table
 
+COMMANDS = [found.name or found.callback.__name__ for found in app.registered_commands]
 SCENARIO = Scenario(
     name="small",
     study=Study(num_requests=8),
@@ -36,8 +41,9 @@ def path(tmp_path):
 
 
 def run_json(capsys, *arguments):
+    """Exit code and what `jq` would read: with --json, stdout holds nothing else."""
     code = main([*arguments, "--json"])
-    return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+    return code, json.loads(capsys.readouterr().out)
 
 
 def test_run(capsys, path):
@@ -111,6 +117,8 @@ def test_bench(capsys):
         (["run", "-s", "cost={kind: table, calibration: mars/tiny}"], "calibration 'mars/tiny' not found"),
         (["run", "-n", "0"], "replications must be an integer ≥ 1"),
         (["run", "--precision", "2"], "precision must be a share in (0, 1)"),
+        (["run", "--precision", "0.1", "--workers", "0"], "Invalid value for '--workers'"),
+        (["fit", "validation/cpu/tiny/fit/acceptance.ndjson.gz", "-n", "0"], "replications must be an integer ≥ 1"),
         (["runn"], "No such command 'runn'"),
         (["run", "--replicas", "2"], "No such option"),
         (["parity", "none.ndjson"], "none.ndjson: no such trace"),
@@ -127,6 +135,91 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, message):
     assert error.startswith("error: ")
     assert message in error
     assert "\n" not in error
+
+
+def test_tables_are_seen_with_and_without_json(capsys, path):
+    assert main(["run", path, "-n", "1", "--json"]) == 0
+    beside = capsys.readouterr().err
+    assert main(["run", path, "-n", "1"]) == 0
+    assert capsys.readouterr() == (beside, "")
+    assert "tokens_per_s" in beside
+
+
+def test_no_command_overwrites_what_it_reads(capsys, path, engine_trace, tmp_path):
+    before = engine_trace.read_bytes()
+    replay = [f"acceptance={{kind: replay, path: {engine_trace}}}"]
+    (tmp_path / "link.svg").symlink_to(engine_trace)
+    for arguments in (
+        ["trace", "--engine", str(engine_trace), "--out", str(engine_trace)],
+        ["trace", "-s", *replay, "--out", str(engine_trace)],
+        ["trace", path, "--out", path],
+        ["attribute", path, "-s", *replay, "--plot", str(tmp_path / "link.svg")],
+    ):
+        assert main(arguments) == 2
+        assert "is an input of this command: write to another file" in capsys.readouterr().err
+    assert engine_trace.read_bytes() == before
+    assert load_scenario(path) == SCENARIO
+
+
+def test_many_extrapolations_are_few_lines(capsys, calibration):
+    wide = "workload.prompt_tokens={kind: uniform, low_tokens: 500, high_tokens: 900}"
+    cost = f"cost={{kind: table, calibration: {calibration}, outside: extrapolate}}"
+    arguments = ["run", "-n", "2", "-s", wide, "-s", cost, "-s", "engine.batch_size=9"]
+    assert main(arguments) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("extrapolated: ")]
+    found = run_json(capsys, *arguments)[1]["extrapolated"]
+    counts = [re.search(r" \(and (\d+) more like it\)$", line) for line in lines]
+    assert len(lines) < 8 < len(found) == sum(int(count[1]) + 1 if count else 1 for count in counts)
+
+
+def test_a_precision_that_is_not_reached_is_told(capsys, path, monkeypatch):
+    monkeypatch.setattr("simulator.runner.simulate", partial(simulate, max_replications=4))
+    for precision, reached in (("1e-9", False), ("0.9", True)):
+        assert main(["run", path, "-n", "2", "--precision", precision]) == 0
+        told = "precision 1e-09 is not reached: after 4 replications tokens/s is known to " in capsys.readouterr().out
+        assert told is not reached
+        assert run_json(capsys, "run", path, "-n", "2", "--precision", precision)[1]["precision_reached"] is reached
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "message"),
+    [
+        ({"sobol": {"samples": 2, "ranges": {"acceptance.probability": [0.1, 0.9]}}}, "foo", "metric must be one of"),
+        ({"grid": {"seed": [0]}}, "rounds", "--metric rounds is for sweeps of kind sobol: leave it out"),
+    ],
+)
+def test_a_metric_that_is_of_no_use_is_refused_before_the_work(capsys, tmp_path, kind, metric, message):
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(kind))
+    arguments = ["sweep", str(tmp_path / "sweep.yaml"), "--out", str(tmp_path / "out"), "--metric", metric]
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main(["attribute", str(tmp_path / "none.yaml"), "-s", "seed=1", "--metric", metric]) == 2
+
+
+def test_progress_is_told_where_there_is_no_terminal(capsys, monkeypatch, path):
+    monkeypatch.setattr("simulator.cli_output.PAUSE_S", 0.0)
+    assert main(["run", path, "-n", "2"]) == 0
+    assert capsys.readouterr().err == "replications: 1 of 2\nreplications: 2 of 2\n"
+    seen = []
+    validate("cpu/tiny", replications=1, runs=slice(2), progress=lambda *told: seen.append(told))
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_an_interrupted_command_says_so(capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulator.runner.run_replication", interrupt)
+    assert main(["run"]) == 130
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.strip()) == ("", "interrupted")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example(capsys, command):
+    assert main([command, "--help"]) == 0
+    assert f"python -m simulator {command}" in capsys.readouterr().out
 
 
 def test_outputs_are_checked_before_the_work(capsys, monkeypatch, path, tmp_path):
@@ -170,7 +263,7 @@ def test_files_are_written_whole_or_not_at_all(monkeypatch, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(results)
 
 
-@pytest.mark.parametrize("content", [b"not packed", b"\x1f\x8b\x08\x00"])
+@pytest.mark.parametrize("content", [b"not packed", b"\x1f\x8b\x08\x00", gzip.compress(b"{}\n" * 99)[:-9], b"\xff"])
 def test_a_broken_trace_is_one_line_and_exit_code_2(capsys, tmp_path, content):
     (tmp_path / "t.ndjson.gz").write_bytes(content)
     assert main(["parity", str(tmp_path / "t.ndjson.gz")]) == 2
@@ -201,7 +294,7 @@ def test_a_replay_decides_as_the_trace_says(engine_trace):
 
 @pytest.mark.parametrize(
     ("at", "change"),
-    [(2, {"sequence": 1}), (3, {"kept": 1}), (1, {"draft_lag": 2}), (0, {"mode": "static"}), (4, {"k": 1})],
+    [(1, {"sequence": 0}), (3, {"kept": 1}), (1, {"draft_lag": 2}), (0, {"mode": "static"}), (4, {"k": 1})],
 )
 def test_parity_sees_any_difference(engine_trace, at, change):
     """The replay of the honest trace is compared with a trace that was tampered with."""

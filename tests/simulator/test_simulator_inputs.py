@@ -1,6 +1,7 @@
 """Calibrations, traces, workloads, acceptance models: what is read, drawn and refused."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from simulator.cost import make_cost
 from simulator.errors import InputError
 from simulator.fields import Spec
 from simulator.runner import simulate
-from simulator.scenario import Engine, Scenario, Study, Workload
+from simulator.scenario import MAX_BUDGET, Engine, Scenario, Study, Workload
 from simulator.streams import Purpose, Streams
 from simulator.traces import read_engine_trace, read_service_trace
 from simulator.workload import arrival_times, draw_lengths
@@ -173,6 +174,25 @@ def test_bad_service_traces(tmp_path, text, message):
         read_service_trace(tmp_path / "t.csv")
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.csv.gz"])
+@pytest.mark.parametrize("content", [b"time_s,prompt_tokens\xff\n1,2\n", b"\x1f\x8b\x08\x00", b""])
+def test_tables_that_cannot_be_read_are_one_line(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    lengths = Spec.of("file", path=str(tmp_path / name), column="tokens")
+    reads = (lambda: read_service_trace(tmp_path / name), lambda: draw_lengths(lengths, STREAMS, Purpose.PROMPT, 0, 5))
+    for read in reads:
+        with pytest.raises(InputError, match=name.replace(".", r"\.")) as error:
+            read()
+        assert "\n" not in str(error.value)
+
+
+def test_a_column_of_texts_holds_no_lengths(tmp_path):
+    (tmp_path / "l.csv").write_text("tokens\nmany\n")
+    spec = Spec.of("file", path=str(tmp_path / "l.csv"), column="tokens")
+    with pytest.raises(InputError, match="tokens must be at least 1 token throughout"):
+        draw_lengths(spec, STREAMS, Purpose.PROMPT, 0, 5)
+
+
 def test_a_service_trace_drives_a_study(tmp_path):
     (tmp_path / "t.csv").write_text(SERVICES["plain.csv"])
     arrivals = Spec.of("trace", path=str(tmp_path / "t.csv"), speedup=2.0)
@@ -200,8 +220,13 @@ def test_outputs_of_a_service_trace_are_cut_only_where_asked_and_that_is_told(tm
 def test_outputs_that_exceed_the_budget_are_told():
     workload = Workload(output_tokens=Spec.of("values", tokens=[100, 128, 129, 1000]))
     assert simulate(Scenario(study=Study(num_requests=8), workload=workload), 1)["cut_outputs"] == 4
-    with pytest.raises(InputError, match="budget of 1048577 tokens is too long"):
-        simulate(Scenario(engine=Engine(max_new_tokens=2**20 + 1)), 1)
+
+
+def test_budgets_are_bounded(tmp_path):
+    (tmp_path / "t.csv").write_text(f"time_s,prompt_tokens,output_tokens\n0,1,{MAX_BUDGET + 1}\n")
+    arrivals = Spec.of("trace", path=str(tmp_path / "t.csv"))
+    with pytest.raises(InputError, match=f"a budget of {MAX_BUDGET + 1} tokens; at most {MAX_BUDGET}"):
+        simulate(Scenario(study=Study(kind="open", num_requests=1, arrivals=arrivals)), 1)
 
 
 # --- acceptance --------------------------------------------------------------------------------------------------
@@ -265,12 +290,29 @@ def test_what_a_trace_says_of_each_position(engine_trace):
         ({k: v for k, v in HEADER.items() if k != "layout"}, LINES, ":1: missing layout"),
         (HEADER, [{k: v for k, v in LINES[0].items() if k not in ("kept", "draft_s")}], ":2: missing kept, draft_s"),
         (HEADER, [], "holds no rounds"),
+        (HEADER | {"num_sequences": "2"}, LINES, ":1: num_sequences must be an integer ≥ 1, not '2'"),
+        (HEADER | {"prompt_lens": 4}, LINES, ":1: prompt_lens must hold 2 numbers, one per sequence"),
+        (HEADER, [LINES[0] | {"accepted": float("nan")}, *LINES[1:]], ":2: accepted must be a whole number ≥ 0"),
+        (HEADER, [LINES[0], LINES[1] | {"accepted": -1}, *LINES[2:]], ":3: accepted must be a whole number ≥ 0"),
+        (HEADER, [LINES[0] | {"kept": "many"}, *LINES[1:]], ":2: kept must be a whole number ≥ 0"),
+        (HEADER, [LINES[0] | {"draft_s": None}, *LINES[1:]], ":2: draft_s must be a number ≥ 0"),
+        (HEADER, [LINES[0] | {"accepted": 3}, *LINES[1:]], ":2: accepted must be at most drafted"),
+        (HEADER, [LINES[0] | {"sequence": 2}, *LINES[1:]], ":2: sequence must be below num_sequences"),
+        (HEADER, LINES[:-1], "breaks off: sequence 1 has not all of its rounds"),
+        (HEADER, [line for line in LINES if line["sequence"] == 1], "breaks off: sequence 0 has not all of its rounds"),
+        (HEADER | {"output_lens": [6, 7]}, LINES, "breaks off: sequence 1 has not all of its rounds"),
     ],
 )
 def test_bad_engine_traces(tmp_path, header, lines, message):
     path = write_engine_trace(tmp_path / "bad.ndjson", header, lines)
     with pytest.raises(InputError, match=message):
         read_engine_trace(path)
+
+
+def test_a_request_that_was_cancelled_does_not_break_a_trace_off(tmp_path):
+    """What it has generated until then stands in the header."""
+    path = write_engine_trace(tmp_path / "t.ndjson", HEADER | {"output_lens": [6, 3]}, LINES[:-1])
+    assert read_engine_trace(path).output_lens == [6, 3]
 
 
 # --- calibration -------------------------------------------------------------------------------------------------
@@ -304,7 +346,7 @@ def test_outside_the_measured_range_it_refuses_or_says_so(calibration):
     with pytest.raises(InputError, match="is outside"):
         simulate(wide, 1)
     assert simulate(study(calibration), 1).extrapolated == ()
-    assert "synthetic" in simulate(study(calibration), 1).origin
+    assert re.fullmatch(rf"{calibration}@[0-9a-f]{{16}} \(synthetic\)", simulate(study(calibration), 1).origin)
 
 
 @pytest.mark.parametrize("field", sorted(SYNTHETIC_META))
@@ -329,6 +371,31 @@ def test_broken_points(tmp_path):
         load_calibration(str(tmp_path / "unit"))
     with pytest.raises(InputError, match="calibration 'nowhere/none' not found"):
         load_calibration("nowhere/none")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("meta.json", b'{"schema": ', "meta.json: cannot be read: Expecting value"),
+        ("meta.json", b"[]", "meta.json: must hold a mapping"),
+        ("meta.json", b"\xff", "meta.json: cannot be read: 'utf-8' codec"),
+        ("points.csv", b"component\xff", "points.csv: cannot be read: 'utf-8' codec"),
+        ("points.csv", b"", "points.csv: cannot be read: No columns"),
+    ],
+)
+def test_a_calibration_that_cannot_be_read_is_one_line(calibration, name, content, message):
+    (calibration / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        load_calibration(str(calibration))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("run_cv", "x"), ("component_cv", 1), ("kv_bytes_per_token", {"target": None})]
+)
+def test_fields_of_the_wrong_kind_are_named(tmp_path, field, value):
+    folder = write_calibration(tmp_path / "c", meta=SYNTHETIC_META | {field: value})
+    with pytest.raises(InputError, match=f"meta.json: {field}"):
+        load_calibration(str(folder))
 
 
 def test_calibration_uncertainty_is_drawn_per_replication_and_centred(calibration):

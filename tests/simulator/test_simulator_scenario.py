@@ -5,6 +5,7 @@ import yaml
 from refimpl.config import NAMED_METHODS, DecodeConfig
 from simulator.errors import InputError
 from simulator.fields import Spec
+from simulator.kinds import KINDS
 from simulator.scenario import (
     Engine,
     Scenario,
@@ -83,6 +84,14 @@ BAD = [
     ({"acceptance": {"kind": "iid"}}, "acceptance.probability is missing: iid needs probability"),
     ({"acceptance": 0.8}, "acceptance must be a mapping with a key 'kind'"),
     ({"cost": {"kind": "linear", "verify_base": 0.02}}, "cost: unknown key verify_base; allowed: verify_base_s"),
+    ({"cost": {"kind": "table", "outside": "refuse"}}, "cost.calibration is missing: table needs calibration$"),
+    ({"cost": {"kind": "linear", "verify_base_s": float("inf")}}, "cost.verify_base_s must be finite, not inf"),
+    ({"seed": -1}, r"seed must be an integer in \[0, 9223372036854775807\], not -1"),
+    ({"engine": {"max_new_tokens": 10**11}}, r"engine.max_new_tokens must be an integer in \[1, 262144\], not 1000"),
+    ({"engine": {"method": ["exspec"]}}, "method must be one of autoregressive"),
+    ({"study": {"kind": ["open"]}}, "study.kind must be one of offline, open, closed, not"),
+    ({"switches": {"k_by_load": 3}}, r"switches.k_by_load must be a list of pairs \(rows, k\), not 3"),
+    ({"service": {"kv_capacity_bytes": 1}}, "has no effect while cost.kv_bytes_per_token is 0: give the bytes of"),
     ({"switches": {"k_by_load": [[4]]}}, r"switches.k_by_load\[0\] must be a pair"),
     ({"service": {"kv_capacity_bytes": -5}}, "service.kv_capacity_bytes must be a number > 0"),
     ({"seed": float("nan")}, "seed must be an integer"),
@@ -149,6 +158,53 @@ def test_missing_and_broken_files(tmp_path):
     (tmp_path / "broken.yaml").write_text("a: [")
     with pytest.raises(InputError, match="not YAML"):
         load_scenario(tmp_path / "broken.yaml")
+
+
+def test_numbers_are_read_as_yaml_1_2_writes_them(tmp_path):
+    (tmp_path / "s.yaml").write_text("name: '1e-3'\ncost: {kind: linear, verify_base_s: 1e-3, draft_base_s: 2E-4}\n")
+    read = load_scenario(tmp_path / "s.yaml")
+    assert (read.name, read.cost["verify_base_s"], read.cost["draft_base_s"]) == ("1e-3", 0.001, 0.0002)
+    read.save(tmp_path / "again.yaml")
+    assert load_scenario(tmp_path / "again.yaml") == read
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nname: [a", r"s.yaml: not YAML: while parsing a flow sequence: expected .* in line 2$"),
+        ("seed: 1\nname: a: b", r"s.yaml: not YAML: mapping values are not allowed here in line 2$"),
+        ("name: 2001-99-99", r"s.yaml: not YAML: month must be in 1..12$"),
+    ],
+)
+def test_what_is_no_yaml_is_named_with_its_line(tmp_path, text, message):
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_scenario(tmp_path / "s.yaml")
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_another_kind_drops_what_it_does_not_know(path):
+    for kind, parameters in KINDS[path].items():
+        data = to_mapping(Scenario())
+        before = dict(at(data, path))
+        set_path(data, f"{path}.kind", kind)
+        kept = {name: value for name, value in before.items() if name in parameters}
+        assert at(data, path) == kept | {"kind": kind}
+
+
+def at(data, path):
+    for name in path.split("."):
+        data = data[name]
+    return data
+
+
+def test_settings_reach_every_kind_one_by_one():
+    changes = {"cost.kind": "table", "cost.calibration": "cpu/tiny", "acceptance.kind": "markov"}
+    changes |= {"acceptance.correlation": 0.5, "workload.prompt_tokens.kind": "geometric"}
+    scenario = Scenario().but(**changes, **{"workload.prompt_tokens.mean_tokens": 9.0})
+    assert scenario.cost == Spec.of("table", calibration="cpu/tiny")
+    assert scenario.acceptance == Spec.of("markov", probability=0.7, correlation=0.5)
+    assert scenario.workload.prompt_tokens == Spec.of("geometric", mean_tokens=9.0)
 
 
 def test_paths_reach_every_setting_and_no_other():

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -78,6 +79,23 @@ def test_killed_in_the_middle_nothing_is_lost_or_done_twice(tmp_path):
     assert len(frame) == 120 * 3
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
     assert frame.equals(sweep(load_sweep(tmp_path / "sweep.yaml"), tmp_path / "fresh"))
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and then nothing", None])
+def test_a_broken_file_of_a_finished_scenario_is_computed_anew(tmp_path, content):
+    whole = sweep(grid((2, 4)), tmp_path)
+    broken = sorted((tmp_path / "scenarios").glob("*.parquet"))[1]
+    broken.write_bytes(broken.read_bytes()[:-100] if content is None else content)
+    seen = []
+    assert sweep(grid((2, 4)), tmp_path, progress=lambda *told: seen.append(told)).equals(whole)
+    assert seen == [(4, 4)]
+
+
+def test_another_sweep_leaves_the_scenarios_and_joins_its_own(tmp_path):
+    sweep(grid((2, 4)), tmp_path)
+    frame = sweep(grid((8,)), tmp_path)
+    assert pd.read_parquet(tmp_path / "results.parquet").equals(frame)
+    sweep(grid((2, 4, 8)), tmp_path, progress=lambda *_: pytest.fail("done twice"))
 
 
 def test_provenance_is_inside_each_file(tmp_path):
@@ -158,7 +176,7 @@ def test_bad_sweeps(tmp_path, data, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"grid: {seed: [0", "sweep.yaml: not YAML: while parsing a flow sequence .* line 1"),
+        (b"grid: {seed: [0", "sweep.yaml: not YAML: while parsing a flow sequence: .* line 1"),
         (b"grid: \xff\xfe", "sweep.yaml: not YAML: "),
         (b"base: {engine: {batch: 2}}\ngrid: {seed: [0]}", "sweep.yaml: .*batch"),
     ],

@@ -1,0 +1,77 @@
+"""What the commands print: tables, progress, notes, and one line of JSON that has stdout for itself."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import require
+
+PAUSE_S = 30.0  # between two lines of progress where there is no terminal
+
+
+def tables(as_json: bool) -> AbstractContextManager[Any]:
+    """What is printed inside goes to stderr where JSON has stdout for itself."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """Print one line of JSON; numbers that are not finite become null."""
+    print(json.dumps(_finite(data), ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    return value.item() if hasattr(value, "item") else value
+
+
+def show(frame: Any, digits: int = 4) -> None:
+    """Print a table with so many significant digits."""
+    print(frame.to_string(float_format=lambda value: f"{value:.{digits}g}", na_rep="–"))
+
+
+def show_extrapolated(found: Iterable[str]) -> None:
+    """Print one line per component and axis that left the calibrated range: an example, and how many there are."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for what in found:
+        groups.setdefault(tuple(what.split()[:2]), []).append(what)
+    for group in groups.values():
+        more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
+        print(f"extrapolated: {group[0]}{more}")
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield what is to be told (done, planned): a bar on a terminal, elsewhere a line on stderr every `PAUSE_S`."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(transient=True, console=Console(stderr=True)) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, planned: bar.update(task, completed=done, total=planned)
+        return
+    told_s = time.monotonic()
+
+    def tell(done: int, planned: int) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= PAUSE_S:
+            told_s = time.monotonic()
+            print(f"{what}: {done} of {planned}", file=sys.stderr, flush=True)
+
+    yield tell
+
+
+def spare_inputs(output: Path, inputs: Iterable[Path]) -> None:
+    """Raise InputError, before any work is done, if a command would overwrite what it reads."""
+    for path in inputs:
+        same = output.exists() and path.exists() and output.samefile(path)
+        require(not same, f"{output} is an input of this command: write to another file")

@@ -1,0 +1,101 @@
+"""docs/scenarios.md against the code: every setting, kind, parameter, default, metric and command, and its examples."""
+
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from simulator.cli import app, main
+from simulator.fields import as_data
+from simulator.kinds import KINDS, METHODS
+from simulator.metrics import DEFINITIONS, metric_names
+from simulator.scenario import MAX_BUDGET, Engine, Scenario, Service, Study, Switches, Workload, load_scenario
+from simulator.sweeps import build_sweep, load_sweep
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "scenarios.md").read_text(encoding="utf-8")
+SECTIONS = {"study": Study, "workload": Workload, "engine": Engine, "switches": Switches, "service": Service}
+FIELDS = [item for item in fields(Scenario) if item.name not in (*SECTIONS, *KINDS)]
+SETTINGS = {item.name: item.default for item in FIELDS} | {
+    f"{section}.{item.name}": item.default for section, cls in SECTIONS.items() for item in fields(cls)
+}
+COMMANDS = re.findall(r"^python -m simulator (.*?)(?:  +#.*)?$", PAGE, re.MULTILINE)
+
+
+def written(value):
+    """A default as YAML writes it."""
+    return yaml.safe_dump(as_data(value), default_flow_style=True, width=1000).split("\n")[0]
+
+
+def rows(text):
+    """First cells of a page's tables → the other cells."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return {cells[0].strip("`"): cells[1:] for cells in lines}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_stands_there_with_its_default(name):
+    default, meaning = rows(PAGE)[name]
+    assert default == written(SETTINGS[name])
+    assert meaning
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_every_kind_stands_there_with_its_parameters(path):
+    heading = next(
+        part for part in re.split(r"^### ", PAGE, flags=re.MULTILINE) if path in part.splitlines()[0].split(", ")
+    )
+    described = rows(heading.split("\n## ")[0])
+    assert list(described) == list(KINDS[path])
+    for kind, parameters in KINDS[path].items():
+        expected = [
+            f"`{name}: {written(rule[1])}`" if isinstance(rule, tuple) else f"`{name}`"
+            for name, rule in parameters.items()
+        ]
+        assert described[kind][0] == ", ".join(expected)
+
+
+def test_methods_metrics_commands_and_bounds_stand_there():
+    assert all(f"`{name}`" in PAGE for name in METHODS)
+    assert all(rows(PAGE)[name] == [definition] for name, definition in DEFINITIONS.items())
+    assert all(f"`{command.name or command.callback.__name__}`" in PAGE for command in app.registered_commands)
+    assert f"at most {MAX_BUDGET}" in PAGE
+
+
+def test_every_metric_is_defined():
+    patterns = [part for name in DEFINITIONS for part in name.split(", ")]
+    known = [re.sub(r"\\\*|\\\{stage\\\}", "[a-z0-9]+", re.escape(pattern)) for pattern in patterns]
+    assert not [name for name in metric_names() if not any(re.fullmatch(pattern, name) for pattern in known)]
+
+
+def test_the_examples_are_the_files_beside_the_page():
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert blocks == [(DOCS / name).read_text(encoding="utf-8") for name in ("scenario.yaml", "sweep.yaml")]
+    assert len(load_sweep(DOCS / "sweep.yaml").tasks) == 9
+    others = re.findall(r"(?:latin|sobol): \{.*\}$", blocks[1], re.MULTILINE)
+    assert len(others) == 2
+    for other in others:
+        assert build_sweep(load_scenario(DOCS / "scenario.yaml"), **yaml.safe_load(other)).tasks
+
+
+def examples():
+    """Command lines of the page and of every --help, but those that measure for minutes."""
+    found = [
+        line
+        for command in app.registered_commands
+        for line in re.findall(r"\[bold\]python -m simulator (.*?)\[/bold\]", command.epilog)
+    ]
+    return [line for line in [*COMMANDS, *found] if line.split()[0] not in ("bench", "validate")]
+
+
+@pytest.mark.parametrize("line", examples())
+def test_every_example_runs(capsys, tmp_path, monkeypatch, line):
+    (tmp_path / "docs").symlink_to(DOCS)
+    monkeypatch.chdir(tmp_path)
+    arguments = shlex.split(line)
+    replications = ["-n", "2"] if arguments[0] in ("run", "compare", "attribute", "fit") else []
+    assert main(arguments + replications) == 0
+    assert capsys.readouterr().out
