@@ -305,7 +305,7 @@ class TestRecording:
         found = report[0]
         rows = [asdict(row) for row in found.rows]
         for recorded in (False, True):
-            print_bench_table([row | {"record_s": 1.234 * recorded} for row in rows], found.rates)
+            print_bench_table([row | {"record_s": 1.234 * recorded} for row in rows], found.rates, json_=False)
             printed = capsys.readouterr().out
             assert ("record s" in printed) == recorded
             assert ("1.23" in printed) == recorded
