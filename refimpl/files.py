@@ -1,7 +1,6 @@
 """Text files and folders of results: read by lines, written whole or not at all."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -87,5 +86,10 @@ def in_place_of(folder: Path) -> Iterator[Path]:
         new.mkdir()
         yield new
         if folder.exists():
-            shutil.move(folder, old)
-        shutil.move(new, folder)
+            os.replace(folder, old)
+        try:
+            os.replace(new, folder)
+        except OSError:
+            if old.exists():
+                os.replace(old, folder)
+            raise

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli_output import print_json, progress, show, show_extrapolated, spare_inputs, tables
+from simulator.cli_output import print_json, progress, show, show_extrapolated, tables
 from simulator.errors import InputError, require
 from simulator.scenario import Scenario, from_data, load_scenario, parse_yaml, set_path, to_mapping
 
@@ -188,11 +188,12 @@ def attribute(
     require(second is not None or bool(sets), "attribute: give a second scenario, or changes with --set")
     a, b = load_scenario(first), read_scenario(second or first, sets)
     if plot:
+        from refimpl.files import check_writable
         from simulator.plots import check_figure, save, waterfall
         from simulator.provenance import input_files
 
         check_figure(plot)
-        spare_inputs(plot, [first, second or first, *input_files(a).values(), *input_files(b).values()])
+        check_writable(plot, first, second, *input_files(a).values(), *input_files(b).values())
     found = run_attribute(a, b, replications, metric=metric, workers=workers)
     with tables(as_json):
         print(f"{metric}: a {found.a:.4g}, b {found.b:.4g}")

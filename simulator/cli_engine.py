@@ -7,7 +7,7 @@ import typer
 
 from refimpl.files import check_writable
 from simulator.cli import Json, Replications, ScenarioPath, Sets, Workers, app, read_scenario
-from simulator.cli_output import print_json, progress, show, spare_inputs, tables
+from simulator.cli_output import print_json, progress, show, tables
 
 if TYPE_CHECKING:
     from simulator.validation import Validation
@@ -28,9 +28,8 @@ def trace(
     from simulator.trace_export import export_trace
     from simulator.traces import read_engine_trace
 
-    check_writable(out)
     given = read_scenario(scenario, sets)
-    spare_inputs(out, [path for path in (scenario, engine, *input_files(given).values()) if path])
+    check_writable(out, scenario, engine, *input_files(given).values())
     source = read_engine_trace(engine) if engine else simulate_once(given, replication, keep_rows=True)
     count = export_trace(source, out)
     with tables(as_json):

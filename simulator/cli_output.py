@@ -5,10 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
-from pathlib import Path
 from typing import Any
-
-from simulator.errors import require
 
 PAUSE_S = 30.0  # between two lines of progress where there is no terminal
 
@@ -68,10 +65,3 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
             print(f"{what}: {done} of {planned}", file=sys.stderr, flush=True)
 
     yield tell
-
-
-def spare_inputs(output: Path, inputs: Iterable[Path]) -> None:
-    """Raise InputError, before any work is done, if a command would overwrite what it reads."""
-    for path in inputs:
-        same = output.exists() and path.exists() and output.samefile(path)
-        require(not same, f"{output} is an input of this command: write to another file")

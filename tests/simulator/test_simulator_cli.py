@@ -156,7 +156,7 @@ def test_no_command_overwrites_what_it_reads(capsys, path, engine_trace, tmp_pat
         ["attribute", path, "-s", *replay, "--plot", str(tmp_path / "link.svg")],
     ):
         assert main(arguments) == 2
-        assert "is an input of this command: write to another file" in capsys.readouterr().err
+        assert "another option reads or writes it" in capsys.readouterr().err
     assert engine_trace.read_bytes() == before
     assert load_scenario(path) == SCENARIO
 

@@ -90,12 +90,13 @@ def test_no_rule_reads_a_value(run_rounds, rule, shape_stable):
 
 @pytest.mark.parametrize("shape", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"temperature": 0.0}])
 def test_no_shape_of_the_distribution_needs_one(run_rounds, shape):
-    run_rounds("llama", **{"temperature": 0.7, "acceptance": "rejection", **shape})
+    records = run_rounds("llama", **{"temperature": 0.7, "acceptance": "rejection", **shape})
+    assert all(len(record.rows) == len(PROMPTS) for record in records)
 
 
 @pytest.mark.parametrize("kind", sorted(set(TINY_ARCHITECTURES) - {"llama"}))
 def test_no_architecture_reads_a_value(run_rounds, kind):
-    run_rounds(kind)
+    assert all(len(record.rows) == len(PROMPTS) for record in run_rounds(kind))
 
 
 @pytest.mark.parametrize(
