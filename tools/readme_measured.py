@@ -59,7 +59,7 @@ def anatomy_table(data: dict[str, Any]) -> Table:
         here = {row["batch_size"]: row for row in rows if (row["engine"], row["context_tokens"]) == place}
         fit = next(f for f in data["scaling"] if (f["engine"], f["context_tokens"]) == place)
         cells.append(_anatomy_cells(place, [here[size] for size in sizes], fit))
-    return [*headings, "exponent", "growth", "bound"], cells
+    return [*headings, "exponent", "growth", "bound", f"checks at {sizes[-1]}"], cells
 
 
 def _anatomy_cells(place: tuple[str, int], rows: list[dict[str, Any]], fit: dict[str, Any]) -> list[str]:
@@ -75,6 +75,7 @@ def _anatomy_cells(place: tuple[str, int], rows: list[dict[str, Any]], fit: dict
         "" if fit["exponent"] is None else f"{fit['exponent']:.2f}",
         fit["verdict"],
         last["bound"],
+        percent(last["share_checks"]),
     ]
 
 

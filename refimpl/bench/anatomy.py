@@ -2,16 +2,20 @@
 
 Forced acceptance depends on sequence and position alone, so every layout has to cope with the same ragged lengths (the
 `rollback` layout excepted, which commits the batch minimum). For each run it is counted how often K/V move, how many
-bytes that reads and writes, and how long it takes; `per_row` adds the published way of moving them.
+bytes that reads and writes, and how long it takes, also what the run-time checks take; `per_row` adds the published
+way of moving them.
 """
 
 import random
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -23,6 +27,7 @@ from refimpl.bench.work import Rates
 from refimpl.config import make_config
 from refimpl.engine import Engine
 from refimpl.errors import InputError
+from refimpl.invariants import Checker
 from refimpl.kvstore import KVStore
 from refimpl.model import Pair
 from refimpl.requests import prepare
@@ -55,7 +60,7 @@ class AnatomySettings:
     rounds: int = 16
     warm_rounds: int = 3
     repeats: int = 2
-    checks: str = "off"
+    checks: str = "host"
     seed: int = 0
 
 
@@ -126,9 +131,9 @@ def _run(pair: Pair, settings: AnatomySettings, method: str, batch_size: int, co
     for _ in range(settings.warm_rounds):
         engine.run_one_round()
     engine.timer.take()
-    with counted_bytes() as moved:
+    with counted_bytes() as moved, timed_checks() as checks_s:
         records = [engine.run_one_round() for _ in range(settings.rounds)]
-    return _mean_of(records, sum(moved))
+    return _mean_of(records, sum(moved), sum(checks_s))
 
 
 def _prompts(pair: Pair, count: int, context: int, seed: int) -> list[list[int]]:
@@ -138,11 +143,12 @@ def _prompts(pair: Pair, count: int, context: int, seed: int) -> list[list[int]]
     return [prompts[0], *(prompt[rng.randrange(RAGGED_TOKENS) :] for prompt in prompts[1:])]
 
 
-def _mean_of(records: Seq[RoundRecord], num_bytes: int) -> AnatomyRun:
+def _mean_of(records: Seq[RoundRecord], num_bytes: int, checks_s: float) -> AnatomyRun:
     return AnatomyRun(
         operations=statistics.mean(r.num_moves for r in records),
         num_bytes=num_bytes / len(records),
         realign_s=statistics.mean(r.stage_s["realign_s"] for r in records),
+        checks_s=checks_s / len(records),
         round_s=statistics.mean(r.stage_s["round_s"] - r.stage_s["prefill_s"] for r in records),
     )
 
@@ -162,11 +168,27 @@ def counted_bytes() -> Iterator[list[int]]:
         copy_slots(store, source, source_slots, slots)
         moved.append(2 * len(slots) * store.shape.bytes_per_token)
 
-    KVStore.gather, KVStore.copy_slots = counting_gather, counting_copy  # type: ignore[method-assign, assignment]
-    try:
+    with patch.object(KVStore, "gather", counting_gather), patch.object(KVStore, "copy_slots", counting_copy):
         yield moved
-    finally:
-        KVStore.gather, KVStore.copy_slots = gather, copy_slots  # type: ignore[method-assign, assignment]
+
+
+@contextmanager
+def timed_checks() -> Iterator[list[float]]:
+    """Yield a list that gets the host's seconds in each call of the run-time checks."""
+    seconds: list[float] = []
+    with ExitStack() as patches:
+        for name in ("before_round", "before_forward", "before_kv_use", "after_commit"):
+            patches.enter_context(patch.object(Checker, name, _timed(getattr(Checker, name), seconds)))
+        yield seconds
+
+
+def _timed(function: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
+    def timed(*arguments: Any) -> None:
+        begun = time.perf_counter()
+        function(*arguments)
+        seconds.append(time.perf_counter() - begun)
+
+    return timed
 
 
 def _per_row(
@@ -184,4 +206,4 @@ def _per_row(
     ours = runs["eqspec", batch_size, context][-1]
     num_bytes = 2 * batch_size * context * shape.bytes_per_token
     operations = num_operations(shape.num_layers, batch_size)
-    return AnatomyRun(operations, num_bytes, seconds, ours.round_s - ours.realign_s + seconds)
+    return AnatomyRun(operations, num_bytes, seconds, ours.checks_s, ours.round_s - ours.realign_s + seconds)

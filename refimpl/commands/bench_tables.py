@@ -88,7 +88,18 @@ def print_anatomy_tables(rows: list[dict[str, Any]], fits: list[dict[str, Any]],
     """What realignment moves and costs, and how that grows."""
     table = Table(title="What realignment moves and costs, per round", caption=_caption(rates))
     table.add_column("engine")
-    for name in ("batch", "context", "host operations", "MB", "realign ms", "share", "GB/s", "of bandwidth", "bound"):
+    for name in (
+        "batch",
+        "context",
+        "host operations",
+        "MB",
+        "realign ms",
+        "share",
+        "GB/s",
+        "of bandwidth",
+        "bound",
+        "checks",
+    ):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
@@ -102,6 +113,7 @@ def print_anatomy_tables(rows: list[dict[str, Any]], fits: list[dict[str, Any]],
             f"{row['bytes_per_s'] / 1e9:.1f}",
             percent(row["fraction_of_bandwidth"]),
             row["bound"],
+            percent(row["share_checks"]),
         )
     growth = Table(title="How its time grows with the batch: exponent of a power law")
     for name in ("engine", "context", "exponent", "verdict"):

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from refimpl import InputError, generate
 from refimpl.bench import BenchSettings, engines, run_bench, spread
-from refimpl.bench.anatomy import AnatomySettings, counted_bytes, run_anatomy
+from refimpl.bench.anatomy import AnatomySettings, counted_bytes, run_anatomy, timed_checks
 from refimpl.bench.anatomy_rows import AnatomyRow, fitted_exponent, scalings
 from refimpl.bench.engines import busy_s_per_round, hf_generate, run_method
 from refimpl.bench.per_row import layers_of, num_operations, ragged_plan, realign_row_by_row
@@ -330,6 +330,22 @@ class TestAnatomy:
         assert table["per_row", 3].host_operations_per_round == (6 * 3 + 2) * LAYERS
         assert {f.engine: f.verdict for f in fits}["inplace"] == "nothing moves"
 
+    def test_checks_are_timed_call_by_call(self, llama):
+        settings = {"method": "eqspec", "batch_size": 3, "max_new_tokens": 6}
+        for level in ("host", "device"):
+            with timed_checks() as seconds:
+                result = generate(llama, [[5, 6], [7, 8, 9], [4]], checks=level, **settings)
+            assert len(seconds) >= 5 * len(result.rounds)  # members, two uses of K/V, two passes or more, the commit
+            assert 0 < sum(seconds) < result.stats.wall_s
+            count = len(seconds)
+            generate(llama, [[5, 6], [7, 8, 9], [4]], checks=level, **settings)
+            assert len(seconds) == count
+        table = {r.engine: r for r in anatomy(llama, batch_sizes=(3,))[0]}
+        assert 0 < table["eqspec"].share_checks < 1
+        assert table["eqspec"].share_checks == pytest.approx(
+            table["eqspec"].checks_ms_per_round / table["eqspec"].ms_per_round
+        )
+
     def test_what_was_found_is_saved_as_it_grows(self, llama):
         saved = []
         settings = AnatomySettings(FORCED, (1, 2), (20, 24), ("inplace",), 3, rounds=1, warm_rounds=0, repeats=2)
@@ -368,7 +384,8 @@ class TestAnatomy:
 
     @pytest.mark.parametrize(("power", "verdict"), [(0, "sublinear"), (1, "linear"), (1.5, "superlinear")])
     def test_verdicts(self, power, verdict):
-        rows = [AnatomyRow("eqspec", n, 64, 1.0, 8.0, 2.0 * n**power, 9.0, 0.2, 1.0, 0.1, "host") for n in (1, 2, 4)]
+        rows = [AnatomyRow("eqspec", n, 64, 1.0, 8.0, 2.0 * n**power, 9.0, 0.2, 0.1, 0.01, 1.0, 0.1, "host")
+                for n in (1, 2, 4)]  # fmt: skip
         assert [fit.verdict for fit in scalings(rows)] == [verdict]
 
     @pytest.mark.parametrize(("context", "message"), [(250, "leaves no room"), (16, "longer than 16 tokens")])
