@@ -11,7 +11,8 @@ import torch
 
 from refimpl.conformance.profiles import register_profiles
 from refimpl.pairs import load_pair
-from refimpl.pairs.loading import TINY, random_pair
+from refimpl.pairs.loading import TINY
+from refimpl.pairs.random_pairs import random_pair
 from refimpl.prompts import read_prompts
 
 torch.set_num_threads(1)

@@ -13,7 +13,8 @@ from refimpl.conformance.protocol import EngineFailure, EngineSettings, NotSuppo
 from refimpl.conformance.table_model import VOCAB_SIZE, table_pair
 from refimpl.generation import generate
 from refimpl.model import HuggingFaceLM, Pair
-from refimpl.pairs.loading import load_pair, random_pair
+from refimpl.pairs.loading import load_pair
+from refimpl.pairs.random_pairs import random_pair
 
 
 class MethodEngine:

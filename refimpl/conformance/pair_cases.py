@@ -6,7 +6,7 @@ from functools import lru_cache
 from refimpl.conformance.cases import Case, Row, oracle_outputs
 from refimpl.conformance.properties import PropertyFailure, output_equals_oracle
 from refimpl.model import Pair
-from refimpl.pairs.loading import random_pair
+from refimpl.pairs.random_pairs import random_pair
 
 
 @dataclass(frozen=True)

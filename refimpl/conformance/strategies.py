@@ -13,7 +13,7 @@ from refimpl.config import LAYOUTS, SCHEDULERS
 from refimpl.conformance.cases import Case, Row, acceptance_lengths
 from refimpl.conformance.pair_cases import PairCase
 from refimpl.conformance.table_model import VOCAB_SIZE
-from refimpl.pairs.loading import TINY_ARCHITECTURES
+from refimpl.pairs.random_pairs import TINY_ARCHITECTURES
 
 EOS, PAD = 2, 0  # ids with no meaning to the engine, often drawn because other engines give them one
 

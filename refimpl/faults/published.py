@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from refimpl.conformance.protocol import EngineSettings, NotSupported
 from refimpl.model import HuggingFaceLM
-from refimpl.pairs.loading import random_pair
+from refimpl.pairs.random_pairs import random_pair
 
 PAD_TOKEN = 0
 

@@ -14,11 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from refimpl.errors import InputError
 from refimpl.model import HuggingFaceLM, Pair
 from refimpl.pairs.presets import PRESETS, ModelPreset
+from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
 
 TINY = Path(__file__).parent / "tiny"
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")
 LONGEST_REASON = 200  # characters of another library's message
-MAX_VOCAB_PADDING = 1024  # rows; embedding tables are padded to multiples of 64 … 1024
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,6 +49,9 @@ def load_pair(
         compile_modules: fuse the elementwise work of MLPs and norms (`torch.compile`; needs a C++ compiler on a CPU).
             Attention and the cache stay as they are. The first passes take long.
 
+    Warns:
+        VocabularyWarning: the two tokenizers give many ids another meaning.
+
     Raises:
         InputError: unknown name, unreachable hub, missing device, incompatible vocabularies, unsupported model.
     """
@@ -63,6 +66,8 @@ def load_pair(
     else:
         models = [_load_model(name, where, number_format, trust_remote_code) for name in names.paths]
         tokenizer = _load_tokenizer(names.paths[0], trust_remote_code)
+        if names.paths[1] != names.paths[0]:
+            warn_of_other_meanings(tokenizer, _tokenizer_if_any(names.paths[1], trust_remote_code))
     if compile_modules:
         for model in models:
             compile_elementwise(model)
@@ -114,23 +119,6 @@ def make_pair(
 def _role(role: str, model: PreTrainedModel, pair: str) -> str:
     """How errors call one of the models."""
     return f"{role} {model.name_or_path or pair}"
-
-
-def shared_vocab_size(target: int, draft: int, tokenizer: Any = None) -> int:
-    """Ids that both models know: all of them, or the shared prefix when the rest are padding rows.
-
-    Raises:
-        InputError: the sizes differ by more than padding, or the shared prefix does not cover the tokenizer.
-    """
-    shared = min(target, draft)
-    known = len(tokenizer) if tokenizer is not None else 0
-    if abs(target - draft) > MAX_VOCAB_PADDING or shared < known:
-        covers = f", and the tokenizer has {known}" if known else ""
-        raise InputError(
-            f"incompatible vocabularies: the target has {target} ids, the draft {draft}{covers}; "
-            "they must be equal or differ by padding rows only"
-        )
-    return shared
 
 
 class _Names:
@@ -203,6 +191,14 @@ def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
         return _from_hub(AutoTokenizer, name, trust_remote_code=trust_remote_code)
 
 
+def _tokenizer_if_any(name: str, trust_remote_code: bool) -> Any:
+    """The draft's tokenizer, which nothing needs but a comparison; None where it cannot be loaded."""
+    try:
+        return _load_tokenizer(name, trust_remote_code)
+    except InputError:
+        return None
+
+
 def _from_hub(auto_class: Any, name: str, **options: Any) -> Any:
     if name.startswith((".", "/", "~")) and not Path(name).is_dir():
         raise InputError(f"cannot load {name}: there is no such folder")
@@ -251,73 +247,3 @@ class _quiet:  # noqa: N801 (used like a function)
     def __exit__(self, *_: Any) -> None:
         for name, level in self._levels.items():
             logging.getLogger(name).setLevel(level)
-
-
-def random_pair(
-    kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float64, device: str = "cpu", **settings: Any
-) -> Pair:
-    """Build a tiny random pair of an architecture, for tests: hundreds of parameters, made in milliseconds.
-
-    Args:
-        kind: one of `TINY_ARCHITECTURES`.
-        seed: of the weights; the draft is a perturbed copy of the target, so that some drafts are accepted.
-        dtype: float64 makes ties between shapes practically impossible.
-        device: the weights are the same on any.
-        settings: ``vocab_size``, ``draft_noise`` (0 copies the target; large is adversarial).
-    """
-    if kind not in TINY_ARCHITECTURES:
-        raise InputError(f"unknown architecture {kind!r}: choose {', '.join(TINY_ARCHITECTURES)}")
-    vocab_size, noise = settings.pop("vocab_size", 61), settings.pop("draft_noise", 0.02)
-    if settings:
-        raise InputError(f"unknown setting {', '.join(settings)}: choose vocab_size, draft_noise")
-    class_name, arguments = TINY_ARCHITECTURES[kind]
-    config = getattr(transformers, class_name)(vocab_size=vocab_size, **arguments)
-    models = []
-    for scale in (0.0, noise):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype).eval()
-        for parameter in model.parameters():
-            parameter.data.mul_(6.0) if parameter.dim() > 1 and parameter.std() < 0.1 else None
-        torch.manual_seed(seed + 1)
-        for parameter in model.parameters():
-            parameter.data.add_(scale * torch.randn_like(parameter))
-        models.append(model.to(device))
-    return make_pair(models[0], models[1], stop_token_ids=(), name=f"random {kind}")
-
-
-_SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-TINY_ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", _SMALL),
-    "qwen3": ("Qwen3Config", _SMALL | {"head_dim": 8}),
-    "glm4": ("Glm4Config", _SMALL | {"head_dim": 8, "partial_rotary_factor": 0.5}),
-    "mistral": ("MistralConfig", _SMALL | {"sliding_window": None}),
-    "opt": (
-        "OPTConfig",
-        {
-            "hidden_size": 32,
-            "ffn_dim": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 256,
-            "word_embed_proj_dim": 32,
-            "dropout": 0.0,
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-    ),
-    "gpt2": (
-        "GPT2Config",
-        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 2},
-    ),
-}

@@ -7,7 +7,7 @@ import pytest
 from refimpl.conformance.protocol import EngineSettings
 from refimpl.faults.published import bsp, bsp_as_shipped
 from refimpl.generation import generate
-from refimpl.pairs.loading import random_pair
+from refimpl.pairs.random_pairs import random_pair
 
 SETTINGS = EngineSettings(max_new_tokens=16, batch_size=12, num_speculative_tokens=3)
 RNG = random.Random(0)

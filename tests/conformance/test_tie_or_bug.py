@@ -18,7 +18,7 @@ from refimpl.errors import InputError
 from refimpl.faults import FAULTS, Fault
 from refimpl.generation import generate
 from refimpl.model import Pair
-from refimpl.pairs.loading import random_pair
+from refimpl.pairs.random_pairs import random_pair
 from refimpl.tie_or_bug import (
     Judgement,
     RowJudgement,

@@ -9,7 +9,8 @@ from refimpl import generate, load_pair, stream
 from refimpl.config import make_config
 from refimpl.engine import Engine
 from refimpl.equivalence import verify
-from refimpl.pairs.loading import TINY, random_pair
+from refimpl.pairs.loading import TINY
+from refimpl.pairs.random_pairs import random_pair
 from refimpl.prompts import read_prompts
 from refimpl.recorded import RecordedRounds
 from refimpl.requests import prepare

@@ -11,7 +11,7 @@ from refimpl.conformance.cases import Case, Row
 from refimpl.conformance.pair_cases import PairCase
 from refimpl.conformance.properties import PropertyFailure, failure_of
 from refimpl.conformance.strategies import pair_cases
-from refimpl.pairs.loading import TINY_ARCHITECTURES
+from refimpl.pairs.random_pairs import TINY_ARCHITECTURES
 
 FEWER = max(10, settings().max_examples // 4)  # a case costs a hundred times one of the table model's
 CASE = Case((Row((5, 6), 9, 3, None, None), Row((7,), 7, 2, 3, None)), "masked", "fifo")

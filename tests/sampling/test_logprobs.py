@@ -7,7 +7,7 @@ import torch
 
 from refimpl import generate
 from refimpl.pairs import load_pair
-from refimpl.pairs.loading import random_pair
+from refimpl.pairs.random_pairs import random_pair
 
 SHAPE = {"temperature": 0.8, "top_p": 0.95, "max_new_tokens": 8, "max_prompt_tokens": 16}
 

@@ -23,7 +23,7 @@ from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit, Visitor
 from refimpl.errors import InputError
 from refimpl.generation import generate
-from refimpl.pairs.loading import random_pair
+from refimpl.pairs.random_pairs import random_pair
 from simulator.calibration import META_FIELDS, load_calibration
 from simulator.cli import main
 from simulator.grids import make_grid

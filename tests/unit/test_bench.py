@@ -24,7 +24,7 @@ from refimpl.config import make_config
 from refimpl.conformance.table_model import table_pair
 from refimpl.engine import Engine
 from refimpl.forced import rate_lengths
-from refimpl.pairs.loading import random_pair
+from refimpl.pairs.random_pairs import random_pair
 from refimpl.records import RowOutcome
 from refimpl.requests import prepare
 from refimpl.trace import RoundRecord

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from refimpl.config import make_config
 from refimpl.engine import Engine
-from refimpl.pairs.loading import TINY_ARCHITECTURES, random_pair
+from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
 from refimpl.recorded import RecordedRounds, Recording
 from refimpl.requests import prepare
 

@@ -7,7 +7,7 @@ import pytest
 
 from refimpl import generate
 from refimpl.config import LAYOUTS, NAMED_METHODS, SCHEDULERS
-from refimpl.pairs.loading import TINY_ARCHITECTURES, random_pair
+from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
 
 PAIRS = [f"{layout}+{scheduler}" for layout, scheduler in itertools.product(LAYOUTS, SCHEDULERS)]
 DRAFTS = {"perfect": 0.0, "good": 0.01, "adversarial": 2.0}

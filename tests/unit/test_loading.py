@@ -1,5 +1,9 @@
 """Loading real files: local folders, padded vocabularies, refusals by name. Nothing is downloaded."""
 
+import json
+import shutil
+import warnings
+
 import pytest
 import torch
 import transformers
@@ -7,7 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from refimpl import InputError, generate, load_pair
 from refimpl.pairs import PRESETS, make_pair
-from refimpl.pairs.loading import TINY, TINY_ARCHITECTURES, compile_elementwise, random_pair, shared_vocab_size
+from refimpl.pairs.loading import TINY, compile_elementwise
+from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
+from refimpl.pairs.vocabulary import VocabularyWarning, shared_vocab_size, warn_of_other_meanings
 
 
 @pytest.fixture
@@ -46,6 +52,45 @@ def test_shared_prefix_of_padded_vocabularies(saved):
     expected = generate(pair, prompts, method="autoregressive", **settings)
     found = generate(pair, prompts, **settings)
     assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
+
+
+class NamedIds:
+    """The one thing of a tokenizer that is compared."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def get_vocab(self):
+        return {name: id_ for id_, name in enumerate(self.names)}
+
+
+def test_ids_of_another_meaning_are_told():
+    names = [f"t{i}" for i in range(100)]
+    renamed, moved = NamedIds("<other>", *names[1:]), NamedIds("new", *names[:-1])
+    with pytest.warns(VocabularyWarning, match=r"gives 100 of 100 token ids .*\(id 0: 'new' against 't0'\)"):
+        warn_of_other_meanings(NamedIds(*names), moved)
+    with pytest.warns(VocabularyWarning, match=r"gives 2 of 100 token ids .*\(id 98: None against 't98'\)"):
+        warn_of_other_meanings(NamedIds(*names), NamedIds(*names[:98]))
+    with warnings.catch_warnings(action="error"):
+        warn_of_other_meanings(NamedIds(*names), renamed)
+        warn_of_other_meanings(NamedIds(*names), None)
+
+
+def test_both_tokenizers_are_read_where_a_draft_has_one(tmp_path):
+    for name in ("target", "draft"):
+        shutil.copytree(TINY / name, tmp_path / f"tiny-{name}")
+    with warnings.catch_warnings(action="error"):
+        load_pair(tmp_path / "tiny-target", tmp_path / "tiny-draft")
+    path = tmp_path / "tiny-draft" / "tokenizer.json"
+    data = json.loads(path.read_text())
+    ids = sorted(data["model"]["vocab"].values())
+    data["model"]["vocab"] = {name: ids[-1 - ids.index(id_)] for name, id_ in data["model"]["vocab"].items()}
+    path.write_text(json.dumps(data))
+    with pytest.warns(VocabularyWarning, match="few drafts will be accepted"):
+        load_pair(tmp_path / "tiny-target", tmp_path / "tiny-draft")
+    path.write_text("{")
+    with warnings.catch_warnings(action="error"):
+        load_pair(tmp_path / "tiny-target", tmp_path / "tiny-draft")
 
 
 @pytest.mark.parametrize(("target", "draft"), [(100, 32000), (2000, 100)])

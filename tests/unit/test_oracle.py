@@ -5,7 +5,7 @@ import torch
 from transformers import GenerationConfig
 
 from refimpl import generate
-from refimpl.pairs.loading import TINY_ARCHITECTURES, random_pair
+from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
 
 NEUTRAL = GenerationConfig(do_sample=False, use_cache=True, pad_token_id=0, eos_token_id=5, max_new_tokens=16)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refimpl import InputError, Request, generate, stream
-from refimpl.pairs.loading import random_pair
+from refimpl.pairs.random_pairs import random_pair
 from refimpl.recorded import RecordedRounds, _Ahead, _stream_of, context_width
 
 SETTINGS = {"max_new_tokens": 14, "num_speculative_tokens": 4, "stop_token_ids": [5], "checks": "host"}

@@ -1,0 +1,80 @@
+"""Tiny random pairs of many architectures, for tests and conformance cases."""
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from refimpl.errors import InputError
+from refimpl.model import Pair
+from refimpl.pairs.loading import make_pair
+
+_SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TINY_ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", _SMALL),
+    "qwen3": ("Qwen3Config", _SMALL | {"head_dim": 8}),
+    "glm4": ("Glm4Config", _SMALL | {"head_dim": 8, "partial_rotary_factor": 0.5}),
+    "mistral": ("MistralConfig", _SMALL | {"sliding_window": None}),
+    "opt": (
+        "OPTConfig",
+        {
+            "hidden_size": 32,
+            "ffn_dim": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 256,
+            "word_embed_proj_dim": 32,
+            "dropout": 0.0,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "gpt2": (
+        "GPT2Config",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+}
+
+
+def random_pair(
+    kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float64, device: str = "cpu", **settings: Any
+) -> Pair:
+    """Build a tiny random pair of an architecture, for tests: hundreds of parameters, made in milliseconds.
+
+    Args:
+        kind: one of `TINY_ARCHITECTURES`.
+        seed: of the weights; the draft is a perturbed copy of the target, so that some drafts are accepted.
+        dtype: float64 makes ties between shapes practically impossible.
+        device: the weights are the same on any.
+        settings: ``vocab_size``, ``draft_noise`` (0 copies the target; large is adversarial).
+    """
+    if kind not in TINY_ARCHITECTURES:
+        raise InputError(f"unknown architecture {kind!r}: choose {', '.join(TINY_ARCHITECTURES)}")
+    vocab_size, noise = settings.pop("vocab_size", 61), settings.pop("draft_noise", 0.02)
+    if settings:
+        raise InputError(f"unknown setting {', '.join(settings)}: choose vocab_size, draft_noise")
+    class_name, arguments = TINY_ARCHITECTURES[kind]
+    config = getattr(transformers, class_name)(vocab_size=vocab_size, **arguments)
+    models = []
+    for scale in (0.0, noise):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype).eval()
+        for parameter in model.parameters():
+            parameter.data.mul_(6.0) if parameter.dim() > 1 and parameter.std() < 0.1 else None
+        torch.manual_seed(seed + 1)
+        for parameter in model.parameters():
+            parameter.data.add_(scale * torch.randn_like(parameter))
+        models.append(model.to(device))
+    return make_pair(models[0], models[1], stop_token_ids=(), name=f"random {kind}")
