@@ -5,6 +5,8 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,23 +19,36 @@ CODE = ("--", "*.py", "*.safetensors", "constraints.txt")  # what a result depen
 
 
 def provenance(device: "torch.device") -> dict[str, Any]:
-    """Time, commit, command (which holds every setting that is not a default), device and libraries."""
+    """What `stamp` says, and command (which holds every setting that is not a default), device and threads."""
     import torch
-    import transformers
 
-    return {
+    return stamp("torch", "transformers") | {
         "schema_version": SCHEMA_VERSION,
-        "utc_time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
         "command": command_line(),
         "device": device_name(device),
         "torch_threads": torch.get_num_threads(),
-        "libraries": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
     }
+
+
+def stamp(*libraries: str) -> dict[str, Any]:
+    """Time, commit, and the versions of Python and of some libraries."""
+    return {"utc_time": utc_time(), "commit": commit(), "libraries": dict(_versions(libraries))}
+
+
+def utc_time() -> str:
+    """Now, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@lru_cache(maxsize=8)
+def _versions(libraries: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    installed = {"python": platform.python_version()}
+    for name in libraries:
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            installed[name] = "not installed"
+    return tuple(installed.items())
 
 
 def command_line() -> str:
@@ -53,6 +68,7 @@ def device_name(device: "torch.device") -> str:
     return f"{names[0] if names else platform.machine()}, {len(names) or 1} cores"
 
 
+@lru_cache(maxsize=1)
 def commit() -> str:
     """Commit of the code that runs, marked when the packages differ from it (measured files may)."""
     try:

@@ -15,7 +15,7 @@ from simulator.folders import CALIBRATION
 from simulator.grids import Grid, make_grid
 from simulator.tables import read_mapping, read_table
 
-SCHEMA = "raggedspec.calibration/2"
+SCHEMA = "raggedspec.calibration/3"
 ORIGINS = ("measured", "published", "synthetic")
 COMPONENTS = ("prefill", "draft", "verify", "realign", "concat", "split", "compact", "host", "draft_prefill")
 SAME_CODE = {"rollback": "realigned", "inplace_scattered": "inplace"}  # whose points hold where a layout has none
@@ -24,7 +24,7 @@ POINT_COLUMNS = (
     "mean_s", "median_s", "p10_s", "p90_s",
 )  # fmt: skip
 META_FIELDS = (
-    "schema", "origin", "created_utc", "commit", "command", "device", "driver", "versions", "pair", "dtype", "threads",
+    "schema", "origin", "utc_time", "commit", "command", "device", "torch_threads", "libraries", "pair", "dtype",
     "seeds", "check_level", "repeats", "drift_cv", "run_cv", "round_cv", "component_cv",
     "kv_bytes_per_token", "num_layers",
 )  # fmt: skip

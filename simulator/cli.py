@@ -189,8 +189,8 @@ def attribute(
     a, b = load_scenario(first), read_scenario(second or first, sets)
     if plot:
         from refimpl.files import check_writable
+        from simulator.inputs import input_files
         from simulator.plots import check_figure, save, waterfall
-        from simulator.provenance import input_files
 
         check_figure(plot)
         check_writable(plot, first, second, *input_files(a).values(), *input_files(b).values())

@@ -23,8 +23,8 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Write one replication, or an engine trace, for chrome://tracing or ui.perfetto.dev."""
+    from simulator.inputs import input_files
     from simulator.model import simulate_once
-    from simulator.provenance import input_files
     from simulator.trace_export import export_trace
     from simulator.traces import read_engine_trace
 

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from refimpl import provenance
 from refimpl.files import check_folder
 from simulator.errors import InputError, require
 from simulator.fields import COUNT, plain
-from simulator.provenance import commit, input_digests, library_versions, now_utc
+from simulator.inputs import input_digests
 from simulator.runner import run_replication
 from simulator.scenario import (
     Scenario,
@@ -32,6 +33,7 @@ from simulator.scenario import (
 )
 
 SPEC_KEYS = ("base", "replications", "grid", "latin", "sobol", "skip_invalid")
+LIBRARIES = ("numpy", "pandas", "scipy", "simpy")  # what numbers may depend on
 Ranges = dict[str, tuple[float, float]]
 SweepProgress = Callable[[int, int], None]
 
@@ -57,7 +59,7 @@ class Task:
         Changes that are not committed count as one state, whatever they are.
         """
         config = {name: value for name, value in to_mapping(self.scenario).items() if name != "name"}
-        return content_hash([config, input_digests(self.scenario), self.replications, commit()])
+        return content_hash([config, input_digests(self.scenario), self.replications, provenance.commit()])
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,7 @@ def _write(frame: pd.DataFrame, path: Path, task: Task | None) -> None:
     import pyarrow.parquet as pq
 
     table = pa.Table.from_pandas(frame, preserve_index=False)
-    meta: dict[str, Any] = {"commit": commit(), "created_utc": now_utc(), "versions": library_versions()}
+    meta: dict[str, Any] = provenance.stamp(*LIBRARIES)
     if task is not None:
         meta |= {"scenario": to_mapping(task.scenario), "seed": task.scenario.seed}
         meta |= {"inputs": input_digests(task.scenario), "replications": task.replications}

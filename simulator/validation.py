@@ -38,7 +38,7 @@ from simulator.scenario import Scenario
 from simulator.tables import read_table
 from simulator.traces import EngineTrace, read_engine_trace
 
-SCHEMA = "raggedspec.validation/2"
+SCHEMA = "raggedspec.validation/3"
 BAND = 0.9
 META = (*META_FIELDS, "reference_s", "reference_cv")
 MIN_STAGE_SHARE = 0.02  # stages below this share of a run are not judged one by one

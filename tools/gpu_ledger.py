@@ -2,11 +2,12 @@
 
 import json
 import tarfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gpu_pieces import RESULTS, SIMULATOR_DATA, Piece
+
+from refimpl.provenance import utc_time
 
 CHECKOUT = Path(__file__).parent.parent
 LEDGER = f"{RESULTS}/gpu.json"
@@ -43,7 +44,7 @@ class Ledger:
             "seconds": round(sum(command["seconds"] for command in commands), 1),
             "commit": self.commit,
             "device": device,
-            "utc_time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "utc_time": utc_time(),
             "commands": commands,
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)

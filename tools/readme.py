@@ -113,11 +113,11 @@ def simulator(name: str) -> str:
     """Errors of the simulator against held-out runs of the engine; `name` is ``device/pair``."""
     found = read_validation(name)
     rows = [[label, *_error_cells(found.summary.loc[metric])] for metric, label in VALIDATION_METRICS.items()]
-    parity, coverage, meta = f"{100 * found.parity:.0f} %", f"{100 * found.coverage:.1f} %", found.meta
+    parity, coverage = f"{100 * found.parity:.0f} %", f"{100 * found.coverage:.1f} %"
     return (
         markdown_table(["error", "mean size", "mean", "worst", "of"], rows)
         + f"\nDecisions agree in {parity} of row-rounds; 90 % bands hold {coverage} of runs.\n"
-        + f"\n`{meta['command']}` · {meta['device']}, {meta['threads']} torch threads · commit {meta['commit']}\n"
+        + origin(found.meta)
     )
 
 

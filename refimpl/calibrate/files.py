@@ -2,21 +2,16 @@
 
 import csv
 import json
-import platform
 import re
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from refimpl.calibrate.points import POINT_COLUMNS, Points
 from refimpl.calibrate.reference import Reference
 from refimpl.model import Pair
-from refimpl.provenance import commit, device_name
+from refimpl.provenance import device_name, provenance
 
-SCHEMA = "raggedspec.calibration/2"
+SCHEMA = "raggedspec.calibration/3"
 
 
 def folder_name(pair: Pair, pair_name: str) -> str:
@@ -59,15 +54,10 @@ def make_meta(
     return {
         "schema": SCHEMA,
         "origin": "measured",
-        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        **provenance(pair.device),
         "command": command,
-        "device": device_name(pair.device),
-        "driver": torch.version.cuda or platform.system(),
-        "versions": {"python": platform.python_version()} | {n: version(n) for n in ("torch", "transformers", "numpy")},
         "pair": pair.name,
         "dtype": str(pair.dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads(),
         "seeds": [seed],
         "check_level": check_level,
         "cuda_graphs": False,  # visits and runs execute their rounds unrecorded

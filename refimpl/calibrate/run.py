@@ -282,4 +282,4 @@ def write_calibration(calibration: Calibration, pair: Pair, out: Path, folder: s
                 write_run(runs / "fit" / f"{name}-{index}.ndjson.gz", run)
         for name, run in calibration.held_out.items():
             write_run(runs / f"{name}.ndjson.gz", run)
-        write_json(runs / "meta.json", meta | {"schema": "raggedspec.validation/2"})
+        write_json(runs / "meta.json", meta | {"schema": "raggedspec.validation/3"})

@@ -7,9 +7,9 @@ from itertools import product
 from simulator.calibration import POINT_COLUMNS, SCHEMA
 
 SYNTHETIC_META = {
-    "schema": SCHEMA, "origin": "synthetic", "created_utc": "2026-01-01T00:00:00+00:00", "commit": "none",
-    "command": "tests", "device": "none", "driver": "none", "versions": {}, "pair": "toy", "dtype": "float32",
-    "threads": 1, "seeds": [0], "check_level": "off", "repeats": 3,
+    "schema": SCHEMA, "origin": "synthetic", "utc_time": "2026-01-01T00:00:00+00:00", "commit": "none",
+    "command": "tests", "device": "none", "libraries": {}, "pair": "toy", "dtype": "float32",
+    "torch_threads": 1, "seeds": [0], "check_level": "off", "repeats": 3,
     "drift_cv": 0.02, "run_cv": 0.02, "round_cv": 0.04, "component_cv": {"verify": 0.01},
     "kv_bytes_per_token": {"target": 100, "draft": 20}, "num_layers": {"target": 2, "draft": 1},
 }  # fmt: skip

@@ -61,7 +61,7 @@ def test_the_committed_validation_is_exact_in_decisions_and_tells_its_drift(name
     assert found.parity == 1
     assert (found.table["scheduler_error"] == 0).all()
     assert found.meta["origin"] == "measured"
-    assert load_calibration(name).meta["created_utc"] == found.meta["created_utc"]
+    assert load_calibration(name).meta["utc_time"] == found.meta["utc_time"]
 
 
 @pytest.mark.parametrize("name", available_calibrations())

@@ -1,41 +1,13 @@
-"""Where numbers come from: commit, library versions, digests of input files."""
+"""Files that a scenario reads, and their digests."""
 
 import hashlib
-import platform
-from datetime import UTC, datetime
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from refimpl import provenance
 from simulator.calibration import find_calibration
 from simulator.fields import Spec
 from simulator.folders import DATA
 from simulator.scenario import Scenario
-
-
-@lru_cache(maxsize=1)
-def commit() -> str:
-    """Commit of the code that runs, by the engine's rule: rewritten data files leave it clean."""
-    return provenance.commit()
-
-
-def now_utc() -> str:
-    """ISO 8601, seconds."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@lru_cache(maxsize=8)
-def library_versions(names: tuple[str, ...] = ("numpy", "pandas", "scipy", "simpy")) -> dict[str, str]:
-    """Version of Python and of each library that is installed."""
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def input_files(scenario: Scenario) -> dict[str, Path]:
