@@ -11,7 +11,7 @@ import typer
 
 from simulator.cli_output import print_json, progress, show, show_extrapolated, tables
 from simulator.errors import InputError, require
-from simulator.scenario import Scenario, from_data, load_scenario, parse_yaml, set_path, to_mapping
+from simulator.scenario import Scenario, apply_settings, from_data, load_scenario, parse_yaml, to_mapping
 
 app = typer.Typer(
     add_completion=False,
@@ -68,11 +68,12 @@ def _usage_error(error: Exception) -> int:
 
 def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:
     """Scenario from a file and ``PATH=VALUE`` changes."""
-    data = to_mapping(load_scenario(path) if path else Scenario())
+    data, changes = to_mapping(load_scenario(path) if path else Scenario()), {}
     for change in sets or []:
         name, equals, value = change.partition("=")
         require(bool(equals), f"--set {change}: must be PATH=VALUE")
-        set_path(data, name.strip(), parse_yaml(value, f"--set {change}"))
+        changes[name.strip()] = parse_yaml(value, f"--set {change}")
+    apply_settings(data, changes)
     return from_data(data)
 
 
@@ -154,17 +155,20 @@ def sweep(
     loaded = load_sweep(spec)
     require(metric is None or loaded.sobol is not None, f"--metric {metric} is for sweeps of kind sobol: leave it out")
     check_metric(metric or "tokens_per_s")
+    skipped = list(loaded.skipped)
     with progress("scenarios") as tell:
-        frame = run_sweep(loaded, out, workers=workers, dask=dask, progress=tell)
-    scenarios = int(frame["key"].nunique())
+        frame = run_sweep(loaded, out, workers=workers, dask=dask, progress=tell, skip=skipped.append)
+    scenarios, points = int(frame["key"].nunique()), len(loaded.tasks) + len(loaded.skipped)
     indices = sobol_indices(loaded, frame, metric or "tokens_per_s") if loaded.sobol else None
     with tables(as_json):
-        print(f"{scenarios} scenarios, {len(frame)} replications in {out / 'results.parquet'}")
+        for reason in skipped:
+            print(f"left out {reason}")
+        print(f"{points} points, {scenarios} scenarios, {len(frame)} replications in {out / 'results.parquet'}")
         if indices is not None:
             show(indices)
     if as_json:
         print_json(
-            {"scenarios": scenarios, "replications": len(frame)}
+            {"points": points, "scenarios": scenarios, "replications": len(frame), "skipped": skipped}
             | ({} if indices is None else {"sobol": indices.to_dict(orient="index")})
         )
 

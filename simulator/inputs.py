@@ -20,7 +20,8 @@ def input_files(scenario: Scenario) -> dict[str, Path]:
     }
     files = {name: _found(Path(path)) for name, spec in specs.items() if (path := _path_of(spec))}
     if scenario.cost.kind == "table":
-        files["calibration"] = find_calibration(scenario.cost["calibration"]) / "points.csv"
+        folder = find_calibration(scenario.cost["calibration"])
+        files |= {"calibration": folder / "points.csv", "calibration meta": folder / "meta.json"}
     return files
 
 

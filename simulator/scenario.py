@@ -4,6 +4,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from simulator.fields import (
 )
 from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, KINDS, LENGTHS, METHODS
 
+METHOD_PATHS = ("method", "engine.method")
 DEFAULT_BUDGET = 128
 MAX_BUDGET = 2**18  # tokens; a number is drawn for each of them, for hundreds of requests at a time
 IGNORED = {  # kind of study -> settings that have no effect there
@@ -254,8 +256,7 @@ class Scenario:
     def but(self, **changes: Any) -> "Scenario":
         """Copy with changes given by dotted path, for example ``{"engine.batch_size": 4}``; dots written as ``__``."""
         data = to_mapping(self)
-        for key, value in changes.items():
-            set_path(data, key.replace("__", "."), value)
+        apply_settings(data, {key.replace("__", "."): value for key, value in changes.items()})
         return from_mapping(Scenario, data)
 
 
@@ -272,7 +273,7 @@ def set_path(data: dict[str, Any], path: str, value: Any) -> None:
     Raises:
         InputError: no such path.
     """
-    if path in ("method", "engine.method"):
+    if path in METHOD_PATHS:
         data["engine"].update(resolve_method(value))
         return
     *parents, last = path.split(".")
@@ -296,6 +297,25 @@ def _drop_unknown(here: dict[str, Any], path: str, kind: str) -> None:
             del here[name]
 
 
+def apply_settings(data: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Set dotted paths in nested mappings, one after the other, see `set_path`.
+
+    Raises:
+        InputError: no such path, or a method beside a setting that it fixes otherwise.
+    """
+    for path, value in settings.items():
+        if path in METHOD_PATHS:
+            require_agreement(value, {name.removeprefix("engine."): given for name, given in settings.items()})
+        set_path(data, path, value)
+
+
+def require_agreement(method: Any, engine: Mapping[str, Any]) -> None:
+    """Raise InputError where a setting of the engine differs from what the method fixes."""
+    for name, value in resolve_method(method).items():
+        agrees = name not in engine or engine[name] == value
+        require(agrees, f"engine.{name}: method {method} has {value}, not {engine.get(name)!r}; leave one of them out")
+
+
 def resolve_method(name: Any) -> dict[str, Any]:
     """Engine settings behind a method's name, or behind ``layout+scheduler``."""
     if str(name) in METHODS:
@@ -311,7 +331,9 @@ def from_data(data: Any) -> Scenario:
     """Build a Scenario from plain data; ``engine.method`` may stand for layout and scheduler."""
     if isinstance(data, dict) and isinstance(data.get("engine"), dict) and "method" in data["engine"]:
         engine = dict(data["engine"])
-        data = {**data, "engine": resolve_method(engine.pop("method")) | engine}
+        method = engine.pop("method")
+        require_agreement(method, engine)
+        data = {**data, "engine": engine | resolve_method(method)}
     return from_mapping(Scenario, data)
 
 

@@ -6,8 +6,10 @@ at all by the process that drives the sweep. A sweep that is started again skips
 
 import itertools
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,17 +20,17 @@ import pandas as pd
 from refimpl import provenance
 from refimpl.files import check_folder
 from simulator.errors import InputError, require
-from simulator.fields import COUNT, plain
+from simulator.fields import COUNT, Range, plain
 from simulator.inputs import input_digests
 from simulator.runner import run_replication
 from simulator.scenario import (
     Scenario,
     anchored,
+    apply_settings,
     content_hash,
     from_data,
     load_scenario,
     read_yaml,
-    set_path,
     to_mapping,
 )
 
@@ -67,12 +69,16 @@ class SweepSpec:
     """A sweep as its YAML file describes it.
 
     Attributes:
-        tasks: one per scenario, in a fixed order.
+        tasks: one per point, in a fixed order; several may come to the same scenario.
         sobol: the problem that a Sobol analysis needs, None for other sweeps.
+        skip_invalid: whether points are left out that turn out to be impossible while they run.
+        skipped: why points were left out.
     """
 
     tasks: tuple[Task, ...]
     sobol: dict[str, Any] | None = None
+    skip_invalid: bool = False
+    skipped: tuple[str, ...] = ()
 
 
 def load_sweep(path: str | Path) -> SweepSpec:
@@ -115,8 +121,8 @@ def build_sweep(
         grid: dotted path → values; every combination runs.
         latin: ``samples``, ``seed`` and ``ranges`` (dotted path → [low, high], integers where both ends are).
         sobol: ``samples`` (a power of two) and ``ranges``; Saltelli's scheme for `sobol_indices`.
-        skip_invalid: leave out impossible combinations instead of refusing the sweep; not with `sobol`, whose indices
-            need every point.
+        skip_invalid: leave out impossible points, also those outside of the calibrated range, instead of refusing the
+            sweep; not with `sobol`, whose indices need every point.
 
     Raises:
         InputError: impossible settings, none or several of the three kinds, or nothing left to run.
@@ -135,31 +141,53 @@ def build_sweep(
         points = _latin_points(latin)
     else:
         problem, points = _sobol_points(sobol or {})
-    tasks = [task for point in points if (task := _task(base, point, replications, skip_invalid))]
+    tasks, skipped = [], []
+    for point in points:
+        try:
+            tasks.append(_task(base, point, replications))
+        except InputError as error:
+            if not skip_invalid:
+                raise
+            skipped.append(str(error))
     require(bool(tasks), "every point of the sweep is impossible")
-    return SweepSpec(tuple(tasks), problem)
+    return SweepSpec(tuple(tasks), problem, skip_invalid, tuple(skipped))
 
 
-def _task(base: Scenario, point: dict[str, Any], replications: int, skip_invalid: bool) -> Task | None:
+def _task(base: Scenario, point: dict[str, Any], replications: int) -> Task:
     data = to_mapping(base)
-    try:
-        for name, value in point.items():
-            set_path(data, name, value)
+    with _named(point):
+        apply_settings(data, point)
         return Task(from_data(data), point, replications)
+
+
+@contextmanager
+def _named(point: dict[str, Any]) -> Iterator[None]:
+    """Put the point before what an InputError says."""
+    try:
+        yield
     except InputError as error:
-        if skip_invalid:
-            return None
         given = ", ".join(f"{name}={value}" for name, value in point.items())
         raise InputError(f"at {given}: {error}") from None
 
 
+def _seed(data: dict[str, Any], kind: str) -> int:
+    return Range(0, 2**32 - 1, integer=True).check(data.get("seed", 0), f"{kind}.seed")
+
+
 def _ranges(data: dict[str, Any], kind: str) -> Ranges:
+    unknown = sorted(map(str, set(data) - {"samples", "seed", "ranges"}))
+    require(not unknown, f"{kind}: unknown key {', '.join(unknown)}; allowed: samples, seed, ranges")
     ranges = data.get("ranges")
     require(isinstance(ranges, dict) and bool(ranges), f"{kind}.ranges must map paths to [low, high]")
     for name, ends in ranges.items():  # type: ignore[union-attr]
-        right = isinstance(ends, list | tuple) and len(ends) == 2 and ends[0] < ends[1]
+        pair = isinstance(ends, list | tuple) and len(ends) == 2 and all(map(_is_number, ends))
+        right = pair and ends[0] < ends[1]
         require(right, f"{kind}.ranges.{name} must be [low, high] with low < high, not {ends!r}")
     return {name: plain((ends[0], ends[1])) for name, ends in ranges.items()}  # type: ignore[union-attr]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _scale(unit: np.ndarray, ranges: Ranges) -> list[dict[str, Any]]:
@@ -177,7 +205,7 @@ def _latin_points(data: dict[str, Any]) -> list[dict[str, Any]]:
     from scipy.stats.qmc import LatinHypercube
 
     ranges, samples = _ranges(data, "latin"), COUNT.check(data.get("samples"), "latin.samples")
-    return _scale(LatinHypercube(len(ranges), rng=data.get("seed", 0)).random(samples), ranges)
+    return _scale(LatinHypercube(len(ranges), rng=_seed(data, "latin")).random(samples), ranges)
 
 
 def _sobol_points(data: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -187,7 +215,7 @@ def _sobol_points(data: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, 
     power = isinstance(samples, int) and samples >= 2 and samples & (samples - 1) == 0
     require(power, f"sobol.samples must be a power of two, not {samples!r}")
     problem = {"num_vars": len(ranges), "names": list(ranges), "bounds": [[0.0, 1.0]] * len(ranges)}
-    unit = sobol.sample(problem, samples, calc_second_order=False, seed=data.get("seed", 0))
+    unit = sobol.sample(problem, samples, calc_second_order=False, seed=_seed(data, "sobol"))
     return problem, _scale(unit, ranges)
 
 
@@ -207,17 +235,28 @@ def sobol_indices(spec: SweepSpec, frame: pd.DataFrame, metric: str = "tokens_pe
 # --- running -----------------------------------------------------------------------------------------------------
 
 
-def run_task(key: str, task: Task) -> tuple[str, pd.DataFrame]:
-    """All replications of a scenario: its key, as the process that drives the sweep knows it, and a line for each."""
-    done = [run_replication(task.scenario, i, keep_frames=False) for i in range(task.replications)]
+def run_task(key: str, task: Task) -> tuple[str, pd.DataFrame | str]:
+    """All replications of a scenario: its key, as the process that drives the sweep knows it, and a line for each.
+
+    Where the scenario turns out to be impossible, why stands in the place of the lines.
+    """
+    try:
+        with _named(task.settings):
+            done = [run_replication(task.scenario, i, keep_frames=False) for i in range(task.replications)]
+    except InputError as error:
+        return key, str(error)
     frame = pd.DataFrame([r.metrics for r in done])
     frame.insert(0, "replication", range(task.replications))
-    for at, (name, value) in enumerate(task.settings.items()):
-        frame.insert(at, name, str(value) if isinstance(value, list | dict) else value)
-    frame.insert(0, "key", key)
     frame["seed"], frame["origin"] = task.scenario.seed, done[0].origin
     frame["extrapolated"] = "; ".join(sorted({what for r in done for what in r.extrapolated}))
     return key, frame
+
+
+def _labelled(frame: pd.DataFrame, task: Task, key: str) -> pd.DataFrame:
+    """A scenario's lines under the settings of one of the points that come to it."""
+    labels = {"key": key} | {n: str(v) if isinstance(v, list | dict) else v for n, v in task.settings.items()}
+    rest = frame.drop(columns=[name for name in labels if name in frame])
+    return pd.concat([pd.DataFrame(labels, index=rest.index), rest], axis=1)
 
 
 def sweep(
@@ -227,8 +266,11 @@ def sweep(
     workers: int = 1,
     dask: str | None = None,
     progress: SweepProgress | None = None,
+    skip: Callable[[str], object] | None = None,
 ) -> pd.DataFrame:
-    """Run what is missing of a sweep and return all of it, one line per scenario and replication.
+    """Run what is missing of a sweep and return all of it, one line per point and replication.
+
+    Points that come to the same scenario are simulated once.
 
     Args:
         spec: from `load_sweep` or `build_sweep`.
@@ -237,23 +279,36 @@ def sweep(
         workers: processes on this machine (joblib), the results do not depend on it.
         dask: address of a Dask scheduler, or ``local`` for a cluster on this machine.
         progress: told (done, all) after every scenario.
+        skip: told why, for every point that is left out because it turned out to be impossible (`skip_invalid`).
 
     Raises:
-        InputError: no files can be made in `out`, or no cluster answers at `dask`.
+        InputError: no files can be made in `out`, no cluster answers at `dask`, or a point that is not to be left out
+            leaves the calibrated range.
     """
     COUNT.check(workers, "workers")
     out = Path(out)
     check_folder(out)
     (out / "scenarios").mkdir(parents=True, exist_ok=True)
-    tasks = {task.key: task for task in spec.tasks}
+    keys = [task.key for task in spec.tasks]
+    tasks = dict(zip(keys, spec.tasks, strict=True))
     missing = {key: task for key, task in tasks.items() if not _is_whole(_file(out, key))}
     finished = len(tasks) - len(missing)
-    for key, frame in _execute(missing, workers, dask):
-        _write(frame, _file(out, key), tasks[key])
+    impossible = set()
+    for key, found in _execute(missing, workers, dask):
+        if isinstance(found, str):
+            require(spec.skip_invalid, found)
+            impossible.add(key)
+            if skip:
+                skip(found)
+        else:
+            _write(found, _file(out, key), tasks[key])
         finished += 1
         if progress:
             progress(finished, len(tasks))
-    result = pd.concat([pd.read_parquet(_file(out, key)) for key in tasks], ignore_index=True)
+    possible = [(key, task) for key, task in zip(keys, spec.tasks, strict=True) if key not in impossible]
+    require(bool(possible), "every point of the sweep is impossible")
+    parts = [_labelled(pd.read_parquet(_file(out, key)), task, key) for key, task in possible]
+    result = pd.concat(parts, ignore_index=True)
     _write(result, out / "results.parquet", None)
     return result
 
@@ -293,7 +348,7 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
     return json.loads(pq.read_schema(path).metadata[b"raggedspec"])
 
 
-def _execute(tasks: dict[str, Task], workers: int, dask: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
+def _execute(tasks: dict[str, Task], workers: int, dask: str | None) -> Iterator[tuple[str, pd.DataFrame | str]]:
     """Results as they come."""
     if dask is not None:
         yield from _execute_dask(tasks, dask, workers)
@@ -306,7 +361,7 @@ def _execute(tasks: dict[str, Task], workers: int, dask: str | None) -> Iterator
         yield from Parallel(n_jobs=workers, return_as="generator_unordered")(jobs)
 
 
-def _execute_dask(tasks: dict[str, Task], address: str, workers: int) -> Iterator[tuple[str, pd.DataFrame]]:
+def _execute_dask(tasks: dict[str, Task], address: str, workers: int) -> Iterator[tuple[str, pd.DataFrame | str]]:
     from distributed import Client, LocalCluster, as_completed
 
     local = address == "local"

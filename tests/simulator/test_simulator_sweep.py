@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -205,3 +206,62 @@ def test_provenance_loads_no_tensor_library():
 def test_impossible_combinations_may_be_skipped():
     spec = build_sweep(BASE, grid={"engine.window_size": [1, 2]}, skip_invalid=True)
     assert [task.settings["engine.window_size"] for task in spec.tasks] == [2]
+
+
+def test_points_that_come_to_one_scenario_each_have_their_lines(tmp_path):
+    first = build_sweep(BASE, replications=2, grid={"engine.scheduler": ["fifo", "static"]})
+    sweep(first, tmp_path)
+    second = build_sweep(BASE, replications=2, grid={"method": ["eqspec", "realigned+static"]})
+    frame = sweep(second, tmp_path, progress=lambda done, all_: pytest.fail("simulated again"))
+    assert list(frame["method"]) == ["eqspec"] * 2 + ["realigned+static"] * 2
+    assert frame["key"].nunique() == 1
+    assert "engine.scheduler" not in frame
+    assert frame["tokens_per_s"][:2].tolist() == frame["tokens_per_s"][2:].tolist()
+
+
+def test_a_grid_does_not_undo_what_a_method_fixes(tmp_path):
+    grid = {"method": ["autoregressive", "speculative", "inplace"], "engine.batch_size": [1, 4]}
+    with pytest.raises(InputError, match=r"at method=autoregressive, engine\.batch_size=4: engine\.batch_size: method"):
+        build_sweep(BASE, grid=grid)
+    spec = build_sweep(BASE, replications=1, grid=grid, skip_invalid=True)
+    frame = sweep(spec, tmp_path)
+    points = list(zip(frame["method"], frame["engine.batch_size"], strict=True))
+    assert points == [("autoregressive", 1), ("speculative", 1), ("inplace", 1), ("inplace", 4)]
+    assert len(spec.skipped) == 2
+    assert frame["mean_acceptance_length"][0] == 1
+
+
+def test_points_outside_of_the_measured_range_are_named_or_left_out(tmp_path, calibration):
+    base = BASE.but(cost={"kind": "table", "calibration": str(calibration)})
+    grid = {"engine.num_speculative_tokens": [2, 12, 4]}
+    with pytest.raises(InputError, match=r"^at engine\.num_speculative_tokens=12: .*tokens_per_row 12 is outside"):
+        sweep(build_sweep(base, replications=1, grid=grid), tmp_path)
+    told = []
+    frame = sweep(build_sweep(base, replications=1, grid=grid, skip_invalid=True), tmp_path, skip=told.append)
+    assert list(frame["engine.num_speculative_tokens"]) == [2, 4]
+    assert [reason.partition(":")[0] for reason in told] == ["at engine.num_speculative_tokens=12"]
+    hopeless = build_sweep(base, replications=1, grid={"engine.num_speculative_tokens": [12]}, skip_invalid=True)
+    with pytest.raises(InputError, match="every point of the sweep is impossible"):
+        sweep(hopeless, tmp_path)
+
+
+def test_a_calibration_that_says_something_else_of_itself_is_another_input(calibration):
+    task = build_sweep(BASE.but(cost={"kind": "table", "calibration": str(calibration)}), grid={"seed": [0]}).tasks[0]
+    before = task.key
+    meta = json.loads((calibration / "meta.json").read_text())
+    (calibration / "meta.json").write_text(json.dumps(meta | {"run_cv": 0.5}))
+    assert task.key != before
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ({"latin": {"samples": 2, "seed": "abc", "ranges": {"seed": [0, 1]}}}, "latin.seed must be an integer"),
+        ({"sobol": {"samples": 2, "seed": -3, "ranges": {"seed": [0, 1]}}}, "sobol.seed must be an integer"),
+        ({"latin": {"sample": 2, "ranges": {"seed": [0, 1]}}}, "latin: unknown key sample"),
+        ({"latin": {"samples": 2, "ranges": {"seed": [0, "x"]}}}, r"latin\.ranges\.seed must be \[low, high\]"),
+    ],
+)
+def test_impossible_samples_are_refused(kind, message):
+    with pytest.raises(InputError, match=message):
+        build_sweep(BASE, **kind)
