@@ -40,11 +40,14 @@ class Fit:
 
 
 def request_counts(trace: EngineTrace) -> tuple[np.ndarray, np.ndarray]:
-    """Right and wrong proposals of every request ``[n], [n]``; proposals after the first wrong one do not count."""
-    rows = trace.rows.assign(wrong=(trace.rows["accepted"] < trace.rows["drafted"]).astype(int))
-    counts = rows.groupby("sequence")[["accepted", "wrong"]].sum()
-    require(int(counts.to_numpy().sum()) > 0, f"{trace.path}: holds no drafted token to learn from")
-    return counts["accepted"].to_numpy(), counts["wrong"].to_numpy()
+    """Right and wrong proposals of every request ``[n], [n]``; proposals after the first wrong one do not count.
+
+    A position counts once, however often a layout that rolls back has it drafted again.
+    """
+    bits = [trace.match_bits(sequence) for sequence in range(trace.header["num_sequences"])]
+    right, wrong = (np.array([int((each == value).sum()) for each in bits]) for value in (1, 0))
+    require(int((right + wrong).sum()) > 0, f"{trace.path}: holds no drafted token to learn from")
+    return right, wrong
 
 
 def fit_iid(trace: EngineTrace) -> tuple[Spec, float]:
@@ -59,7 +62,13 @@ def _bernoulli(right: float, wrong: float, p: float) -> float:
 
 
 def fit_profile(trace: EngineTrace) -> tuple[Spec, float]:
-    """Maximum likelihood per place in the round: share of right ones among the proposals compared there."""
+    """Maximum likelihood per place in the round: share of right ones among the proposals compared there.
+
+    Raises:
+        InputError: the rollback layout, which has the same positions drafted again at other places.
+    """
+    again = trace.header["layout"] == "rollback"
+    require(not again, f"{trace.path}: a profile cannot be told from a run of layout rollback")
     accepted, drafted = trace.rows["accepted"].to_numpy(), trace.rows["drafted"].to_numpy()
     probabilities, total = [], 0.0
     for place in range(int(drafted.max())):
@@ -119,7 +128,7 @@ def _compared(trace: EngineTrace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def fit_all(trace: EngineTrace, replications: int = 40) -> dict[str, Fit]:
-    """Fit every model and compare each with the trace.
+    """Fit every model that the trace can tell of, and compare each with it.
 
     Raises:
         InputError: no replications, or a trace without drafted tokens.
@@ -127,7 +136,7 @@ def fit_all(trace: EngineTrace, replications: int = 40) -> dict[str, Fit]:
     COUNT.check(replications, "replications")
     fitted = {
         "iid": fit_iid(trace),
-        "profile": fit_profile(trace),
+        **({} if trace.header["layout"] == "rollback" else {"profile": fit_profile(trace)}),
         "beta": fit_beta(trace),
         "markov": fit_markov(trace),
         "bootstrap": (Spec.of("bootstrap", path=trace.path), float("nan")),

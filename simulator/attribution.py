@@ -16,7 +16,7 @@ import pandas as pd
 from simulator.errors import InputError, require
 from simulator.fields import to_mapping
 from simulator.metrics import check_metric
-from simulator.runner import mean_interval, run_parallel, run_replication
+from simulator.runner import DIFFERENT, mean_interval, run_parallel, run_replication
 from simulator.scenario import Scenario, Study, from_data
 
 FACTORS: dict[str, tuple[str, ...]] = {
@@ -175,7 +175,7 @@ def _table(shares: pd.DataFrame, difference: np.ndarray, level: float) -> pd.Dat
         mean, low, high, _ = mean_interval(values, level)
         real = low > 0 or high < 0
         relative = mean / difference.mean() if difference.mean() else np.nan
-        verdict = "real difference" if real else "not distinguishable"
+        verdict = DIFFERENT if real else "not distinguishable"
         line = {"factor": name, "share": mean, "low": low, "high": high}
         lines.append(line | {"relative": relative, "verdict": verdict})
     return pd.DataFrame(lines).set_index("factor")

@@ -38,7 +38,7 @@ class Calibration:
         name: ``device/pair``, or the directory.
         meta: the fields of meta.json.
         grids: (component, layout) → Grid.
-        digest: sixteen hex digits of the points.
+        digest: sixteen hex digits of both files.
     """
 
     name: str
@@ -91,14 +91,14 @@ def load_calibration(name: str) -> Calibration:
 
 @lru_cache(maxsize=16)
 def _load(name: str, folder: Path, stamp: tuple[int, ...]) -> Calibration:
-    text = (folder / "points.csv").read_bytes()
+    content = b"".join((folder / name).read_bytes() for name in ("points.csv", "meta.json"))
     meta = read_meta(folder / "meta.json", META_FIELDS, SCHEMA)
     _check_numbers(meta, f"{folder / 'meta.json'}: ")
     require(meta["origin"] in ORIGINS, f"{folder / 'meta.json'}: origin must be one of {', '.join(ORIGINS)}")
     frame = _read_points(folder / "points.csv")
     keys = frame.groupby(["component", "layout"], sort=True)
     grids = {(str(key[0]), str(key[1])): make_grid(group, _place(folder, key)) for key, group in keys}
-    return Calibration(name, meta, grids, hashlib.sha256(text).hexdigest()[:16])
+    return Calibration(name, meta, grids, hashlib.sha256(content).hexdigest()[:16])
 
 
 def _check_numbers(meta: dict[str, Any], where: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli_output import print_json, progress, show, show_extrapolated, tables
+from simulator.cli_output import notes, print_json, progress, show, show_extrapolated, tables
 from simulator.errors import InputError, require
 from simulator.scenario import Scenario, apply_settings, from_data, load_scenario, parse_yaml, to_mapping
 
@@ -28,11 +28,13 @@ Workers = Annotated[int, typer.Option(min=1, help="worker processes; the results
 Json = Annotated[bool, typer.Option("--json", help="print one line of JSON; tables go to stderr")]
 INTERRUPTED = 130  # exit code
 SHOWN = (
-    "tokens_per_s", "makespan_s", "completed", "censored", "cut_outputs", "latency_mean_s", "latency_p99_s",
-    "first_token_p50_s", "per_token_mean_s", "rounds", "tokens_per_round", "occupancy", "grouping_rate", "draft_share",
+    "tokens_per_s", "requests_per_s", "makespan_s", "completed", "censored", "cut_outputs", "latency_mean_s",
+    "latency_p99_s", "queueing_mean_s", "first_token_p50_s", "first_token_p99_s", "per_token_mean_s", "slo_attainment",
+    "goodput_per_s", "busy_share", "rounds", "tokens_per_round", "occupancy", "grouping_rate", "draft_share",
     "verify_share", "realign_share", "draft_acceptance_rate", "mean_acceptance_length", "kv_peak_bytes",
     "kv_allocated_bytes", "longest_wait_rounds",
 )  # fmt: skip
+WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario has limits
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,31 +88,48 @@ def run(
     sets: Sets = None,
     replications: Replications = 10,
     workers: Workers = 1,
-    precision: Annotated[float | None, typer.Option(help="go on until tokens/s is known to this share")] = None,
+    precision: Annotated[float | None, typer.Option(help="go on until --metric is known to this share")] = None,
+    metric: Annotated[str, typer.Option(help="what --precision is about")] = "tokens_per_s",
+    out: Annotated[Path | None, typer.Option(help="folder for metrics, requests and rounds as CSV files")] = None,
     metrics: Annotated[bool, typer.Option("--all", help="show every metric")] = False,
     as_json: Json = False,
 ) -> None:
-    """Simulate one scenario and print each metric with its 95 % interval."""
+    """Simulate one scenario and print each metric with its 95 % interval, and the range of single replications."""
+    from refimpl.files import check_folder
     from simulator.runner import simulate
 
     given = read_scenario(scenario, sets)
+    if out:
+        check_folder(out)
     with progress("replications") as tell:
-        results = simulate(given, replications, precision=precision, workers=workers, keep_frames=False, progress=tell)
+        results = simulate(
+            given, replications, precision=precision, metric=metric, workers=workers, keep_frames=out is not None,
+            progress=tell,
+        )  # fmt: skip
+    if out:
+        results.write(out)
     summary, count = results.summary(), len(results.replications)
-    reached = results.relative_error("tokens_per_s")
+    reached = results.relative_error(metric)
     with tables(as_json):
         print(f"{given.name}: {count} replications, costs from {results.origin}")
-        show(summary if metrics else summary.loc[list(SHOWN)])
+        show(summary if metrics else summary.loc[_shown(given)])
         show_extrapolated(results.extrapolated)
+        for note in notes(given, summary["mean"]):
+            print(note)
         if precision is not None and reached > precision:
             print(
-                f"precision {precision:g} is not reached: after {count} replications tokens/s is known to {reached:.2g}"
+                f"precision {precision:g} is not reached: after {count} replications {metric} is known to {reached:.2g}"
             )
     if as_json:
         head = {"scenario": given.name, "content_hash": given.content_hash, "origin": results.origin}
         known = {} if precision is None else {"precision_reached": reached <= precision}
         rest = {"extrapolated": results.extrapolated, "metrics": summary.to_dict(orient="index")}
         print_json(head | known | rest)
+
+
+def _shown(*scenarios: Scenario) -> list[str]:
+    limits = [s.service.slo_first_token_s or s.service.slo_per_token_s for s in scenarios]
+    return [name for name in SHOWN if any(limits) or name not in WITH_LIMITS]
 
 
 @app.command(epilog="Example: [bold]python -m simulator compare docs/scenario.yaml -s method=exspec[/bold]")
@@ -129,7 +148,7 @@ def compare(
     require(second is not None or bool(sets), "compare: give a second scenario, or changes with --set")
     found = run_compare(load_scenario(first), read_scenario(second or first, sets), replications, workers=workers)
     with tables(as_json):
-        show(found.table if metrics else found.table.loc[list(SHOWN)])
+        show(found.table if metrics else found.table.loc[_shown(found.a.scenario, found.b.scenario)])
         show_extrapolated(found.extrapolated)
     if as_json:
         print_json({"extrapolated": found.extrapolated, "metrics": found.table.to_dict(orient="index")})

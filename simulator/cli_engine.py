@@ -8,6 +8,7 @@ import typer
 from refimpl.files import check_writable
 from simulator.cli import Json, Replications, ScenarioPath, Sets, Workers, app, read_scenario
 from simulator.cli_output import print_json, progress, show, tables
+from simulator.errors import require
 
 if TYPE_CHECKING:
     from simulator.validation import Validation
@@ -28,6 +29,8 @@ def trace(
     from simulator.trace_export import export_trace
     from simulator.traces import read_engine_trace
 
+    simulated = scenario is not None or bool(sets) or replication > 0
+    require(not (engine and simulated), "--engine converts a trace: leave out scenario, --set and --replication")
     given = read_scenario(scenario, sets)
     check_writable(out, scenario, engine, *input_files(given).values())
     source = read_engine_trace(engine) if engine else simulate_once(given, replication, keep_rows=True)

@@ -3,10 +3,13 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
+from simulator.scenario import Scenario
+
+MANY_CENSORED = 0.01  # share of the requests
 PAUSE_S = 30.0  # between two lines of progress where there is no terminal
 
 
@@ -43,6 +46,22 @@ def show_extrapolated(found: Iterable[str]) -> None:
     for group in groups.values():
         more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
         print(f"extrapolated: {group[0]}{more}")
+
+
+def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
+    """What a reader of the metrics should know."""
+    censored = means["censored"] / max(means["censored"] + means["completed"], 1)
+    if censored > MANY_CENSORED:
+        yield (
+            f"{100 * censored:.2g} % of the requests had not finished at the end: latencies are those of the others, "
+            "and too short"
+        )
+    capacity = scenario.service.kv_capacity_bytes
+    if capacity is not None and means["kv_allocated_bytes"] > capacity:
+        yield (
+            f"the engine would allocate {means['kv_allocated_bytes']:.3g} bytes of K/V, more than "
+            f"service.kv_capacity_bytes {capacity:.3g}, and refuse the run; simulated is a server with paged K/V"
+        )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import numpy as np
 from simulator.calibration import COMPONENTS, Calibration, load_calibration
 from simulator.errors import require
 from simulator.fields import Spec
+from simulator.grids import Grid
 from simulator.kinds import COST
 from simulator.scenario import Scenario
 from simulator.streams import Purpose, Streams
@@ -25,11 +26,21 @@ class Line(dict[int, float]):
 
     Args:
         seconds: widths ``[n]`` → seconds ``[n]``.
+
+    Attributes:
+        widest: largest width of a stage that has run; negative where none has.
     """
 
     def __init__(self, seconds: Callable[[np.ndarray], np.ndarray]):
         super().__init__()
         self.seconds = seconds
+        self.widest = -1
+
+    def at(self, width: int) -> float:
+        """Seconds of a stage that runs; a mere estimate reads them by index."""
+        if width > self.widest:
+            self.widest = width
+        return self[width]
 
     def __missing__(self, width: int) -> float:
         first = width - width % BLOCK_WIDTHS
@@ -58,19 +69,23 @@ class CostModel(ABC):
     def __init__(self, factors: dict[str, float]):
         self.factors = factors
         self.extrapolated: set[str] = set()
-        self.line = lru_cache(maxsize=None)(self._line)
+        self.lines: dict[tuple[str, int, int, bool], Line] = {}
         self.point = lru_cache(maxsize=None)(self._point)
 
-    def _line(self, component: str, rows: int, tokens: int, scattered: bool = False) -> Line:
-        factor = self.factors[component]
-        return Line(lambda widths: self.seconds(component, rows, tokens, widths, scattered) * factor)
+    def line(self, component: str, rows: int, tokens: int, scattered: bool = False) -> Line:
+        """Seconds of a component at every width."""
+        key = component, rows, tokens, scattered
+        if key not in self.lines:
+            factor = self.factors[component]
+            self.lines[key] = Line(lambda widths: self.seconds(component, rows, tokens, widths, scattered) * factor)
+        return self.lines[key]
 
     def _point(self, component: str, rows: int, tokens: int) -> float:
         """Seconds of a component that does not depend on the width."""
         return float(self.seconds(component, rows, tokens, np.zeros(1), False)[0]) * self.factors[component]
 
-    def check_rounds(self, widest: dict[tuple[int, int], int]) -> None:  # noqa: B027 (most cost models know no range)
-        """Refuse, or mark, a study with rounds outside what was measured: (rows, k) → widest row met."""
+    def check_widths(self) -> None:  # noqa: B027 (most cost models know no range)
+        """Refuse, or mark, a study with stages that were wider than what was measured; called at its end."""
 
     @abstractmethod
     def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
@@ -124,16 +139,22 @@ class TableCost(CostModel):
         self.origin = f"{calibration.name}@{calibration.digest} ({calibration.meta['origin']})"
 
     def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
-        """Interpolate. Rows and tokens are checked here, the width at the end of the run by `check_rounds`."""
-        grid = self.calibration.grid(component, f"{self.layout}_scattered" if scattered else self.layout)
+        """Interpolate; below the narrowest width, which hardly matters there, seconds stay what they are.
+
+        Rows and tokens are checked here, widths at the end of the run.
+        """
+        grid = self._grid(component, scattered)
         self._note(grid.outside(rows, tokens, grid.axes[2][0]), component)
         return grid.line(rows, tokens, np.maximum(widths, grid.axes[2][0]))
 
-    def check_rounds(self, widest: dict[tuple[int, int], int]) -> None:
-        """Compare the widest row that was met, at each batch size and k, with what was measured."""
-        grid = self.calibration.grid("verify", self.layout)
-        for (rows, k), width in widest.items():
-            self._note(grid.outside(rows, k + 1, max(width, grid.axes[2][0])), "verify")
+    def check_widths(self) -> None:
+        """Compare the widest stage of each component, at each number of rows and tokens, with what was measured."""
+        for (component, rows, tokens, scattered), line in self.lines.items():
+            grid = self._grid(component, scattered)
+            self._note(grid.outside(rows, tokens, max(line.widest, grid.axes[2][0])), component)
+
+    def _grid(self, component: str, scattered: bool) -> Grid:
+        return self.calibration.grid(component, f"{self.layout}_scattered" if scattered else self.layout)
 
     def _note(self, what: str, component: str) -> None:
         if what:

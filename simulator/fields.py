@@ -57,7 +57,7 @@ NON_NEGATIVE = Range(0)
 PROBABILITY = Range(0, 1)
 COUNT = Range(1, integer=True)
 WHOLE = Range(0, integer=True)
-TEXT, NUMBERS, PROBABILITIES = "text", "numbers", "probabilities"
+TEXT, COUNTS, PROBABILITIES = "text", "counts", "probabilities"
 
 Kinds = Mapping[str, Mapping[str, Any]]  # kind -> parameter -> rule, or (rule, default)
 
@@ -154,9 +154,9 @@ def _check_value(value: Any, rule: Any, where: str) -> None:
         rule.check(value, where)
     elif rule == TEXT:
         require(isinstance(value, str) and value != "", f"{where} must be a text, not {value!r}")
-    elif rule in (NUMBERS, PROBABILITIES):
+    elif rule in (COUNTS, PROBABILITIES):
         require(isinstance(value, tuple) and len(value) > 0, f"{where} must be a list of numbers, not {value!r}")
-        limits = NON_NEGATIVE if rule == NUMBERS else PROBABILITY
+        limits = COUNT if rule == COUNTS else PROBABILITY
         for i, item in enumerate(value):
             limits.check(item, f"{where}[{i}]")
     else:

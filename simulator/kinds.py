@@ -3,7 +3,7 @@
 from typing import Any
 
 from refimpl.config import NAMED_METHODS, Method
-from simulator.fields import COUNT, NON_NEGATIVE, NUMBERS, POSITIVE, PROBABILITIES, PROBABILITY, TEXT, Kinds, Range
+from simulator.fields import COUNT, COUNTS, NON_NEGATIVE, POSITIVE, PROBABILITIES, PROBABILITY, TEXT, Kinds, Range
 
 
 def _settings(method: Method) -> dict[str, Any]:
@@ -21,7 +21,7 @@ LENGTHS: Kinds = {
     "uniform": {"low_tokens": COUNT, "high_tokens": COUNT},
     "geometric": {"mean_tokens": Range(1, open_low=True)},
     "lognormal": {"median_tokens": POSITIVE, "sigma": NON_NEGATIVE, "max_tokens": (COUNT, None)},
-    "values": {"tokens": NUMBERS},
+    "values": {"tokens": COUNTS},
     "file": {"path": TEXT, "column": TEXT},
     "spec_bench": {"path": TEXT, "characters_per_token": (POSITIVE, 4.0)},
     "trace": {"path": TEXT},

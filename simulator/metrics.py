@@ -19,30 +19,34 @@ MIN_MSER_BATCHES = 20
 DEFINITIONS = {
     "tokens_per_s": "committed tokens over observed seconds: up to the end of the study, or to that of the last round "
     "where nothing is unfinished and no request can still come",
-    "requests_per_s": "finished requests over observed seconds",
+    "requests_per_s": "requests that finish, over observed seconds",
     "makespan_s": "end of the last round",
-    "completed": "requests that finished",
-    "censored": "requests that had arrived but not finished when the study ended",
+    "completed": "requests that arrived and finished",
+    "censored": "requests that arrived but had not finished when the study ended",
     "cut_outputs": "requests whose output is cut at the budget, engine.max_new_tokens, of those that arrived",
     "rounds": "rounds of all replicas",
-    "first_token_*_s": "arrival to the end of the round that yields the first token",
-    "per_token_*_s": "(finish - first token) / (output tokens - 1)",
-    "latency_*_s": "arrival to finish",
-    "queueing_mean_s": "arrival to admission into the window",
+    "first_token_*_s": "arrival to the end of the round that yields the first token, of the requests that have one",
+    "per_token_*_s": "(finish - first token) / (output tokens - 1), of finished requests",
+    "latency_*_s": "arrival to finish, of finished requests: where many are censored, those that took long are missing",
+    "*_p50_s, *_p90_s, *_p99_s": "quantile over the requests of one replication; its mean over the replications lies "
+    "below the quantile of all their requests where few requests, or few busy periods, make up a replication",
+    "queueing_mean_s": "arrival to admission into the window, of finished requests",
     "occupancy": "unfinished rows over rows that a full batch would have, over all rounds",
     "busy_share": "seconds in rounds over observed seconds, mean of the replicas",
     "grouping_rate": "grouped rounds over rounds",
     "{stage}_share": "seconds of a stage over seconds in rounds",
     "draft_acceptance_rate": "accepted over drafted tokens",
-    "mean_acceptance_length": "1 + accepted over (row, round) pairs",
+    "mean_acceptance_length": "1 + accepted over (row, round) pairs; the rollback layout keeps less than that",
     "tokens_per_round": "committed tokens over rounds",
-    "kv_peak_bytes, kv_mean_bytes": "K/V in use on one replica, at most and time-weighted: tokens of the window, and "
-    "columns of the working batch; not what an engine has allocated for them",
+    "kv_peak_bytes, kv_mean_bytes": "K/V in use on one replica, at most, and on average over the observed seconds: "
+    "tokens of the window, and columns of the working batch; not what an engine has allocated for them",
     "kv_allocated_bytes": "K/V that the engine would allocate, once, for all the requests of one replica: pool and "
-    "both buffers of the working batch, every row as long as the longest; it knows no service.kv_capacity_bytes",
+    "both buffers of the working batch, every row as long as the longest. The engine refuses a run with less room; "
+    "service.kv_capacity_bytes lets requests in one by one instead, as a server with paged K/V would",
     "longest_wait_rounds": "most rounds that a request in the window was passed over",
     "fairness": "Jain's index of the requests' tokens per second of latency",
-    "goodput_per_s": "finished requests that meet every given service-level limit, over observed seconds",
+    "goodput_per_s": "requests that finish within every given service-level limit, over observed seconds",
+    "slo_attainment": "requests that finished within every given service-level limit, over those that arrived",
     "warmup_s": "seconds left out at the beginning",
 }
 
@@ -100,22 +104,27 @@ def measure(simulation: Simulation) -> dict[str, float]:
     """All metrics of a replication that has run, by name (see `DEFINITIONS`)."""
     requests, rounds = simulation.log.request_columns(), simulation.log.round_columns()
     start_s = warmup_s(simulation, requests)
-    if start_s > 0:
-        rounds = _keep(rounds, rounds["start_s"] >= start_s)
-        requests = _keep(requests, requests["arrival_s"] >= start_s)
-    done = _keep(requests, ~np.isnan(requests["finished_s"].astype(float)))
+    finishing = _keep(requests, requests["finished_s"] >= start_s)  # not those that never finish
+    rounds = _keep(rounds, rounds["start_s"] >= start_s)
+    requests = _keep(requests, requests["arrival_s"] >= start_s)
+    done = _keep(requests, ~np.isnan(requests["finished_s"]))
     count, arrived = len(done["request"]), len(requests["request"])
     span_s = max(simulation.log.end_s - start_s, 1e-300)
+    service = simulation.scenario.service
     result = {
         "tokens_per_s": float(rounds["kept"].sum()) / span_s,
-        "requests_per_s": count / span_s,
+        "requests_per_s": len(finishing["request"]) / span_s,
         "makespan_s": simulation.log.last_round_s,
         "completed": float(count),
         "censored": float(arrived - count),
         "cut_outputs": float(requests["cut"].sum()),
         "warmup_s": start_s,
     }
-    result |= _latencies(done, simulation.scenario.service, span_s)
+    result |= _latencies(requests, done)
+    result |= {
+        "goodput_per_s": float(_meets(finishing, service).sum()) / span_s,
+        "slo_attainment": float(_meets(done, service).sum()) / arrived if arrived else float("nan"),
+    }
     return result | _rounds(simulation, rounds, span_s) | _rows(rounds, requests)
 
 
@@ -132,24 +141,39 @@ def check_metric(name: str) -> None:
     require(name in metric_names(), f"metric must be one of {', '.join(metric_names())}, not {name!r}")
 
 
-def _latencies(done: Columns, service: Service, span_s: float) -> dict[str, float]:
-    first_token = done["first_token_s"] - done["arrival_s"]
+def _first_token_s(requests: Columns) -> np.ndarray:
+    return requests["first_token_s"] - requests["arrival_s"]
+
+
+def _per_token_s(done: Columns) -> np.ndarray:
+    """0 where there is but one token."""
+    return (done["finished_s"] - done["first_token_s"]) / np.maximum(done["generated_tokens"] - 1, 1)
+
+
+def _meets(done: Columns, service: Service) -> np.ndarray:
+    """Which requests finished within every given limit."""
+    good = np.ones(len(done["request"]), dtype=bool)
+    if service.slo_first_token_s is not None:
+        good &= _first_token_s(done) <= service.slo_first_token_s
+    if service.slo_per_token_s is not None:
+        good &= _per_token_s(done) <= service.slo_per_token_s
+    return good
+
+
+def _latencies(requests: Columns, done: Columns) -> dict[str, float]:
+    """Of requests that arrived, and of those of them that finished."""
+    first_token = _first_token_s(requests)
+    first_token = first_token[~np.isnan(first_token)]
     latency = done["finished_s"] - done["arrival_s"]
-    tail = done["generated_tokens"] - 1
-    per_token = (done["finished_s"] - done["first_token_s"]) / np.maximum(tail, 1)
+    per_token = _per_token_s(done)[done["generated_tokens"] > 1]
     result = {"queueing_mean_s": _mean(done["admitted_s"] - done["arrival_s"])}
-    for name, values in (("first_token", first_token), ("per_token", per_token[tail > 0]), ("latency", latency)):
+    for name, values in (("first_token", first_token), ("per_token", per_token), ("latency", latency)):
         result[f"{name}_mean_s"] = _mean(values)
         quantiles = np.quantile(values, list(QUANTILES.values())) if len(values) else [np.nan] * len(QUANTILES)
         result |= {f"{name}_{label}_s": float(value) for label, value in zip(QUANTILES, quantiles, strict=True)}
-    good = np.ones(len(latency), dtype=bool)
-    if service.slo_first_token_s is not None:
-        good &= first_token <= service.slo_first_token_s
-    if service.slo_per_token_s is not None:
-        good &= per_token <= service.slo_per_token_s
     speed = done["generated_tokens"] / np.maximum(latency, 1e-300)
     fairness = float(speed.sum() ** 2 / (len(speed) * (speed**2).sum())) if len(speed) else float("nan")
-    return result | {"goodput_per_s": float(good.sum()) / span_s, "fairness": fairness}
+    return result | {"fairness": fairness}
 
 
 def _mean(values: np.ndarray) -> float:
@@ -157,6 +181,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _rounds(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str, float]:
+    observed_s = span_s * simulation.scenario.service.replicas
     total, busy_s = len(rounds["start_s"]), max(float(rounds["round_s"].sum()), 1e-300)
     count = max(total, 1)
     kv = rounds["kv_tokens"] * simulation.cost.kv_bytes_per_token
@@ -164,10 +189,10 @@ def _rounds(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str,
         "rounds": float(total),
         "tokens_per_round": float(rounds["kept"].sum()) / count,
         "occupancy": float(rounds["live"].sum()) / (count * simulation.scenario.engine.batch_size),
-        "busy_share": busy_s / span_s / simulation.scenario.service.replicas,
+        "busy_share": busy_s / observed_s,
         "grouping_rate": float((rounds["mode"] == "grouped").sum()) / count,
         "kv_peak_bytes": float(kv.max(initial=0)),
-        "kv_mean_bytes": float((kv * rounds["round_s"]).sum()) / busy_s,
+        "kv_mean_bytes": float((kv * rounds["round_s"]).sum()) / observed_s,
         "kv_allocated_bytes": simulation.cost.kv_bytes_per_token * allocated_tokens(simulation),
     }
     return result | {f"{name.removesuffix('_s')}_share": float(rounds[name].sum()) / busy_s for name in STAGES}

@@ -54,7 +54,7 @@ class Simulation:
         {"offline": self._start_offline, "open": self._start_open, "closed": self._start_closed}[study.kind]()
         self._run_clock(study.duration_s)
         self.log.end_s = float(self.env.now) if self._may_go_on() else self.log.last_round_s
-        self.cost.check_rounds(self.log.widest())
+        self.cost.check_widths()
         return self.log
 
     def _may_go_on(self) -> bool:

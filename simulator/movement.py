@@ -37,7 +37,7 @@ class Movement:
 
     def regroup_s(self, rows: int, width: int) -> float:
         """Seconds of writing so many members back and gathering as many others."""
-        return self.cost.line("concat", rows, 0)[width] + self.cost.point("split", rows, 0)
+        return self.cost.line("concat", rows, 0).at(width) + self.cost.point("split", rows, 0)
 
 
 class WorkingMovement(Movement):
@@ -65,7 +65,7 @@ class WorkingMovement(Movement):
         """Seconds of moving every row of the batch into a fresh rectangle."""
         rows = len(self.members)
         self.columns, self.working_tokens = columns, rows * columns
-        return self.cost.line(component, rows, 0)[self.width]
+        return self.cost.line(component, rows, 0).at(self.width)
 
 
 class RealignedMovement(WorkingMovement):

@@ -50,7 +50,7 @@ class Pricing:
         realign_s = movement.begin(members, live, k + 1)
         draft, verify, host_s = self.lines(len(members), k, movement.scattered)
         width = movement.width
-        return k, (prefill_s, draft[width], verify[width], realign_s, host_s)
+        return k, (prefill_s, draft.at(width), verify.at(width), realign_s, host_s)
 
     def prefill_s(self, rows: Seq[Request]) -> float:
         """The engine prefills up to a batch of rows at a time, padded to the longest prompt of those, less a token."""

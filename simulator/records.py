@@ -1,17 +1,13 @@
 """What a simulation writes down: one record per request, one line per round, optionally one line per row."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 Columns = dict[str, np.ndarray]
 
-ROUND_COLUMNS = (
-    "replica", "start_s", "noise", "prefill_s", "draft_s", "verify_s", "realign_s", "host_s", "mode", "rows", "live",
-    "k", "drafted", "accepted", "kept", "width", "kv_tokens", "waiting", "window",
-)  # fmt: skip
 STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
 ROW_COLUMNS = (
     "replica", "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept",
@@ -21,6 +17,43 @@ REQUEST_COLUMNS = (
     "request", "replica", "prompt_tokens", "output_tokens", "generated_tokens", "arrival_s", "admitted_s",
     "first_token_s", "finished_s", "rounds", "drafted", "accepted", "longest_wait_rounds", "cut",
 )  # fmt: skip
+
+
+class RoundLine(NamedTuple):
+    """One round of a replica.
+
+    Attributes:
+        replica, start_s: where and when.
+        noise: factor on the stages' seconds.
+        prefill_s, draft_s, verify_s, realign_s, host_s: seconds of each stage before noise.
+        mode: how the scheduler chose the members.
+        rows, live: rows in the batch, and those of them that have not finished.
+        k: drafts of the batch.
+        drafted, accepted, kept: tokens of all rows.
+        width: columns that the first query of the widest row could look back at.
+        kv_tokens: slots of the window's tokens, and of the working batch.
+        waiting, window: requests that have no K/V yet, and those that have.
+    """
+
+    replica: int
+    start_s: float
+    noise: float
+    prefill_s: float
+    draft_s: float
+    verify_s: float
+    realign_s: float
+    host_s: float
+    mode: str
+    rows: int
+    live: int
+    k: int
+    drafted: int
+    accepted: int
+    kept: int
+    width: int
+    kv_tokens: int
+    waiting: int
+    window: int
 
 
 class Request:
@@ -37,7 +70,7 @@ class Request:
         slot: row of the K/V pool while it is in the window.
         padded_len: tokens and pads after its last round; the published code groups by it.
         last_kept: tokens of its last round.
-        last_round: round in which it last ran, or was admitted.
+        last_round: round in which it last ran, or the one before it was admitted.
         on_finish: told when it finishes.
     """
 
@@ -99,7 +132,7 @@ class EventLog:
     """Everything that happened in one replication.
 
     Attributes:
-        rounds: tuples of `ROUND_COLUMNS`; stage seconds before noise, in order of start.
+        rounds: in order of their ends.
         rows: tuples of `ROW_COLUMNS`, kept only when asked for.
         accepted_histogram: row-rounds by number of accepted drafts.
         last_round_s: end of the last round.
@@ -107,29 +140,19 @@ class EventLog:
     """
 
     def __init__(self, max_k: int, *, keep_rows: bool = False):
-        self.rounds: list[tuple[Any, ...]] = []
+        self.rounds: list[RoundLine] = []
         self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
         self.accepted_histogram = [0] * (max_k + 1)
         self.requests: list[Request] = []
         self.last_round_s = self.end_s = 0.0
-
-    def widest(self) -> dict[tuple[int, int], int]:
-        """Widest row that was met, by rows of the round and its k."""
-        rows, k, width = (ROUND_COLUMNS.index(name) for name in ("rows", "k", "width"))
-        found: dict[tuple[int, int], int] = {}
-        for line in self.rounds:
-            at = line[rows], line[k]
-            if line[width] > found.get(at, -1):
-                found[at] = line[width]
-        return found
 
     def request_columns(self) -> Columns:
         """`REQUEST_COLUMNS` of every request that has arrived; NaN times where it has not come so far (censored)."""
         return _columns([request.as_row() for request in self.requests], REQUEST_COLUMNS)
 
     def round_columns(self) -> Columns:
-        """`ROUND_COLUMNS` and ``round_s`` of every round; the noise is multiplied into the stage seconds."""
-        columns = _columns(self.rounds, ROUND_COLUMNS)
+        """Fields of `RoundLine` and ``round_s`` of every round; the noise is multiplied into the stage seconds."""
+        columns = _columns(self.rounds, RoundLine._fields)
         for name in STAGES:
             columns[name] = columns[name] * columns["noise"]
         return columns | {"round_s": np.sum([columns[name] for name in STAGES], axis=0)}
@@ -147,6 +170,6 @@ class EventLog:
         return pd.DataFrame.from_records(self.rows or [], columns=list(ROW_COLUMNS))
 
 
-def _columns(lines: list[tuple[Any, ...]], names: tuple[str, ...]) -> Columns:
+def _columns(lines: Sequence[tuple[Any, ...]], names: tuple[str, ...]) -> Columns:
     values = zip(*lines, strict=True) if lines else ([] for _ in names)
     return {name: np.array(column) for name, column in zip(names, values, strict=True)}

@@ -3,21 +3,32 @@
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import simpy
 
 from refimpl.scheduling import RoundPlan
 from simulator.cost import CostModel, lognormal_factors
 from simulator.gate import Gate
-from simulator.pricing import make_pricing
-from simulator.records import EventLog, Request
+from simulator.pricing import Stages, make_pricing
+from simulator.records import EventLog, Request, RoundLine
 from simulator.scenario import Scenario, Switches
 from simulator.schedulers import scheduler_of
 from simulator.streams import Purpose, Streams
 
 NOISE_BLOCK = 4096
 SLOT = attrgetter("slot")
+
+
+class _Begun(NamedTuple):
+    """A round that runs: when it began, its noise, seconds of its stages, rows of the batch, drafts, width."""
+
+    start_s: float
+    noise: float
+    stages: Stages
+    rows: int
+    k: int
+    width: int
 
 
 @dataclass
@@ -92,7 +103,8 @@ class Replica:
 
     def serve(self) -> Generator[Any, Any, None]:
         """The server process: one timeout per round."""
-        env, scheduler, price_of, noise = self.env, self.scheduler, self.pricing.price, self.noise
+        env, scheduler, noise = self.env, self.scheduler, self.noise
+        price_of, movement = self.pricing.price, self.pricing.movement
         waiting, window, size = scheduler.pool.waiting, scheduler.pool.window, scheduler.window_size
         while True:
             if not window and not waiting:
@@ -107,10 +119,9 @@ class Replica:
             members = tuple(sorted(plan.members, key=SLOT))  # the engine runs rows in pool order
             live = [row for row in members if not row.finished] if plan.mode == "static" else members
             k, stages = price_of(plan.mode, members, live, prefill_s)
-            factor = next(noise)
-            head = (self.number, env.now, factor, *stages, plan.mode, len(members), len(live), k)
-            yield env.timeout(sum(stages) * factor)
-            self._finish_round(plan, live, head)
+            begun = _Begun(env.now, next(noise), stages, len(members), k, movement.width)
+            yield env.timeout(sum(stages) * begun.noise)
+            self._finish_round(plan, live, begun)
 
     def _idle(self) -> Generator[Any, Any, None]:
         if self.wake.triggered:
@@ -141,15 +152,15 @@ class Replica:
     def _admit(self) -> float:
         entered = self.scheduler.admit()
         for request in entered:
-            request.admitted_s, request.last_round = self.env.now, self.round_index
+            request.admitted_s, request.last_round = self.env.now, self.round_index - 1
             request.slot = self.free_slots.pop()
             self.kv_tokens += request.prompt_len
         return self.pricing.prefill_s(entered) if entered else 0.0
 
-    def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], head: tuple[Any, ...]) -> None:
-        """Commit, write the round's line, which begins with `head`, and let go who has finished."""
-        k, scheduler, movement = head[-1], self.scheduler, self.pricing.movement
-        done = self._advance(live, k, plan.mode)
+    def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], begun: "_Begun") -> None:
+        """Commit, write the round's line, and let go who has finished."""
+        k, scheduler, movement = begun.k, self.scheduler, self.pricing.movement
+        drafted, accepted, kept = self._advance(live, k, plan.mode)
         movement.commit(live, k + 1)
         if self.departs:
             padded = max([row.seq_len for row in live])
@@ -157,7 +168,12 @@ class Replica:
                 row.padded_len = padded
         pool, kv_tokens = scheduler.pool, self.kv_tokens + movement.working_tokens
         waiting = len(self.gate.queue) + len(pool.waiting)
-        self.log.rounds.append((*head, *done, movement.width, kv_tokens, waiting, len(pool.window)))
+        line = RoundLine(
+            self.number, begun.start_s, begun.noise, *begun.stages, plan.mode, begun.rows, len(live), k,
+            drafted=drafted, accepted=accepted, kept=kept, width=begun.width, kv_tokens=kv_tokens, waiting=waiting,
+            window=len(pool.window),
+        )  # fmt: skip
+        self.log.rounds.append(line)
         self.log.last_round_s = self.env.now
         self.round_index += 1
         left = scheduler.complete(plan)
@@ -192,8 +208,8 @@ class Replica:
             row.left = left - kept
             row.last_kept = kept
             row.cache_state = (2 if kept > k else 1) if k else row.cache_state + kept
-            if index - row.last_round > row.longest_wait:
-                row.longest_wait = index - row.last_round
+            if index - row.last_round - 1 > row.longest_wait:
+                row.longest_wait = index - row.last_round - 1
             row.last_round = index
             row.rounds += 1
             row.drafted += limit

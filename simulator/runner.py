@@ -3,18 +3,22 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
+from refimpl.files import check_folder, write_whole
 from simulator.errors import require
 from simulator.fields import COUNT
 from simulator.metrics import Frames, check_metric, frames_of, measure
 from simulator.model import Simulation
 from simulator.scenario import Scenario
 
+DIFFERENT = "different in the model"
+MIN_SEQUENTIAL = 10  # replications before a precision is judged: fewer tell too little of their own spread
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
@@ -50,7 +54,11 @@ class Results:
         return frame
 
     def summary(self, level: float = 0.95) -> pd.DataFrame:
-        """Mean of each metric over the replications with its Student t interval: metric, mean, low, high, n."""
+        """Metric → mean over the replications, its Student t interval, 5 % and 95 % of the replications, how many.
+
+        With more replications the interval narrows around the model's mean, whereas p05 … p95, which holds the drawn
+        error of a calibration, stays: so far apart may single runs lie.
+        """
         return summarize(self.metrics.drop(columns="replication"), level)
 
     def frame(self, name: str) -> pd.DataFrame:
@@ -58,6 +66,18 @@ class Results:
         parts = [getattr(r.frames, name).assign(replication=r.index) for r in self.replications if r.frames is not None]
         require(bool(parts), "the tables were not kept: simulate with keep_frames=True")
         return pd.concat(parts, ignore_index=True)
+
+    def write(self, folder: str | Path) -> None:
+        """Write metrics.csv, and requests.csv and rounds.csv of all replications, each file whole or not at all.
+
+        Raises:
+            InputError: the tables were not kept, or no files can be made in the folder.
+        """
+        tables = {"metrics": self.metrics, "requests": self.frame("requests"), "rounds": self.frame("rounds")}
+        check_folder(folder := Path(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, table in tables.items():
+            write_whole(folder / f"{name}.csv", [table.to_csv(index=False, lineterminator="\n").rstrip("\n")])
 
     @property
     def extrapolated(self) -> tuple[str, ...]:
@@ -78,9 +98,12 @@ class Results:
 
 
 def summarize(frame: pd.DataFrame, level: float) -> pd.DataFrame:
-    """Mean, interval and count of every column."""
+    """Mean, interval, spread and count of every column."""
     lines = [(name, *mean_interval(frame[name].to_numpy(), level)) for name in frame.columns]
-    return pd.DataFrame(lines, columns=["metric", "mean", "low", "high", "n"]).set_index("metric")
+    table = pd.DataFrame(lines, columns=["metric", "mean", "low", "high", "n"]).set_index("metric")
+    for at, share in ((3, 0.05), (4, 0.95)):
+        table.insert(at, f"p{100 * share:02.0f}", frame.quantile(share))
+    return table
 
 
 def mean_interval(values: np.ndarray, level: float) -> tuple[float, float, float, int]:
@@ -120,7 +143,7 @@ def simulate(
 
     Args:
         scenario: what to simulate.
-        replications: how many, or how many to begin with when `precision` is given.
+        replications: how many; when `precision` is given, how many to begin with, at least `MIN_SEQUENTIAL`.
         precision: go on until the 95 % interval's half width is at most this share of the mean of `metric`.
         metric: what `precision` refers to.
         max_replications: where to stop at the latest; the interval tells what was reached.
@@ -134,8 +157,9 @@ def simulate(
     """
     replications = COUNT.check(replications, "replications")
     require(precision is None or 0 < precision < 1, f"precision must be a share in (0, 1), not {precision!r}")
-    require(precision is None or replications >= 2, "precision needs at least 2 replications to begin with")
     check_metric(metric)
+    if precision is not None:
+        replications = min(max(replications, MIN_SEQUENTIAL), max_replications)
     run = _Runner(scenario, workers, keep_frames, keep_rows, progress)
     done = run(range(replications), replications)
     while precision is not None and len(done) < max_replications and not _relative_error(done, metric) <= precision:
@@ -207,7 +231,10 @@ class Comparison:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """metric → a, b, difference (b - a) with its paired interval, ratio b / a, verdict."""
+        """metric → a, b, difference (b - a) with its paired interval, ratio b / a, verdict.
+
+        The verdict is about the model. How far its costs are off for a method, `simulator.validation` tells.
+        """
         lines = [self._line(name) for name in self.a.metrics.columns if name != "replication"]
         return pd.DataFrame(lines).set_index("metric")
 
@@ -216,7 +243,7 @@ class Comparison:
         mean, low, high, n = mean_interval(b - a, self.level)
         ratio = float(np.nanmean(b) / np.nanmean(a)) if np.isfinite(a).any() and np.nanmean(a) else np.nan
         same = not np.isfinite(low) and mean != 0
-        verdict = "undecided" if same else "real difference" if low > 0 or high < 0 else "not distinguishable"
+        verdict = "undecided" if same else DIFFERENT if low > 0 or high < 0 else "not distinguishable"
         line = {"metric": name, "a": np.nanmean(a) if n else np.nan, "b": np.nanmean(b) if n else np.nan}
         return line | {"difference": mean, "low": low, "high": high, "ratio": ratio, "n": n, "verdict": verdict}
 

@@ -234,6 +234,16 @@ class Scenario:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        offline = self.study.kind == "offline"
+        require(
+            offline or not self.workload.sort_prompts,
+            f"workload.sort_prompts has no effect in a study of kind {self.study.kind}: leave it out",
+        )
+        clients, switches = self.study.clients, self.switches
+        stuck = clients is not None and switches.wait_for_rows > clients and switches.wait_at_most_s == float("inf")
+        require(
+            not stuck, f"switches.wait_for_rows {switches.wait_for_rows} never come: there are {clients} study.clients"
+        )
         weightless = self.cost.kind == "linear" and self.cost.resolved(COST)["kv_bytes_per_token"] == 0
         require(
             self.service.kv_capacity_bytes is None or not weightless,

@@ -34,6 +34,7 @@ ROW_FIELDS = (
 COUNTS = ("round", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept")
 STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
 
+MAX_TOKENS = 10**9  # of a request; more is a slip
 SERVICE_COLUMNS = {  # format -> (time column, prompt column, output column, seconds per unit of time)
     "plain": ("time_s", "prompt_tokens", "output_tokens", 1.0),
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens", 1.0),
@@ -233,8 +234,8 @@ def _times(path: Path, column: pd.Series) -> np.ndarray:
         except ValueError as error:
             raise InputError(f"{path}: {column.name}: {str(error).splitlines()[0]}") from None
     times = column.to_numpy(dtype=float)
-    bad = np.flatnonzero(np.isnan(times))
-    require(bad.size == 0, f"{path}: {column.name}: missing in record {bad[0] + 1 if bad.size else 0}")
+    bad = np.flatnonzero(~np.isfinite(times))
+    require(bad.size == 0, f"{path}: {column.name}: missing or infinite in record {bad[0] + 1 if bad.size else 0}")
     back = np.flatnonzero(np.diff(times) < 0)
     require(
         back.size == 0, f"{path}: {column.name} decreases at record {back[0] + 2 if back.size else 0}: sort by time"
@@ -244,6 +245,7 @@ def _times(path: Path, column: pd.Series) -> np.ndarray:
 
 def _lengths(path: Path, column: pd.Series, name: str) -> np.ndarray:
     values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
-    bad = np.flatnonzero(~(values >= 1))
-    require(bad.size == 0, f"{path}: {name} must be at least 1 token in record {bad[0] + 1 if bad.size else 0}")
+    bad = np.flatnonzero(~((values >= 1) & (values <= MAX_TOKENS)))
+    place = bad[0] + 1 if bad.size else 0
+    require(bad.size == 0, f"{path}: {name} must be a number of tokens in [1, {MAX_TOKENS}] in record {place}")
     return values.astype(int)

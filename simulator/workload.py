@@ -18,7 +18,7 @@ from simulator.kinds import ARRIVALS, LENGTHS
 from simulator.scenario import DEFAULT_BUDGET, MAX_BUDGET, Scenario
 from simulator.streams import REQUEST_BLOCK, Purpose, Streams
 from simulator.tables import read_table
-from simulator.traces import ServiceTrace, parse_line, read_engine_trace, read_service_trace
+from simulator.traces import MAX_TOKENS, ServiceTrace, parse_line, read_engine_trace, read_service_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,8 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
     column = settings["column"]
     require(column in frame, f"{path}: no column {column!r}; it has {', '.join(frame.columns)}")
     lengths = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=float)
-    require(bool(np.all(lengths >= 1)), f"{path}: {column} must be at least 1 token throughout")
+    right = bool(np.all((lengths >= 1) & (lengths <= MAX_TOKENS)))
+    require(right, f"{path}: {column} must be at least 1 token throughout, at most {MAX_TOKENS}")
     return lengths.astype(int)
 
 
@@ -148,6 +149,8 @@ def arrival_times(spec: Spec, streams: Streams, limit: int | None) -> Iterator[f
     values = spec.resolved(ARRIVALS)
     if spec.kind == "trace":
         times = _service_trace(spec).time_s / values["speedup"]
+        enough = limit is None or limit <= len(times)
+        require(enough, f"study.num_requests is {limit}, but {values['path']} holds {len(times)} requests")
         yield from times[:limit].tolist()
         return
     blocks = _sinusoidal if spec.kind == "sinusoidal" else _on_off if spec.kind == "on_off" else _renewal

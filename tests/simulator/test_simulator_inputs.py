@@ -163,7 +163,9 @@ def test_known_service_traces_are_read_directly(tmp_path, name):
     ("text", "message"),
     [
         ("time_s,prompt_tokens,output_tokens\n3,1,1\n1,1,1\n", "time_s decreases at record 2"),
-        ("time_s,prompt_tokens,output_tokens\n1,0,1\n", "prompt_tokens must be at least 1 token in record 1"),
+        ("time_s,prompt_tokens,output_tokens\n1,0,1\n", r"prompt_tokens must be .* in \[1, 1000000000\] in record 1"),
+        ("time_s,prompt_tokens,output_tokens\n1,1,1e999\n", "output_tokens must be a number of tokens in"),
+        ("time_s,prompt_tokens,output_tokens\ninf,1,1\n", "time_s: missing or infinite in record 1"),
         ("time,prompt_tokens,output_tokens\n1,1,1\n", "columns time, prompt_tokens, output_tokens fit no known format"),
         ("time_s,prompt_tokens,output_tokens\n", "holds no requests"),
     ],

@@ -12,7 +12,7 @@ from simulator.errors import InputError
 from simulator.fields import Spec
 from simulator.metrics import frames_of, measure, mser5, position_rates
 from simulator.model import simulate_once
-from simulator.runner import compare, mean_interval, simulate
+from simulator.runner import DIFFERENT, compare, mean_interval, simulate
 from simulator.scenario import Engine, Scenario, Service, Study, Switches, Workload
 
 COST = Spec.of(
@@ -171,7 +171,7 @@ def test_pairing_narrows_the_interval():
     a, b = scenario(), scenario(engine__scheduler="fifo")
     table = compare(a, b, 10).table.loc["makespan_s"]
     spread = np.hypot(*(simulate(s, 10).metrics["makespan_s"].std(ddof=1) for s in (a, b)))
-    assert table["verdict"] == "real difference"
+    assert table["verdict"] == DIFFERENT
     assert (table["high"] - table["low"]) / 2 < 2.26 * spread / np.sqrt(10)
 
 
@@ -193,7 +193,7 @@ def test_intervals_cover_as_they_say():
 def test_sequential_stopping_reaches_its_precision_or_its_limit():
     results = simulate(scenario(), 3, precision=0.01, keep_frames=False)
     summary = results.summary().loc["tokens_per_s"]
-    assert len(results.replications) > 3
+    assert len(results.replications) >= 10
     assert (summary["high"] - summary["mean"]) / summary["mean"] <= 0.01
     assert len(simulate(scenario(), 2, precision=1e-6, max_replications=5, keep_frames=False).replications) == 5
     with pytest.raises(InputError, match="precision must be a share"):
@@ -324,7 +324,7 @@ def test_shares_add_up_and_name_the_factors():
     sums = found.per_replication.sum(axis=1)
     assert np.allclose(sums.mean(), found.b - found.a)
     assert found.table.loc["total", "share"] == pytest.approx(found.b - found.a)
-    assert found.table.loc["refill", "verdict"] == "real difference"
+    assert found.table.loc["refill", "verdict"] == DIFFERENT
     assert found.table.loc["bonus token", "share"] < 0
 
 

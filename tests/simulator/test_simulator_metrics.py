@@ -1,0 +1,177 @@
+"""What metrics count: finishes within the window, first tokens of the unfinished, time that is idle, rows that wait."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from simulator.cli import main
+from simulator.errors import InputError
+from simulator.fields import Spec
+from simulator.model import simulate_once
+from simulator.runner import simulate, summarize
+from simulator.scenario import Engine, Scenario, Service, Study, Workload
+from tests.simulator.synthetic_inputs import synthetic_points, write_calibration
+
+COST = Spec.of("linear", verify_base_s=0.01, kv_bytes_per_token=2.0)
+PLAIN = Engine(batch_size=8, num_speculative_tokens=0)
+
+
+def fixed(prompt, output):
+    return Workload(Spec.of("fixed", tokens=prompt), Spec.of("fixed", tokens=output))
+
+
+CLOSED = Scenario(
+    study=Study(kind="closed", clients=60, duration_s=40.0), workload=fixed(5, 10), engine=PLAIN, cost=COST,
+)  # fmt: skip
+
+
+def test_requests_per_second_are_tokens_per_second_over_the_length_with_warm_up_too():
+    for warmup in ("none", "mser5"):
+        found = simulate(CLOSED.but(study__warmup=warmup), 1)
+        assert found["requests_per_s"] == pytest.approx(found["tokens_per_s"] / 10, rel=0.01)
+        assert found["goodput_per_s"] == found["requests_per_s"]
+
+
+def test_first_tokens_of_unfinished_requests_count():
+    study = Study(kind="closed", clients=1, duration_s=1.0)
+    slow = Scenario(study=study, workload=fixed(5, 128), engine=PLAIN, cost=COST)
+    found = simulate(slow, 1)
+    assert (found["completed"], found["censored"]) == (0, 1)
+    assert found["first_token_p50_s"] == pytest.approx(0.01)
+    assert np.isnan(found["latency_mean_s"])
+
+
+def test_mean_memory_is_over_all_observed_seconds():
+    study = Study(kind="open", num_requests=2, arrivals=Spec.of("fixed", interval_s=10.0))
+    found = simulate(Scenario(study=study, workload=fixed(5, 2), engine=PLAIN, cost=COST), 1)
+    assert found["busy_share"] == pytest.approx(4 * 0.01 / 20.02)
+    tokens = 2 * (6 + 7) * 0.01  # two requests, two rounds each
+    assert found["kv_mean_bytes"] == pytest.approx(2.0 * tokens / 20.02)
+
+
+def test_who_always_runs_was_never_passed_over():
+    engine = Engine(scheduler="fifo", batch_size=2)
+    fifo = Scenario(study=Study(num_requests=12), engine=engine, cost=COST)
+    assert simulate(fifo, 1)["longest_wait_rounds"] == 0
+    grouped = fifo.but(engine__scheduler="grouped", engine__window_size=8)
+    assert simulate(grouped, 1)["longest_wait_rounds"] > 0
+
+
+def test_attainment_counts_the_unfinished_as_missed():
+    limits = Service(slo_first_token_s=1e9)
+    drained = Scenario(study=Study(num_requests=5), workload=fixed(5, 10), engine=PLAIN, cost=COST, service=limits)
+    assert simulate(drained, 1)["slo_attainment"] == 1
+    assert simulate(drained.but(service__slo_per_token_s=1e-9), 1)["slo_attainment"] == 0
+    found = simulate(CLOSED, 1)
+    arrived = found["completed"] + found["censored"]
+    assert found["slo_attainment"] == pytest.approx(found["completed"] / arrived)
+    assert found["censored"] > 0
+
+
+def test_the_range_of_replications_does_not_shrink():
+    few, many = (summarize(pd.DataFrame({"x": np.random.default_rng(0).normal(size=n)}), 0.95) for n in (50, 5000))
+    assert list(many.columns) == ["mean", "low", "high", "p05", "p95", "n"]
+    assert many.loc["x", "p95"] == pytest.approx(1.645, abs=0.1)
+    assert many.loc["x", "high"] - many.loc["x", "low"] < 0.2 * (few.loc["x", "high"] - few.loc["x", "low"])
+
+
+# --- widths outside of what was measured ---------------------------------------------------------------------------
+
+
+def measured(folder, points, **engine):
+    calibration = write_calibration(folder, points=points)
+    settings = {"layout": "realigned", "scheduler": "static", "batch_size": 2, "num_speculative_tokens": 2}
+    cost = Spec.of("table", calibration=str(calibration), outside="extrapolate")
+    workload = fixed(70, 20)
+    return Scenario(study=Study(num_requests=4), workload=workload, engine=Engine(**settings | engine), cost=cost)
+
+
+@pytest.mark.parametrize("component", ["concat", "realign", "verify", "draft"])
+def test_each_component_is_held_against_its_own_widths(tmp_path, component):
+    points = [p for p in synthetic_points() if not (p[0] == component and p[4] == 512)]
+    narrow = [(*p[:4], 64, *p[5:]) for p in synthetic_points() if p[0] == component and p[4] == 512]
+    found = simulate(measured(tmp_path / "c", points + narrow), 1)
+    assert {what.partition(":")[0] for what in found.extrapolated} == {component}
+
+
+def test_a_masked_round_is_as_wide_as_when_it_was_priced(tmp_path):
+    """Its columns grow by k + 1 when it commits; what was priced was narrower."""
+    points = [(*p[:4], 212 if p[4] == 512 else p[4], *p[5:]) for p in synthetic_points()]
+    scenario = measured(tmp_path / "c", points, layout="masked", batch_size=1, num_speculative_tokens=5).but(
+        study__num_requests=1,
+        acceptance={"kind": "iid", "probability": 0.0},
+        workload__prompt_tokens__tokens=201,
+        workload__output_tokens__tokens=3,
+        cost__outside="refuse",
+    )
+    log = simulate_once(scenario).log
+    assert [line.width for line in log.rounds] == [200, 206, 212]
+
+
+# --- what commands tell ----------------------------------------------------------------------------------------------
+
+
+def told(capsys, *arguments):
+    assert main(["run", "-n", "2", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_censoring_and_impossible_room_are_told(capsys):
+    overloaded = "study={kind: closed, clients: 40, duration_s: 1.0}"
+    assert "had not finished at the end: latencies are those of the others" in told(capsys, "-s", overloaded)
+    cost = ("-s", "cost={kind: linear, verify_base_s: 0.01, kv_bytes_per_token: 1.0}")
+    room = "and refuse the run; simulated is a server with paged K/V"
+    assert room in told(capsys, *cost, "-s", "service.kv_capacity_bytes=900")
+    assert room not in told(capsys, *cost, "-s", "service.kv_capacity_bytes=90000")
+
+
+def test_tables_are_written(capsys, tmp_path):
+    told(capsys, "--out", str(tmp_path / "new" / "folder"))
+    tables = {path.name: pd.read_csv(path) for path in (tmp_path / "new" / "folder").iterdir()}
+    assert set(tables) == {"metrics.csv", "requests.csv", "rounds.csv"}
+    assert len(tables["metrics.csv"]) == 2
+    assert len(tables["requests.csv"]) == 2 * 64
+    assert tables["rounds.csv"]["kept"].sum() == tables["requests.csv"]["generated_tokens"].sum()
+    with pytest.raises(InputError, match="the tables were not kept"):
+        simulate(CLOSED, 1, keep_frames=False).write(tmp_path)
+
+
+def test_limits_are_shown_where_there_are_some(capsys):
+    assert "goodput_per_s" not in told(capsys)
+    assert "slo_attainment" in told(capsys, "-s", "service.slo_first_token_s=1")
+
+
+def test_precision_may_be_about_any_metric(capsys):
+    assert main(["run", "--precision", "0.5", "--metric", "makespan_s", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["precision_reached"]
+    assert main(["run", "--precision", "0.5", "--metric", "speed"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workload__sort_prompts": True}, "workload.sort_prompts has no effect in a study of kind closed"),
+        ({"switches__wait_for_rows": 99}, "switches.wait_for_rows 99 never come: there are 60 study.clients"),
+        ({"workload__output_tokens": {"kind": "values", "tokens": [3, 0]}}, r"output_tokens\.tokens\[1\] must be an i"),
+        ({"workload__prompt_tokens": {"kind": "values", "tokens": [2.5]}}, r"prompt_tokens\.tokens\[0\] must be an i"),
+    ],
+)
+def test_what_would_be_ignored_or_never_end_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        CLOSED.but(**changes)
+
+
+def test_a_trace_of_arrivals_ends(tmp_path):
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n0,3,4\n1,3,4\n")
+    arrivals = Spec.of("trace", path=str(tmp_path / "t.csv"))
+    with pytest.raises(InputError, match=r"study.num_requests is 9, but .* holds 2 requests"):
+        simulate(Scenario(study=Study(kind="open", num_requests=9, arrivals=arrivals)), 1)
+
+
+def test_converting_a_trace_simulates_nothing(capsys, engine_trace, tmp_path):
+    arguments = ["trace", "--engine", str(engine_trace), "--out", str(tmp_path / "out.json")]
+    assert main(arguments) == 0
+    assert main([*arguments, "--replication", "3"]) == 2
+    assert "--engine converts a trace: leave out scenario" in capsys.readouterr().err
