@@ -106,7 +106,8 @@ def validate(
     if as_json:
         noise = {name: found.meta[name] for name in ("reference_cv", "drift_cv", "run_cv", "round_cv")}
         print_json(
-            {"parity": found.parity, "coverage": found.coverage, "cost_coverage": found.cost_coverage, **noise}
+            {"parity": found.parity, "coverage": found.coverage, "uncorrected_coverage": found.uncorrected_coverage}
+            | {"cost_coverage": found.cost_coverage, **noise}
             | {"summary": found.summary.to_dict(orient="index"), "studies": found.studies.to_dict(orient="index")}
             | {"runs": found.table.to_dict(orient="index")}
         )
@@ -124,7 +125,8 @@ def _show_validation(found: "Validation") -> None:
     speed, meta = found.table["speed"], found.meta
     print(
         f"\ndecision parity {100 * found.parity:.4g} % of row-rounds; of {len(speed)} runs, 90 % bands cover "
-        f"{100 * found.coverage:.3g} %, with replayed acceptance {100 * found.cost_coverage:.3g} %\n"
+        f"{100 * found.coverage:.3g} %; {100 * found.uncorrected_coverage:.3g} % if the machine's speed during the run "
+        f"is not known; {100 * found.cost_coverage:.3g} % if it is, and the run's own acceptance is replayed\n"
         f"drift: machine speed {speed.min():.3f} … {speed.max():.3f} of the calibration's mean, reference pass "
         f"±{100 * meta['reference_cv']:.2g} %, passes at reference speed ±{100 * meta['drift_cv']:.2g} %, one and the "
         f"same run ±{100 * meta['run_cv']:.2g} %, round ±{100 * meta['round_cv']:.2g} %"

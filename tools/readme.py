@@ -114,10 +114,12 @@ def simulator(name: str) -> str:
     found = read_validation(name)
     rows = [[label, *_error_cells(found.summary.loc[metric])] for metric, label in VALIDATION_METRICS.items()]
     parity, coverage = f"{100 * found.parity:.0f} %", f"{100 * found.coverage:.1f} %"
+    unknown, alone = f"{100 * found.uncorrected_coverage:.1f} %", f"{100 * found.cost_coverage:.1f} %"
     return (
         markdown_table(["error", "mean size", "mean", "worst", "of"], rows)
-        + f"\nDecisions agree in {parity} of row-rounds; 90 % bands hold {coverage} of runs.\n"
-        + origin(found.meta)
+        + f"\nDecisions agree in {parity} of row-rounds. Of the runs, 90 % bands hold {coverage} at the speed that the "
+        f"machine had, {unknown} if that is not known. Bands of the costs alone hold {alone}: how far costs are off "
+        "depends on the study, and replications do not show that.\n" + origin(found.meta)
     )
 
 
