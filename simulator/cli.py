@@ -1,40 +1,25 @@
-"""Simulate batch speculative decoding: throughput, latency and memory of any layout and scheduler.
-
-Tables go to stdout; with --json they go to stderr, and stdout holds one line of JSON. Bad input exits with 2.
-"""
+"""The command line: gathers the commands and turns errors into one line and an exit code."""
 
 import sys
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from simulator.cli_output import notes, print_json, progress, show, show_extrapolated, tables
-from simulator.errors import InputError, require
-from simulator.scenario import Scenario, apply_settings, from_data, load_scenario, parse_yaml, to_mapping
+from simulator.commands import studies, traces
+from simulator.errors import InputError
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help=__doc__,
-)
+    help="""Simulate batch speculative decoding: throughput, latency and memory of any layout and scheduler.
 
-ScenarioPath = Annotated[Path | None, typer.Argument(help="scenario YAML; without it the defaults hold")]
-Sets = Annotated[list[str] | None, typer.Option("--set", "-s", help="PATH=VALUE, for example engine.batch_size=4")]
-Replications = Annotated[int, typer.Option("--replications", "-n", help="replications")]
-Workers = Annotated[int, typer.Option(min=1, help="worker processes; the results do not depend on it")]
-Json = Annotated[bool, typer.Option("--json", help="print one line of JSON; tables go to stderr")]
+    Tables go to stdout; with --json they go to stderr, and stdout holds one line of JSON. Bad input exits with 2.
+    """,
+)
+for commands in (studies.app, traces.app):
+    app.add_typer(commands)
 INTERRUPTED = 130  # exit code
-SHOWN = (
-    "tokens_per_s", "requests_per_s", "makespan_s", "completed", "censored", "cut_outputs", "latency_mean_s",
-    "latency_p99_s", "queueing_mean_s", "first_token_p50_s", "first_token_p99_s", "per_token_mean_s", "slo_attainment",
-    "goodput_per_s", "busy_share", "rounds", "tokens_per_round", "occupancy", "grouping_rate", "draft_share",
-    "verify_share", "realign_share", "draft_acceptance_rate", "mean_acceptance_length", "kv_peak_bytes",
-    "kv_allocated_bytes", "longest_wait_rounds",
-)  # fmt: skip
-WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario has limits
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,191 +51,3 @@ def _usage_error(error: Exception) -> int:
     if "Abort" in kinds:  # other versions of typer return the code
         return INTERRUPTED
     raise error
-
-
-def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:
-    """Scenario from a file and ``PATH=VALUE`` changes."""
-    data, changes = to_mapping(load_scenario(path) if path else Scenario()), {}
-    for change in sets or []:
-        name, equals, value = change.partition("=")
-        require(bool(equals), f"--set {change}: must be PATH=VALUE")
-        changes[name.strip()] = parse_yaml(value, f"--set {change}")
-    apply_settings(data, changes)
-    return from_data(data)
-
-
-@app.command(
-    epilog="Examples: [bold]python -m simulator run docs/scenario.yaml -s method=exspec --json[/bold]\n\n"
-    "[bold]python -m simulator run -s cost.kind=table -s cost.calibration=cpu/tiny[/bold]"
-)
-def run(
-    scenario: ScenarioPath = None,
-    sets: Sets = None,
-    replications: Replications = 10,
-    workers: Workers = 1,
-    precision: Annotated[float | None, typer.Option(help="go on until --metric is known to this share")] = None,
-    metric: Annotated[str, typer.Option(help="what --precision is about")] = "tokens_per_s",
-    out: Annotated[Path | None, typer.Option(help="folder for metrics, requests and rounds as CSV files")] = None,
-    metrics: Annotated[bool, typer.Option("--all", help="show every metric")] = False,
-    as_json: Json = False,
-) -> None:
-    """Simulate one scenario and print each metric with its 95 % interval, and the range of single replications."""
-    from refimpl.files import check_folder
-    from simulator.runner import simulate
-
-    given = read_scenario(scenario, sets)
-    if out:
-        check_folder(out)
-    with progress("replications") as tell:
-        results = simulate(
-            given, replications, precision=precision, metric=metric, workers=workers, keep_frames=out is not None,
-            progress=tell,
-        )  # fmt: skip
-    if out:
-        results.write(out)
-    summary, count = results.summary(), len(results.replications)
-    reached = results.relative_error(metric)
-    with tables(as_json):
-        print(f"{given.name}: {count} replications, costs from {results.origin}")
-        show(summary if metrics else summary.loc[_shown(given)])
-        show_extrapolated(results.extrapolated)
-        for note in notes(given, summary["mean"]):
-            print(note)
-        if precision is not None and reached > precision:
-            print(
-                f"precision {precision:g} is not reached: after {count} replications {metric} is known to {reached:.2g}"
-            )
-    if as_json:
-        head = {"scenario": given.name, "content_hash": given.content_hash, "origin": results.origin}
-        known = {} if precision is None else {"precision_reached": reached <= precision}
-        rest = {"extrapolated": results.extrapolated, "metrics": summary.to_dict(orient="index")}
-        print_json(head | known | rest)
-
-
-def _shown(*scenarios: Scenario) -> list[str]:
-    limits = [s.service.slo_first_token_s or s.service.slo_per_token_s for s in scenarios]
-    return [name for name in SHOWN if any(limits) or name not in WITH_LIMITS]
-
-
-@app.command(epilog="Example: [bold]python -m simulator compare docs/scenario.yaml -s method=exspec[/bold]")
-def compare(
-    first: Annotated[Path, typer.Argument(help="scenario YAML a")],
-    second: Annotated[Path | None, typer.Argument(help="scenario YAML b; without it a with --set")] = None,
-    sets: Sets = None,
-    replications: Replications = 10,
-    workers: Workers = 1,
-    metrics: Annotated[bool, typer.Option("--all", help="show every metric")] = False,
-    as_json: Json = False,
-) -> None:
-    """Compare two scenarios on common random numbers: paired differences b - a and a verdict."""
-    from simulator.runner import compare as run_compare
-
-    require(second is not None or bool(sets), "compare: give a second scenario, or changes with --set")
-    found = run_compare(load_scenario(first), read_scenario(second or first, sets), replications, workers=workers)
-    with tables(as_json):
-        show(found.table if metrics else found.table.loc[_shown(found.a.scenario, found.b.scenario)])
-        show_extrapolated(found.extrapolated)
-    if as_json:
-        print_json({"extrapolated": found.extrapolated, "metrics": found.table.to_dict(orient="index")})
-
-
-@app.command(epilog="Example: [bold]python -m simulator sweep docs/sweep.yaml --out results/sweep[/bold]")
-def sweep(
-    spec: Annotated[Path, typer.Argument(help="sweep YAML: base, replications, and grid, latin or sobol")],
-    out: Annotated[Path, typer.Option(help="folder of the results; what is there is not run again")],
-    workers: Workers = 1,
-    dask: Annotated[str | None, typer.Option(help="address of a Dask scheduler, or `local`")] = None,
-    metric: Annotated[str | None, typer.Option(help="metric of the Sobol indices; without it tokens_per_s")] = None,
-    as_json: Json = False,
-) -> None:
-    """Run many scenarios, resumably; results as Parquet with config, seed, inputs and commit inside.
-
-    Finished scenarios stay in OUT/scenarios, of other sweeps too. OUT/results.parquet joins those of the last sweep.
-    """
-    from simulator.metrics import check_metric
-    from simulator.sweeps import load_sweep, sobol_indices
-    from simulator.sweeps import sweep as run_sweep
-
-    loaded = load_sweep(spec)
-    require(metric is None or loaded.sobol is not None, f"--metric {metric} is for sweeps of kind sobol: leave it out")
-    check_metric(metric or "tokens_per_s")
-    skipped = list(loaded.skipped)
-    with progress("scenarios") as tell:
-        frame = run_sweep(loaded, out, workers=workers, dask=dask, progress=tell, skip=skipped.append)
-    scenarios, points = int(frame["key"].nunique()), len(loaded.tasks) + len(loaded.skipped)
-    indices = sobol_indices(loaded, frame, metric or "tokens_per_s") if loaded.sobol else None
-    with tables(as_json):
-        for reason in skipped:
-            print(f"left out {reason}")
-        print(f"{points} points, {scenarios} scenarios, {len(frame)} replications in {out / 'results.parquet'}")
-        if indices is not None:
-            show(indices)
-    if as_json:
-        print_json(
-            {"points": points, "scenarios": scenarios, "replications": len(frame), "skipped": skipped}
-            | ({} if indices is None else {"sobol": indices.to_dict(orient="index")})
-        )
-
-
-@app.command(
-    epilog="Example: [bold]python -m simulator attribute docs/scenario.yaml -s method=exspec --plot gain.png[/bold]"
-)
-def attribute(
-    first: Annotated[Path, typer.Argument(help="scenario YAML a")],
-    second: Annotated[Path | None, typer.Argument(help="scenario YAML b; without it a with --set")] = None,
-    sets: Sets = None,
-    replications: Replications = 10,
-    metric: Annotated[str, typer.Option(help="what to attribute")] = "tokens_per_s",
-    workers: Workers = 1,
-    plot: Annotated[Path | None, typer.Option(help="write the waterfall to this file (PNG, SVG, PDF)")] = None,
-    as_json: Json = False,
-) -> None:
-    """Say where the difference b - a comes from: Shapley shares of the settings that differ."""
-    from simulator.attribution import attribute as run_attribute
-
-    require(second is not None or bool(sets), "attribute: give a second scenario, or changes with --set")
-    a, b = load_scenario(first), read_scenario(second or first, sets)
-    if plot:
-        from refimpl.files import check_writable
-        from simulator.inputs import input_files
-        from simulator.plots import check_figure, save, waterfall
-
-        check_figure(plot)
-        check_writable(plot, first, second, *input_files(a).values(), *input_files(b).values())
-    found = run_attribute(a, b, replications, metric=metric, workers=workers)
-    with tables(as_json):
-        print(f"{metric}: a {found.a:.4g}, b {found.b:.4g}")
-        show(found.table)
-    if plot:
-        save(waterfall(found), str(plot))
-    if as_json:
-        print_json({"metric": metric, "a": found.a, "b": found.b, "factors": found.table.to_dict(orient="index")})
-
-
-@app.command(epilog="Example: [bold]python -m simulator bench --repeats 3[/bold]")
-def bench(
-    batch_size: Annotated[int, typer.Option(min=1, help="rows of a round")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="runs per window size; medians are printed")] = 5,
-    as_json: Json = False,
-) -> None:
-    """Measure rounds per second of the simulator itself, on one core."""
-    from simulator.bench import WINDOWS, measure_speed
-
-    speeds = [measure_speed(window, batch_size, repeats) for window in WINDOWS]
-    with tables(as_json):
-        for speed in speeds:
-            print(
-                f"window {speed.window_size}, batch {batch_size}: {speed.rounds_per_cpu_s:,.0f} rounds per CPU second, "
-                f"{speed.rounds_per_wall_s:,.0f} per wall-clock second"
-            )
-    if as_json:
-        print_json(
-            {
-                "rounds_per_s": {str(s.window_size): s.rounds_per_cpu_s for s in speeds},
-                "rounds_per_wall_s": {str(s.window_size): s.rounds_per_wall_s for s in speeds},
-                "batch_size": batch_size,
-            }
-        )
-
-
-from simulator import cli_engine  # noqa: E402, F401 (its commands register themselves)

@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 from simulator.cli import app, main
@@ -22,6 +23,7 @@ FIELDS = [item for item in fields(Scenario) if item.name not in (*SECTIONS, *KIN
 SETTINGS = {item.name: item.default for item in FIELDS} | {
     f"{section}.{item.name}": item.default for section, cls in SECTIONS.items() for item in fields(cls)
 }
+APP = typer.main.get_command(app)
 COMMANDS = re.findall(r"^python -m simulator (.*?)(?:  +#.*)?$", PAGE, re.MULTILINE)
 
 
@@ -61,7 +63,7 @@ def test_every_kind_stands_there_with_its_parameters(path):
 def test_methods_metrics_commands_and_bounds_stand_there():
     assert all(f"`{name}`" in PAGE for name in METHODS)
     assert all(rows(PAGE)[name] == [definition] for name, definition in DEFINITIONS.items())
-    assert all(f"`{command.name or command.callback.__name__}`" in PAGE for command in app.registered_commands)
+    assert all(f"`{name}`" in PAGE for name in APP.commands)
     assert f"at most {MAX_BUDGET}" in PAGE
 
 
@@ -85,7 +87,7 @@ def examples():
     """Command lines of the page and of every --help, but those that measure for minutes."""
     found = [
         line
-        for command in app.registered_commands
+        for command in APP.commands.values()
         for line in re.findall(r"\[bold\]python -m simulator (.*?)\[/bold\]", command.epilog)
     ]
     return [line for line in [*COMMANDS, *found] if line.split()[0] not in ("bench", "validate")]
@@ -96,6 +98,6 @@ def test_every_example_runs(capsys, tmp_path, monkeypatch, line):
     (tmp_path / "docs").symlink_to(DOCS)
     monkeypatch.chdir(tmp_path)
     arguments = shlex.split(line)
-    replications = ["-n", "2"] if arguments[0] in ("run", "compare", "attribute", "fit") else []
+    replications = ["-n", "2"] if arguments[0] in ("run", "compare", "attribute", "fit", "capacity") else []
     assert main(arguments + replications) == 0
     assert capsys.readouterr().out

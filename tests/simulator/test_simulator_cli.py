@@ -200,7 +200,7 @@ def test_a_metric_that_is_of_no_use_is_refused_before_the_work(capsys, tmp_path,
 
 
 def test_progress_is_told_where_there_is_no_terminal(capsys, monkeypatch, path):
-    monkeypatch.setattr("simulator.cli_output.PAUSE_S", 0.0)
+    monkeypatch.setattr("simulator.commands.output.PAUSE_S", 0.0)
     assert main(["run", path, "-n", "2"]) == 0
     assert capsys.readouterr().err == "replications: 1 of 2\nreplications: 2 of 2\n"
     seen = []

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from refimpl.files import check_writable
-from simulator.cli import Json, Replications, ScenarioPath, Sets, Workers, app, read_scenario
-from simulator.cli_output import print_json, progress, show, tables
+from simulator.commands.options import Json, Replications, ScenarioPath, Sets, Workers, read_scenario
+from simulator.commands.output import print_json, progress, show, tables
 from simulator.errors import require
 
 if TYPE_CHECKING:
     from simulator.validation import Validation
+
+app = typer.Typer()
 
 
 @app.command(epilog="Example: [bold]python -m simulator trace docs/scenario.yaml --out trace.json[/bold]")

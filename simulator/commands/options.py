@@ -1,0 +1,26 @@
+"""Options that several commands share, and the scenario that they describe."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simulator.errors import require
+from simulator.scenario import Scenario, apply_settings, from_data, load_scenario, parse_yaml, to_mapping
+
+ScenarioPath = Annotated[Path | None, typer.Argument(help="scenario YAML; without it the defaults hold")]
+Sets = Annotated[list[str] | None, typer.Option("--set", "-s", help="PATH=VALUE, for example engine.batch_size=4")]
+Replications = Annotated[int, typer.Option("--replications", "-n", help="replications")]
+Workers = Annotated[int, typer.Option(min=1, help="worker processes; the results do not depend on it")]
+Json = Annotated[bool, typer.Option("--json", help="print one line of JSON; tables go to stderr")]
+
+
+def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:
+    """Scenario from a file and ``PATH=VALUE`` changes."""
+    data, changes = to_mapping(load_scenario(path) if path else Scenario()), {}
+    for change in sets or []:
+        name, equals, value = change.partition("=")
+        require(bool(equals), f"--set {change}: must be PATH=VALUE")
+        changes[name.strip()] = parse_yaml(value, f"--set {change}")
+    apply_settings(data, changes)
+    return from_data(data)
