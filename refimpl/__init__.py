@@ -12,7 +12,7 @@ _PUBLIC = {
     "InvariantViolation": "errors",
     "Pair": "model",
     "Request": "config",
-    "Result": "generation",
+    "Result": "results",
     "SamplingConfig": "config",
     "generate": "generation",
     "load_pair": "pairs",

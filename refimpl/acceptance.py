@@ -14,7 +14,7 @@ from torch import Tensor
 
 from refimpl import kernels
 from refimpl.config import AcceptanceName, DecodeConfig, SamplingConfig
-from refimpl.errors import InvariantViolation
+from refimpl.errors import InputError, InvariantViolation
 from refimpl.sampling import Purpose, RandomSource, RowKeys, probabilities, uniform
 
 
@@ -41,8 +41,8 @@ class Proposal:
 class DrawnMass:
     """Mass of each row's tokens under the distributions that they were drawn from.
 
-    All that count must be above 0. A draft that breaks this makes p/q another ratio than the one of the draw; a target
-    does it when its logits are NaN or infinite.
+    All that count must be above 0. A draft that breaks this makes p/q another ratio than the one of the draw. It is NaN
+    where the model's logits are NaN or infinite, and make no distribution.
 
     Attributes:
         whose: draft or target.
@@ -73,10 +73,17 @@ class DrawnMass:
         return used & ~(self.mass > 0)
 
     def require(self) -> None:
-        """Raise the violation of the first wrong token. Waits for the device."""
+        """Raise the error of the first wrong token. Waits for the device.
+
+        Raises:
+            InputError: the model's logits are not finite.
+            InvariantViolation: the token was drawn from another distribution than this.
+        """
         wrong = self.wrong.nonzero()
         if len(wrong):
             row, at = wrong[0].tolist()
+            if self.mass[row, at].isnan():
+                raise InputError(f"the {self.whose}'s logits are not finite in row {row}")
             statement = f"the {self.whose} must put mass on the token it drew"
             found = f"{float(self.mass[row, at]):g} on token {int(self.tokens[row, at])}"
             raise InvariantViolation("INV-12", statement, row=row, expected="mass > 0", found=found)
@@ -107,7 +114,7 @@ class Decision:
         return Decision(self.num_accepted[index], self.emitted[index], drawn)
 
     def require_mass(self) -> None:
-        """Raise InvariantViolation unless both models put mass on the tokens they drew. Waits for the device."""
+        """Raise unless both models put mass on the tokens they drew, see `DrawnMass.require`. Waits for the device."""
         for drawn in self.drawn:
             drawn.require()
 
@@ -193,6 +200,20 @@ class GreedyRule(MatchingRule):
     ) -> Int[Tensor, "batch q"]:
         """Take the argmax; the keys are not used."""
         return logits.argmax(dim=-1)
+
+    def decide(
+        self,
+        proposal: Proposal,
+        target_logits: Float[Tensor, "batch k1 vocab"],
+        keys: RowKeys,
+        position: Int[Tensor, "batch k1"],
+        limits: Int[Tensor, " batch"],
+    ) -> Decision:
+        """Compare position by position; every emitted token must have a logit."""
+        decision = super().decide(proposal, target_logits, keys, position, limits)
+        chosen = target_logits.gather(-1, decision.emitted[..., None])[..., 0].double()
+        mass = chosen - chosen + 1  # all of it, or NaN where the logit is NaN or infinite
+        return replace(decision, drawn=(DrawnMass("target", mass, decision.emitted, decision.num_accepted + 1),))
 
 
 class CoupledRule(MatchingRule):

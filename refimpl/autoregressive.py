@@ -1,8 +1,8 @@
 """The oracle: one sequence, one token at a time, on the model's own forward pass.
 
 It shares no helper with the batched path: it has its own token choice, its own stop and budget test, and the model's
-ordinary cache. Only the definition of the random numbers is common, because that is what the coupled rule promises
-to reproduce.
+ordinary cache. Only definitions are common, because the coupled rule promises to reproduce what follows from them: the
+random numbers, and how near to top-p counts as there.
 """
 
 from collections.abc import Iterator
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from refimpl.config import SamplingConfig
+from refimpl.errors import InputError
 from refimpl.kvstore import Block, KVStore
 from refimpl.model import CausalLM, FeedRow
-from refimpl.sampling import Purpose, RowKeys, exponentials
+from refimpl.sampling import TIE, Purpose, RowKeys, exponentials
 from refimpl.sequence import Sequence
 
 
@@ -39,9 +40,19 @@ def decode(
         token = _choose(logits, sampling, sequence, sequence.prompt_len + len(generated))
         generated.append(token)
         yield token, logits
-        if sequence.stops_at(token, generated):
+        if stops(sequence, generated):
             return
         fed = [token]
+
+
+def stops(sequence: Sequence, generated: list[int]) -> bool:
+    """Whether the last of the generated tokens is a stop token or completes a stop string."""
+    if generated[-1] in sequence.stop_token_ids:
+        return True
+    if sequence.stop_strings is None:
+        return False
+    text = sequence.stop_strings.decode(generated)
+    return any(string in text for string in sequence.stop_strings.strings)
 
 
 class WindowedRow:
@@ -92,36 +103,47 @@ class WindowedRow:
 
 def _choose(logits: Tensor, sampling: SamplingConfig, sequence: Sequence, position: int) -> int:
     if sampling.temperature == 0:
-        return int(torch.argmax(logits))
+        token = int(torch.argmax(logits))
+        possible = torch.isfinite(logits[token])
+    else:
+        mass = shape_distribution(logits, sampling)
+        token = int(torch.argmax(mass / _noise(logits, sequence, position)))
+        possible = mass[token] > 0
+    if not possible:
+        raise InputError(f"the target's logits are not finite in row {sequence.index}")
+    return token
+
+
+def _noise(logits: Tensor, sequence: Sequence, position: int) -> Tensor:
     keys = RowKeys(
         torch.tensor([sequence.seed], device=logits.device), torch.tensor([sequence.sequence_id], device=logits.device)
     )
     at = torch.tensor([[position]], device=logits.device)
-    noise = exponentials(keys, at, Purpose.COUPLED, logits.shape[0])[0, 0]
-    return int(torch.argmax(shape_distribution(logits, sampling) / noise))
+    return exponentials(keys, at, Purpose.COUPLED, logits.shape[0])[0, 0]
 
 
 def shape_distribution(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     """Probabilities ``[vocab]`` after temperature, top-k, top-p and min-p, token by token in order of rank."""
     wide = logits.to(torch.float64)
-    mass = torch.softmax((wide - wide.max()) / sampling.temperature, dim=0)
+    scaled = (wide - wide.max()) / sampling.temperature
+    mass = torch.softmax(scaled, dim=0)
     if sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0:
         return mass
-    kept = _survivors(mass.tolist(), sampling)
+    kept = _survivors(scaled.tolist(), mass.tolist(), sampling)
     shaped = torch.zeros_like(mass)
     shaped[kept] = mass[kept]
     return shaped / shaped.sum()
 
 
-def _survivors(mass: list[float], sampling: SamplingConfig) -> list[int]:
-    ranked = sorted(range(len(mass)), key=mass.__getitem__, reverse=True)  # equals stay in order of id
+def _survivors(scaled: list[float], mass: list[float], sampling: SamplingConfig) -> list[int]:
+    ranked = sorted(range(len(mass)), key=scaled.__getitem__, reverse=True)  # equals stay in order of id
     if sampling.top_k:
-        least = mass[ranked[min(sampling.top_k, len(ranked)) - 1]]
-        ranked = [token for token in ranked if mass[token] >= least]
+        least = scaled[ranked[min(sampling.top_k, len(ranked)) - 1]]
+        ranked = [token for token in ranked if scaled[token] >= least]
     total, before, nucleus = sum(mass[token] for token in ranked), 0.0, []
     for token in ranked:
-        if sampling.top_p < 1 and before >= sampling.top_p * total:
+        if sampling.top_p < 1 and before >= (1 - TIE) * sampling.top_p * total:
             break
         nucleus.append(token)
         before += mass[token]
-    return [token for token in nucleus if mass[token] >= sampling.min_p * mass[ranked[0]]]
+    return [token for token in nucleus if mass[token] >= (1 - TIE) * sampling.min_p * mass[ranked[0]]]

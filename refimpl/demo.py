@@ -9,9 +9,10 @@ from rich.table import Table
 
 from refimpl.config import NAMED_METHODS
 from refimpl.equivalence import compare
-from refimpl.generation import Result, generate
+from refimpl.generation import generate
 from refimpl.model import Pair
 from refimpl.requests import Prompt
+from refimpl.results import Result
 
 SHARES = ("draft", "verify", "realign", "prefill", "host")
 

@@ -73,6 +73,7 @@ class Engine:
             recorded=self._make_recorded(target, draft, rule) if config.cuda_graphs else None,
         )
         self.scheduler.submit(self.sequences)
+        self._in_round = False
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
@@ -91,7 +92,23 @@ class Engine:
 
     @torch.inference_mode()
     def run_one_round(self) -> RoundRecord:
-        """Admit, prefill, choose members, run the round, let finished sequences go."""
+        """Admit, prefill, choose members, run the round, let finished sequences go.
+
+        Raises:
+            InputError: an earlier round was interrupted, by an error or from the keyboard.
+        """
+        self.require_whole()
+        self._in_round = True
+        record = self._run_one_round()
+        self._in_round = False
+        return record
+
+    def require_whole(self) -> None:
+        """Raise InputError if a round was interrupted: sequences and K/V may be out of step then."""
+        if self._in_round:
+            raise InputError("the run was interrupted in the middle of a round and cannot go on: start it anew")
+
+    def _run_one_round(self) -> RoundRecord:
         moves = self._num_moves()
         self._admit()
         plan = self.scheduler.select()

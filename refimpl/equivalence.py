@@ -11,9 +11,10 @@ from joblib import Parallel, delayed
 
 from refimpl.config import NAMED_METHODS, RECORDABLE, SCHEDULERS, make_config, resolve_method
 from refimpl.errors import InputError, InvariantViolation
-from refimpl.generation import Result, generate
+from refimpl.generation import generate
 from refimpl.model import Pair
 from refimpl.requests import Prompt
+from refimpl.results import Result
 from refimpl.stats import RunStats
 
 

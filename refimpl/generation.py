@@ -2,90 +2,23 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from refimpl import autoregressive
 from refimpl.config import DecodeConfig, make_config
-from refimpl.engine import STABLE_PREFILL_TOKENS, Engine, check_level, longest_row, verify_window
+from refimpl.engine import Engine
 from refimpl.errors import InputError
-from refimpl.kvstore import pool_columns
-from refimpl.model import FeedRow, Pair
+from refimpl.model import Pair
+from refimpl.one_by_one import ProgressCallback, decode_one_by_one
 from refimpl.records import RowOutcome, TokenLogprobs
 from refimpl.requests import Prepared, Prompt, prepare
-from refimpl.sequence import Sequence, StopReason
-from refimpl.stats import (
-    AcceptanceStats,
-    CollapseWatch,
-    RunStats,
-    acceptance_stats,
-    request_weighted_length,
-    request_weighted_rate,
-)
-from refimpl.timing import StageTimer
-from refimpl.trace import RoundRecord, trace_header, write_trace
-
-ProgressCallback = Callable[[int, int], None]  # finished sequences, all sequences
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratedSequence:
-    """What was generated after one prompt.
-
-    Attributes:
-        index: place of the prompt in the caller's list.
-        token_ids: generated tokens, a stop token included.
-        text: decoded, without special tokens, cut before a stop string; None for a pair without tokenizer.
-        stop_reason: "stop", "length", or "cancelled".
-        stats: acceptance over the sequence's own rounds.
-        logprobs: one entry per token when asked for.
-        num_prompt_tokens, num_prompt_tokens_cut: used, and cut from the front.
-    """
-
-    index: int
-    token_ids: list[int]
-    text: str | None
-    stop_reason: StopReason
-    stats: AcceptanceStats
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    num_prompt_tokens: int = 0
-    num_prompt_tokens_cut: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A finished run.
-
-    Attributes:
-        sequences: in input order.
-        stats: over the whole run.
-        rounds: one record per round; empty for `autoregressive`.
-        config: what was asked for.
-        environment: check level, device, dtype and pair.
-        header: settings of the run, as its trace holds them.
-    """
-
-    sequences: list[GeneratedSequence]
-    stats: RunStats
-    rounds: list[RoundRecord]
-    config: DecodeConfig
-    environment: dict[str, Any] = field(default_factory=dict)
-    header: dict[str, Any] = field(default_factory=dict)
-
-    def write_trace(self, path: str | Path) -> None:
-        """Write the rounds as NDJSON, the run's settings on the first line.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
-        write_trace(Path(path), self.header, self.rounds)
+from refimpl.results import Result, SequenceRecord, make_result
+from refimpl.sequence import StopReason
+from refimpl.stats import CollapseWatch, RunStats, acceptance_stats
+from refimpl.timing import sum_stages
+from refimpl.trace import RoundRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +65,7 @@ def generate(
     config = make_config(**settings)
     prepared = prepare(pair, prompts, config, max_prompt_tokens)
     if config.resolved_method.layout is None:
-        return _decode_one_by_one(pair, prepared, config, progress)
+        return decode_one_by_one(pair, prepared, config, progress)
     run = Stream(pair, prepared, config)
     while not run.done:
         run.run_one_round()
@@ -197,11 +130,29 @@ class Stream:
         """Everything about the run, as `generate` returns it.
 
         Raises:
-            InputError: the run has not come to its end.
+            InputError: the run has not come to its end, or was interrupted in the middle of a round.
         """
+        self._engine.require_whole()
         if not self.done:
             raise InputError("the stream has not come to its end: iterate over it, or cancel what is left")
-        return _result(self._pair, self._prepared, self._config, self._rounds, self._wall_s, self._engine.kv_bytes)
+        stats = RunStats(
+            acceptance=acceptance_stats(row for record in self._rounds for row in record.rows),
+            num_rounds=len(self._rounds),
+            num_grouped_rounds=sum(record.mode == "grouped" for record in self._rounds),
+            num_moves=sum(record.num_moves for record in self._rounds),
+            kv_bytes=self._engine.kv_bytes,
+            wall_s=self._wall_s,
+            stage_s=sum_stages([record.stage_s for record in self._rounds]),
+        )
+        return make_result(self._pair, self._prepared, self._config, self._records(), stats, self._rounds)
+
+    def _records(self) -> list[SequenceRecord]:
+        """What the rounds say of each sequence."""
+        rows: list[list[RowOutcome]] = [[] for _ in self._prepared.sequences]
+        for record in self._rounds:
+            for row in record.rows:
+                rows[row.sequence].append(row)
+        return [SequenceRecord(acceptance_stats(mine), tuple(e for row in mine for e in row.logprobs)) for mine in rows]
 
     def _events_of(self, record: RoundRecord) -> Iterator[TokenEvent]:
         for row in record.rows:
@@ -219,145 +170,3 @@ def stream(pair: Pair, prompts: Seq[Prompt], *, max_prompt_tokens: int | None = 
     if config.resolved_method.layout is None:
         raise InputError(f"{config.method} has no rounds to stream: choose another method, or call generate")
     return Stream(pair, prepare(pair, prompts, config, max_prompt_tokens), config)
-
-
-def _decode_one_by_one(
-    pair: Pair, prepared: Prepared, config: DecodeConfig, progress: ProgressCallback | None
-) -> Result:
-    """Run the oracle over the prompts and present its output as a Result."""
-    timer, begun = StageTimer(pair.device), time.perf_counter()
-    feed = _windowed_rows(pair, prepared, config) if config.shape_stable else pair.target.fresh_row
-    logprobs: list[tuple[TokenLogprobs, ...]] = []
-    for done, sequence in enumerate(prepared.sequences, start=1):
-        tokens, entries = [], []
-        with timer.stage("verify"):
-            for token, logits in autoregressive.decode(feed(), sequence, pair.vocab_size, config.sampling):
-                tokens.append(token)
-                if config.logprobs is not None:
-                    entries.append(_logprobs_of(token, logits, config.logprobs))
-        sequence.extend(tokens)
-        logprobs.append(tuple(entries))
-        if progress:
-            progress(done, len(prepared.sequences))
-    wall_s = time.perf_counter() - begun
-    result = _result(pair, prepared, config, [_oracle_record(prepared, timer)], wall_s, 0, logprobs)
-    stats = replace(result.stats, num_rounds=result.stats.num_generated)
-    return replace(result, stats=stats, rounds=[])
-
-
-def _windowed_rows(pair: Pair, prepared: Prepared, config: DecodeConfig) -> Callable[[], FeedRow]:
-    """Starts rows in the very shapes that the engine's shape-stable passes have."""
-    window = verify_window(prepared.sequences)
-    return partial(
-        autoregressive.WindowedRow,
-        pair.target,
-        rows=config.batch_size,
-        window=window,
-        prompt_window=STABLE_PREFILL_TOKENS,
-        columns=pool_columns(longest_row(prepared.sequences), window),
-    )
-
-
-def _logprobs_of(token: int, logits: Tensor, top: int) -> TokenLogprobs:
-    table = torch.log_softmax(logits.to(torch.float64), dim=-1)
-    best = torch.topk(table, top)
-    return TokenLogprobs(
-        token, float(table[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    )
-
-
-def _oracle_record(prepared: Prepared, timer: StageTimer) -> RoundRecord:
-    """Count each token of the oracle as a row-round without drafts."""
-    rows = tuple(
-        RowOutcome(s.index, s.prompt_len + n, 0, 0, 0, 0, 1, "bonus", n + 1 == s.num_generated)
-        for s in prepared.sequences
-        for n in range(s.num_generated)
-    )
-    return RoundRecord(0, "static", rows, timer.take(), 0)
-
-
-def _result(
-    pair: Pair,
-    prepared: Prepared,
-    config: DecodeConfig,
-    rounds: list[RoundRecord],
-    wall_s: float,
-    kv_bytes: int,
-    logprobs: list[tuple[TokenLogprobs, ...]] | None = None,
-) -> Result:
-    by_sequence: dict[int, list[RowOutcome]] = {s.index: [] for s in prepared.sequences}
-    for record in rounds:
-        for row in record.rows:
-            by_sequence[row.sequence].append(row)
-    sequences = []
-    for sequence, cut in zip(prepared.sequences, prepared.num_cut, strict=True):
-        rows = by_sequence[sequence.index]
-        entries = logprobs[sequence.index] if logprobs else tuple(e for row in rows for e in row.logprobs)
-        sequences.append(_generated(pair, sequence, rows, entries, cut))
-    environment = environment_of(pair, config)
-    return Result(
-        sequences,
-        _run_stats(prepared, rounds, [s.stats for s in sequences], wall_s, kv_bytes),
-        rounds,
-        config,
-        environment,
-        trace_header(config, prepared.sequences, environment),
-    )
-
-
-def environment_of(pair: Pair, config: DecodeConfig) -> dict[str, str]:
-    """What a run with these settings runs on: pair, device, dtype and the level of the checks in force."""
-    return {
-        "pair": pair.name,
-        "device": str(pair.device),
-        "dtype": str(pair.dtype).removeprefix("torch."),
-        "checks": check_level(config, pair.device),
-    }
-
-
-def _generated(
-    pair: Pair, sequence: Sequence, rows: list[RowOutcome], logprobs: tuple[TokenLogprobs, ...], cut: int
-) -> GeneratedSequence:
-    assert sequence.stop_reason is not None
-    return GeneratedSequence(
-        index=sequence.index,
-        token_ids=sequence.generated,
-        text=_text(pair, sequence),
-        stop_reason=sequence.stop_reason,
-        stats=acceptance_stats(rows),
-        logprobs=logprobs,
-        num_prompt_tokens=sequence.prompt_len,
-        num_prompt_tokens_cut=cut,
-    )
-
-
-def _text(pair: Pair, sequence: Sequence) -> str | None:
-    if pair.tokenizer is None:
-        return None
-    text = pair.decode(sequence.generated)
-    return sequence.stop_strings.cut(text) if sequence.stop_strings else text
-
-
-def _run_stats(
-    prepared: Prepared,
-    rounds: list[RoundRecord],
-    per_request: list[AcceptanceStats],
-    wall_s: float,
-    kv_bytes: int,
-) -> RunStats:
-    rows = [row for record in rounds for row in record.rows]
-    stages = {name.removesuffix("_s") for record in rounds for name in record.stage_s} - {"round"}
-    return RunStats(
-        acceptance=acceptance_stats(rows),
-        request_weighted_length=request_weighted_length(per_request),
-        request_weighted_rate=request_weighted_rate(per_request),
-        num_sequences=len(prepared.sequences),
-        num_prompt_tokens=sum(s.prompt_len for s in prepared.sequences),
-        num_prompt_tokens_cut=sum(prepared.num_cut),
-        num_rounds=len(rounds),
-        num_grouped_rounds=sum(record.mode == "grouped" for record in rounds),
-        num_moves=sum(record.num_moves for record in rounds),
-        kv_bytes=kv_bytes,
-        wall_s=wall_s,
-        stage_s={stage: sum(record.stage_s[f"{stage}_s"] for record in rounds) for stage in stages},
-    )

@@ -16,6 +16,7 @@ from torch import Tensor
 from refimpl import kernels
 from refimpl.config import SamplingConfig
 
+TIE = 1e-9  # relative; sums of the same masses differ by rounding, which no bound may turn on
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -105,7 +106,8 @@ def probabilities(logits: Float[Tensor, "*rows vocab"], config: SamplingConfig) 
 
     Order and ties follow transformers' logits warpers: top-k keeps every token as probable as the k-th, top-p keeps
     the smallest set that reaches its mass. Which of several equally probable tokens top-p keeps is open there; here
-    it is the lowest ids. Temperature 0 puts all mass on the most probable token. NaN stays NaN.
+    it is the lowest ids. A mass within `TIE` of a bound has reached it, in whatever order it was added up.
+    Temperature 0 puts all mass on the most probable token. NaN stays NaN.
     """
     if config.greedy:
         return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).double()
@@ -116,14 +118,16 @@ def probabilities(logits: Float[Tensor, "*rows vocab"], config: SamplingConfig) 
         scaled = scaled.masked_fill(scaled < least, -torch.inf)
     mass = scaled.softmax(dim=-1)
     if config.top_p < 1:
-        mass = mass.masked_fill(_outside_nucleus(mass, config.top_p), 0)
+        mass = mass.masked_fill(_outside_nucleus(scaled, mass, config.top_p), 0)
     if config.min_p > 0:
-        mass = mass.masked_fill(mass < config.min_p * mass.amax(dim=-1, keepdim=True), 0)
+        mass = mass.masked_fill(mass < (1 - TIE) * config.min_p * mass.amax(dim=-1, keepdim=True), 0)
     return mass / mass.sum(dim=-1, keepdim=True)
 
 
-def _outside_nucleus(mass: Float[Tensor, "*rows vocab"], top_p: float) -> Bool[Tensor, "*rows vocab"]:
+def _outside_nucleus(
+    logits: Float[Tensor, "*rows vocab"], mass: Float[Tensor, "*rows vocab"], top_p: float
+) -> Bool[Tensor, "*rows vocab"]:
     """Tokens whose more probable ones already have mass ≥ top_p."""
-    ordered, order = mass.sort(dim=-1, descending=True, stable=True)
-    before = torch.nn.functional.pad(ordered.cumsum(dim=-1)[..., :-1], (1, 0))
-    return torch.zeros_like(mass, dtype=torch.bool).scatter(-1, order, before >= top_p)
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    before = torch.nn.functional.pad(mass.gather(-1, order).cumsum(dim=-1)[..., :-1], (1, 0))
+    return torch.zeros_like(mass, dtype=torch.bool).scatter(-1, order, before >= (1 - TIE) * top_p)

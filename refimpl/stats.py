@@ -104,6 +104,12 @@ def acceptance_stats(records: Iterable[RowOutcome]) -> AcceptanceStats:
     )
 
 
+def plain_stats(num_tokens: int) -> AcceptanceStats:
+    """Of plain decoding: every token is a row-round without drafts."""
+    histogram = (num_tokens,) if num_tokens else ()
+    return AcceptanceStats(row_rounds=num_tokens, generated=num_tokens, histogram=histogram)
+
+
 def request_weighted_length(per_request: Seq[AcceptanceStats]) -> float:
     """Mean over requests of their mean acceptance length; 0 when none has run."""
     return _mean([s.mean_acceptance_length for s in per_request if s.row_rounds])

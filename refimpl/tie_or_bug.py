@@ -33,10 +33,11 @@ from torch import Tensor
 from refimpl.config import Request, make_config
 from refimpl.equivalence import common_prefix
 from refimpl.errors import InputError
-from refimpl.generation import Result, generate
+from refimpl.generation import generate
 from refimpl.kvstore import Block
 from refimpl.model import CausalLM, Pair
 from refimpl.requests import Prompt, prepare
+from refimpl.results import Result
 
 Verdict = Literal["exact", "tie", "bug"]
 

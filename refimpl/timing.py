@@ -1,7 +1,7 @@
 """Stage timing: seconds of a round by stage. On CUDA with events, so that nothing waits for the measurement."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -51,6 +51,17 @@ class StageTimer:
         result |= {"host_s": max(0.0, total - sum(stages.values())), "round_s": total}
         self._round, self._next, self._round_start = self._next, _Stages(), now
         return result
+
+
+def sum_stages(records: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Seconds by stage over records of `StageTimer.take`, the rounds' own seconds left out."""
+    total: dict[str, float] = {}
+    for record in records:
+        for name, seconds in record.items():
+            if name != "round_s":
+                stage = name.removesuffix("_s")
+                total[stage] = total.get(stage, 0.0) + seconds
+    return total
 
 
 class _Stages:

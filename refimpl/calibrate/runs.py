@@ -12,9 +12,9 @@ from refimpl.calibrate.studies import StudySettings
 from refimpl.config import DecodeConfig, make_config
 from refimpl.engine import Engine
 from refimpl.forced import iid_lengths
-from refimpl.generation import environment_of
 from refimpl.model import Pair
 from refimpl.requests import prepare
+from refimpl.results import environment_of
 from refimpl.trace import RoundRecord, trace_header, write_trace
 
 ATTEMPTS = 2

@@ -74,6 +74,19 @@ def test_equals_the_oracle_for_any_setting_ties_included(values, config):
     assert mass[logits.argmax()] > 0
 
 
+@pytest.mark.parametrize("top_p", [0.1, 0.2, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_sums_that_reach_top_p_exactly_end_alike_in_engine_and_oracle(top_p, top_k):
+    """Equal masses add up to top_p, but for rounding, which differs between a cumulative sum and a loop."""
+    config = SamplingConfig(temperature=1.0, top_p=top_p, top_k=top_k)
+    for size in range(5, 61, 5):
+        logits = torch.zeros(size, dtype=torch.float64)
+        kept = probabilities(logits[None], config)[0] > 0
+        assert torch.equal(kept, shape_distribution(logits, config) > 0)
+        if not top_k:
+            assert kept.sum() == math.ceil(round(top_p * size, 6))
+
+
 def test_the_smallest_temperature_overflows_nowhere():
     mass = probabilities(torch.tensor([30.0, 29.0]), SamplingConfig(temperature=1e-307))
     assert mass.tolist() == [1, 0]

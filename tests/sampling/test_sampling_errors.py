@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from refimpl import InputError, InvariantViolation, Request, SamplingConfig, generate
-from refimpl.acceptance import CoupledRule, Proposal, RejectionRule, next_weights
+from refimpl.acceptance import CoupledRule, GreedyRule, Proposal, RejectionRule, next_weights
 from refimpl.config import make_config
+from refimpl.pairs.random_pairs import random_pair
 from refimpl.sampling import RowKeys
 
 BAD_SAMPLING = [
@@ -109,8 +110,33 @@ def test_a_target_that_computes_no_distribution(rule, value):
     logits = UNIFORM.clone()
     logits[1, 0, 0] = value
     proposal = Proposal(torch.tensor([[0], [1]]), torch.full((2, 1, 3), 1 / 3).double())
-    with pytest.raises(InvariantViolation, match="INV-12 in row 1: the target must put mass on the token it drew"):
+    with pytest.raises(InputError, match="the target's logits are not finite in row 1"):
         rule(SAMPLING).decide(proposal, logits, KEYS, POSITION, LIMITS).require_mass()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_greedy_target_without_numbers(value):
+    logits = UNIFORM.clone()
+    logits[1, 0, 0] = value
+    proposal = Proposal(torch.tensor([[0], [0]]))
+    decision = GreedyRule(SamplingConfig()).decide(proposal, logits, KEYS, POSITION, LIMITS)
+    assert decision.table()[:, 1].tolist() == [0, 1]
+    with pytest.raises(InputError, match="the target's logits are not finite in row 1"):
+        decision.require_mass()
+    later = UNIFORM.clone()
+    later[1, 1, 0] = value  # after a rejection nothing is drawn there
+    proposal = Proposal(torch.tensor([[0], [2]]))
+    GreedyRule(SamplingConfig()).decide(proposal, later, KEYS, POSITION, LIMITS).require_mass()
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "inplace", "exspec"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_models_without_numbers_are_told(method, temperature):
+    pair = random_pair("llama")
+    with torch.no_grad():
+        pair.target.model.lm_head.weight[5] = math.nan
+    with pytest.raises(InputError, match="the target's logits are not finite in row 0"):
+        generate(pair, [[4, 6]], method=method, temperature=temperature, max_new_tokens=4)
 
 
 def test_equal_distributions_leave_no_residual_and_draw_from_the_target():

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from refimpl.generation import GeneratedSequence, generate
+from refimpl.generation import generate
 from refimpl.pairs.loading import load_pair
 from refimpl.pairs.train_tiny.corpus import read_corpus, token_stream, windows
 from refimpl.pairs.train_tiny.models import held_out_loss
 from refimpl.prompts import read_prompts
+from refimpl.results import GeneratedSequence
 
 
 def is_loop(new: list[int], period_max: int = 16) -> bool:

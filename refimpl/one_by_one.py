@@ -1,0 +1,78 @@
+"""Prompts decoded one by one with the oracle, and presented as every run is."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from refimpl import autoregressive
+from refimpl.config import DecodeConfig
+from refimpl.engine import STABLE_PREFILL_TOKENS, longest_row, verify_window
+from refimpl.kvstore import pool_columns
+from refimpl.model import FeedRow, Pair
+from refimpl.records import TokenLogprobs
+from refimpl.requests import Prepared
+from refimpl.results import Result, SequenceRecord, make_result
+from refimpl.sequence import Sequence
+from refimpl.stats import RunStats, plain_stats
+from refimpl.timing import StageTimer, sum_stages
+
+ProgressCallback = Callable[[int, int], None]  # finished sequences, all sequences
+
+
+def decode_one_by_one(
+    pair: Pair, prepared: Prepared, config: DecodeConfig, progress: ProgressCallback | None = None
+) -> Result:
+    """Run the oracle over the prompts; every token counts as a row-round without drafts."""
+    timer, begun = StageTimer(pair.device), time.perf_counter()
+    feed = _windowed_rows(pair, prepared, config) if config.shape_stable else pair.target.fresh_row
+    records = []
+    for done, sequence in enumerate(prepared.sequences, start=1):
+        with timer.stage("verify"):
+            entries = _decode(feed(), sequence, pair.vocab_size, config)
+        records.append(SequenceRecord(plain_stats(sequence.num_generated), entries))
+        if progress:
+            progress(done, len(prepared.sequences))
+    total = sum(sequence.num_generated for sequence in prepared.sequences)
+    stats = RunStats(
+        acceptance=plain_stats(total),
+        num_rounds=total,
+        wall_s=time.perf_counter() - begun,
+        stage_s=sum_stages([timer.take()]),
+    )
+    return make_result(pair, prepared, config, records, stats, rounds=[])
+
+
+def _decode(feed: FeedRow, sequence: Sequence, vocab_size: int, config: DecodeConfig) -> tuple[TokenLogprobs, ...]:
+    """Bring one sequence to its end; log-probabilities where they were asked for."""
+    tokens, entries = [], []
+    for token, logits in autoregressive.decode(feed, sequence, vocab_size, config.sampling):
+        tokens.append(token)
+        if config.logprobs is not None:
+            entries.append(_logprobs_of(token, logits, config.logprobs))
+    sequence.stop_reason = "stop" if autoregressive.stops(sequence, tokens) else "length"
+    sequence.token_ids += tokens
+    return tuple(entries)
+
+
+def _windowed_rows(pair: Pair, prepared: Prepared, config: DecodeConfig) -> Callable[[], FeedRow]:
+    """Starts rows in the very shapes that the engine's shape-stable passes have."""
+    window = verify_window(prepared.sequences)
+    return partial(
+        autoregressive.WindowedRow,
+        pair.target,
+        rows=config.batch_size,
+        window=window,
+        prompt_window=STABLE_PREFILL_TOKENS,
+        columns=pool_columns(longest_row(prepared.sequences), window),
+    )
+
+
+def _logprobs_of(token: int, logits: Tensor, top: int) -> TokenLogprobs:
+    table = torch.log_softmax(logits.to(torch.float64), dim=-1)
+    best = torch.topk(table, top)
+    return TokenLogprobs(
+        token, float(table[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    )

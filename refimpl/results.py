@@ -1,0 +1,134 @@
+"""What a run leaves: generated sequences, statistics, and the settings that it ran with."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from refimpl.config import DecodeConfig
+from refimpl.engine import check_level
+from refimpl.model import Pair
+from refimpl.records import TokenLogprobs
+from refimpl.requests import Prepared
+from refimpl.sequence import Sequence, StopReason
+from refimpl.stats import AcceptanceStats, RunStats, request_weighted_length, request_weighted_rate
+from refimpl.trace import RoundRecord, trace_header, write_trace
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSequence:
+    """What was generated after one prompt.
+
+    Attributes:
+        index: place of the prompt in the caller's list.
+        token_ids: generated tokens, a stop token included.
+        text: decoded, without special tokens, cut before a stop string; None for a pair without tokenizer.
+        stop_reason: "stop", "length", or "cancelled".
+        stats: acceptance over the sequence's own rounds.
+        logprobs: one entry per token when asked for.
+        num_prompt_tokens, num_prompt_tokens_cut: used, and cut from the front.
+    """
+
+    index: int
+    token_ids: list[int]
+    text: str | None
+    stop_reason: StopReason
+    stats: AcceptanceStats
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_prompt_tokens: int = 0
+    num_prompt_tokens_cut: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        sequences: in input order.
+        stats: over the whole run.
+        rounds: one record per round; empty for `autoregressive`.
+        config: what was asked for.
+        environment: check level, device, dtype and pair.
+        header: settings of the run, as its trace holds them.
+    """
+
+    sequences: list[GeneratedSequence]
+    stats: RunStats
+    rounds: list[RoundRecord]
+    config: DecodeConfig
+    environment: dict[str, Any] = field(default_factory=dict)
+    header: dict[str, Any] = field(default_factory=dict)
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write the rounds as NDJSON, the run's settings on the first line.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        write_trace(Path(path), self.header, self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRecord:
+    """What is known of one sequence's run, beside its tokens."""
+
+    stats: AcceptanceStats
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+def make_result(
+    pair: Pair,
+    prepared: Prepared,
+    config: DecodeConfig,
+    records: Seq[SequenceRecord],
+    stats: RunStats,
+    rounds: list[RoundRecord],
+) -> Result:
+    """Put a finished run together; `stats` gets what follows from prompts and records."""
+    each = [record.stats for record in records]
+    environment = environment_of(pair, config)
+    known = replace(
+        stats,
+        request_weighted_length=request_weighted_length(each),
+        request_weighted_rate=request_weighted_rate(each),
+        num_sequences=len(prepared.sequences),
+        num_prompt_tokens=sum(s.prompt_len for s in prepared.sequences),
+        num_prompt_tokens_cut=sum(prepared.num_cut),
+    )
+    sequences = [
+        _generated(pair, sequence, record, cut)
+        for sequence, record, cut in zip(prepared.sequences, records, prepared.num_cut, strict=True)
+    ]
+    header = trace_header(config, prepared.sequences, environment)
+    return Result(sequences, known, rounds, config, environment, header)
+
+
+def environment_of(pair: Pair, config: DecodeConfig) -> dict[str, str]:
+    """What a run with these settings runs on: pair, device, dtype and the level of the checks in force."""
+    return {
+        "pair": pair.name,
+        "device": str(pair.device),
+        "dtype": str(pair.dtype).removeprefix("torch."),
+        "checks": check_level(config, pair.device) if config.resolved_method.layout else "off",
+    }
+
+
+def _generated(pair: Pair, sequence: Sequence, record: SequenceRecord, cut: int) -> GeneratedSequence:
+    assert sequence.stop_reason is not None
+    return GeneratedSequence(
+        index=sequence.index,
+        token_ids=sequence.generated,
+        text=_text(pair, sequence),
+        stop_reason=sequence.stop_reason,
+        stats=record.stats,
+        logprobs=record.logprobs,
+        num_prompt_tokens=sequence.prompt_len,
+        num_prompt_tokens_cut=cut,
+    )
+
+
+def _text(pair: Pair, sequence: Sequence) -> str | None:
+    if pair.tokenizer is None:
+        return None
+    text = pair.decode(sequence.generated)
+    return sequence.stop_strings.cut(text) if sequence.stop_strings else text

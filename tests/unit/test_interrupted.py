@@ -1,0 +1,37 @@
+"""A run that was interrupted in the middle of a round cannot go on: its sequences and K/V may be out of step."""
+
+import pytest
+
+from refimpl import InputError, stream
+from refimpl.cached import CachedModel
+
+PROMPTS = [[5, 6, 7], [8], [9, 4, 3, 2]]
+METHODS = ("inplace", "masked", "eqspec", "exspec", "rollback")
+
+
+def interrupt_at(monkeypatch, number):
+    forward, calls = CachedModel.forward, []
+
+    def forward_until(self, *arguments):
+        calls.append(1)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(CachedModel, "forward", forward_until)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("number", [1, 2, 3, 6, 9])
+def test_it_is_refused_and_a_new_one_is_right(llama, monkeypatch, method, number):
+    settings = {"method": method, "batch_size": 2, "max_new_tokens": 10, "stop_token_ids": []}
+    run = stream(llama, PROMPTS, **settings)
+    interrupt_at(monkeypatch, number)
+    with pytest.raises(KeyboardInterrupt):
+        list(run)
+    for again in (lambda: list(run), run.result, run.run_one_round):
+        with pytest.raises(InputError, match="was interrupted in the middle of a round and cannot go on"):
+            again()
+    fresh = stream(llama, PROMPTS, **settings)
+    assert sum(len(event.token_ids) for event in fresh) == 30
+    assert all(len(sequence.token_ids) == 10 for sequence in fresh.result().sequences)
