@@ -52,11 +52,14 @@ class Engine:
         self.scheduler: Scheduler[Sequence] = make_scheduler(
             method.scheduler, config.resolved_batch_size, config.resolved_window_size, config.aging_bound
         )
-        self._free_slots = list(range(min(self.scheduler.window_size, len(self.sequences))))[::-1]
+        slots = min(self.scheduler.window_size, len(self.sequences))
+        self._free_slots = list(range(slots))[::-1]
         self.window = verify_window(self.sequences)
-        self._require_room()
-        target = CachedModel(pair.target, self._make_layout(pair.target), "target")
-        draft = CachedModel(pair.draft, self._make_layout(pair.draft), "draft")
+        rows = max(slots, config.resolved_batch_size) if config.shape_stable else slots
+        columns = pool_columns(longest_row(self.sequences), self.window)
+        self._require_room(rows, columns)
+        target = CachedModel(pair.target, self._make_layout(pair.target, rows, columns), "target")
+        draft = CachedModel(pair.draft, self._make_layout(pair.draft, rows, columns), "draft")
         rule = make_rule(config, source)
         if config.shape_stable:
             target.layout.block_rows = config.resolved_batch_size
@@ -126,31 +129,22 @@ class Engine:
             for left in self.scheduler.cancel(sequence):
                 self._release(left)
 
-    @property
-    def _pool_rows(self) -> int:
-        return max(len(self._free_slots), self.config.resolved_batch_size if self.config.shape_stable else 0)
-
-    @property
-    def _pool_columns(self) -> int:
-        return pool_columns(longest_row(self.sequences), self.window)
-
-    def _require_room(self) -> None:
-        """Refuse the run while nothing is allocated, if its K/V cannot fit."""
+    def _require_room(self, rows: int, columns: int) -> None:
+        """Refuse the run while nothing is allocated, if pools of that size cannot fit."""
         config, pair = self.config, self.pair
         layout = LAYOUT_CLASSES[config.resolved_method.layout or ""]
-        batch_rows = min(config.resolved_batch_size, self._pool_rows)
-        num_slots = layout.num_slots(self._pool_rows, batch_rows, self._pool_columns)
+        num_slots = layout.num_slots(rows, min(config.resolved_batch_size, rows), columns)
         bytes_per_token = pair.target.kv_shape.bytes_per_token + pair.draft.kv_shape.bytes_per_token
         require_room(num_slots, bytes_per_token, config.kv_memory_gib, pair.device)
 
-    def _make_layout(self, model: CausalLM) -> Layout:
+    def _make_layout(self, model: CausalLM, rows: int, columns: int) -> Layout:
         config = self.config
         name = config.resolved_method.layout
         assert name is not None
         layout = LAYOUT_CLASSES[name](
             model.kv_shape,
-            self._pool_rows,
-            self._pool_columns,
+            rows,
+            columns,
             max_positions=model.max_positions,
             tagged=self.checker.covers("device"),
         )

@@ -23,8 +23,8 @@ def change_blocks(role: str, change: ChangeBlock) -> Callable[[Any], Any]:
     """Change every block of the target's or the draft's layout, whatever the layout."""
 
     def make(original: Any) -> Any:
-        def make_layout(self: Engine, model: Any) -> Layout:
-            layout = original(self, model)
+        def make_layout(self: Engine, model: Any, *size: int) -> Layout:
+            layout = original(self, model, *size)
             if model is getattr(self.pair, role):
                 right = layout.block
                 layout.block = lambda tokens, offset: change(right(tokens, offset))

@@ -121,7 +121,7 @@ def budget_one_too_small(original: Any) -> Any:
     return extend
 
 
-@fault(generation, "_result", "output", None)
+@fault(generation, "make_result", "output", None)
 def outputs_in_sorted_order(original: Any) -> Any:
     """Results come in order of prompt length and are not put back into the caller's (published EXSPEC, sorted)."""
 

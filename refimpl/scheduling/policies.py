@@ -266,7 +266,11 @@ def default_aging_bound(batch_size: int, window_size: int) -> int:
     return 8 * -(-window_size // batch_size)
 
 
-SCHEDULERS: dict[str, type[Scheduler]] = {"static": StaticScheduler, "fifo": FifoScheduler, "grouped": GroupedScheduler}
+SCHEDULER_CLASSES: dict[str, type[Scheduler]] = {
+    "static": StaticScheduler,
+    "fifo": FifoScheduler,
+    "grouped": GroupedScheduler,
+}
 
 
 def make_scheduler(
@@ -277,7 +281,7 @@ def make_scheduler(
     *,
     options: SchedulingOptions = DEFAULT_OPTIONS,
 ) -> Scheduler:
-    """Build a scheduler by name: one of `SCHEDULERS`. `window_size` matters to ``"grouped"`` only."""
+    """Build a scheduler by name: one of `SCHEDULER_CLASSES`. `window_size` matters to ``"grouped"`` only."""
     if name == "grouped":
         return GroupedScheduler(batch_size, window_size, aging_bound, options=options)
-    return SCHEDULERS[name](batch_size, batch_size, options=options)
+    return SCHEDULER_CLASSES[name](batch_size, batch_size, options=options)
