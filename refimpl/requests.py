@@ -33,15 +33,12 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
 
     Raises:
         InputError: no prompts, an empty one, one too long for the models' context, ids outside the vocabulary, more
-            log-probabilities asked for than there are tokens.
+            log-probabilities asked for than there are tokens, stop strings that no text can hold, samples that would be
+            tied.
     """
     if not isinstance(pair, Pair):
         raise InputError(f"pair must be one of load_pair or make_pair, not {_shortened(pair)}")
-    if isinstance(prompts, str | Request) or not isinstance(prompts, Iterable):
-        raise InputError("prompts must be a list; put a single prompt into one")
-    prompts = list(prompts)
-    if not prompts:
-        raise InputError("there are no prompts")
+    prompts = _listed(prompts)
     if max_prompt_tokens is not None:
         require_int("max_prompt_tokens", max_prompt_tokens, 1)
     if config.logprobs is not None and config.logprobs > pair.vocab_size:
@@ -53,8 +50,21 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
         cut = 0 if max_prompt_tokens is None else max(0, len(token_ids) - max_prompt_tokens)
         sequences.append(_sequence(pair, request, token_ids[cut:], config, index))
         num_cut.append(cut)
-    _require_distinct_ids(sequences)
+    if not config.sampling.greedy:
+        _require_distinct_ids(sequences)
     return Prepared(sequences, num_cut)
+
+
+def _listed(prompts: Iterable[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, Mapping | set | frozenset):
+        advice = ": pass its input_ids" if "input_ids" in prompts else ""
+        raise InputError(f"prompts must be a list, not {type(prompts).__name__}{advice}")
+    if isinstance(prompts, str | Request) or not isinstance(prompts, Iterable):
+        raise InputError("prompts must be a list; put a single prompt into one")
+    listed = list(prompts)
+    if not listed:
+        raise InputError("there are no prompts")
+    return listed
 
 
 def encode(pair: Pair, prompt: str | Seq[int], index: int) -> list[int]:
@@ -71,6 +81,8 @@ def encode(pair: Pair, prompt: str | Seq[int], index: int) -> list[int]:
         except UnicodeEncodeError as error:
             raise InputError(f"prompt {index} is no text: {error.reason} at character {error.start}") from error
         token_ids = list(pair.tokenizer(prompt)["input_ids"])
+    elif isinstance(prompt, Mapping) and "input_ids" in prompt:
+        raise InputError(f"prompt {index} is a {type(prompt).__name__}: pass its input_ids")
     elif isinstance(prompt, bytes | bytearray | Mapping | Set):
         raise InputError(f"prompt {index} must be a text or a list of token ids, not {type(prompt).__name__}")
     else:
@@ -128,11 +140,31 @@ def _stop_strings(pair: Pair, stop_strings: tuple[str, ...], index: int) -> Stop
         return None
     if pair.tokenizer is None:
         raise InputError(f"prompt {index} has stop strings, but the pair {pair.name!r} has no tokenizer")
+    _require_that_text_holds(stop_strings, _special_tokens(pair.tokenizer))
     return StopStrings(stop_strings, pair.decode)
+
+
+def _require_that_text_holds(stop_strings: tuple[str, ...], special_tokens: dict[str, int]) -> None:
+    for text, token in ((text, token) for text in stop_strings for token in special_tokens if token in text):
+        raise InputError(
+            f"stop string {text!r} cannot occur, as special tokens are left out of the text: "
+            f"instead put {special_tokens[token]} into stop_token_ids"
+        )
+
+
+def _special_tokens(tokenizer: Any) -> dict[str, int]:
+    """Ids of the tokens that decoding leaves out, by name."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {token.content: id_ for id_, token in added.items() if token.special}
+    named = zip(getattr(tokenizer, "all_special_tokens", ()), getattr(tokenizer, "all_special_ids", ()), strict=False)
+    return {token: id_ for token, id_ in (special | dict(named)).items() if token}
 
 
 def _require_distinct_ids(sequences: list[Sequence]) -> None:
     keys = [(s.seed, s.sequence_id) for s in sequences]
     if len(set(keys)) != len(keys):
         double = next(key for key in keys if keys.count(key) > 1)
-        raise InputError(f"two prompts share seed {double[0]} and sequence id {double[1]}: their samples would be tied")
+        raise InputError(
+            f"two prompts share seed {double[0]} and sequence id {double[1]}, so their samples would be tied: "
+            "give one another seed or sequence id (a prompt's own is its place in the list)"
+        )

@@ -69,7 +69,7 @@ def test_keys_must_be_integers(name):
 
 def test_two_requests_must_not_share_their_noise(llama):
     with pytest.raises(InputError, match="two prompts share seed 0 and sequence id 1"):
-        generate(llama, [Request([3], sequence_id=1), [4]])
+        generate(llama, [Request([3], sequence_id=1), [4]], temperature=1.0)
 
 
 def test_stop_strings_need_a_tokenizer(llama):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import BatchEncoding
 
 from refimpl import DecodeConfig, InputError, Request, generate
 from refimpl.cli import main
@@ -54,17 +55,47 @@ def test_settings(settings, message):
         ([1, 2, 3], "prompts must be a list of texts or of lists of token ids: prompt 0 is 1"),
         ([b"abc"], "prompt 0 must be a text or a list of token ids, not bytes"),
         ([{1: 2}], "prompt 0 must be a text or a list of token ids, not dict"),
+        ({1, 2}, "prompts must be a list, not set"),
+        ({"input_ids": [1]}, "prompts must be a list, not dict: pass its input_ids"),
+        (BatchEncoding({"input_ids": [[1]]}), "prompts must be a list, not BatchEncoding: pass its input_ids"),
+        ([BatchEncoding({"input_ids": [1]})], "prompt 0 is a BatchEncoding: pass its input_ids"),
         ([[1, 2.5]], r"prompt 0 is \[1, 2.5\]"),
         ([[1], []], "prompt 1 is empty"),
         ([[1], [61]], "prompt 1 holds token 61, outside the vocabulary of 61"),
         (["text"], "has no tokenizer"),
         ([[1] * 250], "prompt 0 has 250 tokens: with 64 new ones it does not fit the context of 256"),
-        ([Request([1], sequence_id=1), [1]], "share seed 0 and sequence id 1"),
     ],
 )
 def test_prompts(llama, prompts, message):
     with pytest.raises(InputError, match=message):
         generate(llama, prompts)
+
+
+def test_ids_of_a_chat_template(tiny):
+    """README tells how to get them."""
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    chat = [{"role": "user", "content": "def main("}]
+    ids = tiny.tokenizer.apply_chat_template(chat, chat_template=template, return_dict=False)
+    found = generate(tiny, [ids, "def main("], max_new_tokens=4).sequences
+    assert found[0].token_ids == found[1].token_ids
+    with pytest.raises(InputError, match="prompt 0 is a BatchEncoding: pass its input_ids"):
+        generate(tiny, [tiny.tokenizer("def main(")])
+
+
+def test_samples_that_would_be_tied(llama):
+    """Nothing is drawn in greedy decoding, so nothing can be tied."""
+    prompts = [Request([1], sequence_id=1), [1], *[Request([2], seed=3, sequence_id=1)] * 2]
+    greedy = generate(llama, prompts, max_new_tokens=4)
+    assert greedy.sequences[0].token_ids == greedy.sequences[1].token_ids
+    for tied in (prompts[:2], prompts[2:]):
+        with pytest.raises(InputError, match=r"share seed . and sequence id 1, .* give one another"):
+            generate(llama, tied, temperature=1.0)
+
+
+@pytest.mark.parametrize("prompt", ["import os", Request("import os", stop_strings=["x", "a<|endoftext|>"])])
+def test_stop_strings_that_no_text_holds(tiny, prompt):
+    with pytest.raises(InputError, match=r"'a?<\|endoftext\|>' .* special tokens .* put 0 into stop_token_ids"):
+        generate(tiny, [prompt], stop_strings=["<|endoftext|>"])
 
 
 @pytest.mark.parametrize(
