@@ -3,7 +3,8 @@
 Only this file and `refimpl.attention` know transformers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +19,8 @@ from refimpl.errors import InputError
 from refimpl.kvstore import Block, KVShape, KVStore
 
 ROPES_OF_BATCHES = ("longrope", "dynamic")
+FULL_ATTENTION = {"full_attention", "global"}  # as configurations call it
+LONGEST_REASON = 200  # characters of another library's message
 FeedRow = Callable[[list[int]], Tensor]
 
 
@@ -89,32 +92,31 @@ class BlockCache(Cache):
 class HuggingFaceLM:
     """Adapter of a transformers model with full attention in every layer.
 
-    With a model on a CUDA device, cuDNN's attention is off for the whole process (see `refimpl.attention`).
+    The model itself is changed for good: its attention implementation is set, and it is put in evaluation mode. With a
+    model on a CUDA device, cuDNN's attention is off for the whole process (see `refimpl.attention`).
 
     Args:
         model: a causal model, already on its device and in its dtype.
         name: how errors call it.
 
     Raises:
-        InputError: the model has a layer that is not full attention, or does not honour explicit positions and
-            masks; the message names the reason.
+        InputError: the model has a layer that is not full attention, attention of its own that cannot be set, does not
+            honour explicit positions and masks, or fails in another way; the message names the reason.
     """
 
     def __init__(self, model: PreTrainedModel, name: str = "model"):
-        refuse_unless_full_attention(model, name)
-        if model.device.type == "cuda":
-            attention.leave_out_cudnn()
-        implementation = attention.NAME if model._supports_attention_backend else "sdpa"
-        model.set_attn_implementation(implementation)
         self.model, self.name = model.eval(), name
-        config = model.config.get_text_config()
-        self.vocab_size: int = config.vocab_size
-        self.max_positions = steady_positions(config)
-        self.recordable = not ropes_of_batches(config)
-        self.kv_shape = _probe_kv_shape(model)
-        heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
-        self._groups = heads // self.kv_shape.num_kv_heads if implementation == attention.NAME else 1
-        refuse_unless_positions_and_mask_count(self)
+        with _refusing_what_fails(model, name):
+            refuse_unless_full_attention(model, name)
+            implementation = _set_attention(model, name)
+            config = model.config.get_text_config()
+            self.vocab_size: int = config.vocab_size
+            self.max_positions = steady_positions(config)
+            self.recordable = not ropes_of_batches(config)
+            self.kv_shape = _probe_kv_shape(model)
+            heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
+            self._groups = heads // self.kv_shape.num_kv_heads if implementation == attention.NAME else 1
+            refuse_unless_positions_and_mask_count(self)
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block through the model with explicit positions and an explicit 4-D mask."""
@@ -146,6 +148,39 @@ class HuggingFaceLM:
         return torch.stack([torch.stack([keys[0], values[0]]) for keys, values in _entries(cache)])
 
 
+@contextmanager
+def _refusing_what_fails(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Turn whatever a model's own code raises into one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:LONGEST_REASON]
+        raise InputError(
+            f"{name}: {type(model).__name__} cannot be driven: {type(error).__name__}: {reason}"
+        ) from error
+
+
+def _set_attention(model: PreTrainedModel, name: str) -> str:
+    """Have a model attend as the engine needs it, and return the name of that implementation.
+
+    Raises:
+        InputError: it cannot be set, as attention classes of the model's own choose their keys and masks themselves.
+    """
+    if model.device.type == "cuda":
+        attention.leave_out_cudnn()
+    wanted = attention.NAME if model._supports_attention_backend else "sdpa"
+    model.set_attn_implementation(wanted)
+    found = model.config.get_text_config()._attn_implementation
+    if found != wanted:
+        advice = ": build it with attn_implementation='sdpa'" if model._supports_sdpa else ""
+        raise InputError(
+            f"{name}: {type(model).__name__} has attention of its own ({found}) that cannot be set to {wanted}{advice}"
+        )
+    return wanted
+
+
 def refuse_unless_full_attention(model: PreTrainedModel, name: str) -> None:
     """Raise InputError for sliding-window, recurrent and other layers whose cache is not one entry per token."""
     if getattr(model, "_is_stateful", False):
@@ -153,7 +188,8 @@ def refuse_unless_full_attention(model: PreTrainedModel, name: str) -> None:
     config = model.config.get_text_config()
     layers = DynamicCache(config=config).layers
     kinds = {type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer}
-    declared = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
+    names = ("layer_types", "attention_layers")
+    declared = {kind for name in names for kind in getattr(config, name, None) or []} - FULL_ATTENTION
     if kinds or declared:
         reason = ", ".join(sorted(declared or kinds))
         raise InputError(f"{name}: {type(model).__name__} has layers that are not full attention ({reason})")
@@ -176,44 +212,56 @@ def steady_positions(config: PretrainedConfig) -> int:
     return min([known, *filter(None, steady)])
 
 
-PROBE_TOKENS, PROBE_TOLERANCE = (1, 2, 3, 4), 16  # tolerance in roundings of the number format
+PROBE_ROWS = ((1, 2, 3, 4), (4, 3, 2, 1))
+PROBE_HIDDEN = (2, 0)  # column of each row that nothing may see
+PROBE_UNUSED = 4  # columns behind the last token
+PROBE_TOLERANCE = 16  # roundings of the number format
 
 
 @torch.inference_mode()
 def refuse_unless_positions_and_mask_count(lm: HuggingFaceLM) -> None:
-    """Raise InputError unless a row with a hidden slot in its middle gives the logits of the plain row.
+    """Raise InputError unless two rows with a hidden slot each give the logits of the plain rows.
 
-    The row's tokens are fed in two blocks; between them stands one more token, which nothing may see. A model that
-    counts positions by itself, or ignores the mask, gives other logits.
+    The rows are fed in two blocks. In one row a token that nothing may see stands in the middle, in the other in front;
+    behind the last token there are columns without any. A model that counts positions by itself, ignores the mask or
+    reckons with the number of columns gives other logits.
     """
-    tokens, half = list(PROBE_TOKENS), len(PROBE_TOKENS) // 2
-    expected = lm.fresh_row()(tokens).float()
+    half, count = len(PROBE_ROWS[0]) // 2, len(PROBE_ROWS[0])
+    expected = torch.stack([lm.fresh_row()(list(tokens)) for tokens in PROBE_ROWS]).float()
     if not expected.isfinite().all():
         raise InputError(f"{lm.name}: {type(lm.model).__name__} gives logits that are not finite")
-    store = KVStore.empty(lm.kv_shape, 1, len(tokens) + 1, tagged=False)
-    lm.forward(_probe_block(store, [*tokens[:half], 0], list(range(half + 1)), 0, hidden=None), 1)
-    block = _probe_block(store, tokens[half:], list(range(half, len(tokens))), half + 1, hidden=half)
-    found = lm.forward(block, 1)[0, -1].float()
+    store = KVStore.empty(lm.kv_shape, len(PROBE_ROWS), count + 1 + PROBE_UNUSED, tagged=False)
+    tokens, positions = _probe_columns()
+    lm.forward(_probe_block(store, tokens[:, : half + 1], positions[:, : half + 1], 0), 1)
+    found = lm.forward(_probe_block(store, tokens[:, half + 1 :], positions[:, half + 1 :], half + 1), 1)[:, -1].float()
     tolerance = max(1e-4, PROBE_TOLERANCE * torch.finfo(lm.kv_shape.dtype).eps)
     if not (found - expected).abs().max() <= tolerance * expected.abs().max():
         raise InputError(f"{lm.name}: {type(lm.model).__name__} does not honour explicit positions and a 4-D mask")
 
 
-def _probe_block(store: KVStore, tokens: list[int], positions: list[int], start: int, hidden: int | None) -> Block:
-    """One row's tokens at columns from `start`, each seeing the columns up to its own but the hidden one."""
-    device, width = store.shape.device, start + len(tokens)
-    columns = torch.arange(width, device=device)
-    visible = columns <= columns[start:, None]
-    if hidden is not None:
-        visible[:, hidden] = False
+def _probe_columns() -> tuple[Tensor, Tensor]:
+    """Token and position of each row's columns; a hidden column holds token 0 at position 0."""
+    rows = [list(tokens) for tokens in PROBE_ROWS]
+    positions = [list(range(len(row))) for row in rows]
+    for row, numbers, hidden in zip(rows, positions, PROBE_HIDDEN, strict=True):
+        row.insert(hidden, 0)
+        numbers.insert(hidden, 0)
+    return torch.tensor(rows), torch.tensor(positions)
+
+
+def _probe_block(store: KVStore, tokens: Tensor, positions: Tensor, start: int) -> Block:
+    """Both rows' tokens at columns from `start`, each seeing itself and the columns before it but the hidden one."""
+    device = store.shape.device
+    columns = torch.arange(store.columns, device=device)
+    own = columns[start : start + tokens.shape[1], None]
+    hidden = torch.tensor(PROBE_HIDDEN, device=device)[:, None, None]
+    visible = (columns == own) | ((columns < own) & (columns != hidden))
 
     def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         store.write_columns(layer, start, keys, values)
-        return store.view(layer, width)
+        return store.view(layer, store.columns)
 
-    return Block(
-        torch.tensor([tokens], device=device), torch.tensor([positions], device=device), visible[None, None], append
-    )
+    return Block(tokens.to(device), positions.to(device), visible[:, None], append)
 
 
 @torch.inference_mode()

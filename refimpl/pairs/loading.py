@@ -12,13 +12,12 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from refimpl.errors import InputError
-from refimpl.model import HuggingFaceLM, Pair
+from refimpl.model import LONGEST_REASON, HuggingFaceLM, Pair
 from refimpl.pairs.presets import PRESETS, ModelPreset
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
 
 TINY = Path(__file__).parent / "tiny"
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")
-LONGEST_REASON = 200  # characters of another library's message
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -55,6 +54,10 @@ def load_pair(
     Raises:
         InputError: unknown name, unreachable hub, missing device, incompatible vocabularies, unsupported model.
     """
+    for given in (target, draft if draft is not None else ""):
+        if not isinstance(given, str | os.PathLike):
+            kind = type(given).__name__
+            raise InputError(f"target and draft must be a name or a path, not {kind}: make_pair takes models in memory")
     where = _device(device)
     number_format, names = _dtype(dtype, where), _names(target, draft)
     if random_weights:
@@ -99,7 +102,9 @@ def make_pair(
     stop_token_ids: Collection[int] | None = None,
     name: str = "pair",
 ) -> Pair:
-    """Pair two transformers models that are in memory already, each on its device and in its number format.
+    """Pair two transformers models that are in memory already, on one device and each in its number format.
+
+    Both are changed for good: their attention implementation is set, and they are put in evaluation mode.
 
     Args:
         target, draft: causal models with full attention and one vocabulary; padding rows may differ.
@@ -108,8 +113,15 @@ def make_pair(
         name: how results and errors call the pair.
 
     Raises:
-        InputError: vocabularies that differ by more than padding rows, or a model that is not full attention.
+        InputError: vocabularies that differ by more than padding rows, models on two devices, or a model that is not
+            full attention or cannot be driven.
     """
+    for role, model in (("target", target), ("draft", draft)):
+        if not isinstance(model, PreTrainedModel):
+            shown = repr(model) if isinstance(model, str) else type(model).__name__
+            raise InputError(f"the {role} must be a transformers model, not {shown}: load_pair takes names and paths")
+    if target.device != draft.device:
+        raise InputError(f"the target is on {target.device}, the draft on {draft.device}: they must share a device")
     models = HuggingFaceLM(target, _role("target", target, name)), HuggingFaceLM(draft, _role("draft", draft, name))
     size = shared_vocab_size(models[0].vocab_size, models[1].vocab_size, tokenizer)
     stops = _eos_ids(target.generation_config, tokenizer) if stop_token_ids is None else stop_token_ids

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from refimpl import InputError
-from refimpl.attention import additive_mask, grouped_attention, leave_out_cudnn
+from refimpl.attention import NAME, additive_mask, grouped_attention, leave_out_cudnn
 from refimpl.model import HuggingFaceLM, refuse_unless_positions_and_mask_count
 
 
@@ -50,7 +50,7 @@ def test_keys_and_values_are_read_as_stored(monkeypatch):
     lm = HuggingFaceLM(llama())
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
     refuse_unless_positions_and_mask_count(lm)
-    masked_passes = seen[-4:]  # two blocks through two layers
+    masked_passes = seen[-4:]  # two blocks of two rows through two layers
     assert masked_passes == [(2, 2)] * 4, "queries of four heads run on the two heads that are stored"
 
 
@@ -76,7 +76,34 @@ class NoMask(LlamaForCausalLM):
         return super().forward(*args, **kwargs)
 
 
-@pytest.mark.parametrize("deaf", [OwnPositions, NoMask])
+class FirstRowsMask(LlamaForCausalLM):
+    def forward(self, *args, attention_mask=None, **kwargs):
+        if attention_mask is not None:
+            attention_mask = attention_mask[:1].expand_as(attention_mask)
+        return super().forward(*args, attention_mask=attention_mask, **kwargs)
+
+
+def own_window(module, query, key, value, attention_mask, **settings):
+    """Attention to five columns, the last of all taken for that of the last query."""
+    if attention_mask is not None:
+        places = torch.arange(key.shape[2])
+        far = places <= places[-query.shape[2] :, None] - 5
+        hidden = torch.zeros(far.shape, dtype=query.dtype).masked_fill(far, -1e4)
+        attention_mask = attention_mask + hidden.repeat(attention_mask.shape[2] // len(far), 1)
+    return grouped_attention(module, query, key, value, attention_mask, **settings)
+
+
+def test_attention_that_counts_columns_from_the_end_is_refused():
+    """As local attention does; only unused columns after the queries bring it to light."""
+    try:
+        AttentionInterface.register(NAME, own_window)
+        with pytest.raises(InputError, match="does not honour explicit positions and a 4-D mask"):
+            HuggingFaceLM(llama(), "odd")
+    finally:
+        AttentionInterface.register(NAME, grouped_attention)
+
+
+@pytest.mark.parametrize("deaf", [OwnPositions, NoMask, FirstRowsMask])
 def test_models_deaf_to_positions_or_mask_are_refused(deaf):
     torch.manual_seed(0)
     with pytest.raises(InputError, match="does not honour explicit positions and a 4-D mask"):

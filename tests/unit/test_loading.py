@@ -115,6 +115,7 @@ def test_weights_come_from_safetensors_only(saved):
         ("MistralConfig", {"sliding_window": 8}, "full attention"),
         ("MambaConfig", {"state_size": 4}, "recurrent state"),
         ("Gemma2Config", {"sliding_window": 8}, "sliding_attention"),
+        ("GPTNeoConfig", {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]}, "local"),
     ],
 )
 def test_models_without_full_attention_are_refused_by_name(config_class, settings, reason):
@@ -123,6 +124,55 @@ def test_models_without_full_attention_are_refused_by_name(config_class, setting
     model = transformers.AutoModelForCausalLM.from_config(config)
     with pytest.raises(InputError, match=reason):
         make_pair(model, model)
+
+
+SMALL_GPT = {"vocab_size": 61, "n_embd": 16, "n_layer": 2, "n_head": 2}
+SMALL_NEO = {"vocab_size": 61, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 64}
+SMALL_LAYERS = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("config_class", "settings", "reason"),
+    [
+        ("GPTNeoConfig", SMALL_NEO | {"attention_types": [[["global"], 2]]}, "attention of its own"),
+        ("GPTJConfig", SMALL_GPT | {"rotary_dim": 4}, "attention of its own"),
+        ("GPTNeoXJapaneseConfig", SMALL_LAYERS, "attention of its own"),
+        ("BloomConfig", {"vocab_size": 61, "hidden_size": 16, "n_layer": 2, "n_head": 2}, "attention of its own"),
+        ("OpenAIGPTConfig", SMALL_GPT, "attention of its own"),
+        ("FalconConfig", SMALL_LAYERS | {"alibi": True}, "cannot be driven: ValueError: too many values"),
+    ],
+)
+def test_models_that_cannot_be_driven_are_refused_in_one_line(config_class, settings, reason):
+    config = getattr(transformers, config_class)(**settings)
+    model = transformers.AutoModelForCausalLM.from_config(config).double()
+    with pytest.raises(InputError, match=f"target pair: {type(model).__name__} .*{reason}") as error:
+        make_pair(model, model)
+    assert "\n" not in str(error.value)
+
+
+def test_attention_that_must_be_chosen_when_the_model_is_built():
+    config = transformers.FalconConfig(**SMALL_LAYERS, alibi=False)
+    for implementation in ("sdpa", "eager"):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+        if implementation == "sdpa":
+            assert generate(make_pair(model, model), [[1, 2]], max_new_tokens=2).sequences[0].token_ids
+        else:
+            with pytest.raises(InputError, match="cannot be set to sdpa: build it with attn_implementation='sdpa'"):
+                make_pair(model, model)
+
+
+def test_only_models_in_memory_make_a_pair(saved):
+    model = transformers.AutoModelForCausalLM.from_pretrained(saved / "target")
+    with pytest.raises(InputError, match="the target must be a transformers model, not 'a': load_pair takes"):
+        make_pair("a", "b")
+    with pytest.raises(InputError, match="the draft must be a transformers model, not Linear"):
+        make_pair(model, torch.nn.Linear(1, 1))
+    for arguments in ((model, model), ("tiny", model), (None,)):
+        with pytest.raises(InputError, match=r"must be a name or a path, not .*: make_pair takes models in memory"):
+            load_pair(*arguments)
+    with pytest.raises(InputError, match="the target is on cpu, the draft on meta"):
+        make_pair(model, transformers.LlamaForCausalLM(model.config).to("meta"))
 
 
 def spoil(folder, how):
