@@ -268,6 +268,10 @@ class DecodeConfig:
 
     def _check_acceptance(self) -> None:
         _require(
+            isinstance(self.forced_lengths, Seq) and not isinstance(self.forced_lengths, str | bytes),
+            f"forced_lengths must be a list of probabilities, not {self.forced_lengths!r}",
+        )
+        _require(
             (self.acceptance == "forced") == bool(self.forced_lengths),
             "acceptance 'forced' and forced_lengths go together",
         )

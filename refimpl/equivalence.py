@@ -1,6 +1,7 @@
 """Is the output what autoregressive decoding gives? Exact and partial match against the oracle, prompt by prompt."""
 
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -9,11 +10,19 @@ from typing import Any
 import torch
 from joblib import Parallel, delayed
 
-from refimpl.config import NAMED_METHODS, RECORDABLE, SCHEDULERS, make_config, resolve_method
+from refimpl.config import (
+    NAMED_METHODS,
+    RECORDABLE,
+    SCHEDULERS,
+    DecodeConfig,
+    make_config,
+    require_int,
+    resolve_method,
+)
 from refimpl.errors import InputError, InvariantViolation
 from refimpl.generation import generate
 from refimpl.model import Pair
-from refimpl.requests import Prompt
+from refimpl.requests import Prompt, listed
 from refimpl.results import Result
 from refimpl.stats import RunStats
 
@@ -130,6 +139,8 @@ class VerifyReport:
 
 def expand_methods(methods: str | Seq[str]) -> list[str]:
     """Names from a list or a comma-separated text; ``"all"`` stands for every named method but the oracle."""
+    if not isinstance(methods, Iterable):
+        raise InputError(f"methods must be names, not {methods!r}")
     names = methods.split(",") if isinstance(methods, str) else list(methods)
     expanded = [n for name in map(str.strip, names) for n in (NAMED_METHODS if name == "all" else [name])]
     for name in expanded:
@@ -144,8 +155,14 @@ def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], settings: dic
     that can run shape-stable or recorded.
 
     Raises:
-        InputError: an unknown method, nothing to run, or settings that a method cannot have.
+        InputError: an unknown method, nothing to run, settings that a method cannot have, or tokens that cannot be
+            compared.
     """
+    if not isinstance(batch_sizes, Iterable) or isinstance(batch_sizes, str):
+        raise InputError(f"batch_sizes must be a list of integers, not {batch_sizes!r}")
+    batch_sizes = list(batch_sizes)
+    for size in batch_sizes:
+        require_int("batch_size", size, 1)
     names = expand_methods(_all_with(settings) if methods in ("all", ["all"], ("all",)) else methods)
     if not names:
         raise InputError("no method to verify: name one besides autoregressive, which all are compared with")
@@ -155,8 +172,17 @@ def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], settings: dic
     runs = list(dict.fromkeys(sizes))
     of_config = {name: value for name, value in settings.items() if name != "max_prompt_tokens"}
     for name, size in runs:
-        make_config(method=name, batch_size=size, **_widened(of_config, size))
+        _require_comparable(make_config(method=name, batch_size=size, **_widened(of_config, size)))
     return runs
+
+
+def _require_comparable(config: DecodeConfig) -> None:
+    if config.acceptance == "rejection" and not config.sampling.greedy:
+        raise InputError(
+            "acceptance 'rejection' preserves the distribution, not the tokens, and cannot be compared: choose coupled"
+        )
+    if config.acceptance == "forced":
+        raise InputError("acceptance 'forced' is for timing: its tokens are not the target's and cannot be compared")
 
 
 def _all_with(settings: dict[str, Any]) -> list[str]:
@@ -170,7 +196,8 @@ def _all_with(settings: dict[str, Any]) -> list[str]:
 def _widened(settings: dict[str, Any], batch_size: int) -> dict[str, Any]:
     """The settings with a window of at least one batch."""
     window = settings.get("window_size")
-    return settings | {"window_size": max(window, batch_size)} if window else settings
+    is_int = isinstance(window, numbers.Integral)
+    return settings | {"window_size": max(window, batch_size)} if window and is_int else settings
 
 
 def verify(
@@ -203,8 +230,10 @@ def verify(
     if bitwise:
         settings |= {"shape_stable": True, "logprobs": 0}
     runs = runs_to_verify(methods, batch_sizes, settings)
+    require_int("jobs", jobs, 1)
     if jobs != 1 and pair.device.type != "cpu":
         raise InputError(f"jobs must be 1 on {pair.device}, not {jobs}: only on a CPU do processes share the models")
+    prompts = listed(prompts)
     references = _references(pair, prompts, runs, bitwise, settings, progress)
     if jobs == 1:
         reports = [

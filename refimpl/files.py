@@ -1,6 +1,8 @@
 """Text files and folders of results: read by lines, written whole or not at all."""
 
+import io
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,16 +10,20 @@ from pathlib import Path
 
 from refimpl.errors import InputError
 
+STANDARD_INPUT = Path("-")
+
 
 def read_lines(path: Path) -> list[str]:
     """Lines of a text file, as editors number them: the other separators of Unicode stay within a line.
+
+    A byte order mark in front is no part of the text. A path ``-`` is standard input.
 
     Raises:
         InputError: it cannot be read, or is not UTF-8.
     """
     try:
-        with path.open(encoding="utf-8") as file:
-            return [line.rstrip("\n") for line in file]
+        content = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
+        return [line.rstrip("\n") for line in io.StringIO(content.decode("utf-8-sig"), newline=None)]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"cannot read {path}: {reason}") from error

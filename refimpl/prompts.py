@@ -1,5 +1,6 @@
 """Prompt files: one prompt a line (.txt), JSON lines with `prompt`, or Spec-Bench's `turns`."""
 
+import difflib
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -7,10 +8,17 @@ from typing import Any, Literal
 
 from refimpl.config import Request
 from refimpl.errors import InputError
-from refimpl.files import read_lines
+from refimpl.files import STANDARD_INPUT, read_lines
 from refimpl.requests import Prompt
 
-_REQUEST_FIELDS = {f.name for f in fields(Request)}
+WISHES = {f.name for f in fields(Request)} - {"prompt"}
+OTHER_NAMES = {  # that other programs have for wishes
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), "max_new_tokens"),
+    **dict.fromkeys(("stop", "stop_sequences", "stop_words"), "stop_strings"),
+    **dict.fromkeys(("stop_tokens", "eos_token_id"), "stop_token_ids"),
+}
+OF_THE_RUN = {"n", "best_of", "temperature", "top_k", "top_p", "min_p", "logprobs"}
+NEAR = 0.9  # similarity from which on a key is taken for a misspelt wish
 
 
 def read_prompts(path: str | Path, turns: Literal["first", "all"] = "first", limit: int | None = None) -> list[Prompt]:
@@ -18,7 +26,8 @@ def read_prompts(path: str | Path, turns: Literal["first", "all"] = "first", lim
 
     Args:
         path: ``.txt`` holds one prompt a line; anything else is read as JSON lines. A JSON object has `prompt` (text
-            or token ids) and may have the other fields of `Request`; or it has `turns`, as in Spec-Bench.
+            or token ids), or `turns`, as in Spec-Bench, and may have the other fields of `Request`. Keys that stand for
+            nothing here are left alone. ``-`` is standard input, JSON lines if it begins with a brace.
         turns: take the first turn of each object, or every turn as a prompt of its own.
         limit: keep the first so many prompts.
 
@@ -26,17 +35,24 @@ def read_prompts(path: str | Path, turns: Literal["first", "all"] = "first", lim
         InputError: the file is missing or malformed; the message names the line.
     """
     file = Path(path)
+    name = "standard input" if file == STANDARD_INPUT else str(file)
+    lines = read_lines(file)
+    is_text = not _begins_with_brace(lines) if file == STANDARD_INPUT else file.suffix == ".txt"
     prompts: list[Prompt] = []
-    for number, line in enumerate(read_lines(file), start=1):
-        if file.suffix == ".txt":
+    for number, line in enumerate(lines, start=1):
+        if is_text:
             if not line.strip():
-                raise InputError(f"{file}, line {number}: the prompt is empty")
+                raise InputError(f"{name}, line {number}: the prompt is empty")
             prompts.append(line)
         elif line.strip():
-            prompts += _parse(line, turns, f"{file}, line {number}")
+            prompts += _parse(line, turns, f"{name}, line {number}")
     if not prompts:
-        raise InputError(f"{file} holds no prompts")
+        raise InputError(f"{name} holds no prompts")
     return prompts[:limit]
+
+
+def _begins_with_brace(lines: list[str]) -> bool:
+    return next((line for line in lines if line.strip()), "").lstrip().startswith("{")
 
 
 def _parse(line: str, turns: str, where: str) -> list[Prompt]:
@@ -46,9 +62,27 @@ def _parse(line: str, turns: str, where: str) -> list[Prompt]:
         raise InputError(f"{where}: not JSON ({error.msg})") from error
     if not isinstance(entry, dict) or not ("prompt" in entry or "turns" in entry):
         raise InputError(f"{where}: an object with `prompt` or `turns` is needed")
+    wishes = _wishes(entry, where)
     if "turns" in entry:
-        return [_checked(text, where) for text in _turns(entry["turns"], where)[: None if turns == "all" else 1]]
-    return [_request(entry, where)]
+        texts = _turns(entry["turns"], where)[: None if turns == "all" else 1]
+        return [_request(text, wishes, where) for text in texts]
+    return [_request(entry["prompt"], wishes, where)]
+
+
+def _wishes(entry: dict[str, Any], where: str) -> dict[str, Any]:
+    """The fields of a Request among an object's keys.
+
+    Raises:
+        InputError: a key looks like a wish, but is none that can be met.
+    """
+    for key in entry.keys() - WISHES:
+        plain = key.lower().replace("-", "_")
+        if plain in OF_THE_RUN:
+            raise InputError(f"{where}: `{key}` cannot be chosen for one prompt")
+        near = OTHER_NAMES.get(plain) or next(iter(difflib.get_close_matches(plain, WISHES, 1, NEAR)), None)
+        if near:
+            raise InputError(f"{where}: unknown key `{key}`: write {near}")
+    return {name: entry[name] for name in WISHES & entry.keys()}
 
 
 def _turns(turns: Any, where: str) -> list[Any]:
@@ -57,11 +91,10 @@ def _turns(turns: Any, where: str) -> list[Any]:
     return turns
 
 
-def _request(entry: dict[str, Any], where: str) -> Prompt:
-    prompt = _checked(entry["prompt"], where)
-    wishes = {name: entry[name] for name in _REQUEST_FIELDS & set(entry) - {"prompt"}}
+def _request(prompt: Any, wishes: dict[str, Any], where: str) -> Prompt:
+    checked = _checked(prompt, where)
     try:
-        return Request(prompt, **wishes) if wishes else prompt
+        return Request(checked, **wishes) if wishes else checked
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
 

@@ -38,7 +38,7 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
     """
     if not isinstance(pair, Pair):
         raise InputError(f"pair must be one of load_pair or make_pair, not {_shortened(pair)}")
-    prompts = _listed(prompts)
+    prompts = listed(prompts)
     if max_prompt_tokens is not None:
         require_int("max_prompt_tokens", max_prompt_tokens, 1)
     if config.logprobs is not None and config.logprobs > pair.vocab_size:
@@ -55,7 +55,12 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
     return Prepared(sequences, num_cut)
 
 
-def _listed(prompts: Iterable[Prompt]) -> list[Prompt]:
+def listed(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """Prompts as a list, whatever they come in.
+
+    Raises:
+        InputError: there are none, or they have no order, or are one prompt or a tokenizer's mapping.
+    """
     if isinstance(prompts, Mapping | set | frozenset):
         advice = ": pass its input_ids" if "input_ids" in prompts else ""
         raise InputError(f"prompts must be a list, not {type(prompts).__name__}{advice}")

@@ -116,12 +116,12 @@ def generate(
         bar = partial(bars, method)
         result = run(models, texts, max_prompt_tokens=max_prompt_tokens, progress=bar, **settings)
     lines = [json.dumps(_output_line(s)) for s in result.sequences]
+    if trace:  # files first: a reader of stdout may leave
+        result.write_trace(trace)
     if output:
         write_whole(output, lines)
     else:
         print("\n".join(lines), flush=True)
-    if trace:
-        result.write_trace(trace)
     _print_summary(result)
 
 
@@ -219,8 +219,8 @@ def verify(
             max_prompt_tokens=max_prompt_tokens,
             **settings,
         )
-    _print_verify_table(report, json_)
     write_report(output, report.as_dict(), models.device)
+    _print_verify_table(report, json_)
     if json_:
         print(json.dumps(report.as_dict()))
     must_be_exact = bitwise or (models.device.type == "cpu" and models.dtype.itemsize >= 4)
@@ -275,7 +275,7 @@ def demo(
     settings = {"batch_size": batch_size, "max_new_tokens": max_new_tokens, "checks": checks}
     with progress_bars() as bars:
         rows = run_demo(models, prompts_from(None, "first", limit), bars, **settings)
-    console_for_tables().print(demo_table(rows))
     write_report(output, {"rows": [asdict(row) for row in rows]}, models.device)
+    console_for_tables().print(demo_table(rows))
     if any(row.exact != row.prompts for row in rows):
         raise typer.Exit(1)

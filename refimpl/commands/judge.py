@@ -83,11 +83,11 @@ def tie_or_bug(
     models = load(pair, target, draft, device, dtype, random_weights)
     settings |= {"max_prompt_tokens": max_prompt_tokens}
     judgements = _judge(models, texts, runs, foreign, settings)
-    _print_table(judgements, json_)
     if plot:
         plot_regrets(judgements, plot)
     report = {"judgements": {name: judgement.as_dict() for name, judgement in judgements.items()}}
     report = write_report(output, report, models.device)
+    _print_table(judgements, json_)
     if json_:
         print(json.dumps(report))
     if any(judgement.verdict == "bug" for judgement in judgements.values()):

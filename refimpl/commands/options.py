@@ -24,7 +24,8 @@ DraftOption = Annotated[str | None, typer.Option(help="Path or hub id of its dra
 PromptsOption = Annotated[
     Path | None,
     typer.Option(
-        "--prompts", help="One prompt a line (.txt), or JSON lines with `prompt` or `turns`. Default: bundled."
+        "--prompts",
+        help="One prompt a line (.txt), or JSON lines with `prompt` or `turns`; - is stdin. Default: bundled.",
     ),
 ]
 TurnsOption = Annotated[Turns, typer.Option(help="Which turns of a multi-turn file to take.")]

@@ -1,5 +1,7 @@
 """Bad input: one clear line, and nothing half-written."""
 
+import errno
+import io
 import json
 from types import SimpleNamespace
 
@@ -37,6 +39,8 @@ from refimpl.prompts import read_prompts
         ({"cuda_graphs": "False"}, "cuda_graphs must be true or false, not 'False'"),
         ({"shape_stable": 1}, "shape_stable must be true or false, not 1"),
         ({"acceptance": "forced", "forced_lengths": ("1",)}, "forced_lengths must be numbers"),
+        ({"acceptance": "forced", "forced_lengths": 5}, "forced_lengths must be a list of probabilities, not 5"),
+        ({"forced_lengths": None}, "forced_lengths must be a list of probabilities, not None"),
         ({"sped": 3}, "unknown setting sped: choose among"),
     ],
 )
@@ -105,11 +109,24 @@ def test_stop_strings_that_no_text_holds(tiny, prompt):
         ({"methods": "autoregressive", "bitwise": True}, "no method to verify"),
         ({"methods": []}, "no method to verify"),
         ({"methods": "inplace", "batch_sizes": ()}, "no batch size to verify at"),
+        ({"batch_sizes": 2}, "batch_sizes must be a list of integers, not 2"),
+        ({"batch_sizes": [0]}, "batch_size must be an integer at least 1"),
+        ({"batch_sizes": ["1"], "window_size": "4"}, "batch_size must be an integer at least 1"),
+        ({"methods": 3}, "methods must be names, not 3"),
+        ({"jobs": 0}, "jobs must be an integer at least 1, not 0"),
+        ({"jobs": "2"}, "jobs must be an integer at least 1, not '2'"),
+        ({"acceptance": "rejection", "temperature": 1.0}, "'rejection' preserves the distribution, not the tokens"),
+        ({"acceptance": "forced", "forced_lengths": (0, 1)}, "'forced' is for timing"),
     ],
 )
-def test_verification_of_nothing(llama, settings, message):
+def test_impossible_verification(llama, settings, message):
     with pytest.raises(InputError, match=message):
         verify(llama, [[1]], **settings)
+
+
+def test_prompts_may_come_one_by_one(llama):
+    report = verify(llama, ([token] for token in (1, 2, 3)), methods="inplace", batch_sizes=(2,), max_new_tokens=2)
+    assert (report.prompts, report.exact) == (3, True)
 
 
 def test_processes_are_for_a_cpu():
@@ -153,6 +170,55 @@ def test_prompt_files_of_every_kind(tmp_path):
     path.write_text('{"turns": ["a", "b"]}\n\n{"prompt": [1, 2]}\n{"prompt": "c", "seed": 4}\n')
     assert read_prompts(path) == ["a", [1, 2], Request("c", seed=4)]
     assert read_prompts(path, turns="all", limit=2) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"max_tokens": 3}, "line 1: unknown key `max_tokens`: write max_new_tokens"),
+        ({"stop": ["x"]}, "line 1: unknown key `stop`: write stop_strings"),
+        ({"max_new_token": 3}, "line 1: unknown key `max_new_token`: write max_new_tokens"),
+        ({"Max-New-Tokens": 3}, "line 1: unknown key `Max-New-Tokens`: write max_new_tokens"),
+        ({"n": 2}, "line 1: `n` cannot be chosen for one prompt"),
+        ({"temperature": 1}, "line 1: `temperature` cannot be chosen for one prompt"),
+    ],
+)
+@pytest.mark.parametrize("prompt", [{"prompt": "a"}, {"turns": ["a", "b"]}])
+def test_wishes_that_would_be_ignored_are_refused(tmp_path, prompt, entry, message):
+    (tmp_path / "p.jsonl").write_text(json.dumps(prompt | entry))
+    with pytest.raises(InputError, match=message):
+        read_prompts(tmp_path / "p.jsonl")
+
+
+def test_what_datasets_say_of_their_prompts_is_left_alone(tmp_path):
+    names = "question_id category reference id task_id prompt_id source entry_point answer speed model top score"
+    entry = {"prompt": "a", **dict.fromkeys(names.split(), 1)}
+    (tmp_path / "p.jsonl").write_text(json.dumps(entry))
+    assert read_prompts(tmp_path / "p.jsonl") == ["a"]
+
+
+def test_wishes_hold_for_every_turn(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"turns": ["a", "b"], "question_id": 1, "max_new_tokens": 3}')
+    assert read_prompts(tmp_path / "p.jsonl", "all") == [Request("a", max_new_tokens=3), Request("b", max_new_tokens=3)]
+
+
+@pytest.mark.parametrize(("name", "content"), [("p.txt", "a\nb\n"), ("p.jsonl", '{"prompt": "a"}\n{"prompt": "b"}\n')])
+def test_byte_order_marks_are_no_text(tmp_path, name, content):
+    (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    assert read_prompts(tmp_path / name) == ["a", "b"]
+
+
+@pytest.mark.parametrize("content", ["a {\r\nb", '\n {"prompt": "a {"}\n{"prompt": "b"}'])
+def test_prompts_from_standard_input(monkeypatch, content):
+    stdin = SimpleNamespace(buffer=io.BytesIO(content.encode("utf-8-sig")))
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert read_prompts("-") == ["a {", "b"]
+
+
+def test_nothing_on_standard_input(monkeypatch):
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"\n")))
+    with pytest.raises(InputError, match="standard input, line 1: the prompt is empty"):
+        read_prompts("-")
 
 
 def run_cli(monkeypatch, capsys, *arguments):
@@ -231,6 +297,30 @@ def test_no_file_is_lost_or_half_written(monkeypatch, capsys, tmp_path, argument
     assert code == 2
     assert message in output.err.splitlines()[-1]
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("p.txt", "import os\n")]
+
+
+class NoReader(io.TextIOWrapper):
+    """Standard output whose reader has left."""
+
+    def __init__(self):
+        super().__init__(io.BytesIO(), encoding="utf-8")
+
+    def write(self, text):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [("generate", "--trace"), ("verify", "--output"), ("tie-or-bug", "--output")]
+)
+def test_files_are_written_though_nobody_reads_the_output(monkeypatch, tmp_path, command, name):
+    some = ("--limit", "1", "--max-new-tokens", "1", name, str(tmp_path / "file"))
+    methods = () if command == "generate" else ("--methods", "inplace")
+    monkeypatch.setattr("sys.argv", ["refimpl", command, *some, *methods])
+    monkeypatch.setattr("sys.stdout", NoReader())
+    with pytest.raises(SystemExit):
+        main()
+    monkeypatch.undo()
+    assert (tmp_path / "file").read_text().startswith("{")
 
 
 def test_with_json_stdout_holds_nothing_else(monkeypatch, capsys):
