@@ -1,5 +1,6 @@
 """The command line: gathers the commands and turns errors into one line and an exit code."""
 
+import io
 import sys
 
 import typer
@@ -24,8 +25,12 @@ app.command(
 def main() -> None:
     """Run a command; bad input is one line on stderr and exit code 2, a broken invariant exit code 3.
 
-    Typer ends an interrupted command with 130, and one whose output nobody reads with 1.
+    Typer ends an interrupted command with 130, and one whose output nobody reads with 1. Characters that the terminal's
+    encoding lacks become question marks.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except InputError as error:

@@ -1,5 +1,8 @@
 """The two errors a user meets: bad input, and a broken synchronization invariant."""
 
+from functools import partial
+from typing import Any
+
 
 class InputError(ValueError):
     """The caller asked for something impossible. The message is one line and names what to change."""
@@ -12,12 +15,19 @@ class InvariantViolation(RuntimeError):  # noqa: N818 (the name states what happ
 
     Attributes:
         invariant: register id, for example ``"INV-3"``.
+        statement: what does not hold, in words.
         row: row of the batch (or index of the sequence) at fault, None when the whole batch is.
         expected: what the invariant demands.
         found: what the engine holds.
     """
 
     def __init__(self, invariant: str, statement: str, *, row: int | None, expected: object, found: object):
-        self.invariant, self.row, self.expected, self.found = invariant, row, expected, found
+        self.invariant, self.statement = invariant, statement
+        self.row, self.expected, self.found = row, expected, found
         where = "" if row is None else f" in row {row}"
         super().__init__(f"{invariant}{where}: {statement}; expected {expected}, found {found}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Violations travel between processes."""
+        again = partial(type(self), row=self.row, expected=self.expected, found=self.found)
+        return again, (self.invariant, self.statement)

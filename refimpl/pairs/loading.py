@@ -154,8 +154,10 @@ def _names(target: str | Path, draft: str | Path | None) -> _Names:
 def _device(device: str) -> torch.device:
     try:
         parsed = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise InputError(f"unknown device {device!r}: choose cpu, cuda or cuda:N") from error
+    if parsed.type not in ("cpu", "cuda"):
+        raise InputError(f"models cannot run on {parsed.type}: choose cpu, cuda or cuda:N")
     if parsed.type == "cuda":
         if not torch.cuda.is_available():
             raise InputError("device 'cuda' was asked for, but no CUDA device is available; use --device cpu")
@@ -228,11 +230,11 @@ def _from_hub(auto_class: Any, name: str, **options: Any) -> Any:
 def _random_model(preset: ModelPreset, device: torch.device, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Build the architecture right on the device, in its dtype, with normal weights of a fixed seed."""
     config = getattr(transformers, preset.config_class)(**preset.settings)
-    torch.manual_seed(seed)
     previous = torch.get_default_dtype()
     try:
         torch.set_default_dtype(dtype)
-        with device:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+            torch.manual_seed(seed)
             return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     finally:
         torch.set_default_dtype(previous)
@@ -247,15 +249,18 @@ def _eos_ids(generation_config: GenerationConfig | None, tokenizer: Any) -> list
 
 
 class _quiet:  # noqa: N801 (used like a function)
-    """Hush transformers' progress bars and hints while loading."""
+    """Hush transformers' progress bars and hints while loading; afterwards they are as they were."""
 
     def __enter__(self) -> None:
         self._levels = {name: logging.getLogger(name).level for name in ("transformers", "huggingface_hub")}
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         for name in self._levels:
             logging.getLogger(name).setLevel(logging.ERROR)
+        self._has_bars = transformers.utils.logging.is_progress_bar_enabled()
         transformers.utils.logging.disable_progress_bar()
 
     def __exit__(self, *_: Any) -> None:
         for name, level in self._levels.items():
             logging.getLogger(name).setLevel(level)
+        if self._has_bars:
+            transformers.utils.logging.enable_progress_bar()

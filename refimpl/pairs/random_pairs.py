@@ -68,13 +68,14 @@ def random_pair(
     class_name, arguments = TINY_ARCHITECTURES[kind]
     config = getattr(transformers, class_name)(vocab_size=vocab_size, **arguments)
     models = []
-    for scale in (0.0, noise):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype).eval()
-        for parameter in model.parameters():
-            parameter.data.mul_(6.0) if parameter.dim() > 1 and parameter.std() < 0.1 else None
-        torch.manual_seed(seed + 1)
-        for parameter in model.parameters():
-            parameter.data.add_(scale * torch.randn_like(parameter))
-        models.append(model.to(device))
+    with torch.random.fork_rng(devices=[]):  # everything is drawn on the CPU
+        for scale in (0.0, noise):
+            torch.default_generator.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype).eval()
+            for parameter in model.parameters():
+                parameter.data.mul_(6.0) if parameter.dim() > 1 and parameter.std() < 0.1 else None
+            torch.default_generator.manual_seed(seed + 1)
+            for parameter in model.parameters():
+                parameter.data.add_(scale * torch.randn_like(parameter))
+            models.append(model.to(device))
     return make_pair(models[0], models[1], stop_token_ids=(), name=f"random {kind}")

@@ -3,6 +3,10 @@
 import errno
 import io
 import json
+import os
+import pickle
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +17,7 @@ from refimpl import DecodeConfig, InputError, Request, generate
 from refimpl.cli import main
 from refimpl.config import make_config
 from refimpl.equivalence import verify
+from refimpl.errors import InvariantViolation
 from refimpl.prompts import read_prompts
 
 
@@ -235,6 +240,7 @@ def run_cli(monkeypatch, capsys, *arguments):
         ["generate", "--method", "magic"],
         ["generate", "--output", "no/such/folder/out.jsonl"],
         ["generate", "--device", "cuda"],
+        ["generate", "--device", "meta"],
         ["generate", "--target", "only-one"],
         ["generate", "--temperature", "-1"],
         ["verify", "--batch-sizes", "1,x"],
@@ -297,6 +303,21 @@ def test_no_file_is_lost_or_half_written(monkeypatch, capsys, tmp_path, argument
     assert code == 2
     assert message in output.err.splitlines()[-1]
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("p.txt", "import os\n")]
+
+
+def test_violations_survive_a_process_boundary():
+    violation = InvariantViolation("INV-3", "statement", row=2, expected=4, found=5)
+    copy = pickle.loads(pickle.dumps(violation))
+    assert (str(copy), vars(copy)) == (str(violation), vars(violation))
+
+
+def test_help_in_a_locale_of_ascii_alone():
+    ascii_ = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    for command in ("generate", "bench"):
+        arguments = [sys.executable, "-m", "refimpl", command, "--help"]
+        done = subprocess.run(arguments, capture_output=True, text=True, env=os.environ | ascii_)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "--help" in done.stdout
 
 
 class NoReader(io.TextIOWrapper):

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from refimpl import InputError, generate, load_pair
 from refimpl.pairs import PRESETS, make_pair
-from refimpl.pairs.loading import TINY, compile_elementwise
+from refimpl.pairs.loading import TINY, _random_model, compile_elementwise
+from refimpl.pairs.presets import ModelPreset
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
 from refimpl.pairs.vocabulary import VocabularyWarning, shared_vocab_size, warn_of_other_meanings
 
@@ -261,6 +262,9 @@ def test_presets_build_on_no_memory_and_agree_on_the_vocabulary(name):
     [
         ({"target": "nonsense"}, "unknown pair 'nonsense': choose tiny, vicuna"),
         ({"target": "tiny", "device": "warp"}, "unknown device 'warp'"),
+        ({"target": "tiny", "device": "meta"}, "cannot run on meta: choose cpu, cuda or cuda:N"),
+        ({"target": "tiny", "device": "mps"}, "cannot run on mps: choose cpu, cuda or cuda:N"),
+        ({"target": "tiny", "device": None}, "unknown device None"),
         ({"target": "tiny", "dtype": "int3"}, "unknown dtype 'int3'"),
         ({"target": "tiny", "random_weights": True}, "random_weights needs a preset"),
         ({"target": "qwen3", "draft": "x", "random_weights": True}, "not qwen3 with a draft of its own"),
@@ -275,6 +279,39 @@ def test_random_pairs_are_reproducible():
     assert generate(random_pair("llama"), [[1, 2]]).sequences[0].token_ids == (
         generate(random_pair("llama"), [[1, 2]]).sequences[0].token_ids
     )
+
+
+@pytest.mark.parametrize("kind", TINY_ARCHITECTURES)
+def test_random_pairs_are_always_the_same_and_leave_the_generator_alone(kind):
+    pairs = []
+    for seed in (5, 6):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        pairs.append(random_pair(kind, seed=3))
+        assert torch.equal(torch.get_rng_state(), before)
+    for one, two in zip((pairs[0].target, pairs[0].draft), (pairs[1].target, pairs[1].draft), strict=True):
+        assert all(map(torch.equal, one.model.state_dict().values(), two.model.state_dict().values()))
+
+
+def test_random_weights_leave_the_generator_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    preset = ModelPreset("small", "LlamaConfig", {"vocab_size": 61, **TINY_ARCHITECTURES["llama"][1]})
+    one, two = (_random_model(preset, torch.device("cpu"), torch.float32, 3) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one.lm_head.weight, two.lm_head.weight)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_progress_bars_are_as_they_were_after_loading(saved, enabled):
+    bars = transformers.utils.logging
+    was_enabled = bars.is_progress_bar_enabled()
+    try:
+        (bars.enable_progress_bar if enabled else bars.disable_progress_bar)()
+        load_pair(saved / "target", saved / "draft")
+        assert bars.is_progress_bar_enabled() is enabled
+    finally:
+        (bars.enable_progress_bar if was_enabled else bars.disable_progress_bar)()
 
 
 def test_what_torch_compile_is_given(saved, monkeypatch):
