@@ -1,6 +1,7 @@
 """K/V memory, reckoned before anything is allocated, so that a run that cannot fit ends before it begins."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -9,6 +10,10 @@ from refimpl.errors import InputError
 
 GIB = 1 << 30
 MEMINFO = Path("/proc/meminfo")
+OWN_CGROUP = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+BOUND_AND_USE = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # v2, v1
+RECLAIMABLE = ("inactive_file", "total_inactive_file")  # v2, v1: cached files, given up when memory is short
 SAFETY = 0.9  # share of the free memory that K/V may take: passes need some, too
 
 
@@ -17,7 +22,41 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserve
-    return _available_bytes() if device.type == "cpu" else None
+    if device.type != "cpu":
+        return None
+    rooms = [room for folder in _own_cgroups() if (room := _room_in_cgroup(folder)) is not None]
+    return min([*rooms, *filter(None, [_available_bytes()])], default=None)
+
+
+def _own_cgroups() -> Iterator[Path]:
+    """Folders of the control groups that may bound this process's memory: its own, and those around it."""
+    lines = OWN_CGROUP.read_text().splitlines() if OWN_CGROUP.exists() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        base = CGROUPS / controllers
+        folder = base / path.strip("/")
+        yield from (around for around in (folder, *folder.parents) if around.is_relative_to(base))
+
+
+def _room_in_cgroup(folder: Path) -> int | None:
+    """Bytes up to a control group's bound, cached files counted as free; None where it has none."""
+    for index, (bound, use) in enumerate(BOUND_AND_USE):
+        try:
+            room = int((folder / bound).read_text()) - int((folder / use).read_text())
+        except (OSError, ValueError):  # no such file, or the word max
+            continue
+        return max(0, room + _stat(folder, RECLAIMABLE[index]))
+    return None
+
+
+def _stat(folder: Path, name: str) -> int:
+    try:
+        entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return int(entries.get(name, 0))
+    except (OSError, ValueError):
+        return 0
 
 
 def _available_bytes() -> int | None:

@@ -92,9 +92,45 @@ def test_a_bound_that_is_enough(llama, method):
 def test_the_page_cache_counts_as_free(monkeypatch, tmp_path):
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemFree: 2 kB\nMemAvailable: 5 kB\n")
     monkeypatch.setattr("refimpl.memory.MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr("refimpl.memory.CGROUPS", tmp_path / "nothing")
     assert free_bytes(torch.device("cpu")) == 5 * 1024
     monkeypatch.setattr("refimpl.memory.MEMINFO", tmp_path / "nothing")
     assert (free_bytes(torch.device("cpu")) or GIB) > 0
+
+
+def control_group(folder, files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(content)
+
+
+V2 = {"memory.max": "9000\n", "memory.current": "8000\n", "memory.stat": "anon 1\ninactive_file 500\n"}
+V1 = {"memory.limit_in_bytes": "9000\n", "memory.usage_in_bytes": "8000\n", "memory.stat": "total_inactive_file 500\n"}
+
+
+@pytest.mark.parametrize(
+    ("own", "groups", "free"),
+    [
+        ("0::/\n", {"": V2}, 1500),
+        ("0::/\n", {"": {name: V2[name] for name in ("memory.max", "memory.current")}}, 1000),
+        ("0::/\n", {"": V2 | {"memory.max": "max\n"}}, 5 * 1024),
+        ("0::/\n", {"": V2 | {"memory.max": "7000\n"}}, 0),
+        ("0::/\n", {"": V2 | {"memory.max": "garbage\n"}}, 5 * 1024),
+        ("0::/a/b\n", {"a": V2, "a/b": V2 | {"memory.max": "max\n"}}, 1500),
+        ("0::/not/mounted\n", {"": V2}, 1500),
+        ("4:cpu:/x\n3:memory:/a\n", {"memory": V1 | {"memory.limit_in_bytes": f"{2**63}\n"}, "memory/a": V1}, 1500),
+        ("", {}, 5 * 1024),
+    ],
+)
+def test_the_bound_of_a_container_counts(monkeypatch, tmp_path, own, groups, free):
+    (tmp_path / "meminfo").write_text("MemAvailable: 5 kB\n")
+    (tmp_path / "cgroup").write_text(own)
+    for path, files in groups.items():
+        control_group(tmp_path / "groups" / path, files)
+    monkeypatch.setattr("refimpl.memory.MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr("refimpl.memory.OWN_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr("refimpl.memory.CGROUPS", tmp_path / "groups")
+    assert free_bytes(torch.device("cpu")) == free
 
 
 @pytest.mark.parametrize("settings", [{"method": method} for method in METHODS] + [{"cuda_graphs": True}])
