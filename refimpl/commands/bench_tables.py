@@ -1,9 +1,7 @@
-"""Tables and report files of `bench` and `anatomy`."""
+"""Tables of `bench` and `anatomy`, and what their reports say of a run."""
 
-import json
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -11,17 +9,6 @@ from rich.table import Table
 from refimpl.commands.options import console_for_tables
 
 Cells = list[str]
-
-
-def write_measured(output: Path | None, report: dict[str, Any], meta: dict[str, Any], device: Any) -> dict[str, Any]:
-    """Add provenance and what a measurement was made with, write the report where one asked for it, and return it."""
-    from refimpl.files import write_whole
-    from refimpl.provenance import provenance
-
-    report = {**report, "meta": provenance(device) | meta}
-    if output:
-        write_whole(output, [json.dumps(report, indent=1)])
-    return report
 
 
 def bench_meta(models: Any, settings: Any, prompts: list[list[int]], report: Any) -> dict[str, Any]:

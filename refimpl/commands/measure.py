@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from refimpl.commands.bench_tables import bench_meta, print_anatomy_tables, print_bench_table, write_measured
+from refimpl.commands.bench_tables import bench_meta, print_anatomy_tables, print_bench_table
 from refimpl.commands.options import (
     CompileOption,
     DeviceOption,
@@ -25,6 +25,7 @@ from refimpl.commands.options import (
     parse_sizes,
     progress_bars,
     prompts_from,
+    write_report,
 )
 from refimpl.errors import InputError
 
@@ -101,7 +102,7 @@ def bench(
 
     def report_of(found: Any) -> dict[str, Any]:
         meta = {"acceptance": acceptance, **bench_meta(models, settings, ids, found)}
-        return write_measured(output, {"rows": as_rows(found.rows)}, meta, models.device)
+        return write_report(output, {"rows": as_rows(found.rows)}, models.device, meta)
 
     with progress_bars() as bars:
         found = run_bench(models, ids, settings, bars, report_of if output else None)
@@ -193,7 +194,7 @@ def anatomy(
             "settings": asdict(settings),
             "rates": asdict(rates),
         }
-        return write_measured(output, as_report(rows, fits), meta, models.device)
+        return write_report(output, as_report(rows, fits), models.device, meta)
 
     with progress_bars() as bars:
         found = run_anatomy(models, settings, bars, report_of if output else None)

@@ -140,12 +140,14 @@ def check_outputs(outputs: list[Path | None], inputs: list[Path | None]) -> None
             check_writable(path, *outputs[:place], *inputs)
 
 
-def write_report(output: Path | None, report: dict[str, Any], device: Any) -> dict[str, Any]:
-    """Add provenance to a report, write it where one asked for it, and return it."""
+def write_report(
+    output: Path | None, report: dict[str, Any], device: Any, meta: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Add provenance and `meta` to a report, write it where one asked for it, and return it."""
     from refimpl.files import write_whole
     from refimpl.provenance import provenance
 
-    report = {**report, "meta": provenance(device)}
+    report = {**report, "meta": provenance(device) | (meta or {})}
     if output:
         write_whole(output, [json.dumps(report, indent=1)])
     return report

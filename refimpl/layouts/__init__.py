@@ -1,6 +1,5 @@
 """Where K/V live: one class a layout, one protocol."""
 
-from refimpl.kvstore import KVShape
 from refimpl.layouts.base import Layout
 from refimpl.layouts.inplace import InplaceLayout
 from refimpl.layouts.left_padded import RealignedLayout, RollbackLayout
@@ -13,4 +12,4 @@ LAYOUT_CLASSES: dict[str, type[Layout]] = {
     "inplace": InplaceLayout,
 }
 
-__all__ = ["LAYOUT_CLASSES", "InplaceLayout", "KVShape", "Layout", "MaskedLayout", "RealignedLayout", "RollbackLayout"]
+__all__ = ["LAYOUT_CLASSES", "InplaceLayout", "Layout", "MaskedLayout", "RealignedLayout", "RollbackLayout"]
