@@ -75,7 +75,7 @@ def _wishes(entry: dict[str, Any], where: str) -> dict[str, Any]:
     Raises:
         InputError: a key looks like a wish, but is none that can be met.
     """
-    for key in entry.keys() - WISHES:
+    for key in sorted(entry.keys() - WISHES):
         plain = key.lower().replace("-", "_")
         if plain in OF_THE_RUN:
             raise InputError(f"{where}: `{key}` cannot be chosen for one prompt")

@@ -158,11 +158,11 @@ def _require_that_text_holds(stop_strings: tuple[str, ...], special_tokens: dict
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Ids of the tokens that decoding leaves out, by name."""
+    """Ids of the tokens that decoding leaves out, by name; blank ones may be part of other tokens, too."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {token.content: id_ for id_, token in added.items() if token.special}
     named = zip(getattr(tokenizer, "all_special_tokens", ()), getattr(tokenizer, "all_special_ids", ()), strict=False)
-    return {token: id_ for token, id_ in (special | dict(named)).items() if token}
+    return {token: id_ for token, id_ in (special | dict(named)).items() if token.strip()}
 
 
 def _require_distinct_ids(sequences: list[Sequence]) -> None:
