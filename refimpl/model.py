@@ -136,7 +136,7 @@ class HuggingFaceLM:
         @torch.inference_mode()
         def feed(tokens: list[int]) -> Tensor:
             ids = torch.tensor([tokens], device=self.model.device)
-            return self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0, -1]
+            return self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
 
         return feed
 
@@ -144,7 +144,8 @@ class HuggingFaceLM:
     def fresh_kv(self, tokens: list[int]) -> Tensor:
         """Fill a DynamicCache with the row and stack its layers."""
         cache = DynamicCache(config=self.model.config)
-        self.model(input_ids=torch.tensor([tokens], device=self.model.device), past_key_values=cache, use_cache=True)
+        ids = torch.tensor([tokens], device=self.model.device)
+        self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return torch.stack([torch.stack([keys[0], values[0]]) for keys, values in _entries(cache)])
 
 

@@ -43,6 +43,13 @@ def test_the_oracle_has_a_stop_test_of_its_own(llama, ragged_prompts, monkeypatc
     assert not report.exact
 
 
+def test_a_long_prompt_costs_the_logits_of_one_token():
+    llama, shapes = random_pair("llama"), []
+    llama.target.model.lm_head.register_forward_hook(lambda module, _, output: shapes.append(tuple(output.shape)))
+    generate(llama, [list(range(3, 40))], method="autoregressive", max_new_tokens=2, stop_token_ids=[])
+    assert {shape[:2] for shape in shapes} == {(1, 1)}
+
+
 def test_the_oracle_is_checked_by_nobody(llama):
     assert generate(llama, [[3]], method="autoregressive", max_new_tokens=2).environment["checks"] == "off"
 
