@@ -125,6 +125,8 @@ class Trial:
         except _Enough:
             verdict = self._failed(min(self._losses, key=_size))
         except Flaky:
+            if not self._failures:
+                raise
             again = "the same case fails once and passes once: the engine does not repeat"
             verdict = self._failed(self._failures[0], f"{again}; it failed with: ")
         return replace(verdict, asked=self._asked, answered=self._asked - len(self._refusals))

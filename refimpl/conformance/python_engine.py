@@ -115,4 +115,4 @@ def time_limit(seconds: float) -> Iterator[None]:
     except _OutOfTimeError:
         raise EngineGone(f"no answer within {seconds:g} s; the call was broken off") from None
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)

@@ -2,11 +2,12 @@
 
 import random
 from dataclasses import dataclass
+from itertools import product
 
 import scipy.stats
 
 from refimpl.conformance.engine_properties import require_equal
-from refimpl.conformance.protocol import EngineSettings, Prompts
+from refimpl.conformance.protocol import EngineSettings, NotSupported, Prompts
 from refimpl.conformance.subject import CaseFailure, Subject
 
 SPREADS = (0, 2, 6, 12)  # tokens between the shortest and the longest prompt of a batch
@@ -49,13 +50,17 @@ def measure_raggedness(subject: Subject) -> tuple[Raggedness, CaseFailure | None
     """Count wrong rows; return the first of them, too.
 
     Raises:
+        CaseFailure: a row is wrong, and the engine refuses a later batch.
         NotSupported, EngineFailure: the engine refuses a batch, or fails.
     """
-    wrong, failures = [], []
-    for spread in SPREADS:
-        found = [_judge(subject, spread, number) for number in range(BATCHES_PER_SPREAD)]
-        wrong.append(sum(rows for rows, _ in found))
-        failures += [failure for _, failure in found if failure]
+    wrong, failures = [0] * len(SPREADS), list[CaseFailure]()
+    for i, number in product(range(len(SPREADS)), range(BATCHES_PER_SPREAD)):
+        try:
+            num_wrong, failure = _judge(subject, SPREADS[i], number)
+        except NotSupported as refusal:
+            raise failures[0] if failures else refusal from None
+        wrong[i] += num_wrong
+        failures += [failure] if failure else []
     profile = Raggedness(SPREADS, tuple(wrong), (4 * BATCHES_PER_SPREAD,) * len(SPREADS))
     return profile, failures[0] if failures else None
 

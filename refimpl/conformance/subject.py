@@ -96,7 +96,10 @@ class Subject:
     def _plain(self, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
         none = replace(settings, num_speculative_tokens=0)
         if self._own is not None:
-            return self._ask(self._own, Call(prompts, none))
+            try:
+                return self._ask(self._own, Call(prompts, none))
+            except EngineFailure as failure:
+                raise type(failure)(f"the reference fails: {failure}") from failure
         try:
             if not self._plain_refused:
                 return self.run(prompts, none)

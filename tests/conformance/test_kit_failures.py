@@ -150,6 +150,21 @@ def test_a_failure_in_the_raggedness_profile_counts() -> None:
     assert not report.passed
 
 
+def test_wrong_rows_count_also_where_a_later_batch_is_refused() -> None:
+    def refuse_spread_12(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        if max(map(len, prompts)) == 16:
+            raise NotSupported("prompts of 16 tokens")
+        return wrong_at_spread_6(prompts, settings, outputs)
+
+    verdict = verdict_of(Toy(refuse_spread_12), "raggedness")
+    assert (verdict.status, verdict.row) == ("fail", 0)
+
+
+def test_a_reference_that_fails_is_told_from_the_engine() -> None:
+    verdict = verdict_of(Toy(reference=lambda prompts, settings: [][0]), "equals_reference")
+    assert verdict.reason == "the reference fails: IndexError: list index out of range"
+
+
 # --- what a report says ----------------------------------------------------------------------------------------------
 
 
