@@ -8,7 +8,7 @@ from toy_engines import Prompts, Toy, continuation, keyed_noise, next_id
 
 from refimpl.config import NAMED_METHODS
 from refimpl.conformance import adapters
-from refimpl.conformance.engine_cases import EngineCase, Limits
+from refimpl.conformance.engine_cases import EngineCase, Limits, offered_ids
 from refimpl.conformance.engine_properties import ENGINE_PROPERTIES, equals_reference
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.laws import law_p_value
@@ -142,11 +142,11 @@ def test_assisted_generate_takes_one_prompt_at_a_time() -> None:
 # --- what the search reaches ---------------------------------------------------------------------------------------
 
 
-def cases_of(name: str, seed: int = 0, max_examples: int = 20) -> list[EngineCase]:
+def cases_of(name: str, seed: int = 0, vocab_size: int = 40) -> list[EngineCase]:
     cases: list[EngineCase] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ENGINE_PROPERTIES, name, lambda _, case: cases.append(case))
-        check_engine(Toy(), properties=[name], seed=seed, max_examples=max_examples)
+        check_engine(Toy(vocab_size=vocab_size), properties=[name], seed=seed)
     return cases
 
 
@@ -155,6 +155,16 @@ def test_every_property_has_cases_of_its_own_that_repeat() -> None:
     assert first == cases_of("budget_is_exact")
     assert not set(first[1:-1]) & set(second[1:-1])  # all begin with the smallest and end with the long case
     assert not set(first[1:-1]) & set(cases_of("budget_is_exact", seed=1))
+
+
+def test_cases_do_not_depend_on_what_is_loaded() -> None:
+    """Hypothesis draws large numbers that it finds in local modules; ids of a large vocabulary are not drawn so."""
+    assert [offered_ids(size) for size in (2, 3, 40)] == [list(range(size)) for size in (2, 3, 40)]
+    few = offered_ids(32000)
+    assert {0, 2, 31999} <= set(few)
+    assert len(few) <= 64
+    cases = cases_of("runs_repeat", vocab_size=32000)
+    assert {token for case in cases[:-1] for prompt in case.prompts for token in prompt} <= set(few)
 
 
 def test_cases_are_long_and_wide_often_enough() -> None:
