@@ -21,13 +21,22 @@ import signal
 import subprocess
 import tempfile
 import threading
-from dataclasses import asdict
 from typing import Any
 
-from refimpl.conformance.protocol import EngineFailure, EngineSettings, EngineTimeout, NotSupported, check_answer
+from refimpl.conformance.protocol import (
+    Call,
+    EngineFailure,
+    EngineGone,
+    EngineLost,
+    EngineSettings,
+    NotSupported,
+    check_answer,
+    check_description,
+    short,
+)
 from refimpl.errors import InputError
 
-MAX_RESTARTS = 10
+LOADING = 10  # times as long as others may the answer to `describe` take
 
 
 class CommandEngine:
@@ -35,24 +44,38 @@ class CommandEngine:
 
     Args:
         command: command line of the server.
-        timeout_s: seconds that an answer may take; the first one may take ten times as long, for loading.
+        timeout_s: seconds that an answer may take; `describe`, sent after every start, may take ten times as long.
+
+    Raises:
+        InputError: it does not start, or does not describe itself.
     """
 
     def __init__(self, command: str, timeout_s: float = 60.0):
         self.command, self.timeout_s = command, timeout_s
         self._process: subprocess.Popen[str] | None = None
-        self._starts = 0
-        about = self._ask({"op": "describe"}, 10 * timeout_s)
-        vocab_size = about.get("vocab_size")
-        if not isinstance(vocab_size, int) or vocab_size < 2:
+        try:
+            about = self._open()
+            self.vocab_size, self.supports = check_description(
+                command, about.get("vocab_size"), about.get("supports", ())
+            )
+        except BaseException:
             self.close()
-            raise EngineFailure(f"describe gave no vocab_size: {about}")
-        self.vocab_size, self.supports = vocab_size, frozenset(about.get("supports", ()))
+            raise
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
-        """Send one request and wait for its answer."""
-        answer = self._ask({"op": "generate", "prompts": prompts, **asdict(settings)}, self.timeout_s)
-        return check_answer(answer.get("outputs"), prompts, self.vocab_size)
+        """Send one request and wait for its answer.
+
+        Raises:
+            EngineLost: the server has crashed or printed garbage; the next call starts it again.
+            EngineGone: it did not answer in time, or does not start again.
+        """
+        if self._process is None:
+            try:
+                self._open()
+            except InputError as error:
+                raise EngineGone(f"the engine does not start again: {error}") from error
+        request = Call(tuple(map(tuple, prompts)), settings).as_request(self._number + 1)
+        return check_answer(self._ask(request, self.timeout_s).get("outputs"), len(prompts), self.vocab_size)
 
     def close(self) -> None:
         """End the server and everything that it started."""
@@ -65,22 +88,24 @@ class CommandEngine:
                 if stream is not None:
                     stream.close()
 
+    def _open(self) -> dict[str, Any]:
+        self._start()
+        try:
+            return self._ask({"op": "describe", "id": 0}, LOADING * self.timeout_s)
+        except (EngineFailure, NotSupported) as failure:
+            raise InputError(f"{self.command!r} does not describe itself: {failure}") from failure
+
     def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        if self._process is None:
-            self._start()
-        self._number += 1
-        self._send(json.dumps({**request, "id": self._number}))
+        self._number = request["id"]
+        self._send(json.dumps(request))
         answer = self._parse(self._receive(timeout_s))
-        if "not_supported" in answer:
+        if answer.get("not_supported") is not None:
             raise NotSupported(str(answer["not_supported"]))
-        if "error" in answer:
+        if answer.get("error") is not None:
             raise EngineFailure(f"the engine reports an error: {answer['error']}")
         return answer
 
     def _start(self) -> None:
-        if self._starts > MAX_RESTARTS:
-            raise EngineTimeout(f"the engine crashed {self._starts} times; giving up")
-        self._starts, self._number = self._starts + 1, 0
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (lives as long as the server)
         self._lines: queue.Queue[str] = queue.Queue()
         try:
@@ -115,7 +140,7 @@ class CommandEngine:
             line = self._lines.get(timeout=timeout_s)
         except queue.Empty:
             self.close()
-            raise EngineTimeout(f"no answer within {timeout_s:g} s; the engine was killed") from None
+            raise EngineGone(f"no answer within {timeout_s:g} s; the engine was killed") from None
         if not line:
             raise self._crash()
         return line
@@ -127,10 +152,10 @@ class CommandEngine:
             answer = None
         if not isinstance(answer, dict) or answer.get("id") != self._number:
             self.close()
-            raise EngineFailure(f"expected a JSON object with id {self._number}, got the line {line.strip()[:80]!r}")
+            raise EngineLost(f"expected a JSON object with id {self._number}, got the line {short(line.strip())}")
         return answer
 
-    def _crash(self) -> EngineFailure:
+    def _crash(self) -> EngineLost:
         assert self._process is not None
         try:
             status = f"with status {self._process.wait(timeout=5)}"
@@ -139,7 +164,7 @@ class CommandEngine:
         self.close()
         self._errors.seek(0)
         last = self._errors.read()[-400:].strip().splitlines()[-3:]
-        return EngineFailure(f"the engine closed its output {status}: {' | '.join(last) or 'nothing on stderr'}")
+        return EngineLost(f"the engine closed its output {status}: {' | '.join(last) or 'nothing on stderr'}")
 
 
 def _pump(stream: Any, lines: "queue.Queue[str]") -> None:

@@ -1,119 +1,33 @@
 """Run every property against an engine and say what holds, what fails and how small a failure can be."""
 
-import random
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
-import scipy.stats
-from hypothesis import HealthCheck, Phase, given, settings
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis.errors import Flaky
 
-from refimpl.conformance.engine_cases import (
-    ENGINE_PROPERTIES,
-    ONCE,
-    CaseFailure,
-    EngineCase,
-    Limits,
-    Subject,
-    engine_cases,
+from refimpl.conformance.engine_cases import EngineCase, Limits, engine_cases
+from refimpl.conformance.engine_properties import ENGINE_PROPERTIES, FIXED, SAMPLED
+from refimpl.conformance.protocol import (
+    EngineFailure,
+    EngineGone,
+    EngineLost,
+    EngineSettings,
+    EngineUnderTest,
+    NotSupported,
 )
-from refimpl.conformance.protocol import EngineFailure, EngineSettings, EngineTimeout, EngineUnderTest, NotSupported
+from refimpl.conformance.raggedness import Raggedness, measure_raggedness
+from refimpl.conformance.subject import CaseFailure, Subject
+from refimpl.conformance.verdicts import DECIDING, Report, Verdict
 from refimpl.errors import InputError
 
-DECIDING = "equals_reference"  # without it nothing shows that the output is the right one
-Status = Literal["pass", "fail", "not supported", "not run"]
-SPREADS = (0, 2, 6, 12)  # tokens between the shortest and the longest prompt of a batch
-BATCHES_PER_SPREAD = 3
-CHANCE = 0.02  # that a profile without a trend is said to grow
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of one property.
-
-    Attributes:
-        status: a failure comes with the smallest case that was found; one answered case is enough for a pass.
-        reason: one line, empty on a pass.
-        case: prompts and settings of the smallest failing case.
-        row, token: where the outputs part first.
-        asked, answered: cases that the engine was given, those of shrinking included, and those it did not refuse.
-    """
-
-    property: str
-    status: Status
-    reason: str = ""
-    case: EngineCase | None = None
-    row: int | None = None
-    token: int | None = None
-    asked: int = 0
-    answered: int = 0
-
-
-@dataclass(frozen=True)
-class Raggedness:
-    """Wrong rows by spread of prompt lengths."""
-
-    spreads: tuple[int, ...] = ()
-    wrong_rows: tuple[int, ...] = ()
-    rows: tuple[int, ...] = ()
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Share of rows that differ from the reference."""
-        return tuple(w / n for w, n in zip(self.wrong_rows, self.rows, strict=True))
-
-    @property
-    def p_value(self) -> float:
-        """Fisher's exact test, one-sided, that rows of equally long prompts are wrong as often as all others."""
-        (even, *ragged), (num_even, *num_ragged) = self.wrong_rows, self.rows
-        table = [[even, num_even - even], [sum(ragged), sum(num_ragged) - sum(ragged)]]
-        return float(scipy.stats.fisher_exact(table, alternative="less").pvalue)
-
-    @property
-    def verdict(self) -> str:
-        """One of four sentences."""
-        if not self.rows:
-            return "not measured"
-        if not any(self.wrong_rows):
-            return "no wrong rows at any spread"
-        return "grows with raggedness" if self.p_value < CHANCE else "does not grow with raggedness"
-
-
-@dataclass(frozen=True)
-class Report:
-    """Verdicts of a run of the kit, and the raggedness profile."""
-
-    engine: str
-    verdicts: tuple[Verdict, ...]
-    raggedness: Raggedness = field(default_factory=Raggedness)
-    calls: int = 0
-    limits: Limits = field(default_factory=Limits)
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing failed and something passed: `equals_reference`, where that was among the properties."""
-        found = {v.status for v in self.verdicts}
-        decided = all(v.status == "pass" for v in self.verdicts if v.property == DECIDING)
-        return decided and "pass" in found and found <= {"pass", "not supported"}
-
-    @property
-    def conforms(self) -> bool:
-        """Whether it passed, `equals_reference` included; other properties may be not supported."""
-        return self.passed and any(v.property == DECIDING for v in self.verdicts)
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "schema": "raggedspec.conformance/1",
-            "engine": self.engine,
-            "passed": self.passed,
-            "conforms": self.conforms,
-            "properties": [asdict(verdict) for verdict in self.verdicts],
-            "raggedness": {**asdict(self.raggedness), "verdict": self.raggedness.verdict},
-            "calls": self.calls,
-            "limits": asdict(self.limits),
-        }
+RAGGEDNESS = "raggedness"
+ALL_PROPERTIES = (*ENGINE_PROPERTIES, RAGGEDNESS)
+SHORT = 4  # new tokens; of the cases that are searched, a quarter has fewer
+MAX_LOSSES = 5  # crashes of a process in one property; each costs a start, so that shrinking ends there
 
 
 def check_engine(
@@ -121,11 +35,12 @@ def check_engine(
     *,
     name: str = "engine",
     max_examples: int = 20,
-    properties: Iterable[str] = ENGINE_PROPERTIES,
+    properties: Iterable[str] = ALL_PROPERTIES,
     fail_fast: bool = False,
     shrink: bool = True,
-    raggedness: bool = True,
     limits: Limits | None = None,
+    seed: int = 0,
+    reference: Any = None,
 ) -> Report:
     """Test an engine.
 
@@ -133,124 +48,176 @@ def check_engine(
         engine: see `refimpl.conformance.protocol`.
         name: how the report calls it.
         max_examples: cases per property, beside the long one and those that shrinking takes.
-        properties: names among `ENGINE_PROPERTIES`.
+        properties: names among `ALL_PROPERTIES`.
         fail_fast: run no further property after the first failure.
         shrink: look for the smallest failing case; otherwise the first one found is reported.
-        raggedness: measure wrong rows by spread of prompt lengths.
-        limits: how far the long case goes.
+        limits: how far the fixed cases go.
+        seed: of the search; every property has cases of its own.
+        reference: what plain decoding generates, instead of what the engine itself offers.
 
     Raises:
         InputError: an unknown property.
     """
-    wanted_properties = known_properties(properties)
-    subject = Subject(engine, limits)
+    subject = Subject(engine, limits, reference)
     verdicts: list[Verdict] = []
-    dead: EngineTimeout | None = None
-    for wanted in wanted_properties:
-        if dead or (fail_fast and any(v.status == "fail" for v in verdicts)):
-            verdicts.append(Verdict(wanted, "not run", str(dead or "after a failure")))
+    profile, why_not = Raggedness(), ""
+    for wanted in known_properties(properties):
+        if why_not:
+            verdicts.append(Verdict(wanted, "not run", why_not))
             continue
-        try:
-            verdicts.append(check_property(subject, wanted, max_examples, shrink))
-        except _Hung as hung:
-            dead = hung.timeout
-            verdicts.append(hung.verdict(wanted))
-    skip = dead or not raggedness or (fail_fast and any(v.status == "fail" for v in verdicts))
-    profile = Raggedness() if skip else measure_raggedness(subject)
-    return Report(name, tuple(verdicts), profile, subject.calls, subject.limits)
+        trial = Trial(subject, wanted)
+        verdicts.append(trial.verdict(max_examples, shrink=shrink, seed=seed))
+        profile = trial.profile or profile
+        if verdicts[-1].status == "fail" and (fail_fast or trial.gone):
+            why_not = trial.gone or "after a failure"
+    return Report(name, tuple(verdicts), profile, subject.num_calls, subject.limits, subject.reference_kind, seed)
 
 
-def known_properties(names: Iterable[str]) -> list[str]:
-    """Return the names if all of them are properties.
+def known_properties(names: Iterable[str] | str | None) -> list[str]:
+    """Return the names, also of a text with commas, if all of them are properties; None stands for all.
 
     Raises:
         InputError: one is not; the message lists what exists.
     """
-    chosen = list(names)
-    unknown = [name for name in chosen if name not in ENGINE_PROPERTIES]
+    names = ALL_PROPERTIES if names is None else names.split(",") if isinstance(names, str) else names
+    chosen = [name.strip() for name in names]
+    unknown = [name for name in chosen if name not in ALL_PROPERTIES]
     if unknown:
-        raise InputError(f"unknown property {unknown[0]!r}: choose {', '.join(ENGINE_PROPERTIES)}")
+        raise InputError(f"unknown property {unknown[0]!r}: choose {', '.join(ALL_PROPERTIES)}")
     return chosen
 
 
-class _Hung(BaseException):
-    def __init__(self, case: EngineCase, timeout: EngineTimeout, asked: int, answered: int):
-        self.case, self.timeout, self.asked, self.answered = case, timeout, asked, answered
-
-    def verdict(self, name: str) -> Verdict:
-        return Verdict(name, "fail", str(self.timeout), self.case, asked=self.asked, answered=self.answered)
-
-
-def check_property_or_hang(subject: Subject, name: str, max_examples: int) -> Verdict:
-    """Like `check_property`; an engine that does not answer in time is a failure like others."""
-    try:
-        return check_property(subject, name, max_examples)
-    except _Hung as hung:
-        return hung.verdict(name)
-
-
-def check_property(subject: Subject, name: str, max_examples: int, shrink: bool = True) -> Verdict:
+def check_property(
+    subject: Subject, name: str, max_examples: int = 20, *, shrink: bool = True, seed: int = 0
+) -> Verdict:
     """Search for a case that breaks one property and shrink it; where there is none, try the long case."""
-    refused: list[str] = []
-    asked = 0
+    return Trial(subject, name).verdict(max_examples, shrink=shrink, seed=seed)
 
-    def check(case: EngineCase) -> None:
-        nonlocal asked
-        asked += 1
+
+class _Enough(BaseException):
+    """Ends the search; no `Exception`, so that Hypothesis lets it through."""
+
+
+class Trial:
+    """One property of one engine, case after case.
+
+    Attributes:
+        profile: raggedness, where that is the property.
+        gone: why the engine cannot be asked any more, empty while it can.
+    """
+
+    def __init__(self, subject: Subject, name: str):
+        self.subject, self.name = subject, name
+        self.profile: Raggedness | None = None
+        self.gone = ""
+        self._asked, self._refusals = 0, list[str]()
+        self._shapes = set[tuple[tuple[int, ...], EngineSettings]]()
+        self._failures, self._losses = list[CaseFailure](), list[CaseFailure]()
+
+    def verdict(self, max_examples: int, *, shrink: bool, seed: int) -> Verdict:
+        """Judge the property."""
+        batches_before = self.subject.num_batches
         try:
-            ENGINE_PROPERTIES[name](subject, case)
-        except NotSupported as refusal:
-            refused.append(str(refusal))
-        except EngineTimeout as timeout:
-            raise _Hung(case, timeout, asked, asked - len(refused) - 1) from timeout
-        except EngineFailure as failure:
-            raise CaseFailure(case, str(failure)) from failure
+            self._run(max_examples, shrink, seed)
+            verdict = self._without_failure(self.subject.num_batches > batches_before)
+        except CaseFailure as failure:
+            verdict = self._failed(failure)
+        except _Enough:
+            verdict = self._failed(min(self._losses, key=_size))
+        except Flaky:
+            if not self._failures:
+                raise
+            again = "the same case fails once and passes once: the engine does not repeat"
+            verdict = self._failed(self._failures[0], f"{again}; it failed with: ")
+        return replace(verdict, asked=self._asked, answered=self._asked - len(self._refusals))
 
-    @settings(
-        max_examples=1 if name in ONCE else max_examples,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate, Phase.shrink] if shrink and name not in ONCE else [Phase.generate],
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-        report_multiple_bugs=False,
-    )
-    @given(case=engine_cases(subject.engine.vocab_size))
-    def search(case: EngineCase) -> None:
-        check(case)
+    def _run(self, max_examples: int, shrink: bool, seed: int) -> None:
+        limits, vocab_size = self.subject.limits, self.subject.engine.vocab_size
+        if self.name == RAGGEDNESS:
+            self._check(self._measure)
+        elif self.name in FIXED:
+            self._check_case(FIXED[self.name](limits, vocab_size))
+        else:
+            sampled = self.name in SAMPLED
+            self._search(engine_cases(vocab_size, sampled=sampled), max_examples, shrink, seed)
+            self._check_case(limits.long_case(vocab_size, sampled=sampled))
 
-    try:
+    def _search(self, cases: Any, max_examples: int, shrink: bool, seed: int) -> None:
+        @hypothesis.seed(int.from_bytes(hashlib.sha256(f"{seed}:{self.name}".encode()).digest()[:8]))
+        @settings(
+            max_examples=max_examples,
+            deadline=None,
+            database=None,
+            derandomize=False,
+            phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
+            report_multiple_bugs=False,
+        )
+        @given(case=cases)
+        def search(case: EngineCase) -> None:
+            if not self._failures and not self._is_new(case):
+                reject()
+            self._check_case(case)
+
         search()
-        if name not in ONCE:
-            check(subject.limits.long_case(subject.engine.vocab_size))
-        nothing = Verdict(name, "not supported", "".join(refused[:1]))
-        verdict = Verdict(name, "pass") if asked > len(refused) else nothing
-    except CaseFailure as failure:
-        verdict = Verdict(name, "fail", failure.reason, failure.case, failure.row, failure.token)
-    except Flaky:
-        verdict = Verdict(name, "fail", "the same case fails once and passes once: the engine does not repeat")
-    return replace(verdict, asked=asked, answered=asked - len(refused))
+
+    def _is_new(self, case: EngineCase) -> bool:
+        """Whether no case had this shape; the search likes to vary what it had, and to keep budgets small."""
+        shape, short = (tuple(map(len, case.prompts)), case.settings), case.settings.max_new_tokens < SHORT
+        num_short = sum(settings.max_new_tokens < SHORT for _, settings in self._shapes)
+        if shape in self._shapes or (short and 4 * num_short > len(self._shapes)):
+            return False
+        self._shapes.add(shape)
+        return True
+
+    def _check_case(self, case: EngineCase) -> None:
+        self._check(lambda: ENGINE_PROPERTIES[self.name](self.subject, case))
+
+    def _measure(self) -> None:
+        self.profile, failure = measure_raggedness(self.subject)
+        if failure:
+            raise failure
+
+    def _check(self, ask: Callable[[], None]) -> None:
+        self._asked += 1
+        self.subject.calls.clear()
+        try:
+            ask()
+        except NotSupported as refusal:
+            self._refusals.append(str(refusal))
+        except CaseFailure as failure:
+            raise self._noted(failure) from None
+        except EngineFailure as broken:
+            lost = self._noted(CaseFailure(str(broken)))
+            if isinstance(broken, EngineLost | EngineGone):
+                self._lose(lost, broken)
+            raise lost from broken
+
+    def _noted(self, failure: CaseFailure) -> CaseFailure:
+        failure.calls = failure.calls or tuple(self.subject.calls)
+        self._failures.append(failure)
+        return failure
+
+    def _lose(self, failure: CaseFailure, broken: EngineFailure) -> None:
+        """End the search where the engine cannot be asked again, or was lost too often."""
+        self.gone = str(broken) if isinstance(broken, EngineGone) else ""
+        if not self.gone or not self._losses:
+            self._losses.append(failure)
+        if self.gone or len(self._losses) >= MAX_LOSSES:
+            raise _Enough from broken
+
+    def _failed(self, failure: CaseFailure, before: str = "") -> Verdict:
+        return Verdict(self.name, "fail", before + failure.reason, failure.calls, failure.row, failure.token)
+
+    def _without_failure(self, in_batches: bool) -> Verdict:
+        refusal = "".join(self._refusals[:1])
+        if self._asked == len(self._refusals):
+            return Verdict(self.name, "not supported", refusal)
+        if self.name == DECIDING and not in_batches:
+            return Verdict(self.name, "not supported", f"no batch of several rows was answered: {refusal}")
+        return Verdict(self.name, "pass")
 
 
-def measure_raggedness(subject: Subject) -> Raggedness:
-    """Count wrong rows in batches of four prompts of more and more different lengths."""
-    wrong, total = [], []
-    try:
-        for spread in SPREADS:
-            outcomes = [_wrong_rows(subject, spread, number) for number in range(BATCHES_PER_SPREAD)]
-            wrong.append(sum(outcomes))
-            total.append(4 * BATCHES_PER_SPREAD)
-    except (NotSupported, EngineFailure):
-        return Raggedness()
-    return Raggedness(SPREADS, tuple(wrong), tuple(total))
-
-
-def _wrong_rows(subject: Subject, spread: int, number: int) -> int:
-    rng = random.Random(f"{spread}:{number}")
-    lengths = [4 + round(i * spread / 3) for i in range(4)]
-    rng.shuffle(lengths)
-    prompts = tuple(tuple(rng.randrange(subject.engine.vocab_size) for _ in range(n)) for n in lengths)
-    asked = EngineSettings(max_new_tokens=12, batch_size=4, num_speculative_tokens=3)
-    found, wanted = subject.run(prompts, asked), subject.reference(prompts, asked)
-    return sum(f != w for f, w in zip(found, wanted, strict=True))
+def _size(failure: CaseFailure) -> int:
+    return sum(1 + len(prompt) for call in failure.calls for prompt in call.prompts)

@@ -1,18 +1,21 @@
 """What an engine must answer to be tested: token ids in, token ids out.
 
 An engine is a callable with two attributes; anything that has them will do. It is made by a *factory*, a function
-named ``module:factory`` or ``module:factory:argument`` on the command line.
+named ``module:factory`` or ``module:factory:argument`` on the command line, or is a server in another process.
 
 An engine may also offer ``reference(prompts, settings)``: what plain autoregressive decoding generates. Without it, the
 engine itself is asked, one prompt at a time and with ``num_speculative_tokens=0``.
 """
 
-import importlib
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any, Protocol
 
 from refimpl.errors import InputError
+
+ABILITIES = ("sampling", "keyed_sampling")
+Prompts = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,24 @@ class EngineSettings:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Call:
+    """What an engine is asked once."""
+
+    prompts: Prompts
+    settings: EngineSettings
+
+    def as_request(self, number: int) -> dict[str, Any]:
+        """The request of the protocol of servers, see `refimpl.conformance.command_engine`."""
+        return {"op": "generate", "id": number, "prompts": self.prompts, **asdict(self.settings)}
+
+
 class EngineUnderTest(Protocol):
     """An engine.
 
     Attributes:
         vocab_size: prompts hold ids in [0, vocab_size).
-        supports: optional abilities: ``"keyed_sampling"``, ``"sampling"``.
+        supports: optional abilities: ``"sampling"`` from the reference's law, ``"keyed_sampling"`` of its very tokens.
     """
 
     vocab_size: int
@@ -63,51 +78,52 @@ class EngineFailure(Exception):  # noqa: N818 (it is the engine that fails)
     """The engine crashed, printed garbage, or gave an answer of the wrong form."""
 
 
-class EngineTimeout(EngineFailure):
-    """The engine did not answer in time."""
+class EngineLost(EngineFailure):
+    """The engine's process has ended, or had to be; the next call starts it again, which may take long."""
 
 
-def load_engine(name: str) -> EngineUnderTest:
-    """Call the factory that ``module:factory`` or ``module:factory:argument`` names.
+class EngineGone(EngineFailure):
+    """To ask again is of no use: the engine does not answer in time, or does not start again."""
+
+
+def check_description(name: str, vocab_size: Any, supports: Any) -> tuple[int, frozenset[str]]:
+    """Return the size of the vocabulary and the abilities that an engine of either kind states.
 
     Raises:
-        InputError: there is no such module or factory, or what it makes is no engine.
+        InputError: they are something else; the message begins with the engine's name.
     """
-    module_name, _, rest = name.partition(":")
-    factory_name, _, argument = rest.partition(":")
-    if not factory_name:
-        raise InputError(f"--engine needs module:factory, not {name!r}")
-    try:
-        factory = getattr(importlib.import_module(module_name), factory_name)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"cannot load the engine {name!r}: {error}") from error
-    try:
-        engine = factory(argument) if argument else factory()
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{name!r} fails to make an engine: {type(error).__name__}: {error}") from error
-    if not (callable(engine) and hasattr(engine, "vocab_size") and hasattr(engine, "supports")):
-        raise InputError(f"{name!r} makes {_short(engine)}, no callable with vocab_size and supports")
-    return engine
+    if isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral) or vocab_size < 2:
+        raise InputError(f"{name!r}: vocab_size must be an integer of at least 2, not {short(vocab_size)}")
+    if isinstance(supports, str) or not isinstance(supports, Collection):
+        raise InputError(f"{name!r}: supports must be a list of abilities, not {short(supports)}")
+    for ability in supports:
+        if ability not in ABILITIES:
+            raise InputError(f"{name!r}: unknown ability {short(ability)} in supports: choose {', '.join(ABILITIES)}")
+    return int(vocab_size), frozenset(supports)
 
 
-def check_answer(answer: Any, prompts: list[list[int]], vocab_size: int) -> list[list[int]]:
+def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[int]]:
     """Return the answer if it is one list of known token ids per prompt.
 
     Raises:
         EngineFailure: it is something else.
     """
-    if not isinstance(answer, list | tuple) or len(answer) != len(prompts):
-        raise EngineFailure(f"{len(prompts)} prompts were answered by {_short(answer)}")
+    if not isinstance(answer, list | tuple) or len(answer) != num_prompts:
+        raise EngineFailure(f"{num_prompts} prompts were answered by {short(answer)}")
     for tokens in answer:
         if not isinstance(tokens, list | tuple) or not all(isinstance(t, Integral) for t in tokens):
-            raise EngineFailure(f"a row of the answer is not a list of token ids: {_short(tokens)}")
+            raise EngineFailure(f"a row of the answer is not a list of token ids: {short(tokens)}")
         if not all(0 <= t < vocab_size for t in tokens):
-            raise EngineFailure(f"a row of the answer has ids outside the vocabulary of {vocab_size}: {_short(tokens)}")
+            raise EngineFailure(f"a row of the answer has ids outside the vocabulary of {vocab_size}: {short(tokens)}")
     return [[int(t) for t in tokens] for tokens in answer]
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
+def short(value: Any) -> str:
+    """A value in at most 80 characters of one line."""
+    text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def one_line(error: BaseException) -> str:
+    """Kind and message of an error in one line of at most 400 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]

@@ -1,13 +1,15 @@
 """Show a report: a table for readers, JSON for programs."""
 
 import json
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from refimpl.conformance.engine_cases import EngineCase
-from refimpl.conformance.kit import DECIDING, Report, Verdict
+from refimpl.conformance.protocol import Call, EngineSettings, Prompts
+from refimpl.conformance.verdicts import DECIDING, Report, Verdict
 from refimpl.files import write_whole
 
 _COLOURS = {"pass": "green", "fail": "red", "not supported": "yellow", "not run": "dim"}
@@ -36,12 +38,13 @@ def show(report: Report, console: Console | None = None) -> None:
     for verdict in report.verdicts:
         if verdict.status in ("fail", "not supported") and verdict.reason:
             console.print(f"{verdict.property}: {verdict.reason}", markup=False, highlight=False)
-            if verdict.case:
-                console.print(f"  smallest case found: {describe(verdict.case)}", markup=False, highlight=False)
+            for line in tell_calls(verdict):
+                console.print(f"  {line}", markup=False, highlight=False)
     console.print(_raggedness(report), markup=False, highlight=False)
     console.print(
-        "cases: up to 5 prompts of 10 tokens, 12 new ones; and a long one, "
-        f"{report.limits.prompt_tokens} and {report.limits.new_tokens}",
+        "cases: up to 9 prompts of 10 tokens, 12 new ones; and a long one, "
+        f"{report.limits.prompt_tokens} and {report.limits.new_tokens}; seed {report.seed}; "
+        f"reference: {report.reference}",
         markup=False,
         highlight=False,
     )
@@ -58,13 +61,29 @@ def conclusion(report: Report) -> str:
     return f"does not conform{missing}"
 
 
-def describe(case: EngineCase) -> str:
-    """A case in one line."""
-    prompts = ", ".join(str(list(prompt)) for prompt in case.prompts)
-    return (
-        f"prompts {prompts}; max_new_tokens {case.max_new_tokens}, batch_size {case.batch_size}, "
-        f"num_speculative_tokens {case.num_speculative_tokens}"
-    )
+def tell_calls(verdict: Verdict) -> list[str]:
+    """What the engine was asked in the smallest failing case, a line for each call."""
+    several = len(verdict.calls) > 1
+    return [
+        f"smallest case found{f', call {i + 1}' if several else ''}: {describe(call)}"
+        for i, call in enumerate(verdict.calls)
+    ]
+
+
+def describe(call: Call) -> str:
+    """A call in one line; stop tokens, temperature and seed where they differ from the defaults."""
+    settings, usual = call.settings, EngineSettings()
+    always = {name: getattr(settings, name) for name in ("max_new_tokens", "batch_size", "num_speculative_tokens")}
+    other: dict[str, Any] = {"stop_token_ids": list(settings.stop_token_ids)} if settings.stop_token_ids else {}
+    if settings.temperature != usual.temperature:
+        other |= {"temperature": settings.temperature, "seed": settings.seed}
+    told = ", ".join(f"{name} {value}" for name, value in (always | other).items())
+    return f"prompts {_prompts(call.prompts)}; {told}"
+
+
+def _prompts(prompts: Prompts) -> str:
+    runs = [(list(prompt), len(list(same))) for prompt, same in groupby(prompts)]
+    return ", ".join(f"{count} × {prompt}" if count > 3 else ", ".join([str(prompt)] * count) for prompt, count in runs)
 
 
 def _where(verdict: Verdict) -> str:

@@ -1,11 +1,12 @@
 """Open an engine, test it, show and write the report: what the command does."""
 
 from pathlib import Path
+from typing import Any
 
 from refimpl.conformance.command_engine import CommandEngine
-from refimpl.conformance.engine_cases import ENGINE_PROPERTIES, Limits
 from refimpl.conformance.kit import check_engine, known_properties
-from refimpl.conformance.protocol import EngineUnderTest, load_engine
+from refimpl.conformance.protocol import EngineUnderTest
+from refimpl.conformance.python_engine import load_engine
 from refimpl.conformance.report import show, write_json
 from refimpl.errors import InputError
 from refimpl.files import check_writable
@@ -15,35 +16,36 @@ def run_conformance(
     engine: str | None,
     command: str | None,
     *,
-    max_examples: int = 20,
+    reference: str | None = None,
     timeout_s: float = 60.0,
-    fail_fast: bool = False,
     properties: str | None = None,
     output: Path | None = None,
-    limits: Limits | None = None,
+    **options: Any,
 ) -> bool:
     """Test the engine that one of the first two arguments names; say whether it passed.
 
+    Args:
+        engine, command: what to test.
+        reference: ``module:factory`` of what plain decoding generates.
+        timeout_s: seconds that an answer may take.
+        properties: names, separated by commas; None stands for all.
+        output: where to write the report.
+        options: of `refimpl.conformance.kit.check_engine`.
+
     Raises:
-        InputError: impossible arguments.
-        EngineFailure: a server does not even describe itself.
+        InputError: impossible arguments, or an engine that cannot be opened.
     """
-    chosen = known_properties(properties.split(",") if properties else ENGINE_PROPERTIES)
+    chosen = known_properties(properties)
     if output is not None:
         check_writable(output)
     subject = open_engine(engine, command, timeout_s)
     try:
-        report = check_engine(
-            subject,
-            name=engine or command or "",
-            max_examples=max_examples,
-            properties=chosen,
-            fail_fast=fail_fast,
-            limits=limits,
-        )
+        plain = load_engine(reference, timeout_s) if reference else None
+        if plain and plain.vocab_size != subject.vocab_size:
+            raise InputError(f"{reference!r} has a vocabulary of {plain.vocab_size}, the engine {subject.vocab_size}")
+        report = check_engine(subject, name=engine or command or "", properties=chosen, reference=plain, **options)
     finally:
-        if isinstance(subject, CommandEngine):
-            subject.close()
+        close_engine(subject)
     show(report)
     if output is not None:
         write_json(report, output)
@@ -58,4 +60,10 @@ def open_engine(engine: str | None, command: str | None, timeout_s: float) -> En
     """
     if bool(engine) == bool(command):
         raise InputError("give either --engine module:factory or --command 'a server'")
-    return load_engine(engine) if engine else CommandEngine(command or "", timeout_s)
+    return load_engine(engine, timeout_s) if engine else CommandEngine(command or "", timeout_s)
+
+
+def close_engine(engine: EngineUnderTest) -> None:
+    """End what opening has started."""
+    if isinstance(engine, CommandEngine):
+        engine.close()

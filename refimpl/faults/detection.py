@@ -13,13 +13,17 @@ Examples are drawn from seeds that depend on the fault's name and the example's 
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
+from refimpl.conformance.adapters import method
 from refimpl.conformance.cases import Case, Run, expected_accepted, oracle_outputs, random_case, run_case
+from refimpl.conformance.kit import ALL_PROPERTIES, check_engine
+from refimpl.conformance.python_engine import PythonEngine
 from refimpl.errors import InvariantViolation
 from refimpl.faults.base import Fault
+from refimpl.faults.engine import FaultyEngine
 from refimpl.faults.law import check_law
 
 NUM_EXAMPLES = 60  # after so many without a notice, a detector counts as blind to a fault
@@ -63,6 +67,13 @@ def detect(fault: Fault | None, detector: str, num_examples: int = NUM_EXAMPLES)
         if found:
             return Notice(found, number)
     return None
+
+
+def kit_property(fault: Fault | None, properties: Iterable[str] = ALL_PROPERTIES) -> str | None:
+    """The first property of the conformance kit that fails for a broken engine whose checks are off."""
+    engine = FaultyEngine(fault, checks="off") if fault else method()
+    report = check_engine(PythonEngine(engine), properties=properties, fail_fast=True, shrink=False)
+    return next((verdict.property for verdict in report.verdicts if verdict.status == "fail"), None)
 
 
 def _injected(fault: Fault | None) -> AbstractContextManager:

@@ -14,7 +14,7 @@ import torch
 
 from refimpl.faults import FAULTS
 from refimpl.faults.base import Fault
-from refimpl.faults.detection import DETECTORS, NUM_EXAMPLES, applies, detect
+from refimpl.faults.detection import DETECTORS, NUM_EXAMPLES, applies, detect, kit_property
 from refimpl.files import write_whole
 from refimpl.invariants import STATEMENTS
 
@@ -35,6 +35,7 @@ def build_row(fault: Fault | None) -> dict[str, Any]:
     return dict(zip(("fault", "effect", "summary"), about, strict=True)) | {
         "first": first_invariant(cells),
         "cells": cells,
+        "kit": kit_property(fault),
     }
 
 
@@ -55,7 +56,7 @@ def build_matrix() -> Matrix:
 
 def as_markdown(matrix: Matrix) -> str:
     """Table for readers."""
-    head = ["fault", "changes", *DETECTORS]
+    head = ["fault", "changes", *DETECTORS, "kit"]
     lines = [
         "# Detection matrix",
         "",
@@ -64,13 +65,15 @@ def as_markdown(matrix: Matrix) -> str:
         f"· means blind after {matrix['examples_at_most']} cases, – that the detector does not apply. *host*, *device*",
         "and *oracle* are the levels of the run-time checks; *output* compares tokens with autoregressive decoding,",
         "*acceptance* the accepted drafts with a script, *sampling* the law of sampled tokens with the target's; those",
-        "three run without checks.",
+        "three run without checks. *kit* is the first property that fails when `python -m refimpl conformance` tests",
+        "the broken engine by its outputs alone, checks off, at the default settings; · means that it conforms.",
         "",
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),
     ]
     for row in matrix["rows"]:
         cells = [_cell(row["cells"][detector]) for detector in DETECTORS]
+        cells.append(f"`{row['kit']}`" if row["kit"] else "·")
         lines.append("| " + " | ".join([f"`{row['fault']}`", row["effect"], *cells]) + " |")
     lines += [
         "",

@@ -1,26 +1,73 @@
-"""Servers that misbehave: ``python bad_servers.py hang|crash|garbage|late-crash|wrong-form|wrong``."""
+"""Servers that misbehave: ``python bad_servers.py KIND``; what the kinds are, the functions say."""
 
+import hashlib
 import json
 import sys
 import time
+from pathlib import Path
 
-from refimpl.conformance.example_server import answer
+VOCAB_SIZE = 61
+
+
+def continuation(prompt: list, request: dict) -> list:
+    """Each token is a hash of all before it."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + request["max_new_tokens"]:
+        tokens.append(hashlib.sha256(repr(tokens).encode()).digest()[0] % VOCAB_SIZE)
+        if tokens[-1] in request["stop_token_ids"]:
+            break
+    return tokens[len(prompt) :]
+
+
+def answer(request: dict) -> dict:
+    """What a right server says."""
+    if request["op"] == "describe":
+        return {"vocab_size": VOCAB_SIZE, "supports": []}
+    return {"outputs": [continuation(prompt, request) for prompt in request["prompts"]]}
 
 
 def misbehave(kind: str, request: dict) -> None:
+    """While generating."""
     if kind == "hang":
         time.sleep(1000)
-    if kind == "crash" or (kind == "late-crash" and len(request["prompts"]) > 1):
+    batch = len(request["prompts"]) > 1
+    late = kind in ("late-crash", "crash-for-good") and batch
+    if kind == "crash" or late or (kind == "crash-once" and request["id"] == 5):
         raise SystemExit("out of memory")
     if kind == "garbage":
         print("Loading checkpoint shards: 100%", flush=True)
+    if kind == "late-log" and batch:
+        print(f"WARNING: a batch of {len(request['prompts'])}", flush=True)
 
 
-def serve(kind: str) -> None:
+def describe(kind: str, reply: dict) -> dict:
+    """Say something else than what the engine is."""
+    if kind == "fraction":
+        reply["vocab_size"] = 61.0
+    if kind == "no-abilities":
+        reply["supports"] = None
+    return {"id": reply["id"], "not_supported": "describe"} if kind == "refuses-to-tell" else reply
+
+
+def load(kind: str, rest: list[str]) -> None:
+    """Before the first request."""
+    if kind == "log-first":
+        print("INFO loading", flush=True)
+    if kind == "crash-for-good":
+        mark = Path(rest[0])
+        if mark.exists():
+            raise SystemExit("no memory left")
+        mark.touch()
+
+
+def serve(kind: str, rest: list[str]) -> None:
+    load(kind, rest)
     for line in sys.stdin:
         request = json.loads(line)
         reply = {"id": request["id"], **answer(request)}
-        if request["op"] == "generate":
+        if request["op"] == "describe":
+            reply = describe(kind, reply)
+        else:
             misbehave(kind, request)
             if kind == "wrong-form":
                 reply["outputs"] = [*reply["outputs"][:-1], ["a"]]
@@ -30,4 +77,4 @@ def serve(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[2:])

@@ -6,7 +6,7 @@ import pytest
 
 from refimpl.conformance.cases import Case, Row, oracle_outputs, run_case
 from refimpl.faults import FAULTS, Fault
-from refimpl.faults.detection import DETECTORS, Notice, detect
+from refimpl.faults.detection import DETECTORS, Notice, detect, kit_property
 from refimpl.faults.law import check_law
 from refimpl.faults.matrix import DOCS, HEALTHY, NOT_ASKED, as_markdown, first_invariant
 from refimpl.invariants import STATEMENTS
@@ -76,3 +76,15 @@ def test_a_fault_leaves_no_trace() -> None:
 @pytest.mark.parametrize(("layout", "top_k"), [("inplace", 0), ("rollback", 3)])
 def test_the_healthy_engine_samples_the_targets_law(layout: str, top_k: int) -> None:
     assert not check_law(layout, top_k=top_k, seed=5).rejected
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row["kit"]])
+def test_the_kit_fails_what_the_matrix_says(name: str) -> None:
+    wanted = ROWS[name]["kit"]
+    assert kit_property(FAULTS[name], [wanted]) == wanted
+
+
+def test_the_kit_lets_pass_what_changes_no_output() -> None:
+    blind = [FAULTS[name].effect for name, row in ROWS.items() if not row["kit"] and name != HEALTHY]
+    assert set(blind) <= {"acceptance", "nothing"}
+    assert not ROWS[HEALTHY]["kit"]

@@ -1,0 +1,158 @@
+"""What must hold for every case of an engine that is not ours."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from refimpl.conformance.engine_cases import EngineCase, Limits
+from refimpl.conformance.laws import law_p_value
+from refimpl.conformance.protocol import NotSupported
+from refimpl.conformance.story import first_difference
+from refimpl.conformance.subject import CaseFailure, Subject
+
+LAW_FALSE_ALARM_RATE = 1e-6
+
+
+def require_equal(found: list[list[int]], wanted: list[list[int]], what: str) -> None:
+    """Raise the first difference, row by row."""
+    for row, (tokens, expected) in enumerate(zip(found, wanted, strict=True)):
+        at = first_difference(tokens, expected)
+        if at is not None:
+            raise CaseFailure(f"{what}: row {row} differs from token {at} on: {tokens} instead of {expected}", row, at)
+
+
+def cut_at_stop(tokens: list[int], stops: tuple[int, ...]) -> list[int]:
+    """Tokens up to and with the first stop token."""
+    end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
+    return tokens[:end]
+
+
+def equals_reference(subject: Subject, case: EngineCase) -> None:
+    """The output is that of autoregressive decoding, token for token."""
+    found = subject.run(case.prompts, case.settings)
+    require_equal(found, subject.reference(case.prompts, case.settings), "not the autoregressive output")
+
+
+def budget_is_exact(subject: Subject, case: EngineCase) -> None:
+    """Without stop tokens every row gets exactly its budget."""
+    budget = case.settings.max_new_tokens
+    for row, tokens in enumerate(subject.run(case.prompts, case.settings)):
+        if len(tokens) != budget:
+            raise CaseFailure(
+                f"row {row} has {len(tokens)} tokens, the budget is {budget}", row, min(len(tokens), budget)
+            )
+
+
+def stop_is_exact(subject: Subject, case: EngineCase) -> None:
+    """A stop token ends its row wherever in a block it falls, stays as the last token, and is no stop in a prompt."""
+    free = subject.reference(case.prompts[:1], case.settings)[0]
+    stops = tuple(dict.fromkeys(free[offset] for offset in case.stop_at))
+    prompts = (*case.prompts[:-1], (*case.prompts[-1], stops[0]))
+    settings = replace(case.settings, stop_token_ids=stops)
+    wanted = [cut_at_stop(tokens, stops) for tokens in subject.reference(prompts, settings)]
+    require_equal(subject.run(prompts, settings), wanted, f"stop tokens {list(stops)}")
+
+
+def rows_are_independent(subject: Subject, case: EngineCase) -> None:
+    """Another last prompt changes no other row."""
+    others = (*case.prompts[:-1], (*case.prompts[-1], *case.prompts[-1][:1]))
+    first, second = subject.run(case.prompts, case.settings), subject.run(others, case.settings)
+    require_equal(second[:-1], first[:-1], "another last prompt changes a row")
+
+
+def order_does_not_matter(subject: Subject, case: EngineCase) -> None:
+    """Prompts in reverse give outputs in reverse."""
+    back = subject.run(case.prompts[::-1], case.settings)[::-1]
+    require_equal(back, subject.run(case.prompts, case.settings), "the reverse order changes a row")
+
+
+def batch_size_does_not_matter(subject: Subject, case: EngineCase) -> None:
+    """One row at a time, or all at once."""
+    one = subject.run(case.prompts, replace(case.settings, batch_size=1))
+    everything = subject.run(case.prompts, replace(case.settings, batch_size=len(case.prompts)))
+    require_equal(everything, one, "all rows at once differ from one at a time")
+
+
+def draft_length_does_not_matter(subject: Subject, case: EngineCase) -> None:
+    """One draft a round, or several."""
+    one = subject.run(case.prompts, replace(case.settings, num_speculative_tokens=1))
+    found = subject.run(case.prompts, case.settings)
+    require_equal(found, one, f"k = {case.settings.num_speculative_tokens} and 1 differ")
+
+
+def larger_budget_extends(subject: Subject, case: EngineCase) -> None:
+    """More budget continues an output and never changes it."""
+    longer = subject.run(case.prompts, replace(case.settings, max_new_tokens=case.settings.max_new_tokens + 4))
+    found = subject.run(case.prompts, case.settings)
+    cut = [row[: len(tokens)] for row, tokens in zip(longer, found, strict=True)]
+    require_equal(found, cut, "a larger budget changes tokens")
+
+
+def runs_repeat(subject: Subject, case: EngineCase) -> None:
+    """The same call gives the same tokens."""
+    first = subject.run(case.prompts, case.settings)
+    require_equal(subject.run(case.prompts, case.settings), first, "a second run differs")
+
+
+def samples_are_keyed(subject: Subject, case: EngineCase) -> None:
+    """A sample depends on the seed and the place of the prompt, not on batch or drafts."""
+    if "keyed_sampling" not in subject.engine.supports:
+        raise NotSupported("keyed sampling")
+    found = subject.run(case.prompts, case.settings)
+    require_equal(found, subject.reference(case.prompts, case.settings), "not the autoregressive sample")
+
+
+def seeds_give_different_samples(subject: Subject, case: EngineCase) -> None:
+    """Two seeds do not give the same tokens throughout (one fixed test at a high temperature).
+
+    As long as two samples of a token agree with a chance below 94 %, all of 8 × 32 tokens agree with less than 1e-6.
+    """
+    _needs_sampling(subject)
+    other = replace(case.settings, seed=case.settings.seed + 1)
+    if subject.run(case.prompts, case.settings) == subject.run(case.prompts, other):
+        tokens = len(case.prompts) * case.settings.max_new_tokens
+        raise CaseFailure(
+            f"seeds {case.settings.seed} and {other.seed} give the same {tokens} tokens at temperature "
+            f"{case.settings.temperature:g}: seed or temperature is ignored"
+        )
+
+
+def samples_follow_the_law(subject: Subject, case: EngineCase) -> None:
+    """Many continuations of one prompt are distributed as the reference's (one fixed test)."""
+    _needs_sampling(subject)
+    found = subject.run(case.prompts, case.settings)
+    wanted = subject.plain(case.prompts, replace(case.settings, seed=case.settings.seed + 1))
+    p_value = law_p_value(*([tuple(tokens) for tokens in outputs] for outputs in (found, wanted)))
+    if p_value < LAW_FALSE_ALARM_RATE:
+        many = f"{len(case.prompts)} continuations of {list(case.prompts[0])}"
+        at = f"at temperature {case.settings.temperature:g}"
+        raise CaseFailure(f"{many} {at} are not distributed as the reference's (p = {p_value:.1e})")
+
+
+def _needs_sampling(subject: Subject) -> None:
+    if not subject.engine.supports:  # both abilities are ways of sampling
+        raise NotSupported("sampling")
+
+
+Property = Callable[[Subject, EngineCase], None]
+ENGINE_PROPERTIES: dict[str, Property] = {
+    p.__name__: p
+    for p in (
+        equals_reference,
+        budget_is_exact,
+        stop_is_exact,
+        rows_are_independent,
+        order_does_not_matter,
+        batch_size_does_not_matter,
+        draft_length_does_not_matter,
+        larger_budget_extends,
+        runs_repeat,
+        samples_are_keyed,
+        seeds_give_different_samples,
+        samples_follow_the_law,
+    )
+}
+SAMPLED = {"samples_are_keyed"}  # their cases have a temperature and a seed
+FIXED: dict[str, Callable[[Limits, int], EngineCase]] = {  # these have one case; the others are searched
+    "seeds_give_different_samples": Limits.seed_case,
+    "samples_follow_the_law": Limits.law_case,
+}

@@ -1,0 +1,84 @@
+"""What a run of the kit says about an engine."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from refimpl.conformance.engine_cases import Limits
+from refimpl.conformance.protocol import Call
+from refimpl.conformance.raggedness import Raggedness
+
+DECIDING = "equals_reference"  # without it nothing shows that the output is the right one
+Status = Literal["pass", "fail", "not supported", "not run"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one property.
+
+    Attributes:
+        status: a failure comes with the smallest case that was found; one answered case is enough for a pass.
+        reason: one line, empty on a pass.
+        calls: what the engine was asked in the smallest failing case, in order; the last one where it failed to answer.
+        row, token: where the outputs part first.
+        asked, answered: cases that the engine was given, those of shrinking included, and those it did not refuse.
+    """
+
+    property: str
+    status: Status
+    reason: str = ""
+    calls: tuple[Call, ...] = ()
+    row: int | None = None
+    token: int | None = None
+    asked: int = 0
+    answered: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready; each call is a line of the protocol, as a server reads it."""
+        fields = {name: value for name, value in vars(self).items() if name != "calls"}
+        return fields | {"requests": [json.dumps(call.as_request(i + 1)) for i, call in enumerate(self.calls)]}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Verdicts of a run of the kit, and the raggedness profile.
+
+    Attributes:
+        reference: what served as the reference: ``own``, ``another engine``, ``itself with k=0`` or ``… k=1``.
+        seed: of the search; the same one gives the same cases.
+    """
+
+    engine: str
+    verdicts: tuple[Verdict, ...]
+    raggedness: Raggedness = field(default_factory=Raggedness)
+    calls: int = 0
+    limits: Limits = field(default_factory=Limits)
+    reference: str = "own"
+    seed: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed and something passed: `equals_reference`, where that was among the properties."""
+        found = {v.status for v in self.verdicts}
+        decided = all(v.status == "pass" for v in self.verdicts if v.property == DECIDING)
+        return decided and "pass" in found and found <= {"pass", "not supported"}
+
+    @property
+    def conforms(self) -> bool:
+        """Whether it passed, `equals_reference` included; other properties may be not supported."""
+        return self.passed and any(v.property == DECIDING for v in self.verdicts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "schema": "raggedspec.conformance/2",
+            "engine": self.engine,
+            "reference": self.reference,
+            "passed": self.passed,
+            "conforms": self.conforms,
+            "properties": [verdict.as_dict() for verdict in self.verdicts],
+            "raggedness": {**asdict(self.raggedness), "verdict": self.raggedness.verdict},
+            "calls": self.calls,
+            "seed": self.seed,
+            "limits": asdict(self.limits),
+        }

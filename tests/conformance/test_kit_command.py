@@ -1,0 +1,114 @@
+"""The kit's command and its pytest plugin."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from refimpl.conformance.command import conformance
+
+HERE = Path(__file__).parent
+
+
+def run_command(*arguments: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(conformance)
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_the_command_fails_for_a_fault_and_shows_the_case() -> None:
+    engine = "refimpl.faults.engine:faulty:bsp-as-shipped"
+    code, text = run_command("--engine", engine, "--max-examples", "5", "--fail-fast")
+    assert code == 1
+    assert "INV-2" in text
+    assert "smallest case found: prompts" in text
+    assert "does not conform" in text
+
+
+def test_the_command_wants_one_engine() -> None:
+    assert run_command()[0] == 2
+    assert "give either" in run_command()[1]
+
+
+@pytest.mark.parametrize("when", ["asked", "made"])
+def test_an_engine_that_exits_does_not_end_the_command(when: str) -> None:
+    code, text = run_command("--engine", f"toy_engines:exiting:{when}", "--max-examples", "2")
+    assert code == (1 if when == "asked" else 2)
+    assert "SystemExit: 0" in text
+
+
+def test_the_command_counts_answers_and_tells_what_is_missing() -> None:
+    code, text = run_command("--engine", "toy_engines:refusing:batches", "--properties", "equals_reference")
+    assert code == 1
+    assert "no batch of several rows was answered" in text
+    assert "does not conform: equals_reference must pass" in text
+
+
+def test_the_seed_and_the_reference_stand_in_the_report(tmp_path: Path) -> None:
+    chosen = ["--properties", "equals_reference, runs_repeat", "--max-examples", "2", "--seed", "5"]
+    other = ["--reference", "toy_engines:make", "--output", str(tmp_path / "report.json")]
+    code, text = run_command("--engine", "toy_engines:make", *chosen, *other)
+    assert code == 0
+    assert "seed 5; reference: another engine" in " ".join(text.split())
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert (content["seed"], content["reference"]) == (5, "another engine")
+    assert [row["property"] for row in content["properties"]] == ["equals_reference", "runs_repeat"]
+
+
+def test_a_reference_has_the_vocabulary_of_the_engine() -> None:
+    other = "refimpl.conformance.adapters:method"
+    code, text = run_command("--engine", "toy_engines:make", "--reference", other)
+    assert code == 2
+    assert "has a vocabulary of 17, the engine 40" in text
+
+
+# --- plugin ------------------------------------------------------------------------------------------------------
+
+
+def run_plugin(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    plugin = ["-p", "refimpl.conformance.pytest_plugin", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    command = [sys.executable, "-m", "pytest", "-q", *plugin, "--conformance-examples", "9", *options, str(folder)]
+    path = os.pathsep.join([str(HERE), os.environ["PYTHONPATH"]])
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=folder, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+def test_the_pytest_plugin_fails_where_nothing_is_answered(tmp_path: Path) -> None:
+    chosen = ["--conformance-properties", "equals_reference, runs_repeat"]
+    done = run_plugin(tmp_path, "--conformance-engine", "toy_engines:refusing", *chosen)
+    assert done.returncode == 1
+    assert "1 failed, 1 skipped" in done.stdout
+    assert "equals_reference: batches" in done.stdout
+
+
+def test_the_pytest_plugin_reports_one_item_a_property(tmp_path: Path) -> None:
+    engine = "refimpl.faults.engine:faulty_unchecked:dsd-next-token-from-draft"
+    chosen = ["--conformance-properties", "equals_reference,runs_repeat,budget_is_exact", "--conformance-seed", "3"]
+    done = run_plugin(tmp_path, "--conformance-engine", engine, *chosen)
+    assert done.returncode == 1
+    assert "equals_reference: not the autoregressive output: row 0 differs from token" in done.stdout
+    assert "smallest case found: prompts" in done.stdout
+    assert "1 failed, 2 passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--conformance-engine", "toy_engines:make", "--conformance-properties", "magic"], "unknown property 'magic'"),
+        (["--conformance-engine", "nowhere:make"], "cannot load the engine 'nowhere:make'"),
+        (["--conformance-command", "no-such-engine-anywhere"], "cannot start 'no-such-engine-anywhere'"),
+        (["--conformance-engine", "toy_engines:make", "--conformance-command", "x"], "not both"),
+    ],
+)
+def test_the_pytest_plugin_refuses_wrong_options_in_one_line(tmp_path: Path, options: list[str], told: str) -> None:
+    done = run_plugin(tmp_path, *options)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert told in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

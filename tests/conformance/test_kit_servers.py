@@ -1,0 +1,145 @@
+"""Servers under test: the example conforms, bad ones give a report with what they said instead of a hang."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from refimpl.conformance import adapters
+from refimpl.conformance.command_engine import CommandEngine
+from refimpl.conformance.kit import ALL_PROPERTIES, MAX_LOSSES, check_engine
+from refimpl.conformance.protocol import EngineFailure, EngineSettings
+from refimpl.errors import InputError
+
+HERE = Path(__file__).parent
+EXAMPLE = f"{sys.executable} -m refimpl.conformance.example_server"
+
+
+def test_the_example_server_conforms_through_the_command(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "refimpl.conformance", "--command", EXAMPLE, "--max-examples", "2"]
+    done = subprocess.run([*command, "--output", str(report)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "conforms" in done.stdout
+    content = json.loads(report.read_text())
+    assert content["passed"] is True
+    assert {row["property"] for row in content["properties"]} == set(ALL_PROPERTIES)
+
+
+def test_the_example_server_is_short() -> None:
+    source = Path(adapters.__file__).with_name("example_server.py").read_text()
+    assert len(source.splitlines()) <= 40
+
+
+def bad_server(kind: str, timeout_s: float = 20.0) -> CommandEngine:
+    return CommandEngine(f"{sys.executable} {HERE / 'bad_servers.py'} {kind}", timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("crash", "closed its output with status 1: out of memory"),
+        ("garbage", "got the line 'Loading checkpoint shards: 100%'"),
+        ("wrong-form", "not a list of token ids: ['a']"),
+    ],
+)
+def test_a_bad_server_is_told_clearly(kind: str, told: str) -> None:
+    engine = bad_server(kind)
+    with pytest.raises(EngineFailure, match=r".*") as failure:
+        engine([[1, 2]], EngineSettings())
+    engine.close()
+    assert told in str(failure.value)
+
+
+def test_a_hanging_server_ends_the_run() -> None:
+    engine = bad_server("hang")
+    engine.timeout_s = 1.0
+    process = engine._process
+    report = check_engine(engine, max_examples=2, properties=["budget_is_exact", "runs_repeat"])
+    assert [v.status for v in report.verdicts] == ["fail", "not run"]
+    assert "no answer within 1 s" in report.verdicts[0].reason
+    assert process is not None
+    assert process.poll() is not None
+
+
+def test_a_server_with_wrong_rows_fails_with_its_smallest_case() -> None:
+    engine = bad_server("wrong")
+    report = check_engine(engine, max_examples=10, properties=["equals_reference"])
+    engine.close()
+    verdict = report.verdicts[0]
+    assert verdict.status == "fail"
+    assert len(verdict.calls[0].prompts) == 2
+
+
+def test_a_command_that_does_not_exist_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="cannot start"):
+        CommandEngine("no-such-engine-anywhere", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("late-crash", "closed its output with status 1: out of memory"),
+        ("late-log", "got the line 'WARNING: a batch of"),
+    ],
+)
+def test_crashes_keep_their_text_and_case_and_the_other_properties_run(kind: str, told: str) -> None:
+    engine, starts = bad_server(kind), []
+    start = engine._start
+    engine._start = lambda: (starts.append(1), start())  # type: ignore[method-assign]
+    report = check_engine(engine, max_examples=10, properties=["budget_is_exact", "stop_is_exact", "runs_repeat"])
+    engine.close()
+    for verdict in report.verdicts:
+        assert verdict.status == "fail"
+        assert told in verdict.reason
+        assert len(verdict.calls[-1].prompts) > 1
+    assert len(starts) <= 3 * MAX_LOSSES
+
+
+def test_a_crash_that_does_not_come_back_keeps_its_text_and_case() -> None:
+    engine = bad_server("crash-once")
+    verdict = check_engine(engine, max_examples=10, properties=["budget_is_exact"]).verdicts[0]
+    engine.close()
+    assert verdict.status == "fail"
+    assert "fails once and passes once" in verdict.reason
+    assert "status 1: out of memory" in verdict.reason
+    assert verdict.calls
+
+
+def test_a_server_that_does_not_start_again_ends_the_run(tmp_path: Path) -> None:
+    engine = CommandEngine(f"{sys.executable} {HERE / 'bad_servers.py'} crash-for-good {tmp_path / 'mark'}", 20.0)
+    report = check_engine(engine, max_examples=10, properties=["budget_is_exact", "runs_repeat"])
+    engine.close()
+    first, second = report.verdicts
+    assert (first.status, second.status) == ("fail", "not run")
+    assert "status 1: out of memory" in first.reason
+    assert len(first.calls[-1].prompts) > 1
+    assert "does not start again" in second.reason
+
+
+def test_a_server_loads_again_under_the_long_limit() -> None:
+    engine, limits = bad_server("late-crash", timeout_s=20.0), []
+    receive = engine._receive
+    engine._receive = lambda timeout_s: (limits.append(timeout_s), receive(timeout_s))[1]  # type: ignore[method-assign]
+    with pytest.raises(EngineFailure, match="out of memory"):
+        engine([[1], [2]], EngineSettings())
+    assert engine([[1]], EngineSettings(max_new_tokens=2))
+    engine.close()
+    assert limits == [20.0, 200.0, 20.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("no-abilities", "supports must be a list of abilities, not None"),
+        ("fraction", "vocab_size must be an integer of at least 2, not 61.0"),
+        ("refuses-to-tell", "does not describe itself: describe"),
+        ("log-first", "does not describe itself: expected a JSON object with id 0, got the line 'INFO loading'"),
+    ],
+)
+def test_a_server_that_does_not_describe_itself_is_an_input_error(kind: str, told: str) -> None:
+    with pytest.raises(InputError, match=r"bad_servers\.py") as refused:
+        bad_server(kind)
+    assert told in str(refused.value)
