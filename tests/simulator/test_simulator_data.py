@@ -1,5 +1,6 @@
 """The committed data: complete, replayed without a difference, and the validation table as its command writes it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -9,7 +10,9 @@ import pytest
 from nbclient import NotebookClient
 
 from refimpl.config import LAYOUTS, SCHEDULERS
+from simulator.acceptance_fit import fit_all, fit_profile, request_counts
 from simulator.calibration import available_calibrations, load_calibration
+from simulator.errors import InputError
 from simulator.folders import DATA, VALIDATION
 from simulator.parity import check_parity
 from simulator.runner import simulate
@@ -92,3 +95,23 @@ def test_notebooks_ask_answer_and_run(path, monkeypatch):
         pytest.skip("no validation of cpu/tiny is committed: calibrate, then python -m simulator validate --write")
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}}).execute()
     assert notebook.cells[-1].outputs
+
+
+@pytest.mark.skipif("cpu/tiny" not in VALIDATED, reason="no validation of cpu/tiny is committed")
+def test_positions_that_a_rollback_drafts_again_count_once():
+    """Else likelihoods of the models would be of different drafts, and could not be compared."""
+    trace = read_engine_trace("validation/cpu/tiny/rollback-b6-k4-0.ndjson.gz")
+    right, wrong = request_counts(trace)
+    known = sum((trace.match_bits(i) >= 0).sum() for i in range(trace.header["num_sequences"]))
+    assert right.sum() + wrong.sum() == known < trace.rows["accepted"].sum()
+    with pytest.raises(InputError, match="a profile cannot be told from a run of layout rollback"):
+        fit_profile(trace)
+    assert set(fit_all(trace, 1)) == {"iid", "beta", "markov", "bootstrap"}
+
+
+@pytest.mark.skipif("cpu/tiny" not in VALIDATED, reason="no validation of cpu/tiny is committed")
+def test_bands_hold_less_where_the_speed_of_the_machine_is_not_known():
+    found = read_validation("cpu/tiny")
+    table = found.table.assign(speed=1.0)
+    assert replace(found, table=table).uncorrected_coverage == pytest.approx(found.coverage)
+    assert replace(found, table=found.table.assign(speed=9.0)).uncorrected_coverage == 0
