@@ -59,13 +59,7 @@ def find_capacity(
     """
     SHARE.check(attainment, "attainment")
     SHARE.check(tolerance, "tolerance")
-    study, service = scenario.study, scenario.service
-    require(study.kind == "open", f"capacity needs a study of kind open, not {study.kind}")
-    rated = [kind for kind, parameters in ARRIVALS.items() if "rate_per_s" in parameters]
-    kind = study.arrivals.kind
-    require(kind in rated, f"capacity needs study.arrivals with a rate ({', '.join(rated)}), not {kind}")
-    limits = (service.slo_first_token_s, service.slo_per_token_s)
-    require(any(limit is not None for limit in limits), "capacity needs service.slo_first_token_s or slo_per_token_s")
+    _require_a_rate_and_a_limit(scenario)
     lines: dict[float, dict[str, float]] = {}
     halvings = ceil(log2(log(2) / log1p(tolerance)))
 
@@ -78,7 +72,7 @@ def find_capacity(
             progress(len(lines), max(len(lines), 2 + halvings))
         return mean >= attainment
 
-    kept, broken = _bracket(keeps, study.arrivals["rate_per_s"], attainment)
+    kept, broken = _bracket(keeps, scenario.study.arrivals["rate_per_s"], attainment)
     while broken / kept - 1 > tolerance:
         middle = (kept * broken) ** 0.5
         kept, broken = (middle, broken) if keeps(middle) else (kept, middle)
@@ -86,6 +80,16 @@ def find_capacity(
     table.insert(1, "low", table.pop("low"))
     table.insert(2, "high", table.pop("high"))
     return Capacity(kept, broken, table.rename_axis("rate_per_s"))
+
+
+def _require_a_rate_and_a_limit(scenario: Scenario) -> None:
+    study, service = scenario.study, scenario.service
+    require(study.kind == "open", f"capacity needs a study of kind open, not {study.kind}")
+    rated = [kind for kind, parameters in ARRIVALS.items() if "rate_per_s" in parameters]
+    kind = study.arrivals.kind
+    require(kind in rated, f"capacity needs study.arrivals with a rate ({', '.join(rated)}), not {kind}")
+    limits = (service.slo_first_token_s, service.slo_per_token_s)
+    require(any(limit is not None for limit in limits), "capacity needs service.slo_first_token_s or slo_per_token_s")
 
 
 def _bracket(keeps: Callable[[float], bool], start: float, attainment: float) -> tuple[float, float]:
