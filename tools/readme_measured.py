@@ -1,8 +1,10 @@
 """Tables of what was measured: benchmark, anatomy of realignment, verdicts and pieces of the GPU script."""
 
+from dataclasses import asdict
 from typing import Any
 
-from refimpl.commands.bench_tables import has_recordings, percent, record_seconds
+from refimpl.bench.anatomy_rows import AnatomyRow, scalings
+from refimpl.commands.bench_tables import exponent_cells, has_recordings, percent, record_seconds
 
 Table = tuple[list[str], list[list[str]]]
 STAGES = ("draft", "verify", "realign", "host")
@@ -53,13 +55,12 @@ def anatomy_table(data: dict[str, Any]) -> Table:
     rows, sizes = data["rows"], sorted({row["batch_size"] for row in data["rows"]})
     headings = ["engine", "context", *(f"share at {size}" for size in sizes)]
     headings += [f"{name} at {sizes[-1]}" for name in ("operations", "MB", "ms", "of bandwidth")]
-    places = dict.fromkeys((row["engine"], row["context_tokens"]) for row in rows)
     cells = []
-    for place in places:
+    for fit in map(asdict, scalings([AnatomyRow(**row) for row in rows])):
+        place = fit["engine"], fit["context_tokens"]
         here = {row["batch_size"]: row for row in rows if (row["engine"], row["context_tokens"]) == place}
-        fit = next(f for f in data["scaling"] if (f["engine"], f["context_tokens"]) == place)
         cells.append(_anatomy_cells(place, [here[size] for size in sizes], fit))
-    return [*headings, "exponent", "growth", "bound", f"checks at {sizes[-1]}"], cells
+    return [*headings, "exponent", "95 % interval", "growth", "bound", f"checks at {sizes[-1]}"], cells
 
 
 def _anatomy_cells(place: tuple[str, int], rows: list[dict[str, Any]], fit: dict[str, Any]) -> list[str]:
@@ -72,7 +73,7 @@ def _anatomy_cells(place: tuple[str, int], rows: list[dict[str, Any]], fit: dict
         f"{last['bytes_per_round'] / 1e6:.1f}",
         f"{last['realign_ms_per_round']:.2f}",
         percent(last["fraction_of_bandwidth"], 0),
-        "" if fit["exponent"] is None else f"{fit['exponent']:.2f}",
+        *exponent_cells(fit),
         fit["verdict"],
         last["bound"],
         percent(last["share_checks"]),

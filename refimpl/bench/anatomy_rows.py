@@ -1,6 +1,8 @@
 """Rows of the anatomy, and what they say about realignment.
 
-- *scaling*: exponent of a power law fitted to the time of realignment over batch sizes, at one context.
+- *scaling*: exponent of a power law fitted to the time of realignment over batch sizes, at one context, with a 95 %
+  interval. Only batches that K/V move in every round count: a single row is never ragged, and where moves are rare the
+  mean mixes two different costs.
 - *bound*: "bandwidth" when the bytes move at half of the device's measured bandwidth or more, else "host": then the
   time is that of issuing operations, whatever the number of bytes.
 """
@@ -13,7 +15,7 @@ from typing import Any
 
 from refimpl.bench.work import Rates
 
-LINEAR = (0.85, 1.15)  # exponents that count as linear
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)  # 97.5 % quantiles of Student's t, by freedom from 1
 BANDWIDTH_BOUND = 0.5
 
 
@@ -53,11 +55,21 @@ class AnatomyRow:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How the time of realignment grows with the batch: fitted exponent, None where nothing moves."""
+    """How the time of realignment grows with the batch.
+
+    Attributes:
+        engine, context_tokens: whose rows these are.
+        exponent: fitted; None where K/V move every round at fewer than two batch sizes.
+        low, high: 95 % interval of it; None with fewer than three batch sizes.
+        verdict: linear where the interval includes 1, else sublinear or superlinear; "not known" without an interval,
+            "nothing moves" where that is so in all batches of several rows.
+    """
 
     engine: str
     context_tokens: int
     exponent: float | None
+    low: float | None
+    high: float | None
     verdict: str
 
 
@@ -97,29 +109,42 @@ def make_row(engine: str, batch_size: int, context: int, runs: Seq[AnatomyRun], 
 
 
 def scalings(rows: Seq[AnatomyRow]) -> list[Scaling]:
-    """Fit realignment's time against the batch size, for each engine and context with two or more batch sizes."""
+    """Fit realignment's time against the batch size, for each engine and context."""
     places = dict.fromkeys((row.engine, row.context_tokens) for row in rows)
-    found = []
-    for engine, context in places:
-        here = [r for r in rows if (r.engine, r.context_tokens) == (engine, context)]
-        moving = [(r.batch_size, r.realign_ms_per_round) for r in here if r.bytes_per_round]
-        exponent = fitted_exponent(moving)
-        found.append(Scaling(engine, context, exponent, _verdict(exponent, bool(moving))))
-    return found
+    return [_scaling(place, [r for r in rows if (r.engine, r.context_tokens) == place]) for place in places]
 
 
-def fitted_exponent(points: Seq[tuple[float, float]]) -> float | None:
-    """Slope of log y against log x by least squares; None for fewer than two different x."""
-    if len({x for x, _ in points}) < 2:
-        return None
+def _scaling(place: tuple[str, int], rows: Seq[AnatomyRow]) -> Scaling:
+    ragged = [row for row in rows if row.batch_size > 1 and row.host_operations_per_round >= 1]
+    exponent, interval = fitted_exponent([(row.batch_size, row.realign_ms_per_round) for row in ragged])
+    low, high = interval or (None, None)
+    moves = any(row.bytes_per_round for row in rows if row.batch_size > 1)
+    return Scaling(*place, exponent, low, high, _verdict(interval) if moves else "nothing moves")
+
+
+def fitted_exponent(points: Seq[tuple[float, float]]) -> tuple[float | None, tuple[float, float] | None]:
+    """Slope of log y against log x by least squares, and its 95 % interval by Student's t.
+
+    The slope is None for fewer than two different x, the interval for fewer than three.
+    """
     xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
-    return statistics.linear_regression(xs, ys).slope
+    if len(set(xs)) < 2:
+        return None, None
+    slope, intercept = statistics.linear_regression(xs, ys)
+    freedom = len(xs) - 2
+    if len(set(xs)) < 3:
+        return slope, None
+    residuals = sum((y - intercept - slope * x) ** 2 for x, y in zip(xs, ys, strict=True))
+    error = math.sqrt(residuals / freedom / sum((x - statistics.mean(xs)) ** 2 for x in xs))
+    half = T_975[min(freedom, len(T_975)) - 1] * error
+    return slope, (slope - half, slope + half)
 
 
-def _verdict(exponent: float | None, moves: bool) -> str:
-    if exponent is None:
-        return "not known" if moves else "nothing moves"
-    return "sublinear" if exponent < LINEAR[0] else "linear" if exponent <= LINEAR[1] else "superlinear"
+def _verdict(interval: tuple[float, float] | None) -> str:
+    if interval is None:
+        return "not known"
+    low, high = (round(end, 9) for end in interval)
+    return "sublinear" if high < 1 else "superlinear" if low > 1 else "linear"
 
 
 def as_report(rows: Seq[AnatomyRow], fits: Seq[Scaling]) -> dict[str, Any]:

@@ -103,13 +103,18 @@ def print_anatomy_tables(rows: list[dict[str, Any]], fits: list[dict[str, Any]],
             percent(row["share_checks"]),
         )
     growth = Table(title="How its time grows with the batch: exponent of a power law")
-    for name in ("engine", "context", "exponent", "verdict"):
+    for name in ("engine", "context", "exponent", "95 % interval", "verdict"):
         growth.add_column(name, justify="left" if name in ("engine", "verdict") else "right")
     for fit in fits:
-        exponent = "" if fit["exponent"] is None else f"{fit['exponent']:.2f}"
-        growth.add_row(fit["engine"], str(fit["context_tokens"]), exponent, fit["verdict"])
+        growth.add_row(fit["engine"], str(fit["context_tokens"]), *exponent_cells(fit), fit["verdict"])
     for one in (table, growth):
         console_for_tables(json_=json_).print(one)
+
+
+def exponent_cells(fit: dict[str, Any]) -> Cells:
+    """Exponent of a power law and its interval; empty where they are not known."""
+    exponent = "" if fit["exponent"] is None else f"{fit['exponent']:.2f}"
+    return [exponent, "" if fit["low"] is None else f"{fit['low']:.2f} … {fit['high']:.2f}"]
 
 
 def _caption(rates: Any) -> str:

@@ -5,7 +5,9 @@ import json
 import weakref
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 from transformers import GenerationConfig
 
@@ -311,6 +313,14 @@ class TestRecording:
             assert ("1.23" in printed) == recorded
 
 
+def moving_rows(ms_of_batch, operations=1.0, num_bytes=8.0):
+    """Rows of one engine that realigns for so many milliseconds a round."""
+    return [
+        AnatomyRow("eqspec", n, 64, operations, num_bytes, ms, 9.0, 0.2, 0.1, 0.01, 1.0, 0.1, "host")
+        for n, ms in ms_of_batch.items()
+    ]
+
+
 def anatomy(pair, **settings):
     defaults = {"batch_sizes": (1, 3), "contexts": (24,), "num_speculative_tokens": 3, "rounds": 5, "repeats": 1}
     return run_anatomy(pair, AnatomySettings(FORCED, **(defaults | settings)))
@@ -379,14 +389,41 @@ class TestAnatomy:
         assert num_operations(32, 4) == 26 * 32
 
     def test_the_fitted_exponent_is_that_of_a_power_law(self):
-        assert fitted_exponent([(n, 3 * n**1.4) for n in (1, 2, 8)]) == pytest.approx(1.4)
-        assert fitted_exponent([(4, 1.0)]) is None
+        slope, interval = fitted_exponent([(n, 3 * n**1.4) for n in (1, 2, 8)])
+        assert (slope, *interval) == pytest.approx((1.4, 1.4, 1.4))
+        assert fitted_exponent([(4, 1.0)]) == (None, None)
+        assert fitted_exponent([(2, 1.0), (4, 2.0)]) == (pytest.approx(1), None)
 
-    @pytest.mark.parametrize(("power", "verdict"), [(0, "sublinear"), (1, "linear"), (1.5, "superlinear")])
+    def test_the_interval_of_the_exponent_is_students(self):
+        """Against scipy, at one and at three degrees of freedom."""
+        for points in ([(2, 1.0), (4, 2.2), (8, 3.9)], [(2, 1.0), (4, 2.2), (8, 3.9), (16, 9.0), (32, 17.0)]):
+            logs = np.log(np.array(points)).T
+            fit = scipy.stats.linregress(*logs)
+            half = scipy.stats.t.ppf(0.975, len(points) - 2) * fit.stderr
+            slope, interval = fitted_exponent(points)
+            assert (slope, *interval) == pytest.approx((fit.slope, fit.slope - half, fit.slope + half), rel=1e-3)
+
+    @pytest.mark.parametrize(("power", "verdict"), [(0.5, "sublinear"), (1, "linear"), (1.5, "superlinear")])
     def test_verdicts(self, power, verdict):
-        rows = [AnatomyRow("eqspec", n, 64, 1.0, 8.0, 2.0 * n**power, 9.0, 0.2, 0.1, 0.01, 1.0, 0.1, "host")
-                for n in (1, 2, 4)]  # fmt: skip
-        assert [fit.verdict for fit in scalings(rows)] == [verdict]
+        assert scalings(moving_rows({n: 2.0 * n**power for n in (2, 4, 8)}))[0].verdict == verdict
+
+    def test_an_exponent_that_cannot_be_told_from_one_is_linear(self):
+        (fit,) = scalings(moving_rows({2: 2.0, 4: 5.2, 8: 10.2}))
+        assert fit.exponent > 1.15
+        assert fit.low < 1 < fit.high
+        assert fit.verdict == "linear"
+
+    def test_batches_that_seldom_move_are_left_out_of_the_fit(self):
+        """A single row is not ragged: its 0.1 ms would make linear growth look like a power of 1.6."""
+        linear = {2: 2.0, 4: 4.0, 8: 8.0}
+        (fit,) = scalings(moving_rows(linear) + moving_rows({1: 0.1}, operations=0.1))
+        assert fit.exponent == pytest.approx(1)
+        (fit,) = scalings(moving_rows(linear) + moving_rows({1: 0.1}))
+        assert fit.exponent == pytest.approx(1)
+        (fit,) = scalings(moving_rows(linear, operations=0.9))
+        assert (fit.exponent, fit.verdict) == (None, "not known")
+        (fit,) = scalings(moving_rows(linear, num_bytes=0.0, operations=0.0))
+        assert (fit.exponent, fit.verdict) == (None, "nothing moves")
 
     @pytest.mark.parametrize(("context", "message"), [(250, "leaves no room"), (16, "longer than 16 tokens")])
     def test_contexts_that_cannot_be(self, llama, context, message):
