@@ -38,11 +38,12 @@ def markdown_table(headings: Iterator[str] | tuple[str, ...] | list[str], rows: 
 
 
 def origin(meta: dict[str, Any]) -> str:
-    """One line that says where a table's numbers come from."""
+    """One line that says where a table's numbers come from, and what was computed anew since."""
+    revised = f" · {meta['revised']}" if "revised" in meta else ""
     libraries = ", ".join(f"{name} {version}" for name, version in meta["libraries"].items())
     return (
         f"\n`{meta['command']}` · {meta['device']}, {meta['torch_threads']} torch threads · {libraries} · "
-        f"commit {meta['commit']} · {meta['utc_time']}\n"
+        f"commit {meta['commit']} · {meta['utc_time']}{revised}\n"
     )
 
 

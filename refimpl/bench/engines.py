@@ -115,12 +115,14 @@ def hf_generate(bench: Bench, prompts: list[list[int]], batch_size: int, *, assi
     )
     target, draft, device, tokens = bench.target.model, bench.draft.model, bench.device, 0
     extra = {"assistant_model": draft} if assisted else {}
-    with _peak_memory(device) as peak, _as_shipped(bench), _recorded_passes(bench) as passes:
+    pads: list[int] = []
+    with _peak_memory(device) as peak, _as_shipped(bench), _recorded_passes(bench, pads) as passes:
         _synchronize(device)
         begun = time.perf_counter()
         for start in range(0, len(prompts), batch_size):
             batch = prompts[start : start + batch_size]
             width = max(map(len, batch))
+            pads[:] = [width - len(prompt) for prompt in batch]
             ids = torch.tensor([[0] * (width - len(p)) + p for p in batch], device=device)
             mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in batch], device=device)
             output = target.generate(ids, attention_mask=mask, generation_config=config, **extra)
@@ -236,19 +238,19 @@ def _forward_clock(bench: Bench) -> Iterator[list[float]]:
 
 
 @contextmanager
-def _recorded_passes(bench: Bench) -> Iterator[list[Work]]:
+def _recorded_passes(bench: Bench, pads: list[int]) -> Iterator[list[Work]]:
     """Yield a list that gets the work of every forward pass that transformers' own generation makes.
 
-    Its batches are rectangles, so pads count as tokens.
+    Its batches are rectangles with `pads` columns in front of each row, which are no work that has to be done.
     """
     passes: list[Work] = []
 
     def hook_of(work: ModelWork) -> Any:
         def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            batch, fed = (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).shape
+            fed = (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).shape[1]
             cache, keep = kwargs.get("past_key_values"), kwargs.get("logits_to_keep") or fed
             cached = cache.get_seq_length() if cache is not None else 0
-            passes.append(work.forward_pass([Feed(cached, fed, keep)] * batch))
+            passes.append(work.forward_pass(_real(cached, fed, keep, n) for n in pads))
 
         return record
 
@@ -261,3 +263,8 @@ def _recorded_passes(bench: Bench) -> Iterator[list[Work]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _real(cached: int, fed: int, num_logits: int, pads: int) -> Feed:
+    """What a row brings into a pass, its first `pads` columns left out."""
+    return Feed(max(0, cached - pads), fed - max(0, pads - cached), num_logits)

@@ -172,13 +172,15 @@ class TestBench:
         assert 0 < sample.forward_s < sample.seconds
         assert len(sample.passes) == sum(max(r.drafted for r in record.rows) + 1 for record in result.rounds)
 
-    def test_passes_of_plain_generation(self, llama):
+    def test_passes_of_plain_generation_count_no_pads(self, llama):
         bench = make_bench(llama, BenchSettings(max_new_tokens=3))
         work = ModelWork.of(llama.target)
         sample = hf_generate(bench, [[3, 4, 5], [6, 7]], 2)
         assert sample.tokens == 6
         assert list(sample.passes) == [
-            work.forward_pass([feed] * 2) for feed in (Feed(0, 3, 1), Feed(3, 1, 1), Feed(4, 1, 1))
+            work.forward_pass([Feed(0, 3, 1), Feed(0, 2, 1)]),
+            work.forward_pass([Feed(3, 1, 1), Feed(2, 1, 1)]),
+            work.forward_pass([Feed(4, 1, 1), Feed(3, 1, 1)]),
         ]
 
     def test_plain_generation_has_transformers_own_attention(self, llama):
