@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from joblib import Parallel, delayed
@@ -24,6 +24,7 @@ from refimpl.generation import generate
 from refimpl.model import Pair
 from refimpl.requests import Prompt, listed
 from refimpl.results import Result
+from refimpl.settings import VerifySettings
 from refimpl.stats import RunStats
 
 
@@ -209,7 +210,7 @@ def verify(
     jobs: int = 1,
     bitwise: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
-    **settings: Any,
+    **settings: Unpack[VerifySettings],
 ) -> VerifyReport:
     """Run methods at several batch sizes and compare each with the oracle.
 
@@ -227,21 +228,20 @@ def verify(
     Raises:
         InputError: impossible settings or prompts. An InvariantViolation is reported, not raised.
     """
-    if bitwise:
-        settings |= {"shape_stable": True, "logprobs": 0}
-    runs = runs_to_verify(methods, batch_sizes, settings)
+    given: dict[str, Any] = {**settings, **({"shape_stable": True, "logprobs": 0} if bitwise else {})}
+    runs = runs_to_verify(methods, batch_sizes, given)
     require_int("jobs", jobs, 1)
     if jobs != 1 and pair.device.type != "cpu":
         raise InputError(f"jobs must be 1 on {pair.device}, not {jobs}: only on a CPU do processes share the models")
     prompts = listed(prompts)
-    references = _references(pair, prompts, runs, bitwise, settings, progress)
+    references = _references(pair, prompts, runs, bitwise, given, progress)
     if jobs == 1:
         reports = [
-            _run(pair, prompts, method, size, references[size], settings, _named(progress, f"{method} at batch {size}"))
+            _run(pair, prompts, method, size, references[size], given, _named(progress, f"{method} at batch {size}"))
             for method, size in runs
         ]
     else:
-        reports = _run_in_processes(pair, prompts, runs, references, settings, jobs, _named(progress, "methods"))
+        reports = _run_in_processes(pair, prompts, runs, references, given, jobs, _named(progress, "methods"))
     return VerifyReport(len(prompts), references, reports)
 
 

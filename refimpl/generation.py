@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from refimpl.config import DecodeConfig, make_config
 from refimpl.engine import Engine
@@ -16,6 +16,7 @@ from refimpl.records import RowOutcome, TokenLogprobs
 from refimpl.requests import Prepared, Prompt, prepare
 from refimpl.results import Result, SequenceRecord, make_result
 from refimpl.sequence import StopReason
+from refimpl.settings import Settings
 from refimpl.stats import CollapseWatch, RunStats, acceptance_stats
 from refimpl.timing import sum_stages
 from refimpl.trace import RoundRecord
@@ -44,7 +45,7 @@ def generate(
     *,
     max_prompt_tokens: int | None = None,
     progress: ProgressCallback | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Result:
     """Decode prompts to their end.
 
@@ -160,7 +161,9 @@ class Stream:
             yield TokenEvent(row.sequence, row.tokens, sequence.stop_reason, row.logprobs)
 
 
-def stream(pair: Pair, prompts: Seq[Prompt], *, max_prompt_tokens: int | None = None, **settings: Any) -> Stream:
+def stream(
+    pair: Pair, prompts: Seq[Prompt], *, max_prompt_tokens: int | None = None, **settings: Unpack[Settings]
+) -> Stream:
     """Decode prompts, handing out tokens as rounds commit them; see `generate` for the arguments.
 
     Raises:

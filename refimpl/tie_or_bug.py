@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from jaxtyping import Float
@@ -38,6 +38,7 @@ from refimpl.kvstore import Block
 from refimpl.model import CausalLM, Pair
 from refimpl.requests import Prompt, prepare
 from refimpl.results import Result
+from refimpl.settings import Settings
 
 Verdict = Literal["exact", "tie", "bug"]
 
@@ -175,7 +176,7 @@ def judge_method(
     *,
     reference: Seq[Seq[int]] | None = None,
     max_prompt_tokens: int | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Judgement:
     """Decode with a method and with the oracle, and judge the method's output.
 
@@ -195,7 +196,12 @@ def judge_method(
 
 
 def judge_outputs(
-    pair: Pair, prompts: Seq[Prompt], outputs: Seq[Seq[int]], *, max_prompt_tokens: int | None = None, **settings: Any
+    pair: Pair,
+    prompts: Seq[Prompt],
+    outputs: Seq[Seq[int]],
+    *,
+    max_prompt_tokens: int | None = None,
+    **settings: Unpack[Settings],
 ) -> Judgement:
     """Judge what any engine has generated greedily after these prompts; the rest is as for `judge_method`."""
     prepared = _prepare(pair, prompts, max_prompt_tokens, settings)
@@ -212,9 +218,7 @@ def tokens_of(result: Result) -> list[list[int]]:
     return [sequence.token_ids for sequence in result.sequences]
 
 
-def _prepare(
-    pair: Pair, prompts: Seq[Prompt], max_prompt_tokens: int | None, settings: dict[str, Any]
-) -> list[list[int]]:
+def _prepare(pair: Pair, prompts: Seq[Prompt], max_prompt_tokens: int | None, settings: Settings) -> list[list[int]]:
     config = make_config(**settings)
     if not config.sampling.greedy or config.stop_strings:
         raise InputError("only greedy output without stop strings can be judged")
@@ -228,7 +232,7 @@ def _against_oracle(
     prompts: list[list[int]],
     outputs: Seq[Seq[int]],
     reference: Seq[Seq[int]] | None,
-    settings: dict[str, Any],
+    settings: Settings,
 ) -> Judgement:
     config = make_config(**settings)
     if reference is None:

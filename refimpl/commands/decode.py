@@ -90,7 +90,7 @@ def generate(
     from refimpl.files import write_whole
     from refimpl.generation import generate as run
 
-    settings = {
+    settings: dict[str, Any] = {
         "method": method,
         "batch_size": batch_size,
         "num_speculative_tokens": num_speculative_tokens,
@@ -190,7 +190,7 @@ def verify(
     from refimpl.equivalence import verify as run
 
     sizes = parse_sizes(batch_sizes)
-    settings = {
+    settings: dict[str, Any] = {
         "num_speculative_tokens": num_speculative_tokens,
         "max_new_tokens": max_new_tokens,
         "window_size": window_size,

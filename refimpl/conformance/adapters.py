@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from refimpl.config import Request
+from refimpl.config import CheckLevel, Request
 from refimpl.conformance.protocol import EngineFailure, EngineSettings, NotSupported
 from refimpl.conformance.table_model import VOCAB_SIZE, table_pair
 from refimpl.generation import generate
@@ -23,7 +23,9 @@ class MethodEngine:
     Under the rejection rule, samples keep the reference's law but are not its very tokens.
     """
 
-    def __init__(self, method: str, pair: Pair, *, checks: str = "oracle", rejection: bool = False, **settings: Any):
+    def __init__(
+        self, method: str, pair: Pair, *, checks: CheckLevel = "oracle", rejection: bool = False, **settings: Any
+    ):
         self.method, self.pair, self.checks, self.settings = method, pair, checks, settings
         self.vocab_size, self.rejection = pair.vocab_size, rejection
         self.supports = frozenset({"sampling"} if rejection else {"sampling", "keyed_sampling"})

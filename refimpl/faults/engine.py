@@ -1,5 +1,6 @@
 """A broken engine behind the public interface of the conformance kit."""
 
+from refimpl.config import CheckLevel
 from refimpl.conformance.adapters import MethodEngine, mixed_script
 from refimpl.conformance.protocol import EngineSettings
 from refimpl.conformance.table_model import table_pair
@@ -11,7 +12,7 @@ from refimpl.faults.base import Fault
 class FaultyEngine(MethodEngine):
     """Our engine with a fault injected while it decodes; the reference stays whole."""
 
-    def __init__(self, fault: Fault, *, checks: str = "oracle"):
+    def __init__(self, fault: Fault, *, checks: CheckLevel = "oracle"):
         scheduler = "fifo" if "fifo" in fault.schedulers else fault.schedulers[0]
         settings = {name: value for name, value in fault.settings.items() if name in ("top_k", "aging_bound")}
         super().__init__(
