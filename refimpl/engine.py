@@ -11,10 +11,11 @@ from refimpl.cached import CachedModel
 from refimpl.config import CheckLevel, DecodeConfig
 from refimpl.errors import InputError
 from refimpl.invariants import Checker
-from refimpl.kvstore import RowState, pool_columns
-from refimpl.layouts import LAYOUT_CLASSES, Layout, MaskedLayout
+from refimpl.kvstore import RowState
+from refimpl.layouts import Layout, make_layout
 from refimpl.memory import require_room
 from refimpl.model import CausalLM, Pair
+from refimpl.placement import PLACEMENTS, PoolSize
 from refimpl.recorded import RecordedRounds
 from refimpl.rounds import RoundContext, run_round
 from refimpl.sampling import RandomSource
@@ -52,17 +53,13 @@ class Engine:
         self.scheduler: Scheduler[Sequence] = make_scheduler(
             method.scheduler, config.resolved_batch_size, config.resolved_window_size, config.aging_bound
         )
-        slots = min(self.scheduler.window_size, len(self.sequences))
-        self._free_slots = list(range(slots))[::-1]
         self.window = verify_window(self.sequences)
-        rows = max(slots, config.resolved_batch_size) if config.shape_stable else slots
-        columns = pool_columns(longest_row(self.sequences), self.window)
-        self._require_room(rows, columns)
-        target = CachedModel(pair.target, self._make_layout(pair.target, rows, columns), "target")
-        draft = CachedModel(pair.draft, self._make_layout(pair.draft, rows, columns), "draft")
+        size = self._pool_size()
+        self._free_slots = list(range(size.rows))[::-1]
+        self._require_room(size)
+        target = CachedModel(pair.target, self._make_layout(pair.target, size), "target")
+        draft = CachedModel(pair.draft, self._make_layout(pair.draft, size), "draft")
         rule = make_rule(config, source)
-        if config.shape_stable:
-            target.layout.block_rows = config.resolved_batch_size
         self.timer = StageTimer(pair.device)  # the first round begins when everything is allocated
         self.context = RoundContext(
             target=target,
@@ -129,28 +126,37 @@ class Engine:
             for left in self.scheduler.cancel(sequence):
                 self._release(left)
 
-    def _require_room(self, rows: int, columns: int) -> None:
+    def _pool_size(self) -> PoolSize:
+        config = self.config
+        return PoolSize.of_run(
+            [s.prompt_len + s.max_new_tokens for s in self.sequences],
+            window_size=self.scheduler.window_size,
+            batch_size=config.resolved_batch_size,
+            span=self.window,
+            least_rows=config.resolved_batch_size if config.shape_stable else 0,
+        )
+
+    def _require_room(self, size: PoolSize) -> None:
         """Refuse the run while nothing is allocated, if pools of that size cannot fit."""
         config, pair = self.config, self.pair
-        layout = LAYOUT_CLASSES[config.resolved_method.layout or ""]
-        num_slots = layout.num_slots(rows, min(config.resolved_batch_size, rows), columns)
+        num_slots = PLACEMENTS[config.resolved_method.layout or ""].num_slots(size)
         bytes_per_token = pair.target.kv_shape.bytes_per_token + pair.draft.kv_shape.bytes_per_token
         require_room(num_slots, bytes_per_token, config.kv_memory_gib, pair.device)
 
-    def _make_layout(self, model: CausalLM, rows: int, columns: int) -> Layout:
+    def _make_layout(self, model: CausalLM, size: PoolSize) -> Layout:
         config = self.config
         name = config.resolved_method.layout
         assert name is not None
-        layout = LAYOUT_CLASSES[name](
+        return make_layout(
+            name,
             model.kv_shape,
-            rows,
-            columns,
+            size.rows,
+            size.columns,
+            compaction_threshold=config.compaction_threshold,
             max_positions=model.max_positions,
             tagged=self.checker.covers("device"),
+            block_rows=config.resolved_batch_size if config.shape_stable and model is self.pair.target else None,
         )
-        if isinstance(layout, MaskedLayout):
-            layout.compaction_threshold = config.compaction_threshold
-        return layout
 
     def _make_recorded(self, target: CachedModel, draft: CachedModel, rule: AcceptanceRule) -> RecordedRounds:
         if self.checker.covers("device"):

@@ -11,17 +11,6 @@ from torch import Tensor
 KEY, VALUE = 0, 1
 NUM_TAGS = 3  # sequence, position, token
 ALL_ROWS = slice(None)
-COLUMN_STEP = 32  # pools and views grow in steps, so that few shapes occur and masks are aligned
-
-
-def padded_columns(columns: int) -> int:
-    """The least multiple of COLUMN_STEP that holds `columns`."""
-    return -(-columns // COLUMN_STEP) * COLUMN_STEP
-
-
-def pool_columns(longest: int, window: int) -> int:
-    """Columns of a pool row: for `longest` tokens, `window` more in flight, and one scratch column at the end."""
-    return padded_columns(longest + window + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from refimpl import autoregressive
 from refimpl.config import DecodeConfig
 from refimpl.engine import STABLE_PREFILL_TOKENS, longest_row, verify_window
-from refimpl.kvstore import pool_columns
 from refimpl.model import FeedRow, Pair
+from refimpl.placement import pool_columns
 from refimpl.records import TokenLogprobs
 from refimpl.requests import Prepared
 from refimpl.results import Result, SequenceRecord, make_result

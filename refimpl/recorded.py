@@ -23,7 +23,8 @@ from torch import Tensor
 
 from refimpl.acceptance import AcceptanceRule, Decision, Proposal
 from refimpl.cached import CachedModel
-from refimpl.kvstore import Block, padded_columns
+from refimpl.kvstore import Block
+from refimpl.placement import padded_columns
 from refimpl.sampling import RowKeys
 from refimpl.sequence import Sequence
 

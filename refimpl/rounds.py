@@ -181,7 +181,7 @@ def _commit(
 ) -> list[RowOutcome]:
     """Append each row's tokens and tell both layouts what to keep."""
     kept = [kernels.num_kept(accepted) for accepted in decision.accepted]
-    if context.target.layout.commits_minimum:
+    if context.target.layout.placement.commits_minimum:
         kept = [min(n for n, m in zip(kept, members, strict=True) if not m.finished)] * len(members)
     outcomes = [
         _commit_row(m, limits[i], k, decision.accepted[i], decision.emitted[i][: kept[i]], decision.logprobs, i)

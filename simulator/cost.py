@@ -1,7 +1,7 @@
 """Seconds of each stage of a round.
 
 A cost model answers in lines: for given rows and tokens, the seconds at every width, so that the event loop pays one
-look-up. Which stages a layout pays for, and when, is `simulator.movement`.
+look-up. Which stages a layout pays for, and when, is `simulator.pricing`.
 """
 
 from abc import ABC, abstractmethod

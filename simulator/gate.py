@@ -4,9 +4,9 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 
+from refimpl.placement import PLACEMENTS, pool_columns
 from refimpl.scheduling import Scheduler
 from simulator.errors import require
-from simulator.memory import pool_columns, working_slots
 from simulator.records import Request
 from simulator.scenario import Engine
 
@@ -61,7 +61,9 @@ class Gate:
         longest = max([request.most_tokens, *self.reserved[-1:]])
         rows = min(self.engine.batch_size, len(self.reserved) + 1)
         columns = pool_columns(longest, self.engine.num_speculative_tokens + 1)
-        need = self.reserved_tokens + request.most_tokens + working_slots(self.engine.layout, rows, columns)
+        need = (
+            self.reserved_tokens + request.most_tokens + PLACEMENTS[self.engine.layout].num_working_slots(rows, columns)
+        )
         require(
             bool(self.reserved) or need <= self.capacity_tokens,
             f"service.kv_capacity_bytes holds {self.capacity_tokens:.0f} tokens; a request needs {need}",

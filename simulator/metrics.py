@@ -7,11 +7,11 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
+from refimpl.placement import PLACEMENTS, PoolSize
 from simulator.errors import require
-from simulator.memory import run_slots
 from simulator.model import Simulation
 from simulator.records import STAGES, Columns
-from simulator.scenario import Scenario, Service, Study
+from simulator.scenario import Engine, Scenario, Service, Study
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_MSER_BATCHES = 20
@@ -203,7 +203,19 @@ def allocated_tokens(simulation: Simulation) -> int:
     lengths: defaultdict[int, list[int]] = defaultdict(list)
     for request in simulation.log.requests:
         lengths[request.replica].append(request.most_tokens)
-    return max([run_slots(simulation.scenario.engine, each) for each in lengths.values()], default=0)
+    engine = simulation.scenario.engine
+    return max([_run_slots(engine, each) for each in lengths.values()], default=0)
+
+
+def _run_slots(engine: Engine, lengths: list[int]) -> int:
+    """Slots that the engine asks for before a run of requests of so many tokens each, prompt and budget together."""
+    size = PoolSize.of_run(
+        lengths,
+        window_size=engine.resolved_window_size,
+        batch_size=engine.batch_size,
+        span=engine.num_speculative_tokens + 1,
+    )
+    return PLACEMENTS[engine.layout].num_slots(size)
 
 
 def _rows(rounds: Columns, requests: Columns) -> dict[str, float]:

@@ -5,13 +5,14 @@ from functools import lru_cache
 
 import numpy as np
 
+from refimpl.placement import Move, are_neighbours, make_placement
 from simulator.cost import CostModel, Line
-from simulator.movement import make_movement
 from simulator.records import Request
 from simulator.scenario import Engine, Switches
 
 Members = tuple[Request, ...]
 Stages = tuple[float, float, float, float, float]  # seconds of prefill, draft, verify, realign, host
+COMPONENTS = {"load": "concat", "grow": "concat", "realign": "realign", "compact": "compact"}  # of the cost, by move
 
 
 class Pricing:
@@ -22,15 +23,19 @@ class Pricing:
         cost: seconds of each component.
 
     Attributes:
-        movement: the layout's bookkeeping.
+        placement: the layout's decisions.
+        members: of the latest round.
+        scattered: whether their slots are no neighbours, so that every pass over the pool copies their K/V.
         useless: tokens of a row's budget that cannot be drafted, because a round yields them anyway.
     """
 
     useless = 1
+    members: Members = ()
+    scattered = False
 
     def __init__(self, engine: Engine, switches: Switches, cost: CostModel):
         self.engine, self.switches, self.cost, self.k = engine, switches, cost, engine.num_speculative_tokens
-        self.movement = make_movement(engine.layout, cost, engine.compaction_threshold)
+        self.placement = make_placement(engine.layout, engine.compaction_threshold)
         self.lines = lru_cache(maxsize=None)(self._lines)
 
     def _lines(self, rows: int, k: int, scattered: bool) -> tuple[Line, Line, float]:
@@ -46,11 +51,29 @@ class Pricing:
 
     def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float) -> tuple[int, Stages]:
         """Drafts of the round to come, and seconds of its stages; `prefill_s` of what was admitted for it."""
-        movement, k = self.movement, self.num_drafts(live)
-        realign_s = movement.begin(members, live, k + 1)
-        draft, verify, host_s = self.lines(len(members), k, movement.scattered)
-        width = movement.width
+        k = self.num_drafts(live)
+        realign_s = self.begin(members, k + 1)
+        draft, verify, host_s = self.lines(len(members), k, self.scattered)
+        width = self.placement.width
         return k, (prefill_s, draft.at(width), verify.at(width), realign_s, host_s)
+
+    def begin(self, members: Members, span: int) -> float:
+        """Place the members of a round that feeds `span` tokens a row; seconds of what moves for it."""
+        before, move = self.members, self.placement.begin(members, span)
+        if members != before:
+            self.members = members
+            self.scattered = not self.placement.columns and not are_neighbours([row.slot for row in members])
+        return self._move_s(move, before) if move else 0.0
+
+    def _move_s(self, move: Move, before: Members) -> float:
+        """Seconds of a move, and of writing back what has not finished of the members before."""
+        seconds = self.cost.line(COMPONENTS[move.kind], len(move.shifts), 0).at(self.placement.width)
+        unsaved = len([row for row in before if row.live]) if move.kind == "load" else 0
+        return seconds + (self.cost.point("split", unsaved, 0) if unsaved else 0.0)
+
+    def regroup_s(self, rows: int, width: int) -> float:
+        """Seconds of writing so many members back and gathering as many others."""
+        return self.cost.line("concat", rows, 0).at(width) + self.cost.point("split", rows, 0)
 
     def prefill_s(self, rows: Seq[Request]) -> float:
         """The engine prefills up to a batch of rows at a time, padded to the longest prompt of those, less a token."""
@@ -69,8 +92,8 @@ class Pricing:
         draft, verify, host_s = self.lines(rows, k, False)
         seconds = draft[width] + verify[width]
         if self.engine.layout != "inplace":
-            moves = members != self.movement.members
-            seconds += self.movement.regroup_s(rows, width) if moves else 0.0
+            moves = members != self.members
+            seconds += self.regroup_s(rows, width) if moves else 0.0
             seconds += self.cost.line("realign", rows, 0)[width] if len(lengths) > 1 and not moves else 0.0
         seen = sum([row.accepted for row in members]) + 1
         expected = rows + rows * k * seen / (sum([row.drafted for row in members]) + 2)
@@ -102,7 +125,7 @@ class PublishedPricing(Pricing):
     def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float) -> tuple[int, Stages]:
         """As the engine's, and what the switches add."""
         k, (_, draft_s, verify_s, realign_s, host_s) = super().price(mode, members, live, prefill_s)
-        rows, width = len(members), self.movement.width
+        rows, width = len(members), self.placement.width
         if k and not self.switches.draft_cache:
             draft_s += self.cost.point("draft_prefill", rows, width)
         realign_s = self._moves(mode, rows, realign_s, width)
@@ -113,7 +136,7 @@ class PublishedPricing(Pricing):
         if switches.free_realign:
             return 0.0
         if switches.copy_groups and mode == "grouped" and realign_s == 0:
-            realign_s = self.movement.regroup_s(rows, width)
+            realign_s = self.regroup_s(rows, width)
         if realign_s > 0 and mode != "grouped":  # rows of equal length need no realignment
             realign_s += (6 * rows + 2) * switches.realign_layers * switches.realign_read_s
         return realign_s

@@ -115,6 +115,21 @@ class Request:
         self.on_finish: Callable[[], Any] | None = None
 
     @property
+    def sequence(self) -> int:
+        """Which sequence it is, to a placement."""
+        return self.index
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens that the target has cached between rounds: all but the last."""
+        return self.seq_len - 1
+
+    @property
+    def live(self) -> bool:
+        """Whether it still runs."""
+        return not self.finished
+
+    @property
     def most_tokens(self) -> int:
         """Prompt and whole budget."""
         return self.prompt_len + self.generated + self.left

@@ -104,7 +104,7 @@ class Replica:
     def serve(self) -> Generator[Any, Any, None]:
         """The server process: one timeout per round."""
         env, scheduler, noise = self.env, self.scheduler, self.noise
-        price_of, movement = self.pricing.price, self.pricing.movement
+        price_of, placement = self.pricing.price, self.pricing.placement
         waiting, window, size = scheduler.pool.waiting, scheduler.pool.window, scheduler.window_size
         while True:
             if not window and not waiting:
@@ -119,7 +119,7 @@ class Replica:
             members = tuple(sorted(plan.members, key=SLOT))  # the engine runs rows in pool order
             live = [row for row in members if not row.finished] if plan.mode == "static" else members
             k, stages = price_of(plan.mode, members, live, prefill_s)
-            begun = _Begun(env.now, next(noise), stages, len(members), k, movement.width)
+            begun = _Begun(env.now, next(noise), stages, len(members), k, placement.width)
             yield env.timeout(sum(stages) * begun.noise)
             self._finish_round(plan, live, begun)
 
@@ -159,14 +159,14 @@ class Replica:
 
     def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], begun: "_Begun") -> None:
         """Commit, write the round's line, and let go who has finished."""
-        k, scheduler, movement = begun.k, self.scheduler, self.pricing.movement
+        k, scheduler, placement = begun.k, self.scheduler, self.pricing.placement
         drafted, accepted, kept = self._advance(live, k, plan.mode)
-        movement.commit(live, k + 1)
+        placement.append(k + 1)
         if self.departs:
             padded = max([row.seq_len for row in live])
             for row in live:
                 row.padded_len = padded
-        pool, kv_tokens = scheduler.pool, self.kv_tokens + movement.working_tokens
+        pool, kv_tokens = scheduler.pool, self.kv_tokens + begun.rows * placement.columns
         waiting = len(self.gate.queue) + len(pool.waiting)
         line = RoundLine(
             self.number, begun.start_s, begun.noise, *begun.stages, plan.mode, begun.rows, len(live), k,
@@ -184,7 +184,7 @@ class Replica:
         """Commit each row's tokens; return drafted, accepted and kept in all."""
         histogram, useless = self.log.accepted_histogram, self.pricing.useless
         now, index, row_log = self.env.now, self.round_index, self.log.rows
-        minimum = self._minimum(live, k) if self.pricing.movement.commits_minimum else k + 1
+        minimum = self._minimum(live, k) if self.pricing.placement.commits_minimum else k + 1
         all_drafted = all_accepted = all_kept = 0
         for row in live:
             left, generated = row.left, row.generated

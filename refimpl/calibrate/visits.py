@@ -11,10 +11,9 @@ from refimpl.calibrate.reference import Reference
 from refimpl.config import make_config, resolve_method
 from refimpl.engine import Engine
 from refimpl.errors import InputError
-from refimpl.layouts import LAYOUT_CLASSES
-from refimpl.layouts.working import WorkingLayout
 from refimpl.memory import require_room
 from refimpl.model import Pair
+from refimpl.placement import PLACEMENTS, PoolSize
 from refimpl.requests import prepare
 from refimpl.timing import StageTimer
 from refimpl.trace import RoundRecord
@@ -115,9 +114,9 @@ class Visitor:
         if self.pair.device.type != "cuda":
             return
         per_token = sum(model.kv_shape.bytes_per_token for model in (self.pair.target, self.pair.draft))
-        layout = LAYOUT_CLASSES[resolve_method((cell.variant or IN_PLACE).method).layout or ""]
-        num_slots = layout.num_slots(cell.num_sequences, cell.batch_size, longest)
-        require_room(num_slots, per_token, None, self.pair.device)
+        placement = PLACEMENTS[resolve_method((cell.variant or IN_PLACE).method).layout or ""]
+        size = PoolSize(cell.num_sequences, longest, cell.batch_size)
+        require_room(placement.num_slots(size), per_token, None, self.pair.device)
 
     def visit(self, cell: Cell, pass_index: int) -> Visit:
         """Run the cell's rounds, each k in its turn; the order of k rotates from pass to pass.
@@ -189,8 +188,7 @@ def time_write_backs(engine: Engine) -> StageTimer:
     """Let both layouts time how long they write the old members' K/V back; the seconds come as ``realign_s``."""
     timer = StageTimer(engine.pair.device)
     for layout in engine.layouts:
-        if isinstance(layout, WorkingLayout):
-            layout.write_back_timer = timer
+        layout.flush = timer.stage("realign")(layout.flush)  # type: ignore[method-assign]
     return timer
 
 

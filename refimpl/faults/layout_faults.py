@@ -10,8 +10,8 @@ from refimpl import kernels
 from refimpl.engine import Engine
 from refimpl.faults.base import fault
 from refimpl.kvstore import VALUE, Block, KVStore
-from refimpl.layouts import InplaceLayout, Layout, MaskedLayout, RealignedLayout
-from refimpl.layouts.working import WorkingLayout
+from refimpl.layouts import InplaceLayout, Layout, LeftPaddedLayout, MaskedLayout
+from refimpl.placement import RealignedPlacement, RectanglePlacement
 
 PADDED = ("realigned", "rollback")
 BY_POSITION = ("masked", "inplace")
@@ -63,11 +63,11 @@ def positions_off_by_one(original: Any) -> Any:
     return block
 
 
-@fault(RealignedLayout, "block", "output", "INV-2", layouts=PADDED)
+@fault(LeftPaddedLayout, "block", "output", "INV-2", layouts=PADDED)
 def batch_maximum_positions(original: Any) -> Any:
     """One offset for all rows: each row gets the positions of the longest (a uniform offset for ragged rows)."""
 
-    def block(self: RealignedLayout, tokens: Any, offset: int) -> Block:
+    def block(self: LeftPaddedLayout, tokens: Any, offset: int) -> Block:
         right = original(self, tokens, offset)
         return replace(right, position_ids=right.position_ids.amax(dim=0, keepdim=True).expand(tokens.shape))
 
@@ -139,13 +139,14 @@ def draft_misses_the_first_token(original: Any) -> Any:
 # --- entries -----------------------------------------------------------------------------------------------------
 
 
-@fault(RealignedLayout, "realign", "output", "INV-1", layouts=PADDED)
+@fault(RealignedPlacement, "realign", "output", "INV-1", layouts=PADDED)
 def pads_pile_up(original: Any) -> Any:
     """The batch is a column wider than the pads account for (published DSD never removes a pad)."""
 
-    def realign(self: RealignedLayout, span: int) -> None:
-        original(self, span)
-        self._width += 1
+    def realign(self: RealignedPlacement, rows: Any, span: int) -> Any:
+        move = original(self, rows, span)
+        self.width += 1
+        return move
 
     return realign
 
@@ -198,7 +199,7 @@ def slot_reused_without_reset(original: Any) -> Any:
     return end_prefill
 
 
-@fault(WorkingLayout, "has_members", "output", "INV-3", layouts=PADDED, schedulers=("fifo", "grouped"))
+@fault(RectanglePlacement, "has_members", "output", "INV-3", layouts=PADDED, schedulers=("fifo", "grouped"))
 def batch_kept_for_other_members(original: Any) -> Any:
     """A batch of the same size is taken for the same batch, and the rows read each other's entries."""
-    return lambda self, rows: len(rows) == len(self.rows)
+    return lambda self, rows: len(rows) == len(self._sequences)

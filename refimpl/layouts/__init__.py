@@ -1,15 +1,28 @@
-"""Where K/V live: one class a layout, one protocol."""
+"""Where K/V live: one class for each way to store them, one protocol."""
 
+from typing import Any
+
+from refimpl.kvstore import KVShape
 from refimpl.layouts.base import Layout
 from refimpl.layouts.inplace import InplaceLayout
-from refimpl.layouts.left_padded import RealignedLayout, RollbackLayout
+from refimpl.layouts.left_padded import LeftPaddedLayout
 from refimpl.layouts.masked import MaskedLayout
+from refimpl.placement import make_placement
 
 LAYOUT_CLASSES: dict[str, type[Layout]] = {
-    "realigned": RealignedLayout,
+    "realigned": LeftPaddedLayout,
     "masked": MaskedLayout,
-    "rollback": RollbackLayout,
+    "rollback": LeftPaddedLayout,
     "inplace": InplaceLayout,
 }
 
-__all__ = ["LAYOUT_CLASSES", "InplaceLayout", "Layout", "MaskedLayout", "RealignedLayout", "RollbackLayout"]
+
+def make_layout(
+    name: str, shape: KVShape, rows: int, columns: int, *, compaction_threshold: float = 0.25, **options: Any
+) -> Layout:
+    """Build a layout by name; the other arguments are those of `Layout`."""
+    placement = make_placement(name, compaction_threshold)
+    return LAYOUT_CLASSES[name](shape, placement, rows, columns, **options)
+
+
+__all__ = ["LAYOUT_CLASSES", "InplaceLayout", "Layout", "LeftPaddedLayout", "MaskedLayout", "make_layout"]

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from jaxtyping import Int
@@ -11,13 +10,15 @@ from torch import Tensor
 
 from refimpl import kernels
 from refimpl.kvstore import Block, KVShape, KVStore, RowState
+from refimpl.placement import Move, Placement, are_neighbours
 
 
 class Layout(ABC):
     """Where one model's K/V live, for the rows of a round and for the sequences that wait.
 
     Between rounds a waiting sequence rests in `pool`, one row a sequence, position p in column p. The cycle of a
-    round is ``begin(rows, span)``, ``block(...)`` for every forward pass, ``commit(num_cached)``.
+    round is ``begin(rows, span)``, ``block(...)`` for every forward pass, ``commit(num_cached)``. What moves, and when,
+    is decided by the placement, in integers; the layout does it.
 
     | columns of a pool row      | hold                                                       |
     |----------------------------|------------------------------------------------------------|
@@ -27,35 +28,52 @@ class Layout(ABC):
 
     Args:
         shape: what the model caches per token.
+        placement: decides what moves.
         rows: sequences resident at a time.
-        columns: of a pool row, see `pool_columns`; the last one is scratch.
+        columns: of a pool row, see `refimpl.placement.pool_columns`; the last one is scratch.
         max_positions: number of positions that the model knows.
         tagged: track which token each slot was written for.
+        block_rows: rows of every pool block, idle ones included; None for as many as it feeds.
     """
 
-    commits_minimum = False  # whether every row commits the batch minimum (rollback)
-    block_rows: int | None = None  # rows of every pool block, idle ones included; None for as many as it feeds
-
-    def __init__(self, shape: KVShape, rows: int, columns: int, *, max_positions: int, tagged: bool):
-        self.shape = shape
-        self.max_positions = max_positions
+    def __init__(
+        self,
+        shape: KVShape,
+        placement: Placement,
+        rows: int,
+        columns: int,
+        *,
+        max_positions: int,
+        tagged: bool,
+        block_rows: int | None = None,
+    ):
+        self.shape, self.placement = shape, placement
+        self.max_positions, self.block_rows = max_positions, block_rows
         self.pool = KVStore.empty(shape, rows, columns, tagged=tagged)
         self.scratch_column = columns - 1
         self.rows: tuple[RowState, ...] = ()
         self.stored: dict[int, int] = {}  # slot -> leading tokens that the pool holds
         self.num_moves = 0  # fused gathers so far
 
-    @classmethod
-    def num_slots(cls, rows: int, batch_rows: int, columns: int) -> int:
-        """K/V slots of a pool of `rows`, and of what stands beside it when rounds have `batch_rows` members."""
-        return rows * columns
-
-    @abstractmethod
     def begin(self, rows: Seq[RowState], span: int) -> None:
-        """Make the members of a round ready for `block`, moving K/V where the layout needs it.
+        """Make the members of a round ready for `block`, moving K/V where the placement says so.
 
         `span` is the number of tokens a row that the blocks of this round will feed, all together.
         """
+        if not self.placement.has_members(rows):
+            self.flush()
+        move = self.placement.begin(rows, span)
+        self.rows = tuple(rows)
+        if move:
+            self.carry_out(move)
+            self.num_moves += 1
+
+    def flush(self) -> None:  # noqa: B027 (nothing is beside the pool)
+        """Write back to the pool what it does not hold yet."""
+
+    def carry_out(self, move: Move) -> None:
+        """Gather the members' K/V into a new rectangle."""
+        raise NotImplementedError(f"{type(self).__name__} moves nothing")
 
     @abstractmethod
     def block(self, tokens: Int[Tensor, "batch q"], offset: int) -> Block:
@@ -65,22 +83,22 @@ class Layout(ABC):
         padding. Blocks of one round follow each other without gaps.
         """
 
-    @abstractmethod
     def commit(self, num_cached: Seq[int]) -> None:
         """Keep the first `num_cached[i]` tokens of row i, forget the rest."""
+        self.rows = tuple(row._replace(num_cached=n) for row, n in zip(self.rows, num_cached, strict=True))
 
     @abstractmethod
     def read(self, row: int) -> Tensor:
         """K/V of row `row` of the current round, in order of position ``[layers, 2, heads, num_cached, dim]``."""
 
     @property
-    @abstractmethod
     def width(self) -> int:
         """Columns that the next block's first query could look back at."""
+        return self.placement.width
 
     @property
-    def num_pad(self) -> list[int] | None:
-        """Left pads per row, for rectangular layouts; None where there is no such thing."""
+    def num_pad(self) -> Seq[int] | None:
+        """Left pads per row, for left-padded layouts; None where there is no such thing."""
         return None
 
     def release(self, slot: int) -> None:
@@ -119,8 +137,7 @@ class Layout(ABC):
             width = self.pool.columns
         slots = [row.slot for row in rows]
         index = torch.tensor(slots, device=tokens.device)
-        contiguous = all(b == a + 1 for a, b in pairwise(slots))
-        where = slice(slots[0], slots[0] + len(slots)) if contiguous else index
+        where = slice(slots[0], slots[0] + len(slots)) if are_neighbours(slots) else index
         block = self.slot_block(index, where, tokens, position, width)
         tags = None
         if self.pool.tags is not None:

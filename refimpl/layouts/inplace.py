@@ -1,25 +1,20 @@
 """In place: every row writes at its own columns of the pool, and nothing ever moves."""
 
-from collections.abc import Sequence as Seq
-
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from refimpl.kvstore import Block, RowState, padded_columns
+from refimpl.kvstore import Block
 from refimpl.layouts.base import Layout
+from refimpl.placement import padded_columns
 
 
 class InplaceLayout(Layout):
-    """Position p lives in column p of the row's own pool row.
+    """Position p is in column p of the row's own pool row.
 
     A rejected token's entry stays where it is: the next block starts at its column and overwrites it before any
     query may see it, because a query at position p sees columns 0 … p only.
     """
-
-    def begin(self, rows: Seq[RowState], span: int) -> None:
-        """Note the rows; nothing moves."""
-        self.rows = tuple(rows)
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int) -> Block:
         """Write at column = position."""
@@ -28,16 +23,7 @@ class InplaceLayout(Layout):
         width = padded_columns(self.width + offset + tokens.shape[1])
         return self.pool_block(self.rows, tokens, position, position >= 0, width)
 
-    def commit(self, num_cached: Seq[int]) -> None:
-        """Nothing to do: stale entries are invisible."""
-        self.rows = tuple(row._replace(num_cached=n) for row, n in zip(self.rows, num_cached, strict=True))
-
     def read(self, row: int) -> Tensor:
         """Columns [0, num_cached) of the row's pool row."""
         state = self.rows[row]
         return self.pool.data[:, :, :, state.slot, : state.num_cached]
-
-    @property
-    def width(self) -> int:
-        """Longest row."""
-        return max(row.seq_len for row in self.rows)

@@ -70,7 +70,7 @@ def slack(monkeypatch):
 
     def choose(columns: int) -> None:
         for module in ("left_padded", "masked"):
-            monkeypatch.setattr(f"refimpl.layouts.{module}.SLACK_COLUMNS", columns)
+            monkeypatch.setattr(f"refimpl.placement.{module}.SLACK_COLUMNS", columns)
 
     return choose
 

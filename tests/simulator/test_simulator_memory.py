@@ -3,27 +3,12 @@
 import pytest
 
 from refimpl import InputError, generate
-from refimpl.config import LAYOUTS
-from refimpl.kvstore import COLUMN_STEP, pool_columns
-from refimpl.layouts import LAYOUT_CLASSES, working
-from simulator import memory
 from simulator.fields import Spec
 from simulator.parity import replay_scenario
 from simulator.runner import simulate
 from simulator.traces import read_engine_trace
 
 PROMPTS = [[5 + (7 * i + j) % 50 for j in range(3 + 6 * i)] for i in range(7)]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("sizes", [(1, 1, 64), (5, 2, 97), (32, 8, 4096)])
-def test_slots_of_a_layout_are_those_of_the_engine(layout, sizes):
-    assert memory.num_slots(layout, *sizes) == LAYOUT_CLASSES[layout].num_slots(*sizes)
-
-
-def test_columns_are_those_of_the_engine():
-    assert (memory.COLUMN_STEP, memory.SLACK_COLUMNS) == (COLUMN_STEP, working.SLACK_COLUMNS)
-    assert [memory.pool_columns(n, 6) for n in range(200)] == [pool_columns(n, 6) for n in range(200)]
 
 
 @pytest.mark.parametrize("method", ["eqspec", "exspec", "rollback", "masked+fifo", "inplace", "inplace+grouped"])

@@ -13,8 +13,9 @@ from refimpl import InputError, generate
 from refimpl.config import make_config
 from refimpl.engine import Engine
 from refimpl.kvstore import KVStore, RowState
-from refimpl.layouts import RealignedLayout
+from refimpl.layouts import make_layout
 from refimpl.memory import GIB, free_bytes
+from refimpl.placement import PoolSize
 from refimpl.requests import prepare
 
 PROMPTS = [[1, 2, 3]] * 6
@@ -58,12 +59,12 @@ def test_gathers_take_turns_in_two_buffers(llama, method):
     assert len(places) > 2
     assert places == [places[i % 2] for i in range(len(places))]
     buffers = sum(buffer.numel() for buffer in (layout._buffer, layout._spare))
-    slots = layout.num_slots(layout.pool.rows, 3, layout.pool.columns)
+    slots = layout.placement.num_slots(PoolSize(layout.pool.rows, layout.pool.columns, batch_rows=3))
     assert layout.pool.data.numel() + buffers == slots * layout.shape.elements_per_token
 
 
 def test_buffers_grow_with_the_batch_and_stay_as_large(llama):
-    layout = RealignedLayout(llama.target.kv_shape, 4, 32, max_positions=256, tagged=False)
+    layout = make_layout("realigned", llama.target.kv_shape, 4, 32, max_positions=256, tagged=False)
     layout.pool.data.normal_()
     layout.stored = dict.fromkeys(range(4), 4)
     rows, seen = [RowState(slot, slot, 5, 4) for slot in range(4)], []

@@ -1,0 +1,39 @@
+"""Where K/V go and when they move, in integers alone: layouts carry it out on tensors, the simulator prices it."""
+
+from refimpl.placement.base import Move, PlacedRow, Placement, are_neighbours
+from refimpl.placement.inplace import InplacePlacement
+from refimpl.placement.left_padded import RealignedPlacement, RollbackPlacement
+from refimpl.placement.masked import MaskedPlacement
+from refimpl.placement.rectangle import RectanglePlacement
+from refimpl.placement.sizes import COLUMN_STEP, PoolSize, padded_columns, pool_columns
+
+PLACEMENTS: dict[str, type[Placement]] = {
+    "realigned": RealignedPlacement,
+    "masked": MaskedPlacement,
+    "rollback": RollbackPlacement,
+    "inplace": InplacePlacement,
+}
+
+
+def make_placement(layout: str, compaction_threshold: float) -> Placement:
+    """Build a layout's placement by the layout's name."""
+    return MaskedPlacement(compaction_threshold) if layout == "masked" else PLACEMENTS[layout]()
+
+
+__all__ = [
+    "COLUMN_STEP",
+    "PLACEMENTS",
+    "InplacePlacement",
+    "MaskedPlacement",
+    "Move",
+    "PlacedRow",
+    "Placement",
+    "PoolSize",
+    "RealignedPlacement",
+    "RectanglePlacement",
+    "RollbackPlacement",
+    "are_neighbours",
+    "make_placement",
+    "padded_columns",
+    "pool_columns",
+]

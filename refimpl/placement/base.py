@@ -1,0 +1,96 @@
+"""What a placement is asked, and what it answers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, Protocol
+
+from refimpl.placement.sizes import PoolSize
+
+
+def are_neighbours(slots: Seq[int]) -> bool:
+    """Whether pool rows follow each other, so that they can be viewed and need not be copied."""
+    return all(after == before + 1 for before, after in pairwise(slots))
+
+
+class PlacedRow(Protocol):
+    """What a placement knows of a row."""
+
+    @property
+    def slot(self) -> int:
+        """Its row of the pool."""
+
+    @property
+    def sequence(self) -> int:
+        """Which sequence it is."""
+
+    @property
+    def seq_len(self) -> int:
+        """Real tokens."""
+
+    @property
+    def num_cached(self) -> int:
+        """Leading tokens whose K/V the model holds."""
+
+    @property
+    def live(self) -> bool:
+        """Whether it runs; False for a finished row that a static batch still carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One gather that lays the members of a round out in a new rectangle.
+
+    Attributes:
+        kind: ``load`` from the pool, or from the rectangle before: ``grow`` for more columns alone, ``realign`` to a
+            common end, ``compact`` without holes.
+        columns: of the new rectangle, slack included.
+        shifts: columns that each row's entries move to the right; for ``compact`` the left pads of each row.
+    """
+
+    kind: Literal["load", "grow", "realign", "compact"]
+    columns: int
+    shifts: tuple[int, ...]
+
+
+class Placement(ABC):
+    """Decides, for one model, what moves before a round and how wide the round is.
+
+    A round is ``begin(rows, span)``, then ``append(columns)`` for every block of tokens that is fed. Lengths are those
+    of the rows that `begin` is given; nothing else is remembered of them.
+
+    Attributes:
+        width: columns that the next block's first query could look back at.
+        columns: of the rectangle beside the pool; 0 where there is none.
+    """
+
+    commits_minimum = False  # whether every row commits the batch minimum (rollback)
+    width = 0
+    columns = 0
+
+    @classmethod
+    def batch_columns(cls, columns: int) -> int:
+        """Columns of a rectangle of rows as long as pool rows of `columns`; 0 where there is no rectangle."""
+        return 0
+
+    @classmethod
+    def num_slots(cls, size: PoolSize) -> int:
+        """K/V slots of a pool, and of what is beside it, one token each."""
+        return size.rows * size.columns + cls.num_working_slots(size.batch_rows, size.columns)
+
+    @classmethod
+    def num_working_slots(cls, batch_rows: int, columns: int) -> int:
+        """Slots beside the pool: a gather reads one rectangle and writes another."""
+        return 2 * batch_rows * cls.batch_columns(columns)
+
+    def has_members(self, rows: Seq[PlacedRow]) -> bool:
+        """Whether what is beside the pool holds these sequences in this order."""
+        return True
+
+    @abstractmethod
+    def begin(self, rows: Seq[PlacedRow], span: int) -> Move | None:
+        """Start a round whose blocks will feed up to `span` tokens a row; return what has to move first."""
+
+    def append(self, columns: int) -> None:  # noqa: B027 (most layouts write over what is there)
+        """Note that a block of so many columns was appended."""

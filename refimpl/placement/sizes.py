@@ -1,0 +1,47 @@
+"""How large the pool of a run is."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+COLUMN_STEP = 32  # pools and views grow in steps, so that few shapes occur and masks are aligned
+
+
+def padded_columns(columns: int) -> int:
+    """The least multiple of COLUMN_STEP that is not below `columns`."""
+    return -(-columns // COLUMN_STEP) * COLUMN_STEP
+
+
+def pool_columns(longest: int, window: int) -> int:
+    """Columns of a pool row: for `longest` tokens, `window` more in flight, and one scratch column at the end."""
+    return padded_columns(longest + window + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Size of one model's K/V pool.
+
+    Attributes:
+        rows: sequences resident at a time.
+        columns: of a row.
+        batch_rows: members of a round, at most.
+    """
+
+    rows: int
+    columns: int
+    batch_rows: int
+
+    @classmethod
+    def of_run(
+        cls, lengths: Seq[int], *, window_size: int, batch_size: int, span: int, least_rows: int = 0
+    ) -> "PoolSize":
+        """The pool of a run.
+
+        Args:
+            lengths: tokens of each sequence, prompt and budget together.
+            window_size: sequences that a scheduler chooses from.
+            batch_size: members of a round.
+            span: tokens a row that one round feeds.
+            least_rows: of the pool, however few sequences there are.
+        """
+        rows = max(min(window_size, len(lengths)), least_rows)
+        return cls(rows, pool_columns(max(lengths), span), min(batch_size, rows))
