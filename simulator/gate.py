@@ -61,9 +61,8 @@ class Gate:
         longest = max([request.most_tokens, *self.reserved[-1:]])
         rows = min(self.engine.batch_size, len(self.reserved) + 1)
         columns = pool_columns(longest, self.engine.num_speculative_tokens + 1)
-        need = (
-            self.reserved_tokens + request.most_tokens + PLACEMENTS[self.engine.layout].num_working_slots(rows, columns)
-        )
+        beside = PLACEMENTS[self.engine.layout].num_working_slots(rows, columns)
+        need = self.reserved_tokens + request.most_tokens + beside
         require(
             bool(self.reserved) or need <= self.capacity_tokens,
             f"service.kv_capacity_bytes holds {self.capacity_tokens:.0f} tokens; a request needs {need}",

@@ -1,6 +1,7 @@
 """A rectangle beside the pool: what the left-padded and the masked layouts share."""
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,16 +30,19 @@ class WorkingLayout(Layout):
 
     def carry_out(self, move: Move) -> None:
         """Bring column c - shift of each row to column c of a new rectangle."""
-        store = self.pool if move.kind == "load" else self.batch
-        self.gather_batch(store, self.shifted(store, move))
-
-    def shifted(self, store: KVStore, move: Move) -> Int[Tensor, "rows columns"]:
-        """Flat slots of `store` that a move by shifts reads; pads and slack read any slot of their row."""
         device = self.shape.device
-        places = [row.slot for row in self.rows] if store is self.pool else range(len(self.rows))
-        first = torch.tensor(list(places), device=device)[:, None] * store.columns
         columns, shift = torch.arange(move.columns, device=device), torch.tensor(move.shifts, device=device)[:, None]
-        return first + kernels.realign_source(columns, shift).clamp(0, store.columns - 1)
+        if move.kind == "load":  # a position is its column in the pool
+            source = kernels.left_padded_position(columns, shift)
+            self.gather_batch(self.pool, self._slots(self.pool, [row.slot for row in self.rows], source))
+        else:
+            source = kernels.realign_source(columns, shift)
+            self.gather_batch(self.batch, self._slots(self.batch, range(len(self.rows)), source))
+
+    def _slots(self, store: KVStore, rows: Iterable[int], columns: Int[Tensor, "n m"]) -> Int[Tensor, "n m"]:
+        """Flat slots of each row's columns; what lies outside of the row reads any of its slots."""
+        first = torch.tensor(list(rows), device=columns.device)[:, None] * store.columns
+        return first + columns.clamp(0, store.columns - 1)
 
     def gather_batch(self, source: KVStore, slots: Int[Tensor, "rows columns"]) -> None:
         """Make the batch anew from flat slots of the pool or of itself."""
