@@ -2,7 +2,7 @@
 
 Each test compares the outputs of thousands of sequences with their law (by fractions) in one chi-square statistic.
 Seeds are fixed; on a fresh seed a right rule fails a test with probability 1e-7, all of them together with less than
-1e-6. The same statistic must find out every wrong rule.
+1e-6. The same statistic must find out every wrong rule, a thousand times more clearly.
 """
 
 from collections import Counter
@@ -18,12 +18,12 @@ from refimpl.acceptance import AcceptanceRule, CoupledRule, Proposal, RejectionR
 from refimpl.config import SamplingConfig
 from refimpl.sampling import RowKeys
 
-FALSE_ALARM = 1e-7
+FALSE_ALARM, MARGIN = 1e-7, 1e3
 NUM_SEQUENCES = 10_000
 BUDGET, K = 4, 2
 SHARPNESS, TOP_K = 2, 3
 SAMPLING = SamplingConfig(temperature=1 / SHARPNESS, top_k=TOP_K, seed=1)
-PAIR = table_pair(4, seed=11)
+PAIR = table_pair(4, seed=26)  # gives 1e-47 or less to every wrong rule; most pairs are blind to one of them
 LAW = sequence_law(PAIR.target.table, [0], BUDGET, None, SHARPNESS, TOP_K)
 
 
@@ -103,21 +103,18 @@ def test_the_whole_engine_draws_the_target_law(method):
     assert p_value([tuple(s.token_ids) for s in result.sequences]) > FALSE_ALARM
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        wrong_rules.ResidualNotTaken,
-        wrong_rules.ResidualNotRenormalised,
-        wrong_rules.RatioFromUnprocessedLogits,
-        wrong_rules.GreedyDraft,
-        wrong_rules.OneStreamForAllPurposes,
-        wrong_rules.OneStreamForAllRows,
-    ],
-)
+UNSEEN = {
+    wrong_rules.SeedlessBonus,  # all sequences have one seed
+    wrong_rules.TopPAfterTheRatio,  # no top-p here
+    wrong_rules.RollbackRedraws,  # below
+}
+
+
+@pytest.mark.parametrize("rule", [rule for rule in wrong_rules.ALL if rule not in UNSEEN])
 def test_power_to_detect_a_wrong_rule(rule):
-    assert p_value(decode(rule(SAMPLING))) < FALSE_ALARM
+    assert p_value(decode(rule(SAMPLING))) < FALSE_ALARM / MARGIN
 
 
 def test_power_to_detect_a_rollback_that_redraws(monkeypatch):
     monkeypatch.setattr(wrong_rules.RollbackRedraws, "group_size", 2)
-    assert p_value(decode(wrong_rules.RollbackRedraws(SAMPLING))) < FALSE_ALARM
+    assert p_value(decode(wrong_rules.RollbackRedraws(SAMPLING))) < FALSE_ALARM / MARGIN

@@ -1,11 +1,12 @@
 """Rejection rules as they are got wrong in the wild: every law test must find each of them out."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import torch
 
 from refimpl import acceptance, kernels
-from refimpl.acceptance import Decision, Proposal, RejectionRule
+from refimpl.acceptance import Decision, Proposal, RejectionRule, next_weights
 from refimpl.config import SamplingConfig
 from refimpl.sampling import Purpose, RandomSource, RowKeys, exponentials, probabilities
 
@@ -79,6 +80,118 @@ class OneStreamForAllRows(RejectionRule):
         super().__init__(sampling, _OneRow())
 
 
+class OneUniformARound(RejectionRule):
+    """All accept tests of a round use the number of its first position."""
+
+    def __init__(self, sampling, source=None):
+        super().__init__(sampling, _OneUniform())
+
+
+class RecoveryWithDraftNoise(RejectionRule):
+    """The token after a rejection is drawn with the noise that drew the rejected draft."""
+
+    def __init__(self, sampling, source=None):
+        super().__init__(sampling, _DraftNoiseForNext())
+
+
+class SeedlessBonus(RejectionRule):
+    """The token after a full acceptance ignores the seed."""
+
+    def decide(self, proposal, target_logits, keys, position, limits):
+        decision = super().decide(proposal, target_logits, keys, position, limits)
+        k = proposal.tokens.shape[1]
+        weights = probabilities(target_logits[:, k:], self.sampling)
+        bonus = self.source.draw(
+            weights, replace(keys, seed=torch.zeros_like(keys.seed)), position[:, k:], Purpose.NEXT
+        )
+        emitted = torch.where(torch.arange(k + 1) < k, decision.emitted, bonus)
+        return replace(decision, emitted=torch.where(decision.num_accepted[:, None] == k, emitted, decision.emitted))
+
+
+class BonusFromTheLastDraftsPosition(RejectionRule):
+    """The token after a full acceptance is drawn from the distribution before it."""
+
+    def decide(self, proposal, target_logits, keys, position, limits):
+        late = torch.cat([target_logits[:, :-1], target_logits[:, -2:-1]], dim=1)
+        return super().decide(proposal, late, keys, position, limits)
+
+
+class ResidualAfterFullAcceptance(RejectionRule):
+    """A row that has used all drafts it may use draws from the residual, too."""
+
+    def decide(self, proposal, target_logits, keys, position, limits):
+        def always(target, draft, accepted, limits):
+            return next_weights(target, draft, accepted, limits + 1)
+
+        with patch.object(acceptance, "next_weights", always):
+            return super().decide(proposal, target_logits, keys, position, limits)
+
+
+class TopPAfterTheRatio(RejectionRule):
+    """Draws drafts and accepts them by the distributions before top-p; only the token after them is filtered."""
+
+    @property
+    def _unfiltered(self):
+        return replace(self.sampling, top_p=1.0)
+
+    def propose(self, logits, keys, position):
+        return RejectionRule(self._unfiltered, self.source).propose(logits, keys, position)
+
+    def _num_accepted(self, draft, target, keys, position):
+        return super()._num_accepted(draft, self._before, keys, position)
+
+    def decide(self, proposal, target_logits, keys, position, limits):
+        self._before = probabilities(target_logits, self._unfiltered)
+        return super().decide(proposal, target_logits, keys, position, limits)
+
+
+class TemperatureIgnoredInTheRatio(RejectionRule):
+    """The draft samples at the temperature, its q in ratio and residual is that of temperature 1."""
+
+    def propose(self, logits, keys, position):
+        proposal = super().propose(logits, keys, position)
+        return Proposal(proposal.tokens, probabilities(logits, replace(self.sampling, temperature=1.0)))
+
+
+class DraftDrawnFromAnotherQ(RejectionRule):
+    """The draft samples without filters, its q in ratio and residual has them."""
+
+    def propose(self, logits, keys, position):
+        unfiltered = probabilities(logits, replace(self.sampling, top_k=0, top_p=1.0))
+        tokens = self.source.draw(unfiltered, keys, position, Purpose.DRAFT)
+        return Proposal(tokens, probabilities(logits, self.sampling))
+
+
+class RatioUpsideDown(RejectionRule):
+    """Accepts with probability q/p."""
+
+    def __init__(self, sampling, source=None):
+        super().__init__(sampling, _UpsideDown())
+
+
+class AcceptedPastARejection(RejectionRule):
+    """Counts every draft that passes its test, not the leading run of them."""
+
+    def decide(self, proposal, target_logits, keys, position, limits):
+        with patch.object(kernels, "num_accepted", lambda matches, limit: kernels.minimum(sum(matches), limit)):
+            return super().decide(proposal, target_logits, keys, position, limits)
+
+
+class _OneUniform(RandomSource):
+    def accepts(self, target_probability, draft_probability, keys, position):
+        return super().accepts(target_probability, draft_probability, keys, position[:, :1].expand_as(position))
+
+
+class _DraftNoiseForNext(RandomSource):
+    def draw(self, weights, keys, position, purpose):
+        return super().draw(weights, keys, position, Purpose.DRAFT)
+
+
+class _UpsideDown(RandomSource):
+    def accepts(self, target_probability, draft_probability, keys, position):
+        return super().accepts(draft_probability, target_probability, keys, position)
+
+
 class _OnePurpose(RandomSource):
     def draw(self, weights, keys, position, purpose):
         return super().draw(weights, keys, position, Purpose.DRAFT)
@@ -110,3 +223,24 @@ def _leaky_weights(target, draft, accepted, limits):
     last = torch.where(p > 0, torch.arange(p.shape[-1]), -1).amax(dim=-1, keepdim=True)
     residual.scatter_add_(1, last, 1 - residual.sum(dim=-1, keepdim=True))
     return torch.where((accepted < limits)[:, None], residual, p)
+
+
+ALL = (
+    OneUniformARound,
+    RecoveryWithDraftNoise,
+    SeedlessBonus,
+    ResidualNotRenormalised,
+    TopPAfterTheRatio,
+    TemperatureIgnoredInTheRatio,
+    DraftDrawnFromAnotherQ,
+    ResidualNotTaken,
+    RatioFromUnprocessedLogits,
+    GreedyDraft,
+    OneStreamForAllPurposes,
+    OneStreamForAllRows,
+    BonusFromTheLastDraftsPosition,
+    ResidualAfterFullAcceptance,
+    RatioUpsideDown,
+    AcceptedPastARejection,
+    RollbackRedraws,
+)
