@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from joblib import Parallel, delayed
@@ -25,7 +25,11 @@ from refimpl.model import Pair
 from refimpl.requests import Prompt, listed
 from refimpl.results import Result
 from refimpl.settings import VerifySettings
+from refimpl.shown import Shown
 from refimpl.stats import RunStats
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def common_prefix(reference: Seq[int], candidate: Seq[int]) -> int:
@@ -77,7 +81,7 @@ def _item(tokens: Seq[int], at: int) -> int | None:
     return tokens[at] if at < len(tokens) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class MethodReport:
     """One method at one batch size against the oracle.
 
@@ -94,6 +98,10 @@ class MethodReport:
     stats: RunStats | None
     violations: tuple[str, ...] = ()
     bitwise: int | None = None
+
+    def __repr__(self) -> str:
+        found = f"{self.comparison.exact}/{self.comparison.prompts} exact" if self.comparison else self.violations[0]
+        return f"MethodReport({self.method} at batch {self.batch_size}: {found})"
 
     @property
     def exact(self) -> bool:
@@ -117,8 +125,8 @@ class MethodReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class VerifyReport(Shown):
     """All methods and batch sizes of a `verify` run; `references` are the oracle's outputs by batch size.
 
     The oracle decodes one sequence at a time, whatever the batch size, unless it runs in the batch's shapes.
@@ -127,6 +135,19 @@ class VerifyReport:
     prompts: int
     references: dict[int, Result]
     results: list[MethodReport] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        exact = sum(report.exact for report in self.results)
+        return f"VerifyReport({self.prompts} prompts: {exact} of {len(self.results)} runs exact)"
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One line per method and batch size: prompts that are exact, the share before the first disagreement, …"""
+        import pandas as pd
+
+        rows = [report.as_dict() | {"prompts": self.prompts} for report in self.results]
+        columns = ["exact", "prompts", "partial", "bitwise", "mean_acceptance_length", "grouping_rate", "violations"]
+        table = pd.DataFrame(rows, columns=["method", "batch_size", *columns]).set_index(["method", "batch_size"])
+        return table.dropna(axis=1, how="all")  # bits are compared only when asked for
 
     @property
     def exact(self) -> bool:

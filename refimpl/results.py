@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from refimpl.config import DecodeConfig
 from refimpl.engine import check_level
@@ -11,11 +11,15 @@ from refimpl.model import Pair
 from refimpl.records import TokenLogprobs
 from refimpl.requests import Prepared
 from refimpl.sequence import Sequence, StopReason
+from refimpl.shown import Shown, shortened
 from refimpl.stats import AcceptanceStats, RunStats, request_weighted_length, request_weighted_rate
 from refimpl.trace import RoundRecord, trace_header, write_trace
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class GeneratedSequence:
     """What was generated after one prompt.
 
@@ -27,6 +31,7 @@ class GeneratedSequence:
         stats: acceptance over the sequence's own rounds.
         logprobs: one entry per token when asked for.
         num_prompt_tokens, num_prompt_tokens_cut: used, and cut from the front.
+        prompt: text of the tokens that were used; None for a pair without tokenizer.
     """
 
     index: int
@@ -37,10 +42,15 @@ class GeneratedSequence:
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_prompt_tokens: int = 0
     num_prompt_tokens_cut: int = 0
+    prompt: str | None = None
+
+    def __repr__(self) -> str:
+        output = self.token_ids if self.text is None else shortened(self.text)
+        return f"GeneratedSequence({self.index}: {output}, {len(self.token_ids)} tokens, {self.stop_reason})"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+@dataclass(frozen=True, slots=True, repr=False)
+class Result(Shown):
     """A finished run.
 
     Attributes:
@@ -58,6 +68,33 @@ class Result:
     config: DecodeConfig
     environment: dict[str, Any] = field(default_factory=dict)
     header: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        stats = self.stats
+        return (
+            f"Result({self.config.method}: {len(self.sequences)} prompts, {stats.num_generated} tokens in "
+            f"{stats.num_rounds} rounds and {stats.wall_s:.2f} s, mean acceptance length "
+            f"{stats.acceptance.mean_acceptance_length:.2f})"
+        )
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One line per sequence: prompt, text, lengths in tokens, stop reason, acceptance."""
+        import pandas as pd
+
+        lines = [
+            {
+                "prompt": s.prompt,
+                "text": s.text,
+                "prompt_tokens": s.num_prompt_tokens,
+                "tokens": len(s.token_ids),
+                "stop_reason": s.stop_reason,
+                "row_rounds": s.stats.row_rounds,
+                "draft_acceptance_rate": s.stats.draft_acceptance_rate,
+                "mean_acceptance_length": s.stats.mean_acceptance_length,
+            }
+            for s in self.sequences
+        ]
+        return pd.DataFrame(lines, index=pd.Index([s.index for s in self.sequences], name="index"))
 
     def write_trace(self, path: str | Path) -> None:
         """Write the rounds as NDJSON, the run's settings on the first line.
@@ -124,6 +161,7 @@ def _generated(pair: Pair, sequence: Sequence, record: SequenceRecord, cut: int)
         logprobs=record.logprobs,
         num_prompt_tokens=sequence.prompt_len,
         num_prompt_tokens_cut=cut,
+        prompt=None if pair.tokenizer is None else pair.decode(sequence.token_ids[: sequence.prompt_len]),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from refimpl.shown import Shown
 from simulator.errors import InputError, require
 from simulator.fields import to_mapping
 from simulator.metrics import check_metric
@@ -42,8 +43,8 @@ FLAGS = {"static": (False, False), "fifo": (True, False), "grouped": (True, True
 MAX_FACTORS = 8
 
 
-@dataclass(frozen=True, eq=False)
-class Attribution:
+@dataclass(frozen=True, eq=False, repr=False)
+class Attribution(Shown):
     """Shares of a difference.
 
     Attributes:
@@ -58,6 +59,13 @@ class Attribution:
     b: float
     table: pd.DataFrame
     per_replication: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return f"Attribution({self.metric}: {self.a:.4g} to {self.b:.4g}, {len(self.table) - 1} factors)"
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table of the shares."""
+        return self.table
 
 
 def flatten(scenario: Scenario) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from math import ceil, log, log1p, log2
 
 import pandas as pd
 
+from refimpl.shown import Shown
 from simulator.errors import InputError, require
 from simulator.fields import Range
 from simulator.kinds import ARRIVALS
@@ -17,8 +18,8 @@ MAX_STEPS = 24  # doublings or halvings until a rate is found on either side
 COLUMNS = ("slo_attainment", "tokens_per_s", "busy_share", "queueing_mean_s", "first_token_p99_s", "per_token_mean_s")
 
 
-@dataclass(frozen=True, eq=False)
-class Capacity:
+@dataclass(frozen=True, eq=False, repr=False)
+class Capacity(Shown):
     """What was found.
 
     Attributes:
@@ -30,6 +31,13 @@ class Capacity:
     rate_per_s: float
     broken_at_per_s: float
     table: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return f"Capacity({self.rate_per_s:.4g} requests/s, broken at {self.broken_at_per_s:.4g})"
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table of the rates that were tried."""
+        return self.table
 
 
 def find_capacity(

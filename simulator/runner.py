@@ -11,6 +11,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from refimpl.files import check_folder, write_whole
+from refimpl.shown import Shown
 from simulator.errors import require
 from simulator.fields import COUNT
 from simulator.metrics import Frames, check_metric, frames_of, measure
@@ -23,7 +24,7 @@ Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Replication:
     """What one replication leaves: its metrics, its tables, what it had to extrapolate, where costs came from."""
 
@@ -33,9 +34,12 @@ class Replication:
     extrapolated: tuple[str, ...]
     origin: str
 
+    def __repr__(self) -> str:
+        return f"Replication({self.index}: {self.metrics['tokens_per_s']:.4g} tokens/s)"
 
-@dataclass(frozen=True, eq=False)
-class Results:
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Results(Shown):
     """A scenario's replications.
 
     Attributes:
@@ -45,6 +49,15 @@ class Results:
 
     scenario: Scenario
     replications: tuple[Replication, ...]
+
+    def __repr__(self) -> str:
+        mean, low, high, n = mean_interval(self.metrics["tokens_per_s"].to_numpy(), 0.95)
+        known = f" [{low:.4g}, {high:.4g}]" if n > 1 else ""
+        return f"Results({self.scenario.name!r}: {len(self.replications)} replications, {mean:.4g}{known} tokens/s)"
+
+    def to_frame(self) -> pd.DataFrame:
+        """The summary with 95 % intervals."""
+        return self.summary()
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -211,8 +224,8 @@ def _relative_error(done: Sequence[Replication], metric: str) -> float:
     return (mean - low) / abs(mean) if mean else mean - low
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Shown):
     """Two scenarios side by side, replication by replication.
 
     Attributes:
@@ -223,6 +236,15 @@ class Comparison:
     a: Results
     b: Results
     level: float = 0.95
+
+    def __repr__(self) -> str:
+        line = self.table.loc["tokens_per_s"]
+        known = f"{line['a']:.4g} and {line['b']:.4g} tokens/s, {line['verdict']}"
+        return f"Comparison({self.a.scenario.name!r}, {self.b.scenario.name!r}: {known})"
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table."""
+        return self.table
 
     @property
     def extrapolated(self) -> tuple[str, ...]:

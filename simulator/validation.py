@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 
 from refimpl.files import write_whole
+from refimpl.shown import Shown
 from simulator.calibration import META_FIELDS, read_meta
 from simulator.errors import require
 from simulator.fields import Spec
@@ -45,8 +46,8 @@ MIN_STAGE_SHARE = 0.02  # stages below this share of a run are not judged one by
 FIT = "fit/acceptance.ndjson.gz"
 
 
-@dataclass(frozen=True, eq=False)
-class Validation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Validation(Shown):
     """Held-out runs beside their simulations.
 
     Attributes:
@@ -60,6 +61,14 @@ class Validation:
     stages: pd.DataFrame
     parity: float
     meta: dict[str, Any]
+
+    def __repr__(self) -> str:
+        error = self.summary.loc["makespan_error", "mean_absolute"]
+        return f"Validation({len(self.table)} held-out runs: makespan off by {100 * error:.2g} % on average)"
+
+    def to_frame(self) -> pd.DataFrame:
+        """The errors of runs, then of studies."""
+        return self.summary
 
     @property
     def studies(self) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from refimpl.commands.options import (
     AcceptanceOption,
@@ -82,10 +83,14 @@ def generate(
     dtype: DtypeOption = None,
     random_weights: RandomOption = False,
     compile_: CompileOption = False,
+    json_: Annotated[
+        bool | None,
+        typer.Option("--json/--text", help="JSON lines, or prompts with their text. Default: text on a terminal."),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="JSON lines, in input order. Default: stdout.")] = None,
     trace: Annotated[Path | None, typer.Option(help="NDJSON, one line per row per round.")] = None,
 ) -> None:
-    """Decode prompts and write what was generated, one JSON line per prompt."""
+    """Decode prompts and show what was generated: as text, or one JSON line per prompt."""
     from refimpl.config import make_config
     from refimpl.files import write_whole
     from refimpl.generation import generate as run
@@ -120,9 +125,20 @@ def generate(
         result.write_trace(trace)
     if output:
         write_whole(output, lines)
-    else:
+    elif json_ or (json_ is None and not sys.stdout.isatty()):
         print("\n".join(lines), flush=True)
+    else:
+        _print_texts(result)
     _print_summary(result)
+
+
+def _print_texts(result: Any) -> None:
+    """Each prompt, dimmed, and what follows it; token ids where there is no tokenizer."""
+    console = console_for_tables()
+    for s in result.sequences:
+        console.print(f"[bold]{s.index}[/bold]  {len(s.token_ids)} tokens, {s.stop_reason}", highlight=False)
+        output = str(s.token_ids) if s.text is None else s.text
+        console.print(Text.assemble((s.prompt or "", "dim"), output), soft_wrap=True, end="\n\n")
 
 
 def _output_line(sequence: Any) -> dict[str, Any]:
