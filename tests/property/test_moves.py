@@ -5,7 +5,8 @@ from unittest.mock import patch
 import pytest
 
 from refimpl.conformance.cases import Case, Row, oracle_outputs, run_case
-from refimpl.kvstore import KVStore
+from refimpl.kvstore import KVStore, RowState
+from refimpl.placement import make_placement
 
 NEVER = (False,) * 12
 MOVING = ["realigned", "rollback", "masked"]
@@ -20,6 +21,14 @@ def moves(*rows: Row, layout: str, scheduler: str = "static", **settings) -> lis
 def test_even_rows_are_gathered_once_for_each_model(layout: str) -> None:
     found = moves(Row((3, 1), 12, 2), Row((5, 2), 12, 2), layout=layout)
     assert found == ([0] * 4 if layout == "inplace" else [2, 0, 0, 0])
+
+
+@pytest.mark.parametrize("layout", MOVING)
+def test_members_in_another_order_are_loaded_anew(layout: str) -> None:
+    """The rows of the rectangle are in the order of the members; as a set, both orders are the same."""
+    placement, rows = make_placement(layout, 0.25), [RowState(slot, 7 + slot, 5, 4) for slot in range(2)]
+    loads = [placement.begin(order, 2) for order in (rows, rows, rows[::-1])]
+    assert [move and move.kind for move in loads] == ["load", None, "load"]
 
 
 @pytest.mark.parametrize("layout", ["realigned", "masked"])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refimpl import Request, generate, stream
+from refimpl.conformance.table_model import table_pair
 from refimpl.pairs import random_pair
 from refimpl.records import RowOutcome
 from refimpl.stats import (
@@ -128,6 +129,18 @@ def test_the_trace_names_the_kind_of_the_last_token(llama, method):
         assert row.next_token == kind
     kinds = {row.next_token for record in result.rounds for row in record.rows}
     assert ("draft" in kinds) == (method == "rollback+static")
+
+
+def test_rollback_counts_what_the_target_accepted_and_what_the_batch_minimum_cut():
+    """Of three drafts a round the target accepts all of the first row and one of the second: both commit two tokens.
+
+    Five rounds make ten tokens; in the last one, with two tokens left, each row may use one draft.
+    """
+    pair = table_pair({5: (True, False) * 10})
+    rows = generate(pair, [[3, 1], [5, 1]], method="rollback", max_new_tokens=10, num_speculative_tokens=3).sequences
+    first, second = (s.stats for s in rows)
+    assert first == AcceptanceStats(5, drafted=13, accepted=13, generated=10, cut=8, histogram=(0, 1, 0, 4))
+    assert second == AcceptanceStats(5, drafted=13, accepted=5, generated=10, cut=0, histogram=(0, 5, 0, 0))
 
 
 HOPELESS = {"temperature": 1.5, "batch_size": 5, "max_new_tokens": 60, "num_speculative_tokens": 1, "checks": "host"}

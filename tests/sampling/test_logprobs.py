@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from refimpl import generate
+from refimpl import Request, generate
 from refimpl.pairs import load_pair
 from refimpl.pairs.random_pairs import random_pair
 
@@ -104,3 +104,15 @@ def test_only_what_was_asked_for(llama):
     alone = generate(llama, [[1]], max_new_tokens=2, logprobs=0).sequences[0].logprobs
     assert [len(entry.top) for entry in alone] == [0, 0]
     assert all(entry.logprob < 0 for entry in alone)
+
+
+@pytest.mark.parametrize("method", ["inplace+static", "eqspec", "rollback", "masked"])
+def test_they_stay_with_their_rows_beside_rows_that_have_finished(llama, method):
+    """A static batch carries the first and the third row to its end."""
+    budgets = (2, 12, 4, 9)
+    requests = [Request([3 + i, 1], max_new_tokens=n, stop_token_ids=[]) for i, n in enumerate(budgets)]
+    wanted = generate(llama, requests, method="autoregressive", logprobs=3).sequences
+    found = generate(llama, requests, method=method, batch_size=4, logprobs=3).sequences
+    require_the_oracles_tokens_in_its_order(found, wanted)
+    for mine, expected in zip(emitted_and_alternatives(found), emitted_and_alternatives(wanted), strict=True):
+        assert mine == pytest.approx(expected, abs=1e-9, rel=0)

@@ -93,3 +93,35 @@ def test_text_is_cut_at_the_earliest_stop_string(tiny, bundled_prompts):
     for stops in ([early, late], [late, early]):
         stopped = generate(tiny, bundled_prompts[:1], stop_strings=stops, **settings).sequences[0].text
         assert stopped == text[: min(text.find(early), text.find(late))]
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "exspec", "inplace"])
+def test_a_stop_string_beats_the_budget_and_may_be_longer_than_eight_tokens(tiny, bundled_prompts, method):
+    """It is completed by the last token of the budget."""
+    settings = {"method": method, "stop_token_ids": [], "max_prompt_tokens": 16, "max_new_tokens": 16}
+    free = generate(tiny, bundled_prompts[:1], **settings).sequences[0]
+    stop = tiny.decode(free.token_ids)[len(tiny.decode(free.token_ids[:3])) :]
+    assert len(free.token_ids) - 3 > 8
+    stopped = generate(tiny, bundled_prompts[:1], stop_strings=[stop], **settings).sequences[0]
+    assert stopped.token_ids == free.token_ids
+    assert (free.stop_reason, stopped.stop_reason) == ("length", "stop")
+    assert stopped.text == free.text.removesuffix(stop)
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "inplace"])
+def test_a_seed_and_a_sequence_id_of_zero_count(llama, method):
+    """Of the request, not those that would be taken in their place."""
+    settings = {"method": method, "max_new_tokens": 24, "stop_token_ids": [], **SAMPLING}
+
+    def tokens(*requests, seed):
+        return [s.token_ids for s in generate(llama, requests, seed=seed, **settings).sequences]
+
+    (own,) = tokens(Request([3, 1], sequence_id=4), seed=0)
+    assert (
+        tokens(Request([3, 1], seed=0, sequence_id=4), seed=5)
+        == [own]
+        != tokens(Request([3, 1], sequence_id=4), seed=5)
+    )
+    (first,) = tokens(Request([3, 1]), seed=5)
+    assert tokens(Request([9], sequence_id=1), Request([3, 1], sequence_id=0), seed=5)[1] == first
+    assert tokens(Request([9]), Request([3, 1]), seed=5)[1] != first

@@ -71,6 +71,13 @@ def test_requests_of_their_own(llama, ragged_prompts, ahead):
     assert [f[0] for f in found] == [e[0] for e in expected]
 
 
+@pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
+def test_random_numbers_are_keyed_by_sequence_id_and_seed(llama, acceptance, ahead):
+    requests = [Request([3 + i, 1], seed=i % 2, sequence_id=40 - i) for i in range(5)]
+    settings = {"method": "inplace", "batch_size": 3, "temperature": 1.0, "acceptance": acceptance}
+    assert outputs(llama, requests, cuda_graphs=True, **settings) == outputs(llama, requests, **settings)
+
+
 def test_drafts_made_ahead_are_used_until_a_sequence_joins(llama, monkeypatch, passes):
     """Two rows of equal budgets, then one more: what the device drafted for the rounds between is not made again."""
     monkeypatch.setattr(RecordedRounds, "overlaps", True)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from refimpl import InputError, Request, generate, load_pair
+from refimpl import InputError, Request, generate, kernels, load_pair
 from refimpl.equivalence import verify
+from refimpl.errors import InvariantViolation
 from refimpl.pairs.loading import TINY
 from refimpl.prompts import read_prompts
 
@@ -47,6 +48,15 @@ def test_without_it_the_shape_shows(tiny, prompts):
     plain = generate(pair, prompts, method="autoregressive", **settings).sequences
     batched = generate(pair, prompts, method="inplace", batch_size=3, **settings).sequences
     assert any(a.logprobs != b.logprobs for a, b in zip(plain, batched, strict=True))
+
+
+def test_checks_stay_at_the_level_of_the_device(llama, monkeypatch):
+    """A mask that shows one column too many changes no integer of the host: only the blocks themselves show it."""
+    assert generate(llama, [[1, 2]], shape_stable=True, max_new_tokens=2).environment["checks"] == "device"
+    right = kernels.visible_by_position
+    monkeypatch.setattr(kernels, "visible_by_position", lambda slot, query: right(slot, query + 1))
+    with pytest.raises(InvariantViolation, match="INV-3"):
+        generate(llama, [[1, 2, 3]], shape_stable=True, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("method", ["eqspec", "exspec", "masked+fifo", "rollback"])
