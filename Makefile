@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports unit claims nightly readme proof-tools proofs clean
+.PHONY: demo test lint types imports unit claims nightly readme docs proof-tools proofs clean
 
 demo: $(STAMP)
 	$(BIN)/python -m refimpl demo
@@ -44,6 +44,10 @@ nightly: $(STAMP)
 
 readme: $(STAMP)
 	$(BIN)/python tools/readme.py
+
+# The reference of all public names; the pages themselves are docs/*.md.
+docs: $(STAMP)
+	$(BIN)/python tools/reference.py build/reference
 
 proof-tools: $(STAMP)
 	proofs/setup.sh
