@@ -7,7 +7,8 @@ import typer
 
 from refimpl.commands import calibrate, decode, judge, measure
 from refimpl.conformance.command import conformance
-from refimpl.errors import InputError, InvariantViolation
+from refimpl.console import one_line_errors
+from refimpl.errors import InvariantViolation
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,14 +32,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    try:
-        app()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        print(f"error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
-        sys.exit(2)
-    except InvariantViolation as violation:
-        print(f"invariant violated: {violation}", file=sys.stderr)
-        sys.exit(3)
+    with one_line_errors():
+        try:
+            app()
+        except InvariantViolation as violation:
+            print(f"invariant violated: {violation}", file=sys.stderr)
+            sys.exit(3)

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from refimpl.errors import InputError
+from refimpl.errors import InputError, shown
 
 LayoutName = Literal["realigned", "masked", "rollback", "inplace"]
 SchedulerName = Literal["static", "fifo", "grouped"]
@@ -53,13 +53,13 @@ def resolve_method(name: str) -> Method:
     Raises:
         InputError: the name is neither; the message lists what exists.
     """
-    if name in NAMED_METHODS:
+    if isinstance(name, str) and name in NAMED_METHODS:
         return NAMED_METHODS[name]
     layout, _, scheduler = str(name).partition("+")
     if layout in LAYOUTS and scheduler in SCHEDULERS:
         return Method(name, layout, scheduler)  # type: ignore[arg-type]
     raise InputError(
-        f"unknown method {name!r}: choose {', '.join(NAMED_METHODS)}, "
+        f"unknown method {shown(name)}: choose {', '.join(NAMED_METHODS)}, "
         f"or LAYOUT+SCHEDULER of {'|'.join(LAYOUTS)} and {'|'.join(SCHEDULERS)}"
     )
 
@@ -73,7 +73,7 @@ def require_int(name: str, value: Any, low: int, high: float = math.inf) -> None
     """Raise InputError unless the value is an integer, of any library, in low … high."""
     is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     limit = f"at least {low}" if high == math.inf else f"in {low} … {high}"
-    _require(is_int and low <= value <= high, f"{name} must be an integer {limit}, not {value!r}")
+    _require(is_int and low <= value <= high, f"{name} must be an integer {limit}, not {shown(value)}")
 
 
 def _use_plain_numbers(settings: Any) -> None:
@@ -112,11 +112,11 @@ class SamplingConfig:
         _use_plain_numbers(self)
         _require(
             _is_number(self.temperature) and 0 <= self.temperature < math.inf,
-            f"temperature must be a finite number ≥ 0, not {self.temperature!r}",
+            f"temperature must be a finite number ≥ 0, not {shown(self.temperature)}",
         )
         require_int("top_k", self.top_k, 0)
-        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p!r}")
-        _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, f"min_p must lie in [0, 1], not {self.min_p!r}")
+        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {shown(self.top_p)}")
+        _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, f"min_p must lie in [0, 1], not {shown(self.min_p)}")
         require_int("seed", self.seed, -(2**63), 2**63 - 1)
 
     @property
@@ -158,20 +158,20 @@ class Request:
         check_stops(self.stop_token_ids, () if self.stop_strings is None else self.stop_strings)
 
 
-def check_stops(stop_token_ids: Seq[int] | None, stop_strings: Seq[str]) -> None:
+def check_stops(stop_token_ids: Collection[int] | None, stop_strings: Seq[str], vocab_size: float = math.inf) -> None:
     """Raise InputError unless stop tokens are a list of ids and stop strings a list of texts, none of them empty."""
     _require(
         isinstance(stop_strings, Collection) and not isinstance(stop_strings, str | bytes),
-        f"stop_strings must be a list of texts, not {stop_strings!r}",
+        f"stop_strings must be a list of texts, not {shown(stop_strings)}",
     )
     for text in stop_strings:
-        _require(isinstance(text, str), f"a stop string must be a text, not {text!r}")
+        _require(isinstance(text, str), f"a stop string must be a text, not {shown(text)}")
         _require(text != "", "a stop string must not be empty")
     if stop_token_ids is not None:
         is_list = isinstance(stop_token_ids, Collection) and not isinstance(stop_token_ids, str | bytes)
-        _require(is_list, f"stop_token_ids must be a list of token ids, not {stop_token_ids!r}")
+        _require(is_list, f"stop_token_ids must be a list of token ids, not {shown(stop_token_ids)}")
         for token in stop_token_ids:
-            require_int("a stop token id", token, 0)
+            require_int("a stop token id", token, 0, vocab_size - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,9 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         _use_plain_numbers(self)
-        _require(isinstance(self.sampling, SamplingConfig), f"sampling must be a SamplingConfig, not {self.sampling!r}")
+        _require(
+            isinstance(self.sampling, SamplingConfig), f"sampling must be a SamplingConfig, not {shown(self.sampling)}"
+        )
         self._check_sizes()
         self._check_choices()
         self._check_acceptance()
@@ -246,15 +248,15 @@ class DecodeConfig:
             require_int("logprobs", self.logprobs, 0, 1000)
         _require(
             self.aging_bound is None or (_is_number(self.aging_bound) and self.aging_bound >= 0),
-            f"aging_bound must be at least 0 rounds, not {self.aging_bound!r}",
+            f"aging_bound must be at least 0 rounds, not {shown(self.aging_bound)}",
         )
         _require(
             _is_number(self.compaction_threshold) and 0 < self.compaction_threshold <= 1,
-            f"compaction_threshold must lie in (0, 1], not {self.compaction_threshold!r}",
+            f"compaction_threshold must lie in (0, 1], not {shown(self.compaction_threshold)}",
         )
         _require(
             self.kv_memory_gib is None or (_is_number(self.kv_memory_gib) and self.kv_memory_gib > 0),
-            f"kv_memory_gib must be a number above 0, not {self.kv_memory_gib!r}",
+            f"kv_memory_gib must be a number above 0, not {shown(self.kv_memory_gib)}",
         )
 
     def _check_choices(self) -> None:
@@ -264,19 +266,20 @@ class DecodeConfig:
             ("acceptance", self.acceptance, ACCEPTANCE_RULES),
             ("checks", self.checks, CHECK_LEVELS),
         ):
-            _require(value is None or value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
+            _require(value is None or value in known, f"{name} must be one of {', '.join(known)}, not {shown(value)}")
 
     def _check_acceptance(self) -> None:
         _require(
             isinstance(self.forced_lengths, Seq) and not isinstance(self.forced_lengths, str | bytes),
-            f"forced_lengths must be a list of probabilities, not {self.forced_lengths!r}",
+            f"forced_lengths must be a list of probabilities, not {shown(self.forced_lengths)}",
         )
         _require(
             (self.acceptance == "forced") == bool(self.forced_lengths),
             "acceptance 'forced' and forced_lengths go together",
         )
         _require(
-            all(map(_is_number, self.forced_lengths)), f"forced_lengths must be numbers, not {self.forced_lengths!r}"
+            all(map(_is_number, self.forced_lengths)),
+            f"forced_lengths must be numbers, not {shown(self.forced_lengths)}",
         )
         _require(
             not self.forced_lengths or (min(self.forced_lengths) >= 0 and abs(sum(self.forced_lengths) - 1) < 1e-6),

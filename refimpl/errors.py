@@ -1,4 +1,4 @@
-"""The two errors a user meets: bad input, and a broken synchronization invariant."""
+"""The two errors a user meets, bad input and a broken synchronization invariant, and how they show a value."""
 
 from functools import partial
 from typing import Any
@@ -31,3 +31,12 @@ class InvariantViolation(RuntimeError):  # noqa: N818 (the name states what happ
         """Violations travel between processes."""
         again = partial(type(self), row=self.row, expected=self.expected, found=self.found)
         return again, (self.invariant, self.statement)
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value as an error shows it: on one line, cut after `limit` characters."""
+    try:
+        text = " ".join(repr(value).split())
+    except (ValueError, RecursionError):  # integers of thousands of digits, lists without end
+        text = f"a value of type {type(value).__name__} that is too long to show"
+    return text if len(text) <= limit else text[:limit] + "…"

@@ -1,38 +1,33 @@
-"""Text files and folders of results: read by lines, written whole or not at all."""
+"""Files and folders of results: written whole or not at all, and refused by name."""
 
-import io
 import os
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
-from refimpl.errors import InputError
-
-STANDARD_INPUT = Path("-")
+from refimpl.errors import InputError, shown
 
 
-def read_lines(path: Path) -> list[str]:
-    """Lines of a text file, as editors number them: the other separators of Unicode stay within a line.
-
-    A byte order mark in front is no part of the text. A path ``-`` is standard input.
-
-    Raises:
-        InputError: it cannot be read, or is not UTF-8.
-    """
+@contextmanager
+def _named(path: str | Path) -> Iterator[None]:
+    """Turn what the system says against writing into one line of InputError that names the file."""
     try:
-        content = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
-        return [line.rstrip("\n") for line in io.StringIO(content.decode("utf-8-sig"), newline=None)]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"cannot read {path}: {reason}") from error
+        yield
+    except InputError:
+        raise
+    except (OSError, UnicodeEncodeError) as error:
+        raise InputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def check_writable(path: str | Path, *others: str | Path | None) -> None:
     """Raise InputError, before any work is done, unless a file can be made at `path`, and is none of `others`."""
-    file = Path(path).resolve()
-    is_replaced = not file.exists() or file.is_file()
+    if "\0" in str(path):
+        raise InputError(f"cannot write {shown(str(path))}: no name holds a NUL")
+    with _named(path):
+        file = Path(path).resolve()
+        is_replaced = not file.exists() or file.is_file()
     if file.is_dir():
         raise InputError(f"cannot write {path}: it is a folder")
     if not file.parent.is_dir():
@@ -44,25 +39,36 @@ def check_writable(path: str | Path, *others: str | Path | None) -> None:
 
 
 def write_whole(path: str | Path, lines: Iterable[str]) -> None:
-    """Write lines to a temporary neighbour and move it into place, so that readers never see half a file.
+    """Write lines of text as `whole_file` does."""
+    with whole_file(path) as file:
+        file.writelines(f"{line}\n" for line in lines)
 
-    Links are followed; a pipe or a device is written to as it is.
+
+@contextmanager
+def whole_file(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Yield a temporary neighbour of a file, which takes its place at the end: readers never see half of it.
+
+    Links are followed; a pipe or a device is written to as it is. `mode` is ``w`` for text or ``wb`` for bytes.
+
+    Raises:
+        InputError: it cannot be written, or the disk is full; nothing is left behind.
     """
     check_writable(path)
-    path = Path(path).resolve()
-    if path.exists() and not path.is_file():
-        with path.open("w", encoding="utf-8") as stream:
-            stream.writelines(f"{line}\n" for line in lines)
-        return
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-        os.chmod(temporary, _mode(path))
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with _named(path):
+        path, encoding = Path(path).resolve(), None if "b" in mode else "utf-8"
+        if path.exists() and not path.is_file():
+            with path.open(mode, encoding=encoding) as device:
+                yield device
+            return
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:80]}.")
+        try:
+            with os.fdopen(handle, mode, encoding=encoding) as file:
+                yield file
+            os.chmod(temporary, _mode(path))
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
 
 def _mode(path: Path) -> int:
@@ -76,7 +82,8 @@ def _mode(path: Path) -> int:
 
 def check_folder(path: Path) -> None:
     """Raise InputError, before any work is done, unless files can be made in a folder `path`."""
-    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    with _named(path):
+        there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     if not there.is_dir():
         raise InputError(f"cannot write to {path}: {there} is not a folder")
     if not os.access(there, os.W_OK):

@@ -7,14 +7,13 @@
 | ``trace:FILE`` | the histogram of a recorded trace |
 """
 
-import json
 from collections import Counter
 from pathlib import Path
 
 from scipy.optimize import brentq
 
 from refimpl.errors import InputError
-from refimpl.files import read_lines
+from refimpl.reading import read_mappings
 
 
 def iid_lengths(acceptance_probability: float, k: int) -> tuple[float, ...]:
@@ -39,9 +38,9 @@ def trace_lengths(path: Path, k: int) -> tuple[float, ...]:
         InputError: the file is no trace, or holds no such row-round.
     """
     try:
-        rows = [json.loads(line) for line in read_lines(path)[1:]]
+        rows = (row for number, row in read_mappings(path) if number > 1)
         counts = Counter(row["accepted"] for row in rows if row["drafted"] == k)
-    except (InputError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise InputError(f"{path} is not a trace of this engine") from error
     if not counts:
         raise InputError(f"{path} holds no row-round with {k} drafts")

@@ -5,11 +5,12 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Unpack
 
 from refimpl.config import DecodeConfig, make_config
 from refimpl.engine import Engine
-from refimpl.errors import InputError
+from refimpl.errors import InputError, shown
 from refimpl.model import Pair
 from refimpl.one_by_one import ProgressCallback, decode_one_by_one
 from refimpl.records import RowOutcome, TokenLogprobs
@@ -113,8 +114,8 @@ class Stream:
         Raises:
             InputError: no prompt has that index.
         """
-        if not 0 <= index < len(self._engine.sequences):
-            raise InputError(f"there is no sequence {index!r}: indices are 0 … {len(self._engine.sequences) - 1}")
+        if not isinstance(index, Integral) or not 0 <= index < len(self._engine.sequences):
+            raise InputError(f"there is no sequence {shown(index)}: indices are 0 … {len(self._engine.sequences) - 1}")
         self._engine.cancel(self._engine.sequences[index])
         self._events = deque(event for event in self._events if event.index != index)
 

@@ -1,14 +1,13 @@
 """Prompt files: one prompt a line (.txt), JSON lines with `prompt`, or Spec-Bench's `turns`."""
 
 import difflib
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 from refimpl.config import Request
 from refimpl.errors import InputError
-from refimpl.files import STANDARD_INPUT, read_lines
+from refimpl.reading import STANDARD_INPUT, parse_json, read_lines
 from refimpl.requests import Prompt
 
 WISHES = {f.name for f in fields(Request)} - {"prompt"}
@@ -36,7 +35,7 @@ def read_prompts(path: str | Path, turns: Literal["first", "all"] = "first", lim
     """
     file = Path(path)
     name = "standard input" if file == STANDARD_INPUT else str(file)
-    lines = read_lines(file)
+    lines = list(read_lines(file))
     is_text = not _begins_with_brace(lines) if file == STANDARD_INPUT else file.suffix == ".txt"
     prompts: list[Prompt] = []
     for number, line in enumerate(lines, start=1):
@@ -56,10 +55,7 @@ def _begins_with_brace(lines: list[str]) -> bool:
 
 
 def _parse(line: str, turns: str, where: str) -> list[Prompt]:
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not JSON ({error.msg})") from error
+    entry = parse_json(line, where)
     if not isinstance(entry, dict) or not ("prompt" in entry or "turns" in entry):
         raise InputError(f"{where}: an object with `prompt` or `turns` is needed")
     wishes = _wishes(entry, where)

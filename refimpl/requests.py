@@ -6,8 +6,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from refimpl.config import DecodeConfig, Request, require_int
-from refimpl.errors import InputError
+from refimpl.config import DecodeConfig, Request, check_stops, require_int
+from refimpl.errors import InputError, shown
 from refimpl.model import Pair
 from refimpl.sequence import Sequence, StopStrings
 
@@ -37,7 +37,7 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
             tied.
     """
     if not isinstance(pair, Pair):
-        raise InputError(f"pair must be one of load_pair or make_pair, not {_shortened(pair)}")
+        raise InputError(f"pair must be one of load_pair or make_pair, not {shown(pair)}")
     prompts = listed(prompts)
     if max_prompt_tokens is not None:
         require_int("max_prompt_tokens", max_prompt_tokens, 1)
@@ -105,13 +105,8 @@ def _integers(prompt: Seq[int], index: int) -> list[int]:
         return [operator.index(token) for token in prompt]
     except TypeError:
         raise InputError(
-            f"prompts must be a list of texts or of lists of token ids: prompt {index} is {_shortened(prompt)}"
+            f"prompts must be a list of texts or of lists of token ids: prompt {index} is {shown(prompt)}"
         ) from None
-
-
-def _shortened(value: object, limit: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[:limit] + "…"
 
 
 def _sequence(pair: Pair, request: Request, token_ids: list[int], config: DecodeConfig, index: int) -> Sequence:
@@ -123,6 +118,8 @@ def _sequence(pair: Pair, request: Request, token_ids: list[int], config: Decode
             f"the context of {context} (see max_prompt_tokens)"
         )
     stop_token_ids = _first(request.stop_token_ids, config.stop_token_ids, pair.stop_token_ids)
+    if stop_token_ids is not pair.stop_token_ids:
+        check_stops(stop_token_ids, (), pair.vocab_size)
     stop_strings = tuple(_first(request.stop_strings, config.stop_strings))
     return Sequence(
         index=index,

@@ -33,6 +33,7 @@ from torch import Tensor
 from refimpl.config import Request, make_config
 from refimpl.equivalence import common_prefix
 from refimpl.errors import InputError
+from refimpl.files import whole_file
 from refimpl.generation import generate
 from refimpl.kvstore import Block
 from refimpl.model import CausalLM, Pair
@@ -121,7 +122,8 @@ class Judgement:
 
 def plot_regrets(judgements: Mapping[str, Judgement], path: str | Path) -> None:
     """Write `regret_figure` to a file; the ending of its name chooses the format."""
-    regret_figure(judgements).savefig(path, dpi=150)
+    with whole_file(path, "wb") as file:
+        regret_figure(judgements).savefig(file, dpi=150, format=Path(path).suffix[1:])
 
 
 def regret_figure(judgements: Mapping[str, Judgement]) -> Any:

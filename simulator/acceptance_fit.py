@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from scipy.special import betaln
 
 from simulator.errors import require
-from simulator.fields import COUNT, Spec
+from simulator.fields import REPLICATIONS, Spec
 from simulator.model import simulate_once
 from simulator.parity import replay_scenario
 from simulator.traces import EngineTrace
@@ -133,7 +133,7 @@ def fit_all(trace: EngineTrace, replications: int = 40) -> dict[str, Fit]:
     Raises:
         InputError: no replications, or a trace without drafted tokens.
     """
-    COUNT.check(replications, "replications")
+    REPLICATIONS.check(replications, "replications")
     fitted = {
         "iid": fit_iid(trace),
         **({} if trace.header["layout"] == "rollback" else {"profile": fit_profile(trace)}),

@@ -15,7 +15,7 @@ import pandas as pd
 
 from refimpl.shown import Shown
 from simulator.errors import InputError, require
-from simulator.fields import to_mapping
+from simulator.fields import PAIRED, to_mapping
 from simulator.metrics import check_metric
 from simulator.runner import DIFFERENT, mean_interval, run_parallel, run_replication
 from simulator.scenario import Scenario, Study, from_data
@@ -130,7 +130,7 @@ def attribute(
     Raises:
         InputError: equal scenarios, different seeds, too many factors, or a mixture that is impossible.
     """
-    require(replications >= 2, f"replications must be an integer ≥ 2 to attribute, not {replications!r}")
+    PAIRED.check(replications, "replications")
     check_metric(metric)
     factors = differing_factors(a, b)
     names = list(factors)

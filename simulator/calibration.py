@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from refimpl.errors import shown
+from refimpl.reading import is_file, read_mapping
 from simulator.errors import InputError, require
-from simulator.fields import NON_NEGATIVE
+from simulator.fields import NON_NEGATIVE, VARIATION
 from simulator.folders import CALIBRATION
 from simulator.grids import Grid, make_grid
-from simulator.tables import read_mapping, read_table
+from simulator.tables import read_table
 
 SCHEMA = "raggedspec.calibration/3"
 ORIGINS = ("measured", "published", "synthetic")
@@ -72,10 +74,10 @@ def find_calibration(name: str) -> Path:
         InputError: neither exists; lists what is shipped.
     """
     for folder in (CALIBRATION / name, Path(name)):
-        if (folder / "points.csv").is_file():
+        if is_file(folder / "points.csv"):
             return folder
     known = ", ".join(available_calibrations()) or "none"
-    raise InputError(f"calibration {name!r} not found: give a directory with points.csv, or one of: {known}")
+    raise InputError(f"calibration {shown(name)} not found: give a directory with points.csv, or one of: {known}")
 
 
 def load_calibration(name: str) -> Calibration:
@@ -103,11 +105,11 @@ def _load(name: str, folder: Path, stamp: tuple[int, ...]) -> Calibration:
 
 def _check_numbers(meta: dict[str, Any], where: str) -> None:
     for name in ("run_cv", "round_cv"):
-        NON_NEGATIVE.check(meta[name], f"{where}{name}")
-    for name in ("component_cv", "kv_bytes_per_token"):
-        require(isinstance(meta[name], dict), f"{where}{name} must be a mapping, not {meta[name]!r}")
+        VARIATION.check(meta[name], f"{where}{name}")
+    for name, limits in (("component_cv", VARIATION), ("kv_bytes_per_token", NON_NEGATIVE)):
+        require(isinstance(meta[name], dict), f"{where}{name} must be a mapping, not {shown(meta[name])}")
         for key, value in meta[name].items():
-            NON_NEGATIVE.check(value, f"{where}{name}.{key}")
+            limits.check(value, f"{where}{name}.{key}")
 
 
 def read_meta(path: Path, names: tuple[str, ...], schema: str) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def read_meta(path: Path, names: tuple[str, ...], schema: str) -> dict[str, Any]
     meta = read_mapping(path)
     missing = [name for name in names if name not in meta]
     require(not missing, f"{path}: missing {', '.join(missing)}")
-    require(meta["schema"] == schema, f"{path}: schema must be {schema}, not {meta['schema']!r}")
+    require(meta["schema"] == schema, f"{path}: schema must be {schema}, not {shown(meta['schema'])}")
     return meta
 
 

@@ -4,8 +4,8 @@ import sys
 
 import typer
 
+from refimpl.console import BAD_INPUT, one_line_errors
 from simulator.commands import studies, traces
-from simulator.errors import InputError
 
 app = typer.Typer(
     add_completion=False,
@@ -25,13 +25,10 @@ INTERRUPTED = 130  # exit code
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     try:
-        code = app(arguments, standalone_mode=False)  # what `typer.Exit` says, or what the command returns
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
-        return 2
+        with one_line_errors():
+            code = app(arguments, standalone_mode=False)  # what `typer.Exit` says, or what the command returns
+    except SystemExit as end:
+        code = end.code
     except Exception as error:
         code = _usage_error(error)
     if code == INTERRUPTED:
@@ -44,10 +41,10 @@ def _usage_error(error: Exception) -> int:
     kinds = {kind.__name__ for kind in type(error).__mro__}  # typer may carry its own copy of click
     if "NoArgsIsHelpError" in kinds:
         print(error.format_message())  # type: ignore[attr-defined]
-        return 2
+        return BAD_INPUT
     if "ClickException" in kinds:
         print(f"error: {error.format_message()}", file=sys.stderr)  # type: ignore[attr-defined]
-        return 2
+        return BAD_INPUT
     if "Abort" in kinds:  # other versions of typer return the code
         return INTERRUPTED
     raise error

@@ -1,12 +1,14 @@
 """Reading frozen dataclasses from plain mappings, and writing them back: unknown keys and wild values are refused."""
 
 import math
+import os
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from refimpl.errors import shown
 from simulator.errors import InputError, require
 
 D = TypeVar("D")
@@ -25,24 +27,40 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a number may be: `low` ≤ value ≤ `high`; without `low` when `open_low`, finite unless `infinite`."""
+    """What a number may be.
+
+    Attributes:
+        low, high: low ≤ value ≤ high; without `low` when `open_low`.
+        integer, infinite: whether it must be whole; whether it may be infinite.
+        least, most: what lies beyond is possible, but runs out of numbers, memory or time.
+        bytes_each: memory that each one needs, as the error of a count beyond `most` says.
+    """
 
     low: float = -math.inf
     high: float = math.inf
     open_low: bool = False
     integer: bool = False
     infinite: bool = False
+    least: float = 0
+    most: float = math.inf
+    bytes_each: int = 0
 
     def check(self, value: Any, where: str) -> Any:
         """Return the value as Python's own number, or raise InputError that names the field and the range."""
         value = plain(value)
         kinds = int if self.integer else (int, float)
         endless = isinstance(value, float) and math.isinf(value)
-        require(self.infinite or not endless, f"{where} must be finite, not {value!r}")
+        require(self.infinite or not endless, f"{where} must be finite, not {shown(value)}")
         right = isinstance(value, kinds) and not isinstance(value, bool)  # NaN is inside of no range
         inside = right and self.low <= value <= self.high and not (self.open_low and value == self.low)
-        require(inside, f"{where} must be {self}, not {value!r}")
+        require(inside, f"{where} must be {self}, not {shown(value)}")
+        require(endless or value <= self.most, f"{where} must be at most {self.most}, not {value}{self._needs(value)}")
+        require(value >= self.least or value <= 0, f"{where} must be at least {self.least}, not {value}")
         return value
+
+    def _needs(self, value: float) -> str:
+        gib = value * self.bytes_each / 2**30
+        return f": that many would need about {gib:.3g} GiB of memory" if self.bytes_each else ""
 
     def __str__(self) -> str:
         noun = "an integer" if self.integer else "a number"
@@ -52,12 +70,23 @@ class Range:
         return f"{noun} in {'(' if self.open_low else '['}{self.low}, {self.high}]"
 
 
-POSITIVE = Range(0, open_low=True)
-NON_NEGATIVE = Range(0)
+MAX_TOKENS = 10**9  # of a request; more is a slip
+LARGE, SMALL = 1e15, 1e-18  # seconds, bytes, tokens and rates lie within
+POSITIVE = Range(0, open_low=True, least=SMALL, most=LARGE)
+NON_NEGATIVE = Range(0, most=LARGE)
 PROBABILITY = Range(0, 1)
-COUNT = Range(1, integer=True)
-WHOLE = Range(0, integer=True)
+SHARE = Range(0, 1, open_low=True)
+VARIATION = Range(0, 10)  # relative standard deviations
+COUNT = Range(1, integer=True, most=MAX_TOKENS)
+WHOLE = Range(0, integer=True, most=MAX_TOKENS)
+REQUESTS = Range(1, integer=True, most=10**7, bytes_each=2**11)
+REPLICATIONS = Range(1, integer=True, most=10**6, bytes_each=2**12)
+PAIRED = Range(2, integer=True, most=10**6, bytes_each=2**12)  # replications of a comparison
+WORKERS = Range(1, integer=True, most=max(64, 4 * (os.cpu_count() or 1)), bytes_each=150 * 2**20)
 TEXT, COUNTS, PROBABILITIES = "text", "counts", "probabilities"
+
+NOUNS = {"str": "a text", "list": "a list", "NoneType": "nothing", "int": "a number", "float": "a number"}
+LONGEST = 120  # characters of unknown keys that an error shows
 
 Kinds = Mapping[str, Mapping[str, Any]]  # kind -> parameter -> rule, or (rule, default)
 
@@ -127,17 +156,17 @@ def _check_plain(value: Any, hint: Any, name: str) -> None:
         hint = next(arg for arg in get_args(hint) if arg is not type(None))
     if get_origin(hint) is Literal:
         allowed = get_args(hint)
-        require(value in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
+        require(value in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, not {shown(value)}")
     elif hint is bool:
-        require(isinstance(value, bool), f"{name} must be true or false, not {value!r}")
+        require(isinstance(value, bool), f"{name} must be true or false, not {shown(value)}")
     elif hint is str:
-        require(isinstance(value, str), f"{name} must be a text, not {value!r}")
+        require(isinstance(value, str), f"{name} must be a text, not {shown(value)}")
 
 
 def check_spec(spec: Any, kinds: Kinds, where: str) -> None:
     """Raise InputError unless `spec` is of a known kind with exactly that kind's parameters."""
-    require(isinstance(spec, Spec), f"{where} must be a mapping with a key 'kind', not {spec!r}")
-    require(spec.kind in kinds, f"{where}.kind must be one of {', '.join(kinds)}, not {spec.kind!r}")
+    require(isinstance(spec, Spec), f"{where} must be a mapping with a key 'kind', not {shown(spec)}")
+    require(spec.kind in kinds, f"{where}.kind must be one of {', '.join(kinds)}, not {shown(spec.kind)}")
     known, given = kinds[spec.kind], dict(spec.values)
     _refuse_unknown(given, known, where)
     for name, rule in known.items():
@@ -153,26 +182,28 @@ def _check_value(value: Any, rule: Any, where: str) -> None:
     if isinstance(rule, Range):
         rule.check(value, where)
     elif rule == TEXT:
-        require(isinstance(value, str) and value != "", f"{where} must be a text, not {value!r}")
+        require(isinstance(value, str) and value != "", f"{where} must be a text, not {shown(value)}")
     elif rule in (COUNTS, PROBABILITIES):
-        require(isinstance(value, tuple) and len(value) > 0, f"{where} must be a list of numbers, not {value!r}")
+        require(isinstance(value, tuple) and len(value) > 0, f"{where} must be a list of numbers, not {shown(value)}")
         limits = COUNT if rule == COUNTS else PROBABILITY
         for i, item in enumerate(value):
             limits.check(item, f"{where}[{i}]")
     else:
-        require(value in rule, f"{where} must be one of {', '.join(map(str, rule))}, not {value!r}")
+        require(value in rule, f"{where} must be one of {', '.join(map(str, rule))}, not {shown(value)}")
 
 
 def _refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
     unknown = sorted(str(key) for key in set(given) - set(known))
     where = where.rstrip(".") or "the scenario"
     allowed = ", ".join(known) or "nothing"
-    require(not unknown, f"{where}: unknown key {', '.join(unknown)}; allowed: {allowed}")
+    require(not unknown, f"{where}: unknown key {', '.join(unknown)[:LONGEST]}; allowed: {allowed}")
 
 
 def spec_from_mapping(data: Any, where: str) -> Spec:
     """Read a Spec; its parameters are checked by the dataclass that holds it."""
-    require(isinstance(data, Mapping) and "kind" in data, f"{where} must be a mapping with a key 'kind', not {data!r}")
+    require(
+        isinstance(data, Mapping) and "kind" in data, f"{where} must be a mapping with a key 'kind', not {shown(data)}"
+    )
     return Spec.of(str(data["kind"]), **{str(k): v for k, v in data.items() if k != "kind"})
 
 
@@ -182,7 +213,8 @@ def from_mapping(cls: type[D], data: Any, where: str = "") -> D:
     Raises:
         InputError: an unknown or missing key, or a value out of range; the message carries the dotted path.
     """
-    require(isinstance(data, Mapping), f"{where.rstrip('.') or 'the scenario'} must be a mapping, not {data!r}")
+    place, kind = where.rstrip(".") or "the scenario", type(data).__name__
+    require(isinstance(data, Mapping), f"{place} must be a mapping, not {NOUNS.get(kind, kind)}")
     known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
     _refuse_unknown(data, known, where)
     hints = get_type_hints(cls)

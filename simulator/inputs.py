@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from refimpl.reading import is_file
 from simulator.calibration import find_calibration
 from simulator.fields import Spec
 from simulator.folders import DATA
@@ -35,8 +36,8 @@ def _path_of(spec: Spec) -> Any:
 
 
 def _found(path: Path) -> Path:
-    return next((p for p in (path, DATA / path) if p.is_file()), path)
+    return next((p for p in (path, DATA / path) if is_file(p)), path)
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else "missing"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if is_file(path) else "missing"

@@ -3,7 +3,19 @@
 from typing import Any
 
 from refimpl.config import NAMED_METHODS, Method
-from simulator.fields import COUNT, COUNTS, NON_NEGATIVE, POSITIVE, PROBABILITIES, PROBABILITY, TEXT, Kinds, Range
+from simulator.fields import (
+    COUNT,
+    COUNTS,
+    MAX_TOKENS,
+    NON_NEGATIVE,
+    POSITIVE,
+    PROBABILITIES,
+    PROBABILITY,
+    TEXT,
+    VARIATION,
+    Kinds,
+    Range,
+)
 
 
 def _settings(method: Method) -> dict[str, Any]:
@@ -19,8 +31,8 @@ METHODS = {name: _settings(method) for name, method in NAMED_METHODS.items()}
 LENGTHS: Kinds = {
     "fixed": {"tokens": COUNT},
     "uniform": {"low_tokens": COUNT, "high_tokens": COUNT},
-    "geometric": {"mean_tokens": Range(1, open_low=True)},
-    "lognormal": {"median_tokens": POSITIVE, "sigma": NON_NEGATIVE, "max_tokens": (COUNT, None)},
+    "geometric": {"mean_tokens": Range(1, open_low=True, most=MAX_TOKENS)},
+    "lognormal": {"median_tokens": POSITIVE, "sigma": VARIATION, "max_tokens": (COUNT, None)},
     "values": {"tokens": COUNTS},
     "file": {"path": TEXT, "column": TEXT},
     "spec_bench": {"path": TEXT, "characters_per_token": (POSITIVE, 4.0)},
@@ -29,8 +41,8 @@ LENGTHS: Kinds = {
 ARRIVALS: Kinds = {
     "fixed": {"interval_s": POSITIVE},
     "poisson": {"rate_per_s": POSITIVE},
-    "gamma": {"rate_per_s": POSITIVE, "cv": POSITIVE},
-    "weibull": {"rate_per_s": POSITIVE, "shape": POSITIVE},
+    "gamma": {"rate_per_s": POSITIVE, "cv": Range(1e-3, 1e3)},
+    "weibull": {"rate_per_s": POSITIVE, "shape": Range(0.05, 100)},
     "on_off": {"rate_per_s": POSITIVE, "mean_on_s": POSITIVE, "mean_off_s": POSITIVE},
     "sinusoidal": {"rate_per_s": POSITIVE, "amplitude": PROBABILITY, "period_s": POSITIVE},
     "trace": {
@@ -42,7 +54,7 @@ ARRIVALS: Kinds = {
 ACCEPTANCE: Kinds = {
     "iid": {"probability": PROBABILITY},
     "profile": {"probabilities": PROBABILITIES},
-    "beta": {"a": POSITIVE, "b": POSITIVE},
+    "beta": {"a": Range(1e-3, 1e9), "b": Range(1e-3, 1e9)},
     "markov": {"probability": PROBABILITY, "correlation": PROBABILITY},
     "bootstrap": {"path": TEXT, "resample": ((False, True), False)},
     "replay": {"path": TEXT},
@@ -61,12 +73,12 @@ COST: Kinds = {
         "realign_s_per_row": (NON_NEGATIVE, 0.0),
         "concat_base_s": (NON_NEGATIVE, 0.0),
         "split_base_s": (NON_NEGATIVE, 0.0),
-        "move_bytes_per_s": (Range(0, open_low=True, infinite=True), float("inf")),
+        "move_bytes_per_s": (Range(0, open_low=True, infinite=True, least=1), float("inf")),
         "kv_bytes_per_token": (NON_NEGATIVE, 0.0),
         "host_base_s": (NON_NEGATIVE, 0.0),
         "host_s_per_row": (NON_NEGATIVE, 0.0),
-        "noise_cv": (NON_NEGATIVE, 0.0),
-        "run_cv": (NON_NEGATIVE, 0.0),
+        "noise_cv": (VARIATION, 0.0),
+        "run_cv": (VARIATION, 0.0),
     },
 }
 KINDS = {  # setting -> its kinds

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
-from refimpl.files import check_writable
+from refimpl.files import check_writable, whole_file
 from simulator.attribution import Attribution
 from simulator.errors import require
 from simulator.runner import Results, mean_interval
@@ -159,4 +159,5 @@ def save(axes: Axes, path: str | Path, dpi: int = 150) -> None:
         InputError: unknown kind of file, or it cannot be written.
     """
     check_figure(path)
-    axes.get_figure(root=True).savefig(path, dpi=dpi)  # type: ignore[union-attr]
+    with whole_file(path, "wb") as file:
+        axes.get_figure(root=True).savefig(file, dpi=dpi, format=Path(path).suffix[1:])  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 from refimpl.files import check_folder, write_whole
 from refimpl.shown import Shown
 from simulator.errors import require
-from simulator.fields import COUNT
+from simulator.fields import PAIRED, REPLICATIONS, SHARE, WORKERS
 from simulator.metrics import Frames, check_metric, frames_of, measure
 from simulator.model import Simulation
 from simulator.scenario import Scenario
@@ -168,8 +168,10 @@ def simulate(
     Raises:
         InputError: impossible arguments, or a study outside the calibrated range.
     """
-    replications = COUNT.check(replications, "replications")
-    require(precision is None or 0 < precision < 1, f"precision must be a share in (0, 1), not {precision!r}")
+    replications = REPLICATIONS.check(replications, "replications")
+    max_replications = REPLICATIONS.check(max_replications, "max_replications")
+    if precision is not None:
+        precision = SHARE.check(precision, "precision")
     check_metric(metric)
     if precision is not None:
         replications = min(max(replications, MIN_SEQUENTIAL), max_replications)
@@ -210,13 +212,15 @@ def run_parallel(
         workers: processes; 1 for none but this one.
         settings: keywords of every call.
     """
-    COUNT.check(workers, "workers")
-    if workers == 1:
-        yield from (function(*given, **settings) for given in arguments)
+    WORKERS.check(workers, "workers")
+    jobs = list(arguments)
+    if workers == 1 or len(jobs) == 1:
+        yield from (function(*given, **settings) for given in jobs)
         return
     from joblib import Parallel, delayed
 
-    yield from Parallel(n_jobs=workers, return_as="generator")(delayed(function)(*g, **settings) for g in arguments)
+    processes = Parallel(n_jobs=min(workers, len(jobs)), return_as="generator")
+    yield from processes(delayed(function)(*given, **settings) for given in jobs)
 
 
 def _relative_error(done: Sequence[Replication], metric: str) -> float:
@@ -277,6 +281,6 @@ def compare(a: Scenario, b: Scenario, replications: int = 10, *, level: float = 
         InputError: different seeds, or fewer than two replications.
     """
     require(a.seed == b.seed, f"seed differs: {a.seed} and {b.seed}; equal seeds share their random numbers")
-    require(replications >= 2, f"replications must be an integer ≥ 2 to compare, not {replications!r}")
+    PAIRED.check(replications, "replications")
     results = [simulate(s, replications, workers=workers, keep_frames=False) for s in (a, b)]
     return Comparison(results[0], results[1], level)

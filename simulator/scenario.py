@@ -3,7 +3,7 @@
 
 import hashlib
 import json
-import re
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,11 +13,13 @@ import yaml
 
 from refimpl.config import LAYOUTS, MAX_SPECULATIVE_TOKENS, SCHEDULERS, LayoutName, SchedulerName
 from refimpl.files import write_whole
+from refimpl.plain_yaml import Dumper, read_yaml
 from simulator.errors import InputError, require
 from simulator.fields import (
     COUNT,
     NON_NEGATIVE,
     POSITIVE,
+    REQUESTS,
     WHOLE,
     Range,
     Spec,
@@ -32,6 +34,9 @@ from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, KINDS, LENGTHS, METHODS
 
 METHOD_PATHS = ("method", "engine.method")
 DEFAULT_BUDGET = 128
+WINDOW = Range(1, integer=True, most=2**20, bytes_each=2**11)
+REPLICAS = Range(1, integer=True, most=2**12, bytes_each=2**14)
+MIN_PHASE = 1e-3  # requests that an on phase brings
 MAX_BUDGET = 2**18  # tokens; a number is drawn for each of them, for hundreds of requests at a time
 IGNORED = {  # kind of study -> settings that have no effect there
     "offline": ("duration_s", "clients", "think_time_s", "arrivals"),
@@ -56,9 +61,9 @@ class Study:
     """
 
     kind: Literal["offline", "open", "closed"] = "offline"
-    num_requests: int | None = number_field(COUNT, None)
+    num_requests: int | None = number_field(REQUESTS, None)
     duration_s: float | None = number_field(POSITIVE, None)
-    clients: int | None = number_field(COUNT, None)
+    clients: int | None = number_field(REQUESTS, None)
     think_time_s: float = number_field(NON_NEGATIVE, 0.0)
     arrivals: Spec = spec_field(ARRIVALS, Spec.of("poisson", rate_per_s=1.0))
     warmup: Literal["none", "mser5"] = "none"
@@ -75,6 +80,19 @@ class Study:
             require(self.clients is not None, "clients is missing: a closed study needs it")
             require(self.duration_s is not None, "duration_s is missing: a closed study needs it")
         self._refuse_ignored()
+        self._refuse_endless()
+
+    def _refuse_endless(self) -> None:
+        """Arrivals without end, and pauses so short that they are never all drawn."""
+        values = dict(self.arrivals.values)
+        if self.kind != "open" or self.arrivals.kind == "trace":
+            return
+        rate = values.get("rate_per_s") or 1 / values["interval_s"]
+        expected = rate * (self.duration_s or 0)
+        few = self.num_requests is not None or expected <= REQUESTS.most
+        require(few, f"duration_s {self.duration_s} brings about {expected:.3g} requests; at most {REQUESTS.most}")
+        phase = values.get("mean_on_s", math.inf) * rate
+        require(phase >= MIN_PHASE, f"arrivals.mean_on_s brings {phase:.3g} requests a phase; at least {MIN_PHASE}")
 
     def _refuse_ignored(self) -> None:
         for item in fields(self):
@@ -114,7 +132,7 @@ class Engine:
     layout: LayoutName = "inplace"
     scheduler: SchedulerName = "fifo"
     batch_size: int = number_field(Range(1, 4096, integer=True), 8)
-    window_size: int | None = number_field(COUNT, None)
+    window_size: int | None = number_field(WINDOW, None)
     aging_bound: float | None = number_field(Range(0, infinite=True), None)
     num_speculative_tokens: int = number_field(Range(0, MAX_SPECULATIVE_TOKENS, integer=True), 5)
     max_new_tokens: int | None = number_field(Range(1, MAX_BUDGET, integer=True), None)
@@ -200,7 +218,7 @@ class Service:
         slo_first_token_s, slo_per_token_s: what a request must meet to count as goodput.
     """
 
-    replicas: int = number_field(COUNT, 1)
+    replicas: int = number_field(REPLICAS, 1)
     router: Literal["round_robin", "least_loaded", "by_length"] = "round_robin"
     kv_capacity_bytes: float | None = number_field(POSITIVE, None)
     slo_first_token_s: float | None = number_field(POSITIVE, None)
@@ -257,7 +275,7 @@ class Scenario:
 
     def to_yaml(self) -> str:
         """YAML text that `from_yaml` reads back to an equal scenario."""
-        return yaml.dump(to_mapping(self), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        return yaml.dump(to_mapping(self), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
     def save(self, path: str | Path) -> None:
         """Write the YAML file, whole or not at all."""
@@ -345,45 +363,6 @@ def from_data(data: Any) -> Scenario:
         require_agreement(method, engine)
         data = {**data, "engine": engine | resolve_method(method)}
     return from_mapping(Scenario, data)
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number, as YAML 1.2 does; PyYAML knows the older 1.0e-3 only."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes the texts that `_Loader` would take for numbers."""
-
-
-EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
-for yaml_class in (_Loader, _Dumper):
-    yaml_class.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))  # type: ignore[attr-defined]
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Plain data in a YAML text; raises InputError, one line that starts with `where`, if it is none."""
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        parts = [part for part in (error.context, error.problem) if part]
-        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise InputError(f"{where}: not YAML: {': '.join(parts)}{line}") from None
-    except (yaml.YAMLError, ValueError) as error:  # the latter for dates that are none
-        raise InputError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
-
-
-def read_yaml(path: str | Path) -> Any:
-    """Plain data in a YAML file.
-
-    Raises:
-        InputError: unreadable, or not YAML; one line that starts with the file's name.
-    """
-    try:
-        return parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not YAML: {error}") from None
 
 
 def anchored(data: Any, folder: Path) -> Any:

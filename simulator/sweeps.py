@@ -7,7 +7,6 @@ at all by the process that drives the sweep. A sweep that is started again skips
 import itertools
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,9 +17,10 @@ import numpy as np
 import pandas as pd
 
 from refimpl import provenance
-from refimpl.files import check_folder
+from refimpl.files import check_folder, whole_file
+from refimpl.plain_yaml import read_yaml
 from simulator.errors import InputError, require
-from simulator.fields import COUNT, Range, plain
+from simulator.fields import REPLICATIONS, WORKERS, Range, plain
 from simulator.inputs import input_digests
 from simulator.runner import run_replication
 from simulator.scenario import (
@@ -30,11 +30,13 @@ from simulator.scenario import (
     content_hash,
     from_data,
     load_scenario,
-    read_yaml,
     to_mapping,
 )
 
 SPEC_KEYS = ("base", "replications", "grid", "latin", "sobol", "skip_invalid")
+MAX_POINTS = 100_000  # each is a file
+MAX_RUNS = 10**7  # points × replications
+SAMPLES = Range(1, integer=True, most=MAX_POINTS)
 LIBRARIES = ("numpy", "pandas", "scipy", "simpy")  # what numbers may depend on
 Ranges = dict[str, tuple[float, float]]
 SweepProgress = Callable[[int, int], None]
@@ -127,7 +129,7 @@ def build_sweep(
     Raises:
         InputError: impossible settings, none or several of the three kinds, or nothing left to run.
     """
-    replications = COUNT.check(replications, "replications")
+    replications = REPLICATIONS.check(replications, "replications")
     require(isinstance(skip_invalid, bool), f"skip_invalid must be true or false, not {skip_invalid!r}")
     require(sum(kind is not None for kind in (grid, latin, sobol)) == 1, "give exactly one of grid, latin, sobol")
     for name, kind in (("grid", grid), ("latin", latin), ("sobol", sobol)):
@@ -136,11 +138,15 @@ def build_sweep(
     problem = None
     if grid is not None:
         require(all(isinstance(v, list) and v for v in grid.values()), "grid: every path needs a list of values")
+        require(bool(grid), "grid: names no setting, so there is nothing to sweep")
+        _require_few(math.prod(map(len, grid.values())))
         points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     elif latin is not None:
         points = _latin_points(latin)
     else:
         problem, points = _sobol_points(sobol or {})
+    runs = len(points) * replications
+    require(runs <= MAX_RUNS, f"{len(points)} points × {replications} replications are {runs} runs; at most {MAX_RUNS}")
     tasks, skipped = [], []
     for point in points:
         try:
@@ -151,6 +157,10 @@ def build_sweep(
             skipped.append(str(error))
     require(bool(tasks), "every point of the sweep is impossible")
     return SweepSpec(tuple(tasks), problem, skip_invalid, tuple(skipped))
+
+
+def _require_few(points: int) -> None:
+    require(points <= MAX_POINTS, f"the sweep has {points} points, each a file and its runs; at most {MAX_POINTS}")
 
 
 def _task(base: Scenario, point: dict[str, Any], replications: int) -> Task:
@@ -204,7 +214,7 @@ def _place(x: float, low: float, high: float) -> float:
 def _latin_points(data: dict[str, Any]) -> list[dict[str, Any]]:
     from scipy.stats.qmc import LatinHypercube
 
-    ranges, samples = _ranges(data, "latin"), COUNT.check(data.get("samples"), "latin.samples")
+    ranges, samples = _ranges(data, "latin"), SAMPLES.check(data.get("samples"), "latin.samples")
     return _scale(LatinHypercube(len(ranges), rng=_seed(data, "latin")).random(samples), ranges)
 
 
@@ -212,6 +222,7 @@ def _sobol_points(data: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, 
     from SALib.sample import sobol
 
     ranges, samples = _ranges(data, "sobol"), data.get("samples")
+    _require_few(SAMPLES.check(samples, "sobol.samples") * (len(ranges) + 2))
     power = isinstance(samples, int) and samples >= 2 and samples & (samples - 1) == 0
     require(power, f"sobol.samples must be a power of two, not {samples!r}")
     problem = {"num_vars": len(ranges), "names": list(ranges), "bounds": [[0.0, 1.0]] * len(ranges)}
@@ -285,7 +296,7 @@ def sweep(
         InputError: no files can be made in `out`, no cluster answers at `dask`, or a point that is not to be left out
             leaves the calibrated range.
     """
-    COUNT.check(workers, "workers")
+    WORKERS.check(workers, "workers")
     out = Path(out)
     check_folder(out)
     (out / "scenarios").mkdir(parents=True, exist_ok=True)
@@ -336,9 +347,8 @@ def _write(frame: pd.DataFrame, path: Path, task: Task | None) -> None:
         meta |= {"scenario": to_mapping(task.scenario), "seed": task.scenario.seed}
         meta |= {"inputs": input_digests(task.scenario), "replications": task.replications}
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"raggedspec": json.dumps(meta).encode()})
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    pq.write_table(table, partial)
-    partial.replace(path)
+    with whole_file(path, "wb") as file:
+        pq.write_table(table, file)
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:
@@ -358,7 +368,7 @@ def _execute(tasks: dict[str, Task], workers: int, dask: str | None) -> Iterator
         from joblib import Parallel, delayed
 
         jobs = (delayed(run_task)(key, task) for key, task in tasks.items())
-        yield from Parallel(n_jobs=workers, return_as="generator_unordered")(jobs)
+        yield from Parallel(n_jobs=min(workers, max(len(tasks), 1)), return_as="generator_unordered")(jobs)
 
 
 def _execute_dask(tasks: dict[str, Task], address: str, workers: int) -> Iterator[tuple[str, pd.DataFrame | str]]:

@@ -1,6 +1,5 @@
 """Traces: what the engine did round by round, and what services have seen arrive."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -10,23 +9,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from refimpl.config import MAX_SPECULATIVE_TOKENS
+from refimpl.errors import shown
+from refimpl.reading import is_file, read_mappings
 from simulator.errors import InputError, require
-from simulator.fields import COUNT, WHOLE
+from simulator.fields import COUNT, MAX_TOKENS, WHOLE, Range
 from simulator.folders import DATA
-from simulator.tables import read_table, read_text
+from simulator.tables import read_table
 
 ENGINE_SCHEMA = "raggedspec.trace/1"
 HEADER_FIELDS = (
     "method", "layout", "scheduler", "batch_size", "window_size", "aging_bound", "num_speculative_tokens",
     "max_new_tokens", "num_sequences", "prompt_lens", "device", "pair",
 )  # fmt: skip
-EACH_FIELDS = (
-    "prompt_lens",
-    "output_lens",
-    "max_new_tokens_each",
-    "num_speculative_tokens_each",
-)  # a number per sequence
-NUMBER_FIELDS = {"batch_size": COUNT, "num_sequences": COUNT, "max_new_tokens": COUNT, "num_speculative_tokens": WHOLE}
+DRAFTS = Range(0, MAX_SPECULATIVE_TOKENS, integer=True)
+EACH_FIELDS = {  # a number per sequence
+    "prompt_lens": COUNT, "output_lens": WHOLE, "max_new_tokens_each": COUNT, "num_speculative_tokens_each": DRAFTS,
+}  # fmt: skip
+NUMBER_FIELDS = {"batch_size": COUNT, "num_sequences": COUNT, "max_new_tokens": COUNT, "num_speculative_tokens": DRAFTS}
+MAX_GENERATED = 2**24  # tokens of one sequence; each takes a byte
 ROW_FIELDS = (
     "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "next_token",
     "finished", "draft_s", "verify_s", "realign_s", "prefill_s", "host_s", "round_s",
@@ -34,7 +35,6 @@ ROW_FIELDS = (
 COUNTS = ("round", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept")
 STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
 
-MAX_TOKENS = 10**9  # of a request; more is a slip
 SERVICE_COLUMNS = {  # format -> (time column, prompt column, output column, seconds per unit of time)
     "plain": ("time_s", "prompt_tokens", "output_tokens", 1.0),
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens", 1.0),
@@ -116,34 +116,49 @@ class EngineTrace:
 
 @lru_cache(maxsize=32)
 def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
-    lines = [line for line in read_text(Path(path)).split("\n") if line.strip()]
-    require(len(lines) > 1, f"{path}: holds no rounds")
-    header = parse_line(path, 1, lines[0])
-    require(
-        header.get("schema") == ENGINE_SCHEMA, f"{path}:1: schema must be {ENGINE_SCHEMA}, not {header.get('schema')!r}"
-    )
-    _require_fields(path, 1, header, HEADER_FIELDS)
+    lines = read_mappings(path)
+    number, header = next(lines, (0, {}))
+    require(number > 0, f"{path}: holds no rounds")
+    _check_header(f"{path}:{number}", header)
+    names = (*ROW_FIELDS, "num_moves")
+    records = []
+    for number, record in lines:
+        _require_fields(f"{path}:{number}", record, ROW_FIELDS)
+        records.append([record.get(name) for name in names])
+    require(bool(records), f"{path}: holds no rounds")
+    return EngineTrace(path, header, _frame(path, header, pd.DataFrame.from_records(records, columns=list(names))))
+
+
+def _check_header(where: str, header: dict[str, Any]) -> None:
+    """Raise InputError for another schema, missing fields, and numbers that no run has."""
+    schema = header.get("schema")
+    require(schema == ENGINE_SCHEMA, f"{where}: schema must be {ENGINE_SCHEMA}, not {shown(schema)}")
+    _require_fields(where, header, HEADER_FIELDS)
     for name, limits in NUMBER_FIELDS.items():
-        limits.check(header[name], f"{path}:1: {name}")
-    for name in EACH_FIELDS:
-        each = header.get(name)
-        complete = name not in header or (isinstance(each, list) and len(each) == header["num_sequences"])
-        require(complete, f"{path}:1: {name} must hold {header['num_sequences']} numbers, one per sequence")
-    records = [parse_line(path, number, line) for number, line in enumerate(lines[1:], start=2)]
-    for number, record in enumerate(records, start=2):
-        _require_fields(path, number, record, ROW_FIELDS)
-    return EngineTrace(path, header, _frame(path, header, records))
+        limits.check(header[name], f"{where}: {name}")
+    size = header["num_sequences"]
+    for name in EACH_FIELDS.keys() & header.keys():
+        each = header[name]
+        complete = isinstance(each, list) and len(each) == size
+        require(complete, f"{where}: {name} must hold {size} numbers, one per sequence")
+        for i, value in enumerate(each):
+            EACH_FIELDS[name].check(value, f"{where}: {name}[{i}]")
 
 
-def _frame(path: str, header: dict[str, Any], records: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows as a table, once their numbers are possible and no sequence breaks off."""
-    frame = pd.DataFrame.from_records(records, columns=[*ROW_FIELDS, "num_moves"])
+def _frame(path: str, header: dict[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows, once their numbers are possible and no sequence breaks off."""
     for name in (*COUNTS, *STAGES, "round_s"):
         numbers = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
-        whole = numbers % 1 == 0 if name in COUNTS else np.isfinite(numbers)
+        whole = (numbers % 1 == 0) & (numbers <= MAX_TOKENS) if name in COUNTS else np.isfinite(numbers)
         _require_rows(path, whole & (numbers >= 0), f"{name} must be a {'whole ' * (name in COUNTS)}number ≥ 0")
+        frame[name] = numbers.astype(int) if name in COUNTS else numbers
     _require_rows(path, frame["accepted"] <= frame["drafted"], "accepted must be at most drafted")
+    _require_rows(path, frame["drafted"] <= MAX_SPECULATIVE_TOKENS, f"drafted must be at most {MAX_SPECULATIVE_TOKENS}")
+    _require_rows(path, frame["kept"] <= frame["drafted"] + 1, "kept must be at most drafted + 1")
     _require_rows(path, frame["sequence"] < header["num_sequences"], "sequence must be below num_sequences")
+    generated = frame["seq_len"] - np.array(header["prompt_lens"])[frame["sequence"]]
+    possible = (generated >= 0) & (generated <= MAX_GENERATED)
+    _require_rows(path, possible, f"seq_len must be the prompt and at most {MAX_GENERATED} tokens")
     made = frame.groupby("sequence")["kept"].sum().reindex(range(header["num_sequences"]), fill_value=0)
     ended = frame.groupby("sequence")["finished"].last().reindex(made.index, fill_value=False)
     cut = ended.index[made != header["output_lens"] if "output_lens" in header else ~ended.astype(bool)]
@@ -163,25 +178,15 @@ def read_engine_trace(path: str | Path) -> EngineTrace:
         InputError: no such file, another schema, a missing field, an impossible number, or rounds that are missing at
             the end; names file, line and field.
     """
-    found = next((p for p in (Path(path), DATA / path) if p.is_file()), None)
+    found = next((p for p in (Path(path), DATA / path) if is_file(p)), None)
     if found is None:
         raise InputError(f"{path}: no such trace")
     return _read_engine_trace(str(found), found.stat().st_mtime_ns)
 
 
-def parse_line(path: str | Path, number: int, line: str) -> dict[str, Any]:
-    """The mapping in a line of JSON; raises InputError that names file and line if there is none."""
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{number}: not JSON: {error.msg}") from None
-    require(isinstance(record, dict), f"{path}:{number}: must hold a mapping")
-    return record
-
-
-def _require_fields(path: str, number: int, record: dict[str, Any], names: Iterable[str]) -> None:
+def _require_fields(where: str, record: dict[str, Any], names: Iterable[str]) -> None:
     missing = [name for name in names if name not in record]
-    require(not missing, f"{path}:{number}: missing {', '.join(missing)}")
+    require(not missing, f"{where}: missing {', '.join(missing)}")
 
 
 @dataclass(frozen=True)
@@ -205,7 +210,7 @@ def read_service_trace(path: str | Path, layout: str = "auto") -> ServiceTrace:
         InputError: no such file, unknown columns, decreasing times, or lengths below 1.
     """
     path = Path(path)
-    require(path.is_file(), f"{path}: no such trace")
+    require(is_file(path), f"{path}: no such trace")
     frame = read_table(path)
     name = _detect(path, frame, layout)
     time_column, prompt_column, output_column, unit_s = SERVICE_COLUMNS[name]

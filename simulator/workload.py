@@ -11,14 +11,14 @@ import pandas as pd
 from scipy.special import gamma as gamma_function
 from scipy.special import gammaincinv, ndtri
 
-from refimpl.files import read_lines
-from simulator.errors import require
-from simulator.fields import Spec
+from refimpl.reading import is_file, read_mappings
+from simulator.errors import InputError, require
+from simulator.fields import MAX_TOKENS, Spec
 from simulator.kinds import ARRIVALS, LENGTHS
 from simulator.scenario import DEFAULT_BUDGET, MAX_BUDGET, Scenario
 from simulator.streams import REQUEST_BLOCK, Purpose, Streams
 from simulator.tables import read_table
-from simulator.traces import MAX_TOKENS, ServiceTrace, parse_line, read_engine_trace, read_service_trace
+from simulator.traces import ServiceTrace, read_engine_trace, read_service_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _quantile(kind: str, values: dict[str, Any], uniform: np.ndarray) -> np.ndar
     if kind == "geometric":
         return np.ceil(np.log1p(-uniform) / np.log1p(-1 / values["mean_tokens"]))
     drawn = np.round(np.exp(np.log(values["median_tokens"]) + values["sigma"] * ndtri(uniform)))
-    return np.minimum(drawn, values["max_tokens"] or np.inf)
+    return np.minimum(drawn, values["max_tokens"] or MAX_TOKENS)
 
 
 def _trace_lengths(path: str, purpose: Purpose) -> np.ndarray:
@@ -115,7 +115,7 @@ def _trace_lengths(path: str, purpose: Purpose) -> np.ndarray:
 def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
     settings = dict(values)
     path = Path(settings["path"])
-    require(path.is_file(), f"{path}: no such file")
+    require(is_file(path), f"{path}: no such file")
     if kind == "spec_bench":
         characters = np.array([len(turn) for turn in _first_turns(path)])
         return np.maximum(1, np.round(characters / settings["characters_per_token"])).astype(int)
@@ -130,11 +130,12 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
 
 def _first_turns(path: Path) -> list[str]:
     turns = []
-    for number, line in enumerate(read_lines(path), start=1):
-        if line.strip():
-            texts = parse_line(path, number, line).get("turns") or [None]
-            require(isinstance(texts[0], str), f"{path}:{number}: turns must be a list of texts")
-            turns.append(texts[0])
+    for number, entry in read_mappings(path):
+        texts = entry.get("turns")
+        first = texts[0] if isinstance(texts, list) and texts else None
+        if not isinstance(first, str):
+            raise InputError(f"{path}:{number}: turns must be a list of texts")
+        turns.append(first)
     require(bool(turns), f"{path}: holds no prompts")
     return turns
 

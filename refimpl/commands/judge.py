@@ -32,8 +32,8 @@ from refimpl.commands.options import (
     prompts_from,
     write_report,
 )
-from refimpl.errors import InputError
-from refimpl.files import read_lines
+from refimpl.errors import InputError, shown
+from refimpl.reading import read_mappings
 
 app = typer.Typer()
 PICTURES = (".png", ".pdf", ".svg")
@@ -121,13 +121,12 @@ def read_outputs(path: Path) -> list[list[int]]:
     Raises:
         InputError: the file cannot be read, or a line holds no list ``token_ids``.
     """
-    try:
-        rows = [json.loads(line)["token_ids"] for line in read_lines(path) if line.strip()]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} must hold JSON lines with token_ids") from error
-    for row in rows:
+    rows = []
+    for number, record in read_mappings(path):
+        row = record.get("token_ids")
         if not isinstance(row, list):
-            raise InputError(f"{path}: token_ids must be a list, not {row!r}")
+            raise InputError(f"{path}:{number}: token_ids must be a list, not {shown(row)}")
+        rows.append(row)
     return rows
 
 

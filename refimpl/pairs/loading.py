@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
+from refimpl.config import check_stops
 from refimpl.errors import InputError
-from refimpl.model import LONGEST_REASON, HuggingFaceLM, Pair
+from refimpl.model import HuggingFaceLM, Pair
 from refimpl.pairs.presets import PRESETS, ModelPreset
+from refimpl.pairs.reading import from_pretrained, is_folder
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
 
 TINY = Path(__file__).parent / "tiny"
@@ -67,8 +68,9 @@ def load_pair(
         models = [_random_model(preset, where, number_format, seed + i) for i, preset in enumerate(names.presets)]
         tokenizer = None
     else:
-        models = [_load_model(name, where, number_format, trust_remote_code) for name in names.paths]
-        tokenizer = _load_tokenizer(names.paths[0], trust_remote_code)
+        roles = zip(("target", "draft"), names.paths, strict=True)
+        models = [_load_model(role, name, where, number_format, trust_remote_code) for role, name in roles]
+        tokenizer = _load_tokenizer("target", names.paths[0], trust_remote_code)
         if names.paths[1] != names.paths[0]:
             warn_of_other_meanings(tokenizer, _tokenizer_if_any(names.paths[1], trust_remote_code))
     if compile_modules:
@@ -124,6 +126,7 @@ def make_pair(
         raise InputError(f"the target is on {target.device}, the draft on {draft.device}: they must share a device")
     models = HuggingFaceLM(target, _role("target", target, name)), HuggingFaceLM(draft, _role("draft", draft, name))
     size = shared_vocab_size(models[0].vocab_size, models[1].vocab_size, tokenizer)
+    check_stops(stop_token_ids, (), size)
     stops = _eos_ids(target.generation_config, tokenizer) if stop_token_ids is None else stop_token_ids
     return Pair(*models, tokenizer=tokenizer, stop_token_ids=frozenset(stops), vocab_size=size, name=name)
 
@@ -178,11 +181,14 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
     return DTYPES[dtype]
 
 
-def _load_model(name: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+def _load_model(
+    role: str, name: str, device: torch.device, dtype: torch.dtype, trust_remote_code: bool
+) -> PreTrainedModel:
     with _quiet():
-        config = _from_hub(AutoConfig, name, trust_remote_code=trust_remote_code)
-        model, info = _from_hub(
+        config = from_pretrained(AutoConfig, role, name, trust_remote_code=trust_remote_code)
+        model, info = from_pretrained(
             AutoModelForCausalLM,
+            role,
             name,
             config=config,
             dtype=dtype,
@@ -193,38 +199,26 @@ def _load_model(name: str, device: torch.device, dtype: torch.dtype, trust_remot
         )
     missing = sorted(info["missing_keys"])
     if missing:  # transformers would go on with random ones
-        raise InputError(f"cannot load {name}: its files lack {len(missing)} of the model's tensors: {missing[0]}, …")
+        raise InputError(
+            f"cannot load the {role} {name}: its files lack {len(missing)} of the model's tensors: {missing[0]}, …"
+        )
     return model.to(device)
 
 
-def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
+def _load_tokenizer(role: str, name: str, trust_remote_code: bool) -> Any:
     """The tokenizer; None for a folder without one, whose pair takes token ids only."""
-    if Path(name).is_dir() and not any(next(Path(name).glob(kind), None) for kind in TOKENIZER_FILES):
+    if is_folder(name) and not any(next(Path(name).glob(kind), None) for kind in TOKENIZER_FILES):
         return None
     with _quiet():
-        return _from_hub(AutoTokenizer, name, trust_remote_code=trust_remote_code)
+        return from_pretrained(AutoTokenizer, role, name, trust_remote_code=trust_remote_code)
 
 
 def _tokenizer_if_any(name: str, trust_remote_code: bool) -> Any:
     """The draft's tokenizer, which nothing needs but a comparison; None where it cannot be loaded."""
     try:
-        return _load_tokenizer(name, trust_remote_code)
+        return _load_tokenizer("draft", name, trust_remote_code)
     except InputError:
         return None
-
-
-def _from_hub(auto_class: Any, name: str, **options: Any) -> Any:
-    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
-        raise InputError(f"cannot load {name}: there is no such folder")
-    try:
-        return auto_class.from_pretrained(name, local_files_only=Path(name).is_dir(), **options)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:LONGEST_REASON]
-        if Path(name).is_dir():
-            raise InputError(f"cannot load {name}: {reason}") from error
-        raise InputError(
-            f"cannot load {name!r} from the hub ({reason}); download it elsewhere and give the path of its folder"
-        ) from error
 
 
 def _random_model(preset: ModelPreset, device: torch.device, dtype: torch.dtype, seed: int) -> PreTrainedModel:

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from refimpl.plain_yaml import parse_yaml
 from simulator.errors import require
-from simulator.scenario import Scenario, apply_settings, from_data, load_scenario, parse_yaml, to_mapping
+from simulator.scenario import Scenario, apply_settings, from_data, load_scenario, to_mapping
 
 ScenarioPath = Annotated[Path | None, typer.Argument(help="scenario YAML; without it the defaults hold")]
 Sets = Annotated[list[str] | None, typer.Option("--set", "-s", help="PATH=VALUE, for example engine.batch_size=4")]

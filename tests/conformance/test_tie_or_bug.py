@@ -210,7 +210,11 @@ def test_the_command_judges_the_tokens_of_other_engines(tmp_path: Path, tiny: Pa
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [("[1]", "JSON lines with token_ids"), ('{"token_ids": 3}', "must be a list"), ('{"token_ids": [3]}', "2 prompts")],
+    [
+        ("[1]", "outputs:1: must hold a mapping"),
+        ('{"token_ids": 3}', "must be a list"),
+        ('{"token_ids": [3]}', "2 prompts"),
+    ],
 )
 def test_outputs_that_cannot_be_judged_are_refused(tmp_path: Path, content: str, told: str) -> None:
     (tmp_path / "outputs").write_text(content)

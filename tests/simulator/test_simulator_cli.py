@@ -15,6 +15,7 @@ from synthetic_inputs import HEADER, LINES, write_engine_trace
 
 from simulator.acceptance_fit import fit_all, fit_beta, fit_iid, fit_markov, fit_profile
 from simulator.cli import app, main
+from simulator.errors import InputError
 from simulator.fields import Spec
 from simulator.model import simulate_once
 from simulator.parity import check_parity, compare_rows
@@ -110,13 +111,13 @@ def test_bench(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "missing.yaml"], "missing.yaml: No such file"),
+        (["run", "missing.yaml"], "missing.yaml: cannot be read: No such file"),
         (["run", "-s", "engine.batch_size=-4"], "engine.batch_size must be an integer"),
         (["run", "-s", "engine.batch=4"], "engine.batch: no such setting; allowed: layout, scheduler"),
         (["run", "-s", "engine.batch_size"], "--set engine.batch_size: must be PATH=VALUE"),
         (["run", "-s", "cost={kind: table, calibration: mars/tiny}"], "calibration 'mars/tiny' not found"),
         (["run", "-n", "0"], "replications must be an integer ≥ 1"),
-        (["run", "--precision", "2"], "precision must be a share in (0, 1)"),
+        (["run", "--precision", "2"], "precision must be a number in (0, 1], not 2.0"),
         (["run", "--precision", "0.1", "--workers", "0"], "Invalid value for '--workers'"),
         (["fit", "validation/cpu/tiny/fit/acceptance.ndjson.gz", "-n", "0"], "replications must be an integer ≥ 1"),
         (["runn"], "No such command 'runn'"),
@@ -257,7 +258,7 @@ def test_files_are_written_whole_or_not_at_all(monkeypatch, tmp_path):
         (tmp_path / name).write_text("old")
         with monkeypatch.context() as broken:
             broken.setattr("os.replace", break_off)
-            with pytest.raises(OSError, match="No space left"):
+            with pytest.raises(InputError, match=f"{name}: No space left"):
                 write(tmp_path / name)
         assert (tmp_path / name).read_text() == "old"
         write(tmp_path / name)

@@ -378,10 +378,10 @@ def test_broken_points(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("meta.json", b'{"schema": ', "meta.json: cannot be read: Expecting value"),
+        ("meta.json", b'{"schema": ', "meta.json: not JSON: Expecting value"),
         ("meta.json", b"[]", "meta.json: must hold a mapping"),
-        ("meta.json", b"\xff", "meta.json: cannot be read: 'utf-8' codec"),
-        ("points.csv", b"component\xff", "points.csv: cannot be read: 'utf-8' codec"),
+        ("meta.json", b"\xff", "meta.json: cannot be read: it is not UTF-8"),
+        ("points.csv", b"component\xff", "points.csv: cannot be read: it is not UTF-8"),
         ("points.csv", b"", "points.csv: cannot be read: No columns"),
     ],
 )

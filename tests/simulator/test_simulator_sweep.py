@@ -177,8 +177,8 @@ def test_bad_sweeps(tmp_path, data, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"grid: {seed: [0", "sweep.yaml: not YAML: while parsing a flow sequence: .* line 1"),
-        (b"grid: \xff\xfe", "sweep.yaml: not YAML: "),
+        (b"grid: {seed: [0", "sweep.yaml: not YAML: while parsing a flow sequence, .* line 1"),
+        (b"grid: \xff\xfe", "sweep.yaml: cannot be read: it is not UTF-8"),
         (b"base: {engine: {batch: 2}}\ngrid: {seed: [0]}", "sweep.yaml: .*batch"),
     ],
 )
@@ -190,7 +190,7 @@ def test_broken_files_are_said_so_in_one_line(tmp_path, text, message):
 
 
 def test_a_missing_file_is_said_so(tmp_path):
-    with pytest.raises(InputError, match=r"sweep\.yaml: No such file"):
+    with pytest.raises(InputError, match=r"sweep\.yaml: cannot be read: No such file"):
         load_sweep(tmp_path / "sweep.yaml")
 
 

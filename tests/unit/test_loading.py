@@ -214,7 +214,7 @@ def test_damaged_weights_are_refused_in_one_line(saved, role, how, message):
 
 
 def test_a_folder_that_is_not_there(saved):
-    with pytest.raises(InputError, match=r"cannot load \./nothere: there is no such folder"):
+    with pytest.raises(InputError, match=r"cannot load the target \./nothere: there is no such folder"):
         load_pair("./nothere", saved / "draft")
 
 

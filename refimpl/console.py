@@ -1,0 +1,65 @@
+"""What every command line does with errors, readers that leave and the signal to end."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from refimpl.errors import InputError
+
+BAD_INPUT, NO_READER, TERMINATED = 2, 1, 128 + signal.SIGTERM  # exit codes
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End with one line on stderr and `BAD_INPUT` on bad input and files that fail, quietly where nobody reads stdout.
+
+    SIGTERM ends like an exit does, so that half-written files and worker processes go with the command.
+
+    Raises:
+        SystemExit: instead of the error.
+    """
+    with _terminable():
+        try:
+            yield
+            sys.stdout.flush()
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(BAD_INPUT)
+        except BrokenPipeError:
+            sys.exit(NO_READER)
+        except OSError as error:
+            print(f"error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+            sys.exit(BAD_INPUT)
+        finally:
+            _let_go_of_stdout()
+
+
+def _let_go_of_stdout() -> None:
+    """Flush what is left; where nobody reads it, point stdout at nothing, as Python flushes it once more at its end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with suppress(OSError):  # a stdout without descriptor
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # a full disk, which was told; a stdout that is closed
+        pass
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        sys.exit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
