@@ -10,7 +10,7 @@ import torch
 
 from refimpl.config import CheckLevel, Request
 from refimpl.conformance.protocol import EngineFailure, EngineSettings, NotSupported
-from refimpl.conformance.table_model import VOCAB_SIZE, table_pair
+from refimpl.conformance.table_model import VOCAB_SIZE, table_pair, unrelated_pair
 from refimpl.generation import generate
 from refimpl.model import HuggingFaceLM, Pair
 from refimpl.pairs.loading import load_pair
@@ -76,7 +76,7 @@ def method(name: str = "inplace") -> MethodEngine:
 
 def rejection(name: str = "inplace") -> MethodEngine:
     """Test one of our methods on the integer model, sampling under the rejection rule."""
-    return MethodEngine(name, table_pair(mixed_script()), checks="device", rejection=True)
+    return MethodEngine(name, unrelated_pair(), checks="device", rejection=True)
 
 
 def method_on_tiny(name: str = "inplace") -> MethodEngine:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from refimpl.config import LAYOUTS, SCHEDULERS, DecodeConfig, Request, SamplingConfig, make_config
-from refimpl.conformance.table_model import MAX_POSITIONS, VOCAB_SIZE, greedy_continuation, table_pair
+from refimpl.conformance.table_model import MAX_POSITIONS, VOCAB_SIZE, Letters, greedy_continuation, table_pair
 from refimpl.engine import Engine
 from refimpl.generation import generate
 from refimpl.model import Pair
 from refimpl.requests import prepare
+from refimpl.results import Result
 from refimpl.trace import RoundRecord
 
 MAX_ROUNDS_PER_TOKEN = 4  # beyond it a run is taken for endless
@@ -57,6 +58,9 @@ class Case:
         cancellations: (rounds run before it, index of the row), in order.
         acceptance: rule; the greedy one at temperature 0.
         temperature, seed, top_k: of the sampling.
+        sequence_ids: keys of the rows' random numbers; their places where there are none.
+        stop_as_text: give each stop token as a stop string, the letter that it stands for.
+        shape_stable, cuda_graphs: as in DecodeConfig.
     """
 
     rows: tuple[Row, ...]
@@ -72,11 +76,14 @@ class Case:
     top_k: int = 0
     seed: int = 0
     sequence_ids: tuple[int, ...] = field(default=())
+    stop_as_text: bool = False
+    shape_stable: bool = False
+    cuda_graphs: bool = False
 
     @property
     def pair(self) -> Pair:
-        """The table model with this case's script."""
-        return table_pair(self.script)
+        """The table model with this case's script, its tokens spelt as letters."""
+        return replace(table_pair(self.script), tokenizer=Letters())
 
     @property
     def script(self) -> dict[int, tuple[bool, ...]]:
@@ -90,10 +97,13 @@ class Case:
     def requests(self) -> list[Request]:
         """One request a row; the key of its random numbers is its place, or what `sequence_ids` says."""
         ids = self.sequence_ids or range(len(self.rows))
-        return [
-            Request(row.prompt, row.max_new_tokens, row.k, row.stop_token_ids, sequence_id=i)
-            for row, i in zip(self.rows, ids, strict=True)
-        ]
+        return [self._request(row, i) for row, i in zip(self.rows, ids, strict=True)]
+
+    def _request(self, row: Row, sequence_id: int) -> Request:
+        stops = row.stop_token_ids
+        letters = tuple(Letters().decode([token]) for token in stops)
+        tokens, strings = ((), letters) if self.stop_as_text else (stops, None)
+        return Request(row.prompt, row.max_new_tokens, row.k, tokens, strings, sequence_id=sequence_id)
 
     def config(self, **overrides: Any) -> DecodeConfig:
         """Settings of the run, some of them replaced."""
@@ -106,6 +116,8 @@ class Case:
             "acceptance": self.acceptance,
             "compaction_threshold": self.compaction_threshold,
             "sampling": SamplingConfig(self.temperature, self.top_k, seed=self.seed),
+            "shape_stable": self.shape_stable,
+            "cuda_graphs": self.cuda_graphs,
         }
         return make_config(**settings | overrides)
 
@@ -118,12 +130,23 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run gave: tokens and stop reason by row, the records of its rounds, statistics when it was whole."""
+    """What a run gave: tokens and stop reason by row, the records of its rounds, and its result when it was whole."""
 
     outputs: list[list[int]]
     stop_reasons: list[str | None]
     rounds: list[RoundRecord]
-    stats: Any = None
+    result: Result | None = None
+
+    @classmethod
+    def of(cls, result: Result) -> "Run":
+        """A run that came to its end."""
+        tokens = [s.token_ids for s in result.sequences]
+        return cls(tokens, [s.stop_reason for s in result.sequences], result.rounds, result)
+
+    @property
+    def stats(self) -> Any:
+        """Statistics of a whole run."""
+        return self.result.stats if self.result else None
 
 
 def run_case(case: Case, *, checks: str = "off", pair: Pair | None = None, **overrides: Any) -> Run:
@@ -146,9 +169,7 @@ def run_case(case: Case, *, checks: str = "off", pair: Pair | None = None, **ove
             raise RunawayError(f"no end after {limit} rounds")
 
     settings = {f.name: getattr(config, f.name) for f in fields(config)}
-    result = generate(pair, case.requests, progress=watch, **settings)
-    reasons = [s.stop_reason for s in result.sequences]
-    return Run([s.token_ids for s in result.sequences], list(reasons), result.rounds, result.stats)
+    return Run.of(generate(pair, case.requests, progress=watch, **settings))
 
 
 def _run_with_cancellations(case: Case, pair: Pair, config: DecodeConfig, limit: int) -> Run:
@@ -166,10 +187,15 @@ def _run_with_cancellations(case: Case, pair: Pair, config: DecodeConfig, limit:
     return Run([s.generated for s in engine.sequences], [s.stop_reason for s in engine.sequences], rounds)
 
 
+def oracle_run(case: Case, pair: Pair | None = None, **settings: Any) -> Run:
+    """Autoregressive decoding of every row; on the table pair unless another is given."""
+    sampling = case.config().sampling
+    return Run.of(generate(pair or case.pair, case.requests, method="autoregressive", sampling=sampling, **settings))
+
+
 def oracle_outputs(case: Case, pair: Pair | None = None) -> list[list[int]]:
-    """What autoregressive decoding generates for every row; on the table pair unless another is given."""
-    result = generate(pair or case.pair, case.requests, method="autoregressive", sampling=case.config().sampling)
-    return [s.token_ids for s in result.sequences]
+    """What autoregressive decoding generates for every row."""
+    return oracle_run(case, pair).outputs
 
 
 def expected_accepted(case: Case, first: int, position: int, drafted: int) -> int:

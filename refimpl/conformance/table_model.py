@@ -31,6 +31,7 @@ ENTRY_BITS = 43  # the sum of 256 entries stays below 2^51, exact in float64
 LOGIT_BITS, LOGIT_STEP = 10, 1 / 128  # 1024 different logits in [0, 8)
 MAX_POSITIONS = 256
 VOCAB_SIZE = 17
+UNRELATED = 23  # of the salts up to 24, that of the draft by whose noise the kit's prompt is changed the most
 
 _WORD = (1 << 64) - 1
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -185,10 +186,27 @@ class ScriptedDraft(TableModel):
         return torch.where(self._agrees[lane, position + 1][..., None], logits, spoiled)
 
 
+class Letters:
+    """The tokenizer of the integer model: every token is a letter."""
+
+    def decode(self, token_ids: Seq[int], skip_special_tokens: bool = True) -> str:
+        """One letter a token."""
+        return "".join(chr(ord("a") + token) for token in token_ids)
+
+
 def table_pair(script: Script | None = None, *, vocab_size: int = VOCAB_SIZE, salt: int = 0) -> Pair:
     """Pair the integer model with a scripted draft; without a script, every draft is accepted."""
     target, draft = TableModel(vocab_size, salt), ScriptedDraft(script or {}, vocab_size, salt)
     return Pair(target, draft, vocab_size=vocab_size, name="table")
+
+
+def unrelated_pair() -> Pair:
+    """Pair the integer model with one that has nothing in common with it.
+
+    Drafts are rejected half of the time, and the residual has many tokens: with a scripted draft it has one, so that
+    noise that is used twice changes nothing.
+    """
+    return Pair(TableModel(), TableModel(salt=UNRELATED), vocab_size=VOCAB_SIZE, name="unrelated")
 
 
 def greedy_continuation(prompt: Seq[int], num_tokens: int, *, vocab_size: int = VOCAB_SIZE, salt: int = 0) -> list[int]:

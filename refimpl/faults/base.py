@@ -1,14 +1,14 @@
 """What a fault is: one function of the engine replaced by a broken one, and what must notice."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from unittest.mock import patch
 
 from refimpl.config import LAYOUTS, SCHEDULERS
 
-Effect = Literal["output", "acceptance", "law", "nothing"]
+Effect = Literal["output", "acceptance", "law", "report", "nothing"]
 Break = Callable[[Any], Any]
 
 
@@ -22,10 +22,14 @@ class Fault:
         owner, attribute: the class or module, and the function of it that is replaced while the fault is injected.
         make: given the right function, returns the broken one.
         effect: ``output`` changes tokens; ``acceptance`` changes only how many drafts survive; ``law`` changes the
-            distribution of sampled tokens; ``nothing`` of these (fairness, cost, a promise to other code).
+            distribution of sampled tokens; ``report`` changes what is said beside the tokens: log-probabilities, texts,
+            statistics; ``nothing`` of these (fairness, cost, a promise to other code).
         invariant: the invariant that must be the first to break, None where the register cannot see the fault.
         layouts, schedulers: where it can show.
         settings: fields of a case that it needs, for example a temperature.
+        conditions: (owner, attribute, value) set while it is injected, harmless alone, without which a CPU never comes
+            to the broken line.
+        source: the public issue or pull request where it was seen, as ``owner/repository#number``.
     """
 
     name: str
@@ -38,11 +42,17 @@ class Fault:
     layouts: tuple[str, ...] = LAYOUTS
     schedulers: tuple[str, ...] = SCHEDULERS
     settings: dict[str, Any] = field(default_factory=dict)
+    conditions: tuple[tuple[Any, str, Any], ...] = ()
+    source: str | None = None
 
     @contextmanager
     def injected(self) -> Iterator[None]:
         """Run the body on the broken engine; everything is as before afterwards."""
-        with patch.object(self.owner, self.attribute, self.make(getattr(self.owner, self.attribute))):
+        with ExitStack() as stack:
+            for condition in self.conditions:
+                stack.enter_context(patch.object(*condition))
+            broken = self.make(getattr(self.owner, self.attribute))
+            stack.enter_context(patch.object(self.owner, self.attribute, broken))
             yield
 
 

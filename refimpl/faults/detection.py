@@ -7,6 +7,7 @@
 | oracle       | … with the oracle checks                    | an invariant breaks                                 |
 | output       | … without checks                            | tokens differ from autoregressive decoding's        |
 | acceptance   | … without checks, greedy                    | a row-round accepts not what the draft's script says |
+| report       | … without checks                            | log-probabilities, texts or statistics are wrong    |
 | sampling     | thousands of sampled continuations          | their law is not the target's                       |
 
 Examples are drawn from seeds that depend on the fault's name and the example's number only.
@@ -16,11 +17,13 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 from refimpl.conformance.adapters import method
-from refimpl.conformance.cases import Case, Run, expected_accepted, oracle_outputs, random_case, run_case
+from refimpl.conformance.cases import Case, Run, expected_accepted, oracle_run, random_case, run_case
 from refimpl.conformance.kit import ALL_PROPERTIES, check_engine
 from refimpl.conformance.python_engine import PythonEngine
+from refimpl.conformance.reported import wrong_report
 from refimpl.errors import InvariantViolation
 from refimpl.faults.base import Fault
 from refimpl.faults.engine import FaultyEngine
@@ -28,7 +31,8 @@ from refimpl.faults.law import check_law
 
 NUM_EXAMPLES = 60  # after so many without a notice, a detector counts as blind to a fault
 LEVELS = ("host", "device", "oracle")
-DETECTORS = (*LEVELS, "output", "acceptance", "sampling")
+DETECTORS = (*LEVELS, "output", "acceptance", "report", "sampling")
+LOGPROBS = 2  # alternatives a token, where reports are compared
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,23 @@ def example(fault: Fault | None, number: int) -> Case:
 
 
 def applies(fault: Fault | None, detector: str) -> bool:
-    """Whether the detector can be asked: the script is greedy, the sampling test is for chance."""
+    """Whether the detector can be asked.
+
+    Recorded rounds are checked on the host only, the script is greedy, under the rejection rule only the law is that of
+    plain decoding, and the sampling test is for chance.
+    """
     if fault is None:
         return True
-    if detector == "acceptance":
-        return "acceptance" not in fault.settings
-    if detector == "sampling":
-        return "acceptance" in fault.settings
-    return detector != "output" or fault.settings.get("acceptance") != "rejection"
+    settings = fault.settings
+    asked = {
+        "device": "cuda_graphs" not in settings,
+        "oracle": "cuda_graphs" not in settings,
+        "output": settings.get("acceptance") != "rejection",
+        "acceptance": "acceptance" not in settings,
+        "report": settings.get("acceptance") != "rejection",
+        "sampling": "acceptance" in settings,
+    }
+    return asked.get(detector, True)
 
 
 def detect(fault: Fault | None, detector: str, num_examples: int = NUM_EXAMPLES) -> Notice | None:
@@ -81,17 +94,19 @@ def _injected(fault: Fault | None) -> AbstractContextManager:
 
 
 def _judge(fault: Fault | None, detector: str, case: Case) -> str | None:
-    wanted = oracle_outputs(case) if detector == "output" else []
+    logprobs: dict[str, Any] = {"logprobs": LOGPROBS} if detector == "report" else {}
+    wanted = oracle_run(case, **logprobs) if detector in ("output", "report") else None
     try:
         with _injected(fault):
-            run = run_case(case, checks=detector if detector in LEVELS else "off")
+            run = run_case(case, checks=detector if detector in LEVELS else "off", **logprobs)
     except InvariantViolation as violation:
         return violation.invariant
     except Exception as error:
         return f"crash ({type(error).__name__})"
-    judges: dict[str, Callable[[], bool]] = {
-        "output": lambda: run.outputs != wanted,
+    judges: dict[str, Callable[[], Any]] = {
+        "output": lambda: wanted and run.outputs != wanted.outputs,
         "acceptance": lambda: not _follows_script(case, run),
+        "report": lambda: wanted and wrong_report(run, wanted),
     }
     return "differs" if detector in judges and judges[detector]() else None
 

@@ -3,10 +3,12 @@
 from refimpl.config import CheckLevel
 from refimpl.conformance.adapters import MethodEngine, mixed_script
 from refimpl.conformance.protocol import EngineSettings
-from refimpl.conformance.table_model import table_pair
+from refimpl.conformance.table_model import table_pair, unrelated_pair
 from refimpl.errors import InputError
 from refimpl.faults import FAULTS
 from refimpl.faults.base import Fault
+
+PASSED_ON = ("top_k", "aging_bound", "shape_stable", "cuda_graphs")  # settings that are the engine's own
 
 
 class FaultyEngine(MethodEngine):
@@ -14,12 +16,13 @@ class FaultyEngine(MethodEngine):
 
     def __init__(self, fault: Fault, *, checks: CheckLevel = "oracle"):
         scheduler = "fifo" if "fifo" in fault.schedulers else fault.schedulers[0]
-        settings = {name: value for name, value in fault.settings.items() if name in ("top_k", "aging_bound")}
+        settings = {name: value for name, value in fault.settings.items() if name in PASSED_ON}
+        rejection = fault.settings.get("acceptance") == "rejection"
         super().__init__(
             f"{fault.layouts[0]}+{scheduler}",
-            table_pair(mixed_script()),
-            checks=checks,
-            rejection=fault.settings.get("acceptance") == "rejection",
+            unrelated_pair() if rejection else table_pair(mixed_script()),
+            checks="host" if checks == "oracle" and "cuda_graphs" in settings else checks,
+            rejection=rejection,
             **settings,
         )
         self.fault = fault

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from refimpl import kernels
 from refimpl.engine import Engine
@@ -169,6 +171,22 @@ def values_left_behind(original: Any) -> Any:
     return gather
 
 
+def write_elsewhere(
+    pool_block: Callable[..., Block],
+    layout: Layout,
+    rows: Any,
+    tokens: Tensor,
+    position: Tensor,
+    columns: Tensor,
+    real: Tensor,
+    width: int,
+) -> Block:
+    """Write the entries to other columns than those of their positions, which model and mask go on to see."""
+    block = pool_block(rows, tokens, columns, real, width)
+    mask = layout.pool_mask(torch.arange(width), position)
+    return replace(block, position_ids=position.clamp(0, layout.max_positions - 1), mask=mask)
+
+
 @fault(InplaceLayout, "pool_block", "output", "INV-3", layouts=("inplace",))
 def rejected_entry_not_overwritten(original: Any) -> Any:
     """The entry of the token committed last is not written, so that a rejected draft's stays in its place."""
@@ -177,9 +195,7 @@ def rejected_entry_not_overwritten(original: Any) -> Any:
         if tokens.shape[1] == 1 or not all(row.num_cached for row in rows):
             return original(self, rows, tokens, position, real, width)
         elsewhere = torch.cat([position[:, :1] * 0 - 1, position[:, 1:]], dim=1)
-        block = original(self, rows, tokens, elsewhere, real, width)
-        mask = self.pool_mask(torch.arange(width), position)
-        return replace(block, position_ids=position.clamp(0, self.max_positions - 1), mask=mask)
+        return write_elsewhere(partial(original, self), self, rows, tokens, position, elsewhere, real, width)
 
     return pool_block
 

@@ -18,7 +18,7 @@ from refimpl.faults.detection import DETECTORS, NUM_EXAMPLES, applies, detect, k
 from refimpl.files import write_whole
 from refimpl.invariants import STATEMENTS
 
-SCHEMA = "raggedspec.detection/1"
+SCHEMA = "raggedspec.detection/2"
 DOCS = Path(__file__).parents[2] / "docs"
 HEALTHY = "(healthy engine)"
 NOT_ASKED = "not asked"
@@ -31,12 +31,16 @@ def build_row(fault: Fault | None) -> dict[str, Any]:
     for detector in DETECTORS:
         notice = detect(fault, detector) if applies(fault, detector) else None
         cells[detector] = asdict(notice) if notice else None if applies(fault, detector) else NOT_ASKED
-    about = (fault.name, fault.effect, fault.summary) if fault else (HEALTHY, "nothing", "No fault is injected.")
-    return dict(zip(("fault", "effect", "summary"), about, strict=True)) | {
-        "first": first_invariant(cells),
-        "cells": cells,
-        "kit": kit_property(fault),
-    }
+    return about(fault) | {"first": first_invariant(cells), "cells": cells, "kit": kit_property(fault)}
+
+
+def about(fault: Fault | None) -> dict[str, Any]:
+    """What a row says of the fault itself."""
+    fields = ("name", "effect", "summary", "source")
+    values = (
+        [getattr(fault, field) for field in fields] if fault else [HEALTHY, "nothing", "No fault is injected.", None]
+    )
+    return dict(zip(("fault", *fields[1:]), values, strict=True))
 
 
 def first_invariant(cells: dict[str, Any]) -> str | None:
@@ -56,7 +60,7 @@ def build_matrix() -> Matrix:
 
 def as_markdown(matrix: Matrix) -> str:
     """Table for readers."""
-    head = ["fault", "changes", *DETECTORS, "kit"]
+    head = ["fault", "seen in", "changes", *DETECTORS, "kit"]
     lines = [
         "# Detection matrix",
         "",
@@ -64,9 +68,11 @@ def as_markdown(matrix: Matrix) -> str:
         "one (`refimpl/faults/`). A cell names what noticed the fault and, in brackets, after how many random cases;",
         f"· means blind after {matrix['examples_at_most']} cases, – that the detector does not apply. *host*, *device*",
         "and *oracle* are the levels of the run-time checks; *output* compares tokens with autoregressive decoding,",
-        "*acceptance* the accepted drafts with a script, *sampling* the law of sampled tokens with the target's; those",
-        "three run without checks. *kit* is the first property that fails when `python -m refimpl conformance` tests",
-        "the broken engine by its outputs alone, checks off, at the default settings; · means that it conforms.",
+        "*acceptance* the accepted drafts with a script, *report* log-probabilities, texts and statistics with plain",
+        "decoding's and with sums over the rounds, *sampling* the law of sampled tokens with the target's; those four",
+        "run without checks. *kit* is the first property that fails when `python -m refimpl conformance` tests the",
+        "broken engine by its outputs alone, checks off, at the default settings; · means that it conforms. *seen in*",
+        "is a public issue or pull request about a fault of this kind in another engine.",
         "",
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),
@@ -74,7 +80,7 @@ def as_markdown(matrix: Matrix) -> str:
     for row in matrix["rows"]:
         cells = [_cell(row["cells"][detector]) for detector in DETECTORS]
         cells.append(f"`{row['kit']}`" if row["kit"] else "·")
-        lines.append("| " + " | ".join([f"`{row['fault']}`", row["effect"], *cells]) + " |")
+        lines.append("| " + " | ".join([f"`{row['fault']}`", _link(row["source"]), row["effect"], *cells]) + " |")
     lines += [
         "",
         "## First to break",
@@ -88,6 +94,13 @@ def as_markdown(matrix: Matrix) -> str:
     lines += ["", "## The faults", ""]
     lines += [f"- `{row['fault']}`: {row['summary']}" for row in matrix["rows"]]
     return "\n".join(lines)
+
+
+def _link(source: str | None) -> str:
+    if source is None:
+        return ""
+    repository, _, number = source.partition("#")
+    return f"[{source}](https://github.com/{repository}/issues/{number})"
 
 
 def _cell(cell: Any) -> str:

@@ -19,9 +19,9 @@ PAD_TOKEN = 0
 # --- cached lengths ----------------------------------------------------------------------------------------------
 
 
-@fault(kernels, "draft_cached_after", "acceptance", "INV-3")
+@fault(kernels, "draft_cached_after", "acceptance", "INV-3", source="vllm-project/vllm#9730")
 def draft_cache_hole(original: Any) -> Any:
-    """After a full acceptance the last draft's entry, which was never written, counts as cached (seen in vLLM)."""
+    """After a full acceptance the last draft's entry, which was never written, counts as cached."""
     return lambda seq_len, num_drafted, new_seq_len: new_seq_len - 1
 
 
@@ -86,7 +86,7 @@ def stop_does_not_cut(original: Any) -> Any:
     return extend
 
 
-@fault(Sequence, "extend", "output", "INV-7")
+@fault(Sequence, "extend", "output", "INV-7", source="huggingface/transformers#47912")
 def stop_only_at_block_end(original: Any) -> Any:
     """Only the last token of a block is compared with the stop tokens."""
 
@@ -171,7 +171,7 @@ def row_limit_ignored(original: Any) -> Any:
 # --- chance ------------------------------------------------------------------------------------------------------
 
 
-@fault(RandomSource, "draw", "output", None, settings=COUPLED)
+@fault(RandomSource, "draw", "output", None, settings=COUPLED, source="NVIDIA/TensorRT-LLM#19487")
 def shared_random_stream(original: Any) -> Any:
     """All draws come from one generator, so that a row's tokens depend on its neighbours and on the drafts."""
     generator = torch.Generator().manual_seed(0)

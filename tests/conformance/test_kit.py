@@ -22,12 +22,18 @@ CAUGHT_BY = {  # every other fault: equals_reference
     "stop-found-in-prompt": "stop_is_exact",
     "stop-does-not-cut": "stop_is_exact",
     "stop-only-at-block-end": "stop_is_exact",
+    "budget-before-earlier-stop": "stop_is_exact",
     "shared-random-stream": "samples_are_keyed",
     "noise-keyed-by-batch-row": "samples_are_keyed",
     "draft-drawn-from-another-q": "samples_follow_the_law",
     "ratio-upside-down": "samples_follow_the_law",
     "residual-forgotten": "samples_follow_the_law",
     "rollback-draws-again": "samples_follow_the_law",
+}
+UNSEEN = {  # log-probabilities, statistics, texts and acceptance are not in the protocol
+    *(name for name, fault in FAULTS.items() if fault.effect == "report"),
+    "stop-string-trims-text-only",
+    "stale-drafts-for-a-new-tenant",
 }
 BRIEF = ["equals_reference", "stop_is_exact", "samples_are_keyed"]
 
@@ -82,7 +88,7 @@ def test_the_rejection_rule_conforms_in_law() -> None:
     assert report.verdicts[0].status == "pass"
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in UNSEEN])
 def test_every_fault_fails_through_the_same_interface(name: str) -> None:
     wanted = [CAUGHT_BY.get(name, "equals_reference")]
     report = check_engine(faulty(name), max_examples=20, properties=wanted, fail_fast=True, shrink=False)

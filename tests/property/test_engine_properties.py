@@ -111,7 +111,7 @@ CAN_FAIL = {  # property → a fault that must break it
     "larger_budget_extends": "rejected-entry-left-visible",
     "invariants_hold": "draft-cache-not-rolled-back",
     "acceptance_follows_script": "one-accepted-too-many",
-    "statistics_add_up": "outputs-in-sorted-order",
+    "statistics_add_up": "statistics-count-the-cut",
     "stop_and_budget_are_exact": "budget-one-too-small",
 }
 
