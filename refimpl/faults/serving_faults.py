@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from refimpl import generation, kvstore, rounds
+from refimpl import generation, rounds
 from refimpl.cached import CachedModel
 from refimpl.engine import Engine, longest_row
 from refimpl.faults.base import fault
@@ -15,6 +15,7 @@ from refimpl.faults.layout_faults import change_blocks, write_elsewhere
 from refimpl.kvstore import Block
 from refimpl.layouts import Layout
 from refimpl.layouts import base as layout_base
+from refimpl.placement import sizes
 from refimpl.recorded import RecordedRounds, _Ahead
 from refimpl.records import RowOutcome
 from refimpl.sequence import Sequence
@@ -72,7 +73,7 @@ def idle_row_advances(original: Any) -> Any:
     "output",
     None,
     **RECORDED,
-    conditions=((kvstore, "COLUMN_STEP", 8),),
+    conditions=((sizes, "COLUMN_STEP", 8),),
     source="vllm-project/vllm#46324",
 )
 def graph_of_another_width(original: Any) -> Any:

@@ -232,3 +232,13 @@ def rollback_draws_again(original: Any) -> Any:
         return replace(right, emitted=emitted)
 
     return decide
+
+
+@fault(RandomSource, "draw", "law", None, settings=REJECTION, source="vllm-project/vllm#47386")
+def recovery_reuses_draft_noise(original: Any) -> Any:
+    """The token after a rejection is drawn with the noise that drew the rejected draft."""
+
+    def draw(self: RandomSource, weights: Any, keys: Any, position: Any, purpose: Purpose) -> torch.Tensor:
+        return original(self, weights, keys, position, Purpose.DRAFT if purpose is Purpose.NEXT else purpose)
+
+    return draw

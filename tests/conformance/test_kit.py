@@ -35,6 +35,7 @@ UNSEEN = {  # log-probabilities, statistics, texts and acceptance are not in the
     "stop-string-trims-text-only",
     "stale-drafts-for-a-new-tenant",
 }
+SUBTLE = {"recovery-reuses-draft-noise"}  # seen with more samples than the kit takes by default
 BRIEF = ["equals_reference", "stop_is_exact", "samples_are_keyed"]
 
 
@@ -88,7 +89,7 @@ def test_the_rejection_rule_conforms_in_law() -> None:
     assert report.verdicts[0].status == "pass"
 
 
-@pytest.mark.parametrize("name", [name for name in FAULTS if name not in UNSEEN])
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in UNSEEN | SUBTLE])
 def test_every_fault_fails_through_the_same_interface(name: str) -> None:
     wanted = [CAUGHT_BY.get(name, "equals_reference")]
     report = check_engine(faulty(name), max_examples=20, properties=wanted, fail_fast=True, shrink=False)
@@ -96,6 +97,14 @@ def test_every_fault_fails_through_the_same_interface(name: str) -> None:
     invariant = FAULTS[name].invariant
     if invariant in ("INV-1", "INV-2", "INV-5", "INV-9", "INV-10", "INV-11", "INV-12"):
         assert invariant in report.verdicts[0].reason
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(SUBTLE))
+def test_subtle_faults_fail_with_more_samples(name: str) -> None:
+    wanted, limits = ["samples_follow_the_law"], Limits(law_samples=16384)
+    assert not check_engine(faulty_unchecked(name), properties=wanted, limits=limits).passed
+    assert check_engine(adapters.rejection(), properties=wanted, limits=limits).passed
 
 
 def test_a_failure_is_shrunk_and_names_the_first_different_token() -> None:
