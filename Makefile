@@ -36,10 +36,11 @@ unit: $(STAMP)
 claims: $(STAMP)
 	if command -v coqc > /dev/null && command -v spin > /dev/null; then proofs/check.sh; else proofs/check.sh --pip-only; fi
 
-# Hours: tests that are too long for every day, many more examples a property, every mutant that was not judged yet.
+# Hours: tests that are too long for every day, many more examples a property, planted errors, every mutant not judged yet.
 nightly: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m nightly
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 tests/property tests/stateful tests/sampling
+	OMP_NUM_THREADS=1 $(BIN)/python tools/planted.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py
 
 readme: $(STAMP)

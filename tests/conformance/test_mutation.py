@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import mutants
 import mutation_report
+import planted
 
 needs_data = pytest.mark.skipif(not mutation_report.DATA.exists(), reason="not measured yet")
 
@@ -77,3 +78,11 @@ def test_a_mutant_knows_the_lines_that_execute_it(made):
 
 def test_equal_changes_on_one_line_have_names_of_their_own(made):
     assert [mutant.key for mutant in made("x = 1, 1")] == ["code.py:1 1 → 2 #1", "code.py:1 1 → 2 #2"]
+
+
+@pytest.mark.parametrize("error", planted.read_planted(), ids=lambda error: error.name)
+def test_a_planted_error_can_still_be_planted(error):
+    """`python tools/planted.py` sees that it is rejected; here, that its place and its tests are there."""
+    ast.parse(error.mutant().source)
+    for file, _, test in (name.partition("::") for name in error.tests):
+        assert f"\ndef {test}(" in (mutants.ROOT / "tests" / file).read_text()
