@@ -23,7 +23,7 @@ app.command(
 )(conformance)
 
 
-def main() -> None:
+def main(application: typer.Typer = app) -> None:
     """Run a command; bad input is one line on stderr and exit code 2, a broken invariant exit code 3.
 
     Typer ends an interrupted command with 130, and one whose output nobody reads with 1. Characters that the terminal's
@@ -34,7 +34,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     with one_line_errors():
         try:
-            app()
+            application()
         except InvariantViolation as violation:
             print(f"invariant violated: {violation}", file=sys.stderr)
             sys.exit(3)

@@ -3,7 +3,6 @@
 import json
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +11,9 @@ from rich.text import Text
 
 from refimpl.commands.options import (
     AcceptanceOption,
+    BatchesOption,
+    BatchOption,
+    BitwiseOption,
     ChecksOption,
     CompileOption,
     DeviceOption,
@@ -19,21 +21,29 @@ from refimpl.commands.options import (
     DraftTokensOption,
     DtypeOption,
     GraphsOption,
+    JobsOption,
     JsonOption,
     LimitOption,
+    LinesOption,
     MaxNewOption,
     MaxPromptOption,
+    MethodOption,
+    MethodsOption,
     MinPOption,
+    OutputOption,
     PairOption,
     PromptsOption,
     RandomOption,
     ReportOption,
     RoomOption,
     SeedOption,
+    StableOption,
+    StopOption,
     TargetOption,
     TemperatureOption,
     TopKOption,
     TopPOption,
+    TraceOption,
     Turns,
     TurnsOption,
     WindowOption,
@@ -60,8 +70,8 @@ def generate(
     prompts: PromptsOption = None,
     turns: TurnsOption = Turns.first,
     limit: LimitOption = None,
-    method: Annotated[str, typer.Option(help="A named method, or LAYOUT+SCHEDULER.")] = "inplace",
-    batch_size: Annotated[int, typer.Option(help="Rows of a round.")] = 8,
+    method: MethodOption = "inplace",
+    batch_size: BatchOption = 8,
     num_speculative_tokens: DraftTokensOption = 5,
     max_new_tokens: MaxNewOption = 64,
     window_size: WindowOption = None,
@@ -72,23 +82,18 @@ def generate(
     min_p: MinPOption = 0.0,
     acceptance: AcceptanceOption = None,
     seed: SeedOption = 0,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends a generation; may be repeated.")] = None,
+    stop: StopOption = None,
     checks: ChecksOption = None,
-    shape_stable: Annotated[
-        bool, typer.Option("--shape-stable", help="Passes of one shape: same bits always.")
-    ] = False,
+    shape_stable: StableOption = False,
     cuda_graphs: GraphsOption = False,
     kv_memory_gib: RoomOption = None,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
     random_weights: RandomOption = False,
     compile_: CompileOption = False,
-    json_: Annotated[
-        bool | None,
-        typer.Option("--json/--text", help="JSON lines, or prompts with their text. Default: text on a terminal."),
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="JSON lines, in input order. Default: stdout.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="NDJSON, one line per row per round.")] = None,
+    json_: LinesOption = None,
+    output: OutputOption = None,
+    trace: TraceOption = None,
 ) -> None:
     """Decode prompts and show what was generated: as text, or one JSON line per prompt."""
     from refimpl.config import make_config
@@ -175,8 +180,8 @@ def verify(
     prompts: PromptsOption = None,
     turns: TurnsOption = Turns.first,
     limit: LimitOption = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated names, or all.")] = "all",
-    batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "1,4,8",
+    methods: MethodsOption = "all",
+    batch_sizes: BatchesOption = "1,4,8",
     num_speculative_tokens: DraftTokensOption = 5,
     max_new_tokens: MaxNewOption = 50,
     window_size: WindowOption = None,
@@ -187,8 +192,8 @@ def verify(
     min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
     checks: ChecksOption = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, on a CPU only; each run has one thread then.")] = 1,
-    bitwise: Annotated[bool, typer.Option("--bitwise", help="Run shape-stable; compare to the last bit.")] = False,
+    jobs: JobsOption = 1,
+    bitwise: BitwiseOption = False,
     cuda_graphs: GraphsOption = False,
     kv_memory_gib: RoomOption = None,
     device: DeviceOption = "cpu",

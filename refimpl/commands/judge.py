@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from refimpl.commands.options import (
+    BatchesOption,
     DeviceOption,
     DraftOption,
     DraftTokensOption,
@@ -18,6 +19,7 @@ from refimpl.commands.options import (
     LimitOption,
     MaxNewOption,
     MaxPromptOption,
+    MethodsOption,
     PairOption,
     PromptsOption,
     RandomOption,
@@ -49,8 +51,8 @@ def tie_or_bug(
     prompts: PromptsOption = None,
     turns: TurnsOption = Turns.first,
     limit: LimitOption = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated names, or all.")] = "all",
-    batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "8",
+    methods: MethodsOption = "all",
+    batch_sizes: BatchesOption = "8",
     outputs: Annotated[
         Path | None, typer.Option(help="Judge another engine's greedy tokens: JSON lines with token_ids, in order.")
     ] = None,

@@ -6,52 +6,95 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from refimpl.config import LAYOUTS, NAMED_METHODS, SCHEDULERS, CheckLevel
 from refimpl.errors import InputError
 
 SECONDS_A_LINE = 30  # of progress, where stderr is no terminal
 Turns = Enum("Turns", {"first": "first", "all": "all"}, type=str)
 
-PairOption = Annotated[str, typer.Option("--pair", help="tiny, vicuna, qwen3, glm4; or --target and --draft.")]
-TargetOption = Annotated[str | None, typer.Option(help="Path or hub id of a target of your own.")]
-DraftOption = Annotated[str | None, typer.Option(help="Path or hub id of its draft.")]
-PromptsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--prompts",
-        help="One prompt a line (.txt), or JSON lines with `prompt` or `turns`; - is stdin. Default: bundled.",
+MODELS, PROMPTS, SAMPLING, ENGINE, OUTPUT = "Models", "Prompts", "Sampling", "Engine", "Output"  # panels of the help
+Choice = Callable[[], list[str]]
+Rule = Literal["greedy", "rejection", "coupled"]
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+
+
+def _methods() -> list[str]:
+    """Names that complete: of methods, and every layout with every scheduler."""
+    return [*NAMED_METHODS, *map("+".join, product(LAYOUTS, SCHEDULERS))]
+
+
+def _option(panel: str, help_: str, *names: str, choices: Choice | None = None, **limits: Any) -> Any:
+    return typer.Option(*names, help=help_, rich_help_panel=panel, autocompletion=choices, **limits)
+
+
+PairOption = Annotated[
+    str,
+    _option(
+        MODELS,
+        "tiny, vicuna, qwen3, glm4; or --target and --draft.",
+        "--pair",
+        choices=lambda: ["tiny", "vicuna", "qwen3", "glm4"],
     ),
 ]
-TurnsOption = Annotated[Turns, typer.Option(help="Which turns of a multi-turn file to take.")]
-LimitOption = Annotated[int | None, typer.Option(min=1, help="Use the first so many prompts.")]
-MaxPromptOption = Annotated[int | None, typer.Option(help="Keep the last so many tokens of each prompt.")]
-MaxNewOption = Annotated[int, typer.Option(help="Budget of new tokens per prompt.")]
-DraftTokensOption = Annotated[int, typer.Option("--num-speculative-tokens", "-k", help="Drafts per row and round.")]
-WindowOption = Annotated[int | None, typer.Option(help="Sequences that a grouped scheduler chooses from.")]
-ChecksOption = Annotated[str | None, typer.Option(help="Run-time checks: off, host, device, oracle.")]
-TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
-TopKOption = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
-TopPOption = Annotated[float, typer.Option(help="Keep the most probable tokens of this mass.")]
-MinPOption = Annotated[float, typer.Option(help="Drop tokens below this share of the most probable one.")]
-AcceptanceOption = Annotated[str | None, typer.Option(help="greedy, rejection or coupled. Default: by temperature.")]
-SeedOption = Annotated[int, typer.Option(help="Key of the random numbers.")]
-DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
-DtypeOption = Annotated[str | None, typer.Option(help="float64, float32, bfloat16, float16.")]
-RandomOption = Annotated[bool, typer.Option("--random-weights", help="The preset's architecture, no download.")]
-GraphsOption = Annotated[bool, typer.Option("--cuda-graphs", help="Record rounds of inplace and replay them.")]
-RoomOption = Annotated[
-    float | None,
-    typer.Option("--kv-memory-gib", help="Bound on both models' K/V. Default: most of what is free."),
+TargetOption = Annotated[str | None, _option(MODELS, "Path or hub id of a target of your own.")]
+DraftOption = Annotated[str | None, _option(MODELS, "Path or hub id of its draft.")]
+DeviceOption = Annotated[str, _option(MODELS, "cpu or cuda.", choices=lambda: ["cpu", "cuda"])]
+DtypeOption = Annotated[Dtype | None, _option(MODELS, "Number format. Default: float32 on a CPU, else bfloat16.")]
+RandomOption = Annotated[bool, _option(MODELS, "The preset's architecture, no download.", "--random-weights")]
+CompileOption = Annotated[bool, _option(MODELS, "Fuse MLPs and norms with torch.compile.", "--compile")]
+
+PromptsOption = Annotated[
+    Path | None,
+    _option(
+        PROMPTS,
+        "One prompt a line (.txt), or JSON lines with `prompt` or `turns`; - is stdin. Default: bundled.",
+        "--prompts",
+    ),
 ]
-CompileOption = Annotated[bool, typer.Option("--compile", help="Fuse MLPs and norms with torch.compile.")]
-ReportOption = Annotated[Path | None, typer.Option("--output", help="Write the rows and their provenance as JSON.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON object on stdout, the table on stderr.")]
+TurnsOption = Annotated[Turns, _option(PROMPTS, "Which turns of a multi-turn file to take.")]
+LimitOption = Annotated[int | None, _option(PROMPTS, "Use the first so many prompts.", min=1)]
+MaxPromptOption = Annotated[int | None, _option(PROMPTS, "Keep the last so many tokens of each prompt.")]
+
+TemperatureOption = Annotated[float, _option(SAMPLING, "0 is greedy.")]
+TopKOption = Annotated[int, _option(SAMPLING, "Keep the k most probable tokens; 0 keeps all.")]
+TopPOption = Annotated[float, _option(SAMPLING, "Keep the most probable tokens of this mass.")]
+MinPOption = Annotated[float, _option(SAMPLING, "Drop tokens below this share of the most probable one.")]
+AcceptanceOption = Annotated[Rule | None, _option(SAMPLING, "Which drafts survive. Default: by temperature.")]
+SeedOption = Annotated[int, _option(SAMPLING, "Key of the random numbers.")]
+StopOption = Annotated[list[str] | None, _option(SAMPLING, "Text that ends a generation; may be repeated.")]
+
+MethodOption = Annotated[str, _option(ENGINE, "A named method, or LAYOUT+SCHEDULER.", choices=_methods)]
+MethodsOption = Annotated[str, _option(ENGINE, "Comma-separated names, or all.", choices=lambda: ["all", *_methods()])]
+BatchOption = Annotated[int, _option(ENGINE, "Rows of a round.")]
+BatchesOption = Annotated[str, _option(ENGINE, "Rows of a round, comma-separated.")]
+DraftTokensOption = Annotated[int, _option(ENGINE, "Drafts per row and round.", "--num-speculative-tokens", "-k")]
+MaxNewOption = Annotated[int, _option(ENGINE, "Budget of new tokens per prompt.")]
+WindowOption = Annotated[int | None, _option(ENGINE, "Sequences that a grouped scheduler chooses from.")]
+ChecksOption = Annotated[CheckLevel | None, _option(ENGINE, "Run-time checks. Default: device on a CPU, else host.")]
+StableOption = Annotated[bool, _option(ENGINE, "Passes of one shape: same bits always.", "--shape-stable")]
+BitwiseOption = Annotated[bool, _option(ENGINE, "Run shape-stable; compare to the last bit.", "--bitwise")]
+GraphsOption = Annotated[bool, _option(ENGINE, "Record rounds of inplace and replay them.", "--cuda-graphs")]
+RoomOption = Annotated[
+    float | None, _option(ENGINE, "Bound on both models' K/V. Default: most of what is free.", "--kv-memory-gib")
+]
+JobsOption = Annotated[int, _option(ENGINE, "Processes, on a CPU only; each run has one thread then.", min=1)]
+
+OutputOption = Annotated[Path | None, _option(OUTPUT, "JSON lines, in input order. Default: stdout.")]
+TraceOption = Annotated[Path | None, _option(OUTPUT, "NDJSON, one line per row per round.")]
+LinesOption = Annotated[
+    bool | None,
+    _option(OUTPUT, "JSON lines, or prompts with their text. Default: text on a terminal.", "--json/--text"),
+]
+ReportOption = Annotated[Path | None, _option(OUTPUT, "Write the rows and their provenance as JSON.", "--output")]
+JsonOption = Annotated[bool, _option(OUTPUT, "Print a JSON object on stdout, the table on stderr.", "--json")]
 
 
 def load(

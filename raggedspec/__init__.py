@@ -1,0 +1,1 @@
+"""The command `raggedspec`: the engine's commands, and the simulator's under `sim`."""

@@ -1,0 +1,37 @@
+"""One command for engine and simulator. Neither a tensor library nor pandas is loaded before a command needs it."""
+
+from typing import Annotated
+
+import typer
+
+import refimpl
+import refimpl.cli
+import simulator.cli
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Exact batch speculative decoding: decode, verify, measure, test any engine, simulate.",
+)
+app.add_typer(refimpl.cli.app)
+app.add_typer(simulator.cli.app, name="sim")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"raggedspec {refimpl.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the command as a whole."""
+
+
+def main() -> None:
+    """Run a command; exit codes are those of `refimpl.cli.main`."""
+    refimpl.cli.main(app)
