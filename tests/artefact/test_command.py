@@ -65,15 +65,16 @@ def test_version():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("sim run no-such.yaml", "error: no-such.yaml"),
-        ("generate --prompts no-such.txt", "error: cannot read no-such.txt"),
-        ("sim run -s engine.batch_size=0", "error: engine.batch_size must be an integer"),
+        ("sim run no-such.yaml", "no-such.yaml"),
+        ("generate --prompts no-such.txt", "no-such.txt"),
+        ("sim run -s engine.batch_size=0", "engine.batch_size must be an integer"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(words, said):
     found = run(f"{RUN}; sys.argv[1:] = {words.split()}; main()")
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.startswith(said)
+    assert found.stderr.startswith("error: ")
+    assert said in found.stderr
     assert found.stderr.count("\n") == 1
 
 

@@ -383,15 +383,6 @@ def test_likelihoods_are_of_the_same_drafts(tmp_path):
     assert 0 <= fit_profile(trace)[1] - fit_iid(trace)[1] < 18  # of three
 
 
-def test_every_public_name_is_what_it_says():
-    import simulator
-
-    assert len(simulator.__all__) <= 12
-    assert all(callable(getattr(simulator, name)) for name in simulator.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        simulator.nonsense  # noqa: B018
-
-
 def test_the_right_mean_with_too_little_spread_is_found_out(tmp_path):
     trace = synthetic_trace(tmp_path, Spec.of("beta", a=3.0, b=1.5), requests=60)
     fits = fit_all(trace, replications=12)
