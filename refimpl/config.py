@@ -20,6 +20,7 @@ ACCEPTANCE_RULES: tuple[str, ...] = get_args(AcceptanceName)
 CHECK_LEVELS: tuple[str, ...] = get_args(CheckLevel)
 
 MAX_SPECULATIVE_TOKENS = 64
+MAX_WINDOW = 2**20  # sequences
 RECORDABLE = (("inplace", "static"), ("inplace", "fifo"))  # rows stay in their places from round to round
 
 
@@ -243,7 +244,7 @@ class DecodeConfig:
         require_int("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
         require_int("max_new_tokens", self.max_new_tokens, 1)
         if self.window_size is not None:
-            require_int("window_size", self.window_size, 1)
+            require_int("window_size", self.window_size, 1, MAX_WINDOW)
         if self.logprobs is not None:
             require_int("logprobs", self.logprobs, 0, 1000)
         _require(

@@ -96,7 +96,7 @@ def encode(pair: Pair, prompt: str | Seq[int], index: int) -> list[int]:
         raise InputError(f"prompt {index} is empty")
     outside = [token for token in token_ids if not 0 <= token < pair.vocab_size]
     if outside:
-        raise InputError(f"prompt {index} holds token {outside[0]}, outside the vocabulary of {pair.vocab_size}")
+        raise InputError(f"prompt {index} holds token {shown(outside[0])}, outside the vocabulary of {pair.vocab_size}")
     return token_ids
 
 

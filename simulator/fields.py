@@ -154,7 +154,9 @@ def check_fields(instance: Any, where: str = "") -> None:
 def _check_plain(value: Any, hint: Any, name: str) -> None:
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(arg for arg in get_args(hint) if arg is not type(None))
-    if get_origin(hint) is Literal:
+    if is_dataclass(hint) and isinstance(hint, type):
+        require(isinstance(value, hint), f"{name} must be of class {hint.__name__}, not {shown(value)}")
+    elif get_origin(hint) is Literal:
         allowed = get_args(hint)
         require(value in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, not {shown(value)}")
     elif hint is bool:

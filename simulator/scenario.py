@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from refimpl.config import LAYOUTS, MAX_SPECULATIVE_TOKENS, SCHEDULERS, LayoutName, SchedulerName
+from refimpl.config import LAYOUTS, MAX_SPECULATIVE_TOKENS, MAX_WINDOW, SCHEDULERS, LayoutName, SchedulerName
 from refimpl.files import write_whole
 from refimpl.plain_yaml import Dumper, read_yaml
 from simulator.errors import InputError, require
@@ -34,7 +34,7 @@ from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, KINDS, LENGTHS, METHODS
 
 METHOD_PATHS = ("method", "engine.method")
 DEFAULT_BUDGET = 128
-WINDOW = Range(1, integer=True, most=2**20, bytes_each=2**11)
+WINDOW = Range(1, integer=True, most=MAX_WINDOW, bytes_each=2**11)
 REPLICAS = Range(1, integer=True, most=2**12, bytes_each=2**14)
 MIN_PHASE = 1e-3  # requests that an on phase brings
 MAX_BUDGET = 2**18  # tokens; a number is drawn for each of them, for hundreds of requests at a time

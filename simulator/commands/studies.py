@@ -205,8 +205,8 @@ def capacity(
 
 @app.command(epilog="Example: [bold]python -m simulator bench --repeats 3[/bold]")
 def bench(
-    batch_size: Annotated[int, typer.Option(min=1, help="rows of a round")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="runs per window size; medians are printed")] = 5,
+    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="rows of a round")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="runs per window size; medians are printed")] = 5,
     as_json: Json = False,
 ) -> None:
     """Measure rounds per second of the simulator itself, on one core."""

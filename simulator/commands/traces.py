@@ -21,7 +21,7 @@ def trace(
     scenario: ScenarioPath = None,
     out: Annotated[Path, typer.Option(help="Chrome-trace file to write")] = Path("trace.json"),
     engine: Annotated[Path | None, typer.Option(help="convert this engine trace instead of simulating")] = None,
-    replication: Annotated[int, typer.Option(min=0, help="which replication")] = 0,
+    replication: Annotated[int, typer.Option(min=0, max=10**6, help="which replication")] = 0,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:

@@ -108,36 +108,6 @@ def test_bench(capsys):
     assert min(data["rounds_per_s"].values()) > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "missing.yaml"], "missing.yaml: cannot be read: No such file"),
-        (["run", "-s", "engine.batch_size=-4"], "engine.batch_size must be an integer"),
-        (["run", "-s", "engine.batch=4"], "engine.batch: no such setting; allowed: layout, scheduler"),
-        (["run", "-s", "engine.batch_size"], "--set engine.batch_size: must be PATH=VALUE"),
-        (["run", "-s", "cost={kind: table, calibration: mars/tiny}"], "calibration 'mars/tiny' not found"),
-        (["run", "-n", "0"], "replications must be an integer ≥ 1"),
-        (["run", "--precision", "2"], "precision must be a number in (0, 1], not 2.0"),
-        (["run", "--precision", "0.1", "--workers", "0"], "Invalid value for '--workers'"),
-        (["fit", "validation/cpu/tiny/fit/acceptance.ndjson.gz", "-n", "0"], "replications must be an integer ≥ 1"),
-        (["runn"], "No such command 'runn'"),
-        (["run", "--replicas", "2"], "No such option"),
-        (["parity", "none.ndjson"], "none.ndjson: no such trace"),
-        (["validate", "--runs", "nowhere"], "holds no held-out traces"),
-        (["run", "-s", "study={kind: open, num_requests: 50, warmup: mser5}"], "mser5 needs 100 finished requests"),
-        (["run", "-s", "name=[1"], "--set name=[1: not YAML: while parsing a flow sequence"),
-        (["trace", "--out", "/nowhere/x.json"], "cannot write /nowhere/x.json: the folder /nowhere does not exist"),
-        (["parity", __file__ + "/.."], "no such trace"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, message):
-    assert main(arguments) == 2
-    error = capsys.readouterr().err.strip()
-    assert error.startswith("error: ")
-    assert message in error
-    assert "\n" not in error
-
-
 def test_tables_are_seen_with_and_without_json(capsys, path):
     assert main(["run", path, "-n", "1", "--json"]) == 0
     beside = capsys.readouterr().err

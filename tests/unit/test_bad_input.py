@@ -234,33 +234,6 @@ def run_cli(monkeypatch, capsys, *arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["generate", "--prompts", "nowhere.txt"],
-        ["generate", "--method", "magic"],
-        ["generate", "--output", "no/such/folder/out.jsonl"],
-        ["generate", "--device", "cuda"],
-        ["generate", "--device", "meta"],
-        ["generate", "--target", "only-one"],
-        ["generate", "--temperature", "-1"],
-        ["verify", "--batch-sizes", "1,x"],
-        ["verify", "--methods", "inplace,magic"],
-        ["verify", "--methods", "autoregressive"],
-        ["conformance", "--engine", "os:getcwd"],
-        ["verify", "--methods", "autoregressive", "--bitwise"],
-    ],
-)
-def test_one_line_and_exit_code_2(monkeypatch, capsys, arguments):
-    if "cuda" in arguments and torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    code, output = run_cli(monkeypatch, capsys, *arguments)
-    assert code == 2
-    assert output.out == ""
-    assert output.err.startswith("error: ")
-    assert output.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
     ("command", "wish"), [("verify", "--cuda-graphs"), ("verify", "--bitwise"), ("tie-or-bug", "--cuda-graphs")]
 )
 def test_what_a_method_cannot_do_is_refused_before_models_are_loaded(monkeypatch, capsys, command, wish):
