@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports unit claims nightly readme docs proof-tools proofs clean
+.PHONY: demo test lint types imports unit claims nightly test-bounds readme docs proof-tools proofs clean
 
 demo: $(STAMP)
 	$(BIN)/python -m refimpl demo
@@ -43,6 +43,11 @@ nightly: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/planted.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py
 
+# With the lowest versions that pyproject.toml admits, then with the newest, each in an environment of its own.
+test-bounds:
+	OMP_NUM_THREADS=1 $(PYTHON) tools/bounds.py lowest
+	OMP_NUM_THREADS=1 $(PYTHON) tools/bounds.py newest
+
 readme: $(STAMP)
 	$(BIN)/python tools/readme.py
 
@@ -57,4 +62,4 @@ proofs: proof-tools
 	proofs/check.sh
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-lowest .venv-newest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,13 +9,16 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from refimpl.errors import InputError
+from refimpl.extras import missing_extra
 
 BAD_INPUT, NO_READER, TERMINATED = 2, 1, 128 + signal.SIGTERM  # exit codes
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End with one line on stderr and `BAD_INPUT` on bad input and files that fail, quietly where nobody reads stdout.
+    """End with one line on stderr and `BAD_INPUT` on bad input, missing extras and files that fail.
+
+    Where nobody reads stdout, end quietly.
 
     SIGTERM ends like an exit does, so that half-written files and worker processes go with the command.
 
@@ -28,6 +31,12 @@ def one_line_errors() -> Iterator[None]:
             sys.stdout.flush()
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
+            sys.exit(BAD_INPUT)
+        except ModuleNotFoundError as error:
+            message = missing_extra(error)
+            if message is None:
+                raise
+            print(f"error: {message}", file=sys.stderr)
             sys.exit(BAD_INPUT)
         except BrokenPipeError:
             sys.exit(NO_READER)

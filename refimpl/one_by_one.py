@@ -1,7 +1,7 @@
 """Prompts decoded one by one with the oracle, and presented as every run is."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -17,7 +17,7 @@ from refimpl.requests import Prepared
 from refimpl.results import Result, SequenceRecord, make_result
 from refimpl.sequence import Sequence
 from refimpl.stats import RunStats, plain_stats
-from refimpl.timing import StageTimer, sum_stages
+from refimpl.timing import Stage, StageTimer, sum_stages
 
 ProgressCallback = Callable[[int, int], None]  # finished sequences, all sequences
 
@@ -30,8 +30,7 @@ def decode_one_by_one(
     feed = _windowed_rows(pair, prepared, config) if config.shape_stable else pair.target.fresh_row
     records = []
     for done, sequence in enumerate(prepared.sequences, start=1):
-        with timer.stage("verify"):
-            entries = _decode(feed(), sequence, pair.vocab_size, config)
+        entries = _decode(feed(), sequence, pair.vocab_size, config, timer)
         records.append(SequenceRecord(plain_stats(sequence.num_generated), entries))
         if progress:
             progress(done, len(prepared.sequences))
@@ -45,16 +44,30 @@ def decode_one_by_one(
     return make_result(pair, prepared, config, records, stats, rounds=[])
 
 
-def _decode(feed: FeedRow, sequence: Sequence, vocab_size: int, config: DecodeConfig) -> tuple[TokenLogprobs, ...]:
+def _decode(
+    feed: FeedRow, sequence: Sequence, vocab_size: int, config: DecodeConfig, timer: StageTimer
+) -> tuple[TokenLogprobs, ...]:
     """Bring one sequence to its end; log-probabilities where they were asked for."""
     tokens, entries = [], []
-    for token, logits in autoregressive.decode(feed, sequence, vocab_size, config.sampling):
+    for token, logits in _timed(autoregressive.decode(feed, sequence, vocab_size, config.sampling), timer):
         tokens.append(token)
         if config.logprobs is not None:
             entries.append(_logprobs_of(token, logits, config.logprobs))
     sequence.stop_reason = "stop" if autoregressive.stops(sequence, tokens) else "length"
     sequence.token_ids += tokens
     return tuple(entries)
+
+
+def _timed(steps: Iterator[tuple[int, Tensor]], timer: StageTimer) -> Iterator[tuple[int, Tensor]]:
+    """The same steps; the first one, which takes the whole prompt, is charged to prefill, the others to verify."""
+    stage: Stage = "prefill"
+    while True:
+        with timer.stage(stage):
+            step = next(steps, None)
+        if step is None:
+            return
+        yield step
+        stage = "verify"
 
 
 def _windowed_rows(pair: Pair, prepared: Prepared, config: DecodeConfig) -> Callable[[], FeedRow]:

@@ -129,7 +129,8 @@ class BootstrapAcceptance(AcceptanceModel):
     """Whole requests drawn with replacement from an engine trace; what it never compared is filled at random.
 
     A request that runs longer than the one it copies starts over at that one's beginning. With `resample` every
-    replication draws from a bootstrap sample of the trace's requests: the trace itself could have come out otherwise.
+    replication draws from a bootstrap sample of the trace's documents, each with all of its requests: the trace itself
+    could have come out otherwise, and prompts of one document resemble each other.
     """
 
     def __init__(self, streams: Streams, positions: int, max_run: int, *, path: str, resample: bool = False):
@@ -140,14 +141,17 @@ class BootstrapAcceptance(AcceptanceModel):
         require(bool(seen), f"{path}: holds no drafted token to learn from")
         overall = float(np.mean(np.concatenate(seen)[np.concatenate(seen) >= 0]))
         self.means = [float(np.mean(b[b >= 0])) if np.any(b >= 0) else overall for b in self.bits]
-        count = len(self.bits)
-        self.drawn = streams.generator(Purpose.FIT).integers(count, size=count) if resample else np.arange(count)
+        groups = [np.flatnonzero(trace.documents == document) for document in range(trace.documents.max() + 1)]
+        drawn = (
+            streams.generator(Purpose.FIT).integers(len(groups), size=len(groups)) if resample else range(len(groups))
+        )
+        self.drawn = np.concatenate([groups[document] for document in drawn])
 
     def copied(self, block: int) -> np.ndarray:
         """Which request of the trace each request of the block copies ``[TILE_REQUESTS]``."""
         first = block * TILE_REQUESTS
         uniform = self.streams.per_request(Purpose.REQUEST, first, first + TILE_REQUESTS)
-        return self.drawn[(uniform * len(self.bits)).astype(int)]
+        return self.drawn[(uniform * len(self.drawn)).astype(int)]
 
     def right(self, block: int, positions: int) -> np.ndarray:
         """Copy, and fill what is unknown by the copied request's own rate."""

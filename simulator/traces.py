@@ -88,6 +88,12 @@ class EngineTrace:
         return budgets
 
     @cached_property
+    def documents(self) -> np.ndarray:
+        """Number of the document of each prompt ``[sequences]``; each its own where the run does not say."""
+        names = self.header.get("documents", range(self.header["num_sequences"]))
+        return np.unique(np.array(names), return_inverse=True)[1]
+
+    @cached_property
     def output_lens(self) -> list[int]:
         """Generated tokens of every sequence, in order of input."""
         kept = self.rows.groupby("sequence")["kept"].sum()
@@ -143,6 +149,9 @@ def _check_header(where: str, header: dict[str, Any]) -> None:
         require(complete, f"{where}: {name} must hold {size} numbers, one per sequence")
         for i, value in enumerate(each):
             EACH_FIELDS[name].check(value, f"{where}: {name}[{i}]")
+    names = header.get("documents", [""] * size)
+    named = isinstance(names, list) and len(names) == size and all(isinstance(name, str) for name in names)
+    require(named, f"{where}: documents must hold {size} names, one per sequence")
 
 
 def _frame(path: str, header: dict[str, Any], frame: pd.DataFrame) -> pd.DataFrame:

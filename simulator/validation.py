@@ -4,19 +4,23 @@ Each held-out run is simulated several ways, so that an error can be told apart:
 
 | error        | simulated with                                   | against                              |
 |--------------|--------------------------------------------------|--------------------------------------|
-| scheduler    | replayed acceptance                              | rounds of the engine                 |
+| scheduler    | replayed acceptance                              | number of rounds of the engine       |
 | cost         | replayed acceptance, calibrated costs            | seconds of the engine                |
 | acceptance   | acceptance fitted to other prompts               | the same with replayed acceptance    |
 | total        | fitted acceptance, calibrated costs              | the engine                           |
 
-Two bands go with it. Both hold what the calibration says of its own uncertainty: the speed of a run, the jitter of a
-round, the error of each component's cost. The wider one also holds the acceptance: which prompts the run happens to
-have, and which ones it was fitted to. A run of a few prompts cannot be foretold any better than that, so the total
-error is also given per study, over the runs that differ in their prompts only.
+The scheduler's error is a consistency check, no prediction: the same scheduler meets the same acceptance. Every
+simulation is given the run's real prompts and output lengths, which a planner would have to guess.
+
+Three bands go with it. All contain what the calibration says of its own uncertainty: the noise of a run, the jitter of
+a round, the error of each component's cost. The second also contains the acceptance: which prompts the run happens to
+have, and which documents it was fitted to. A run of a few prompts cannot be predicted any better than that, so the
+total error is also given per study, over the runs that differ in their prompts only.
 
 Machines drift. A reference pass was timed along with the calibration and with each held-out run; `speed` is the
 run's over the calibration's, and simulated seconds are multiplied by it. The error without that is given beside it as
-`uncorrected_makespan_error`.
+`uncorrected_makespan_error`. The third band is the planner's, who does not know the speed: it draws it, with the
+spread that the probes of the calibration had (`speed_cv`).
 """
 
 from dataclasses import dataclass, replace
@@ -25,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import binomtest
 
 from refimpl.files import write_whole
 from refimpl.shown import Shown
@@ -44,6 +49,8 @@ BAND = 0.9
 META = (*META_FIELDS, "reference_s", "reference_cv")
 MIN_STAGE_SHARE = 0.02  # stages below this share of a run are not judged one by one
 FIT = "fit/acceptance.ndjson.gz"
+PROBES = "fit/probe-*.ndjson.gz"
+SPEED_SEED = 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,10 +99,21 @@ class Validation(Shown):
         return float(self.table["in_band"].mean())
 
     @property
-    def uncorrected_coverage(self) -> float:
-        """The same where the machine's speed during the run is not known, as a planner does not know it."""
-        low, high = (self.table[f"band_{end}_s"] / self.table["speed"] for end in ("low", "high"))
-        return float(self.table["measured_s"].between(low, high).mean())
+    def planner_coverage(self) -> float:
+        """The same for the band of a planner, who does not know the machine's speed during the run."""
+        return float(self.table["in_planner_band"].mean())
+
+    def interval(self, column: str = "in_band", level: float = 0.95) -> tuple[float, float]:
+        """Exact binomial (Clopper and Pearson) interval of a share of runs, as if runs were independent."""
+        inside = self.table[column]
+        found = binomtest(int(inside.sum()), len(inside)).proportion_ci(level, method="exact")
+        return float(found.low), float(found.high)
+
+    @property
+    def missed_studies(self) -> list[str]:
+        """Studies none of whose runs lies in the band of the costs alone."""
+        inside = self.table.groupby("study")["in_cost_band"].any()
+        return list(inside.index[~inside])
 
     @property
     def cost_coverage(self) -> float:
@@ -137,7 +155,8 @@ def validate(
         require(same, f"{trace.path}: pair is {trace.header['pair']!r}, the calibration's is {meta['pair']!r}")
     require((folder / FIT).is_file(), f"{folder / FIT}: no trace to fit acceptance to")
     cost, fit = Spec.of("table", calibration=calibration), str(folder / FIT)
-    jobs = [(trace, cost, fit, replications, meta["reference_s"]) for trace in traces]
+    meta["speed_cv"] = speed_cv(folder, meta)
+    jobs = [(trace, cost, fit, replications, meta) for trace in traces]
     lines = []
     for line in run_parallel(_judge, jobs, workers, {}):
         lines.append(line)
@@ -148,20 +167,31 @@ def validate(
     return Validation(table, stages, float(table["same_rows"].sum() / table["rows"].sum()), meta)
 
 
+def speed_cv(folder: Path, meta: dict[str, Any]) -> float:
+    """Relative standard deviation of the machine's speed from run to run of the probes.
+
+    With fewer than two probes, that of a single reference pass, which is larger.
+    """
+    probes = [read_engine_trace(path).header["reference_s"] for path in sorted(folder.glob(PROBES))]
+    return float(np.std(probes, ddof=1) / np.mean(probes)) if len(probes) > 1 else float(meta["reference_cv"])
+
+
 def _judge(
-    trace: EngineTrace, cost: Spec, fit: str, replications: int, reference_s: float
+    trace: EngineTrace, cost: Spec, fit: str, replications: int, meta: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     run = Path(trace.path).name.removesuffix(".ndjson.gz")
     require("reference_s" in trace.header, f"{trace.path}:1: missing reference_s")
-    speed = trace.header["reference_s"] / reference_s
+    speed = trace.header["reference_s"] / meta["reference_s"]
     measured_s, tokens = float(trace.rounds["round_s"].sum()), sum(trace.output_lens)
     parity = check_parity(trace.path)
     replayed = simulate(_scenario(trace, cost, None, noise=False), 1)
     noisy = simulate(_scenario(trace, cost, None, noise=True), replications, keep_frames=False)
     drawn = Spec.of("bootstrap", path=fit, resample=True)
     fitted = simulate(_scenario(trace, cost, drawn, noise=True), replications, keep_frames=False)
+    drawn_speed = np.exp(np.random.default_rng(SPEED_SEED).normal(0.0, meta["speed_cv"], replications))
     cost_low, cost_high = _band(noisy, speed)
     low, high = _band(fitted, speed)
+    planner_low, planner_high = _band(fitted, drawn_speed)
     line = {
         "run": run,
         "study": run.rpartition("-")[0] or run,
@@ -187,12 +217,16 @@ def _judge(
         "band_low_s": low,
         "band_high_s": high,
         "in_band": low <= measured_s <= high,
+        "planner_band_low_s": planner_low,
+        "planner_band_high_s": planner_high,
+        "in_planner_band": planner_low <= measured_s <= planner_high,
     }
     return line, {"run": run} | _stage_errors(trace, replayed, speed)
 
 
-def _band(results: Results, speed: float) -> tuple[float, float]:
-    low, high = speed * np.quantile(results.metrics["makespan_s"], [(1 - BAND) / 2, (1 + BAND) / 2])
+def _band(results: Results, speed: float | np.ndarray) -> tuple[float, float]:
+    seconds = speed * results.metrics["makespan_s"].to_numpy()
+    low, high = np.quantile(seconds, [(1 - BAND) / 2, (1 + BAND) / 2])
     return float(low), float(high)
 
 

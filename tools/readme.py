@@ -22,8 +22,11 @@ from readme_measured import (
     ties_table,
 )
 
-from refimpl.demo import DEMO_HEADINGS, demo_cells
-from simulator.validation import read_validation
+from refimpl.demo import DEMO_HEADINGS, demo_cells, demo_legend
+from simulator.acceptance_fit import clustered_error
+from simulator.folders import VALIDATION
+from simulator.traces import read_engine_trace
+from simulator.validation import FIT, Validation, read_validation
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -49,7 +52,9 @@ def origin(meta: dict[str, Any]) -> str:
 
 def demo(data: dict[str, Any]) -> str:
     """The demonstration's table."""
-    return markdown_table(DEMO_HEADINGS, [demo_cells(row) for row in data["rows"]]) + origin(data["meta"])
+    table = markdown_table(DEMO_HEADINGS, [demo_cells(row) for row in data["rows"]])
+    legend = "\n\n".join(demo_legend(data["rows"], data["meta"]["prompt_lens"]))
+    return f"{table}\n{legend}\n{origin(data['meta'])}"
 
 
 def verify(data: dict[str, Any]) -> str:
@@ -101,12 +106,13 @@ def gpu(data: dict[str, Any]) -> str:
 
 
 VALIDATION_METRICS = {
-    "scheduler_error": "scheduler: seconds of a replay's decisions",
     "cost_error": "cost: the run's own acceptance, replayed",
     "acceptance_error": "acceptance: drawn from the fit instead",
     "makespan_error": "makespan, all together",
+    "uncorrected_makespan_error": "makespan, speed of the machine not known",
     "tokens_per_s_error": "tokens/s, all together",
     "study_tokens_per_s_error": "tokens/s, mean of a study's runs",
+    "scheduler_error": "rounds of a replay (consistency check)",
 }
 
 
@@ -114,13 +120,40 @@ def simulator(name: str) -> str:
     """Errors of the simulator against held-out runs of the engine; `name` is ``device/pair``."""
     found = read_validation(name)
     rows = [[label, *_error_cells(found.summary.loc[metric])] for metric, label in VALIDATION_METRICS.items()]
-    parity, coverage = f"{100 * found.parity:.0f} %", f"{100 * found.coverage:.1f} %"
-    unknown, alone = f"{100 * found.uncorrected_coverage:.1f} %", f"{100 * found.cost_coverage:.1f} %"
+    command = f"`python -m simulator validate --calibration {name}`, on runs measured by"
+    text = f"\n{_bands(found)}\n\n{_given(name, found.meta)}\n\n{command}\n"
+    return markdown_table(["error", "mean size", "mean", "worst", "of"], rows) + text + origin(found.meta).lstrip("\n")
+
+
+def _bands(found: Validation) -> str:
+    """What the bands cover, and where they fail."""
+    low, high = found.interval()
+    missed = found.missed_studies
+    runs = int(found.table["study"].isin(missed).sum())
     return (
-        markdown_table(["error", "mean size", "mean", "worst", "of"], rows)
-        + f"\nDecisions agree in {parity} of row-rounds. Of the runs, 90 % bands hold {coverage} at the speed that the "
-        f"machine had, {unknown} if that is not known. Bands of the costs alone hold {alone}: how far costs are off "
-        "depends on the study, and replications do not show that.\n" + origin(found.meta)
+        f"Decisions agree in {100 * found.parity:.0f} % of row-rounds. 90 % bands cover {_share_of(found, 'in_band')} "
+        f"(95 % interval {100 * low:.0f} … {100 * high:.0f} %) at the speed measured during the run, "
+        f"{_share_of(found, 'in_planner_band')} where the speed is drawn. Bands of the costs alone cover "
+        f"{_share_of(found, 'in_cost_band')}: how far costs are off depends on the study"
+        + (f"; {' and '.join(missed)} miss theirs in {runs} of {runs} runs." if missed else ".")
+    )
+
+
+def _share_of(found: Validation, column: str) -> str:
+    inside = found.table[column]
+    return f"{int(inside.sum())} of {len(inside)} runs ({100 * inside.mean():.1f} %)"
+
+
+def _given(name: str, meta: dict[str, Any]) -> str:
+    """What the simulations know of the runs, and where acceptance comes from."""
+    trace = read_engine_trace(VALIDATION / name / FIT)
+    error, count = clustered_error(trace), len(set(trace.documents))
+    split = "other documents than" if meta.get("split") == "document" else "other prompts, but the same documents, as"
+    again = f" {len(meta['runs_again'])} runs were interrupted and run again." if "runs_again" in meta else ""
+    return (
+        "Every simulation is given the run's real prompt and output lengths. Its acceptance is fitted to "
+        f"{len(trace.documents)} prompts from {count} documents (standard error of the mean acceptance length "
+        f"{100 * error:.1f} %, clustered by document); the runs have {split} the fit.{again}"
     )
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from refimpl.bench.probe import device_busy_s
@@ -46,6 +46,7 @@ class Sample:
         kv_bytes: K/V pools; None for engines that have none of ours.
         record_s: seconds spent on recording rounds, warm-ups included. Recordings live as long as their engine: every
             run makes them anew, one for each width of the context.
+        outputs: generated token ids of every prompt.
     """
 
     seconds: float
@@ -59,6 +60,7 @@ class Sample:
     peak_bytes: int | None = None
     kv_bytes: int | None = None
     record_s: float = 0.0
+    outputs: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ def run_method(bench: Bench, prompts: list[list[int]], method: str, batch_size: 
         peak_bytes=peak[0] if peak else None,
         kv_bytes=stats.kv_bytes,
         record_s=record_s,
+        outputs=tuple(tuple(sequence.token_ids) for sequence in result.sequences),
     )
 
 
@@ -113,7 +116,8 @@ def hf_generate(bench: Bench, prompts: list[list[int]], batch_size: int, *, assi
     config = GenerationConfig(
         do_sample=False, max_new_tokens=bench.settings.max_new_tokens, eos_token_id=None, pad_token_id=0, use_cache=True
     )
-    target, draft, device, tokens = bench.target.model, bench.draft.model, bench.device, 0
+    target, draft, device = bench.target.model, bench.draft.model, bench.device
+    outputs: list[Tensor] = []
     extra = {"assistant_model": draft} if assisted else {}
     pads: list[int] = []
     with _peak_memory(device) as peak, _as_shipped(bench), _recorded_passes(bench, pads) as passes:
@@ -126,10 +130,12 @@ def hf_generate(bench: Bench, prompts: list[list[int]], batch_size: int, *, assi
             ids = torch.tensor([[0] * (width - len(p)) + p for p in batch], device=device)
             mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in batch], device=device)
             output = target.generate(ids, attention_mask=mask, generation_config=config, **extra)
-            tokens += (output.shape[1] - width) * len(batch)
+            outputs += output[:, width:]
         _synchronize(device)
         seconds = time.perf_counter() - begun
-    return Sample(seconds, tokens, tuple(passes), seconds, peak_bytes=peak[0] if peak else None)
+    generated = tuple(tuple(row.tolist()) for row in outputs)
+    tokens, most = sum(map(len, generated)), peak[0] if peak else None
+    return Sample(seconds, tokens, tuple(passes), seconds, peak_bytes=most, outputs=generated)
 
 
 def busy_s_per_round(

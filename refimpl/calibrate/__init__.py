@@ -8,7 +8,7 @@ runs a few rounds of the engine at one place of the grid (variant, batch size, p
 |------------|------------------------------|--------------------------------------------------------------------|
 | acceptance | its own                      | acceptance is fitted to it                                          |
 | probes     | the same in every pass       | how much the seconds of one and the same run differ: ``run_cv``      |
-| held out   | others for every run         | no cost, no noise and no acceptance is taken from it                 |
+| held out   | of other documents           | no cost, no noise and no acceptance is taken from it                 |
 
 A fixed reference pass is timed along with all of them: points are given at the reference's mean speed, and each run
 says at which speed it ran. Column names and fields are those of `simulator/data/README.md`.

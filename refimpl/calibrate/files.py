@@ -47,6 +47,7 @@ def make_meta(
     seed: int,
     run_cv: float,
     skipped: list[str],
+    runs_again: list[str],
 ) -> dict[str, Any]:
     """Where the points come from, and how far measurements of one and the same thing differ."""
     drift_cv, component_cv = points.drift()
@@ -72,4 +73,6 @@ def make_meta(
         "reference_cv": reference.cv,
         "interrupted": points.num_interrupted,
         "skipped": skipped,
+        "runs_again": runs_again,
+        "split": "document",
     }

@@ -17,7 +17,7 @@ from refimpl.calibrate import grid, studies
 from refimpl.calibrate.files import folder_name, make_meta, write_json, write_points
 from refimpl.calibrate.grid import Axes, Cell, levels_of
 from refimpl.calibrate.points import Points
-from refimpl.calibrate.prompts import PromptSupply, token_prompts
+from refimpl.calibrate.prompts import Piece, PromptSupply, token_prompts
 from refimpl.calibrate.reference import Reference
 from refimpl.calibrate.runs import Run, Runner, run_cv, write_run
 from refimpl.calibrate.studies import Studies, StudySettings
@@ -63,9 +63,9 @@ class Plan:
 
     @property
     def prompts_needed(self) -> tuple[int, int]:
-        """Prompts of what calibrates, and of all runs."""
+        """Prompts of what calibrates, and of all held-out runs."""
         fitted = sum(study.num_prompts for study in (self.studies.acceptance, *self.studies.probes))
-        return fitted, fitted + self.repeats * sum(study.num_prompts for study in self.studies.held_out)
+        return fitted, self.repeats * sum(study.num_prompts for study in self.studies.held_out)
 
 
 def default_plan(pair: Pair) -> Plan:
@@ -94,8 +94,7 @@ class Calibration:
     def __init__(self, pair: Pair, given: list[Prompt] | None, plan: Plan, seed: int, minutes: float | None):
         self.plan, self.seed, self.rng = plan, seed, random.Random(seed)
         self.deadline_s = time.monotonic() + 60 * minutes if minutes else float("inf")
-        fitted, needed = plan.prompts_needed
-        self.supply = PromptSupply(token_prompts(pair, given, self.rng), fitted, needed, self.rng)
+        self.supply = PromptSupply(token_prompts(pair, given, self.rng), *plan.prompts_needed, self.rng)
         stream = self.supply.stream
         longest = max(length for axes in plan.grids for length in (*axes.prompt_lens, *axes.prefill_lens))
         stream *= 1 + 2 * longest // len(stream)
@@ -173,7 +172,7 @@ class Calibration:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # once the failed job's tensors have gone with its frames
 
-    def _deal(self, study: StudySettings, *, fitted: bool) -> list[list[int]]:
+    def _deal(self, study: StudySettings, *, fitted: bool) -> list[Piece]:
         return self.supply.deal(study.num_prompts, fitted=fitted)
 
     def _run_acceptance(self) -> None:
@@ -185,7 +184,7 @@ class Calibration:
         return Job(name, lambda: self.visits.append(self.visitor.visit(cell, pass_index)))
 
     def _probe_jobs(self) -> list[Job]:
-        def job(study: StudySettings, prompts: list[list[int]]) -> Job:
+        def job(study: StudySettings, prompts: list[Piece]) -> Job:
             def probe() -> None:
                 run = self.runner.run(study, prompts, self.seed)
                 self.probes[study.name].append(run)
@@ -199,7 +198,7 @@ class Calibration:
     def _held_out_jobs(self, num_blocks: int) -> list[list[Job]]:
         """Jobs of each block: the first runs of all studies in the first blocks, the last ones in the last."""
 
-        def job(study: StudySettings, prompts: list[list[int]], seed: int) -> Job:
+        def job(study: StudySettings, prompts: list[Piece], seed: int) -> Job:
             return Job(study.name, lambda: self.held_out.update({study.name: self.runner.run(study, prompts, seed)}))
 
         jobs = list[Job]()
@@ -272,6 +271,7 @@ def write_calibration(calibration: Calibration, pair: Pair, out: Path, folder: s
     meta = make_meta(
         pair, points, calibration.reference, command, check_level=CHECKS, passes=calibration.plan.passes,
         seed=calibration.seed, run_cv=run_cv(list(calibration.probes.values())), skipped=calibration.skipped,
+        runs_again=[name for name, run in calibration.held_out.items() if run.attempts > 1],
     )  # fmt: skip
     with in_place_of(out / "calibration" / folder) as costs, in_place_of(out / "validation" / folder) as runs:
         write_points(costs, points.lines(), meta)

@@ -3,17 +3,18 @@
 import gzip
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from refimpl.calibrate.prompts import Piece
 from refimpl.calibrate.reference import Reference, uninterrupted
 from refimpl.calibrate.studies import StudySettings
 from refimpl.config import DecodeConfig, make_config
 from refimpl.engine import Engine
 from refimpl.forced import iid_lengths
 from refimpl.model import Pair
-from refimpl.requests import prepare
+from refimpl.requests import Prompt, prepare
 from refimpl.results import environment_of
 from refimpl.trace import RoundRecord, trace_header, write_trace
 
@@ -25,12 +26,15 @@ class Run:
     """A run's trace.
 
     Attributes:
-        header: its settings, and ``reference_s``, the reference pass's mean seconds meanwhile.
+        header: its settings; ``documents``, which one each prompt comes from; and ``reference_s``, the reference pass's
+            mean seconds meanwhile.
         records: its rounds.
+        attempts: how often it ran until this was kept.
     """
 
     header: dict[str, Any]
     records: list[RoundRecord]
+    attempts: int = 1
 
     @property
     def interrupted_rounds(self) -> int:
@@ -58,19 +62,19 @@ class Runner:
         self.pair, self.reference, self.checks = pair, reference, checks
         self.forced_probability = forced_probability
 
-    def run(self, study: StudySettings, prompts: list[list[int]], seed: int) -> Run:
+    def run(self, study: StudySettings, prompts: list[Piece], seed: int) -> Run:
         """Run a study; again when a round was interrupted, and the least interrupted attempt counts."""
-        best = self._run(study, prompts, seed)
-        for _ in range(ATTEMPTS - 1):
-            if not best.interrupted_rounds:
-                break
+        best, attempts = self._run(study, prompts, seed), 1
+        while best.interrupted_rounds and attempts < ATTEMPTS:
             print(f"{study.name}: {best.interrupted_rounds} rounds interrupted, runs again", file=sys.stderr)
             best = min(best, self._run(study, prompts, seed), key=lambda run: run.interrupted_rounds)
-        return best
+            attempts += 1
+        return replace(best, attempts=attempts)
 
-    def _run(self, study: StudySettings, prompts: list[list[int]], seed: int) -> Run:
+    def _run(self, study: StudySettings, prompts: list[Piece], seed: int) -> Run:
         config = self._config(study, seed)
-        engine = Engine(self.pair, prepare(self.pair, prompts, config, study.max_prompt_tokens).sequences, config)
+        ids: list[Prompt] = [piece.ids for piece in prompts]
+        engine = Engine(self.pair, prepare(self.pair, ids, config, study.max_prompt_tokens).sequences, config)
         records, speed = [], [self.reference.time()]
         while not engine.scheduler.done:
             speed += self.reference.time_when_due()
@@ -78,7 +82,8 @@ class Runner:
             records.append(engine.run_one_round())
         speed.append(self.reference.time())
         environment = environment_of(self.pair, config) | {"reference_s": statistics.mean(uninterrupted(speed))}
-        return Run(trace_header(config, engine.sequences, environment), records)
+        documents = {"documents": [piece.document for piece in prompts]}
+        return Run(trace_header(config, engine.sequences, environment) | documents, records)
 
     def _config(self, study: StudySettings, seed: int) -> DecodeConfig:
         options: dict[str, Any] = {"seed": seed}
@@ -107,7 +112,8 @@ def write_run(path: Path, run: Run, **more: Any) -> None:
     """Write a run's trace, compressed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = path.with_suffix("")
-    write_trace(plain, run.header | more | {"interrupted_rounds": run.interrupted_rounds}, run.records)
+    marks = {"interrupted_rounds": run.interrupted_rounds, "attempts": run.attempts}
+    write_trace(plain, run.header | more | marks, run.records)
     with gzip.GzipFile(path, "wb", mtime=0) as file:
         file.write(plain.read_bytes())
     plain.unlink()

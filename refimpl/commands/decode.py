@@ -277,26 +277,34 @@ def _print_verify_table(report: Any, json_: bool) -> None:
             )
 
 
-@app.command(epilog="Example: [bold]python -m refimpl demo --limit 16 --max-new-tokens 32[/bold]")
+@app.command(epilog="Example: [bold]python -m refimpl demo --limit 8 --max-new-tokens 16[/bold]")
 def demo(
-    limit: LimitOption = 64,
-    batch_size: Annotated[int, typer.Option(help="Rows of a round.")] = 8,
-    max_new_tokens: MaxNewOption = 48,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts, evenly spaced over the bundled ones.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a round.")] = 8,
+    max_new_tokens: MaxNewOption = 24,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs after a warm-up.")] = 2,
     checks: ChecksOption = "host",
     device: DeviceOption = "cpu",
     output: ReportOption = None,
 ) -> None:
-    """Decode the bundled prompts with the bundled pair by every method, and print one table."""
+    """Decode bundled prompts with the bundled pair, by transformers and by every method in turn; print one table."""
     from dataclasses import asdict
 
-    from refimpl.demo import demo_table, run_demo
+    from refimpl.bench.settings import prompt_ids
+    from refimpl.demo import demo_legend, demo_table, run_demo
 
     check_outputs([output], [])
     models = load("tiny", None, None, device, "float32", False)
-    settings = {"batch_size": batch_size, "max_new_tokens": max_new_tokens, "checks": checks}
+    prompts = prompt_ids(models, prompts_from(None, "first", None), limit, 0, 0)
+    settings: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens, "repeats": repeats}
     with progress_bars() as bars:
-        rows = run_demo(models, prompts_from(None, "first", limit), bars, **settings)
-    write_report(output, {"rows": [asdict(row) for row in rows]}, models.device)
-    console_for_tables().print(demo_table(rows))
+        rows = run_demo(models, prompts, checks=checks or "host", progress=bars, **settings)
+    prompt_lens = [len(prompt) for prompt in prompts]
+    meta = {"settings": settings | {"checks": checks}, "prompt_lens": prompt_lens}
+    report = write_report(output, {"rows": [asdict(row) for row in rows]}, models.device, meta)
+    console = console_for_tables()
+    console.print(demo_table(rows))
+    for line in demo_legend(report["rows"], prompt_lens):
+        console.print(line, highlight=False)
     if any(row.exact != row.prompts for row in rows):
         raise typer.Exit(1)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from refimpl.errors import InputError
+from refimpl.extras import missing_extra
 
 
 def conformance(
@@ -49,5 +50,5 @@ def _run(engine: str | None, command: str | None, limits: dict[str, int], **opti
         from refimpl.conformance.engine_cases import Limits
         from refimpl.conformance.runner import run_conformance
     except ModuleNotFoundError as error:
-        raise InputError(f"{error.name} is missing: install raggedspec[conformance]") from error
+        raise InputError(missing_extra(error) or str(error)) from error
     return run_conformance(engine, command, limits=Limits(**limits), **options)

@@ -106,10 +106,11 @@ def validate(
         with tables(as_json):
             print(f"written: {table.name}")
     if as_json:
-        noise = {name: found.meta[name] for name in ("reference_cv", "drift_cv", "run_cv", "round_cv")}
+        noise = {name: found.meta[name] for name in ("reference_cv", "speed_cv", "drift_cv", "run_cv", "round_cv")}
         print_json(
-            {"parity": found.parity, "coverage": found.coverage, "uncorrected_coverage": found.uncorrected_coverage}
-            | {"cost_coverage": found.cost_coverage, **noise}
+            {"parity": found.parity, "coverage": found.coverage, "coverage_interval": found.interval()}
+            | {"planner_coverage": found.planner_coverage, "cost_coverage": found.cost_coverage, **noise}
+            | {"missed_studies": found.missed_studies}
             | {"summary": found.summary.to_dict(orient="index"), "studies": found.studies.to_dict(orient="index")}
             | {"runs": found.table.to_dict(orient="index")}
         )
@@ -124,14 +125,16 @@ def _show_validation(found: "Validation") -> None:
     show(found.studies, 3)
     print("\nerrors of runs, then of studies")
     show(found.summary, 3)
-    speed, meta = found.table["speed"], found.meta
+    speed, meta, (low, high) = found.table["speed"], found.meta, found.interval()
     print(
         f"\ndecision parity {100 * found.parity:.4g} % of row-rounds; of {len(speed)} runs, 90 % bands cover "
-        f"{100 * found.coverage:.3g} %; {100 * found.uncorrected_coverage:.3g} % if the machine's speed during the run "
-        f"is not known; {100 * found.cost_coverage:.3g} % if it is, and the run's own acceptance is replayed\n"
+        f"{100 * found.coverage:.3g} % (95 % interval {100 * low:.0f} … {100 * high:.0f} %); "
+        f"{100 * found.planner_coverage:.3g} % where the machine's speed is drawn instead of known; "
+        f"{100 * found.cost_coverage:.3g} % where it is known and the run's own acceptance is replayed\n"
         f"drift: machine speed {speed.min():.3f} … {speed.max():.3f} of the calibration's mean, reference pass "
-        f"±{100 * meta['reference_cv']:.2g} %, passes at reference speed ±{100 * meta['drift_cv']:.2g} %, one and the "
-        f"same run ±{100 * meta['run_cv']:.2g} %, round ±{100 * meta['round_cv']:.2g} %"
+        f"±{100 * meta['reference_cv']:.2g} %, speed of a run ±{100 * meta['speed_cv']:.2g} %, passes at reference "
+        f"speed ±{100 * meta['drift_cv']:.2g} %, one and the same run ±{100 * meta['run_cv']:.2g} %, "
+        f"round ±{100 * meta['round_cv']:.2g} %"
     )
 
 

@@ -13,10 +13,10 @@ import torch
 
 from refimpl.calibrate.grid import CPU, CUDA, VARIANTS, Axes, Cell, levels_of
 from refimpl.calibrate.points import Points
-from refimpl.calibrate.prompts import PromptSupply
+from refimpl.calibrate.prompts import Piece, PromptSupply, token_prompts
 from refimpl.calibrate.reference import uninterrupted
 from refimpl.calibrate.run import Calibration, Plan, calibrate
-from refimpl.calibrate.runs import Runner, run_cv
+from refimpl.calibrate.runs import Runner, run_cv, write_run
 from refimpl.calibrate.studies import CPU as CPU_STUDIES
 from refimpl.calibrate.studies import CUDA as CUDA_STUDIES
 from refimpl.calibrate.studies import Studies, StudySettings
@@ -27,6 +27,7 @@ from refimpl.pairs.random_pairs import random_pair
 from simulator.calibration import META_FIELDS, load_calibration
 from simulator.cli import main
 from simulator.grids import make_grid
+from simulator.traces import read_engine_trace
 from simulator.validation import META, validate
 
 HELD_OUT = (
@@ -126,13 +127,58 @@ def test_no_held_out_run_meets_a_prompt_that_calibrated(pair):
     measured = Calibration(pair, PROMPTS, PLAN, seed=3, minutes=None)
     held_out = measured.supply.deal(60, fitted=False)
     fitted = measured.supply.deal(60, fitted=True)
-    assert not {tuple(p) for p in held_out} & {tuple(p) for p in fitted}
+    assert not {tuple(p.ids) for p in held_out} & {tuple(p.ids) for p in fitted}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_held_out_runs_have_other_documents_than_what_calibrates(seed):
+    pieces = [Piece(f"module{i * i % 7}", [i]) for i in range(40)]
+    supply = PromptSupply(pieces, fitted=8, held_out=15, rng=random.Random(seed))
+    dealt = {fit: {piece.document for piece in supply.deal(40, fitted=fit)} for fit in (True, False)}
+    assert dealt[True]
+    assert dealt[False]
+    assert not dealt[True] & dealt[False]
+
+
+def test_the_bundled_pairs_pieces_suffice_for_every_run(tiny):
+    """And each side has several documents, so that the error of the fit can be told."""
+    pieces = token_prompts(tiny, None, random.Random(0))
+    fitted, held_out = Plan(CPU, CPU_STUDIES, passes=5, repeats=6).prompts_needed
+    supply = PromptSupply(pieces, fitted, held_out, random.Random(0))
+    dealt = {fit: supply.deal(count, fitted=fit) for fit, count in ((True, fitted), (False, held_out))}
+    assert not {p.document for p in dealt[True]} & {p.document for p in dealt[False]}
+    assert all(len({id(p) for p in found}) == len(found) for found in dealt.values())
+    assert all(len({p.document for p in found}) >= 5 for found in dealt.values())
+
+
+def test_prompts_of_a_single_document_are_refused():
+    with pytest.raises(InputError, match="at least two documents"):
+        PromptSupply([Piece("one", [i]) for i in range(40)], 4, 4, random.Random(0))
 
 
 def test_a_large_pile_deals_every_prompt_once():
-    supply = PromptSupply([[i] for i in range(20)], fitted=8, needed=20, rng=random.Random(0))
+    supply = PromptSupply([Piece(str(i), [i]) for i in range(20)], fitted=8, held_out=12, rng=random.Random(0))
     dealt = supply.deal(8, fitted=True) + supply.deal(12, fitted=False)
-    assert sorted(dealt) == [[i] for i in range(20)]
+    assert sorted(piece.ids for piece in dealt) == [[i] for i in range(20)]
+
+
+def test_a_run_that_was_interrupted_runs_again_and_says_so(pair, tmp_path, monkeypatch):
+    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
+    once, seen = Runner._run, []
+
+    def interrupted_at_first(self, study, prompts, seed):
+        found = once(self, study, prompts, seed)
+        for record in found.records:
+            record.stage_s["round_s"] = record.stage_s["prefill_s"] + 1.0
+        found.records[1].stage_s["round_s"] += 0 if seen else 1000.0
+        seen.append(study.name)
+        return found
+
+    monkeypatch.setattr(Runner, "_run", interrupted_at_first)
+    run = measured.runner.run(HELD_OUT[0], measured.supply.deal(6, fitted=False), 5)
+    write_run(tmp_path / "run.ndjson.gz", run)
+    header = read_engine_trace(str(tmp_path / "run.ndjson.gz")).header
+    assert (len(seen), header["attempts"], header["interrupted_rounds"]) == (2, 2, 0)
 
 
 def test_too_little_time_or_too_few_prompts_or_passes_are_said_so(pair, tmp_path):
@@ -207,6 +253,7 @@ def test_visits_and_runs_that_cannot_be_done_are_skipped(pair, tmp_path, monkeyp
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if line.startswith("skipped ")] == [f"skipped {line}" for line in skipped]
     assert (calibration.meta["cuda_graphs"], calibration.meta["run_cv"]) == (False, 0)
+    assert set(calibration.meta["runs_again"]) <= {"inplace-grouped-0"}
     verify = calibration.grid("verify", "realigned")
     assert verify.outside(1, 3, 45) == ""
     assert "were not measured together" in verify.outside(2, 3, 45)
@@ -279,9 +326,9 @@ def test_a_calibration_and_a_user_write_the_same_header(pair):
     study = HELD_OUT[0]
     config = {"method": study.method, "batch_size": 2, "num_speculative_tokens": 2, "max_new_tokens": 10}
     measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
-    run = measured.runner.run(study, PROMPTS[:6], 5)
+    run = measured.runner.run(study, [Piece(str(i), ids) for i, ids in enumerate(PROMPTS[:6])], 5)
     header = generate(pair, PROMPTS[:6], max_prompt_tokens=20, seed=5, checks="host", **config).header
-    assert run.header == header | {"reference_s": run.header["reference_s"]}
+    assert run.header == header | {"reference_s": run.header["reference_s"], "documents": list("012345")}
 
 
 # --- plans -------------------------------------------------------------------------------------------------------

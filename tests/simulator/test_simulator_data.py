@@ -10,15 +10,17 @@ import pytest
 from nbclient import NotebookClient
 
 from refimpl.config import LAYOUTS, SCHEDULERS
-from simulator.acceptance_fit import fit_all, fit_profile, request_counts
+from simulator.acceptance import BootstrapAcceptance
+from simulator.acceptance_fit import clustered_error, fit_all, fit_profile, request_counts
 from simulator.calibration import available_calibrations, load_calibration
 from simulator.errors import InputError
 from simulator.folders import DATA, VALIDATION
 from simulator.parity import check_parity
 from simulator.runner import simulate
 from simulator.scenario import Scenario
-from simulator.traces import read_engine_trace
-from simulator.validation import read_validation, validate
+from simulator.streams import Streams
+from simulator.traces import EngineTrace, read_engine_trace
+from simulator.validation import FIT, read_validation, speed_cv, validate
 
 TRACES = sorted(DATA.glob("*/*/*/*.ndjson.gz"))
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
@@ -110,8 +112,62 @@ def test_positions_that_a_rollback_drafts_again_count_once():
 
 
 @pytest.mark.skipif("cpu/tiny" not in VALIDATED, reason="no validation of cpu/tiny is committed")
-def test_bands_hold_less_where_the_speed_of_the_machine_is_not_known():
+def test_bands_are_wider_where_the_speed_of_the_machine_is_drawn():
+    """As wide as an independent factor makes them: relative widths add up as squares, at 90 % of 200 replications."""
+    table = read_validation("cpu/tiny").table
+    relative = (table["band_high_s"] - table["band_low_s"]) / table["speed"]
+    drawn = table["planner_band_high_s"] - table["planner_band_low_s"]
+    middle = (table["planner_band_high_s"] + table["planner_band_low_s"]) / 2
+    cv = speed_cv(VALIDATION / "cpu/tiny", {})
+    assert 0.01 < cv < 0.1
+    expected = np.sqrt(relative**2 + (2 * 1.645 * cv * middle) ** 2)
+    assert (drawn / expected).between(0.75, 1.3).all()
+    assert (drawn / expected).mean() == pytest.approx(1, abs=0.05)
+    assert drawn.mean() > relative.mean()
+
+
+@pytest.mark.skipif("cpu/tiny" not in VALIDATED, reason="no validation of cpu/tiny is committed")
+def test_a_bootstrap_sample_consists_of_whole_documents():
+    trace = read_engine_trace(VALIDATION / "cpu/tiny" / FIT)
+    sizes = np.bincount(trace.documents)
+    counts = set()
+    for replication in range(5):
+        model = BootstrapAcceptance(Streams(0, replication), 4, 2, path=trace.path, resample=True)
+        times = np.bincount(model.drawn, minlength=len(trace.documents))
+        per_document = [times[trace.documents == document] for document in range(len(sizes))]
+        assert all(len(set(each)) == 1 for each in per_document)
+        assert sum(each[0] for each in per_document) == len(sizes)
+        assert model.copied(0).max() < len(trace.documents)
+        counts.add(tuple(times))
+    assert len(counts) == 5
+
+
+def test_the_spread_of_speeds_is_that_of_the_probes_else_of_a_pass(tmp_path):
+    assert speed_cv(tmp_path, {"reference_cv": 0.07}) == 0.07
+
+
+@pytest.mark.skipif("cpu/tiny" not in VALIDATED, reason="no validation of cpu/tiny is committed")
+def test_shares_of_runs_come_with_their_interval():
+    """76 of 84: 0.821 … 0.958 in tables of the exact binomial interval."""
     found = read_validation("cpu/tiny")
-    table = found.table.assign(speed=1.0)
-    assert replace(found, table=table).uncorrected_coverage == pytest.approx(found.coverage)
-    assert replace(found, table=found.table.assign(speed=9.0)).uncorrected_coverage == 0
+    table = found.table.assign(in_band=np.arange(len(found.table)) < 76)
+    assert len(table) == 84
+    assert replace(found, table=table).interval() == pytest.approx((0.821, 0.958), abs=1e-3)
+    assert replace(found, table=table.assign(in_cost_band=True)).missed_studies == []
+    missed = table.assign(in_cost_band=table["study"] != "masked-b3-k5")
+    assert replace(found, table=missed).missed_studies == ["masked-b3-k5"]
+
+
+def test_the_error_of_a_fit_is_clustered_by_document():
+    """Copies of every prompt add no knowledge: the error stays as it was, but not if each counts for itself."""
+    trace = read_engine_trace("validation/cpu/tiny/eqspec-b3-k4-0.ndjson.gz")
+    count = trace.header["num_sequences"]
+    twice = pd.concat([trace.rows, trace.rows.assign(sequence=trace.rows["sequence"] + count)])
+    header = trace.header | {"num_sequences": 2 * count}
+    same = [f"document {i % count}" for i in range(2 * count)]
+    alone = clustered_error(EngineTrace("run", trace.header, trace.rows))
+    assert 0.01 < alone < 0.2
+    assert clustered_error(EngineTrace("run", header | {"documents": same}, twice)) == pytest.approx(alone)
+    assert clustered_error(EngineTrace("run", header, twice)) < 0.8 * alone
+    with pytest.raises(InputError, match="at least two documents"):
+        clustered_error(EngineTrace("run", header | {"documents": ["one"] * 2 * count}, twice))

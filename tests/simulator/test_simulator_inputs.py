@@ -294,6 +294,7 @@ def test_what_a_trace_says_of_each_position(engine_trace):
         (HEADER, [], "holds no rounds"),
         (HEADER | {"num_sequences": "2"}, LINES, ":1: num_sequences must be an integer ≥ 1, not '2'"),
         (HEADER | {"prompt_lens": 4}, LINES, ":1: prompt_lens must hold 2 numbers, one per sequence"),
+        (HEADER | {"documents": ["a"]}, LINES, ":1: documents must hold 2 names, one per sequence"),
         (HEADER, [LINES[0] | {"accepted": float("nan")}, *LINES[1:]], ":2: accepted must be a whole number ≥ 0"),
         (HEADER, [LINES[0], LINES[1] | {"accepted": -1}, *LINES[2:]], ":3: accepted must be a whole number ≥ 0"),
         (HEADER, [LINES[0] | {"kept": "many"}, *LINES[1:]], ":2: kept must be a whole number ≥ 0"),

@@ -1,0 +1,119 @@
+"""The demonstration: like beside like, the oracle's tokens everywhere, a table that a newcomer can read."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from refimpl import generate
+from refimpl.cli import main
+from refimpl.config import NAMED_METHODS
+from refimpl.demo import DEMO_HEADINGS, ORACLE, PLAIN, demo_cells, demo_legend, run_demo
+from refimpl.timing import StageTimer
+
+PROMPTS = [[i % 50 + 3 + j for j in range(1 + i % 4)] for i in range(7)]
+
+
+@pytest.fixture(scope="module")
+def rows(llama):
+    seen = []
+    found = run_demo(llama, PROMPTS, batch_size=3, max_new_tokens=6, progress=lambda *args: seen.append(args))
+    return found, seen
+
+
+def test_every_engine_has_a_row_beside_transformers_at_its_batch_size(rows):
+    table = {(row.method, row.batch_size): row for row in rows[0]}
+    assert set(table) == {(PLAIN, 1), (PLAIN, 3), (ORACLE, 1), ("speculative", 1)} | {
+        (method, 3) for method in NAMED_METHODS if method not in (ORACLE, "speculative")
+    }
+    assert all(row.exact == row.prompts == len(PROMPTS) for row in rows[0])
+    assert table[PLAIN, 1].ratio_to_transformers == table[PLAIN, 3].ratio_to_transformers == 1
+    for row in rows[0]:
+        assert row.tokens_per_s_min <= row.tokens_per_s <= row.tokens_per_s_max
+        assert (row.rounds is None) == (row.method == PLAIN)
+
+
+def test_engines_take_turns(rows):
+    """Each repeat runs all of them, so that ratios are of neighbours in time."""
+    found, seen = rows
+    order = [f"{row.method} at batch {row.batch_size}" for row in found]
+    assert seen == [(name, repeat, 2) for repeat in (1, 2) for name in order]
+
+
+def test_ratios_are_to_transformers_at_the_same_batch_size(llama, monkeypatch):
+    from refimpl import demo
+
+    plain = demo.hf_generate
+
+    def slowed(bench, prompts, size):
+        sample = plain(bench, prompts, size)
+        object.__setattr__(sample, "seconds", {1: 1e3, 3: 1e6}[size])
+        return sample
+
+    monkeypatch.setattr(demo, "hf_generate", slowed)
+    for row in run_demo(llama, PROMPTS[:3], batch_size=3, max_new_tokens=4, repeats=1):
+        speed = 12 / {1: 1e3, 3: 1e6}[row.batch_size]
+        assert row.ratio_to_transformers == pytest.approx(row.tokens_per_s / speed)
+
+
+def test_an_output_that_differs_is_counted(llama, monkeypatch):
+    from refimpl import demo
+
+    plain = demo.hf_generate
+
+    def wrong(bench, prompts, size):
+        sample = plain(bench, prompts, size)
+        object.__setattr__(sample, "outputs", ((0, *sample.outputs[0][1:]), *sample.outputs[1:]))
+        return sample
+
+    monkeypatch.setattr(demo, "hf_generate", wrong)
+    found = run_demo(llama, PROMPTS[:3], batch_size=3, max_new_tokens=4, repeats=1)
+    assert {row.method: row.exact for row in found} == {PLAIN: 2} | dict.fromkeys(NAMED_METHODS, 3)
+
+
+def test_the_oracle_charges_the_prompt_to_prefill(llama, monkeypatch):
+    stages, stage = [], StageTimer.stage
+    monkeypatch.setattr(
+        StageTimer, "stage", lambda self, name, **more: stages.append(name) or stage(self, name, **more)
+    )
+    result = generate(llama, [[3, 4, 5], [6]], method="autoregressive", max_new_tokens=3, stop_token_ids=())
+    assert [stages.count(name) for name in ("prefill", "verify")] == [2, 2 * 3]  # the last one finds the end
+    assert stages[0] == "prefill"
+    assert result.stats.stage_s["prefill"] > 0
+
+
+def test_the_legend_explains_rollback_and_grouping(rows):
+    data = [asdict(row) for row in rows[0]]
+    _, rollback, grouped = demo_legend(data, [5, 5, 7])
+    row = next(row for row in data if row["method"] == "rollback")
+    assert f"{row['mean_acceptance_length']:.2f}" in rollback
+    assert f"{row['tokens_per_row_round']:.2f}" in rollback
+    assert "3 prompts have 2 different lengths" in grouped
+    assert all(len(demo_cells(row)) == len(DEMO_HEADINGS) == 7 for row in data)
+
+
+def test_the_command_prints_a_table_and_writes_all_columns(capsys, monkeypatch, tmp_path):
+    path = tmp_path / "demo.json"
+    argv = [
+        "demo",
+        "--limit",
+        "2",
+        "--batch-size",
+        "2",
+        "--max-new-tokens",
+        "3",
+        "--repeats",
+        "1",
+        "--output",
+        str(path),
+    ]
+    monkeypatch.setattr("sys.argv", ["refimpl", *argv])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(method in printed for method in (PLAIN, *NAMED_METHODS))
+    assert "different lengths" in printed
+    data = json.loads(path.read_text())
+    assert {"grouping_rate", "share_prefill", "rounds", "tokens_per_s_min"} <= set(data["rows"][0])
+    assert len(data["meta"]["prompt_lens"]) == 2
