@@ -28,6 +28,7 @@ from refimpl.commands.options import (
     write_report,
 )
 from refimpl.errors import InputError
+from refimpl.reading import parse_json
 
 app = typer.Typer()
 EngineOption = Annotated[
@@ -131,8 +132,8 @@ def engine_options(texts: list[str] | None) -> tuple[tuple[str, Any], ...]:
         if not equals:
             raise InputError(f"--engine-option must look like NAME=VALUE, not {text!r}")
         try:
-            options.append((name, json.loads(value)))
-        except ValueError:
+            options.append((name, parse_json(value, name)))
+        except InputError:
             options.append((name, value))
     return tuple(options)
 

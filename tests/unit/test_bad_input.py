@@ -15,6 +15,7 @@ from transformers import BatchEncoding
 
 from refimpl import DecodeConfig, InputError, Request, generate
 from refimpl.cli import main
+from refimpl.commands.measure import engine_options
 from refimpl.config import make_config
 from refimpl.equivalence import verify
 from refimpl.errors import InvariantViolation
@@ -248,6 +249,11 @@ def test_all_methods_are_those_that_can(llama, wish):
     report = verify(llama, [[1, 2], [3]], batch_sizes=[2], max_new_tokens=3, checks="host", **wish)
     assert {row.method.partition("+")[0] for row in report.results} == {"inplace"}
     assert report.exact
+
+
+def test_values_of_engine_options_that_are_no_json_are_texts():
+    deep = "[" * 5000
+    assert engine_options(["a=[1]", f"b={deep}", "c=x"]) == (("a", [1]), ("b", deep), ("c", "x"))
 
 
 def test_no_character(tiny):
