@@ -6,7 +6,7 @@ import typer
 
 import refimpl
 import refimpl.cli
-import simulator.cli
+from refimpl.errors import InputError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -14,7 +14,28 @@ app = typer.Typer(
     help="Exact batch speculative decoding: decode, verify, measure, test any engine, simulate.",
 )
 app.add_typer(refimpl.cli.app)
-app.add_typer(simulator.cli.app, name="sim")
+
+
+def _simulator() -> typer.Typer:
+    """Commands of the simulator; where what it needs is not installed, one that says so."""
+    try:
+        from simulator.cli import app as commands
+    except ModuleNotFoundError as error:
+        return _missing(error.name)
+    return commands
+
+
+def _missing(module: str | None) -> typer.Typer:
+    commands = typer.Typer(help="Simulate; not installed.")
+
+    @commands.callback(invoke_without_command=True, context_settings={"ignore_unknown_options": True})
+    def refuse(words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
+        raise InputError(f"{module} is missing: install raggedspec[simulator]")
+
+    return commands
+
+
+app.add_typer(_simulator(), name="sim")
 
 
 def _version(asked: bool) -> None:

@@ -78,6 +78,13 @@ def test_bad_input_is_one_line_and_code_2(words, said):
     assert found.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(("words", "code"), [("sim run -s method=exspec", 2), ("--help", 0), ("generate --help", 0)])
+def test_without_the_simulators_libraries_the_engine_still_runs(words, code):
+    found = run(f"import sys; sys.modules['yaml'] = None; {RUN}; sys.argv[1:] = {words.split()}; main()")
+    assert found.returncode == code, found.stderr
+    assert found.stderr == ("error: yaml is missing: install raggedspec[simulator]\n" if code else "")
+
+
 def test_options_stand_in_panels():
     shown = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "160", "TERM": "dumb"}).stdout
     panels = re.findall(r"^╭─ (\w+) ─", shown, re.M)
