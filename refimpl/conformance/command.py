@@ -15,37 +15,54 @@ def conformance(
     max_examples: Annotated[int, typer.Option(min=1, help="cases per property")] = 20,
     seed: Annotated[int, typer.Option(help="of the search for cases; the same one gives the same cases")] = 0,
     timeout_s: Annotated[float, typer.Option(min=0.01, help="seconds that an answer may take")] = 60.0,
-    long_prompt: Annotated[int, typer.Option(min=1, help="longest prompt of the long case, in tokens")] = 32,
+    prompt_length: Annotated[
+        int, typer.Option("--prompt-length", "--long-prompt", min=1, help="longest prompt of the long case, in tokens")
+    ] = 32,
     long_output: Annotated[int, typer.Option(min=1, help="new tokens of the long case")] = 48,
     law_samples: Annotated[
-        int, typer.Option(min=100, help="continuations that the law of samples is judged by")
+        int, typer.Option(min=100, help="continuations that judge their law; 16384 show subtle errors")
     ] = 4096,
+    max_batch: Annotated[
+        int | None, typer.Option(min=1, help="largest batch; the long case has it. 1: one row at a time")
+    ] = None,
+    max_k: Annotated[int | None, typer.Option(min=1, help="most drafts a round; the long case has them")] = None,
+    shrink: Annotated[bool, typer.Option(help="look for the smallest failing case")] = True,
     fail_fast: Annotated[bool, typer.Option(help="stop after the first property that fails")] = False,
     properties: Annotated[str | None, typer.Option(help="names, separated by commas; all by default")] = None,
     reference: Annotated[str | None, typer.Option(help="module:factory of an engine that decodes plainly")] = None,
     output: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
 ) -> None:
     """Test any engine's batch speculative decoding against autoregressive decoding."""
+    limits = {
+        "prompt_tokens": prompt_length,
+        "new_tokens": long_output,
+        "law_samples": law_samples,
+        "max_batch": max_batch,
+        "max_k": max_k,
+    }
     try:
         passed = _run(
             engine,
             command,
-            {"prompt_tokens": long_prompt, "new_tokens": long_output, "law_samples": law_samples},
+            limits,
             reference=reference,
             max_examples=max_examples,
             seed=seed,
             timeout_s=timeout_s,
             fail_fast=fail_fast,
+            shrink=shrink,
             properties=properties,
             output=output,
         )
     except InputError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
+    except KeyboardInterrupt as end:
+        raise typer.Exit(143 if end.args else 130) from None
     raise typer.Exit(0 if passed else 1)
 
 
-def _run(engine: str | None, command: str | None, limits: dict[str, int], **options: Any) -> bool:
+def _run(engine: str | None, command: str | None, limits: dict[str, Any], **options: Any) -> bool:
     try:
         from refimpl.conformance.engine_cases import Limits
         from refimpl.conformance.runner import run_conformance

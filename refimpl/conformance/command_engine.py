@@ -148,7 +148,7 @@ class CommandEngine:
     def _parse(self, line: str) -> dict[str, Any]:
         try:
             answer = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # no JSON, or JSON nested too deep
             answer = None
         if not isinstance(answer, dict) or answer.get("id") != self._number:
             self.close()

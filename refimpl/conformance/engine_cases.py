@@ -1,7 +1,7 @@
 """Cases for engines that are not ours: searched ones, and fixed ones that go further."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -17,6 +17,8 @@ TEMPERATURES = (1.0, 0.5, 2.0)  # at 1 alone, a temperature that is applied twic
 LAW_TOKENS, LAW_BATCH, LAW_DRAFTS = 3, 64, 2
 LAW_TEMPERATURE = 0.7  # sharp, so that drafts are rejected and what replaces them counts
 SEED_ROWS, SEED_TOKENS = 8, 32
+LONG_BATCH = 4
+WARM_ROWS, WARM_TOKENS, HOT = 256, 2, 2.0
 
 
 @dataclass(frozen=True)
@@ -77,18 +79,37 @@ def engine_cases(draw: Any, vocab_size: int, *, sampled: bool = False) -> Engine
 
 @dataclass(frozen=True)
 class Limits:
-    """How far the fixed cases go; of what an engine does beyond, the kit knows nothing."""
+    """How far the cases go; of what an engine does beyond, the kit knows nothing.
+
+    Attributes:
+        prompt_tokens, new_tokens: of the long case.
+        law_samples: continuations that the law of samples is judged by.
+        max_batch, max_k: no larger batch or number of drafts is asked for, and the long case has these; None: 8 in the
+            cases that are searched, and what the fixed ones have.
+    """
 
     prompt_tokens: int = 32
     new_tokens: int = 48
     law_samples: int = 4096
+    max_batch: int | None = None
+    max_k: int | None = None
+
+    def bounded(self, settings: EngineSettings) -> EngineSettings:
+        """The settings, within the largest batch and number of drafts."""
+        batch_size = min(settings.batch_size, self.max_batch or settings.batch_size)
+        drafts = min(settings.num_speculative_tokens, self.max_k or settings.num_speculative_tokens)
+        return replace(settings, batch_size=batch_size, num_speculative_tokens=drafts)
 
     def long_case(self, vocab_size: int, *, sampled: bool = False) -> EngineCase:
         """A batch of prompts of very different lengths, decoded further than the cases that are searched."""
         rng = random.Random(0)
         lengths = (self.prompt_tokens, 1, -(-self.prompt_tokens // 2), -(-self.prompt_tokens // 5))
-        prompts = tuple(tuple(rng.randrange(vocab_size) for _ in range(n)) for n in lengths)
-        settings = EngineSettings(self.new_tokens, 4, 3, temperature=1.0 if sampled else 0.0)
+        size = self.max_batch or LONG_BATCH
+        prompts = tuple(
+            tuple(rng.randrange(vocab_size) for _ in range(lengths[i % len(lengths)]))
+            for i in range(max(size, LONG_BATCH))
+        )
+        settings = EngineSettings(self.new_tokens, size, self.max_k or 3, temperature=1.0 if sampled else 0.0)
         return EngineCase(prompts, settings, (self.new_tokens - 1,))
 
     def law_case(self, vocab_size: int) -> EngineCase:
@@ -96,6 +117,11 @@ class Limits:
         prompt = (4 % vocab_size, 1)
         settings = EngineSettings(LAW_TOKENS, LAW_BATCH, LAW_DRAFTS, temperature=LAW_TEMPERATURE, seed=1)
         return EngineCase((prompt,) * self.law_samples, settings)
+
+    def warm_case(self, vocab_size: int) -> EngineCase:
+        """One prompt often, at a high temperature."""
+        settings = EngineSettings(WARM_TOKENS, LAW_BATCH, LAW_DRAFTS, temperature=HOT, seed=1)
+        return EngineCase(((4 % vocab_size, 1),) * WARM_ROWS, settings)
 
     def seed_case(self, vocab_size: int) -> EngineCase:
         """Enough tokens that two seeds do not give the same ones by chance."""

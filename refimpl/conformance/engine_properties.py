@@ -10,6 +10,7 @@ from refimpl.conformance.story import first_difference
 from refimpl.conformance.subject import CaseFailure, Subject
 
 LAW_FALSE_ALARM_RATE = 1e-6
+COLD = 0.05
 
 
 def require_equal(found: list[list[int]], wanted: list[list[int]], what: str) -> None:
@@ -107,12 +108,38 @@ def seeds_give_different_samples(subject: Subject, case: EngineCase) -> None:
     As long as two samples of a token agree with a chance below 94 %, all of 8 × 32 tokens agree with less than 1e-6.
     """
     _needs_sampling(subject)
-    other = replace(case.settings, seed=case.settings.seed + 1)
-    if subject.run(case.prompts, case.settings) == subject.run(case.prompts, other):
-        tokens = len(case.prompts) * case.settings.max_new_tokens
+    _seeds_differ(subject, case)
+    try:  # without drafts every token is one that the target adds after them
+        _seeds_differ(subject, replace(case, settings=replace(case.settings, num_speculative_tokens=0)))
+    except NotSupported:
+        subject.calls.pop()
+
+
+def _seeds_differ(subject: Subject, case: EngineCase) -> None:
+    settings, other = case.settings, replace(case.settings, seed=case.settings.seed + 1)
+    if subject.run(case.prompts, settings) == subject.run(case.prompts, other):
+        tokens = len(case.prompts) * settings.max_new_tokens
         raise CaseFailure(
-            f"seeds {case.settings.seed} and {other.seed} give the same {tokens} tokens at temperature "
-            f"{case.settings.temperature:g}: seed or temperature is ignored"
+            f"seeds {settings.seed} and {other.seed} give the same {tokens} tokens at temperature "
+            f"{settings.temperature:g}, k = {settings.num_speculative_tokens}: seed or temperature is ignored"
+        )
+
+
+def temperature_matters(subject: Subject, case: EngineCase) -> None:
+    """Samples at a high temperature are not those at a low one (one fixed test).
+
+    With keyed sampling the tokens differ, else their law does: 256 continuations show that as long as the likeliest one
+    has less than 80 % at the high temperature.
+    """
+    _needs_sampling(subject)
+    cold = replace(case.settings, temperature=COLD)
+    hot, cool = (subject.run(case.prompts, settings) for settings in (case.settings, cold))
+    keyed = "keyed_sampling" in subject.engine.supports
+    samples = ([tuple(tokens) for tokens in outputs] for outputs in (hot, cool))
+    if hot == cool or (not keyed and law_p_value(*samples) >= LAW_FALSE_ALARM_RATE):
+        raise CaseFailure(
+            f"{len(case.prompts)} continuations at temperatures {COLD:g} and {case.settings.temperature:g} are alike: "
+            "temperature is ignored"
         )
 
 
@@ -148,11 +175,13 @@ ENGINE_PROPERTIES: dict[str, Property] = {
         runs_repeat,
         samples_are_keyed,
         seeds_give_different_samples,
+        temperature_matters,
         samples_follow_the_law,
     )
 }
 SAMPLED = {"samples_are_keyed"}  # their cases have a temperature and a seed
 FIXED: dict[str, Callable[[Limits, int], EngineCase]] = {  # these have one case; the others are searched
     "seeds_give_different_samples": Limits.seed_case,
+    "temperature_matters": Limits.warm_case,
     "samples_follow_the_law": Limits.law_case,
 }

@@ -54,7 +54,7 @@ def show(report: Report, console: Console | None = None) -> None:
 def conclusion(report: Report) -> str:
     """Does the engine conform? One line, with what is missing where nothing has failed."""
     if report.conforms:
-        return "conforms"
+        return "conforms, one row at a time" if report.limits.max_batch == 1 else "conforms"
     if report.passed:
         return f"passes what was asked; whether it conforms only {DECIDING} can tell"
     missing = "" if any(v.status == "fail" for v in report.verdicts) else f": {DECIDING} must pass"

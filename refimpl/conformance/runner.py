@@ -1,5 +1,9 @@
 """Open an engine, test it, show and write the report: what the command does."""
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +12,7 @@ from refimpl.conformance.kit import check_engine, known_properties
 from refimpl.conformance.protocol import EngineUnderTest
 from refimpl.conformance.python_engine import load_engine
 from refimpl.conformance.report import show, write_json
+from refimpl.conformance.verdicts import Report
 from refimpl.errors import InputError
 from refimpl.files import check_writable
 
@@ -38,18 +43,40 @@ def run_conformance(
     chosen = known_properties(properties)
     if output is not None:
         check_writable(output)
+    with _ended_by_sigterm():
+        report = _tested(engine, command, timeout_s, reference, properties=chosen, **options)
+    show(report)
+    if output is not None:
+        write_json(report, output)
+    return report.passed
+
+
+def _tested(engine: str | None, command: str | None, timeout_s: float, reference: str | None, **options: Any) -> Report:
     subject = open_engine(engine, command, timeout_s)
     try:
         plain = load_engine(reference, timeout_s) if reference else None
         if plain and plain.vocab_size != subject.vocab_size:
             raise InputError(f"{reference!r} has a vocabulary of {plain.vocab_size}, the engine {subject.vocab_size}")
-        report = check_engine(subject, name=engine or command or "", properties=chosen, reference=plain, **options)
+        return check_engine(subject, name=engine or command or "", reference=plain, **options)
     finally:
         close_engine(subject)
-    show(report)
-    if output is not None:
-        write_json(report, output)
-    return report.passed
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the body as an interrupt from the keyboard does, so that the server ends, too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt("SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def open_engine(engine: str | None, command: str | None, timeout_s: float) -> EngineUnderTest:

@@ -62,10 +62,10 @@ class Subject:
 
     def run(self, prompts: Iterable[Iterable[int]], settings: EngineSettings) -> list[list[int]]:
         """Ask the engine; every exception but NotSupported becomes an EngineFailure."""
-        call = Call(tuple(map(tuple, prompts)), settings)
+        call = Call(tuple(map(tuple, prompts)), self.limits.bounded(settings))
         self.num_calls += 1
         tokens = self._ask(self.engine, call)
-        self.num_batches += len(call.prompts) > 1 and settings.batch_size > 1
+        self.num_batches += len(call.prompts) > 1 and call.settings.batch_size > 1
         return tokens
 
     def reference(self, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:

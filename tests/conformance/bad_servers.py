@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -26,14 +27,19 @@ def answer(request: dict) -> dict:
     return {"outputs": [continuation(prompt, request) for prompt in request["prompts"]]}
 
 
-def misbehave(kind: str, request: dict) -> None:
+def misbehave(kind: str, request: dict, rest: list[str]) -> None:
     """While generating."""
     if kind == "hang":
+        for mark in rest:
+            Path(mark).with_suffix(".new").write_text(str(os.getpid()))
+            Path(mark).with_suffix(".new").rename(mark)
         time.sleep(1000)
     batch = len(request["prompts"]) > 1
     late = kind in ("late-crash", "crash-for-good") and batch
     if kind == "crash" or late or (kind == "crash-once" and request["id"] == 5):
         raise SystemExit("out of memory")
+    if kind == "deep":
+        print("[" * 200_000, flush=True)
     if kind == "garbage":
         print("Loading checkpoint shards: 100%", flush=True)
     if kind == "late-log" and batch:
@@ -68,7 +74,7 @@ def serve(kind: str, rest: list[str]) -> None:
         if request["op"] == "describe":
             reply = describe(kind, reply)
         else:
-            misbehave(kind, request)
+            misbehave(kind, request, rest)
             if kind == "wrong-form":
                 reply["outputs"] = [*reply["outputs"][:-1], ["a"]]
             if kind == "wrong" and len(request["prompts"]) > 1:

@@ -1,8 +1,11 @@
 """Servers under test: the example conforms, bad ones give a report with what they said instead of a hang."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,7 @@ def bad_server(kind: str, timeout_s: float = 20.0) -> CommandEngine:
     [
         ("crash", "closed its output with status 1: out of memory"),
         ("garbage", "got the line 'Loading checkpoint shards: 100%'"),
+        ("deep", "got the line '[[[["),
         ("wrong-form", "not a list of token ids: ['a']"),
     ],
 )
@@ -62,6 +66,21 @@ def test_a_hanging_server_ends_the_run() -> None:
     assert "no answer within 1 s" in report.verdicts[0].reason
     assert process is not None
     assert process.poll() is not None
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_server_ends_with_the_command(tmp_path: Path, number: int, code: int) -> None:
+    mark = tmp_path / "pid"
+    server = f"{sys.executable} {HERE / 'bad_servers.py'} hang {mark}"
+    command = [sys.executable, "-m", "refimpl.conformance", "--command", server, "--timeout-s", "100"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while not mark.exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(timeout=60) == code
+        assert "Traceback" not in (process.stderr.read() if process.stderr else "")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
 
 
 def test_a_server_with_wrong_rows_fails_with_its_smallest_case() -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from refimpl.conformance.protocol import EngineSettings, NotSupported
@@ -78,3 +79,61 @@ without_abilities = described(supports=None)
 text_as_abilities = described(supports="sampling")
 misspelt = described(supports=["keyed-sampling"])
 with_a_list_as_reference = described(reference=[1, 2])
+
+
+# --- engines that lie ------------------------------------------------------------------------------------------------
+
+
+def _lie(when: Callable[[Prompts, EngineSettings], bool]) -> Callable[[], Toy]:
+    """A factory of engines whose last row is wrong where `when` says so."""
+
+    def change(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        return [*outputs[:-1], next_id(outputs[-1])] if when(prompts, settings) else outputs
+
+    return lambda: Toy(change)
+
+
+def _resampled(wrong: Callable[[EngineSettings], EngineSettings]) -> Callable[[], Toy]:
+    """A factory of engines, references included, that sample with other settings than were asked for."""
+
+    def change(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
+        other = wrong(settings) if settings.temperature else settings
+        return [continuation(p, other, keyed_noise(other, i)) for i, p in enumerate(prompts)]
+
+    return lambda: Toy(change)
+
+
+def _flaky() -> Toy:
+    calls: list[int] = []
+
+    def change(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        calls.append(1)
+        return list(map(next_id, outputs)) if len(calls) % 3 == 0 else outputs
+
+    return Toy(change)
+
+
+def _stateful() -> Toy:
+    seen: set[str] = set()
+
+    def change(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        asked = repr((prompts, settings))
+        again = asked in seen
+        seen.add(asked)
+        return list(map(next_id, outputs)) if again else outputs
+
+    return Toy(change)
+
+
+LIARS: dict[str, tuple[Callable[[], Toy], dict[str, int]]] = {  # factory, and the limits that are needed
+    "by batch": (_lie(lambda p, s: min(len(p), s.batch_size) > 1), {}),
+    "duplicates": (_lie(lambda p, _: len(p) > len({tuple(prompt) for prompt in p})), {}),
+    "state": (_stateful, {}),
+    "flakiness": (_flaky, {}),
+    "rare ids": (_lie(lambda p, _: any(VOCAB_SIZE - 1 in prompt for prompt in p)), {}),
+    "seed-blind bonus": (_resampled(lambda s: replace(s, seed=0) if not s.num_speculative_tokens else s), {}),
+    "ignored temperature": (_resampled(lambda s: replace(s, temperature=1.0)), {}),
+    "big batch only": (_lie(lambda p, s: min(len(p), s.batch_size) > 9), {"max_batch": 16}),
+    "big k only": (_lie(lambda _, s: s.num_speculative_tokens > 8), {"max_k": 12}),
+    "long prompts only": (_lie(lambda p, _: max(map(len, p)) > 64), {"prompt_tokens": 96}),
+}

@@ -1,0 +1,31 @@
+"""Engines that lie in a corner: each is caught with the limits that reach it; an honest one passes."""
+
+from dataclasses import replace
+
+import pytest
+from toy_engines import LIARS, Toy
+
+from refimpl.conformance import adapters
+from refimpl.conformance.engine_cases import Limits
+from refimpl.conformance.kit import check_engine
+
+FEW = Limits(law_samples=256)
+
+
+@pytest.mark.parametrize("name", LIARS)
+def test_a_liar_is_caught(name: str) -> None:
+    factory, needed = LIARS[name]
+    report = check_engine(factory(), limits=replace(FEW, **needed), fail_fast=True, shrink=False)
+    assert any(verdict.status == "fail" for verdict in report.verdicts)
+
+
+@pytest.mark.parametrize("needed", [{}, {"max_batch": 16, "max_k": 12, "prompt_tokens": 96}])
+def test_an_honest_engine_passes(needed: dict[str, int]) -> None:
+    assert check_engine(Toy(), limits=replace(FEW, **needed), shrink=False).conforms
+
+
+def test_an_engine_for_one_row_at_a_time_gets_a_verdict() -> None:
+    wanted = ["equals_reference", "stop_is_exact"]
+    engine = adapters.hf_assisted("gpt2")
+    assert not check_engine(engine, max_examples=2, properties=wanted).conforms
+    assert check_engine(engine, max_examples=2, properties=wanted, limits=Limits(max_batch=1)).conforms
