@@ -14,7 +14,13 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from refimpl.errors import UnsupportedModelError
+
 NAME = "grouped_sdpa"
+PLAIN_SETTINGS = {  # of an attention layer: they are None, or change nothing once positions and mask are explicit
+    "dropout", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "output_attentions",
+    "output_hidden_states", "output_router_logits", "return_dict",
+}  # fmt: skip
 
 
 def additive_mask(
@@ -32,16 +38,26 @@ def grouped_attention(
     module: nn.Module,
     query: Float[Tensor, "batch heads q dim"],
     key: Float[Tensor, "batch kv_heads width dim"],
-    value: Float[Tensor, "batch kv_heads width dim"],
+    value: Float[Tensor, "batch kv_heads width value_dim"],
     attention_mask: Tensor | None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Fold the queries of a group into one head where the mask is that of `additive_mask`; else transformers' own.
 
+    A model may have expanded keys and values by itself; then the mask of one query head serves all.
+
     Returns the output ``[batch, q, heads, dim]``, as transformers' attention functions do.
+
+    Raises:
+        UnsupportedModelError: the layer asks for more than a masked softmax: a softcap, sinks, biases, chosen keys.
     """
+    more = sorted(name for name, value in kwargs.items() if value is not None and name not in PLAIN_SETTINGS)
+    if more:
+        raise UnsupportedModelError(f"has attention that is more than a masked softmax ({', '.join(more)})")
     (batch, heads, q, dim), kv_heads = query.shape, key.shape[1]
+    if attention_mask is not None and heads == kv_heads:
+        attention_mask = attention_mask[:, :, :q]
     if attention_mask is None or heads == kv_heads or attention_mask.shape[2] != q * (heads // kv_heads):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     folded = query.reshape(batch, kv_heads, heads // kv_heads * q, dim)

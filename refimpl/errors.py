@@ -1,4 +1,4 @@
-"""The two errors a user meets, bad input and a broken synchronization invariant, and how they show a value."""
+"""The errors a user meets: bad input, a model that cannot be driven, a broken invariant; and how they show a value."""
 
 from functools import partial
 from typing import Any
@@ -6,6 +6,13 @@ from typing import Any
 
 class InputError(ValueError):
     """The caller asked for something impossible. The message is one line and names what to change."""
+
+
+class UnsupportedModelError(InputError):
+    """A model that cannot be driven. The message follows the model's name: "keeps a recurrent state: choose …"."""
+
+    def __init__(self, reason: str, remedy: str = "choose another model, see docs/models.md"):
+        super().__init__(f"{reason}: {remedy}")
 
 
 class InvariantViolation(RuntimeError):  # noqa: N818 (the name states what happened, not that an error object exists)

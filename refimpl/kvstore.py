@@ -8,30 +8,57 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-KEY, VALUE = 0, 1
+KEY, VALUE = 0, 1  # planes of storage, where there are two
 NUM_TAGS = 3  # sequence, position, token
 ALL_ROWS = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one model caches per token."""
+    """What one model caches per token.
+
+    Attributes:
+        key_dim: width of a head's keys.
+        value_dim: width of a head's values; None where it is `key_dim`.
+    """
 
     num_layers: int
     num_kv_heads: int
-    head_dim: int
+    key_dim: int
     dtype: torch.dtype
     device: torch.device
+    value_dim: int | None = None
+
+    @property
+    def value_width(self) -> int:
+        """Width of a head's values."""
+        return self.key_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def planes(self) -> int:
+        """2 where keys and values have a plane of storage each; 1 where their widths differ: side by side."""
+        return 2 if self.value_width == self.key_dim else 1
+
+    @property
+    def plane_dim(self) -> int:
+        """Numbers that a plane holds for a head of a token."""
+        return (self.key_dim + self.value_width) // self.planes
 
     @property
     def elements_per_token(self) -> int:
         """Numbers that one token's keys and values take over all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim
+        return self.num_layers * self.num_kv_heads * (self.key_dim + self.value_width)
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of the same."""
         return self.elements_per_token * self.dtype.itemsize
+
+    def joined(
+        self, keys: Float[Tensor, "heads n key_dim"], values: Float[Tensor, "heads n value_dim"]
+    ) -> Float[Tensor, "planes heads n plane_dim"]:
+        """A layer's keys and values as they are stored."""
+        return torch.stack([keys, values]) if self.planes == 2 else torch.cat([keys, values], dim=-1)[None]
 
 
 class KVStore:
@@ -41,7 +68,8 @@ class KVStore:
     `index_select`, writing them a single `index_copy_`, whatever the number of layers.
 
     Attributes:
-        data: ``[layers, 2, kv_heads, rows, columns, head_dim]``
+        data: ``[layers, planes, kv_heads, rows, columns, plane_dim]``, keys in front of values along the planes, or
+            along the last axis where there is one plane
         tags: ``[rows, columns, 3]``: sequence, position and token each slot was written for; moved by the very same
             indices as the data. None unless provenance is tracked (check level ``device`` and above).
     """
@@ -49,14 +77,15 @@ class KVStore:
     def __init__(self, shape: KVShape, data: Tensor, tags: Tensor | None):
         self.shape, self.data, self.tags = shape, data, tags
         self.rows, self.columns = data.shape[3], data.shape[4]
-        layers = [(data[layer, KEY], data[layer, VALUE]) for layer in range(shape.num_layers)]
+        keys, values = data[:, KEY, ..., : shape.key_dim], data[:, -1, ..., shape.plane_dim - shape.value_width :]
+        layers = list(zip(keys, values, strict=True))
         self._by_slot = [(keys.flatten(1, 2), values.flatten(1, 2)) for keys, values in layers]
         self._by_row = [(keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in layers]
 
     @classmethod
     def empty(cls, shape: KVShape, rows: int, columns: int, *, tagged: bool) -> "KVStore":
         """Allocate once. Slots hold zeros, which no query may see before they are written."""
-        size = (shape.num_layers, 2, shape.num_kv_heads, rows, columns, shape.head_dim)
+        size = (shape.num_layers, shape.planes, shape.num_kv_heads, rows, columns, shape.plane_dim)
         data = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         tags = torch.full((rows, columns, NUM_TAGS), -1, device=shape.device) if tagged else None
         return cls(shape, data, tags)
@@ -69,7 +98,7 @@ class KVStore:
     def gather(self, slots: Int[Tensor, "rows columns"], memory: Tensor) -> "KVStore":
         """Copy flat slots (row · columns + column) into a store of that shape in `memory`: one fused gather."""
         data = memory[: slots.numel() * self.shape.elements_per_token].view(
-            *self.data.shape[:3], *slots.shape, self.shape.head_dim
+            *self.data.shape[:3], *slots.shape, self.shape.plane_dim
         )
         flat = slots.reshape(-1)
         torch.index_select(self.data.flatten(3, 4), 3, flat, out=data.flatten(3, 4))
@@ -79,7 +108,7 @@ class KVStore:
     def copy_slots(self, source: "KVStore", source_slots: Int[Tensor, " n"], slots: Int[Tensor, " n"]) -> None:
         """Copy flat slots of `source` into flat slots of this store."""
         moved = source.data.flatten(3, 4).index_select(3, source_slots)
-        self.data.view(*self.data.shape[:3], -1, self.shape.head_dim).index_copy_(3, slots, moved)
+        self.data.view(*self.data.shape[:3], -1, self.shape.plane_dim).index_copy_(3, slots, moved)
         if self.tags is not None and source.tags is not None:
             self.tags.view(-1, NUM_TAGS).index_copy_(0, slots, source.tags.flatten(0, 1).index_select(0, source_slots))
 
@@ -87,8 +116,8 @@ class KVStore:
         self,
         layer: int,
         slots: Int[Tensor, " n"],
-        keys: Float[Tensor, "batch heads q dim"],
-        values: Float[Tensor, "batch heads q dim"],
+        keys: Float[Tensor, "batch heads q key_dim"],
+        values: Float[Tensor, "batch heads q value_dim"],
     ) -> None:
         """Write a layer's entries of ``[batch, q]`` tokens to flat slots, row-major."""
         for store, entries in zip(self._by_slot[layer], (keys, values), strict=True):
@@ -98,8 +127,8 @@ class KVStore:
         self,
         layer: int,
         start: int,
-        keys: Float[Tensor, "batch heads q dim"],
-        values: Float[Tensor, "batch heads q dim"],
+        keys: Float[Tensor, "batch heads q key_dim"],
+        values: Float[Tensor, "batch heads q value_dim"],
     ) -> None:
         """Write a layer's entries of ``[batch, q]`` tokens to columns start … start+q-1 of every row."""
         stop = start + keys.shape[2]
@@ -107,7 +136,7 @@ class KVStore:
             store[:, :, start:stop] = entries
 
     def view(self, layer: int, width: int, rows: slice | Tensor = ALL_ROWS) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[rows, kv_heads, width, head_dim]`` of the first `width` columns.
+        """Keys and values ``[rows, kv_heads, width, key_dim or value_dim]`` of the first `width` columns.
 
         No copy is made unless `rows` is a tensor.
         """
@@ -127,7 +156,7 @@ class Block:
         position_ids: index of each token in its row ``[batch, q]``, clamped to the model's range.
         mask: ``[batch, 1, q, width]``, True where the query sees the slot.
         append: called once per layer with that layer's keys and values of the block
-            ``[batch, kv_heads, q, head_dim]``; returns all of the layer's, ``[batch, kv_heads, width, head_dim]``.
+            ``[batch, kv_heads, q, key_dim or value_dim]``; returns all of the layer's, ``[batch, kv_heads, width, …]``.
         tags: provenance of the `width` slots after the write ``[batch, width, 3]``, None when not tracked.
         members: rows that belong to the members of the round, in their order ``[n]``; None where all rows do.
     """

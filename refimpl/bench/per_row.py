@@ -20,19 +20,19 @@ def num_operations(num_layers: int, batch_size: int) -> int:
 
 
 def layers_of(shape: KVShape, batch_size: int, width: int) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values ``[batch, kv_heads, width, head_dim]`` of every layer, in random numbers."""
-    size = (batch_size, shape.num_kv_heads, width, shape.head_dim)
-    return [
-        (torch.randn(size, device=shape.device).to(shape.dtype), torch.randn(size, device=shape.device).to(shape.dtype))
-        for _ in range(shape.num_layers)
+    """Keys and values ``[batch, kv_heads, width, dim]`` of every layer, in random numbers."""
+    sizes = [(batch_size, shape.num_kv_heads, width, dim) for dim in (shape.key_dim, shape.value_width)]
+    layers = [
+        [torch.randn(size, device=shape.device).to(shape.dtype) for size in sizes] for _ in range(shape.num_layers)
     ]
+    return [(keys, values) for keys, values in layers]
 
 
 def realign_row_by_row(layers: list[tuple[Tensor, Tensor]], plan: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Move each row's real columns to their new place.
 
     Args:
-        layers: keys and values ``[batch, kv_heads, width, head_dim]``.
+        layers: keys and values ``[batch, kv_heads, width, dim]``.
         plan: ``[batch, 4]`` on the device: first real column, one past the last one, new left pads, new width.
     """
     return [_stack(keys, values, plan) for keys, values in layers]

@@ -66,7 +66,7 @@ class ModelWork:
         weight_bytes: all weights that a pass reads; rows looked up in an embedding table are left out.
         layer_weights: elements of the matrices that every token passes through.
         head_weights: elements of the output head.
-        attention_width: query heads · head_dim, summed over layers.
+        attention_width: query heads · mean width of keys and values, summed over layers.
         kv_bytes_per_token: cached, over all layers.
     """
 
@@ -87,7 +87,7 @@ class ModelWork:
             weight_bytes=sum(p.numel() * p.element_size() for p in read),
             layer_weights=sum(p.numel() for p in read if p.dim() > 1 and p is not head.weight),
             head_weights=head.weight.numel(),
-            attention_width=shape.num_layers * config.num_attention_heads * shape.head_dim,
+            attention_width=shape.num_layers * config.num_attention_heads * (shape.key_dim + shape.value_width) // 2,
             kv_bytes_per_token=shape.bytes_per_token,
         )
 

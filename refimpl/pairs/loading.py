@@ -1,5 +1,6 @@
 """Load pairs: bundled, preset, or any two local paths or hub ids. Weights come from safetensors only."""
 
+import copy
 import logging
 import os
 from collections.abc import Collection
@@ -8,11 +9,20 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from refimpl.config import check_stops
-from refimpl.errors import InputError
+from refimpl.errors import InputError, UnsupportedModelError
 from refimpl.model import HuggingFaceLM, Pair
+from refimpl.model_checks import refuse_what_is_declared, refusing_what_fails
 from refimpl.pairs.presets import PRESETS, ModelPreset
 from refimpl.pairs.reading import from_pretrained, is_folder
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
@@ -32,6 +42,7 @@ def load_pair(
     random_weights: bool = False,
     trust_remote_code: bool = False,
     stop_token_ids: list[int] | None = None,
+    vocab_size: int | None = None,
     seed: int = 0,
     compile_modules: bool = False,
 ) -> Pair:
@@ -45,6 +56,7 @@ def load_pair(
         random_weights: build a preset's architecture with random weights on the device, without any download.
         trust_remote_code: let code that comes with a model run; off unless asked for.
         stop_token_ids: replaces the union of the generation config's and the tokenizer's end-of-sequence ids.
+        vocab_size: number of ids that are tokens, see `make_pair`.
         seed: of the random weights.
         compile_modules: fuse the elementwise work of MLPs and norms (`torch.compile`; needs a C++ compiler on a CPU).
             Attention and the cache stay as they are. The first passes take long.
@@ -81,6 +93,7 @@ def load_pair(
         models[1],
         tokenizer=tokenizer,
         stop_token_ids=stop_token_ids,
+        vocab_size=vocab_size,
         name=str(target) if draft is None else f"{target} + {draft}",
     )
 
@@ -102,6 +115,7 @@ def make_pair(
     *,
     tokenizer: Any = None,
     stop_token_ids: Collection[int] | None = None,
+    vocab_size: int | None = None,
     name: str = "pair",
 ) -> Pair:
     """Pair two transformers models that are in memory already, on one device and each in its number format.
@@ -109,14 +123,17 @@ def make_pair(
     Both are changed for good: their attention implementation is set, and they are put in evaluation mode.
 
     Args:
-        target, draft: causal models with full attention and one vocabulary; padding rows may differ.
+        target, draft: causal models with one vocabulary; padding rows may differ. Their attention is full, or a sliding
+            window, which then bounds the context.
         tokenizer: turns text into ids and back; None for prompts of ids alone.
         stop_token_ids: None for the union of the target's generation config's and the tokenizer's end-of-sequence ids.
+        vocab_size: number of ids that are tokens; ids from there on are padding rows, which are never produced. Needed
+            where the models' sizes differ and there is no tokenizer.
         name: how results and errors call the pair.
 
     Raises:
-        InputError: vocabularies that differ by more than padding rows, models on two devices, or a model that is not
-            full attention or cannot be driven.
+        InputError: vocabularies that differ by more than padding rows, models on two devices, or a model that cannot be
+            driven (see docs/models.md).
     """
     for role, model in (("target", target), ("draft", draft)):
         if not isinstance(model, PreTrainedModel):
@@ -125,7 +142,7 @@ def make_pair(
     if target.device != draft.device:
         raise InputError(f"the target is on {target.device}, the draft on {draft.device}: they must share a device")
     models = HuggingFaceLM(target, _role("target", target, name)), HuggingFaceLM(draft, _role("draft", draft, name))
-    size = shared_vocab_size(models[0].vocab_size, models[1].vocab_size, tokenizer)
+    size = shared_vocab_size(models[0].vocab_size, models[1].vocab_size, tokenizer, vocab_size)
     check_stops(stop_token_ids, (), size)
     stops = _eos_ids(target.generation_config, tokenizer) if stop_token_ids is None else stop_token_ids
     return Pair(*models, tokenizer=tokenizer, stop_token_ids=frozenset(stops), vocab_size=size, name=name)
@@ -186,6 +203,7 @@ def _load_model(
 ) -> PreTrainedModel:
     with _quiet():
         config = from_pretrained(AutoConfig, role, name, trust_remote_code=trust_remote_code)
+        _refuse_without_weights(config, f"{role} {name}", trust_remote_code)
         model, info = from_pretrained(
             AutoModelForCausalLM,
             role,
@@ -203,6 +221,23 @@ def _load_model(
             f"cannot load the {role} {name}: its files lack {len(missing)} of the model's tensors: {missing[0]}, …"
         )
     return model.to(device)
+
+
+def _refuse_without_weights(config: PretrainedConfig, name: str, trust_remote_code: bool) -> None:
+    """Raise InputError for what a model declares, before its weights are read or downloaded."""
+    remote = getattr(config, "auto_map", None) or {}
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not (trust_remote_code and "AutoModelForCausalLM" in remote):
+        kind = config.model_type or type(config).__name__
+        raise InputError(f"{name}: {kind} is no causal language model: choose another model, see docs/models.md")
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
+    except Exception:  # a configuration that builds no model; reading the files says what is wrong with them
+        return
+    with refusing_what_fails(model, name):
+        refuse_what_is_declared(model)
+        if not model._supports_sdpa:
+            raise UnsupportedModelError("has attention of its own that cannot be set to sdpa")
 
 
 def _load_tokenizer(role: str, name: str, trust_remote_code: bool) -> Any:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from refimpl.errors import InputError
 from refimpl.model import Pair
@@ -67,15 +67,24 @@ def random_pair(
         raise InputError(f"unknown setting {', '.join(settings)}: choose vocab_size, draft_noise")
     class_name, arguments = TINY_ARCHITECTURES[kind]
     config = getattr(transformers, class_name)(vocab_size=vocab_size, **arguments)
+    models = random_models(config, seed=seed, dtype=dtype, draft_noise=noise)
+    return make_pair(*(model.to(device) for model in models), stop_token_ids=(), name=f"random {kind}")
+
+
+def random_models(
+    config: PretrainedConfig, *, seed: int, dtype: torch.dtype, draft_noise: float, **settings: Any
+) -> tuple[Any, Any]:
+    """A random model of a configuration and a perturbed copy, on the CPU; `settings` go to transformers."""
     models = []
     with torch.random.fork_rng(devices=[]):  # everything is drawn on the CPU
-        for scale in (0.0, noise):
+        for scale in (0.0, draft_noise):
             torch.default_generator.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype).eval()
+            model = AutoModelForCausalLM.from_config(config, **{"attn_implementation": "sdpa"} | settings)
+            model = model.to(dtype).eval()
             for parameter in model.parameters():
                 parameter.data.mul_(6.0) if parameter.dim() > 1 and parameter.std() < 0.1 else None
             torch.default_generator.manual_seed(seed + 1)
             for parameter in model.parameters():
                 parameter.data.add_(scale * torch.randn_like(parameter))
-            models.append(model.to(device))
-    return make_pair(models[0], models[1], stop_token_ids=(), name=f"random {kind}")
+            models.append(model)
+    return models[0], models[1]

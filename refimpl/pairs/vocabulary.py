@@ -13,21 +13,28 @@ class VocabularyWarning(UserWarning):
     """Draft and target give many token ids another meaning; output stays exact, but few drafts will be accepted."""
 
 
-def shared_vocab_size(target: int, draft: int, tokenizer: Any = None) -> int:
+def shared_vocab_size(target: int, draft: int, tokenizer: Any = None, vocab_size: int | None = None) -> int:
     """Ids that both models know: all of them, or the shared prefix when the rest are padding rows.
 
+    Args:
+        target, draft: the widths of the models' logits.
+        tokenizer: says how many ids are tokens; None where there is none.
+        vocab_size: what the caller says about it; None for the shared prefix.
+
     Raises:
-        InputError: the sizes differ by more than padding, or the shared prefix does not cover the tokenizer.
+        InputError: the sizes differ by more than padding, nothing says which ids are tokens, or the ids that are do not
+            cover the tokenizer.
     """
     shared = min(target, draft)
     known = len(tokenizer) if tokenizer is not None else 0
+    sizes = f"the target has {target} ids, the draft {draft}" + (f", and the tokenizer has {known}" if known else "")
+    if vocab_size is not None and not max(known, 1) <= vocab_size <= shared:
+        raise InputError(f"vocab_size must be from {max(known, 1)} to {shared}, not {vocab_size}: {sizes}")
     if abs(target - draft) > MAX_VOCAB_PADDING or shared < known:
-        covers = f", and the tokenizer has {known}" if known else ""
-        raise InputError(
-            f"incompatible vocabularies: the target has {target} ids, the draft {draft}{covers}; "
-            "they must be equal or differ by padding rows only"
-        )
-    return shared
+        raise InputError(f"incompatible vocabularies: {sizes}; they must be equal or differ by padding rows only")
+    if vocab_size is None and target != draft and tokenizer is None:
+        raise InputError(f"{sizes}, and without a tokenizer nothing says which of them are tokens: give vocab_size")
+    return shared if vocab_size is None else vocab_size
 
 
 def warn_of_other_meanings(target: Any, draft: Any) -> None:

@@ -7,7 +7,8 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from refimpl import InputError
 from refimpl.attention import NAME, additive_mask, grouped_attention, leave_out_cudnn
-from refimpl.model import HuggingFaceLM, refuse_unless_positions_and_mask_count
+from refimpl.errors import UnsupportedModelError
+from refimpl.model import BlockCache, HuggingFaceLM, refuse_unless_positions_and_mask_count
 
 
 def llama() -> LlamaForCausalLM:
@@ -103,8 +104,67 @@ def test_attention_that_counts_columns_from_the_end_is_refused():
         AttentionInterface.register(NAME, grouped_attention)
 
 
-@pytest.mark.parametrize("deaf", [OwnPositions, NoMask, FirstRowsMask])
-def test_models_deaf_to_positions_or_mask_are_refused(deaf):
+class FewPositions(LlamaForCausalLM):
+    """Knows all positions that it counts by itself, and 16 of those that it is given."""
+
+    def forward(self, *args, position_ids=None, **kwargs):
+        position_ids = None if position_ids is None else position_ids.clamp(max=15)
+        return super().forward(*args, position_ids=position_ids, **kwargs)
+
+
+class LongestRowsPositions(LlamaForCausalLM):
+    """Shifts every row by as much as the longest is beyond 16 tokens, as some RoPEs do with frequencies."""
+
+    def forward(self, *args, position_ids=None, **kwargs):
+        if position_ids is not None and position_ids.max() > 15:
+            position_ids = position_ids * 2
+        return super().forward(*args, position_ids=position_ids, **kwargs)
+
+
+class LastLogits(LlamaForCausalLM):
+    def forward(self, *args, logits_to_keep=0, **kwargs):
+        return super().forward(*args, logits_to_keep=1, **kwargs)
+
+
+ASKS, DEAF = (
+    "computes with the length of the cache, which differs from row to row",
+    "does not honour explicit positions and a 4-D mask",
+)
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        (OwnPositions, ASKS),
+        (NoMask, ASKS),
+        (FirstRowsMask, DEAF),
+        (FewPositions, DEAF),
+        (LongestRowsPositions, DEAF),
+        (LastLogits, r"gives logits of shape \(3, 1, 31\) where \(3, 2, 31\) were asked for"),
+    ],
+)
+def test_models_that_do_not_obey_are_refused(odd, reason):
     torch.manual_seed(0)
-    with pytest.raises(InputError, match="does not honour explicit positions and a 4-D mask"):
-        HuggingFaceLM(deaf(llama().config), "odd")
+    with pytest.raises(InputError, match=f"odd: {odd.__name__} {reason}: choose another model, see docs/models.md"):
+        HuggingFaceLM(odd(llama().config), "odd")
+
+
+@pytest.mark.parametrize("asked", ["softcap", "s_aux", "sinks", "position_bias", "block_indices", "anything"])
+def test_more_than_a_masked_softmax_is_refused(asked):
+    query, key, value = torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8)
+    mask = torch.zeros(1, 1, 4, 3)
+    plain = {"dropout": 0.0, "is_causal": None, "sliding_window": 4, asked: None}
+    grouped_attention(torch.nn.Module(), query, key, value, mask, scaling=1.0, **plain)
+    with pytest.raises(UnsupportedModelError, match=rf"more than a masked softmax \({asked}\)"):
+        grouped_attention(torch.nn.Module(), query, key, value, mask, scaling=1.0, **plain | {asked: torch.ones(4)})
+
+
+@pytest.mark.parametrize("use", [lambda n: n + 1, lambda n: 1 - n, lambda n: n > 0, lambda n: n == 0, bool, int, range])
+def test_a_cache_of_a_block_has_no_length(use):
+    cache = BlockCache(2, None)
+    with pytest.raises(UnsupportedModelError, match=ASKS):
+        use(cache.get_seq_length())
+    with pytest.raises(UnsupportedModelError, match=ASKS):
+        torch.arange(3) + cache.get_seq_length(1)
+    with pytest.raises(UnsupportedModelError, match=ASKS):
+        cache.get_mask_sizes(2, 0)

@@ -12,7 +12,7 @@ import torch
 from refimpl import InputError, generate
 from refimpl.config import make_config
 from refimpl.engine import Engine
-from refimpl.kvstore import KVStore, RowState
+from refimpl.kvstore import KVShape, KVStore, RowState
 from refimpl.layouts import make_layout
 from refimpl.memory import GIB, free_bytes
 from refimpl.placement import PoolSize
@@ -61,6 +61,24 @@ def test_gathers_take_turns_in_two_buffers(llama, method):
     buffers = sum(buffer.numel() for buffer in (layout._buffer, layout._spare))
     slots = layout.placement.num_slots(PoolSize(layout.pool.rows, layout.pool.columns, batch_rows=3))
     assert layout.pool.data.numel() + buffers == slots * layout.shape.elements_per_token
+
+
+@pytest.mark.parametrize("value_dim", [None, 8, 3, 11])
+def test_keys_and_values_of_any_widths_take_what_they_need(value_dim):
+    shape = KVShape(2, 3, 8, torch.float64, torch.device("cpu"), value_dim)
+    store = KVStore.empty(shape, 4, 5, tagged=False)
+    assert store.num_bytes == 4 * 5 * shape.bytes_per_token == 4 * 5 * 2 * 3 * (8 + (value_dim or 8)) * 8
+    entries = [(torch.randn(4, 3, 5, 8).double(), torch.randn(4, 3, 5, value_dim or 8).double()) for _ in range(2)]
+    for layer, (keys, values) in enumerate(entries):
+        store.write_columns(layer, 0, keys, values)
+        assert all(map(torch.equal, store.view(layer, 5), (keys, values)))
+    slots = torch.tensor([[7, 3], [19, 0]])
+    moved = store.gather(slots, torch.empty(4 * shape.elements_per_token, dtype=torch.float64))
+    for layer, layers in enumerate(entries):
+        expected = [kept.transpose(1, 2).flatten(0, 1)[slots].transpose(1, 2) for kept in layers]
+        assert all(map(torch.equal, moved.view(layer, 2), expected))
+    row = torch.stack([shape.joined(keys[1], values[1]) for keys, values in entries])
+    assert torch.equal(row, store.data[:, :, :, 1])
 
 
 def test_buffers_grow_with_the_batch_and_stay_as_large(llama):
