@@ -1,0 +1,159 @@
+"""Tiny configurations of transformers' causal families, and what becomes of each: driven, or refused for a reason.
+
+`tools/models_table.py` makes a table of them, and tests decode with those that are accepted.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+
+from refimpl import InputError
+from refimpl.model import Pair
+from refimpl.pairs import make_pair
+from refimpl.pairs.random_pairs import random_models
+
+WINDOW = 24  # tokens of a sliding window
+CONTEXT = 40
+SMALL = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+HEADS = {"head_dim": 8}
+EXPERTS = HEADS | {
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+LATENT = {name: value for name, value in EXPERTS.items() if name not in HEADS} | {
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}  # fmt: skip
+DECODER = {"is_decoder": True}
+SLIDING = HEADS | {"sliding_window": WINDOW}
+MIXED = SLIDING | {"layer_types": ["sliding_attention", "full_attention"]}
+HALF = {
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+}  # fmt: skip
+SCALED = EXPERTS | {"layer_types": ["full_attention"] * 2, "no_rope_layers": [1, 0], "intermediate_size_mlp": 48}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A tiny configuration.
+
+    Attributes:
+        kind: transformers' ``model_type``.
+        settings: beyond `SMALL`.
+        variant: what sets it apart from others of its kind.
+        partly_float32: it computes a part in float32 whatever its format, so that entries of the cache agree no better.
+    """
+
+    kind: str
+    settings: dict[str, Any]
+    variant: str = ""
+    partly_float32: bool = False
+
+    @property
+    def name(self) -> str:
+        """Kind and variant."""
+        return f"{self.kind}, {self.variant}" if self.variant else self.kind
+
+    def config(self) -> PretrainedConfig:
+        """The configuration; tokens end no sequence."""
+        return CONFIG_MAPPING[self.kind](**copy.deepcopy(SMALL | self.settings))
+
+    def models(self, **settings: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
+        """A target and a draft in float64, always of the same weights."""
+        chosen = {"experts_implementation": "eager", "attn_implementation": None} | settings  # others know no float64
+        return random_models(self.config(), seed=3, dtype=torch.float64, draft_noise=0.02, **chosen)
+
+
+def plain(settings: dict[str, Any], *kinds: str, **more: Any) -> list[Family]:
+    """Families that differ in their kind alone."""
+    return [Family(kind, settings, **more) for kind in kinds]
+
+
+FAMILIES = [
+    *plain({}, "biogpt", "bitnet", "ctrl", "falcon", "fuyu", "gpt2", "gpt-sw3", "gpt_bigcode", "gpt_neox", "granite"),
+    *plain({}, "hyperclovax", "jais2", "moshi", "nanochat", "nemotron", "olmo", "olmo2", "opt", "persimmon", "phi"),
+    *plain({}, "smollm3", "stablelm", "apertus", "arcee", "cohere", "diffllama"),
+    *plain(HEADS, "ernie4_5", "gemma", "glm", "glm4", "helium", "hrm_text", "hunyuan_v1_dense", "internlm3"),
+    *plain(HEADS, "iquestcoder", "llama", "ministral3", "qwen3", "seed_oss"),
+    *plain(EXPERTS, "aria_text", "cohere2_moe", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe"),
+    *plain(EXPERTS, "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "mellum", "mixtral", "olmoe"),
+    *plain(EXPERTS, "phimoe", "qwen2_moe", "qwen3_moe"),
+    *plain(EXPERTS, "laguna", "minimax_m2", "minimax_m3_vl_text", "solar_open", partly_float32=True),
+    Family("afmoe", EXPERTS | {"sliding_window": WINDOW}, "sliding window"),
+    Family("jetmoe", EXPERTS | {"kv_channels": 8}),
+    *plain(LATENT, "axk1", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),
+    Family("longcat_flash", LATENT | {"head_dim": 4}),
+    Family("deepseek_v2", LATENT, partly_float32=True),
+    Family("cwm", MIXED, "mixed windows"),
+    Family("gemma3_text", MIXED, "mixed windows"),
+    Family("exaone4", MIXED, "mixed windows"),
+    Family("olmo3", MIXED, "mixed windows"),
+    Family("cohere2", MIXED, "mixed windows"),
+    Family("modernbert-decoder", {"local_attention": 2 * WINDOW}, "mixed windows"),
+    Family("qwen2", {}, "full attention"),
+    Family("qwen2", SLIDING | {"use_sliding_window": True, "max_window_layers": 1}, "mixed windows"),
+    Family("mistral", HEADS | {"sliding_window": None}, "full attention"),
+    Family("mistral", SLIDING, "sliding window"),
+    Family("ministral", SLIDING, "sliding window"),
+    Family("phi3", {"sliding_window": None}, "full attention"),
+    Family("phi3", {"sliding_window": WINDOW}, "sliding window"),
+    Family("starcoder2", {"sliding_window": WINDOW}, "sliding window"),
+    Family("beam", SLIDING, "sliding window", partly_float32=True),
+    Family("llama4_text", SCALED | {"attn_temperature_tuning": False}, "attention not scaled", partly_float32=True),
+    Family("llama4_text", SCALED | {"floor_scale": 4}, "attention scaled by position"),
+    *plain(DECODER, "bert", "bert-generation", "electra", "ernie"),
+    Family("bert", {}, "not as a decoder"),
+    *plain(DECODER, "roberta", "camembert", "data2vec-text", "xlm-roberta"),
+    *plain({}, "doge", "gemma2", "vaultgemma", "bloom", "codegen", "gptj", "gpt_neox_japanese", "mpt", "openai-gpt"),
+    *plain(DECODER, "megatron-bert", "rembert", "roformer"),
+    Family("falcon", {"alibi": True}, "with ALiBi"),
+    Family("gpt_neo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]}),
+    *plain(EXPERTS, "gpt_oss", "granitemoe_swa", "flint", "mimo_v2_flash"),
+    *plain(HALF, "bart", "blenderbot-small", "marian", "mbart", "pegasus", "plbart", "trocr", "whisper"),
+    *plain({}, "mamba", "falcon_mamba", "recurrent_gemma", "rwkv", "xlstm"),
+    *plain(EXPERTS, "jamba", "minimax", "qwen3_next", "qwen3_5_text", "nemotron_h"),
+    *plain(LATENT, "deepseek_v32", "glm_moe_dsa"),
+    Family("lfm2", {"full_attn_idxs": [1]}, "with convolutions"),
+]  # fmt: skip
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a family is driven.
+
+    Attributes:
+        model_class: of transformers.
+        pair: None where it is refused.
+        text: the context, or the reason.
+    """
+
+    model_class: str
+    pair: Pair | None
+    text: str
+
+
+def judge(family: Family) -> Verdict:
+    """Try to make a pair of a family."""
+    models = family.models()
+    name = type(models[0]).__name__
+    try:
+        pair = make_pair(*models, stop_token_ids=())
+    except InputError as error:
+        start, end = f"target pair: {name} ", ": choose another model, see docs/models.md"
+        return Verdict(name, None, str(error).removeprefix(start).removesuffix(end))
+    shape, positions = pair.target.kv_shape, pair.target.max_positions
+    notes = [f"context capped at the window of {WINDOW}"] if positions < CONTEXT else []
+    if shape.key_dim != shape.value_width:
+        notes.append(f"caches {shape.key_dim} and {shape.value_width} numbers a head")
+    if family.partly_float32:
+        notes.append("computes a part in float32")
+    return Verdict(name, pair, "; ".join(notes))

@@ -1,0 +1,76 @@
+"""Make docs/models.md: which causal families of transformers are driven, and why the others are not.
+
+    python tools/models_table.py [--check]
+
+Every configuration of `model_families` is built with random weights and handed to `make_pair`; nothing is downloaded.
+With --check nothing is written: exit code 1 where the page differs.
+"""
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import transformers
+from model_families import CONTEXT, FAMILIES, WINDOW, Family, Verdict, judge
+
+PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+HEAD = """\
+# Models
+
+Made by `python tools/models_table.py` with transformers {version}: {accepted} of {total} tiny configurations with
+random weights are driven, the others are refused when a pair is made. Tests decode with each that is driven and
+compare, in float64, with the oracle, with transformers' own `generate` and with logits computed without a cache.
+
+A model is judged by what it declares and does, not by its name:
+
+- It is a causal language model without an encoder, a recurrent state or convolutions.
+- Attention is a masked softmax that PyTorch's SDPA can compute: no softcap, no sinks, no position bias, no choice of
+  keys by their values.
+- Explicit positions and a 4-D mask are obeyed, and the cache is not asked for its length.
+- Layers attend to all tokens, or to a sliding window. A window caps the context: no row may become longer than the
+  smallest one, and up to there both are the same. (In the table windows are {window} tokens, the context is {context}.)
+- Every layer caches keys and values of one shape; values may be narrower or wider than keys.
+
+Mixtures of experts are tested with `experts_implementation="eager"`, the one that knows float64.
+
+"""
+COLUMNS = "| family | class | driven | remark or reason |\n|---|---|---|---|\n"
+
+
+def row(family: Family, verdict: Verdict) -> str:
+    """A family's line of the table."""
+    cells = (family.name, f"`{verdict.model_class}`", "no" if verdict.pair is None else "yes", verdict.text)
+    return "| " + " | ".join(cells) + " |"
+
+
+def committed() -> list[str]:
+    """Lines of the page as it is."""
+    return PAGE.read_text(encoding="utf-8").splitlines()
+
+
+def page() -> str:
+    """The page as it should be."""
+    verdicts = [(family, judge(family)) for family in sorted(FAMILIES, key=lambda family: family.name)]
+    accepted = sum(verdict.pair is not None for _, verdict in verdicts)
+    head = HEAD.format(
+        version=transformers.__version__, accepted=accepted, total=len(verdicts), window=WINDOW, context=CONTEXT
+    )
+    return head + COLUMNS + "\n".join(row(family, verdict) for family, verdict in verdicts) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or compare with it."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    made = page()
+    if "--check" not in arguments:
+        PAGE.write_text(made, encoding="utf-8")
+        return 0
+    stale = [line for line in made.splitlines() if line not in committed()]
+    print("\n".join(["docs/models.md is stale:", *stale]) if stale else "docs/models.md is fresh")
+    return int(bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
