@@ -20,8 +20,12 @@ class Shown:
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        table = self.to_frame().to_html(max_rows=MAX_ROWS, float_format="{:.4g}".format, na_rep="–", border=0)
-        return f"<p>{html.escape(repr(self))}</p>\n{table}"
+        line = f"<p>{html.escape(repr(self))}</p>"
+        try:
+            frame = self.to_frame()
+        except ModuleNotFoundError:  # pandas comes with an extra
+            return line
+        return f"{line}\n" + frame.to_html(max_rows=MAX_ROWS, float_format="{:.4g}".format, na_rep="–", border=0)
 
 
 def shortened(text: str, limit: int = MAX_TEXT) -> str:

@@ -1,5 +1,8 @@
 """Results in a terminal, in a notebook, as a frame: short, complete, and nothing but what was measured."""
 
+import html
+import sys
+
 import pandas as pd
 import pytest
 
@@ -76,3 +79,9 @@ def test_what_simulations_say(shown):
     assert results.to_frame().equals(results.summary())
     assert shown["Comparison"].to_frame() is shown["Comparison"].table
     assert f"{shown['Capacity'].rate_per_s:.4g} requests/s" in repr(shown["Capacity"])
+
+
+def test_a_notebook_without_pandas_shows_the_line(shown, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    result = shown["Result"]
+    assert result._repr_html_() == f"<p>{html.escape(repr(result))}</p>"
