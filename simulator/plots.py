@@ -1,6 +1,7 @@
 """Figures from the tidy tables. Each function draws on given axes and returns them; nothing is computed twice."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -11,12 +12,14 @@ from matplotlib.figure import Figure
 
 from refimpl.files import check_writable, whole_file
 from simulator.attribution import Attribution
-from simulator.errors import require
+from simulator.errors import InputError, require
 from simulator.runner import Results, mean_interval
 from simulator.validation import Validation
 
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8c8c8c"
 SERIES = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+DASHES = ("-", "--", "-.", ":")
+LEGEND_ROWS = 16
 
 
 def new_axes(width: float = 6.0, height: float = 3.6) -> Axes:
@@ -27,37 +30,78 @@ def new_axes(width: float = 6.0, height: float = 3.6) -> Axes:
     return axes
 
 
+def series_styles(count: int) -> list[dict[str, Any]]:
+    """Colour and line style of each of `count` series: six colours, or a colour map with dashes that take turns."""
+    if count <= len(SERIES):
+        return [{"color": color, "linestyle": "-"} for color in SERIES[:count]]
+    colors = mpl.colormaps["viridis"](np.linspace(0, 0.92, count))
+    return [{"color": color, "linestyle": DASHES[i % len(DASHES)]} for i, color in enumerate(colors)]
+
+
+def _add_legend(axes: Axes, count: int) -> None:
+    """Within the axes, or beside them where many series would be hidden below it."""
+    beside: dict[str, Any] = {
+        "loc": "upper left",
+        "bbox_to_anchor": (1, 1),
+        "fontsize": 7,
+        "ncols": -(-count // LEGEND_ROWS),
+    }
+    axes.legend(frameon=False, **(beside if count > len(SERIES) else {}))
+
+
 def latency_cdf(results: dict[str, Results], axes: Axes | None = None, *, level: float = 0.9) -> Axes:
     """Share of requests answered within a time, mean over replications and band of the middle `level` of them."""
     axes = axes or new_axes()
     shares = np.linspace(0.005, 0.995, 199)
-    for color, (name, result) in zip(SERIES, results.items(), strict=False):
+    for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
         requests = result.frame("requests")
         latency = (requests["finished_s"] - requests["arrival_s"]).groupby(requests["replication"])
         curves = np.array([np.nanquantile(values, shares) for _, values in latency])
         low, high = np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
-        axes.fill_betweenx(shares, low, high, color=color, alpha=0.25, linewidth=0)
-        axes.plot(curves.mean(axis=0), shares, color=color, label=name)
+        axes.fill_betweenx(shares, low, high, color=style["color"], alpha=0.25, linewidth=0)
+        axes.plot(curves.mean(axis=0), shares, label=name, **style)
     axes.set(xlabel="latency (s)", ylabel="share of requests", ylim=(0, 1))
-    axes.legend(frameon=False)
+    _add_legend(axes, len(results))
     return axes
 
 
 def throughput_against(
     frame: pd.DataFrame, setting: str, axes: Axes | None = None, *, by: str | None = None, metric: str = "tokens_per_s"
 ) -> Axes:
-    """Mean of a metric against a swept setting with 95 % intervals, one line per value of `by`."""
+    """Mean of a metric against a swept setting with 95 % intervals over replications, one line per value of `by`.
+
+    Raises:
+        InputError: a column that is not there, a setting without a value, or points that differ in a further setting,
+            which no interval over replications may pool.
+    """
+    for column in (setting, metric, by or setting, "replication"):
+        require(column in frame, f"{column} is no column of the sweep")
+    require(bool(frame[setting].notna().all()), f"{setting} has points without a value: leave them out of the frame")
+    _require_single_points(frame, setting, by)
     axes = axes or new_axes()
-    groups = frame.groupby(by) if by else [("", frame)]
-    for color, (value, group) in zip(SERIES, groups, strict=False):
+    groups = list(frame.groupby(by, dropna=False)) if by else [("", frame)]
+    for style, (value, group) in zip(series_styles(len(groups)), groups, strict=True):
         points = [(x, *mean_interval(part[metric].to_numpy(), 0.95)) for x, part in group.groupby(setting)]
         x, mean, low, high, _ = (np.array(column) for column in zip(*points, strict=True))
         label = f"{by.rpartition('.')[2]} {value}" if by else None
-        axes.errorbar(x, mean, [mean - low, high - mean], color=color, marker="o", markersize=3, capsize=2, label=label)
+        axes.errorbar(x, mean, [mean - low, high - mean], marker="o", markersize=3, capsize=2, label=label, **style)
     axes.set(xlabel=setting, ylabel=metric, ylim=(0, None))
     if by:
-        axes.legend(frameon=False)
+        _add_legend(axes, len(groups))
     return axes
+
+
+def _require_single_points(frame: pd.DataFrame, setting: str, by: str | None) -> None:
+    """Raise InputError where one point of the plot would hold several values of a swept setting."""
+    chosen = [setting, by] if by else [setting]
+    swept = [name for name in frame.columns[: frame.columns.get_loc("replication")] if name not in ("key", *chosen)]
+    values = frame.groupby(chosen, dropna=False)[swept].nunique(dropna=False)
+    mixed = [name for name in swept if (values[name] > 1).any()]
+    if mixed:
+        name = mixed[0]
+        choice = f"draw a line for each with by={name!r}, or keep" if by is None and len(mixed) == 1 else "keep"
+        given = f"frame[frame[{name!r}] == {frame[name].dropna().tolist()[0]!r}]"
+        raise InputError(f"{', '.join(mixed)}: several values at one {' and '.join(chosen)}; {choice} one: {given}")
 
 
 def raggedness_map(results: Results, axes: Axes | None = None, *, replication: int = 0) -> Axes:

@@ -1,0 +1,110 @@
+"""What the figures show, read back from what matplotlib has drawn."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from refimpl.errors import InputError
+from simulator import plots
+from simulator.runner import mean_interval, simulate
+from simulator.scenario import Engine, Scenario, Study
+
+REPLICATIONS = 4
+ROWS = "engine.batch_size"
+WINDOW = "engine.window_size"
+
+
+def frame_of(**grid):
+    """A sweep's frame of a made-up metric: 100 times the first setting, plus the others, plus the replication."""
+    settings = [name.replace("__", ".") for name in grid]
+    lines = [
+        {"key": str(point), **dict(zip(settings, point, strict=True)), "replication": i, "tokens_per_s": level + i}
+        for point in itertools.product(*grid.values())
+        for level in [100 * point[0] + sum(value or 0 for value in point[1:])]
+        for i in range(REPLICATIONS)
+    ]
+    return pd.DataFrame(lines)
+
+
+def drawn_lines(axes):
+    """Label → x, mean, low and high of every errorbar."""
+    found = {}
+    for bar in axes.containers:
+        line, _, (band,) = bar
+        ends = np.array([segment[:, 1] for segment in band.get_segments()])
+        found[bar.get_label()] = (line.get_xdata(), line.get_ydata(), ends[:, 0], ends[:, 1])
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 6, 7, 24])
+def test_every_series_of_a_sweep_is_drawn(count):
+    windows = list(range(10, 10 + count))
+    frame = frame_of(engine__batch_size=[1, 2, 4], engine__window_size=windows)
+    axes = plots.throughput_against(frame, ROWS, by=WINDOW)
+    lines = drawn_lines(axes)
+    assert list(lines) == [f"window_size {window}" for window in windows]
+    for window, (x, mean, low, high) in zip(windows, lines.values(), strict=True):
+        expected = [mean_interval(100.0 * rows + window + np.arange(REPLICATIONS), 0.95)[:3] for rows in (1, 2, 4)]
+        assert x.tolist() == [1, 2, 4]
+        np.testing.assert_allclose(np.column_stack([mean, low, high]), expected)
+    assert len(axes.get_legend().get_texts()) == count
+
+
+def test_no_two_of_many_series_look_alike():
+    for count in (2, 6, 7, 40):
+        styles = plots.series_styles(count)
+        assert len({(tuple(np.ravel(style["color"])), style["linestyle"]) for style in styles}) == count
+
+
+def test_a_series_whose_setting_is_left_open_is_drawn():
+    axes = plots.throughput_against(frame_of(engine__batch_size=[1, 2], engine__window_size=[8, None]), ROWS, by=WINDOW)
+    assert len(drawn_lines(axes)) == 2
+
+
+def test_other_swept_settings_are_not_pooled():
+    frame = frame_of(engine__batch_size=[1, 8], engine__window_size=[16, 32])
+    with pytest.raises(InputError) as refused:
+        plots.throughput_against(frame, WINDOW)
+    assert str(refused.value) == (
+        f"{ROWS}: several values at one {WINDOW}; draw a line for each with by={ROWS!r}, or keep one: "
+        f"frame[frame[{ROWS!r}] == 1]"
+    )
+    one = plots.throughput_against(frame[frame[ROWS] == 1], WINDOW)
+    each = plots.throughput_against(frame, WINDOW, by=ROWS)
+    (kept,) = drawn_lines(one).values()
+    np.testing.assert_allclose(kept, drawn_lines(each)["batch_size 1"])
+
+
+def test_a_third_setting_is_not_pooled_into_the_lines():
+    frame = frame_of(engine__batch_size=[1, 8], engine__window_size=[16, 32], seed=[0, 1])
+    with pytest.raises(InputError, match=r"^seed: several values at one .*; keep one: frame\[frame\['seed'\] == 0\]$"):
+        plots.throughput_against(frame, ROWS, by=WINDOW)
+    with pytest.raises(InputError, match=f"^{WINDOW}, seed: several values at one {ROWS}; keep one: "):
+        plots.throughput_against(frame, ROWS)
+
+
+def test_what_the_frame_does_not_hold_is_refused():
+    frame = frame_of(engine__batch_size=[1, 2], engine__window_size=[8, None])
+    for arguments in ({"setting": "k"}, {"setting": ROWS, "by": "k"}, {"setting": ROWS, "metric": "k"}):
+        with pytest.raises(InputError, match=r"^k is no column of the sweep$"):
+            plots.throughput_against(frame, **arguments)
+    with pytest.raises(InputError, match=f"^{WINDOW} has points without a value"):
+        plots.throughput_against(frame, WINDOW, by=ROWS)
+
+
+def test_every_latency_curve_is_drawn_with_its_band():
+    scenario = Scenario(engine=Engine(batch_size=2), study=Study(num_requests=12))
+    results = {f"seed {seed}": simulate(scenario.but(seed=seed), 3) for seed in range(8)}
+    axes = plots.latency_cdf(results, level=0.5)
+    assert [line.get_label() for line in axes.lines] == list(results)
+    assert len(axes.collections) == len(results)
+    for line, band, result in zip(axes.lines, axes.collections, results.values(), strict=True):
+        requests = result.frame("requests")
+        latency = (requests["finished_s"] - requests["arrival_s"]).groupby(requests["replication"])
+        curves = np.array([np.quantile(values, line.get_ydata()) for _, values in latency])
+        np.testing.assert_allclose(line.get_xdata(), curves.mean(axis=0))
+        expected = np.quantile(curves[:, 0], 0.25), np.quantile(curves[:, -1], 0.75)
+        edges = band.get_paths()[0].vertices[:, 0]
+        assert (edges.min(), edges.max()) == pytest.approx(expected)
