@@ -308,6 +308,10 @@ class DecodeConfig:
             f"cuda_graphs need rows that stay where they are: {self.method} gathers them; choose inplace",
         )
 
+    def check_level(self, device_type: str) -> CheckLevel:
+        """The level in force: unless chosen, `device` on a CPU, but `host` elsewhere and for recorded rounds."""
+        return self.checks or ("device" if device_type == "cpu" and not self.cuda_graphs else "host")
+
     @property
     def resolved_method(self) -> Method:
         """Layout and scheduler behind `method`."""

@@ -63,19 +63,20 @@ class Checker:
             check_members(plan)
             check_group(plan)
 
-    def before_forward(
-        self, block: Block, members: Seq[Sequence], layout: Layout, offset: int, drafts: list[Tensor]
-    ) -> None:
-        """Check a block once its provenance is written: pads on the host, the rest on the device."""
-        self.before_pass(members, layout)
-        if self.covers("device"):
-            check_block(block.of_members(), members, offset, drafts)
-
-    def before_pass(self, members: Seq[Sequence], layout: Layout) -> None:
-        """Check that the layout works on the members' own lengths, in a rectangle where it has one."""
+    def after_begin(self, members: Seq[Sequence], layout: Layout, model: Any) -> None:
+        """Check that the layout works on the members' own lengths and, against fresh passes, on their own K/V."""
         if self.covers("host"):
             check_rectangle(layout)
             check_layout_lengths(members, layout)
+        if self.covers("oracle"):
+            for i, sequence in enumerate(members):
+                if not sequence.finished:
+                    check_kv(sequence, layout.read(i), model)
+
+    def before_forward(self, block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor]) -> None:
+        """Check a block once its provenance is written."""
+        if self.covers("device"):
+            check_block(block.of_members(), members, offset, drafts)
 
     def after_commit(self, members: Seq[Sequence], records: Seq[RowOutcome]) -> None:
         """Check lengths, budget and stops of the rows that ran."""
@@ -87,13 +88,6 @@ class Checker:
                 check_growth(sequence, record)
                 check_target_lag(sequence)
                 check_draft_lag(sequence, record.k)
-
-    def before_kv_use(self, members: Seq[Sequence], layout: Layout, model: Any) -> None:
-        """Compare K/V with a fresh forward pass, row by row."""
-        if self.covers("oracle"):
-            for i, sequence in enumerate(members):
-                if not sequence.finished:
-                    check_kv(sequence, layout.read(i), model)
 
 
 def check_rectangle(layout: Layout) -> None:
@@ -184,7 +178,7 @@ def check_group(plan: RoundPlan[Sequence]) -> None:
         require(len(states) == 1, "INV-11", row=None, expected="one (seq_len, cache state)", found=sorted(states))
 
 
-def check_block(block: Block, members: Seq[Sequence], offset: int, drafts: list[Tensor]) -> None:
+def check_block(block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor]) -> None:
     """INV-2, INV-3 and INV-4 of one block, from the provenance of its slots.
 
     `drafts` are the tokens proposed so far in this round, in order.
@@ -249,9 +243,10 @@ def check_kv(sequence: Sequence, found: Tensor, model: Any) -> None:
     )
 
 
-def _token_table(members: Seq[Sequence], drafts: list[Tensor], device: torch.device) -> Int[Tensor, "batch n"]:
+def _token_table(members: Seq[Sequence], drafts: Seq[Tensor], device: torch.device) -> Int[Tensor, "batch n"]:
     """Token at each position of each row, the round's drafts included; -1 beyond."""
-    drafted = torch.cat(drafts, dim=1) if drafts else torch.zeros(len(members), 0, dtype=torch.long, device=device)
+    nothing = torch.zeros(len(members), 0, dtype=torch.long, device=device)
+    drafted = torch.cat([nothing, *drafts], dim=1)
     longest = max(m.seq_len for m in members) + drafted.shape[1] + 1
     table = torch.tensor([m.token_ids + [-1] * (longest - m.seq_len) for m in members], device=device)
     at = torch.tensor([[m.seq_len] for m in members], device=device) + torch.arange(drafted.shape[1], device=device)

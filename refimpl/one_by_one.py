@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from refimpl import autoregressive
+from refimpl.assembly import longest_row, verify_window
 from refimpl.config import DecodeConfig
-from refimpl.engine import STABLE_PREFILL_TOKENS, longest_row, verify_window
 from refimpl.model import FeedRow, Pair
 from refimpl.placement import pool_columns
+from refimpl.prefill import STABLE_PREFILL_TOKENS
 from refimpl.records import TokenLogprobs
 from refimpl.requests import Prepared
 from refimpl.results import Result, SequenceRecord, make_result

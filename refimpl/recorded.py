@@ -10,82 +10,30 @@ no row can come to its budget, the next round's drafts are launched right behind
 the device itself has just found. They are used if the next round has no new member; if not, they are made again.
 """
 
-import weakref
-from collections import defaultdict
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from refimpl.acceptance import AcceptanceRule, Decision, Proposal
+from refimpl.acceptance import Decision, Proposal
 from refimpl.cached import CachedModel
+from refimpl.graphs import Recording, stream_of
 from refimpl.kvstore import Block
+from refimpl.passes import EagerPasses, Feed, RowNumbers, Verified, propose, verify
 from refimpl.placement import padded_columns
 from refimpl.sampling import RowKeys
 from refimpl.sequence import Sequence
 
-T = TypeVar("T")
 DRAFT_LAG = 2  # tokens that every first draft pass feeds; a row with lag 1 recomputes one
 IDLE = -(1 << 40)  # seq_len of an idle row: all of its positions are below 0
-WARM_UPS = 2  # runs before a recording, in which libraries allocate what they need
 
 
 def context_width(columns: int, most: int) -> int:
     """Width of the view that holds `columns`: four sizes an octave, so that few recordings are made, at most `most`."""
     step = max(1, 1 << max(0, columns.bit_length() - 3))
     return min(padded_columns(-(-columns // step) * step), most)
-
-
-_free_streams: dict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)
-
-
-def _stream_of(owner: object, device: torch.device) -> torch.cuda.Stream:
-    """A stream on which nobody records but `owner`, as long as it lives.
-
-    cuBLAS has a workspace for each stream. Some versions of PyTorch drop it with any graph that was recorded there, so
-    graphs that live on may not share the stream; others never drop it, so streams are used again.
-    """
-    free = _free_streams[device]
-    stream = free.pop() if free else torch.cuda.Stream(device)
-    weakref.finalize(owner, free.append, stream)
-    return stream
-
-
-class Recording(Generic[T]):
-    """Work on fixed tensors: recorded on CUDA when it is made, replayed into the same outputs by every call.
-
-    Args:
-        work: a method that launches kernels, never waits for the device, allocates what it likes. Its owner keeps
-            the recording, so the recording does not keep its owner: K/V pools go as soon as their engine does.
-        stream: where it is recorded; None without CUDA.
-        memory: graph memory that several recordings share, since only one of them runs at a time.
-    """
-
-    def __init__(self, work: Callable[[], T], stream: torch.cuda.Stream | None, memory: Any):
-        self._work = weakref.WeakMethod(work)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if stream is not None:
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UPS):
-                    work()
-            torch.cuda.current_stream().wait_stream(stream)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=memory, stream=stream):
-                self._output = work()
-
-    def __call__(self) -> T:
-        """Do the work; the output is overwritten by the next call."""
-        if self._graph is None:
-            work = self._work()
-            assert work is not None, "the owner keeps the recording"
-            return work()
-        self._graph.replay()
-        return self._output
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,32 +50,28 @@ class _Ahead:
         return width == self.width and all(m.finished or m.index in self.sequences for m in members)
 
 
-class RecordedRounds:
+class RecordedPasses:
     """Runs the passes of rounds whose members are rows of the pool, in place.
 
     Args:
-        target, draft: models on in-place layouts without provenance.
-        rule: decides; must not wait for the device.
-        vocab_size: leading logits that count.
-        k: drafts of every round, whatever the rows can use; their limits cut what they accept.
+        eager: runs the rounds that nothing was recorded for; its layouts are in place and without provenance.
+        k: drafts of every recorded round, whatever the rows can use; their limits cut what they accept.
         stable: let every pass see all columns.
     """
 
     _decision: Decision  # of the latest verify pass, for all rows of the pool
 
-    def __init__(
-        self, target: CachedModel, draft: CachedModel, rule: AcceptanceRule, *, vocab_size: int, k: int, stable: bool
-    ):
-        self._target, self._draft, self._rule = target, draft, rule
-        self._vocab_size, self._k, self._stable = vocab_size, k, stable
-        self._device = target.layout.shape.device
-        rows = target.layout.pool.rows
+    def __init__(self, eager: EagerPasses, *, k: int, stable: bool):
+        self._eager, self._k, self._stable = eager, k, stable
+        self._target, self._draft, self._rule = eager.target, eager.draft, eager.rule
+        self._device = eager.target.layout.shape.device
+        rows = eager.target.layout.pool.rows
         on_cuda = self._device.type == "cuda"
         self._host = torch.zeros(rows, DRAFT_LAG + 4, dtype=torch.long, pin_memory=on_cuda)
         self._numbers = self._host.to(self._device, copy=True)
         self._index = torch.arange(rows, device=self._device)
         self._drafts = Proposal(torch.zeros(rows, k, dtype=torch.long, device=self._device))
-        self._stream = _stream_of(self, self._device) if on_cuda else None
+        self._stream = stream_of(self, self._device) if on_cuda else None
         # apart, so that no draft overwrites what the verify pass before it has left
         self._draft_memory = torch.cuda.graph_pool_handle() if on_cuda else None
         self._verify_memory = torch.cuda.graph_pool_handle() if on_cuda else None
@@ -135,6 +79,7 @@ class RecordedRounds:
         self._width = 0
         self._members: Seq[Sequence] = ()
         self._ahead = _Ahead()
+        self._replayed = False
 
     @property
     def overlaps(self) -> bool:
@@ -145,8 +90,32 @@ class RecordedRounds:
         """Whether the round is one that was recorded for: no draft lags further behind than a round can leave it."""
         return self._k == 0 or all(m.finished or m.draft_lag <= DRAFT_LAG for m in members)
 
-    def load(self, members: Seq[Sequence], limits: list[int]) -> int:
-        """Put the round's numbers where the recordings read them, in one copy; returns its k."""
+    def run(self, members: Seq[Sequence], limits: list[int]) -> Verified:
+        """Replay the recorded work, for every row of the pool, where it covers the round."""
+        self._replayed = self.covers(members)
+        if not self._replayed:
+            self._ahead = _Ahead()
+            return self._eager.run(members, limits)
+        self.load(members, limits)
+        timer = self._target.timer
+        with timer.stage("record"):
+            self.prepare()
+        with timer.stage("draft"):
+            self.draft()
+        with timer.stage("verify"):
+            decision, logits = self.verify()
+        return Verified(self._k, [m.slot for m in members], decision, logits)
+
+    def after(self) -> None:
+        """Launch the next round's drafts, if there are such that can be used."""
+        if self._replayed:
+            with self._draft.timer.stage("draft", ahead=True):
+                self.draft_ahead()
+
+    def load(self, members: Seq[Sequence], limits: list[int]) -> None:
+        """Put the round's numbers where the recordings read them, in one copy."""
+        for cached in (self._target, self._draft):
+            cached.begin(members, span=0)
         idle = [0] * DRAFT_LAG + [IDLE, 0, 0, 0]
         table = [idle] * len(self._host)
         for member, limit in zip(members, limits, strict=True):
@@ -156,7 +125,6 @@ class RecordedRounds:
         self._numbers.copy_(self._host, non_blocking=True)
         self._members = members
         self._width = self._width_for(max(m.seq_len for m in members) + self._k)
-        return self._k
 
     def prepare(self) -> None:
         """Record what the round needs and no round before it needed."""
@@ -171,7 +139,7 @@ class RecordedRounds:
         recording, _ = self._recordings[self._width]
         if recording and not self._ahead.serves(self._members, self._width):
             self._drafts = recording()
-        self.forget_ahead()
+        self._ahead = _Ahead()
 
     def draft_ahead(self) -> bool:
         """Launch the next round's drafts behind the verify pass; tells whether it did."""
@@ -185,10 +153,6 @@ class RecordedRounds:
         self._drafts = recording()
         self._ahead = _Ahead(width, frozenset(m.index for m in live))
         return True
-
-    def forget_ahead(self) -> None:
-        """Drafts made ahead are used, or of no use."""
-        self._ahead = _Ahead()
 
     def verify(self) -> tuple[Decision, Float[Tensor, "rows k1 vocab"]]:
         """Run the target on the proposals and decide, for every row of the pool."""
@@ -211,25 +175,24 @@ class RecordedRounds:
     def _seq_len(self) -> Int[Tensor, "rows 1"]:
         return self._numbers[:, DRAFT_LAG : DRAFT_LAG + 1]
 
-    @property
-    def _keys(self) -> RowKeys:
-        return RowKeys(self._numbers[:, DRAFT_LAG + 2], self._numbers[:, DRAFT_LAG + 3])
+    def _row_numbers(self) -> RowNumbers:
+        limits, seed, sequence = self._numbers[:, DRAFT_LAG + 1 :].unbind(dim=1)
+        position = self._seq_len + torch.arange(self._k + 1, device=self._device)
+        return RowNumbers(RowKeys(seed, sequence), position, limits)
 
     def _propose(self) -> Proposal:
-        tokens, offset, steps = self._numbers[:, :DRAFT_LAG], -DRAFT_LAG, list[Proposal]()
-        for step in range(self._k):
-            logits = self._draft.model.forward(self._block(self._draft, tokens, offset), 1)
-            steps.append(self._rule.propose(logits[..., : self._vocab_size], self._keys, self._seq_len + step))
-            tokens, offset = steps[-1].tokens, step
-        return Proposal.join(steps)
+        return propose(self._rule, self._feed(self._draft, 1), self._numbers[:, :DRAFT_LAG], self._row_numbers())
 
     def _decide(self) -> tuple[Decision, Tensor]:
         last = self._numbers[:, DRAFT_LAG - 1 : DRAFT_LAG]
-        block = self._block(self._target, torch.cat([last, self._drafts.tokens], dim=1), -1)
-        logits = self._target.model.forward(block, self._k + 1)[..., : self._vocab_size]
-        position = self._seq_len + torch.arange(self._k + 1, device=self._device)
-        limits = self._numbers[:, DRAFT_LAG + 1]
-        return self._rule.decide(self._drafts, logits, self._keys, position, limits), logits
+        return verify(self._rule, self._feed(self._target, self._k + 1), last, self._drafts, self._row_numbers())
+
+    def _feed(self, cached: CachedModel, num_logits: int) -> Feed:
+        def feed(tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
+            logits = cached.model.forward(self._block(cached, tokens, offset), num_logits)
+            return logits[..., : self._eager.vocab_size]
+
+        return feed
 
     def _block(self, cached: CachedModel, tokens: Int[Tensor, "rows q"], offset: int) -> Block:
         position = self._seq_len + torch.arange(offset, offset + tokens.shape[1], device=self._device)

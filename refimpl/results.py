@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refimpl.config import DecodeConfig
-from refimpl.engine import check_level
 from refimpl.model import Pair
 from refimpl.records import TokenLogprobs
 from refimpl.requests import Prepared
@@ -146,7 +145,7 @@ def environment_of(pair: Pair, config: DecodeConfig) -> dict[str, str]:
         "pair": pair.name,
         "device": str(pair.device),
         "dtype": str(pair.dtype).removeprefix("torch."),
-        "checks": check_level(config, pair.device) if config.resolved_method.layout else "off",
+        "checks": config.check_level(pair.device.type) if config.resolved_method.layout else "off",
     }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from refimpl import kernels
-from refimpl.engine import Engine
+from refimpl.cached import CachedModel
 from refimpl.faults.base import fault
 from refimpl.kvstore import VALUE, Block, KVStore
 from refimpl.layouts import InplaceLayout, Layout, LeftPaddedLayout, MaskedLayout
@@ -22,17 +22,14 @@ ChangeBlock = Callable[[Block], Block]
 
 
 def change_blocks(role: str, change: ChangeBlock) -> Callable[[Any], Any]:
-    """Change every block of the target's or the draft's layout, whatever the layout."""
+    """Change every block of the target or the draft, whatever the layout."""
 
     def make(original: Any) -> Any:
-        def make_layout(self: Engine, model: Any, *size: int) -> Layout:
-            layout = original(self, model, *size)
-            if model is getattr(self.pair, role):
-                right = layout.block
-                layout.block = lambda tokens, offset: change(right(tokens, offset))
-            return layout
+        def block(self: CachedModel, tokens: Any, offset: int, drafts: Any) -> Block:
+            right = original(self, tokens, offset, drafts)
+            return change(right) if self.role == role else right
 
-        return make_layout
+        return block
 
     return make
 
@@ -76,7 +73,7 @@ def batch_maximum_positions(original: Any) -> Any:
     return block
 
 
-@fault(Engine, "_make_layout", "output", "INV-2")
+@fault(CachedModel, "block", "output", "INV-2")
 def bonus_at_wrong_position(original: Any) -> Any:
     """The token committed last is fed to the verification with the position of its successor."""
 
@@ -88,7 +85,7 @@ def bonus_at_wrong_position(original: Any) -> Any:
     return change_blocks("target", change)(original)
 
 
-@fault(Engine, "_make_layout", "acceptance", "INV-2")
+@fault(CachedModel, "block", "acceptance", "INV-2")
 def draft_positions_off_by_one(original: Any) -> Any:
     """Only the draft's positions are one too large: the output stays right, fewer drafts survive."""
     return change_blocks("draft", lambda block: replace(block, position_ids=block.position_ids + 1))(original)
@@ -127,7 +124,7 @@ def rejected_entry_left_visible(original: Any) -> Any:
     return commit
 
 
-@fault(Engine, "_make_layout", "acceptance", "INV-3")
+@fault(CachedModel, "block", "acceptance", "INV-3")
 def draft_misses_the_first_token(original: Any) -> Any:
     """The draft's mask hides the oldest token of each row: the output stays right, fewer drafts survive."""
 

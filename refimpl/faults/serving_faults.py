@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from refimpl import generation, rounds
+from refimpl import engine, generation, rounds
+from refimpl.assembly import longest_row
 from refimpl.cached import CachedModel
-from refimpl.engine import Engine, longest_row
 from refimpl.faults.base import fault
 from refimpl.faults.layout_faults import change_blocks, write_elsewhere
 from refimpl.kvstore import Block
-from refimpl.layouts import Layout
 from refimpl.layouts import base as layout_base
 from refimpl.placement import sizes
-from refimpl.recorded import RecordedRounds, _Ahead
+from refimpl.recorded import RecordedPasses, _Ahead
 from refimpl.records import RowOutcome
+from refimpl.rounds import RoundContext
 from refimpl.sequence import Sequence
 
 INPLACE: dict[str, Any] = {"layouts": ("inplace",), "schedulers": ("fifo",)}
@@ -26,7 +26,7 @@ RECORDED: dict[str, Any] = INPLACE | {"settings": {"cuda_graphs": True}}
 # --- positions and entries ---------------------------------------------------------------------------------------
 
 
-@fault(Engine, "_make_layout", "output", "INV-2", source="jundot/omlx#2363")
+@fault(CachedModel, "block", "output", "INV-2", source="jundot/omlx#2363")
 def window_at_its_first_position(original: Any) -> Any:
     """Every token of a verify pass has the position of the first one."""
     return change_blocks("target", _at_first_position)(original)
@@ -36,22 +36,27 @@ def _at_first_position(block: Block) -> Block:
     return replace(block, position_ids=block.position_ids[:, :1].expand(block.position_ids.shape))
 
 
-@fault(Engine, "_make_layout", "output", "INV-4", **INPLACE, source="vllm-project/vllm#32628")
+@fault(engine, "assemble", "output", "INV-4", **INPLACE, source="vllm-project/vllm#32628")
 def clamped_write(original: Any) -> Any:
     """Drafts beyond the last position that a row may have are written to column 0."""
 
-    def make_layout(self: Engine, *arguments: Any) -> Layout:
-        layout, last = original(self, *arguments), longest_row(self.sequences)
-        right = layout.pool_block
+    def assemble(pair: Any, sequences: Any, *rest: Any) -> RoundContext:
+        context = original(pair, sequences, *rest)
+        for cached in (context.target, context.draft):
+            cached.layout.pool_block = _clamped(cached.layout, longest_row(sequences))
+        return context
 
-        def pool_block(rows: Any, tokens: Tensor, position: Tensor, real: Tensor, width: int) -> Block:
-            columns = torch.where(position < last, position, 0)
-            return write_elsewhere(right, layout, rows, tokens, position, columns, real, width)
+    return assemble
 
-        layout.pool_block = pool_block
-        return layout
 
-    return make_layout
+def _clamped(layout: Any, last: int) -> Any:
+    right = layout.pool_block
+
+    def pool_block(rows: Any, tokens: Tensor, position: Tensor, real: Tensor, width: int) -> Block:
+        columns = torch.where(position < last, position, 0)
+        return write_elsewhere(right, layout, rows, tokens, position, columns, real, width)
+
+    return pool_block
 
 
 @fault(
@@ -68,7 +73,7 @@ def idle_row_advances(original: Any) -> Any:
 
 
 @fault(
-    RecordedRounds,
+    RecordedPasses,
     "_width_for",
     "output",
     None,
@@ -87,7 +92,7 @@ def graph_of_another_width(original: Any) -> Any:
     "acceptance",
     None,
     **RECORDED,
-    conditions=((RecordedRounds, "overlaps", True),),
+    conditions=((RecordedPasses, "overlaps", True),),
     source="vllm-project/vllm#28558",
 )
 def stale_drafts_for_a_new_tenant(original: Any) -> Any:

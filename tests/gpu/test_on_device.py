@@ -12,7 +12,7 @@ from refimpl.equivalence import verify
 from refimpl.pairs.loading import TINY
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.prompts import read_prompts
-from refimpl.recorded import RecordedRounds
+from refimpl.recorded import RecordedPasses
 from refimpl.requests import prepare
 
 pytestmark = pytest.mark.gpu
@@ -50,7 +50,7 @@ def test_every_method_equals_the_oracle(pair, ragged_prompts, method, checks):
 def test_replayed_rounds_give_the_tokens_of_ordinary_ones(
     pair, ragged_prompts, rule, method, batch_size, ahead, monkeypatch
 ):
-    monkeypatch.setattr(RecordedRounds, "overlaps", ahead)
+    monkeypatch.setattr(RecordedPasses, "overlaps", ahead)
     settings = {"method": method, "batch_size": batch_size, **rule}
     expected = tokens(pair, ragged_prompts, **settings)
     assert tokens(pair, ragged_prompts, cuda_graphs=True, **settings) == expected
@@ -60,7 +60,7 @@ def test_drafts_made_ahead_are_as_good(pair, ragged_prompts, monkeypatch):
     """Acceptance would fall if a draft were launched on numbers that are not the round's."""
     accepted = []
     for ahead in (False, True):
-        monkeypatch.setattr(RecordedRounds, "overlaps", ahead)
+        monkeypatch.setattr(RecordedPasses, "overlaps", ahead)
         result = generate(pair, ragged_prompts, method="inplace", batch_size=4, cuda_graphs=True, **SETTINGS)
         accepted.append(result.stats.acceptance.accepted)
     assert accepted[0] == accepted[1] > 0
@@ -113,11 +113,11 @@ def test_a_replayed_round_waits_for_nothing_but_its_decision(pair):
     config = make_config(method="inplace", batch_size=4, cuda_graphs=True, checks="off", max_new_tokens=60)
     engine = Engine(pair, prepare(pair, [[1, 2, 3], [4, 5], [6]], config).sequences, config)
     engine.run_one_round()  # prefill and recording
-    rounds = len(engine.context.recorded._recordings)
+    rounds = len(engine.context.passes._recordings)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(3):
             engine.run_one_round()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len(engine.context.recorded._recordings) == rounds, "all in the same width"
+    assert len(engine.context.passes._recordings) == rounds, "all in the same width"

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from refimpl.config import make_config
 from refimpl.engine import Engine
+from refimpl.graphs import Recording
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
-from refimpl.recorded import RecordedRounds, Recording
+from refimpl.recorded import RecordedPasses
 from refimpl.requests import prepare
 
 META = torch.device("meta")
@@ -78,7 +79,7 @@ def run_rounds(monkeypatch):
         return [engine.run_one_round() for _ in range(3)]
 
     monkeypatch.setattr("refimpl.recorded.Recording", WatchedRecording)
-    monkeypatch.setattr(RecordedRounds, "overlaps", True)
+    monkeypatch.setattr(RecordedPasses, "overlaps", True)
     monkeypatch.setattr("refimpl.rounds._ToHost.wait", nothing_accepted)
     return run
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refimpl import InputError, Request, generate, stream
+from refimpl.graphs import stream_of
 from refimpl.pairs.random_pairs import random_pair
-from refimpl.recorded import RecordedRounds, _Ahead, _stream_of, context_width
+from refimpl.recorded import RecordedPasses, _Ahead, context_width
 
 SETTINGS = {"max_new_tokens": 14, "num_speculative_tokens": 4, "stop_token_ids": [5], "checks": "host"}
 
@@ -17,7 +18,7 @@ SETTINGS = {"max_new_tokens": 14, "num_speculative_tokens": 4, "stop_token_ids":
 @pytest.fixture(params=[False, True], ids=["", "ahead"])
 def ahead(request, monkeypatch):
     """Whether drafts are made ahead of their round, as where a device works on while the host does."""
-    monkeypatch.setattr(RecordedRounds, "overlaps", request.param)
+    monkeypatch.setattr(RecordedPasses, "overlaps", request.param)
     return request.param
 
 
@@ -34,7 +35,7 @@ def passes(monkeypatch):
 
         return run
 
-    names = [(RecordedRounds, name) for name in ("_propose", "draft_ahead", "verify")]
+    names = [(RecordedPasses, name) for name in ("_propose", "draft_ahead", "verify")]
     for owner, name in [*names, (_Ahead, "serves")]:
         monkeypatch.setattr(owner, name, counted(name, getattr(owner, name)))
     return counts
@@ -80,7 +81,7 @@ def test_random_numbers_are_keyed_by_sequence_id_and_seed(llama, acceptance, ahe
 
 def test_drafts_made_ahead_are_used_until_a_sequence_joins(llama, monkeypatch, passes):
     """Two rows of equal budgets, then one more: what the device drafted for the rounds between is not made again."""
-    monkeypatch.setattr(RecordedRounds, "overlaps", True)
+    monkeypatch.setattr(RecordedPasses, "overlaps", True)
     result = generate(llama, [[1, 2], [3, 4, 5], [6]], method="inplace", batch_size=2, cuda_graphs=True, **SETTINGS)
     assert 0 < passes["serves"] <= passes["draft_ahead"]
     num_widths = 1
@@ -88,7 +89,7 @@ def test_drafts_made_ahead_are_used_until_a_sequence_joins(llama, monkeypatch, p
 
 
 def test_cancelling_a_row_leaves_the_others_alone(llama, monkeypatch, passes):
-    monkeypatch.setattr(RecordedRounds, "overlaps", True)
+    monkeypatch.setattr(RecordedPasses, "overlaps", True)
     prompts, settings = [[1, 2], [3, 4, 5], [6], [7, 8]], {"method": "inplace", "batch_size": 2, **SETTINGS}
     expected = [s.token_ids for s in generate(llama, prompts, **settings).sequences]
     run, found = stream(llama, prompts, cuda_graphs=True, **settings), [list[int]() for _ in prompts]
@@ -117,15 +118,15 @@ def test_the_living_share_no_stream_and_those_of_the_dead_are_used_again(monkeyp
     class Owner:
         pass
 
-    monkeypatch.setattr("refimpl.recorded._free_streams", defaultdict(list))
+    monkeypatch.setattr("refimpl.graphs._free_streams", defaultdict(list))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: [device])
     device, first, second = torch.device("cuda", 0), Owner(), Owner()
-    streams = [_stream_of(owner, device) for owner in (first, second)]
+    streams = [stream_of(owner, device) for owner in (first, second)]
     assert streams[0] is not streams[1]
     del first
     third = Owner()
-    assert _stream_of(third, device) is streams[0]
-    assert _stream_of(third, torch.device("cuda", 1)) == [torch.device("cuda", 1)]
+    assert stream_of(third, device) is streams[0]
+    assert stream_of(third, torch.device("cuda", 1)) == [torch.device("cuda", 1)]
 
 
 @given(st.integers(1, 100_000), st.integers(1, 100_000))
