@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -35,6 +35,7 @@ class Verified:
     logits: Float[Tensor, "any k1 vocab"]
 
 
+@runtime_checkable
 class Passes(Protocol):
     """Runs a round's forward passes, from the members' lengths to a decision."""
 
