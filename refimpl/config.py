@@ -185,7 +185,8 @@ class DecodeConfig:
         num_speculative_tokens: drafts per row and round at most, k; 0 is plain autoregression.
         max_new_tokens: budget of generated tokens per sequence, exact.
         window_size: sequences that a grouped scheduler chooses from, W ≥ B; None for 4 · B.
-        aging_bound: rounds after which a passed-over sequence is due; None for eight turns of the window.
+        aging_bound: rounds after which a sequence that has begun and is passed over is due; None for eight turns of the
+            window.
         acceptance: rule that decides how many drafts survive; None picks ``"greedy"`` at temperature 0, else
             ``"coupled"``. Greedy and coupled reproduce the autoregressive tokens. ``"rejection"`` reproduces their
             law: its tokens are the same for any batch, order, layout and schedule, with the exception of the

@@ -33,7 +33,7 @@ STATEMENTS: dict[str, str] = {
     "INV-7": "nothing after the first stop token, never more than the budget",
     "INV-8": "raggedness is carried by integer lengths",
     "INV-9": "every sequence is in one place, the members of a round are distinct",
-    "INV-10": "no sequence waits more than A + floor(M/B) rounds",
+    "INV-10": "no sequence waits more than A + floor(M/B) rounds between two of its rounds",
     "INV-11": "a group's members have equal length and equal cache state",
     "INV-12": "tokens do not depend on batch, order, layout or schedule",
 }

@@ -10,6 +10,7 @@ from typing import Any
 from refimpl.config import DecodeConfig
 from refimpl.files import write_whole
 from refimpl.records import RowOutcome
+from refimpl.scheduling import DEFAULT_OPTIONS
 from refimpl.sequence import Sequence
 
 SCHEMA = "raggedspec.trace/1"
@@ -71,6 +72,7 @@ def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: di
         "batch_size": config.resolved_batch_size,
         "window_size": config.resolved_window_size,
         "aging_bound": config.aging_bound,
+        "aging_from": DEFAULT_OPTIONS.aging_from,
         "compaction_threshold": config.compaction_threshold,
         "num_speculative_tokens": config.num_speculative_tokens,
         "num_speculative_tokens_each": [s.num_speculative_tokens for s in sequences],

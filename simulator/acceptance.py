@@ -7,6 +7,8 @@ accepts ``min(run, k_i)``.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import betaincinv
@@ -14,46 +16,59 @@ from scipy.special import betaincinv
 from simulator.errors import require
 from simulator.fields import Spec
 from simulator.kinds import ACCEPTANCE
-from simulator.streams import TILE_REQUESTS, Purpose, Streams
+from simulator.streams import TILE_POSITIONS, TILE_REQUESTS, Purpose, Streams
 from simulator.traces import read_engine_trace
+
+KEPT_TILES = 1024  # 16 KiB each
 
 
 class AcceptanceModel(ABC):
-    """Runs of right proposals, drawn for a block of requests at a time.
+    """Runs of right proposals, drawn a tile at a time: `TILE_REQUESTS` requests by `TILE_POSITIONS` positions.
+
+    Only tiles that are reached are drawn, and the last `KEPT_TILES` are kept; each can be drawn anew, since its random
+    numbers are keyed by its place.
 
     Args:
         streams: random numbers of the replication.
-        positions: generated positions that may be asked for, at most.
-        max_run: longest run of interest, k.
+        max_run: longest run of interest, k, at most `TILE_POSITIONS`.
     """
 
-    def __init__(self, streams: Streams, positions: int, max_run: int):
-        self.streams, self.positions, self.max_run = streams, positions, max_run
-        self._blocks: dict[int, np.ndarray] = {}
-        self._none = [0] * positions
+    def __init__(self, streams: Streams, max_run: int):
+        self.streams, self.max_run = streams, max_run
+        self._right = lru_cache(KEPT_TILES)(self.right)
+        self._runs = lru_cache(KEPT_TILES)(self.count)
+        self._none = [0] * TILE_POSITIONS
 
-    def runs(self, index: int, positions: int | None = None) -> list[int]:
-        """Run from each generated position of a request, 0 … max_run ``[positions]``; None for all of them."""
+    def tile(self, index: int, number: int) -> list[int]:
+        """Run from each position of tile `number` of a request, 0 … max_run ``[TILE_POSITIONS]``."""
         if self.max_run == 0:
             return self._none
         block, place = divmod(index, TILE_REQUESTS)
-        if block not in self._blocks:
-            self._blocks[block] = self._draw(block)
-        return self._blocks[block][place, :positions].tolist()
+        return self._runs(block, number)[place].tolist()
 
-    def _draw(self, block: int) -> np.ndarray:
-        bits = self.right(block, self.positions + self.max_run)
-        return count_runs(lambda depth: bits[:, depth : depth + self.positions], self.max_run, self.positions)
+    def runs(self, index: int, positions: int) -> list[int]:
+        """Run from each of a request's first positions ``[positions]``."""
+        tiles = [self.tile(index, number) for number in range(-(-positions // TILE_POSITIONS))]
+        return [run for tile in tiles for run in tile][:positions]
+
+    def count(self, block: int, number: int) -> np.ndarray:
+        """Runs of a tile ``[TILE_REQUESTS, TILE_POSITIONS]``."""
+        bits = np.concatenate([self._right(block, number), self._right(block, number + 1)], axis=1)
+        return count_runs(lambda depth: bits[:, depth : depth + TILE_POSITIONS], self.max_run)
 
     @abstractmethod
-    def right(self, block: int, positions: int) -> np.ndarray:
-        """Whether the proposal at each position is right ``[TILE_REQUESTS, positions]``."""
+    def right(self, block: int, number: int) -> np.ndarray:
+        """Whether the proposal at each position of a tile is right ``[TILE_REQUESTS, TILE_POSITIONS]``."""
+
+    def uniform(self, block: int, number: int) -> np.ndarray:
+        """The tile's uniform numbers, which all models share ``[TILE_REQUESTS, TILE_POSITIONS]``."""
+        return self.streams.tile(Purpose.ACCEPT, block, number)
 
 
-def count_runs(right_at_depth, max_run: int, positions: int) -> np.ndarray:  # type: ignore[no-untyped-def]
-    """Leading right proposals, given a function depth → ``[requests, positions]`` of flags."""
-    alive = np.ones((TILE_REQUESTS, positions), dtype=bool)
-    runs = np.zeros((TILE_REQUESTS, positions), dtype=np.int16)
+def count_runs(right_at_depth: Callable[[int], np.ndarray], max_run: int) -> np.ndarray:
+    """Leading right proposals of a tile, given a function depth → flags ``[TILE_REQUESTS, TILE_POSITIONS]``."""
+    alive = np.ones((TILE_REQUESTS, TILE_POSITIONS), dtype=bool)
+    runs = np.zeros(alive.shape, dtype=np.int8)
     for depth in range(max_run):
         alive &= right_at_depth(depth)
         runs += alive
@@ -63,65 +78,79 @@ def count_runs(right_at_depth, max_run: int, positions: int) -> np.ndarray:  # t
 class IidAcceptance(AcceptanceModel):
     """Every proposal is right with the same probability, independently."""
 
-    def __init__(self, streams: Streams, positions: int, max_run: int, *, probability: float):
-        super().__init__(streams, positions, max_run)
+    def __init__(self, streams: Streams, max_run: int, *, probability: float):
+        super().__init__(streams, max_run)
         self.probability = probability
 
-    def right(self, block: int, positions: int) -> np.ndarray:
+    def right(self, block: int, number: int) -> np.ndarray:
         """Compare with the shared uniform numbers."""
-        return self.streams.tile_rows(Purpose.ACCEPT, block, positions) < self.probability
+        return self.uniform(block, number) < self.probability
 
 
 class ProfileAcceptance(AcceptanceModel):
     """The i-th proposal of a round is right with probability p_i; beyond the list the last one holds."""
 
-    def __init__(self, streams: Streams, positions: int, max_run: int, *, probabilities: tuple[float, ...]):
-        super().__init__(streams, positions, max_run)
+    def __init__(self, streams: Streams, max_run: int, *, probabilities: tuple[float, ...]):
+        super().__init__(streams, max_run)
         self.probabilities = probabilities
 
-    def right(self, block: int, positions: int) -> np.ndarray:
+    def right(self, block: int, number: int) -> np.ndarray:
         """At depth 0."""
-        return self.streams.tile_rows(Purpose.ACCEPT, block, positions) < self.probabilities[0]
+        return self.uniform(block, number) < self.probabilities[0]
 
-    def _draw(self, block: int) -> np.ndarray:
-        uniform = self.streams.tile_rows(Purpose.ACCEPT, block, self.positions + self.max_run)
+    def count(self, block: int, number: int) -> np.ndarray:
+        """Each depth compares with its own probability."""
+        uniform = np.concatenate([self.uniform(block, at) for at in (number, number + 1)], axis=1)
         last = len(self.probabilities) - 1
 
         def right_at_depth(depth: int) -> np.ndarray:
-            return uniform[:, depth : depth + self.positions] < self.probabilities[min(depth, last)]
+            return uniform[:, depth : depth + TILE_POSITIONS] < self.probabilities[min(depth, last)]
 
-        return count_runs(right_at_depth, self.max_run, self.positions)
+        return count_runs(right_at_depth, self.max_run)
 
 
 class BetaAcceptance(AcceptanceModel):
     """Each request has its own probability, drawn from Beta(a, b): run lengths are beta-geometric."""
 
-    def __init__(self, streams: Streams, positions: int, max_run: int, *, a: float, b: float):
-        super().__init__(streams, positions, max_run)
+    def __init__(self, streams: Streams, max_run: int, *, a: float, b: float):
+        super().__init__(streams, max_run)
         self.a, self.b = a, b
+        self._own = lru_cache(KEPT_TILES)(self.own)
 
-    def right(self, block: int, positions: int) -> np.ndarray:
-        """Compare with the request's own probability."""
+    def own(self, block: int) -> np.ndarray:
+        """Probability of each request of a block ``[TILE_REQUESTS]``."""
         first = block * TILE_REQUESTS
-        own = betaincinv(self.a, self.b, self.streams.per_request(Purpose.REQUEST, first, first + TILE_REQUESTS))
-        return self.streams.tile_rows(Purpose.ACCEPT, block, positions) < own[:, None]
+        return betaincinv(self.a, self.b, self.streams.per_request(Purpose.REQUEST, first, first + TILE_REQUESTS))
+
+    def right(self, block: int, number: int) -> np.ndarray:
+        """Compare with the request's own probability."""
+        return self.uniform(block, number) < self._own(block)[:, None]
 
 
 class MarkovAcceptance(AcceptanceModel):
     """Neighbouring positions agree more often than chance: P(right | last) = p + correlation · (last − p)."""
 
-    def __init__(self, streams: Streams, positions: int, max_run: int, *, probability: float, correlation: float):
-        super().__init__(streams, positions, max_run)
+    def __init__(self, streams: Streams, max_run: int, *, probability: float, correlation: float):
+        super().__init__(streams, max_run)
         self.probability, self.correlation = probability, correlation
+        self._ends: dict[int, list[np.ndarray]] = {}  # block -> last column of each tile walked so far
 
-    def right(self, block: int, positions: int) -> np.ndarray:
+    def right(self, block: int, number: int) -> np.ndarray:
         """Walk the chain along the positions, started in its stationary law."""
-        uniform = self.streams.tile_rows(Purpose.ACCEPT, block, positions)
+        ends = self._ends.setdefault(block, [])
+        while len(ends) < number:
+            ends.append(self._walk(block, len(ends), ends)[:, -1])
+        bits = self._walk(block, number, ends)
+        if len(ends) == number:
+            ends.append(bits[:, -1])
+        return bits
+
+    def _walk(self, block: int, number: int, ends: list[np.ndarray]) -> np.ndarray:
+        uniform = self.uniform(block, number)
         bits = np.empty(uniform.shape, dtype=bool)
-        bits[:, 0] = uniform[:, 0] < self.probability
-        for at in range(1, positions):
-            chance = self.probability + self.correlation * (bits[:, at - 1] - self.probability)
-            bits[:, at] = uniform[:, at] < chance
+        last: np.ndarray | float = ends[number - 1] if number else self.probability
+        for at in range(TILE_POSITIONS):
+            bits[:, at] = last = uniform[:, at] < self.probability + self.correlation * (last - self.probability)
         return bits
 
 
@@ -133,8 +162,8 @@ class BootstrapAcceptance(AcceptanceModel):
     could have come out otherwise, and prompts of one document resemble each other.
     """
 
-    def __init__(self, streams: Streams, positions: int, max_run: int, *, path: str, resample: bool = False):
-        super().__init__(streams, positions, max_run)
+    def __init__(self, streams: Streams, max_run: int, *, path: str, resample: bool = False):
+        super().__init__(streams, max_run)
         trace = read_engine_trace(path)
         self.bits = [trace.match_bits(i) for i in range(trace.header["num_sequences"])]
         seen = [bits for bits in self.bits if np.any(bits >= 0)]
@@ -153,17 +182,17 @@ class BootstrapAcceptance(AcceptanceModel):
         uniform = self.streams.per_request(Purpose.REQUEST, first, first + TILE_REQUESTS)
         return self.drawn[(uniform * len(self.drawn)).astype(int)]
 
-    def right(self, block: int, positions: int) -> np.ndarray:
+    def right(self, block: int, number: int) -> np.ndarray:
         """Copy, and fill what is unknown by the copied request's own rate."""
-        uniform = self.streams.tile_rows(Purpose.ACCEPT, block, positions)
         copied = self.copied(block)
-        known = np.stack([self.extend(self.bits[i], positions) for i in copied])
-        filled = uniform < np.array(self.means)[copied][:, None]
+        positions = number * TILE_POSITIONS + np.arange(TILE_POSITIONS)
+        known = np.stack([self.known(self.bits[i], positions) for i in copied])
+        filled = self.uniform(block, number) < np.array(self.means)[copied][:, None]
         return np.where(known < 0, filled, known == 1)
 
-    def extend(self, bits: np.ndarray, positions: int) -> np.ndarray:
-        """Stretch to `positions` by starting over."""
-        return np.resize(bits, positions)
+    def known(self, bits: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """1 right, 0 wrong, -1 unknown; starting over at the end ``[positions]``."""
+        return bits[positions % len(bits)]
 
 
 class ReplayAcceptance(BootstrapAcceptance):
@@ -173,11 +202,9 @@ class ReplayAcceptance(BootstrapAcceptance):
         """The request of the same index."""
         return (block * TILE_REQUESTS + np.arange(TILE_REQUESTS)) % len(self.bits)
 
-    def extend(self, bits: np.ndarray, positions: int) -> np.ndarray:
+    def known(self, bits: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Unknown beyond the end."""
-        known = np.full(positions, -1, dtype=np.int8)
-        known[: len(bits)] = bits[:positions]
-        return known
+        return np.where(positions < len(bits), bits[np.minimum(positions, len(bits) - 1)], -1)
 
 
 MODELS: dict[str, type[AcceptanceModel]] = {
@@ -190,6 +217,6 @@ MODELS: dict[str, type[AcceptanceModel]] = {
 }
 
 
-def make_acceptance(spec: Spec, streams: Streams, positions: int, max_run: int) -> AcceptanceModel:
+def make_acceptance(spec: Spec, streams: Streams, max_run: int) -> AcceptanceModel:
     """Build the model that a scenario names."""
-    return MODELS[spec.kind](streams, positions, max_run, **spec.resolved(ACCEPTANCE))
+    return MODELS[spec.kind](streams, max_run, **spec.resolved(ACCEPTANCE))

@@ -23,8 +23,8 @@ from simulator.scenario import Scenario, Study, from_data
 FACTORS: dict[str, tuple[str, ...]] = {
     "refill": ("#refill", "switches.refill", "switches.zombies"),
     "grouping": (
-        "#grouping", "engine.window_size", "engine.aging_bound", "switches.group_key", "switches.group_choice",
-        "switches.partial_groups", "switches.bucket_tokens", "switches.cost_aware",
+        "#grouping", "engine.window_size", "engine.aging_bound", "switches.aging_from", "switches.group_key",
+        "switches.group_choice", "switches.partial_groups", "switches.bucket_tokens", "switches.cost_aware",
     ),
     "alignment cost": (
         "engine.layout", "engine.compaction_threshold", "switches.free_realign", "switches.realign_read_s",

@@ -30,10 +30,13 @@ DEFINITIONS = {
     "latency_*_s": "arrival to finish, of finished requests: where many are censored, those that took long are missing",
     "*_p50_s, *_p90_s, *_p99_s": "quantile over the requests of one replication; its mean over the replications lies "
     "below the quantile of all their requests where few requests, or few busy periods, make up a replication",
-    "queueing_mean_s": "arrival to admission into the window, of finished requests",
+    "queueing_mean_s": "arrival to the start of the first round, of the requests that have begun",
+    "longest_gap_s": "longest time between two rounds of a request, from the end of one to the start of the next: the "
+    "wait for the first round counts in queueing_mean_s",
     "occupancy": "unfinished rows over rows that a full batch would have, over all rounds",
-    "busy_share": "seconds in rounds over observed seconds, mean of the replicas",
-    "grouping_rate": "grouped rounds over rounds",
+    "busy_share": "seconds in rounds over observed seconds, mean of the replicas; of a round that lies partly outside of "
+    "them, that part is left out, also of the shares of stages and of kv_mean_bytes",
+    "grouping_rate": "grouped rounds of at least two rows over rounds",
     "{stage}_share": "seconds of a stage over seconds in rounds",
     "draft_acceptance_rate": "accepted over drafted tokens",
     "mean_acceptance_length": "1 + accepted over (row, round) pairs; the rollback layout keeps less than that",
@@ -104,6 +107,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
     """All metrics of a replication that has run, by name (see `DEFINITIONS`)."""
     requests, rounds = simulation.log.request_columns(), simulation.log.round_columns()
     start_s = warmup_s(simulation, requests)
+    observed = _clipped(simulation.log.round_columns(cut=True), start_s, simulation.log.end_s)
     finishing = _keep(requests, requests["finished_s"] >= start_s)  # not those that never finish
     rounds = _keep(rounds, rounds["start_s"] >= start_s)
     requests = _keep(requests, requests["arrival_s"] >= start_s)
@@ -125,7 +129,8 @@ def measure(simulation: Simulation) -> dict[str, float]:
         "goodput_per_s": float(_meets(finishing, service).sum()) / span_s,
         "slo_attainment": float(_meets(done, service).sum()) / arrived if arrived else float("nan"),
     }
-    return result | _rounds(simulation, rounds, span_s) | _rows(rounds, requests)
+    result |= _rounds(simulation, rounds) | _seconds(simulation, observed, span_s)
+    return result | _rows(rounds, requests)
 
 
 @lru_cache(maxsize=1)
@@ -166,7 +171,8 @@ def _latencies(requests: Columns, done: Columns) -> dict[str, float]:
     first_token = first_token[~np.isnan(first_token)]
     latency = done["finished_s"] - done["arrival_s"]
     per_token = _per_token_s(done)[done["generated_tokens"] > 1]
-    result = {"queueing_mean_s": _mean(done["admitted_s"] - done["arrival_s"])}
+    begun = requests["begun_s"] - requests["arrival_s"]
+    result = {"queueing_mean_s": _mean(begun[~np.isnan(begun)])}
     for name, values in (("first_token", first_token), ("per_token", per_token), ("latency", latency)):
         result[f"{name}_mean_s"] = _mean(values)
         quantiles = np.quantile(values, list(QUANTILES.values())) if len(values) else [np.nan] * len(QUANTILES)
@@ -180,18 +186,34 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def _rounds(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str, float]:
-    observed_s = span_s * simulation.scenario.service.replicas
-    total, busy_s = len(rounds["start_s"]), max(float(rounds["round_s"].sum()), 1e-300)
+def _clipped(rounds: Columns, start_s: float, end_s: float) -> Columns:
+    """Rounds with as much of their seconds as lies between `start_s` and `end_s`."""
+    begin = rounds["start_s"]
+    inside_s = np.minimum(begin + rounds["round_s"], end_s) - np.maximum(begin, start_s)
+    share = np.maximum(inside_s, 0) / np.maximum(rounds["round_s"], 1e-300)
+    return rounds | {name: rounds[name] * np.minimum(share, 1) for name in (*STAGES, "round_s")}
+
+
+def _rounds(simulation: Simulation, rounds: Columns) -> dict[str, float]:
+    total = len(rounds["start_s"])
     count = max(total, 1)
-    kv = rounds["kv_tokens"] * simulation.cost.kv_bytes_per_token
-    result = {
+    grouped = (rounds["mode"] == "grouped") & (rounds["rows"] > 1)
+    return {
         "rounds": float(total),
         "tokens_per_round": float(rounds["kept"].sum()) / count,
         "occupancy": float(rounds["live"].sum()) / (count * simulation.scenario.engine.batch_size),
+        "grouping_rate": float(grouped.sum()) / count,
+    }
+
+
+def _seconds(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str, float]:
+    """Of rounds clipped to the observed seconds."""
+    observed_s = span_s * simulation.scenario.service.replicas
+    busy_s = max(float(rounds["round_s"].sum()), 1e-300)
+    kv = rounds["kv_tokens"] * simulation.cost.kv_bytes_per_token
+    result = {
         "busy_share": busy_s / observed_s,
-        "grouping_rate": float((rounds["mode"] == "grouped").sum()) / count,
-        "kv_peak_bytes": float(kv.max(initial=0)),
+        "kv_peak_bytes": float(kv[rounds["round_s"] > 0].max(initial=0)),
         "kv_mean_bytes": float((kv * rounds["round_s"]).sum()) / observed_s,
         "kv_allocated_bytes": simulation.cost.kv_bytes_per_token * allocated_tokens(simulation),
     }
@@ -224,6 +246,7 @@ def _rows(rounds: Columns, requests: Columns) -> dict[str, float]:
         "draft_acceptance_rate": accepted / drafted if drafted else float("nan"),
         "mean_acceptance_length": 1 + accepted / max(pairs, 1),
         "longest_wait_rounds": float(requests["longest_wait_rounds"].max(initial=0)),
+        "longest_gap_s": float(requests["longest_gap_s"].max(initial=0)),
     }
 
 

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import simpy
@@ -35,8 +36,7 @@ class Simulation:
         self.env = simpy.Environment()
         engine = scenario.engine
         self.log = EventLog(engine.num_speculative_tokens, keep_rows=keep_rows)
-        positions = int(self.source.budgets.max()) + 1
-        self.acceptance = make_acceptance(scenario.acceptance, self.streams, positions, engine.num_speculative_tokens)
+        self.acceptance = make_acceptance(scenario.acceptance, self.streams, engine.num_speculative_tokens)
         self.cost: CostModel = make_cost(scenario, self.streams)
         self.replicas = [
             Replica(self.env, scenario, self.cost, self.log, self.streams, number)
@@ -53,6 +53,8 @@ class Simulation:
         study = self.scenario.study
         {"offline": self._start_offline, "open": self._start_open, "closed": self._start_closed}[study.kind]()
         self._run_clock(study.duration_s)
+        for replica in self.replicas:
+            replica.stop()
         self.log.end_s = float(self.env.now) if self._may_go_on() else self.log.last_round_s
         self.cost.check_widths()
         return self.log
@@ -73,7 +75,7 @@ class Simulation:
 
     def _arrive(self, index: int) -> Request:
         lengths = self.source.lengths(index)
-        request = Request(index, lengths, self.acceptance.runs(index, lengths[2] + 1), self.env.now)
+        request = Request(index, lengths, partial(self.acceptance.tile, index), self.env.now)
         self.log.requests.append(request)
         return request
 

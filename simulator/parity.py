@@ -7,7 +7,7 @@ import pandas as pd
 
 from simulator.fields import Spec
 from simulator.model import simulate_once
-from simulator.scenario import Engine, Scenario, Study, Workload
+from simulator.scenario import Engine, Scenario, Study, Switches, Workload
 from simulator.traces import EngineTrace, read_engine_trace
 
 COMPARED = ("sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "finished")
@@ -74,6 +74,7 @@ def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec 
             max_new_tokens=header["max_new_tokens"],
             compaction_threshold=header.get("compaction_threshold", Engine().compaction_threshold),
         ),
+        switches=Switches(aging_from=header.get("aging_from", "admission")),  # what traces without it were made with
         acceptance=acceptance or Spec.of("replay", path=trace.path),
         cost=cost,
         noise=False,

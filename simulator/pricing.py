@@ -1,6 +1,7 @@
 """Seconds of a round, stage by stage: as the engine runs it, or as the published code does."""
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -150,5 +151,6 @@ class PublishedPricing(Pricing):
 
 
 def make_pricing(engine: Engine, switches: Switches, cost: CostModel) -> Pricing:
-    """The engine's pricing unless a switch departs from it."""
-    return (Pricing if switches == Switches() else PublishedPricing)(engine, switches, cost)
+    """The engine's pricing unless a switch departs from it in what a round costs."""
+    same = replace(switches, aging_from=Switches().aging_from) == Switches()
+    return (Pricing if same else PublishedPricing)(engine, switches, cost)

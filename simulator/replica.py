@@ -3,32 +3,21 @@
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import simpy
 
 from refimpl.scheduling import RoundPlan
 from simulator.cost import CostModel, lognormal_factors
 from simulator.gate import Gate
-from simulator.pricing import Stages, make_pricing
-from simulator.records import EventLog, Request, RoundLine
-from simulator.scenario import Scenario, Switches
-from simulator.schedulers import scheduler_of
+from simulator.pricing import make_pricing
+from simulator.records import Begun, EventLog, Request
+from simulator.scenario import Scenario
+from simulator.schedulers import pad_rows, scheduler_of
 from simulator.streams import Purpose, Streams
 
 NOISE_BLOCK = 4096
 SLOT = attrgetter("slot")
-
-
-class _Begun(NamedTuple):
-    """A round that runs: when it began, its noise, seconds of its stages, rows of the batch, drafts, width."""
-
-    start_s: float
-    noise: float
-    stages: Stages
-    rows: int
-    k: int
-    width: int
 
 
 @dataclass
@@ -62,7 +51,7 @@ class Replica:
     ):
         self.env, self.log, self.number = env, log, number
         self.switches = scenario.switches
-        self.departs = scenario.switches != Switches()
+        self.padded_key = scenario.switches.group_key == "padded_length"
         self.pricing = make_pricing(scenario.engine, scenario.switches, cost)
         self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
         capacity = scenario.service.kv_capacity_bytes
@@ -71,6 +60,7 @@ class Replica:
         self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
         self.kv_tokens = self.load_tokens = self.round_index = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]
+        self.begun: Begun | None = None  # the round that runs
         self.closing = False
         self.arrivals = Arrivals()
         self.wake = env.event()
@@ -103,7 +93,7 @@ class Replica:
 
     def serve(self) -> Generator[Any, Any, None]:
         """The server process: one timeout per round."""
-        env, scheduler, noise = self.env, self.scheduler, self.noise
+        env, scheduler, noise, number = self.env, self.scheduler, self.noise, self.number
         price_of, placement = self.pricing.price, self.pricing.placement
         waiting, window, size = scheduler.pool.waiting, scheduler.pool.window, scheduler.window_size
         while True:
@@ -119,9 +109,10 @@ class Replica:
             members = tuple(sorted(plan.members, key=SLOT))  # the engine runs rows in pool order
             live = [row for row in members if not row.finished] if plan.mode == "static" else members
             k, stages = price_of(plan.mode, members, live, prefill_s)
-            begun = _Begun(env.now, next(noise), stages, len(members), k, placement.width)
-            yield env.timeout(sum(stages) * begun.noise)
-            self._finish_round(plan, live, begun)
+            factor, rows = next(noise), len(members)
+            self.begun = number, env.now, factor, *stages, plan.mode, rows, len(live), k, placement.width
+            yield env.timeout(sum(stages) * factor)
+            self._finish_round(plan, live, k)
 
     def _idle(self) -> Generator[Any, Any, None]:
         if self.wake.triggered:
@@ -157,60 +148,70 @@ class Replica:
             self.kv_tokens += request.prompt_len
         return self.pricing.prefill_s(entered) if entered else 0.0
 
-    def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], begun: "_Begun") -> None:
+    def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], k: int) -> None:
         """Commit, write the round's line, and let go who has finished."""
-        k, scheduler, placement = begun.k, self.scheduler, self.pricing.placement
-        drafted, accepted, kept = self._advance(live, k, plan.mode)
-        placement.append(k + 1)
-        if self.departs:
-            padded = max([row.seq_len for row in live])
-            for row in live:
-                row.padded_len = padded
-        pool, kv_tokens = scheduler.pool, self.kv_tokens + begun.rows * placement.columns
-        waiting = len(self.gate.queue) + len(pool.waiting)
-        line = RoundLine(
-            self.number, begun.start_s, begun.noise, *begun.stages, plan.mode, begun.rows, len(live), k,
-            drafted=drafted, accepted=accepted, kept=kept, width=begun.width, kv_tokens=kv_tokens, waiting=waiting,
-            window=len(pool.window),
-        )  # fmt: skip
-        self.log.rounds.append(line)
+        scheduler, begun = self.scheduler, self.begun
+        assert begun is not None
+        tokens = self._advance(live, k, plan.mode, begun[1])
+        self.pricing.placement.append(k + 1)
+        if self.padded_key:
+            pad_rows(live, plan.mode)
+        self.log.lines.append((*begun, *tokens, *self._load(begun[9])))
         self.log.last_round_s = self.env.now
+        self.begun = None
         self.round_index += 1
         left = scheduler.complete(plan)
         if left:
             self._release(left)
 
-    def _advance(self, live: Sequence[Request], k: int, mode: str) -> tuple[int, int, int]:
-        """Commit each row's tokens; return drafted, accepted and kept in all."""
+    def _load(self, rows: int) -> tuple[int, int, int]:
+        """Slots in use with so many rows in the working batch, requests without K/V and with."""
+        pool = self.scheduler.pool
+        waiting = len(self.gate.queue) + len(pool.waiting)
+        return self.kv_tokens + rows * self.pricing.placement.columns, waiting, len(pool.window)
+
+    def stop(self) -> None:
+        """The clock has stopped: hand the round that runs to the log."""
+        if self.begun is not None:
+            self.log.cut_lines.append((*self.begun, 0, 0, 0, *self._load(self.begun[9])))
+
+    def _advance(self, live: Sequence[Request], k: int, mode: str, start_s: float) -> tuple[int, int, int]:
+        """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""
         histogram, useless = self.log.accepted_histogram, self.pricing.useless
         now, index, row_log = self.env.now, self.round_index, self.log.rows
         minimum = self._minimum(live, k) if self.pricing.placement.commits_minimum else k + 1
         all_drafted = all_accepted = all_kept = 0
         for row in live:
             left, generated = row.left, row.generated
-            limit = left - useless if left - useless < k else k
-            accepted = row.runs[generated]
+            limit = left - useless
+            if limit > k:
+                limit = k
+            runs = row.runs
+            accepted = runs[generated] if generated < len(runs) else row.next_run()
             if accepted > limit:
                 accepted = limit
             if accepted == k and not useless and k:
                 accepted = k - 1
             kept = accepted + 1 if accepted < minimum else minimum
-            if kept >= row.output_len - generated:
-                kept = row.output_len - generated
-                row.finished, row.finished_s = True, now
             if not generated:
-                row.first_token_s = now
+                row.first_token_s, row.begun_s, row.last_end_s = now, start_s, start_s
+            total = generated + kept
+            if total >= row.output_len:
+                kept, total = row.output_len - generated, row.output_len
+                row.finished, row.finished_s, row.runs = True, now, []
             if row_log is not None:
                 before = (self.number, index, mode, live.index(row), row.index, row.seq_len, row.cache_state, k)
                 row_log.append((*before, limit, accepted, kept, row.finished, row.slot))
-            row.generated = generated + kept
+            row.generated = total
             row.seq_len += kept
             row.left = left - kept
             row.last_kept = kept
             row.cache_state = (2 if kept > k else 1) if k else row.cache_state + kept
             if index - row.last_round - 1 > row.longest_wait:
                 row.longest_wait = index - row.last_round - 1
-            row.last_round = index
+            if start_s - row.last_end_s > row.longest_gap_s:
+                row.longest_gap_s = start_s - row.last_end_s
+            row.last_round, row.last_end_s = index, now
             row.rounds += 1
             row.drafted += limit
             row.accepted += accepted
@@ -223,7 +224,7 @@ class Replica:
 
     def _minimum(self, live: Sequence[Request], k: int) -> int:
         """Tokens that every row commits under rollback."""
-        return min([min(row.runs[row.generated], k, row.left - 1) for row in live]) + 1
+        return min([min(row.next_run(), k, row.left - 1) for row in live]) + 1
 
     def _release(self, left: list[Request]) -> None:
         for request in left:

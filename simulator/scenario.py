@@ -122,7 +122,8 @@ class Engine:
     Attributes:
         batch_size: rows a round runs at most, B.
         window_size: sequences a grouped scheduler chooses from; None for 4 · B.
-        aging_bound: rounds after which a passed-over sequence is due; None for eight turns of the window, inf never.
+        aging_bound: rounds after which a sequence that is passed over is due; None for eight turns of the window, inf
+            never.
         num_speculative_tokens: drafts per row and round at most, k.
         max_new_tokens: budget per sequence; None for what each request of a service trace has generated, and for
             `DEFAULT_BUDGET` where no trace says. An engine trace brings the budgets of its own run.
@@ -167,6 +168,7 @@ class Switches:
         keep_bonus: whether full acceptance yields k + 1 tokens; the published code yields k.
         draft_cache: whether the draft keeps its cache between rounds; the published code prefills it every round.
         group_key: equal length and draft lag (engine), or equal padded length and whether a cache exists (published).
+        aging_from: a request begins to age at its first round, or when it enters the window.
         discard_mixed_caches: a fallback of fresh and cached rows prefills them all anew (published code).
         copy_groups: an equal-length round still concatenates and splits its members' K/V (published code).
         realign_read_s: seconds of one host read of the published realignment, which makes (6 · B + 2) per layer.
@@ -187,6 +189,7 @@ class Switches:
     keep_bonus: bool = True
     draft_cache: bool = True
     group_key: Literal["length_and_lag", "padded_length"] = "length_and_lag"
+    aging_from: Literal["first_round", "admission"] = "first_round"
     discard_mixed_caches: bool = False
     copy_groups: bool = False
     realign_read_s: float = number_field(NON_NEGATIVE, 0.0)

@@ -1,6 +1,6 @@
 """The engine's own schedulers, set up for a scenario."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from refimpl.scheduling import GroupedScheduler, Scheduler, SchedulingOptions, make_scheduler
@@ -9,11 +9,22 @@ from simulator.scenario import Engine, Switches
 
 
 class PaddedKeyScheduler(GroupedScheduler[Request]):
-    """Groups as the published code does: by padded length, which the rows of a round have in common after it."""
+    """Groups as the published code does: by padded length, see `pad_rows`."""
 
     def group_key(self, sequence: Request) -> tuple[int, int]:
         """Padded length, and whether there is a cache."""
         return sequence.padded_len, int(sequence.rounds > 0)
+
+
+def pad_rows(members: Sequence[Request], mode: str) -> None:
+    """Set the members' padded lengths after a round, as the published code does.
+
+    It appends what each row has kept to that row, pads included. The pads are those of the round: the members of a
+    group keep the padded length that they have in common, all others are padded anew to the longest of them.
+    """
+    padded = max([row.padded_len if mode == "grouped" else row.seq_len - row.last_kept for row in members])
+    for row in members:
+        row.padded_len = padded + row.last_kept
 
 
 def scheduler_of(engine: Engine, switches: Switches, estimate: Callable[[Any], float]) -> Scheduler[Request]:
@@ -30,6 +41,7 @@ def scheduler_of(engine: Engine, switches: Switches, estimate: Callable[[Any], f
         partial_groups=switches.partial_groups,
         bucket_tokens=switches.bucket_tokens,
         estimate=estimate if switches.cost_aware else None,
+        aging_from=switches.aging_from,
     )
     name = "fifo" if lean_static else engine.scheduler
     if name == "grouped" and switches.group_key == "padded_length":

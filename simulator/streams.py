@@ -46,8 +46,10 @@ class Streams:
         blocks = [self.generator(purpose, block).random(REQUEST_BLOCK) for block in range(first, last)]
         return np.concatenate(blocks)[start - first * REQUEST_BLOCK : stop - first * REQUEST_BLOCK]
 
-    def tile_rows(self, purpose: Purpose, block: int, positions: int) -> np.ndarray:
-        """Uniform numbers ``[TILE_REQUESTS, positions]`` of a block of requests; prefixes agree for any `positions`."""
-        shape = (TILE_REQUESTS, TILE_POSITIONS)
-        tiles = [self.generator(purpose, block, tile).random(shape) for tile in range(-(-positions // TILE_POSITIONS))]
-        return np.concatenate(tiles, axis=1)[:, :positions]
+    def tile(self, purpose: Purpose, block: int, number: int) -> np.ndarray:
+        """Uniform numbers of a block of requests at positions number · TILE_POSITIONS, …
+
+        Returns:
+            ``[TILE_REQUESTS, TILE_POSITIONS]``
+        """
+        return self.generator(purpose, block, number).random((TILE_REQUESTS, TILE_POSITIONS))

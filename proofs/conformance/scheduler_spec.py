@@ -13,12 +13,16 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class State:
-    """Tickets in their three places; `window` in order of arrival, with rounds waited; `ended` rows hold a place."""
+    """Tickets in their three places; `window` in order of arrival, with rounds waited; `ended` rows hold a place.
+
+    Rounds count for those who have run, `begun`, and for the oldest.
+    """
 
     waiting: tuple[int, ...]
     window: tuple[tuple[int, int], ...] = ()
     finished: frozenset[int] = frozenset()
     ended: frozenset[int] = frozenset()  # static batches only: finished, but still in the window
+    begun: frozenset[int] = frozenset()
 
     @property
     def tickets(self) -> tuple[int, ...]:
@@ -89,8 +93,10 @@ def played(state: State, members: tuple[int, ...], ended: frozenset[int], rules:
     out = ended
     if rules.policy == "static":
         out = frozenset(state.tickets) if set(state.tickets) <= ended else frozenset()
-    window = tuple((t, 0 if t in members else w + 1) for t, w in state.window if t not in out)
-    return replace(state, window=window, finished=state.finished | out, ended=ended - out)
+    ages = state.begun | set(state.tickets[:1])
+    window = tuple((t, 0 if t in members else w + (t in ages)) for t, w in state.window if t not in out)
+    begun = (state.begun | set(members)) - out
+    return replace(state, window=window, finished=state.finished | out, ended=ended - out, begun=begun)
 
 
 def cancelled(state: State, ticket: int, rules: Rules) -> State:
@@ -103,6 +109,7 @@ def cancelled(state: State, ticket: int, rules: Rules) -> State:
         waiting=tuple(t for t in state.waiting if t != ticket),
         window=tuple((t, w) for t, w in state.window if t != ticket),
         finished=state.finished | {ticket},
+        begun=state.begun - {ticket},
     )
 
 

@@ -53,7 +53,8 @@ class Node:
 
     def fingerprint(self) -> tuple:
         rows = tuple((r.seq_len, r.cache_state, r.finished) for r in self.rows)
-        return self.state, rows, tuple(getattr(self.real, "_last_run", ()))
+        by_wait = getattr(self.real, "_by_wait", tuple)
+        return self.state, rows, tuple(by_wait())
 
     def observed(self) -> tuple:
         pool, waited = self.real.pool, getattr(self.real, "waited", None)

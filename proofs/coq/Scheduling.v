@@ -2,14 +2,16 @@
 From Coq Require Import Arith List Lia Bool Permutation.
 Import ListNotations.
 
-(** A window entry is a ticket and the rounds it has waited since it last ran or entered. *)
+(** A window entry is a ticket and the rounds it has waited since it last ran or began to age. *)
 Definition entry := (nat * nat)%type.
 Record state := { waiting : list nat; window : list entry; finished : list nat }.
 
 Definition tickets (s : state) : list nat := map fst (window s).
 Definition everyone (s : state) : list nat := waiting s ++ tickets s ++ finished s.
 Definition member (ms : list nat) (e : entry) : bool := if in_dec Nat.eq_dec (fst e) ms then true else false.
-Definition aged (ms : list nat) (e : entry) : entry := (fst e, if member ms e then 0 else S (snd e)).
+(** After a round of [ms]; [ages] says whose rounds are counted. *)
+Definition aged (ages : nat -> bool) (ms : list nat) (e : entry) : entry :=
+  (fst e, if member ms e then 0 else if ages (fst e) then S (snd e) else snd e).
 Definition outside (ms : list nat) (l : list entry) : list entry := filter (fun e => negb (member ms e)) l.
 
 Section Scheduler.
@@ -31,10 +33,11 @@ Inductive step : state -> state -> Prop :=
   | enter s new rest :
       waiting s = new ++ rest -> length (window s) + length new <= capacity ->
       step s {| waiting := rest; window := window s ++ map (fun t => (t, 0)) new; finished := finished s |}
-  | play s key ms out :
+  | play s key ages ms out :
       NoDup ms -> incl ms (tickets s) -> 1 <= length ms <= batch -> choice key s ms ->
       NoDup out -> incl out ms ->
-      step s {| waiting := waiting s; window := map (aged ms) (outside out (window s)); finished := finished s ++ out |}
+      (forall e, In e (window s) -> ages (fst e) = false -> snd e = 0) ->  (* who has begun to age goes on *)
+      step s {| waiting := waiting s; window := map (aged ages ms) (outside out (window s)); finished := finished s ++ out |}
   | cancel_waiting s l t r :
       waiting s = l ++ t :: r ->
       step s {| waiting := l ++ r; window := window s; finished := finished s ++ [t] |}
@@ -81,12 +84,12 @@ Proof.
   constructor; [|apply IH; exact Y]. intro Z. apply X. apply in_or_app. now left.
 Qed.
 
-Lemma tickets_aged ms l : map fst (map (aged ms) l) = map fst l.
+Lemma tickets_aged ages ms l : map fst (map (aged ages ms) l) = map fst l.
 Proof. rewrite map_map. reflexivity. Qed.
 
 Lemma step_conserves s s' : NoDup (everyone s) -> step s s' -> Permutation (everyone s) (everyone s').
 Proof.
-  unfold everyone, tickets. intros N H. destruct H as [s new rest Hw _|s key ms out _ I _ _ No Io|s l t r Hw|s t T]; cbn in *.
+  unfold everyone, tickets. intros N H. destruct H as [s new rest Hw _|s key ages ms out _ I _ _ No Io _|s l t r Hw|s t T]; cbn in *.
   - rewrite Hw, map_app, map_map. cbn. rewrite map_id, <- !app_assoc.
     rewrite (Permutation_app_comm new). rewrite <- !app_assoc. apply Permutation_app_head.
     apply Permutation_app_head. apply Permutation_app_comm.
@@ -133,34 +136,38 @@ Lemma bounded_small t w l : length l <= capacity -> In (t, w) l -> w <= aging ->
 Proof. intros L _ H. replace (w - aging) with 0 by lia. pose proof (filter_le (fun e => w <=? snd e) l). unfold waited. lia. Qed.
 
 (** Those who run leave at least [length ms] fewer entries that have waited as long as somebody passed over. *)
-Lemma waited_after ms out l w : NoDup ms -> incl ms (map fst l) -> incl out ms ->
+Lemma waited_after ages ms out l w : NoDup ms -> incl ms (map fst l) -> incl out ms ->
+  (forall e, In e l -> ages (fst e) = false -> snd e = 0) ->
   (forall e, In e l -> In (fst e) ms -> w <= snd e) ->
-  length ms + waited (S w) (map (aged ms) (outside out l)) <= waited w l.
+  length ms + waited (S w) (map (aged ages ms) (outside out l)) <= waited w l.
 Proof.
-  intros N I Io Age.
+  intros N I Io Fresh Age.
   assert (Run : length ms <= length (filter (member ms) l)).
   { rewrite <- (map_length (A := entry) fst (filter (member ms) l)). apply NoDup_incl_length; [exact N|].
     intros t T. apply I in T as T'. apply in_map_iff in T' as (e & <- & E). apply in_map, filter_In.
     split; [exact E|]. apply member_spec. exact T. }
-  assert (Split : length (filter (member ms) l) + waited (S w) (map (aged ms) (outside out l)) <= waited w l).
+  assert (Split : length (filter (member ms) l) + waited (S w) (map (aged ages ms) (outside out l)) <= waited w l).
   { clear Run I. unfold waited, outside. induction l as [|e l IH]; cbn [negb map filter length]; [lia|].
     assert (IH' : length (filter (member ms) l) + length (filter (fun e => S w <=? snd e)
-        (map (aged ms) (filter (fun e => negb (member out e)) l))) <= length (filter (fun e => w <=? snd e) l)).
-    { apply IH. intros u U. apply Age. now right. }
+        (map (aged ages ms) (filter (fun e => negb (member out e)) l))) <= length (filter (fun e => w <=? snd e) l)).
+    { apply IH; intros u U; [apply Fresh|apply Age]; now right. }
     destruct (member ms e) eqn:M.
     - assert (W : w <=? snd e = true) by (apply Nat.leb_le, Age; [now left|now apply member_spec]).
-      assert (V : S w <=? snd (aged ms e) = false) by (unfold aged; rewrite M; reflexivity).
+      assert (V : S w <=? snd (aged ages ms e) = false) by (unfold aged; rewrite M; reflexivity).
       rewrite W. destruct (member out e); cbn [negb map filter length]; [lia|]. rewrite V. lia.
     - assert (O : member out e = false).
       { destruct (member out e) eqn:O; [|reflexivity]. apply member_spec, Io, member_spec in O. congruence. }
-      assert (V : S w <=? snd (aged ms e) = (w <=? snd e)) by (unfold aged; rewrite M; reflexivity).
-      rewrite O. cbn [negb map filter length]. rewrite V. destruct (w <=? snd e); cbn [length]; lia. }
+      assert (V : S w <=? snd (aged ages ms e) = true -> w <=? snd e = true).
+      { unfold aged. rewrite M. cbn [snd]. destruct (ages (fst e)) eqn:A; [intro X; exact X|].
+        rewrite (Fresh e (or_introl eq_refl) A). intro X. apply Nat.leb_le in X. lia. }
+      rewrite O. cbn [negb map filter length].
+      destruct (S w <=? snd (aged ages ms e)); [rewrite V by reflexivity|destruct (w <=? snd e)]; cbn [length]; lia. }
   lia.
 Qed.
 
 Lemma step_bounded s s' : bounded (window s) -> step s s' -> bounded (window s').
 Proof.
-  intros [L H] S. destruct S as [s new rest Hw C|s key ms out N I Len Ch No Io|s l t r Hw|s t T]; cbn.
+  intros [L H] S. destruct S as [s new rest Hw C|s key ages ms out N I Len Ch No Io Fresh|s l t r Hw|s t T]; cbn.
   - assert (L' : length (window s ++ map (fun t => (t, 0)) new) <= capacity) by (rewrite app_length, map_length; exact C).
     split; [exact L'|]. intros t w In0 A. destruct (Nat.le_gt_cases w aging) as [Le|Gt]; [eapply bounded_small; eauto|].
     apply in_app_iff in In0 as [In0|In0]; [|apply in_map_iff in In0 as (u & E & _); injection E; lia].
@@ -168,12 +175,13 @@ Proof.
     assert (Z : filter (fun e => w <=? snd e) (map (fun t : nat => (t, 0)) new) = []).
     { clear -Gt. induction new as [|n new IH]; cbn; [reflexivity|]. destruct w; [lia|]. exact IH. }
     unfold entry in *. rewrite Z, app_nil_r. exact H.
-  - assert (L' : length (map (aged ms) (outside out (window s))) <= capacity).
+  - assert (L' : length (map (aged ages ms) (outside out (window s))) <= capacity).
     { rewrite map_length. unfold outside. pose proof (filter_le (fun e => negb (member out e)) (window s)). lia. }
     split; [exact L'|]. intros t w In0 A. destruct (Nat.le_gt_cases w aging) as [Le|Gt]; [eapply bounded_small; eauto|].
     apply in_map_iff in In0 as ([t' v] & E & In1). unfold aged in E. cbn in E.
-    destruct (member ms (t', v)) eqn:M; injection E as Et Ew; [lia|]. subst t' w.
     apply filter_In in In1 as [In1 _].
+    destruct (member ms (t', v)) eqn:M; [injection E as Et Ew; lia|].
+    destruct (ages t') eqn:Ag; injection E as Et Ew; [|specialize (Fresh _ In1 Ag); cbn in Fresh; lia]. subst t' w.
     assert (Out : ~ In t ms) by (intro X; apply (member_spec ms (t, v)) in X; congruence).
     assert (Due : overdue s) by (exists (t, v); split; [exact In1|cbn; lia]).
     destruct Ch as [_ Full0 Age|NotDue _|NotDue _]; [|contradiction..].
@@ -181,8 +189,8 @@ Proof.
     { destruct (Nat.le_gt_cases (length (window s)) (length ms)) as [X|X]; [|lia]. exfalso. apply Out.
       assert (Y : incl (map fst (window s)) ms) by (apply NoDup_length_incl; [exact N|rewrite map_length; exact X|exact I]).
       apply Y. change t with (fst (t, v)). now apply in_map. }
-    pose proof (waited_after ms out (window s) v N I Io) as W.
-    assert (X : length ms + waited (S v) (map (aged ms) (outside out (window s))) <= waited v (window s)).
+    pose proof (waited_after ages ms out (window s) v N I Io Fresh) as W.
+    assert (X : length ms + waited (S v) (map (aged ages ms) (outside out (window s))) <= waited v (window s)).
     { apply W. intros e E Em. exact (Age e (t, v) E In1 Em Out). }
     specialize (H t v In1 ltac:(lia)). rewrite Full in X.
     replace (S v - aging) with (S (v - aging)) by lia. rewrite Nat.mul_succ_r. lia.
@@ -192,8 +200,8 @@ Proof.
     pose proof (waited_outside w [t] (window s)). lia.
 Qed.
 
-(** THEOREM (bounded waiting, INV-10). Nobody in the window waits more than A + ⌊(W-1)/B⌋ rounds, hence not more
-    than A + ⌊W/B⌋, whatever the lengths, keys, admissions and cancellations. *)
+(** THEOREM (bounded waiting, INV-10). Nobody in the window who has begun to age waits more than A + ⌊(W-1)/B⌋ rounds,
+    hence not more than A + ⌊W/B⌋, whatever the lengths, keys, admissions and cancellations, and whoever ages. *)
 Theorem bounded_waiting ts s t w : 1 <= batch -> reachable ts s -> In (t, w) (window s) ->
   w <= aging + (capacity - 1) / batch.
 Proof.

@@ -48,6 +48,10 @@ Definition window (st : state) : list nat :=
   | _ => firstn (window_size cfg) (unfinished st)
   end.
 
+(** Whose waiting counts: who has run, and the oldest. *)
+Definition ages (st : state) (i : nat) : bool :=
+  (prompt_len (config_of i) <? length_now (of st i)) || (i =? hd i (window st)).
+
 (** The rows' lengths and lags are those the last rounds left behind, and the row's numbers fit together. *)
 Definition row_follows (st : state) (rd : round) (r : row) : Prop :=
   let s := of st (index r) in
@@ -105,7 +109,7 @@ Definition after_one (st : state) (rd : round) (i : nat) : memory :=
   | Some r => after_row (of st i) r
   | None =>
       let s := of st i in
-      if existsb (Nat.eqb i) (window st)
+      if existsb (Nat.eqb i) (window st) && ages st i
       then {| length_now := length_now s; lag_now := lag_now s; waited := S (waited s); ended := ended s |}
       else s
   end.
@@ -140,7 +144,7 @@ Proof.
     destruct F as (_ & _ & _ & _ & K1 & K2 & _ & _ & K3 & _). cbn. split; [lia|]. intro N.
     destruct (Nat.eq_dec (kept r) (limit (index r) - length_now (of st (index r)))) as [X|X];
       [rewrite (K3 X) in N; discriminate|]. lia.
-  - specialize (W i H). destruct (existsb (Nat.eqb i) (window st)); cbn; exact W.
+  - specialize (W i H). destruct (existsb (Nat.eqb i) (window st) && ages st i); cbn; exact W.
 Qed.
 
 (** THEOREM (INV-7). Along a valid run no sequence ever exceeds its budget, and one that has reached it has ended. *)

@@ -19,8 +19,12 @@ Definition view (st : list memory) : Scheduling.state :=
      Scheduling.window := entries st (window st);
      Scheduling.finished := [] |}.
 
-(** Those behind the window have not begun to wait. *)
-Definition idle (st : list memory) : Prop := forall i, In i (skipn capacity (queue st)) -> waited (of st i) = 0.
+Notation ages := (Trace.ages cfg).
+
+(** Those behind the window, and those in it who do not age, have not begun to wait. *)
+Definition idle (st : list memory) : Prop :=
+  (forall i, In i (skipn capacity (queue st)) -> waited (of st i) = 0) /\
+  (forall i, In i (window st) -> ages st i = false -> waited (of st i) = 0).
 
 Definition leavers (rd : round) : list nat := map index (filter finished (rows rd)).
 
@@ -80,10 +84,13 @@ Qed.
 
 Lemma after_other st rd i : ~ In i (members rd) -> i < length (sequences cfg) ->
   ended (of (after st rd) i) = ended (of st i) /\
-  waited (of (after st rd) i) = if in_dec Nat.eq_dec i (window st) then S (waited (of st i)) else waited (of st i).
+  (waited (of (after st rd) i) = if in_dec Nat.eq_dec i (window st)
+     then if ages st i then S (waited (of st i)) else waited (of st i) else waited (of st i)) /\
+  length_now (of (after st rd) i) = length_now (of st i).
 Proof.
   intros H B. rewrite of_after by exact B. unfold after_one. rewrite (find_none rd i H).
-  destruct (existsb (Nat.eqb i) (window st)) eqn:E, (in_dec Nat.eq_dec i (window st)) as [I|I]; cbn; auto.
+  destruct (existsb (Nat.eqb i) (window st)) eqn:E, (in_dec Nat.eq_dec i (window st)) as [I|I]; cbn;
+    destruct (ages st i); cbn; auto.
   - apply existsb_exists in E as (x & X & E). apply Nat.eqb_eq in E. subst. contradiction.
   - exfalso. assert (existsb (Nat.eqb i) (window st) = true); [|congruence].
     apply existsb_exists. exists i. split; [exact I|apply Nat.eqb_refl].
@@ -153,13 +160,13 @@ Proof.
   intros G I. pose proof (members_in_window st rd G) as M. pose proof G as (Ne & N & S & _).
   set (ms := members rd). set (out := leavers rd).
   set (middle := {| Scheduling.waiting := Scheduling.waiting (view st);
-    Scheduling.window := map (aged ms) (outside out (Scheduling.window (view st)));
+    Scheduling.window := map (aged (ages st) ms) (outside out (Scheduling.window (view st)));
     Scheduling.finished := Scheduling.finished (view st) ++ out |}).
   assert (One : 1 <= length ms) by (unfold ms, members; rewrite map_length; destruct (rows rd); [congruence|cbn; lia]).
   assert (Key : forall i, In i (window st) -> In (i, waited (of st i)) (Scheduling.window (view st))).
   { intros i H. cbn. unfold entries. apply (in_map (fun i => (i, waited (of st i)))). exact H. }
   exists middle. split.
-  { apply (play aging (batch_size cfg) capacity (view st) (fun i => (length_now (of st i), lag_now (of st i))) ms out).
+  { apply (play aging (batch_size cfg) capacity (view st) (fun i => (length_now (of st i), lag_now (of st i))) (ages st) ms out).
     - exact N.
     - rewrite tickets_view. exact M.
     - split; [exact One|]. unfold scheduled in S. rewrite grouped in S. fold ms in S.
@@ -185,7 +192,8 @@ Proof.
     - unfold out, leavers. clear -N. unfold members in N. induction (rows rd) as [|r l IH]; cbn in *; [constructor|].
       inversion N as [|a b X Y]; subst. destruct (finished r); [|auto]. cbn. constructor; [|auto].
       intro Z. apply X. apply in_map_iff in Z as (r' & E & R). apply filter_In in R as [R _]. rewrite <- E. now apply in_map.
-    - apply leavers_members. }
+    - apply leavers_members.
+    - intros e E A. cbn in E. apply in_map_iff in E as (i & <- & E). apply I; assumption. }
   destruct (window_after st rd G) as (W & _ & L).
   set (kept := filter (stays rd) (window st)) in *. set (room := capacity - length kept) in *.
   set (rest := skipn capacity (queue st)) in *.
@@ -205,7 +213,8 @@ Proof.
     pose proof (queue_bound st i (window_in_queue st i H)) as [B _].
     unfold aged, member. cbn [fst snd]. destruct (in_dec Nat.eq_dec i ms) as [Im|Im].
     + destruct (after_member st rd i N Im B) as [-> _]. reflexivity.
-    + destruct (after_other st rd i Im B) as [_ ->]. destruct (in_dec Nat.eq_dec i (window st)); [reflexivity|contradiction].
+    + destruct (after_other st rd i Im B) as (_ & -> & _).
+      destruct (in_dec Nat.eq_dec i (window st)); [destruct (ages st i); reflexivity|contradiction].
   - apply map_ext_in. intros i H.
     assert (R : In i rest) by (rewrite <- (firstn_skipn room rest); apply in_or_app; now left).
     assert (Q : In i (queue st)) by (rewrite <- (firstn_skipn capacity (queue st)); apply in_or_app; now right).
@@ -214,24 +223,54 @@ Proof.
     { rewrite window_grouped. intro X. pose proof (queue_nodup st) as D. rewrite <- (firstn_skipn capacity (queue st)) in D.
       clear -X R D. unfold rest in R. induction (firstn capacity (queue st)) as [|x l IH]; [destruct X|].
       cbn in D. inversion D as [|a b Y Z]; subst. destruct X as [->|X]; [apply Y, in_or_app; now right|]. apply IH; assumption. }
-    destruct (after_other st rd i (fun X => Nw (M i X)) B) as [_ ->].
-    destruct (in_dec Nat.eq_dec i (window st)); [contradiction|]. rewrite (I i R). reflexivity.
+    destruct (after_other st rd i (fun X => Nw (M i X)) B) as (_ & -> & _).
+    destruct (in_dec Nat.eq_dec i (window st)); [contradiction|]. rewrite (proj1 I i R). reflexivity.
 Qed.
 
-Lemma idle_after st rd : enabled cfg st rd -> idle st -> idle (after st rd).
+Lemma behind_after st rd i : enabled cfg st rd -> idle st -> In i (skipn capacity (queue st)) ->
+  waited (of (after st rd) i) = 0.
 Proof.
-  intros G I i H. destruct (window_after st rd G) as (_ & S & _). rewrite S in H.
-  set (room := capacity - length (filter (stays rd) (window st))) in *.
-  assert (R : In i (skipn capacity (queue st))).
-  { rewrite <- (firstn_skipn room (skipn capacity (queue st))). apply in_or_app. now right. }
+  intros G [I _] R.
   assert (Q : In i (queue st)) by (rewrite <- (firstn_skipn capacity (queue st)); apply in_or_app; now right).
   destruct (queue_bound st i Q) as [B _].
   assert (Nw : ~ In i (window st)).
   { rewrite window_grouped. intro X. pose proof (queue_nodup st) as D. rewrite <- (firstn_skipn capacity (queue st)) in D.
     clear -X R D. induction (firstn capacity (queue st)) as [|x l IH]; [destruct X|].
     cbn in D. inversion D as [|a b Y Z]; subst. destruct X as [->|X]; [apply Y, in_or_app; now right|]. apply IH; assumption. }
-  destruct (after_other st rd i (fun X => Nw (members_in_window st rd G i X)) B) as [_ ->].
+  destruct (after_other st rd i (fun X => Nw (members_in_window st rd G i X)) B) as (_ & -> & _).
   destruct (in_dec Nat.eq_dec i (window st)); [contradiction|]. apply I. exact R.
+Qed.
+
+(** Who ages and is passed over still ages afterwards: it has run, or stays the oldest. *)
+Lemma ages_after st rd i : enabled cfg st rd -> In i (window st) -> ~ In i (members rd) -> ages st i = true ->
+  ages (after st rd) i = true.
+Proof.
+  intros G H Im A. destruct (queue_bound st i (window_in_queue st i H)) as [B _].
+  destruct (after_other st rd i Im B) as (_ & _ & Len). unfold Trace.ages in *. rewrite Len.
+  apply orb_true_iff in A as [A|A]; [rewrite A; reflexivity|]. apply orb_true_iff. right.
+  destruct (window_after st rd G) as (W & _ & _). rewrite W.
+  destruct (window st) as [|x l]; [destruct H|]. cbn in A. apply Nat.eqb_eq in A. subst x. cbn [filter].
+  assert (S : stays rd i = true).
+  { unfold stays. destruct (in_dec Nat.eq_dec i (leavers rd)) as [L|_]; [|reflexivity].
+    exfalso. apply Im, leavers_members, L. }
+  rewrite S. cbn. apply Nat.eqb_refl.
+Qed.
+
+Lemma idle_after st rd : enabled cfg st rd -> idle st -> idle (after st rd).
+Proof.
+  intros G I. destruct (window_after st rd G) as (W & S & _).
+  set (room := capacity - length (filter (stays rd) (window st))) in *. split.
+  - intros i H. rewrite S in H. apply (behind_after st rd i G I).
+    rewrite <- (firstn_skipn room (skipn capacity (queue st))). apply in_or_app. now right.
+  - intros i H A. rewrite W in H. apply in_app_or in H as [H|H].
+    + apply filter_In in H as [H _]. destruct (queue_bound st i (window_in_queue st i H)) as [B _].
+      destruct (in_dec Nat.eq_dec i (members rd)) as [Im|Im].
+      { destruct G as (_ & N & _). destruct (after_member st rd i N Im B) as [X _]. exact X. }
+      destruct (ages st i) eqn:A0; [rewrite (ages_after st rd i G H Im A0) in A; discriminate|].
+      destruct (after_other st rd i Im B) as (_ & -> & _). rewrite A0.
+      destruct (in_dec Nat.eq_dec i (window st)); apply I; assumption.
+    + apply (behind_after st rd i G I). rewrite <- (firstn_skipn room (skipn capacity (queue st))).
+      apply in_or_app. now left.
 Qed.
 
 Lemma bounded_after st rd : enabled cfg st rd -> idle st ->
@@ -242,8 +281,8 @@ Proof.
   apply (step_bounded _ _ _ middle last); [|exact S2]. apply (step_bounded _ _ _ (view st) middle); assumption.
 Qed.
 
-(** THEOREM (INV-10 of traces). In a valid trace of the grouped scheduler nobody in the window has ever waited more
-    than A + ⌊(W-1)/B⌋ rounds. *)
+(** THEOREM (INV-10 of traces). In a valid trace of the grouped scheduler nobody who has run, and not the oldest, has
+    ever waited more than A + ⌊(W-1)/B⌋ rounds. *)
 Theorem valid_waiting trace n i : 1 <= batch_size cfg -> valid cfg trace ->
   let st := fold_left after (firstn n trace) (start cfg) in
   In i (window st) -> waited (of st i) <= aging + (capacity - 1) / batch_size cfg.
@@ -255,7 +294,7 @@ Proof.
       - rewrite (nth_indep _ blank (fresh nobody)) by exact H. rewrite map_nth. reflexivity.
       - rewrite nth_overflow by exact H. reflexivity. }
     assert (S0 : idle (start cfg) /\ bounded aging (batch_size cfg) capacity (entries (start cfg) (window (start cfg)))).
-    { split; [intros j _; apply Zero|].
+    { split; [split; intros; apply Zero|].
       assert (L0 : length (entries (start cfg) (window (start cfg))) <= capacity)
         by (unfold entries; rewrite map_length, window_grouped, firstn_length; lia).
       split; [exact L0|]. intros t w H A. unfold entries in H. apply in_map_iff in H as (j & E & H).

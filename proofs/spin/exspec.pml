@@ -2,6 +2,7 @@
 
    A finished sequence is replaced at once by a fresh one of any short length, so there is always competition.
    AGING is the bound A; without it the scheduler prefers full groups for ever. The key is (tokens, lag).
+   A sequence ages in every round that passes it over once it has run, or while it is the oldest.
    One sequence, the tagged one, is followed; when it ends, the tag goes to the sequence that takes its place. */
 
 #ifndef B
@@ -21,7 +22,7 @@
 #endif
 
 byte tokens[W], lag[W], wait[W];
-bool runs[W];
+bool runs[W], begun[W];
 byte tagged;
 bool tagged_ran = false;
 byte longest_wait = 0;
@@ -87,14 +88,15 @@ inline advance(x) {         /* any number of accepted drafts; full acceptance le
 }
 
 inline replace(x) {         /* later arrivals move up, a fresh sequence enters at the end */
-  for (j : x .. W - 2) { tokens[j] = tokens[j + 1]; lag[j] = lag[j + 1]; wait[j] = wait[j + 1]; runs[j] = runs[j + 1] }
+  for (j : x .. W - 2) { tokens[j] = tokens[j + 1]; lag[j] = lag[j + 1]; wait[j] = wait[j + 1]; runs[j] = runs[j + 1];
+    begun[j] = begun[j + 1] }
   if
   :: tagged == x -> tagged = W - 1
   :: tagged > x && tagged != x -> tagged--
   :: else
   fi;
   select(j : 1 .. FRESH);
-  tokens[W - 1] = j; lag[W - 1] = 1; wait[W - 1] = 0; runs[W - 1] = false; j = 0
+  tokens[W - 1] = j; lag[W - 1] = 1; wait[W - 1] = 0; runs[W - 1] = false; begun[W - 1] = false; j = 0
 }
 
 init {
@@ -110,8 +112,8 @@ init {
        longest_wait = 0;
        for (i : 0 .. W - 1) {
          if
-         :: runs[i] -> wait[i] = 0; advance(i)
-         :: else -> if :: wait[i] < CAP -> wait[i]++ :: else fi
+         :: runs[i] -> wait[i] = 0; begun[i] = true; advance(i)
+         :: else -> if :: (begun[i] || i == 0) && wait[i] < CAP -> wait[i]++ :: else fi
          fi;
          if :: wait[i] > longest_wait -> longest_wait = wait[i] :: else fi
        }

@@ -15,6 +15,7 @@ from refimpl.memory import require_room
 from refimpl.model import Pair
 from refimpl.placement import PLACEMENTS, PoolSize
 from refimpl.requests import prepare
+from refimpl.scheduling import SchedulingOptions
 from refimpl.timing import StageTimer
 from refimpl.trace import RoundRecord
 
@@ -177,7 +178,10 @@ class Visitor:
             **options,
         )  # fmt: skip
         prompts = [self._prompt(cell.prompt_len) for _ in range(count)]
-        return Engine(self.pair, prepare(self.pair, prompts, config).sequences, config)
+        engine = Engine(self.pair, prepare(self.pair, prompts, config).sequences, config)
+        if variant.rotating:  # all rows take turns, those that have not begun included
+            engine.scheduler.options = SchedulingOptions(aging_from="admission")
+        return engine
 
     def _prompt(self, length: int) -> list[int]:
         start = self.rng.randrange(len(self.stream) - length)

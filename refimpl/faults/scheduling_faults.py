@@ -30,12 +30,7 @@ def cache_state_not_in_group_key(original: Any) -> Any:
 @fault(GroupedScheduler, "select", "nothing", "INV-10", schedulers=GROUPED, settings={"aging_bound": 0})
 def no_aging(original: Any) -> Any:
     """Groups first, then the head of the window, however long the rest has waited (published EXSPEC)."""
-
-    def select(self: GroupedScheduler) -> RoundPlan:
-        key = self._best_key()
-        return self._plan(self.pool.window, "fallback") if key is None else self._plan(self._tickets[key], "grouped")
-
-    return select
+    return lambda self: self._unaged()
 
 
 @fault(SequencePool, "admit", "output", "INV-9")

@@ -1,6 +1,7 @@
 """Which rows run in a round. Pure Python: the simulator runs these very classes, and no tensor library is loaded."""
 
 from refimpl.scheduling.policies import (
+    DEFAULT_OPTIONS,
     FifoScheduler,
     GroupedScheduler,
     RoundMode,
@@ -13,6 +14,7 @@ from refimpl.scheduling.policies import (
 from refimpl.scheduling.pool import Schedulable, SequencePool
 
 __all__ = [
+    "DEFAULT_OPTIONS",
     "FifoScheduler",
     "GroupedScheduler",
     "RoundMode",

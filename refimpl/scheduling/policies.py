@@ -1,19 +1,18 @@
 """Schedulers: static batches, first in first out with refill, and equal-length groups from a window."""
 
 from abc import ABC, abstractmethod
-from bisect import insort
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Generic, Literal, TypeVar
 
 from refimpl.errors import InvariantViolation
+from refimpl.scheduling.groups import GroupIndex, GroupKey
 from refimpl.scheduling.pool import Schedulable, SequencePool
 
 T = TypeVar("T", bound=Schedulable)
 RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged"]
-GroupKey = tuple[int, int]
 Estimate = Callable[[tuple[Any, ...]], float]
 
 
@@ -29,6 +28,8 @@ class SchedulingOptions:
             hold for its lengths.
         estimate: seconds per expected token of a choice of members; when given, a group runs only if it is no worse
             than the oldest members.
+        aging_from: when a sequence begins to age: at its first round (or once it is the oldest), or when it enters the
+            window. The latter makes a long window share its rows out in turns, which all requests pay for in seconds.
     """
 
     refill: bool = True
@@ -36,6 +37,7 @@ class SchedulingOptions:
     partial_groups: bool = False
     bucket_tokens: int = 1
     estimate: Estimate | None = None
+    aging_from: Literal["first_round", "admission"] = "first_round"
 
 
 DEFAULT_OPTIONS = SchedulingOptions()
@@ -141,17 +143,24 @@ class GroupedScheduler(Scheduler[T]):
     """Runs groups of equal length and equal cache state, so that nothing needs realigning.
 
     Of the keys with at least `batch_size` members, the first to reach that number in window order runs. When there
-    is none, the oldest members run together (mode ``"fallback"``). A sequence that has waited `aging_bound` rounds
-    forces a round of the longest-waiting (mode ``"aged"``), so none waits more than
-    aging_bound + ⌊window_size / batch_size⌋ rounds (INV-10).
+    is none, the oldest members run together (mode ``"fallback"``).
 
-    Members are indexed by key, so a round costs O(batch_size · log group), whatever the window.
+    A sequence ages by one in every round that passes it over, once it has run for the first time or is the oldest of
+    the window. One that has aged by `aging_bound` rounds is due, and forces a round of those that have waited longest,
+    filled up with the oldest (mode ``"aged"``). So no sequence waits more than aging_bound + ⌊window_size / batch_size⌋
+    rounds between two of its rounds (INV-10), and every one gets to its first: the oldest of the window goes on
+    within that bound, too, until it has finished. Those behind it wait for their first round without aging, since
+    a round taken for them is taken from requests that have begun.
+
+    Members are indexed by key, and full keys by the rank in which they run, so a round costs
+    O(batch_size · log window_size), whatever the window.
 
     Args:
         batch_size: rows a round runs at most, B.
         window_size: sequences eligible at a time, W ≥ B.
-        aging_bound: rounds a sequence may be passed over before it is due, A. None stands for eight turns of the
-            window; ``math.inf`` switches aging off.
+        aging_bound: rounds a sequence may be passed over before it is due, A; None for `default_aging_bound`,
+            ``math.inf`` for never.
+        options: departures from the scheduler as named.
     """
 
     def __init__(
@@ -164,62 +173,69 @@ class GroupedScheduler(Scheduler[T]):
     ):
         super().__init__(batch_size, window_size, options=options)
         self.aging_bound = default_aging_bound(batch_size, window_size) if aging_bound is None else aging_bound
-        self._key_of: dict[int, GroupKey] = {}
-        self._tickets: dict[GroupKey, list[int]] = {}
-        self._full: set[GroupKey] = set()
-        self._last_run: OrderedDict[int, int] = OrderedDict()  # ticket -> round, longest-waiting first
+        self.waiting_bound = self.aging_bound + window_size // batch_size
+        least = min(2, batch_size) if options.partial_groups else batch_size
+        self._groups = GroupIndex(batch_size, least, options.choice)
+        self._last_run: dict[int, int] = {}  # ticket -> round, of those that age
+        self._turns: deque[tuple[int, tuple[int, ...]]] = deque()  # rounds and who ran; what is no last run is skipped
 
     def group_key(self, sequence: T) -> GroupKey:
         """Equal keys may share a round without realignment (INV-11)."""
         return -(-sequence.seq_len // self.options.bucket_tokens), sequence.cache_state
 
     def waited(self, sequence: T) -> int:
-        """Rounds since the sequence last ran or entered the window."""
-        return self.round_index - self._last_run[sequence.ticket]
+        """Rounds since the sequence last ran or began to age; 0 before that."""
+        return self.round_index - self._last_run.get(sequence.ticket, self.round_index)
 
     def admit(self) -> list[T]:
         """Fill the window and index what entered."""
         entered = super().admit()
         for sequence in entered:
-            self._last_run[sequence.ticket] = self.round_index
-            self._insert(sequence)
+            self._groups.insert(sequence.ticket, self.group_key(sequence))
+        if self.options.aging_from == "admission":
+            self._age(tuple(sequence.ticket for sequence in entered))
+        self._age_oldest()
         return entered
 
     def select(self) -> RoundPlan[T]:
         """Choose an overdue round, else a full group, else the oldest members."""
         if self._longest_wait() >= self.aging_bound:
-            return self._plan(self._last_run, "aged")
-        key = self._best_key()
-        if key is None:
-            return self._plan(self.pool.window, "fallback")
-        return self._cheaper(self._plan(self._tickets[key], "grouped"))
+            others = (ticket for ticket in self.pool.window if ticket not in self._last_run)
+            return self._plan(chain(self._by_wait(), others), "aged")
+        return self._unaged()
 
     def complete(self, plan: RoundPlan[T]) -> list[T]:
         """Re-index the members under their new lengths and retire those that finished."""
+        self.round_index += 1
+        groups, finished = self._groups, []
         for sequence in plan.members:
-            self._remove(sequence)
-        finished = super().complete(plan)
-        for sequence in plan.members:
-            if not sequence.finished:
-                self._last_run[sequence.ticket] = self.round_index
-                self._insert(sequence)
+            groups.remove(sequence.ticket)
+            if sequence.finished:
+                finished.append(sequence)
+            else:
+                groups.insert(sequence.ticket, self.group_key(sequence))
+        self._age(tuple([sequence.ticket for sequence in plan.members]))
+        if finished:
+            self._forget(finished)
         self._check_waiting()
         return finished
 
     def cancel(self, sequence: T) -> list[T]:
         """Take a sequence out of the window and its index, or out of the waiting line."""
-        if sequence.ticket in self._key_of:
-            self._remove(sequence)
-        return super().cancel(sequence)
+        if sequence.ticket in self.pool.window:
+            self._groups.remove(sequence.ticket)
+        self._forget([sequence])
+        return [sequence]
 
-    def _best_key(self) -> GroupKey | None:
-        tickets = self._tickets
-        if self._full and self.options.choice == "first":
-            return min(self._full, key=lambda key: tickets[key][self.batch_size - 1])
-        if not self._full and not self.options.partial_groups:
-            return None
-        best = max(self._full or tickets, key=lambda key: (len(tickets[key]), -tickets[key][0]))
-        return best if len(tickets[best]) >= min(2, self.batch_size) else None
+    def _unaged(self) -> RoundPlan[T]:
+        group = self._groups.best()
+        return (
+            self._plan(self.pool.window, "fallback") if group is None else self._cheaper(self._plan(group, "grouped"))
+        )
+
+    def _plan(self, tickets: Iterable[int], mode: RoundMode) -> RoundPlan[T]:
+        window = self.pool.window
+        return RoundPlan(tuple([window[ticket] for ticket in islice(tickets, self.batch_size)]), mode)
 
     def _cheaper(self, grouped: RoundPlan[T]) -> RoundPlan[T]:
         estimate = self.options.estimate
@@ -228,41 +244,52 @@ class GroupedScheduler(Scheduler[T]):
         oldest = self._plan(self.pool.window, "fallback")
         return grouped if estimate(grouped.members) <= estimate(oldest.members) else oldest
 
-    def _plan(self, tickets: Iterable[int], mode: RoundMode) -> RoundPlan[T]:
-        return RoundPlan(tuple(self.pool.window[ticket] for ticket in islice(tickets, self.batch_size)), mode)
+    # --- ages ------------------------------------------------------------------------------------------------------
+
+    def _age(self, tickets: tuple[int, ...]) -> None:
+        """These have run until now, or begin to age."""
+        self._turns.append((self.round_index, tickets))
+        self._last_run.update(dict.fromkeys(tickets, self.round_index))
+
+    def _age_oldest(self) -> None:
+        oldest = next(iter(self.pool.window), None)
+        if oldest is not None and oldest not in self._last_run:
+            self._age((oldest,))
 
     def _longest_wait(self) -> int:
-        return self.round_index - next(iter(self._last_run.values()), self.round_index)
+        turns, last_run = self._turns, self._last_run
+        while turns:
+            at, tickets = turns[0]
+            for ticket in tickets:
+                if last_run.get(ticket) == at:
+                    return self.round_index - at
+            turns.popleft()
+        return 0
 
-    def _insert(self, sequence: T) -> None:
-        key = self.group_key(sequence)
-        tickets = self._tickets.setdefault(key, [])
-        insort(tickets, sequence.ticket)
-        self._key_of[sequence.ticket] = key
-        if len(tickets) == self.batch_size:
-            self._full.add(key)
+    def _by_wait(self) -> Iterator[int]:
+        """Tickets of all that age, the longest wait first."""
+        return (ticket for at, tickets in self._turns for ticket in tickets if self._last_run.get(ticket) == at)
 
-    def _remove(self, sequence: T) -> None:
-        key = self._key_of.pop(sequence.ticket)
-        tickets = self._tickets[key]
-        tickets.remove(sequence.ticket)
-        del self._last_run[sequence.ticket]
-        if len(tickets) == self.batch_size - 1:
-            self._full.discard(key)
-        if not tickets:
-            del self._tickets[key]
+    def _forget(self, gone: Iterable[T]) -> None:
+        for sequence in gone:
+            self._last_run.pop(sequence.ticket, None)
+            self.pool.retire(sequence)
+        self._age_oldest()
 
     def _check_waiting(self) -> None:
-        bound = self.aging_bound + self.window_size // self.batch_size
         longest = self._longest_wait()
-        if longest > bound:
+        if longest > self.waiting_bound:
             raise InvariantViolation(
-                "INV-10", "bounded waiting", row=None, expected=f"at most {bound} rounds", found=longest
+                "INV-10", "bounded waiting", row=None, expected=f"at most {self.waiting_bound} rounds", found=longest
             )
 
 
 def default_aging_bound(batch_size: int, window_size: int) -> int:
-    """Rounds in which the whole window could have run eight times."""
+    """Rounds in which the whole window could have run eight times, 8 · ⌈W/B⌉.
+
+    At most W sequences are due once in A + 1 rounds, and an aged round runs up to B of them: of all rounds, at most
+    about ⌈W/B⌉ / (A + 1) are aged, less than one in eight.
+    """
     return 8 * -(-window_size // batch_size)
 
 

@@ -1,6 +1,6 @@
 """Every unfinished sequence, and which of them are eligible now."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from refimpl.errors import InvariantViolation
@@ -36,7 +36,7 @@ class SequencePool(Generic[T]):
 
     def __init__(self) -> None:
         self.waiting: deque[T] = deque()
-        self.window: dict[int, T] = {}
+        self.window: OrderedDict[int, T] = OrderedDict()  # the oldest is found at once, however many have left
         self.num_submitted = 0
         self.num_finished = 0
 

@@ -9,6 +9,7 @@ import pytest
 from simulator.cli import main
 from simulator.errors import InputError
 from simulator.fields import Spec
+from simulator.metrics import measure
 from simulator.model import simulate_once
 from simulator.runner import simulate, summarize
 from simulator.scenario import Engine, Scenario, Service, Study, Workload
@@ -175,3 +176,89 @@ def test_converting_a_trace_simulates_nothing(capsys, engine_trace, tmp_path):
     assert main(arguments) == 0
     assert main([*arguments, "--replication", "3"]) == 2
     assert "--engine converts a trace: leave out scenario" in capsys.readouterr().err
+
+
+# --- seconds ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_round_that_runs_when_the_clock_stops_counts_as_far_as_it_has_come():
+    """One request at 1 s, rounds of 1 s, stopped at 3.5 s: 6 and 7 slots are in use, 7 still in the half round."""
+    study = Study(kind="open", num_requests=1, duration_s=3.5, arrivals=Spec.of("fixed", interval_s=1.0))
+    cost = Spec.of("linear", verify_base_s=0.75, host_base_s=0.25, kv_bytes_per_token=2.0)
+    found = simulate(Scenario(study=study, workload=fixed(5, 10), engine=PLAIN, cost=cost), 1)
+    assert found["rounds"] == 2
+    assert found["busy_share"] == pytest.approx(2.5 / 3.5)
+    assert (found["verify_share"], found["host_share"]) == (pytest.approx(0.75), pytest.approx(0.25))
+    assert found["kv_mean_bytes"] == pytest.approx(2.0 * (6 + 7 + 7 * 0.5) / 3.5)
+
+
+def test_every_replica_counts_in_the_busy_share():
+    study = Study(kind="open", num_requests=2, arrivals=Spec.of("fixed", interval_s=1.0))
+    scenario = Scenario(study=study, workload=fixed(5, 2), engine=PLAIN, cost=COST, service=Service(replicas=2))
+    busy_s, observed_s = 2 * 2 * 0.01, 2.02
+    assert simulate(scenario, 1)["busy_share"] == pytest.approx(busy_s / (2 * observed_s))
+
+
+def test_queueing_lasts_from_arrival_to_the_first_round():
+    """Two requests, one row at a time from a window of two: the second is admitted at once and begins 3 s later."""
+    engine = Engine(scheduler="grouped", batch_size=1, window_size=2, num_speculative_tokens=0, aging_bound=100)
+    cost = Spec.of("linear", verify_base_s=1.0)
+    scenario = Scenario(study=Study(num_requests=2), workload=fixed(5, 3), engine=engine, cost=cost)
+    found = simulate(scenario, 1)
+    assert found["queueing_mean_s"] == pytest.approx((0 + 3) / 2)
+    assert found["longest_gap_s"] == 0
+    assert found["grouping_rate"] == 0  # a row alone is no group
+
+
+def test_the_longest_gap_is_the_time_between_two_rounds_of_a_request():
+    """Two requests of 3 and 6 tokens, one row at a time, rounds of 1 s: turn by turn, or one after the other."""
+    workload = Workload(Spec.of("values", tokens=[3, 4]), Spec.of("values", tokens=[3, 6]))
+    engine = Engine(scheduler="grouped", batch_size=1, window_size=2, num_speculative_tokens=0, aging_bound=1)
+    cost = Spec.of("linear", verify_base_s=1.0)
+    simulation = simulate_once(Scenario(study=Study(num_requests=2), workload=workload, engine=engine, cost=cost))
+    assert [line.mode for line in simulation.log.rounds][:3] == ["grouped"] * 3
+    switched = simulate_once(simulation.scenario.but(switches__aging_from="admission"), keep_rows=True)
+    rows = switched.log.row_frame()
+    assert rows["sequence"].tolist() == [0, 1, 0, 1, 0, 1, 1, 1, 1]
+    assert measure(switched)["longest_gap_s"] == 1.0
+
+
+# --- aging, in seconds -----------------------------------------------------------------------------------------------
+
+
+def overloaded(**changes):
+    """More work than two rows can do, of a window that holds more."""
+    scenario = Scenario(
+        study=Study(kind="open", num_requests=150, arrivals=Spec.of("poisson", rate_per_s=2.0)),
+        workload=Workload(Spec.of("uniform", low_tokens=16, high_tokens=256), Spec.of("geometric", mean_tokens=100)),
+        engine=Engine(layout="realigned", scheduler="grouped", batch_size=2, window_size=8, aging_bound=8),
+        acceptance=Spec.of("beta", a=4.0, b=2.0),
+        cost=Spec.of(
+            "linear", verify_base_s=0.025, draft_base_s=0.003, realign_base_s=0.01, concat_base_s=0.008, split_base_s=0.004,
+        ),
+    )  # fmt: skip
+    return scenario.but(**changes)
+
+
+def test_aging_bounds_gaps_at_little_cost_in_seconds():
+    """Aging from admission shares the rows out among all; without aging a request may wait in the middle for long."""
+    cases = {
+        "now": {},
+        "from admission": {"switches__aging_from": "admission"},
+        "none": {"engine__aging_bound": np.inf},
+    }
+    found = {name: simulate(overloaded(**changes), 3, keep_frames=False) for name, changes in cases.items()}
+    p99 = {name: result["latency_p99_s"] for name, result in found.items()}
+    assert p99["now"] < 1.2 * p99["none"]
+    assert p99["from admission"] > 1.15 * p99["none"]
+    assert p99["from admission"] > p99["now"]
+    assert found["now"]["longest_gap_s"] < 0.2 * found["none"]["longest_gap_s"]
+    default = simulate(overloaded(engine__aging_bound=None), 3, keep_frames=False)
+    assert default["latency_p99_s"] < 1.05 * p99["none"]
+    assert default["longest_gap_s"] < 0.5 * found["none"]["longest_gap_s"]
+
+
+def test_no_request_is_passed_over_longer_than_the_bound_between_two_rounds():
+    rows = simulate(overloaded(), 1, keep_rows=True).frame("rows")
+    passed_over = rows.sort_values("round").groupby("sequence")["round"].diff().max() - 1
+    assert 8 <= passed_over <= 8 + 8 // 2

@@ -1,6 +1,7 @@
 """Schedulers and pool on a few sequences each, where the right answer can be written down."""
 
 import math
+import random
 
 import pytest
 from test_scheduling import Item
@@ -100,7 +101,7 @@ def test_a_group_runs_if_it_is_estimated_no_worse_than_the_oldest(group_s, mode)
 
 def test_waiting_is_counted_in_rounds_and_bounded():
     """Rounds of the first two only, as no right scheduler would choose them: the third waits one round too many."""
-    scheduler = grouped([5, 5, 7], aging_bound=2)
+    scheduler = grouped([5, 5, 7], aging_bound=2, aging_from="admission")
     first, _, last = scheduler.pool.window.values()
     for waited in range(3):  # 2 + ⌊3 / 2⌋ rounds are allowed
         assert (scheduler.waited(first), scheduler.waited(last)) == (0, waited)
@@ -112,13 +113,75 @@ def test_waiting_is_counted_in_rounds_and_bounded():
 
 
 def test_the_longest_waiting_run_when_one_of_them_is_due():
+    scheduler = grouped([5, 5, 7, 8], aging_bound=2, aging_from="admission")
+    assert rounds(scheduler, 4) == [("grouped", [0, 1]), ("grouped", [0, 1]), ("aged", [2, 3]), ("grouped", [0, 1])]
+
+
+def rounds(scheduler: GroupedScheduler, count: int) -> list[tuple[str, list[int]]]:
+    """Mode and members of so many rounds in which nothing grows."""
+    found = []
+    for _ in range(count):
+        found.append(chosen(scheduler))
+        scheduler.complete(scheduler.select())
+    return found
+
+
+def test_who_has_not_begun_does_not_age_but_for_the_oldest():
     scheduler = grouped([5, 5, 7, 8], aging_bound=2)
-    modes = []
-    for _ in range(4):
+    assert rounds(scheduler, 4) == [("grouped", [0, 1])] * 4
+    assert [scheduler.waited(item) for item in scheduler.pool.window.values()] == [0, 0, 0, 0]
+
+
+def test_the_oldest_ages_though_it_has_not_begun_and_runs_with_the_next_oldest():
+    scheduler = grouped([4, 6, 5, 5], aging_bound=2)
+    assert rounds(scheduler, 3) == [("grouped", [2, 3]), ("grouped", [2, 3]), ("aged", [0, 2])]
+
+
+def test_an_aged_round_is_filled_with_the_oldest():
+    scheduler = grouped([4, 6, 7, 5, 5], aging_bound=1)
+    scheduler.complete(scheduler.select())  # 3 and 4
+    for item in list(scheduler.pool.window.values())[3:]:
+        item.finished = True
+        scheduler.cancel(item)
+    assert chosen(scheduler) == ("aged", [0, 1])
+
+
+def test_the_next_oldest_ages_from_when_the_oldest_has_left():
+    scheduler = grouped([4, 6, 5, 5], aging_bound=3)
+    rounds(scheduler, 2)
+    oldest, following = list(scheduler.pool.window.values())[:2]
+    assert (scheduler.waited(oldest), scheduler.waited(following)) == (2, 0)
+    oldest.finished = True
+    scheduler.cancel(oldest)
+    rounds(scheduler, 1)
+    assert scheduler.waited(following) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"choice": "largest"}, {"partial_groups": True}])
+def test_the_index_of_groups_agrees_with_a_look_at_all_of_them_and_stays_small(options):
+    rng = random.Random(5)
+    scheduler = grouped([rng.randint(1, 9) for _ in range(60)], batch_size=4, **options)
+    for _ in range(2000):
         plan = scheduler.select()
-        modes.append((plan.mode, [item.ticket for item in plan.members]))
+        assert (plan.mode, plan.members) == looked_up(scheduler)
+        for item in plan.members:
+            item.seq_len = rng.randint(1, 9)
         scheduler.complete(plan)
-    assert modes == [("grouped", [0, 1]), ("grouped", [0, 1]), ("aged", [2, 3]), ("grouped", [0, 1])]
+    assert len(scheduler._groups._heap) <= 64 + 4 * 60
+
+
+def looked_up(scheduler: GroupedScheduler) -> tuple[str, tuple[Item, ...]]:
+    """The round by the definition: every group of the window is looked at."""
+    window, options, full = list(scheduler.pool.window.values()), scheduler.options, scheduler.batch_size
+    groups = [[m for m in window if m.seq_len == n] for n in range(1, 10)]
+    large = [g for g in groups if len(g) >= (2 if options.partial_groups else full)]
+    first = options.choice == "first"
+    complete = [g for g in large if len(g) >= full]
+    if first and complete:
+        best = min(complete, key=lambda g: g[full - 1].ticket)
+    else:
+        best = max(large, key=lambda g: (len(g), -g[0].ticket), default=window)
+    return ("grouped" if large else "fallback"), tuple(best[:full])
 
 
 @pytest.mark.parametrize(("batch_size", "window_size", "bound"), [(1, 1, 8), (4, 16, 32), (3, 7, 24), (4, 3, 8)])

@@ -23,6 +23,7 @@ class Item:
     finished: bool = False
     ticket: int = -1
     waited: int = field(default=0)
+    begun: bool = False
 
 
 class Machine(RuleBasedStateMachine):
@@ -82,7 +83,10 @@ class Machine(RuleBasedStateMachine):
                 item.cache_state = data.draw(st.integers(1, 2))
                 item.finished = data.draw(st.integers(0, 3)) == 0
         for item in self.window:
-            item.waited = 0 if item in plan.members else item.waited + 1
+            ages = item.begun or item is self.window[0]
+            item.waited = 0 if item in plan.members else item.waited + ages
+        for item in plan.members:
+            item.begun = True
         self.retire(self.scheduler.complete(plan))
 
     def refill(self) -> None:
@@ -125,6 +129,7 @@ class Machine(RuleBasedStateMachine):
         else:
             longest = sorted((item.waited for item in self.window), reverse=True)
             assert sorted((m.waited for m in members), reverse=True) == longest[: self.batch_size]
+            assert max(m.waited for m in members) >= self.scheduler.aging_bound
 
     def fullest_group(self) -> int:
         keys = [(item.seq_len, item.cache_state) for item in self.window]
@@ -152,7 +157,9 @@ class Machine(RuleBasedStateMachine):
         pool.check_conservation()
 
     @invariant()
-    def waiting_is_bounded(self) -> None:
+    def waiting_is_counted_and_bounded(self) -> None:
+        if self.kind == "grouped":
+            assert [self.scheduler.waited(item) for item in self.window] == [item.waited for item in self.window]
         bound = getattr(self.scheduler, "aging_bound", 0) + self.window_size // self.batch_size
         assert math.isinf(bound) or all(item.waited <= bound for item in self.window)
 
