@@ -31,11 +31,11 @@ DEFINITIONS = {
     "*_p50_s, *_p90_s, *_p99_s": "quantile over the requests of one replication; its mean over the replications lies "
     "below the quantile of all their requests where few requests, or few busy periods, make up a replication",
     "queueing_mean_s": "arrival to the start of the first round, of the requests that have begun",
-    "longest_gap_s": "longest time between two rounds of a request, from the end of one to the start of the next: the "
-    "wait for the first round counts in queueing_mean_s",
+    "longest_gap_s": "longest time between two rounds of a request, from the end of one to the start of the next: "
+    "the wait for the first round counts in queueing_mean_s",
     "occupancy": "unfinished rows over rows that a full batch would have, over all rounds",
-    "busy_share": "seconds in rounds over observed seconds, mean of the replicas; of a round that lies partly outside of "
-    "them, that part is left out, also of the shares of stages and of kv_mean_bytes",
+    "busy_share": "seconds in rounds over observed seconds, mean of the replicas; the part of a round that "
+    "lies outside of them is left out, of the shares of stages and of kv_mean_bytes, too",
     "grouping_rate": "grouped rounds of at least two rows over rounds",
     "{stage}_share": "seconds of a stage over seconds in rounds",
     "draft_acceptance_rate": "accepted over drafted tokens",

@@ -27,7 +27,7 @@ def cache_state_not_in_group_key(original: Any) -> Any:
     return lambda self, sequence: (sequence.seq_len, 0)
 
 
-@fault(GroupedScheduler, "select", "nothing", "INV-10", schedulers=GROUPED, settings={"aging_bound": 0})
+@fault(GroupedScheduler, "select", "nothing", "INV-10", schedulers=GROUPED, settings=PAIRS | {"aging_bound": 0})
 def no_aging(original: Any) -> Any:
     """Groups first, then the head of the window, however long the rest has waited (published EXSPEC)."""
     return lambda self: self._unaged()

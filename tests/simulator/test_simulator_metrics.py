@@ -234,7 +234,8 @@ def overloaded(**changes):
         engine=Engine(layout="realigned", scheduler="grouped", batch_size=2, window_size=8, aging_bound=8),
         acceptance=Spec.of("beta", a=4.0, b=2.0),
         cost=Spec.of(
-            "linear", verify_base_s=0.025, draft_base_s=0.003, realign_base_s=0.01, concat_base_s=0.008, split_base_s=0.004,
+            "linear", verify_base_s=0.025, draft_base_s=0.003, realign_base_s=0.01, concat_base_s=0.008,
+            split_base_s=0.004,
         ),
     )  # fmt: skip
     return scenario.but(**changes)
