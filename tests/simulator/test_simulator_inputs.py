@@ -20,6 +20,7 @@ from simulator.calibration import load_calibration
 from simulator.cost import make_cost
 from simulator.errors import InputError
 from simulator.fields import Spec
+from simulator.model import simulate_once
 from simulator.runner import simulate
 from simulator.scenario import MAX_BUDGET, Engine, Scenario, Study, Workload
 from simulator.streams import Purpose, Streams
@@ -39,7 +40,7 @@ def take(spec, count, streams=STREAMS):
 def test_numbers_are_keyed_by_request_and_position_whatever_is_asked_first():
     late = Streams(7, 0).per_request(Purpose.PROMPT, 5000, 5010)
     assert np.array_equal(late, STREAMS.per_request(Purpose.PROMPT, 0, 6000)[5000:5010])
-    assert np.array_equal(STREAMS.tile_rows(Purpose.ACCEPT, 3, 40), STREAMS.tile_rows(Purpose.ACCEPT, 3, 200)[:, :40])
+    assert np.array_equal(STREAMS.tile(Purpose.ACCEPT, 3, 1), Streams(7, 0).tile(Purpose.ACCEPT, 3, 1))
 
 
 def test_streams_differ_by_purpose_replication_and_seed():
@@ -242,8 +243,8 @@ KINDS = [
 
 
 def test_models_degenerate_to_independence():
-    draws = [make_acceptance(spec, STREAMS, 50, 5) for spec in KINDS]
-    runs = [[model.runs(i) for i in range(40)] for model in draws]
+    draws = [make_acceptance(spec, STREAMS, 5) for spec in KINDS]
+    runs = [[model.runs(i, 50) for i in range(40)] for model in draws]
     assert runs[0] == runs[1] == runs[2]
     assert np.mean(np.array(runs[0]) == np.array(runs[3])) > 0.98
 
@@ -252,15 +253,15 @@ def test_models_degenerate_to_independence():
     "kind", [KINDS[0], Spec.of("markov", probability=0.7, correlation=0.5), Spec.of("beta", a=7.0, b=3.0)]
 )
 def test_models_keep_their_mean(kind):
-    model = make_acceptance(kind, STREAMS, 200, 1)
-    runs = np.array([model.runs(i) for i in range(1000)])
+    model = make_acceptance(kind, STREAMS, 1)
+    runs = np.array([model.runs(i, 200) for i in range(1000)])
     assert runs.mean() == pytest.approx(0.7, abs=0.03)
 
 
 def test_correlated_models_spread_more():
     def spread(spec):
-        model = make_acceptance(spec, STREAMS, 100, 1)
-        return np.array([model.runs(i) for i in range(2000)]).sum(axis=1).std()
+        model = make_acceptance(spec, STREAMS, 1)
+        return np.array([model.runs(i, 100) for i in range(2000)]).sum(axis=1).std()
 
     independent = spread(KINDS[0])
     assert spread(Spec.of("markov", probability=0.7, correlation=0.4)) > 1.3 * independent
@@ -268,11 +269,29 @@ def test_correlated_models_spread_more():
 
 
 def test_runs_count_consecutive_right_proposals():
-    model = make_acceptance(Spec.of("iid", probability=0.6), STREAMS, 80, 4)
-    bits = STREAMS.tile_rows(Purpose.ACCEPT, 0, 84)[3] < 0.6
-    for at, run in enumerate(model.runs(3)):
+    model = make_acceptance(Spec.of("iid", probability=0.6), STREAMS, 4)
+    bits = np.concatenate([STREAMS.tile(Purpose.ACCEPT, 0, number)[3] for number in range(2)]) < 0.6
+    for at, run in enumerate(model.runs(3, 80)):
         expected = next((n for n in range(4) if not bits[at + n]), 4)
         assert run == expected
+
+
+@pytest.mark.parametrize("kind", [*KINDS, Spec.of("markov", probability=0.7, correlation=0.5)])
+def test_a_tile_is_the_same_whatever_was_asked_before(kind):
+    asked_in_order, asked_at_once = (make_acceptance(kind, STREAMS, 5) for _ in range(2))
+    runs = asked_in_order.runs(300, 64 * 5)
+    assert asked_at_once.tile(300, 4) == runs[256:]
+
+
+def test_a_large_budget_that_is_not_used_is_not_drawn_and_what_is_finished_is_let_go():
+    scenario = Scenario(
+        study=Study(num_requests=1),
+        engine=Engine(max_new_tokens=2**18),
+        workload=Workload(output_tokens=Spec.of("fixed", tokens=70)),
+    )
+    simulation = simulate_once(scenario)
+    assert simulation.acceptance._runs.cache_info().currsize <= 2
+    assert [request.runs for request in simulation.log.requests] == [[]]
 
 
 # --- engine traces -----------------------------------------------------------------------------------------------
