@@ -112,6 +112,9 @@ class Machine(RuleBasedStateMachine):
         members = list(plan.members)
         assert len(set(map(id, members))) == len(members)
         assert all(member in self.window for member in members)
+        if self.kind == "grouped":
+            longest_wait = max(item.waited for item in self.window)
+            assert (plan.mode == "aged") == (longest_wait >= self.scheduler.aging_bound), "a due sequence runs first"
         if plan.mode in ("static", "fifo"):
             assert members == self.window
         elif plan.mode == "grouped":
@@ -129,7 +132,6 @@ class Machine(RuleBasedStateMachine):
         else:
             longest = sorted((item.waited for item in self.window), reverse=True)
             assert sorted((m.waited for m in members), reverse=True) == longest[: self.batch_size]
-            assert max(m.waited for m in members) >= self.scheduler.aging_bound
 
     def fullest_group(self) -> int:
         keys = [(item.seq_len, item.cache_state) for item in self.window]
