@@ -132,7 +132,7 @@ def test_a_bootstrap_sample_consists_of_whole_documents():
     sizes = np.bincount(trace.documents)
     counts = set()
     for replication in range(5):
-        model = BootstrapAcceptance(Streams(0, replication), 4, 2, path=trace.path, resample=True)
+        model = BootstrapAcceptance(Streams(0, replication), 2, path=trace.path, resample=True)
         times = np.bincount(model.drawn, minlength=len(trace.documents))
         per_document = [times[trace.documents == document] for document in range(len(sizes))]
         assert all(len(set(each)) == 1 for each in per_document)

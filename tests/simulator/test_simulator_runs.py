@@ -196,7 +196,7 @@ def test_sequential_stopping_reaches_its_precision_or_its_limit():
     assert len(results.replications) >= 10
     assert (summary["high"] - summary["mean"]) / summary["mean"] <= 0.01
     assert len(simulate(scenario(), 2, precision=1e-6, max_replications=5, keep_frames=False).replications) == 5
-    with pytest.raises(InputError, match="precision must be a share"):
+    with pytest.raises(InputError, match="precision must be a number in"):
         simulate(scenario(), 3, precision=2.0)
 
 
