@@ -2,13 +2,17 @@
 
 import statistics
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
+
+import simpy
 
 from simulator.fields import Spec
 from simulator.model import Simulation
 from simulator.scenario import Engine, Scenario, Study, Workload
 
 WINDOWS = (64, 1024)
+TIMEOUTS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +51,20 @@ def measure_speed(window_size: int, batch_size: int, repeats: int) -> Speed:
         cpu.append(rounds / (time.process_time() - cpu_start))
         wall.append(rounds / (time.perf_counter() - wall_start))
     return Speed(window_size, batch_size, statistics.median(cpu), statistics.median(wall))
+
+
+def measure_timeouts(repeats: int) -> float:
+    """Timeouts per CPU second of one process that does nothing else: what SimPy alone takes, median of the repeats."""
+    speeds = []
+    for _ in range(repeats):
+        environment = simpy.Environment()
+        environment.process(_wait(environment))
+        start = time.process_time()
+        environment.run()
+        speeds.append(TIMEOUTS / (time.process_time() - start))
+    return statistics.median(speeds)
+
+
+def _wait(environment: simpy.Environment) -> Generator[simpy.Event, None, None]:
+    for _ in range(TIMEOUTS):
+        yield environment.timeout(1.0)

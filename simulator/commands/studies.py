@@ -210,20 +210,23 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure rounds per second of the simulator itself, on one core."""
-    from simulator.bench import WINDOWS, measure_speed
+    from simulator.bench import WINDOWS, measure_speed, measure_timeouts
 
     speeds = [measure_speed(window, batch_size, repeats) for window in WINDOWS]
+    timeouts = measure_timeouts(repeats)
     with tables(as_json):
         for speed in speeds:
             print(
                 f"window {speed.window_size}, batch {batch_size}: {speed.rounds_per_cpu_s:,.0f} rounds per CPU second, "
                 f"{speed.rounds_per_wall_s:,.0f} per wall-clock second"
             )
+        print(f"a bare SimPy process: {timeouts:,.0f} timeouts per CPU second")
     if as_json:
         print_json(
             {
                 "rounds_per_s": {str(s.window_size): s.rounds_per_cpu_s for s in speeds},
                 "rounds_per_wall_s": {str(s.window_size): s.rounds_per_wall_s for s in speeds},
+                "simpy_timeouts_per_s": timeouts,
                 "batch_size": batch_size,
             }
         )

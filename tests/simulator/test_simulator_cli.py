@@ -106,6 +106,7 @@ def test_bench(capsys):
     assert code == 0
     assert set(data["rounds_per_s"]) == {"64", "1024"}
     assert min(data["rounds_per_s"].values()) > 0
+    assert data["simpy_timeouts_per_s"] > 0
 
 
 def test_tables_are_seen_with_and_without_json(capsys, path):
