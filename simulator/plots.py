@@ -40,12 +40,8 @@ def series_styles(count: int) -> list[dict[str, Any]]:
 
 def _add_legend(axes: Axes, count: int) -> None:
     """Within the axes, or beside them where many series would be hidden below it."""
-    beside: dict[str, Any] = {
-        "loc": "upper left",
-        "bbox_to_anchor": (1, 1),
-        "fontsize": 7,
-        "ncols": -(-count // LEGEND_ROWS),
-    }
+    beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "ncols": -(-count // LEGEND_ROWS)}
+    beside |= {"fontsize": 7, "handlelength": 4}  # long enough to tell dashes apart
     axes.legend(frameon=False, **(beside if count > len(SERIES) else {}))
 
 
