@@ -1,4 +1,4 @@
-"""Plant the errors of planted.toml into the engine, one at a time, and see the tests named there turn red.
+"""Plant the errors of planted.toml into engine and simulator, one at a time, and see the tests named there turn red.
 
     python tools/planted.py            all of them; exit status 1 unless every one is rejected
     python tools/planted.py seed stop  those whose name holds one of these words
@@ -20,11 +20,12 @@ from mutants import ROOT, Mutant
 from mutate import MutantFinder, in_child, preload, run_pytest
 
 LIST = Path(__file__).with_suffix(".toml")
+PACKAGES = ("refimpl", "simulator")
 
 
 @dataclass(frozen=True)
 class Planted:
-    """One error: a text of the engine that is replaced, and tests below tests/ that must not pass with it."""
+    """One error: a text of engine or simulator that is replaced, and tests below tests/ that must not pass with it."""
 
     name: str
     old: str
@@ -35,12 +36,12 @@ class Planted:
         """The one file that holds the text, altered.
 
         Raises:
-            ValueError: the engine has the text not once.
+            ValueError: engine and simulator together have the text not once.
         """
-        files = {path: path.read_text() for path in sorted((ROOT / "refimpl").rglob("*.py"))}
+        files = {path: path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
         found = [path for path, text in files.items() for _ in range(text.count(self.old))]
         if len(found) != 1:
-            raise ValueError(f"{self.name}: {self.old!r} is in the engine {len(found)} times, not once")
+            raise ValueError(f"{self.name}: {self.old!r} is in the code {len(found)} times, not once")
         source = files[found[0]].replace(self.old, self.new)
         return Mutant(str(found[0].relative_to(ROOT)), (0, 0), 0, self.name, 1, source, False)
 
