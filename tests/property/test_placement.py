@@ -1,8 +1,10 @@
 """Laws of placement: integers alone, for any lengths and any acceptance."""
 
 import ast
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -71,9 +73,22 @@ def test_a_round_fits_and_its_rectangle_is_paid_for(layout: str, threshold: floa
         found.append(k + 1)
 
 
+def slack(columns: int) -> ExitStack:
+    """Rectangles have so many columns to spare."""
+    patches = ExitStack()
+    for module in ("left_padded", "masked"):
+        patches.enter_context(patch(f"refimpl.placement.{module}.SLACK_COLUMNS", columns))
+    return patches
+
+
 @pytest.mark.parametrize("layout", ["realigned", "rollback"])
-@given(run=runs())
-def test_left_padded_rows_end_together_and_move_only_when_ragged(layout: str, run) -> None:
+@given(run=runs(), spare=st.integers(0, 8))
+def test_left_padded_rows_end_together_and_move_only_when_ragged(layout: str, run, spare: int) -> None:
+    with slack(spare):
+        check_left_padded(layout, run, spare)
+
+
+def check_left_padded(layout: str, run, spare: int) -> None:
     k, rounds = run
     found, before = make_placement(layout, 0.25), ()
     for rows in rounds:
@@ -90,14 +105,21 @@ def test_left_padded_rows_end_together_and_move_only_when_ragged(layout: str, ru
             assert (move.kind if move else None) == kind
             if move:
                 assert list(move.shifts) == [new - old for new, old in zip(found.num_pad, pads, strict=True)]
+                assert move.columns == found.width + k + 1 + spare
+            assert all(new == old for new, old, row in zip(found.num_pad, pads, rows, strict=True) if not row.live)
         else:
             assert move.kind == "load"
             assert list(move.shifts) == list(found.num_pad)
         before = rows
 
 
-@given(run=runs(), threshold=st.floats(0.01, 1))
-def test_masked_columns_are_compacted_above_the_threshold_or_when_they_run_out(run, threshold: float) -> None:
+@given(run=runs(), threshold=st.sampled_from([0.1, 0.125, 0.2, 0.25, 0.5]), spare=st.integers(0, 8))
+def test_masked_columns_are_compacted_above_the_threshold_or_when_they_run_out(run, threshold, spare) -> None:
+    with slack(spare):
+        check_masked(run, threshold, spare)
+
+
+def check_masked(run, threshold: float, spare: int) -> None:
     k, rounds = run
     found, before = make_placement("masked", threshold), ()
     for rows in rounds:
@@ -111,6 +133,7 @@ def test_masked_columns_are_compacted_above_the_threshold_or_when_they_run_out(r
             assert (move.kind, found.width) == ("load", longest)
         if move:
             assert list(move.shifts) == [longest - row.num_cached for row in rows]
+            assert move.columns == longest + longest // 4 + k + 1 + spare
         found.append(k + 1)
         before = rows
 
