@@ -45,9 +45,10 @@ def runs(draw: st.DrawFn) -> tuple[int, list[tuple[Placed, ...]]]:
         rounds.append(tuple(rows))
         for i, row in enumerate(rows):
             length = row.seq_len + draw(st.integers(1, k + 1))
-            if row.live and length <= MOST_TOKENS:
+            fate = draw(st.sampled_from(["goes on", "goes on", "goes on", "ends", "gives way"]))
+            if row.live and fate == "goes on" and length <= MOST_TOKENS:
                 rows[i] = replace(row, seq_len=length)
-            elif draw(st.booleans()):
+            elif fate == "gives way":
                 rows[i], fresh = Placed(fresh, draw(st.integers(1, 30))), fresh + 1
             else:
                 rows[i] = replace(row, live=False)
