@@ -51,10 +51,10 @@ from refimpl.commands.options import (
     console_for_tables,
     load,
     parse_sizes,
-    progress_bars,
     prompts_from,
     write_report,
 )
+from refimpl.progress import progress_bars
 
 app = typer.Typer()
 MAX_DIVERGENCES = 5  # shown of each run; the report holds all

@@ -23,11 +23,11 @@ from refimpl.commands.options import (
     check_outputs,
     load,
     parse_sizes,
-    progress_bars,
     prompts_from,
     write_report,
 )
 from refimpl.errors import InputError
+from refimpl.progress import progress_bars
 from refimpl.reading import parse_json
 
 app = typer.Typer()

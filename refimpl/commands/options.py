@@ -2,9 +2,7 @@
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import Enum
 from itertools import product
 from pathlib import Path
@@ -12,12 +10,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from refimpl.config import LAYOUTS, NAMED_METHODS, SCHEDULERS, CheckLevel
 from refimpl.errors import InputError
 
-SECONDS_A_LINE = 30  # of progress, where stderr is no terminal
 Turns = Enum("Turns", {"first": "first", "all": "all"}, type=str)
 
 MODELS, PROMPTS, SAMPLING, ENGINE, OUTPUT = "Models", "Prompts", "Sampling", "Engine", "Output"  # panels of the help
@@ -127,36 +123,6 @@ def prompts_from(path: Path | None, turns: str, limit: int | None) -> list:
     from refimpl.prompts import read_prompts
 
     return read_prompts(path or TINY / "prompts.jsonl", turns, limit)  # type: ignore[arg-type]
-
-
-@contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a callback (label, done, total): bars on a terminal, elsewhere a line now and then."""
-    if not sys.stderr.isatty():
-        yield _line_now_and_then()
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks: dict[str, Any] = {}
-
-        def update(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = progress.add_task(label, total=total)
-            progress.update(tasks[label], completed=done)
-
-        yield update
-
-
-def _line_now_and_then() -> Callable[[str, int, int], None]:
-    last = time.monotonic()
-
-    def update(label: str, done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last > SECONDS_A_LINE:
-            last = time.monotonic()
-            print(f"{label}: {done} of {total}", file=sys.stderr, flush=True)
-
-    return update
 
 
 def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:

@@ -14,7 +14,7 @@ from refimpl.conformance.table_model import VOCAB_SIZE, table_pair, unrelated_pa
 from refimpl.generation import generate
 from refimpl.model import HuggingFaceLM, Pair
 from refimpl.pairs.loading import load_pair
-from refimpl.pairs.random_pairs import random_pair
+from refimpl.pairs.random_pairs import LEARNED_POSITIONS, random_pair
 
 
 class MethodEngine:
@@ -82,6 +82,11 @@ def rejection(name: str = "inplace") -> MethodEngine:
 def method_on_tiny(name: str = "inplace") -> MethodEngine:
     """Test one of our methods on the bundled tiny pair, in float64."""
     return MethodEngine(name, load_pair("tiny", dtype="float64"), checks="device")
+
+
+def method_on_learned_positions(name: str = "inplace") -> MethodEngine:
+    """Test one of our methods on a tiny random pair with learned positions, where a constant shift shows."""
+    return MethodEngine(name, random_pair(LEARNED_POSITIONS[0]), checks="device")
 
 
 class GenerateEngine:

@@ -15,6 +15,9 @@ def conformance(
     max_examples: Annotated[int, typer.Option(min=1, help="cases per property")] = 20,
     seed: Annotated[int, typer.Option(help="of the search for cases; the same one gives the same cases")] = 0,
     timeout_s: Annotated[float, typer.Option(min=0.01, help="seconds that an answer may take")] = 60.0,
+    total_time_s: Annotated[
+        float | None, typer.Option("--total-time", min=0, help="seconds after which the run ends, not finished")
+    ] = None,
     prompt_length: Annotated[
         int, typer.Option("--prompt-length", "--long-prompt", min=1, help="longest prompt of the long case, in tokens")
     ] = 32,
@@ -32,7 +35,10 @@ def conformance(
     reference: Annotated[str | None, typer.Option(help="module:factory of an engine that decodes plainly")] = None,
     output: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
 ) -> None:
-    """Test any engine's batch speculative decoding against autoregressive decoding."""
+    """Test any engine's batch speculative decoding against autoregressive decoding.
+
+    Exit codes: 0 it passes, 1 it does not, 2 bad input, 3 nothing failed but the time was up. Progress is on stderr.
+    """
     limits = {
         "prompt_tokens": prompt_length,
         "new_tokens": long_output,
@@ -41,7 +47,7 @@ def conformance(
         "max_k": max_k,
     }
     try:
-        passed = _run(
+        report = _run(
             engine,
             command,
             limits,
@@ -49,6 +55,7 @@ def conformance(
             max_examples=max_examples,
             seed=seed,
             timeout_s=timeout_s,
+            total_time_s=total_time_s,
             fail_fast=fail_fast,
             shrink=shrink,
             properties=properties,
@@ -59,10 +66,10 @@ def conformance(
         raise typer.Exit(2) from None
     except KeyboardInterrupt as end:
         raise typer.Exit(143 if end.args else 130) from None
-    raise typer.Exit(0 if passed else 1)
+    raise typer.Exit(report.exit_code)
 
 
-def _run(engine: str | None, command: str | None, limits: dict[str, Any], **options: Any) -> bool:
+def _run(engine: str | None, command: str | None, limits: dict[str, Any], **options: Any) -> Any:
     try:
         from refimpl.conformance.engine_cases import Limits
         from refimpl.conformance.runner import run_conformance

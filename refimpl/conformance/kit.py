@@ -22,6 +22,7 @@ from refimpl.conformance.protocol import (
 from refimpl.conformance.raggedness import Raggedness, measure_raggedness
 from refimpl.conformance.subject import CaseFailure, Subject
 from refimpl.conformance.verdicts import DECIDING, Report, Verdict
+from refimpl.conformance.watch import TimeUp, Watch
 from refimpl.errors import InputError
 
 RAGGEDNESS = "raggedness"
@@ -41,6 +42,7 @@ def check_engine(
     limits: Limits | None = None,
     seed: int = 0,
     reference: Any = None,
+    watch: Watch | None = None,
 ) -> Report:
     """Test an engine.
 
@@ -54,11 +56,12 @@ def check_engine(
         limits: how far the fixed cases go.
         seed: of the search; every property has cases of its own.
         reference: what plain decoding generates, instead of what the engine itself offers.
+        watch: told of every case; ends the run when its time is up, so that later properties are not finished.
 
     Raises:
         InputError: an unknown property.
     """
-    subject = Subject(engine, limits, reference)
+    subject = Subject(engine, limits, reference, watch)
     verdicts: list[Verdict] = []
     profile, why_not = Raggedness(), ""
     for wanted in known_properties(properties):
@@ -110,13 +113,14 @@ class Trial:
         self.subject, self.name = subject, name
         self.profile: Raggedness | None = None
         self.gone = ""
-        self._asked, self._refusals = 0, list[str]()
+        self._asked, self._planned, self._refusals = 0, 0, list[str]()
         self._shapes = set[tuple[tuple[int, ...], EngineSettings]]()
         self._failures, self._losses = list[CaseFailure](), list[CaseFailure]()
 
     def verdict(self, max_examples: int, *, shrink: bool, seed: int) -> Verdict:
         """Judge the property."""
         batches_before = self.subject.num_batches
+        self._planned = 1 if self.name in FIXED or self.name == RAGGEDNESS else max_examples + 1
         try:
             self._run(max_examples, shrink, seed)
             verdict = self._without_failure(self.subject.num_batches > batches_before)
@@ -124,11 +128,14 @@ class Trial:
             verdict = self._failed(failure)
         except _Enough:
             verdict = self._failed(min(self._losses, key=_size))
+        except TimeUp:
+            verdict = self._out_of_time()
         except Flaky:
             if not self._failures:
                 raise
             again = "the same case fails once and passes once: the engine does not repeat"
             verdict = self._failed(self._failures[0], f"{again}; it failed with: ")
+        self.subject.watch.tell(self.name, self._asked, self._asked)
         return replace(verdict, asked=self._asked, answered=self._asked - len(self._refusals))
 
     def _run(self, max_examples: int, shrink: bool, seed: int) -> None:
@@ -180,10 +187,15 @@ class Trial:
             raise failure
 
     def _check(self, ask: Callable[[], None]) -> None:
+        self.subject.watch.require_time()
+        self.subject.watch.tell(self.name, self._asked, self._planned)
         self._asked += 1
         self.subject.calls.clear()
         try:
             ask()
+        except TimeUp:
+            self._asked -= 1
+            raise
         except NotSupported as refusal:
             self._refusals.append(str(refusal))
         except CaseFailure as failure:
@@ -209,6 +221,12 @@ class Trial:
 
     def _failed(self, failure: CaseFailure, before: str = "") -> Verdict:
         return Verdict(self.name, "fail", before + failure.reason, failure.calls, failure.row, failure.token)
+
+    def _out_of_time(self) -> Verdict:
+        if self._failures:
+            smallest = min(self._failures, key=_size)
+            return self._failed(smallest, "the time was up before the smallest case was found; it fails with: ")
+        return Verdict(self.name, "not finished", f"the time was up after {self._asked} cases")
 
     def _without_failure(self, in_batches: bool) -> Verdict:
         refusal = "".join(self._refusals[:1])

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from refimpl.conformance.protocol import Call, EngineSettings, Prompts
-from refimpl.conformance.verdicts import DECIDING, Report, Verdict
+from refimpl.conformance.verdicts import DECIDING, NOT_FINISHED, Report, Verdict
 from refimpl.files import write_whole
 
-_COLOURS = {"pass": "green", "fail": "red", "not supported": "yellow", "not run": "dim"}
+_COLOURS = {"pass": "green", "fail": "red", "not supported": "yellow", "not run": "dim", "not finished": "yellow"}
 
 
 def write_json(report: Report, path: Path) -> None:
@@ -57,6 +57,8 @@ def conclusion(report: Report) -> str:
         return "conforms, one row at a time" if report.limits.max_batch == 1 else "conforms"
     if report.passed:
         return f"passes what was asked; whether it conforms only {DECIDING} can tell"
+    if report.exit_code == NOT_FINISHED:
+        return f"not finished: the time was up before all was checked of {', '.join(report.unfinished)}"
     missing = "" if any(v.status == "fail" for v in report.verdicts) else f": {DECIDING} must pass"
     return f"does not conform{missing}"
 

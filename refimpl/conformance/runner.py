@@ -13,8 +13,10 @@ from refimpl.conformance.protocol import EngineUnderTest
 from refimpl.conformance.python_engine import load_engine
 from refimpl.conformance.report import show, write_json
 from refimpl.conformance.verdicts import Report
+from refimpl.conformance.watch import Watch
 from refimpl.errors import InputError
 from refimpl.files import check_writable
+from refimpl.progress import progress_bars
 
 
 def run_conformance(
@@ -25,9 +27,10 @@ def run_conformance(
     timeout_s: float = 60.0,
     properties: str | None = None,
     output: Path | None = None,
+    total_time_s: float | None = None,
     **options: Any,
-) -> bool:
-    """Test the engine that one of the first two arguments names; say whether it passed.
+) -> Report:
+    """Test the engine that one of the first two arguments names, with progress on stderr; show what was found.
 
     Args:
         engine, command: what to test.
@@ -35,6 +38,7 @@ def run_conformance(
         timeout_s: seconds that an answer may take.
         properties: names, separated by commas; None stands for all.
         output: where to write the report.
+        total_time_s: seconds after which the run ends; an answer under way is awaited.
         options: of `refimpl.conformance.kit.check_engine`.
 
     Raises:
@@ -43,12 +47,13 @@ def run_conformance(
     chosen = known_properties(properties)
     if output is not None:
         check_writable(output)
-    with _ended_by_sigterm():
-        report = _tested(engine, command, timeout_s, reference, properties=chosen, **options)
+    with _ended_by_sigterm(), progress_bars() as bars:
+        watch = Watch(bars, total_time_s)
+        report = _tested(engine, command, timeout_s, reference, properties=chosen, watch=watch, **options)
     show(report)
     if output is not None:
         write_json(report, output)
-    return report.passed
+    return report
 
 
 def _tested(engine: str | None, command: str | None, timeout_s: float, reference: str | None, **options: Any) -> Report:

@@ -13,8 +13,9 @@ from refimpl.config import LAYOUTS, SCHEDULERS
 from refimpl.conformance.cases import Case, Row, acceptance_lengths
 from refimpl.conformance.pair_cases import PairCase
 from refimpl.conformance.table_model import VOCAB_SIZE
-from refimpl.pairs.random_pairs import TINY_ARCHITECTURES
+from refimpl.pairs.random_pairs import LEARNED_POSITIONS, TINY_ARCHITECTURES
 
+KINDS = tuple(dict.fromkeys((*LEARNED_POSITIONS, *TINY_ARCHITECTURES)))  # a search begins with the first
 EOS, PAD = 2, 0  # ids with no meaning to the engine, often drawn because other engines give them one
 
 
@@ -97,13 +98,14 @@ def cases(draw: Any, *, cancellations: bool = False, sampled: bool = False, max_
 
 
 @st.composite
-def pair_cases(draw: Any, *, sampled: bool = False, kinds: tuple[str, ...] = tuple(TINY_ARCHITECTURES)) -> PairCase:
+def pair_cases(draw: Any, *, sampled: bool = False, kinds: tuple[str, ...] = KINDS) -> PairCase:
     """Cases on tiny random Hugging Face pairs in float64, whose drafts are right often, always or hardly ever.
 
     Args:
         draw: given by Hypothesis.
         sampled: as for `cases`.
-        kinds: architectures; a shrunk case has the first that fails.
+        kinds: architectures; a shrunk case has the first that fails. Learned positions come first, since rotary
+            embeddings hide a constant shift of all positions.
     """
     case = draw(cases(sampled=sampled, max_prompts=4))
     scale = draw(st.sampled_from([1, 3]))  # tokens beyond the table model's vocabulary

@@ -15,6 +15,7 @@ from refimpl.conformance.protocol import (
     check_answer,
     one_line,
 )
+from refimpl.conformance.watch import Watch
 
 
 class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a failed assertion)
@@ -39,6 +40,7 @@ class Subject:
         engine: see `refimpl.conformance.protocol`.
         limits: how far the fixed cases go.
         reference: what plain decoding generates, instead of what the engine itself offers.
+        watch: asked before every call whether there is time.
 
     Attributes:
         calls: what the engine was asked since the case began. Calls of the reference are left out once answered.
@@ -46,8 +48,14 @@ class Subject:
         num_batches: answered calls with several rows at a batch size above 1.
     """
 
-    def __init__(self, engine: EngineUnderTest, limits: Limits | None = None, reference: Any = None):
-        self.engine, self.limits = engine, limits or Limits()
+    def __init__(
+        self,
+        engine: EngineUnderTest,
+        limits: Limits | None = None,
+        reference: Any = None,
+        watch: Watch | None = None,
+    ):
+        self.engine, self.limits, self.watch = engine, limits or Limits(), watch or Watch()
         self.calls: list[Call] = []
         self.num_calls = self.num_batches = 0
         self._own = reference or getattr(engine, "reference", None)
@@ -109,6 +117,7 @@ class Subject:
         return self.run(prompts, replace(settings, num_speculative_tokens=1))
 
     def _ask(self, engine: Any, call: Call) -> list[list[int]]:
+        self.watch.require_time()
         self.calls.append(call)
         prompts = [list(prompt) for prompt in call.prompts]
         try:

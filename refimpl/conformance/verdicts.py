@@ -9,7 +9,8 @@ from refimpl.conformance.protocol import Call
 from refimpl.conformance.raggedness import Raggedness
 
 DECIDING = "equals_reference"  # without it nothing shows that the output is the right one
-Status = Literal["pass", "fail", "not supported", "not run"]
+NOT_FINISHED = 3  # exit code
+Status = Literal["pass", "fail", "not supported", "not run", "not finished"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,17 @@ class Report:
         return decided and "pass" in found and found <= {"pass", "not supported"}
 
     @property
+    def unfinished(self) -> list[str]:
+        """Properties for which the time was too short."""
+        return [v.property for v in self.verdicts if v.status == "not finished"]
+
+    @property
+    def exit_code(self) -> int:
+        """0 where it passed, 1 where it did not, 3 where nothing failed but the time was up."""
+        failed = any(v.status == "fail" for v in self.verdicts)
+        return NOT_FINISHED if self.unfinished and not failed else int(not self.passed)
+
+    @property
     def conforms(self) -> bool:
         """Whether it passed, `equals_reference` included; other properties may be not supported."""
         return self.passed and any(v.property == DECIDING for v in self.verdicts)
@@ -76,6 +88,7 @@ class Report:
             "reference": self.reference,
             "passed": self.passed,
             "conforms": self.conforms,
+            "unfinished": self.unfinished,
             "properties": [verdict.as_dict() for verdict in self.verdicts],
             "raggedness": {**asdict(self.raggedness), "verdict": self.raggedness.verdict},
             "calls": self.calls,

@@ -7,6 +7,7 @@ from refimpl.conformance.table_model import table_pair, unrelated_pair
 from refimpl.errors import InputError
 from refimpl.faults import FAULTS
 from refimpl.faults.base import Fault
+from refimpl.model import Pair
 
 PASSED_ON = ("top_k", "aging_bound", "shape_stable", "cuda_graphs")  # settings that are the engine's own
 
@@ -14,13 +15,13 @@ PASSED_ON = ("top_k", "aging_bound", "shape_stable", "cuda_graphs")  # settings 
 class FaultyEngine(MethodEngine):
     """Our engine with a fault injected while it decodes; the reference stays whole."""
 
-    def __init__(self, fault: Fault, *, checks: CheckLevel = "oracle"):
+    def __init__(self, fault: Fault, *, checks: CheckLevel = "oracle", pair: Pair | None = None):
         scheduler = "fifo" if "fifo" in fault.schedulers else fault.schedulers[0]
         settings = {name: value for name, value in fault.settings.items() if name in PASSED_ON}
         rejection = fault.settings.get("acceptance") == "rejection"
         super().__init__(
             f"{fault.layouts[0]}+{scheduler}",
-            unrelated_pair() if rejection else table_pair(mixed_script()),
+            pair or (unrelated_pair() if rejection else table_pair(mixed_script())),
             checks="host" if checks == "oracle" and "cuda_graphs" in settings else checks,
             rejection=rejection,
             **settings,

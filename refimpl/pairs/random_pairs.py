@@ -46,6 +46,7 @@ TINY_ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 2},
     ),
 }
+LEARNED_POSITIONS = ("gpt2", "opt")  # the others' rotary embeddings see differences of positions alone
 
 
 def random_pair(

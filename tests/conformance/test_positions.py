@@ -1,0 +1,60 @@
+"""A constant shift of all positions: seen with learned positions, hidden by rotary embeddings."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from refimpl.conformance import adapters
+from refimpl.conformance.cases import Case, Row
+from refimpl.conformance.kit import check_engine
+from refimpl.conformance.pair_cases import PairCase
+from refimpl.conformance.properties import failure_of
+from refimpl.conformance.strategies import KINDS
+from refimpl.faults import FAULTS
+from refimpl.faults.engine import FaultyEngine
+from refimpl.model import HuggingFaceLM
+from refimpl.pairs.random_pairs import LEARNED_POSITIONS, TINY_ARCHITECTURES, random_pair
+
+OFF_BY_ONE = FAULTS["positions-off-by-one"]
+
+
+def shifted(original: Any) -> Any:
+    """Every position of every pass is one too large; plain decoding does not come here."""
+    return lambda self, block, num_logits: original(
+        self, replace(block, position_ids=block.position_ids + 1), num_logits
+    )
+
+
+SHIFT = replace(OFF_BY_ONE, owner=HuggingFaceLM, attribute="forward", make=shifted)
+
+
+def status(engine: Any) -> str:
+    return check_engine(engine, max_examples=3, properties=["equals_reference"], shrink=False).verdicts[0].status
+
+
+@pytest.mark.parametrize("fault", [OFF_BY_ONE, SHIFT], ids=["of the zoo", "of every pass"])
+@pytest.mark.parametrize("kind", LEARNED_POSITIONS)
+def test_outputs_alone_show_a_shift_of_learned_positions(kind: str, fault: Any) -> None:
+    assert status(FaultyEngine(fault, checks="off", pair=random_pair(kind))) == "fail"
+
+
+def test_rotary_embeddings_hide_a_shift_of_every_pass() -> None:
+    assert status(FaultyEngine(SHIFT, checks="off", pair=random_pair("llama"))) == "pass"
+
+
+def test_a_right_engine_passes_with_learned_positions() -> None:
+    assert status(adapters.method_on_learned_positions()) == "pass"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cases_on_pairs_see_a_shift_where_positions_are_learned(kind: str) -> None:
+    drawn = PairCase(kind, 0, 0.02, 61, Case((Row((5, 6), 9, 3, None, None),)))
+    assert drawn.pair.target  # built before the fault, which far positions of the checks would show
+    with SHIFT.injected():
+        assert (failure_of(drawn.check, "off") is not None) == (kind in LEARNED_POSITIONS)
+
+
+def test_searches_begin_with_learned_positions() -> None:
+    assert KINDS[: len(LEARNED_POSITIONS)] == LEARNED_POSITIONS
+    assert set(KINDS) == set(TINY_ARCHITECTURES)
