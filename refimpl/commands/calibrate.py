@@ -13,6 +13,7 @@ from refimpl.commands.options import (
     RandomOption,
     SeedOption,
     TargetOption,
+    VocabOption,
     load,
     prompts_from,
 )
@@ -26,6 +27,7 @@ def calibrate(
     pair: PairOption = "tiny",
     target: TargetOption = None,
     draft: DraftOption = None,
+    vocab_size: VocabOption = None,
     prompts: Annotated[
         Path | None, typer.Option(help="Prompt file. Default: pieces of the standard library; random ids for noise.")
     ] = None,
@@ -47,7 +49,7 @@ def calibrate(
     from refimpl.provenance import command_line
 
     check_folder(out)
-    models = load(pair, target, draft, device, dtype, random_weights)
+    models = load(pair, target, draft, device, dtype, random_weights, vocab_size=vocab_size)
     run(
         models,
         prompts_from(prompts, "first", None) if prompts else None,

@@ -46,6 +46,7 @@ from refimpl.commands.options import (
     TraceOption,
     Turns,
     TurnsOption,
+    VocabOption,
     WindowOption,
     check_outputs,
     console_for_tables,
@@ -67,6 +68,7 @@ def generate(
     pair: PairOption = "tiny",
     target: TargetOption = None,
     draft: DraftOption = None,
+    vocab_size: VocabOption = None,
     prompts: PromptsOption = None,
     turns: TurnsOption = Turns.first,
     limit: LimitOption = None,
@@ -121,7 +123,7 @@ def generate(
     make_config(**settings)
     check_outputs([output, trace], [prompts])
     texts = prompts_from(prompts, turns.value, limit)
-    models = load(pair, target, draft, device, dtype, random_weights, compile_)
+    models = load(pair, target, draft, device, dtype, random_weights, compile_, vocab_size=vocab_size)
     with progress_bars() as bars:
         bar = partial(bars, method)
         result = run(models, texts, max_prompt_tokens=max_prompt_tokens, progress=bar, **settings)
@@ -177,6 +179,7 @@ def verify(
     pair: PairOption = "tiny",
     target: TargetOption = None,
     draft: DraftOption = None,
+    vocab_size: VocabOption = None,
     prompts: PromptsOption = None,
     turns: TurnsOption = Turns.first,
     limit: LimitOption = None,
@@ -227,7 +230,7 @@ def verify(
     runs_to_verify(methods, sizes, settings | {"shape_stable": bitwise})
     check_outputs([output], [prompts])
     texts = prompts_from(prompts, turns.value, limit)
-    models = load(pair, target, draft, device, dtype, random_weights, compile_)
+    models = load(pair, target, draft, device, dtype, random_weights, compile_, vocab_size=vocab_size)
     with progress_bars() as bars:
         report = run(
             models,

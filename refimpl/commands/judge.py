@@ -27,6 +27,7 @@ from refimpl.commands.options import (
     TargetOption,
     Turns,
     TurnsOption,
+    VocabOption,
     check_outputs,
     console_for_tables,
     load,
@@ -48,6 +49,7 @@ def tie_or_bug(
     pair: PairOption = "tiny",
     target: TargetOption = None,
     draft: DraftOption = None,
+    vocab_size: VocabOption = None,
     prompts: PromptsOption = None,
     turns: TurnsOption = Turns.first,
     limit: LimitOption = None,
@@ -82,7 +84,7 @@ def tie_or_bug(
         raise InputError(f"--plot must end in {', '.join(PICTURES)}, not {plot.name!r}")
     foreign = None if outputs is None else read_outputs(outputs)
     texts = prompts_from(prompts, turns.value, limit)
-    models = load(pair, target, draft, device, dtype, random_weights)
+    models = load(pair, target, draft, device, dtype, random_weights, vocab_size=vocab_size)
     settings |= {"max_prompt_tokens": max_prompt_tokens}
     judgements = _judge(models, texts, runs, foreign, settings)
     if plot:

@@ -20,6 +20,7 @@ from refimpl.commands.options import (
     ReportOption,
     SeedOption,
     TargetOption,
+    VocabOption,
     check_outputs,
     load,
     parse_sizes,
@@ -45,6 +46,7 @@ def bench(
     pair: PairOption = "tiny",
     target: TargetOption = None,
     draft: DraftOption = None,
+    vocab_size: VocabOption = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Prompts, evenly spaced over the bundled ones. Default: 32 or more.")
     ] = None,
@@ -97,7 +99,7 @@ def bench(
         cuda_graphs=device.startswith("cuda") and checks in ("off", "host") if cuda_graphs is None else cuda_graphs,
         options=engine_options(engine_option),
     )
-    models = load(pair, target, draft, device, dtype, random_weights, compile_)
+    models = load(pair, target, draft, device, dtype, random_weights, compile_, vocab_size=vocab_size)
     count = limit or max(32, (prompts_per_row or 2) * max(sizes))
     ids = prompt_ids(models, prompts_from(None, "first", None), count, prompt_tokens, seed)
 
@@ -147,6 +149,7 @@ def anatomy(
     pair: PairOption = "tiny",
     target: TargetOption = None,
     draft: DraftOption = None,
+    vocab_size: VocabOption = None,
     methods: Annotated[str, typer.Option(help="Comma-separated names.")] = "eqspec,exspec,masked,rollback,inplace",
     batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "1,2,4,8",
     contexts: Annotated[str, typer.Option(help="Longest prompts, in tokens, comma-separated.")] = "64,256",
@@ -184,7 +187,7 @@ def anatomy(
         repeats=repeats,
         seed=seed,
     )
-    models = load(pair, target, draft, device, dtype, random_weights)
+    models = load(pair, target, draft, device, dtype, random_weights, vocab_size=vocab_size)
 
     def report_of(found: Any) -> dict[str, Any]:
         rows, fits, rates = found

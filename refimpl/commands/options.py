@@ -42,6 +42,9 @@ PairOption = Annotated[
 ]
 TargetOption = Annotated[str | None, _option(MODELS, "Path or hub id of a target of your own.")]
 DraftOption = Annotated[str | None, _option(MODELS, "Path or hub id of its draft.")]
+VocabOption = Annotated[
+    int | None, _option(MODELS, "Ids that are tokens, where the models' vocabularies differ and there is no tokenizer.")
+]
 DeviceOption = Annotated[str, _option(MODELS, "cpu or cuda.", choices=lambda: ["cpu", "cuda"])]
 DtypeOption = Annotated[Dtype | None, _option(MODELS, "Number format. Default: float32 on a CPU, else bfloat16.")]
 RandomOption = Annotated[bool, _option(MODELS, "The preset's architecture, no download.", "--random-weights")]
@@ -101,6 +104,7 @@ def load(
     dtype: str | None,
     random_weights: bool,
     compile_modules: bool = False,
+    vocab_size: int | None = None,
 ) -> Any:
     """Load the pair that the options describe."""
     from refimpl.pairs import load_pair
@@ -114,6 +118,7 @@ def load(
         dtype=dtype,
         random_weights=random_weights,
         compile_modules=compile_modules,
+        vocab_size=vocab_size,
     )
 
 

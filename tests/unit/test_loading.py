@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from refimpl import InputError, generate, load_pair
+from refimpl.cli import main
 from refimpl.pairs import PRESETS, make_pair
 from refimpl.pairs.loading import TINY, _random_model, compile_elementwise
 from refimpl.pairs.presets import ModelPreset
@@ -381,3 +383,15 @@ def test_what_torch_compile_is_given(saved, monkeypatch):
     assert compile_elementwise(model) == len(compiled) == 4
     assert all(settings == {"dynamic": True} for _, settings in compiled)
     assert not any("Attention" in type(child).__name__ for module, _ in compiled for child in module.modules())
+
+
+def test_the_command_takes_the_size_of_the_vocabulary(saved, tmp_path, capsys, monkeypatch):
+    (tmp_path / "ids.jsonl").write_text('{"prompt": [1, 5, 9]}\n')
+    options = ["--target", saved / "target", "--draft", saved / "draft", "--prompts", tmp_path / "ids.jsonl"]
+    for more, code in (([], 2), (["--vocab-size", 61], 0)):
+        monkeypatch.setattr(sys, "argv", [*map(str, ["refimpl", "generate", *options, "--max-new-tokens", 3, *more])])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert (ended.value.code or 0) == code
+        assert "give vocab_size" in err if code else len(json.loads(out)["token_ids"]) <= 3
