@@ -3,14 +3,19 @@
 import random
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
+
+import torch
 
 from refimpl.calibrate.grid import IN_PLACE, Cell, Variant
 from refimpl.calibrate.reference import Reference
 from refimpl.config import make_config, resolve_method
 from refimpl.engine import Engine
 from refimpl.errors import InputError
+from refimpl.layouts.working import WorkingLayout
 from refimpl.memory import require_room
 from refimpl.model import Pair
 from refimpl.placement import PLACEMENTS, PoolSize
@@ -135,15 +140,16 @@ class Visitor:
     def _visit_rounds(self, cell: Cell, variant: Variant, pass_index: int) -> list[TimedRound]:
         turn = pass_index % len(cell.drafts)
         engine, rounds = self._engine(cell, variant), list[TimedRound]()
-        write_backs = time_write_backs(engine)
-        for k in cell.drafts[turn:] + cell.drafts[:turn]:
-            for sequence in engine.sequences:
-                sequence.num_speculative_tokens = k
-            timed = [
-                self._time_round(engine, write_backs, cell, variant, k) for _ in range(self.warm_rounds + TIMED_ROUNDS)
-            ]
-            rounds += timed[self.warm_rounds :]
-            self.reference.time_when_due()
+        with timed_write_backs(self.pair.device) as write_backs:
+            for k in cell.drafts[turn:] + cell.drafts[:turn]:
+                for sequence in engine.sequences:
+                    sequence.num_speculative_tokens = k
+                timed = [
+                    self._time_round(engine, write_backs, cell, variant, k)
+                    for _ in range(self.warm_rounds + TIMED_ROUNDS)
+                ]
+                rounds += timed[self.warm_rounds :]
+                self.reference.time_when_due()
         return rounds
 
     def _time_round(self, engine: Engine, write_backs: StageTimer, cell: Cell, variant: Variant, k: int) -> TimedRound:
@@ -188,12 +194,17 @@ class Visitor:
         return self.stream[start : start + length]
 
 
-def time_write_backs(engine: Engine) -> StageTimer:
-    """Let both layouts time how long they write the old members' K/V back; the seconds come as ``realign_s``."""
-    timer = StageTimer(engine.pair.device)
-    for layout in engine.layouts:
-        layout.flush = timer.stage("realign")(layout.flush)  # type: ignore[method-assign]
-    return timer
+@contextmanager
+def timed_write_backs(device: torch.device) -> Iterator[StageTimer]:
+    """Time how long layouts write the old members' K/V back; the seconds come as ``realign_s``."""
+    timer, flush = StageTimer(device), WorkingLayout.flush
+
+    def timed(layout: WorkingLayout) -> None:
+        with timer.stage("realign"):
+            flush(layout)
+
+    with patch.object(WorkingLayout, "flush", timed):
+        yield timer
 
 
 def round_timings(cell: Cell, variant: Variant, k: int, record: RoundRecord, split_s: float) -> Iterator[Timing]:
