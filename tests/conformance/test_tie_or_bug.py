@@ -50,8 +50,13 @@ def oracle(stops: tuple[int, ...], budget: int) -> tuple[tuple[int, ...], ...]:
 
 
 def workloads() -> list[tuple[tuple[int, ...], int]]:
-    """Stop tokens and budgets. The stops stand in the middle of two rows, one of them in a prompt as well."""
-    return [((oracle((), 24)[0][9], PROMPTS[5][7]), 24), ((), 24), ((), 17), ((), 8)]
+    """Stop tokens and budgets.
+
+    The first stops are in the middle of two rows, one of them in a prompt as well. The last one and the end of the
+    budget fall into one block.
+    """
+    plain = oracle((), 24)
+    return [((plain[0][9], PROMPTS[5][7]), 24), ((), 24), ((), 17), ((), 8), ((plain[3][3],), 5)]
 
 
 def run_and_judge(method: str, stops: tuple[int, ...], budget: int, fault: Fault | None = None) -> Judgement:
@@ -94,6 +99,7 @@ def test_healthy_runs_do_differ_from_the_oracles() -> None:
 METHODS = [f"{layout}+{scheduler}" for layout in LAYOUTS for scheduler in ("static", "fifo", "grouped")]
 JUDGED = [f for f in FAULTS.values() if f.effect == "output" and not f.settings]  # the others show under sampling
 CRASHING = ["sequence-lost-on-refill", "sequence-runs-twice"]
+OF_MIXED_BUDGETS = ["clamped-write"]  # drafts behind the end of the longest row: there are none where budgets are equal
 HARMLESS = ["draft-positions-off-by-one", "draft-misses-the-first-token", "draft-cache-hole", "no-aging"]
 
 
@@ -108,7 +114,7 @@ def test_without_a_fault_these_workloads_have_no_ties(method: str) -> None:
     assert tokens_of(run) == [list(tokens) for tokens in oracle(stops, budget)]
 
 
-@pytest.mark.parametrize("name", [fault.name for fault in JUDGED if fault.name not in CRASHING])
+@pytest.mark.parametrize("name", [f.name for f in JUDGED if f.name not in CRASHING + OF_MIXED_BUDGETS])
 def test_the_first_output_that_a_fault_changes_is_a_bug(name: str) -> None:
     judged = (run_and_judge(method_for(FAULTS[name]), *workload, FAULTS[name]) for workload in workloads())
     first = next(found for found in judged if found.verdict != "exact")
