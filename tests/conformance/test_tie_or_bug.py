@@ -99,7 +99,7 @@ def test_healthy_runs_do_differ_from_the_oracles() -> None:
 METHODS = [f"{layout}+{scheduler}" for layout in LAYOUTS for scheduler in ("static", "fifo", "grouped")]
 JUDGED = [f for f in FAULTS.values() if f.effect == "output" and not f.settings]  # the others show under sampling
 CRASHING = ["sequence-lost-on-refill", "sequence-runs-twice"]
-OF_MIXED_BUDGETS = ["clamped-write"]  # drafts behind the end of the longest row: there are none where budgets are equal
+OF_MIXED_BUDGETS = ["clamped-write"]  # drafts behind the end of the longest row, which comes last here and ends alone
 HARMLESS = ["draft-positions-off-by-one", "draft-misses-the-first-token", "draft-cache-hole", "no-aging"]
 
 
