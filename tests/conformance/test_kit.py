@@ -19,6 +19,7 @@ from refimpl.faults import FAULTS
 from refimpl.faults.engine import faulty, faulty_unchecked
 
 CAUGHT_BY = {  # every other fault: equals_reference
+    "no-aging": "rows_are_independent",  # its calls have more rows, so that somebody waits
     "stop-found-in-prompt": "stop_is_exact",
     "stop-does-not-cut": "stop_is_exact",
     "stop-only-at-block-end": "stop_is_exact",

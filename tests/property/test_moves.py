@@ -58,7 +58,10 @@ def test_other_members_are_one_copy_back_and_one_gather_for_each_model(layout: s
 
 @pytest.mark.parametrize("layout", MOVING)
 def test_nothing_is_written_back_twice_nor_what_the_prefill_wrote(layout: str) -> None:
-    rows = [Row(tuple(range(1, n + 1)), 12, k, None, (True, False) * 6) for n, k in ((5, 2), (5, 1), (7, 3), (6, 2))]
+    rows = [
+        Row(tuple(range(1, n + 1)), 12, k, None, (True, False) * 6)
+        for n, k in ((5, 2), (5, 1), (7, 3), (6, 2), (5, 2), (9, 1))
+    ]
     written: dict[int, list[int]] = {}
     copy = KVStore.copy_slots
 
@@ -68,7 +71,7 @@ def test_nothing_is_written_back_twice_nor_what_the_prefill_wrote(layout: str) -
         copy(store, source, source_slots, slots)
 
     with patch.object(KVStore, "copy_slots", watched):
-        run_case(Case(tuple(rows), layout, "grouped", batch_size=2, window_size=4, aging_bound=1))
+        run_case(Case(tuple(rows), layout, "grouped", batch_size=2, window_size=6, aging_bound=1))
     assert len(written) == 2
     assert all(len(slots) == len(set(slots)) > 8 for slots in written.values())
 
