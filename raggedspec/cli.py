@@ -6,7 +6,6 @@ import typer
 
 import refimpl
 import refimpl.cli
-from refimpl.errors import InputError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,16 +20,16 @@ def _simulator() -> typer.Typer:
     try:
         from simulator.cli import app as commands
     except ModuleNotFoundError as error:
-        return _missing(error.name)
+        return _missing(error)
     return commands
 
 
-def _missing(module: str | None) -> typer.Typer:
+def _missing(error: ModuleNotFoundError) -> typer.Typer:
     commands = typer.Typer(help="Simulate; not installed.")
 
     @commands.callback(invoke_without_command=True, context_settings={"ignore_unknown_options": True})
     def refuse(words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
-        raise InputError(f"{module} is missing: install raggedspec[simulator]")
+        raise error
 
     return commands
 

@@ -59,7 +59,7 @@ def assemble(
     if config.cuda_graphs:
         passes = RecordedPasses(eager, k=window - 1, stable=config.shape_stable)
     timer.take()  # the first round begins when everything is allocated
-    return RoundContext(target, draft, passes, checker, timer, config.logprobs)
+    return RoundContext(target, draft, passes, checker, config.logprobs)
 
 
 def _pool_size(sequences: Seq[Sequence], config: DecodeConfig, window_size: int) -> PoolSize:

@@ -25,7 +25,7 @@ def one_line_errors() -> Iterator[None]:
     Raises:
         SystemExit: instead of the error.
     """
-    with _terminable():
+    with ended_by_sigterm(SystemExit(TERMINATED)):
         try:
             yield
             sys.stdout.flush()
@@ -59,16 +59,17 @@ def _let_go_of_stdout() -> None:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def ended_by_sigterm(error: BaseException) -> Iterator[None]:
+    """Let SIGTERM raise an error in the body, so that what it has begun is ended, too; in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def end(*_: Any) -> None:
-        sys.exit(TERMINATED)
+        raise error
 
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

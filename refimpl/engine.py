@@ -48,7 +48,7 @@ class Engine:
     @property
     def timer(self) -> StageTimer:
         """Seconds of the round in flight, by stage."""
-        return self.context.timer
+        return self.context.target.timer
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:

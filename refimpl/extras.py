@@ -4,6 +4,7 @@ EXTRA_OF = {
     "pandas": "simulator",
     "pyarrow": "simulator",
     "simpy": "simulator",
+    "yaml": "simulator",
     "matplotlib": "plots",
     "hypothesis": "conformance",
     "pytest": "conformance",

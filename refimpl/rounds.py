@@ -13,7 +13,6 @@ from refimpl.invariants import Checker
 from refimpl.passes import Passes, Verified
 from refimpl.records import RowOutcome, TokenLogprobs
 from refimpl.sequence import Sequence
-from refimpl.timing import StageTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,6 @@ class RoundContext:
         target, draft: models and layouts.
         passes: run the models.
         checker: looks at what a round has done.
-        timer: seconds of the round in flight.
         logprobs: alternatives to report with the log-probability of every token; None for no log-probabilities.
     """
 
@@ -32,7 +30,6 @@ class RoundContext:
     draft: CachedModel
     passes: Passes
     checker: Checker
-    timer: StageTimer
     logprobs: int | None = None
 
 

@@ -1,7 +1,7 @@
 """What a simulation writes down: one record per request, one line per round, optionally one line per row."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -59,6 +59,8 @@ class RoundLine(NamedTuple):
 
 
 Begun = tuple[int, float, float, float, float, float, float, float, str, int, int, int, int]  # a line up to `width`
+START_S: Final = 1  # places in it
+ROWS: Final = 9
 
 
 class Request:

@@ -11,7 +11,7 @@ from refimpl.scheduling import RoundPlan
 from simulator.cost import CostModel, lognormal_factors
 from simulator.gate import Gate
 from simulator.pricing import make_pricing
-from simulator.records import Begun, EventLog, Request
+from simulator.records import ROWS, START_S, Begun, EventLog, Request
 from simulator.scenario import Scenario
 from simulator.schedulers import pad_rows, scheduler_of
 from simulator.streams import Purpose, Streams
@@ -152,11 +152,11 @@ class Replica:
         """Commit, write the round's line, and let go who has finished."""
         scheduler, begun = self.scheduler, self.begun
         assert begun is not None
-        tokens = self._advance(live, k, plan.mode, begun[1])
+        tokens = self._advance(live, k, plan.mode, begun[START_S])
         self.pricing.placement.append(k + 1)
         if self.padded_key:
             pad_rows(live, plan.mode)
-        self.log.lines.append((*begun, *tokens, *self._load(begun[9])))
+        self.log.lines.append((*begun, *tokens, *self._load(begun[ROWS])))
         self.log.last_round_s = self.env.now
         self.begun = None
         self.round_index += 1
@@ -173,7 +173,7 @@ class Replica:
     def stop(self) -> None:
         """The clock has stopped: hand the round that runs to the log."""
         if self.begun is not None:
-            self.log.cut_lines.append((*self.begun, 0, 0, 0, *self._load(self.begun[9])))
+            self.log.cut_lines.append((*self.begun, 0, 0, 0, *self._load(self.begun[ROWS])))
 
     def _advance(self, live: Sequence[Request], k: int, mode: str, start_s: float) -> tuple[int, int, int]:
         """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""

@@ -13,7 +13,6 @@ import yaml
 
 from refimpl.config import LAYOUTS, MAX_SPECULATIVE_TOKENS, MAX_WINDOW, SCHEDULERS, LayoutName, SchedulerName
 from refimpl.files import write_whole
-from refimpl.plain_yaml import Dumper, read_yaml
 from simulator.errors import InputError, require
 from simulator.fields import (
     COUNT,
@@ -31,6 +30,7 @@ from simulator.fields import (
     to_mapping,
 )
 from simulator.kinds import ACCEPTANCE, ARRIVALS, COST, KINDS, LENGTHS, METHODS
+from simulator.plain_yaml import Dumper, read_yaml
 
 METHOD_PATHS = ("method", "engine.method")
 DEFAULT_BUDGET = 128

@@ -18,10 +18,10 @@ import pandas as pd
 
 from refimpl import provenance
 from refimpl.files import check_folder, whole_file
-from refimpl.plain_yaml import read_yaml
 from simulator.errors import InputError, require
 from simulator.fields import REPLICATIONS, WORKERS, Range, plain
 from simulator.inputs import input_digests
+from simulator.plain_yaml import read_yaml
 from simulator.runner import run_replication
 from simulator.scenario import (
     Scenario,

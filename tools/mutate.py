@@ -39,8 +39,11 @@ FILES = [
     "refimpl/kernels.py",
     "refimpl/acceptance.py",
     "refimpl/sampling.py",
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "refimpl/scheduling").glob("[!_]*.py")),
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "refimpl/layouts").glob("[!_]*.py")),
+    *(
+        str(path.relative_to(ROOT))
+        for room in ("scheduling", "placement", "layouts")
+        for path in sorted((ROOT / "refimpl" / room).glob("[!_]*.py"))
+    ),
 ]
 TESTS = [
     "unit/test_kernels.py",

@@ -1,9 +1,5 @@
 """Open an engine, test it, show and write the report: what the command does."""
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +10,7 @@ from refimpl.conformance.python_engine import load_engine
 from refimpl.conformance.report import show, write_json
 from refimpl.conformance.verdicts import Report
 from refimpl.conformance.watch import Watch
+from refimpl.console import ended_by_sigterm
 from refimpl.errors import InputError
 from refimpl.files import check_writable
 from refimpl.progress import progress_bars
@@ -47,7 +44,7 @@ def run_conformance(
     chosen = known_properties(properties)
     if output is not None:
         check_writable(output)
-    with _ended_by_sigterm(), progress_bars() as bars:
+    with ended_by_sigterm(KeyboardInterrupt("SIGTERM")), progress_bars() as bars:
         watch = Watch(bars, total_time_s)
         report = _tested(engine, command, timeout_s, reference, properties=chosen, watch=watch, **options)
     show(report)
@@ -65,23 +62,6 @@ def _tested(engine: str | None, command: str | None, timeout_s: float, reference
         return check_engine(subject, name=engine or command or "", reference=plain, **options)
     finally:
         close_engine(subject)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the body as an interrupt from the keyboard does, so that the server ends, too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: Any) -> None:
-        raise KeyboardInterrupt("SIGTERM")
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def open_engine(engine: str | None, command: str | None, timeout_s: float) -> EngineUnderTest:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from refimpl.plain_yaml import parse_yaml
 from simulator.errors import require
+from simulator.plain_yaml import parse_yaml
 from simulator.scenario import Scenario, apply_settings, from_data, load_scenario, to_mapping
 
 ScenarioPath = Annotated[Path | None, typer.Argument(help="scenario YAML; without it the defaults hold")]

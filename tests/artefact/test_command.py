@@ -82,7 +82,7 @@ def test_bad_input_is_one_line_and_code_2(words, said):
 def test_without_the_simulators_libraries_the_engine_still_runs(words, code):
     found = run(f"import sys; sys.modules['yaml'] = None; {RUN}; sys.argv[1:] = {words.split()}; main()")
     assert found.returncode == code, found.stderr
-    assert found.stderr == ("error: yaml is missing: install raggedspec[simulator]\n" if code else "")
+    assert found.stderr == ("error: yaml is not installed: pip install 'raggedspec[simulator]'\n" if code else "")
 
 
 def test_options_stand_in_panels():

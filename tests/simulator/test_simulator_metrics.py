@@ -11,6 +11,7 @@ from simulator.errors import InputError
 from simulator.fields import Spec
 from simulator.metrics import measure
 from simulator.model import simulate_once
+from simulator.records import ROWS, START_S, RoundLine
 from simulator.runner import simulate, summarize
 from simulator.scenario import Engine, Scenario, Service, Study, Workload
 from tests.simulator.synthetic_inputs import synthetic_points, write_calibration
@@ -192,13 +193,6 @@ def test_the_round_that_runs_when_the_clock_stops_counts_as_far_as_it_has_come()
     assert found["kv_mean_bytes"] == pytest.approx(2.0 * (6 + 7 + 7 * 0.5) / 3.5)
 
 
-def test_every_replica_counts_in_the_busy_share():
-    study = Study(kind="open", num_requests=2, arrivals=Spec.of("fixed", interval_s=1.0))
-    scenario = Scenario(study=study, workload=fixed(5, 2), engine=PLAIN, cost=COST, service=Service(replicas=2))
-    busy_s, observed_s = 2 * 2 * 0.01, 2.02
-    assert simulate(scenario, 1)["busy_share"] == pytest.approx(busy_s / (2 * observed_s))
-
-
 def test_queueing_lasts_from_arrival_to_the_first_round():
     """Two requests, one row at a time from a window of two: the second is admitted at once and begins 3 s later."""
     engine = Engine(scheduler="grouped", batch_size=1, window_size=2, num_speculative_tokens=0, aging_bound=100)
@@ -263,3 +257,7 @@ def test_no_request_is_passed_over_longer_than_the_bound_between_two_rounds():
     rows = simulate(overloaded(), 1, keep_rows=True).frame("rows")
     passed_over = rows.sort_values("round").groupby("sequence")["round"].diff().max() - 1
     assert 8 <= passed_over <= 8 + 8 // 2
+
+
+def test_places_in_a_line_are_those_of_its_fields():
+    assert (RoundLine._fields[START_S], RoundLine._fields[ROWS]) == ("start_s", "rows")
