@@ -19,7 +19,7 @@ from unittest.mock import patch
 from proofs.conformance import schedulers
 from proofs.z3 import choices, layouts
 from proofs.z3.obligation import prove
-from refimpl import kernels
+from refimpl.core import kernels
 from refimpl.scheduling import policies, pool
 
 LIMIT_S = 120  # a mutant that runs longer does not end: killed

@@ -7,8 +7,8 @@ import typer
 
 from refimpl.commands import calibrate, decode, judge, measure
 from refimpl.conformance.command import conformance
-from refimpl.console import one_line_errors
-from refimpl.errors import InvariantViolation
+from refimpl.core.console import one_line_errors
+from refimpl.core.errors import InvariantViolation
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Unpack
 
-from refimpl.config import DecodeConfig, make_config
-from refimpl.engine import Engine
-from refimpl.errors import InputError, shown
-from refimpl.model import Pair
-from refimpl.one_by_one import ProgressCallback, decode_one_by_one
-from refimpl.records import RowOutcome, TokenLogprobs
+from refimpl.core.config import DecodeConfig, make_config
+from refimpl.core.errors import InputError, shown
+from refimpl.core.keywords import Settings
+from refimpl.core.records import RowOutcome, TokenLogprobs
+from refimpl.core.sequence import StopReason
+from refimpl.core.stats import CollapseWatch, RunStats, acceptance_stats
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.timing import sum_stages
+from refimpl.decoding.trace import RoundRecord
+from refimpl.models.adapter import Pair
+from refimpl.oracle.one_by_one import ProgressCallback, decode_one_by_one
 from refimpl.requests import Prepared, Prompt, prepare
 from refimpl.results import Result, SequenceRecord, make_result
-from refimpl.sequence import StopReason
-from refimpl.settings import Settings
-from refimpl.stats import CollapseWatch, RunStats, acceptance_stats
-from refimpl.timing import sum_stages
-from refimpl.trace import RoundRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from refimpl.config import Request
-from refimpl.errors import InputError
-from refimpl.reading import STANDARD_INPUT, parse_json, read_lines
+from refimpl.core.config import Request
+from refimpl.core.errors import InputError
+from refimpl.core.reading import STANDARD_INPUT, parse_json, read_lines
 from refimpl.requests import Prompt
 
 WISHES = {f.name for f in fields(Request)} - {"prompt"}

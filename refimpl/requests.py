@@ -6,10 +6,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from refimpl.config import DecodeConfig, Request, check_stops, require_int
-from refimpl.errors import InputError, shown
-from refimpl.model import Pair
-from refimpl.sequence import Sequence, StopStrings
+from refimpl.core.config import DecodeConfig, Request, check_stops, require_int
+from refimpl.core.errors import InputError, shown
+from refimpl.core.sequence import Sequence, StopStrings
+from refimpl.models.adapter import Pair
 
 Prompt = str | Seq[int] | Request
 

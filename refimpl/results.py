@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refimpl.config import DecodeConfig
-from refimpl.model import Pair
-from refimpl.records import TokenLogprobs
+from refimpl.core.config import DecodeConfig
+from refimpl.core.records import TokenLogprobs
+from refimpl.core.sequence import Sequence, StopReason
+from refimpl.core.shown import Shown, shortened
+from refimpl.core.stats import AcceptanceStats, RunStats, request_weighted_length, request_weighted_rate
+from refimpl.decoding.trace import RoundRecord, trace_header, write_trace
+from refimpl.models.adapter import Pair
 from refimpl.requests import Prepared
-from refimpl.sequence import Sequence, StopReason
-from refimpl.shown import Shown, shortened
-from refimpl.stats import AcceptanceStats, RunStats, request_weighted_length, request_weighted_rate
-from refimpl.trace import RoundRecord, trace_header, write_trace
 
 if TYPE_CHECKING:
     import pandas as pd

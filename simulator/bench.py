@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import simpy
 
-from simulator.fields import Spec
-from simulator.model import Simulation
-from simulator.scenario import Engine, Scenario, Study, Workload
+from simulator.service.simulation import Simulation
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Study, Workload
 
 WINDOWS = (64, 1024)
 TIMEOUTS = 50_000

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from refimpl.console import BAD_INPUT, one_line_errors
+from refimpl.core.console import BAD_INPUT, one_line_errors
 from simulator.commands import studies, traces
 
 app = typer.Typer(

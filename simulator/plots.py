@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
-from refimpl.files import check_writable, whole_file
-from simulator.attribution import Attribution
-from simulator.errors import InputError, require
+from refimpl.core.errors import InputError, require
+from refimpl.core.files import check_writable, whole_file
+from simulator.engine_runs.validation import Validation
 from simulator.runner import Results, mean_interval
-from simulator.validation import Validation
+from simulator.studies.attribution import Attribution
 
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8c8c8c"
 SERIES = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from refimpl.files import check_folder, write_whole
-from refimpl.shown import Shown
-from simulator.errors import require
-from simulator.fields import PAIRED, REPLICATIONS, SHARE, WORKERS
-from simulator.metrics import Frames, check_metric, frames_of, measure
-from simulator.model import Simulation
-from simulator.scenario import Scenario
+from refimpl.core.errors import require
+from refimpl.core.files import check_folder, write_whole
+from refimpl.core.shown import Shown
+from simulator.service.metrics import Frames, check_metric, frames_of, measure
+from simulator.service.simulation import Simulation
+from simulator.settings.fields import PAIRED, REPLICATIONS, SHARE, WORKERS
+from simulator.settings.scenario import Scenario
 
 DIFFERENT = "different in the model"
 MIN_SEQUENTIAL = 10  # replications before a precision is judged: fewer tell too little of their own spread
@@ -259,7 +259,7 @@ class Comparison(Shown):
     def table(self) -> pd.DataFrame:
         """metric → a, b, difference (b - a) with its paired interval, ratio b / a, verdict.
 
-        The verdict is about the model. How far its costs are off for a method, `simulator.validation` tells.
+        The verdict is about the model. How far its costs are off for a method: see `validate`.
         """
         lines = [self._line(name) for name in self.a.metrics.columns if name != "replication"]
         return pd.DataFrame(lines).set_index("metric")

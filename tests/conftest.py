@@ -9,11 +9,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
-from refimpl.conformance.profiles import register_profiles
 from refimpl.pairs import load_pair
 from refimpl.pairs.loading import TINY
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.prompts import read_prompts
+from refimpl.selfcheck.profiles import register_profiles
 
 torch.set_num_threads(1)
 

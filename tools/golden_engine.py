@@ -9,7 +9,7 @@ import torch
 from golden_digest import digest
 
 from refimpl import Pair, Request, Result, generate, load_pair, stream
-from refimpl.config import LAYOUTS, SCHEDULERS
+from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.pairs import random_pair
 
 RULES: dict[str, dict[str, Any]] = {

@@ -24,7 +24,7 @@ from gpu_ledger import CHECKOUT, UNKNOWN, Ledger, pack, stamp
 from gpu_pieces import Piece, Scale, all_pieces
 from gpu_run import run_command
 
-from refimpl.provenance import commit
+from refimpl.core.provenance import commit
 
 ARCHIVE, LOG, WORK = "gpu-results.tar.gz", "gpu.log", CHECKOUT / "build" / "gpu"
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from gpu_pieces import RESULTS, SIMULATOR_DATA, Piece
 
-from refimpl.provenance import utc_time
+from refimpl.core.provenance import utc_time
 
 CHECKOUT = Path(__file__).parent.parent
 LEDGER = f"{RESULTS}/gpu.json"
-UNKNOWN = "unknown"  # what `refimpl.provenance.commit` says where there is no git
+UNKNOWN = "unknown"  # what `refimpl.core.provenance.commit` says where there is no git
 
 
 class Ledger:

@@ -11,7 +11,7 @@ import torch
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from refimpl import InputError
-from refimpl.model import Pair
+from refimpl.models.adapter import Pair
 from refimpl.pairs import make_pair
 from refimpl.pairs.random_pairs import random_models
 

@@ -36,9 +36,9 @@ from mutants import ROOT, Mutant, digest, mutants_of
 sys.path.insert(0, str(ROOT))  # the code of this very checkout, wherever the package is installed from
 
 FILES = [
-    "refimpl/kernels.py",
-    "refimpl/acceptance.py",
-    "refimpl/sampling.py",
+    "refimpl/core/kernels.py",
+    "refimpl/decoding/acceptance.py",
+    "refimpl/decoding/sampling.py",
     *(
         str(path.relative_to(ROOT))
         for room in ("scheduling", "placement", "layouts")
@@ -377,7 +377,7 @@ def origin() -> dict[str, Any]:
     def work() -> tuple[int, Any]:
         import torch
 
-        from refimpl.provenance import provenance
+        from refimpl.decoding.devices import provenance
 
         return 0, provenance(torch.device("cpu")) | {"command": "python tools/mutate.py"}
 

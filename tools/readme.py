@@ -22,11 +22,11 @@ from readme_measured import (
     ties_table,
 )
 
-from refimpl.demo import DEMO_HEADINGS, demo_cells, demo_legend
-from simulator.acceptance_fit import clustered_error
-from simulator.folders import VALIDATION
-from simulator.traces import read_engine_trace
-from simulator.validation import FIT, Validation, read_validation
+from refimpl.bench.demo import DEMO_HEADINGS, demo_cells, demo_legend
+from simulator.engine_runs.acceptance_fit import clustered_error
+from simulator.engine_runs.validation import FIT, Validation, read_validation
+from simulator.settings.folders import VALIDATION
+from simulator.settings.traces import read_engine_trace
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"

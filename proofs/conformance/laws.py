@@ -17,12 +17,13 @@ import torch
 
 from proofs.conformance.perfect_memory import Table, Text, pair_of, random_table
 from proofs.report import report
-from refimpl import acceptance, kernels
 from refimpl import faults as zoo
-from refimpl.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
-from refimpl.engine import Engine
-from refimpl.sampling import Purpose, RandomSource
-from refimpl.sequence import Sequence
+from refimpl.core import kernels
+from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
+from refimpl.core.sequence import Sequence
+from refimpl.decoding import acceptance
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.sampling import Purpose, RandomSource
 
 Outputs = tuple[Text, ...]
 Law = dict[Outputs, Fraction]

@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from refimpl.kvstore import Block, KVShape
-from refimpl.model import Pair
+from refimpl.layouts.store import Block, KVShape
+from refimpl.models.adapter import Pair
 
 Text = tuple[int, ...]
 Table = Callable[[Text], tuple[float, ...]]

@@ -17,12 +17,12 @@ import torch
 from proofs.conformance.laws import Job, Verdict
 from proofs.conformance.perfect_memory import Text, pair_of, random_table
 from proofs.report import report
-from refimpl import autoregressive
-from refimpl.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
-from refimpl.engine import Engine
-from refimpl.model import Pair
-from refimpl.sequence import Sequence
-from refimpl.trace import RoundRecord
+from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.trace import RoundRecord
+from refimpl.models.adapter import Pair
+from refimpl.oracle import autoregressive
 
 Pattern = tuple[tuple[bool, ...], ...]
 VOCAB_SIZE = 8

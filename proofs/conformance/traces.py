@@ -16,7 +16,7 @@ from proofs.conformance import runs
 from proofs.conformance.laws import Verdict
 from proofs.conformance.runs import Run
 from proofs.report import report
-from refimpl.trace import RoundRecord
+from refimpl.decoding.trace import RoundRecord
 
 MODES = {"static": 0, "fifo": 1, "grouped": 2, "fallback": 3, "aged": 4}
 NEXT_TOKENS = {"draft": 0, "recovered": 1, "bonus": 2}

@@ -1,1 +1,1 @@
-"""Obligations about `refimpl/kernels.py`, evaluated on symbolic terms and discharged by Z3 and cvc5."""
+"""Obligations about `refimpl/core/kernels.py`, evaluated on symbolic terms and discharged by Z3 and cvc5."""

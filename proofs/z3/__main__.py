@@ -1,11 +1,11 @@
-"""``python -m proofs.z3 [claims|faults]``: discharge the obligations on `refimpl/kernels.py`."""
+"""``python -m proofs.z3 [claims|faults]``: discharge the obligations on `refimpl/core/kernels.py`."""
 
 import sys
 
 from proofs.report import report
 from proofs.z3 import choices, faults, layouts
 from proofs.z3.obligation import prove, refute, run_all
-from refimpl import kernels
+from refimpl.core import kernels
 
 
 def main(which: str) -> int:

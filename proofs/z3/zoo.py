@@ -2,7 +2,7 @@
 
 from proofs.z3 import choices, layouts
 from proofs.z3.obligation import Verdict, prove
-from refimpl import kernels
+from refimpl.core import kernels
 from refimpl.faults import FAULTS, Fault
 
 

@@ -24,14 +24,14 @@ from refimpl.bench.per_row import layers_of, num_operations, ragged_plan, realig
 from refimpl.bench.probe import measure_rates, median_seconds
 from refimpl.bench.settings import random_prompts
 from refimpl.bench.work import Rates
-from refimpl.config import make_config
-from refimpl.engine import Engine
-from refimpl.errors import InputError
-from refimpl.invariants import Checker
-from refimpl.kvstore import KVStore
-from refimpl.model import Pair
+from refimpl.core.config import make_config
+from refimpl.core.errors import InputError
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.invariants import Checker
+from refimpl.decoding.trace import RoundRecord
+from refimpl.layouts.store import KVStore
+from refimpl.models.adapter import Pair
 from refimpl.requests import prepare
-from refimpl.trace import RoundRecord
 
 METHODS = ("eqspec", "exspec", "masked", "rollback", "inplace")
 PER_ROW = "per_row"

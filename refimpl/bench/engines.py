@@ -16,12 +16,12 @@ from transformers import GenerationConfig
 from refimpl.bench.probe import device_busy_s
 from refimpl.bench.settings import BenchSettings
 from refimpl.bench.work import Feed, ModelWork, Work, round_passes
-from refimpl.engine import Engine
+from refimpl.core.stats import AcceptanceStats
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.trace import RoundRecord
 from refimpl.generation import generate
-from refimpl.model import HuggingFaceLM, Pair
+from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.requests import prepare
-from refimpl.stats import AcceptanceStats
-from refimpl.trace import RoundRecord
 
 STAGES = ("draft", "verify", "realign", "host")
 BUSY_ROUNDS, BUSY_WARM_ROUNDS, BUSY_TRIES = 4, 3, 8

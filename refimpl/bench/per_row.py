@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from refimpl.kvstore import KVShape
+from refimpl.layouts.store import KVShape
 
 READS_PER_ROW, OPERATIONS_PER_ROW, OPERATIONS_PER_LAYER = 4, 6, 2
 

@@ -15,9 +15,9 @@ from refimpl.bench.probe import measure_rates
 from refimpl.bench.rows import BenchRow, make_row
 from refimpl.bench.settings import EAGER, BenchSettings, takes_graphs
 from refimpl.bench.work import ModelWork, Rates
-from refimpl.equivalence import expand_methods
-from refimpl.errors import InputError
-from refimpl.model import HuggingFaceLM, Pair
+from refimpl.core.errors import InputError
+from refimpl.judging.equivalence import expand_methods
+from refimpl.models.adapter import HuggingFaceLM, Pair
 
 PLAIN, ASSISTED, BATCHED = "hf_generate", "hf_assisted", "autoregressive_batched"
 PLAIN_SETTINGS = {"num_speculative_tokens": 0, "acceptance": None, "forced_lengths": ()}

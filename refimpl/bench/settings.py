@@ -6,9 +6,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from refimpl.config import DecodeConfig, make_config
-from refimpl.errors import InputError
-from refimpl.model import Pair
+from refimpl.core.config import DecodeConfig, make_config
+from refimpl.core.errors import InputError
+from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, encode
 
 Item = TypeVar("Item")
@@ -26,7 +26,7 @@ class BenchSettings:
         max_new_tokens: budget of every prompt.
         repeats: interleaved runs after a warm-up.
         checks: level of the run-time checks.
-        forced_lengths: replaces natural acceptance: probabilities of 0 … k accepted drafts (see `refimpl.forced`).
+        forced_lengths: replaces natural acceptance: probabilities of 0 … k accepted drafts (see `bench.forced`).
         prompts_per_row: at batch B decode B times so many of the prompts, evenly spaced; 0 decodes all of them.
         max_minutes: no further repeat is begun after so long; the first one always ends.
         cuda_graphs: record rounds where a method can, and run it without as well (see `EAGER`).

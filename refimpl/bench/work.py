@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from refimpl.model import HuggingFaceLM
-from refimpl.trace import RoundRecord
+from refimpl.decoding.trace import RoundRecord
+from refimpl.models.adapter import HuggingFaceLM
 
 
 @dataclass(frozen=True, slots=True)

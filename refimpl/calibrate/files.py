@@ -8,8 +8,8 @@ from typing import Any
 
 from refimpl.calibrate.points import POINT_COLUMNS, Points
 from refimpl.calibrate.reference import Reference
-from refimpl.model import Pair
-from refimpl.provenance import device_name, provenance
+from refimpl.decoding.devices import device_name, provenance
+from refimpl.models.adapter import Pair
 
 SCHEMA = "raggedspec.calibration/3"
 

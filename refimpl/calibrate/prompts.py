@@ -7,9 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from refimpl.config import Request
-from refimpl.errors import InputError
-from refimpl.model import Pair
+from refimpl.calibrate.documents import read_corpus
+from refimpl.core.config import Request
+from refimpl.core.errors import InputError
+from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, encode
 
 SHORTEST, LONGEST = 5, 300  # tokens, log-uniform between them
@@ -103,8 +104,6 @@ def _random_ids(pair: Pair, rng: random.Random) -> list[Piece]:
 
 def _library_pieces(pair: Pair, rng: random.Random) -> list[Piece]:
     """Pieces of the modules that the bundled pair has not seen, cut like its bundled prompts."""
-    from refimpl.pairs.train_tiny.corpus import read_corpus
-
     texts = [Piece(d.source, _ids(pair.tokenizer, d.text)) for d in read_corpus() if d.held_out]
     weights = [len(text.ids) for text in texts]
     pieces: list[Piece] = []

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from refimpl.config import make_config
-from refimpl.engine import Engine
-from refimpl.model import Pair
+from refimpl.core.config import make_config
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.timing import StageTimer
+from refimpl.models.adapter import Pair
 from refimpl.requests import prepare
-from refimpl.timing import StageTimer
 
 INTERRUPTION = 4  # times the median of its kind
 DUE_S = 0.25  # a run is accompanied by one reference pass in so many seconds

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from refimpl.bench.forced import iid_lengths
 from refimpl.calibrate import grid, studies
 from refimpl.calibrate.files import folder_name, make_meta, write_json, write_points
 from refimpl.calibrate.grid import Axes, Cell, levels_of
@@ -22,10 +23,9 @@ from refimpl.calibrate.reference import Reference
 from refimpl.calibrate.runs import Run, Runner, run_cv, write_run
 from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Visit, Visitor
-from refimpl.errors import InputError
-from refimpl.files import check_folder, in_place_of
-from refimpl.forced import iid_lengths
-from refimpl.model import Pair
+from refimpl.core.errors import InputError
+from refimpl.core.files import check_folder, in_place_of
+from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt
 
 CHECKS = "host"

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from refimpl.bench.forced import iid_lengths
 from refimpl.calibrate.prompts import Piece
 from refimpl.calibrate.reference import Reference, uninterrupted
 from refimpl.calibrate.studies import StudySettings
-from refimpl.config import DecodeConfig, make_config
-from refimpl.engine import Engine
-from refimpl.forced import iid_lengths
-from refimpl.model import Pair
+from refimpl.core.config import DecodeConfig, make_config
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.trace import RoundRecord, trace_header, write_trace
+from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, prepare
 from refimpl.results import environment_of
-from refimpl.trace import RoundRecord, trace_header, write_trace
 
 ATTEMPTS = 2
 

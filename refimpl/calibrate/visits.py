@@ -12,17 +12,17 @@ import torch
 
 from refimpl.calibrate.grid import IN_PLACE, Cell, Variant
 from refimpl.calibrate.reference import Reference
-from refimpl.config import make_config, resolve_method
-from refimpl.engine import Engine
-from refimpl.errors import InputError
+from refimpl.core.config import make_config, resolve_method
+from refimpl.core.errors import InputError
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.memory import require_room
+from refimpl.decoding.timing import StageTimer
+from refimpl.decoding.trace import RoundRecord
 from refimpl.layouts.working import WorkingLayout
-from refimpl.memory import require_room
-from refimpl.model import Pair
+from refimpl.models.adapter import Pair
 from refimpl.placement import PLACEMENTS, PoolSize
 from refimpl.requests import prepare
 from refimpl.scheduling import SchedulingOptions
-from refimpl.timing import StageTimer
-from refimpl.trace import RoundRecord
 
 TIMED_ROUNDS = 5
 SLACK_TOKENS = 64  # columns beside a visit's own, as much as the layouts keep free

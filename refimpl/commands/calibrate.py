@@ -45,8 +45,8 @@ def calibrate(
 ) -> None:
     """Measure what each stage of a round costs, with held-out runs in between, for the simulator."""
     from refimpl.calibrate import calibrate as run
-    from refimpl.files import check_folder
-    from refimpl.provenance import command_line
+    from refimpl.core.files import check_folder
+    from refimpl.core.provenance import command_line
 
     check_folder(out)
     models = load(pair, target, draft, device, dtype, random_weights, vocab_size=vocab_size)

@@ -55,7 +55,7 @@ from refimpl.commands.options import (
     prompts_from,
     write_report,
 )
-from refimpl.progress import progress_bars
+from refimpl.core.progress import progress_bars
 
 app = typer.Typer()
 MAX_DIVERGENCES = 5  # shown of each run; the report holds all
@@ -98,8 +98,8 @@ def generate(
     trace: TraceOption = None,
 ) -> None:
     """Decode prompts and show what was generated: as text, or one JSON line per prompt."""
-    from refimpl.config import make_config
-    from refimpl.files import write_whole
+    from refimpl.core.config import make_config
+    from refimpl.core.files import write_whole
     from refimpl.generation import generate as run
 
     settings: dict[str, Any] = {
@@ -210,8 +210,8 @@ def verify(
 
     Exit code 1 if a run in float32 or float64 on a CPU, or any run under --bitwise, is not exact.
     """
-    from refimpl.equivalence import runs_to_verify
-    from refimpl.equivalence import verify as run
+    from refimpl.judging.equivalence import runs_to_verify
+    from refimpl.judging.equivalence import verify as run
 
     sizes = parse_sizes(batch_sizes)
     settings: dict[str, Any] = {
@@ -293,8 +293,8 @@ def demo(
     """Decode bundled prompts with the bundled pair, by transformers and by every method in turn; print one table."""
     from dataclasses import asdict
 
+    from refimpl.bench.demo import demo_legend, demo_table, run_demo
     from refimpl.bench.settings import prompt_ids
-    from refimpl.demo import demo_legend, demo_table, run_demo
 
     check_outputs([output], [])
     models = load("tiny", None, None, device, "float32", False)

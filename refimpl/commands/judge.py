@@ -35,8 +35,8 @@ from refimpl.commands.options import (
     prompts_from,
     write_report,
 )
-from refimpl.errors import InputError, shown
-from refimpl.reading import read_mappings
+from refimpl.core.errors import InputError, shown
+from refimpl.core.reading import read_mappings
 
 app = typer.Typer()
 PICTURES = (".png", ".pdf", ".svg")
@@ -70,8 +70,8 @@ def tie_or_bug(
     output: ReportOption = None,
 ) -> None:
     """Judge 16-bit output: exact, tie (no token beyond what rounding explains) or bug. Exit code 1 for a bug."""
-    from refimpl.equivalence import runs_to_verify
-    from refimpl.tie_or_bug import plot_regrets
+    from refimpl.judging.equivalence import runs_to_verify
+    from refimpl.judging.tie_or_bug import plot_regrets
 
     settings: dict[str, Any] = {
         "num_speculative_tokens": num_speculative_tokens,
@@ -106,7 +106,7 @@ def _judge(
     settings: dict[str, Any],
 ) -> dict[str, Any]:
     from refimpl.generation import generate
-    from refimpl.tie_or_bug import judge_method, judge_outputs, tokens_of
+    from refimpl.judging.tie_or_bug import judge_method, judge_outputs, tokens_of
 
     if foreign is not None:
         return {"outputs": judge_outputs(models, texts, foreign, **settings)}

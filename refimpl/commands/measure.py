@@ -27,9 +27,9 @@ from refimpl.commands.options import (
     prompts_from,
     write_report,
 )
-from refimpl.errors import InputError
-from refimpl.progress import progress_bars
-from refimpl.reading import parse_json
+from refimpl.core.errors import InputError
+from refimpl.core.progress import progress_bars
+from refimpl.core.reading import parse_json
 
 app = typer.Typer()
 EngineOption = Annotated[
@@ -117,7 +117,7 @@ def bench(
 
 def forced_lengths(text: str, k: int) -> tuple[float, ...]:
     """Probabilities of 0 … k accepted drafts, from a text with or without ``forced:`` in front."""
-    from refimpl.forced import parse_forced
+    from refimpl.bench.forced import parse_forced
 
     return parse_forced(text.removeprefix("forced:"), k)
 
@@ -174,7 +174,7 @@ def anatomy(
 
     from refimpl.bench.anatomy import AnatomySettings, run_anatomy
     from refimpl.bench.anatomy_rows import as_report
-    from refimpl.equivalence import expand_methods
+    from refimpl.judging.equivalence import expand_methods
 
     check_outputs([output], [])
     settings = AnatomySettings(

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from refimpl.config import LAYOUTS, NAMED_METHODS, SCHEDULERS, CheckLevel
-from refimpl.errors import InputError
+from refimpl.core.config import LAYOUTS, NAMED_METHODS, SCHEDULERS, CheckLevel
+from refimpl.core.errors import InputError
 
 Turns = Enum("Turns", {"first": "first", "all": "all"}, type=str)
 
@@ -147,7 +147,7 @@ def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:
 
 def check_outputs(outputs: list[Path | None], inputs: list[Path | None]) -> None:
     """Refuse impossible files before any work is done, also where two are the same."""
-    from refimpl.files import check_writable
+    from refimpl.core.files import check_writable
 
     for place, path in enumerate(outputs):
         if path:
@@ -158,8 +158,8 @@ def write_report(
     output: Path | None, report: dict[str, Any], device: Any, meta: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Add provenance and `meta` to a report, write it where one asked for it, and return it."""
-    from refimpl.files import write_whole
-    from refimpl.provenance import provenance
+    from refimpl.core.files import write_whole
+    from refimpl.decoding.devices import provenance
 
     report = {**report, "meta": provenance(device) | (meta or {})}
     if output:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from refimpl.config import CheckLevel, Request
 from refimpl.conformance.protocol import EngineFailure, EngineSettings, NotSupported
-from refimpl.conformance.table_model import VOCAB_SIZE, table_pair, unrelated_pair
+from refimpl.core.config import CheckLevel, Request
 from refimpl.generation import generate
-from refimpl.model import HuggingFaceLM, Pair
+from refimpl.models.adapter import HuggingFaceLM, Pair
+from refimpl.models.table_model import VOCAB_SIZE, table_pair, unrelated_pair
 from refimpl.pairs.loading import load_pair
 from refimpl.pairs.random_pairs import LEARNED_POSITIONS, random_pair
 

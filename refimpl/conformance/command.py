@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from refimpl.errors import InputError
-from refimpl.extras import missing_extra
+from refimpl.core.errors import InputError
+from refimpl.core.extras import missing_extra
 
 
 def conformance(
@@ -71,7 +71,7 @@ def conformance(
 
 def _run(engine: str | None, command: str | None, limits: dict[str, Any], **options: Any) -> Any:
     try:
-        from refimpl.conformance.engine_cases import Limits
+        from refimpl.conformance.cases import Limits
         from refimpl.conformance.runner import run_conformance
     except ModuleNotFoundError as error:
         raise InputError(missing_extra(error) or str(error)) from error

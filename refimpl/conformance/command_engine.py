@@ -34,7 +34,7 @@ from refimpl.conformance.protocol import (
     check_description,
     short,
 )
-from refimpl.errors import InputError
+from refimpl.core.errors import InputError
 
 LOADING = 10  # times as long as others may the answer to `describe` take
 

@@ -6,7 +6,7 @@ Replace `decode` by a call of your engine; nothing else is needed.
 import json
 import sys
 
-from refimpl.conformance.table_model import VOCAB_SIZE, greedy_continuation
+from refimpl.models.table_model import VOCAB_SIZE, greedy_continuation
 
 
 def decode(prompt: list[int], max_new_tokens: int, stop_token_ids: list[int]) -> list[int]:

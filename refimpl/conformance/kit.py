@@ -9,8 +9,8 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis.errors import Flaky
 
-from refimpl.conformance.engine_cases import EngineCase, Limits, engine_cases
-from refimpl.conformance.engine_properties import ENGINE_PROPERTIES, FIXED, SAMPLED
+from refimpl.conformance.cases import EngineCase, Limits, engine_cases
+from refimpl.conformance.properties import ENGINE_PROPERTIES, FIXED, SAMPLED
 from refimpl.conformance.protocol import (
     EngineFailure,
     EngineGone,
@@ -23,7 +23,7 @@ from refimpl.conformance.raggedness import Raggedness, measure_raggedness
 from refimpl.conformance.subject import CaseFailure, Subject
 from refimpl.conformance.verdicts import DECIDING, Report, Verdict
 from refimpl.conformance.watch import TimeUp, Watch
-from refimpl.errors import InputError
+from refimpl.core.errors import InputError
 
 RAGGEDNESS = "raggedness"
 ALL_PROPERTIES = (*ENGINE_PROPERTIES, RAGGEDNESS)

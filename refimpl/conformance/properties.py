@@ -1,139 +1,187 @@
-"""What must hold for every case; each property raises `PropertyFailure` with the run told as a story."""
+"""What must hold for every case of an engine that is not ours."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from refimpl.config import LAYOUTS, SCHEDULERS
-from refimpl.conformance.cases import Case, Row, Run, expected_accepted, oracle_outputs, run_case
-from refimpl.conformance.reported import wrong_counts
-from refimpl.conformance.story import tell
-from refimpl.model import Pair
+from refimpl.conformance.cases import EngineCase, Limits
+from refimpl.conformance.laws import law_p_value
+from refimpl.conformance.protocol import NotSupported
+from refimpl.conformance.subject import CaseFailure, Subject
+from refimpl.core.tokens import first_difference
 
-
-class PropertyFailure(AssertionError):  # noqa: N818 (pytest shows it as a failed assertion)
-    """A property does not hold for a case."""
-
-    def __init__(self, name: str, reason: str, story: str):
-        self.name, self.reason, self.story = name, reason, story
-        super().__init__(f"{name}: {reason}\n{story}")
+LAW_FALSE_ALARM_RATE = 1e-6
+COLD = 0.05
 
 
-def failure_of(check: Callable[..., None], *arguments: Any, **options: Any) -> PropertyFailure | None:
-    """Run a check; return how it failed, None if it holds. A broken invariant is raised."""
-    try:
-        check(*arguments, **options)
-    except PropertyFailure as failure:
-        return failure
-    return None
+def require_equal(found: list[list[int]], wanted: list[list[int]], what: str) -> None:
+    """Raise the first difference, row by row."""
+    for row, (tokens, expected) in enumerate(zip(found, wanted, strict=True)):
+        at = first_difference(tokens, expected)
+        if at is not None:
+            raise CaseFailure(f"{what}: row {row} differs from token {at} on: {tokens} instead of {expected}", row, at)
 
 
-def _require(holds: bool, name: str, reason: str, case: Case, run: Run, wanted: list[list[int]] | None = None) -> None:
-    if not holds:
-        raise PropertyFailure(name, reason, tell(case, run.rounds, run.outputs, wanted))
+def cut_at_stop(tokens: list[int], stops: tuple[int, ...]) -> list[int]:
+    """Tokens up to and with the first stop token."""
+    end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
+    return tokens[:end]
 
 
-def output_equals_oracle(case: Case, checks: str = "off", pair: Pair | None = None) -> None:
-    """Token for token what autoregressive decoding generates; a cancelled row has generated a prefix of it."""
-    run, wanted = run_case(case, checks=checks, pair=pair), oracle_outputs(case, pair)
-    cancelled = [reason == "cancelled" for reason in run.stop_reasons]
-    wanted = [w[: len(o)] if c else w for w, o, c in zip(wanted, run.outputs, cancelled, strict=True)]
-    _require(run.outputs == wanted, "output equals oracle", "the outputs differ", case, run, wanted)
+def equals_reference(subject: Subject, case: EngineCase) -> None:
+    """The output is that of autoregressive decoding, token for token."""
+    found = subject.run(case.prompts, case.settings)
+    require_equal(found, subject.reference(case.prompts, case.settings), "not the autoregressive output")
 
 
-def schedule_does_not_matter(case: Case) -> None:
-    """Any layout, scheduler and batch size, and the reverse order, give the same outputs."""
-    case = replace(case, cancellations=())
-    run = run_case(case)
-    for layout in LAYOUTS:
-        for scheduler in SCHEDULERS:
-            other = replace(case, layout=layout, scheduler=scheduler, batch_size=len(case.rows) + 1 - case.batch_size)
-            other = replace(other, batch_size=max(1, other.batch_size))
-            outputs = run_case(other).outputs
-            _require(outputs == run.outputs, "schedule", f"{layout} × {scheduler} differs", case, run, outputs)
+def budget_is_exact(subject: Subject, case: EngineCase) -> None:
+    """Without stop tokens every row gets exactly its budget."""
+    budget = case.settings.max_new_tokens
+    for row, tokens in enumerate(subject.run(case.prompts, case.settings)):
+        if len(tokens) != budget:
+            raise CaseFailure(
+                f"row {row} has {len(tokens)} tokens, the budget is {budget}", row, min(len(tokens), budget)
+            )
 
 
-def order_does_not_matter(case: Case) -> None:
-    """Prompts handed in in reverse give the outputs in reverse."""
-    case = replace(case, cancellations=())
-    run, back = run_case(case), list(range(len(case.rows)))[::-1]
-    outputs = run_case(case.permuted(back)).outputs[::-1]
-    _require(outputs == run.outputs, "order", "the reverse order gives other outputs", case, run, outputs)
+def stop_is_exact(subject: Subject, case: EngineCase) -> None:
+    """A stop token ends its row wherever in a block it falls, stays as the last token, and is no stop in a prompt."""
+    free = subject.reference(case.prompts[:1], case.settings)[0]
+    stops = tuple(dict.fromkeys(free[offset] for offset in case.stop_at))
+    prompts = (*case.prompts[:-1], (*case.prompts[-1], stops[0]))
+    settings = replace(case.settings, stop_token_ids=stops)
+    wanted = [cut_at_stop(tokens, stops) for tokens in subject.reference(prompts, settings)]
+    require_equal(subject.run(prompts, settings), wanted, f"stop tokens {list(stops)}")
 
 
-def rows_are_independent(case: Case) -> None:
-    """Another last prompt changes no other row's output."""
-    case = replace(case, cancellations=())
-    run, last = run_case(case), case.rows[-1]
-    changed = replace(last, prompt=(*last.prompt, last.prompt[0]), max_new_tokens=last.max_new_tokens + 1)
-    outputs = run_case(replace(case, rows=(*case.rows[:-1], changed))).outputs[:-1]
-    wanted = [*outputs, run.outputs[-1]]
-    _require(outputs == run.outputs[:-1], "independence", "another last row changed other rows", case, run, wanted)
+def rows_are_independent(subject: Subject, case: EngineCase) -> None:
+    """Another last prompt changes no other row."""
+    others = (*case.prompts[:-1], (*case.prompts[-1], *case.prompts[-1][:1]))
+    first, second = subject.run(case.prompts, case.settings), subject.run(others, case.settings)
+    require_equal(second[:-1], first[:-1], "another last prompt changes a row")
 
 
-def larger_budget_extends(case: Case) -> None:
-    """More tokens of budget continue an output and never change it."""
-    case = replace(case, cancellations=())
-    longer = replace(case, rows=tuple(_with_budget(row, row.max_new_tokens + 3) for row in case.rows))
-    run, outputs = run_case(case), run_case(longer).outputs
-    prefixes = [o[: len(r)] for o, r in zip(outputs, run.outputs, strict=True)]
-    _require(prefixes == run.outputs, "prefix stability", "a larger budget changed tokens", case, run, prefixes)
+def order_does_not_matter(subject: Subject, case: EngineCase) -> None:
+    """Prompts in reverse give outputs in reverse."""
+    back = subject.run(case.prompts[::-1], case.settings)[::-1]
+    require_equal(back, subject.run(case.prompts, case.settings), "the reverse order changes a row")
 
 
-def _with_budget(row: Row, budget: int) -> Row:
-    return replace(row, max_new_tokens=budget)
+def batch_size_does_not_matter(subject: Subject, case: EngineCase) -> None:
+    """One row at a time, or all at once."""
+    one = subject.run(case.prompts, replace(case.settings, batch_size=1))
+    everything = subject.run(case.prompts, replace(case.settings, batch_size=len(case.prompts)))
+    require_equal(everything, one, "all rows at once differ from one at a time")
 
 
-def invariants_hold(case: Case) -> None:
-    """No check of the highest level fails in any round."""
-    run_case(case, checks="oracle")
+def draft_length_does_not_matter(subject: Subject, case: EngineCase) -> None:
+    """One draft a round, or several."""
+    one = subject.run(case.prompts, replace(case.settings, num_speculative_tokens=1))
+    found = subject.run(case.prompts, case.settings)
+    require_equal(found, one, f"k = {case.settings.num_speculative_tokens} and 1 differ")
 
 
-def acceptance_follows_script(case: Case) -> None:
-    """Every row-round accepts exactly the leading drafts that the script lets agree (greedy only)."""
-    run = run_case(case)
-    for record in run.rounds:
-        for row in record.rows:
-            first = case.rows[row.sequence].prompt[0]
-            wanted = expected_accepted(case, first, row.seq_len, row.drafted)
-            reason = f"round {record.round}, row {row.sequence}: accepted {row.accepted}, the script says {wanted}"
-            _require(row.accepted == wanted, "acceptance", reason, case, run)
+def larger_budget_extends(subject: Subject, case: EngineCase) -> None:
+    """More budget continues an output and never changes it."""
+    longer = subject.run(case.prompts, replace(case.settings, max_new_tokens=case.settings.max_new_tokens + 4))
+    found = subject.run(case.prompts, case.settings)
+    cut = [row[: len(tokens)] for row, tokens in zip(longer, found, strict=True)]
+    require_equal(found, cut, "a larger budget changes tokens")
 
 
-def statistics_add_up(case: Case) -> None:
-    """The records of the rounds, the outputs and the statistics tell the same numbers."""
-    case = replace(case, cancellations=())
-    run = run_case(case)
-    rows = [row for record in run.rounds for row in record.rows]
-    generated = [[t for row in rows if row.sequence == i for t in row.tokens] for i in range(len(case.rows))]
-    _require(generated == run.outputs, "statistics", "the rounds' tokens are not the outputs", case, run, generated)
-    _require(run.stats.num_rounds == len(run.rounds), "statistics", "rounds are miscounted", case, run)
-    _require(not wrong_counts(run), "statistics", wrong_counts(run), case, run)
-    ends = [[row.finished for row in rows if row.sequence == i] for i in range(len(case.rows))]
-    once = all(e.count(True) == 1 and e[-1] for e in ends)
-    _require(once, "statistics", "a row does not finish exactly once, in its last round", case, run)
+def runs_repeat(subject: Subject, case: EngineCase) -> None:
+    """The same call gives the same tokens."""
+    first = subject.run(case.prompts, case.settings)
+    require_equal(subject.run(case.prompts, case.settings), first, "a second run differs")
 
 
-def stop_and_budget_are_exact(case: Case) -> None:
-    """Nothing after the first stop token; the whole budget unless stopped; the reason says which."""
-    case = replace(case, cancellations=())
-    run = run_case(case)
-    for row, tokens, reason in zip(case.rows, run.outputs, run.stop_reasons, strict=True):
-        stopped = tokens[-1] in row.stop_token_ids
-        clean = not any(token in row.stop_token_ids for token in tokens[:-1])
-        full = len(tokens) == row.max_new_tokens or (stopped and len(tokens) < row.max_new_tokens)
-        right = reason == ("stop" if stopped else "length")
-        _require(clean and full and right, "stop and budget", f"{tokens} ended by {reason!r}", case, run)
+def samples_are_keyed(subject: Subject, case: EngineCase) -> None:
+    """A sample depends on the seed and the place of the prompt, not on batch or drafts."""
+    if "keyed_sampling" not in subject.engine.supports:
+        raise NotSupported("keyed sampling")
+    found = subject.run(case.prompts, case.settings)
+    require_equal(found, subject.reference(case.prompts, case.settings), "not the autoregressive sample")
 
 
-PROPERTIES: dict[str, Callable[[Case], None]] = {
-    "output_equals_oracle": output_equals_oracle,
-    "schedule_does_not_matter": schedule_does_not_matter,
-    "order_does_not_matter": order_does_not_matter,
-    "rows_are_independent": rows_are_independent,
-    "larger_budget_extends": larger_budget_extends,
-    "invariants_hold": invariants_hold,
-    "acceptance_follows_script": acceptance_follows_script,
-    "statistics_add_up": statistics_add_up,
-    "stop_and_budget_are_exact": stop_and_budget_are_exact,
+def seeds_give_different_samples(subject: Subject, case: EngineCase) -> None:
+    """Two seeds do not give the same tokens throughout (one fixed test at a high temperature).
+
+    As long as two samples of a token agree with a chance below 94 %, all of 8 × 32 tokens agree with less than 1e-6.
+    """
+    _needs_sampling(subject)
+    _seeds_differ(subject, case)
+    try:  # without drafts every token is one that the target adds after them
+        _seeds_differ(subject, replace(case, settings=replace(case.settings, num_speculative_tokens=0)))
+    except NotSupported:
+        subject.calls.pop()
+
+
+def _seeds_differ(subject: Subject, case: EngineCase) -> None:
+    settings, other = case.settings, replace(case.settings, seed=case.settings.seed + 1)
+    if subject.run(case.prompts, settings) == subject.run(case.prompts, other):
+        tokens = len(case.prompts) * settings.max_new_tokens
+        raise CaseFailure(
+            f"seeds {settings.seed} and {other.seed} give the same {tokens} tokens at temperature "
+            f"{settings.temperature:g}, k = {settings.num_speculative_tokens}: seed or temperature is ignored"
+        )
+
+
+def temperature_matters(subject: Subject, case: EngineCase) -> None:
+    """Samples at a high temperature are not those at a low one (one fixed test).
+
+    With keyed sampling the tokens differ, else their law does: 256 continuations show that as long as the likeliest one
+    has less than 80 % at the high temperature.
+    """
+    _needs_sampling(subject)
+    cold = replace(case.settings, temperature=COLD)
+    hot, cool = (subject.run(case.prompts, settings) for settings in (case.settings, cold))
+    keyed = "keyed_sampling" in subject.engine.supports
+    samples = ([tuple(tokens) for tokens in outputs] for outputs in (hot, cool))
+    if hot == cool or (not keyed and law_p_value(*samples) >= LAW_FALSE_ALARM_RATE):
+        raise CaseFailure(
+            f"{len(case.prompts)} continuations at temperatures {COLD:g} and {case.settings.temperature:g} are alike: "
+            "temperature is ignored"
+        )
+
+
+def samples_follow_the_law(subject: Subject, case: EngineCase) -> None:
+    """Many continuations of one prompt are distributed as the reference's (one fixed test)."""
+    _needs_sampling(subject)
+    found = subject.run(case.prompts, case.settings)
+    wanted = subject.plain(case.prompts, replace(case.settings, seed=case.settings.seed + 1))
+    p_value = law_p_value(*([tuple(tokens) for tokens in outputs] for outputs in (found, wanted)))
+    if p_value < LAW_FALSE_ALARM_RATE:
+        many = f"{len(case.prompts)} continuations of {list(case.prompts[0])}"
+        at = f"at temperature {case.settings.temperature:g}"
+        raise CaseFailure(f"{many} {at} are not distributed as the reference's (p = {p_value:.1e})")
+
+
+def _needs_sampling(subject: Subject) -> None:
+    if not subject.engine.supports:  # both abilities are ways of sampling
+        raise NotSupported("sampling")
+
+
+Property = Callable[[Subject, EngineCase], None]
+ENGINE_PROPERTIES: dict[str, Property] = {
+    p.__name__: p
+    for p in (
+        equals_reference,
+        budget_is_exact,
+        stop_is_exact,
+        rows_are_independent,
+        order_does_not_matter,
+        batch_size_does_not_matter,
+        draft_length_does_not_matter,
+        larger_budget_extends,
+        runs_repeat,
+        samples_are_keyed,
+        seeds_give_different_samples,
+        temperature_matters,
+        samples_follow_the_law,
+    )
+}
+SAMPLED = {"samples_are_keyed"}  # their cases have a temperature and a seed
+FIXED: dict[str, Callable[[Limits, int], EngineCase]] = {  # these have one case; the others are searched
+    "seeds_give_different_samples": Limits.seed_case,
+    "temperature_matters": Limits.warm_case,
+    "samples_follow_the_law": Limits.law_case,
 }

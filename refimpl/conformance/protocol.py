@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any, Protocol
 
-from refimpl.errors import InputError
+from refimpl.core.errors import InputError
 
 ABILITIES = ("sampling", "keyed_sampling")
 Prompts = tuple[tuple[int, ...], ...]

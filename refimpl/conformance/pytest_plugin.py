@@ -13,7 +13,7 @@ from refimpl.conformance.report import tell_calls
 from refimpl.conformance.runner import close_engine, open_engine
 from refimpl.conformance.subject import Subject
 from refimpl.conformance.verdicts import DECIDING, Verdict
-from refimpl.errors import InputError
+from refimpl.core.errors import InputError
 
 SUBJECT = pytest.StashKey[Subject]()
 

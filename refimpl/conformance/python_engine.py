@@ -20,7 +20,7 @@ from refimpl.conformance.protocol import (
     one_line,
     short,
 )
-from refimpl.errors import InputError
+from refimpl.core.errors import InputError
 
 Ask = Callable[[list[list[int]], EngineSettings], Any]
 

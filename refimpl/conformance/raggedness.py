@@ -6,7 +6,7 @@ from itertools import product
 
 import scipy.stats
 
-from refimpl.conformance.engine_properties import require_equal
+from refimpl.conformance.properties import require_equal
 from refimpl.conformance.protocol import EngineSettings, NotSupported, Prompts
 from refimpl.conformance.subject import CaseFailure, Subject
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from refimpl.conformance.protocol import Call, EngineSettings, Prompts
 from refimpl.conformance.verdicts import DECIDING, NOT_FINISHED, Report, Verdict
-from refimpl.files import write_whole
+from refimpl.core.files import write_whole
 
 _COLOURS = {"pass": "green", "fail": "red", "not supported": "yellow", "not run": "dim", "not finished": "yellow"}
 

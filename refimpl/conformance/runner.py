@@ -10,10 +10,10 @@ from refimpl.conformance.python_engine import load_engine
 from refimpl.conformance.report import show, write_json
 from refimpl.conformance.verdicts import Report
 from refimpl.conformance.watch import Watch
-from refimpl.console import ended_by_sigterm
-from refimpl.errors import InputError
-from refimpl.files import check_writable
-from refimpl.progress import progress_bars
+from refimpl.core.console import ended_by_sigterm
+from refimpl.core.errors import InputError
+from refimpl.core.files import check_writable
+from refimpl.core.progress import progress_bars
 
 
 def run_conformance(

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from refimpl.conformance.engine_cases import Limits
+from refimpl.conformance.cases import Limits
 from refimpl.conformance.protocol import (
     Call,
     EngineFailure,

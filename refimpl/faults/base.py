@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from unittest.mock import patch
 
-from refimpl.config import LAYOUTS, SCHEDULERS
+from refimpl.core.config import LAYOUTS, SCHEDULERS
 
 Effect = Literal["output", "acceptance", "law", "report", "nothing"]
 Break = Callable[[Any], Any]

@@ -20,14 +20,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refimpl.conformance.adapters import method
-from refimpl.conformance.cases import Case, Run, expected_accepted, oracle_run, random_case, run_case
 from refimpl.conformance.kit import ALL_PROPERTIES, check_engine
 from refimpl.conformance.python_engine import PythonEngine
-from refimpl.conformance.reported import wrong_report
-from refimpl.errors import InvariantViolation
+from refimpl.core.errors import InvariantViolation
 from refimpl.faults.base import Fault
 from refimpl.faults.engine import FaultyEngine
 from refimpl.faults.law import check_law
+from refimpl.selfcheck.cases import Case, Run, expected_accepted, oracle_run, random_case, run_case
+from refimpl.selfcheck.reported import wrong_report
 
 NUM_EXAMPLES = 60  # after so many without a notice, a detector counts as blind to a fault
 LEVELS = ("host", "device", "oracle")

@@ -1,13 +1,13 @@
 """A broken engine behind the public interface of the conformance kit."""
 
-from refimpl.config import CheckLevel
 from refimpl.conformance.adapters import MethodEngine, mixed_script
 from refimpl.conformance.protocol import EngineSettings
-from refimpl.conformance.table_model import table_pair, unrelated_pair
-from refimpl.errors import InputError
+from refimpl.core.config import CheckLevel
+from refimpl.core.errors import InputError
 from refimpl.faults import FAULTS
 from refimpl.faults.base import Fault
-from refimpl.model import Pair
+from refimpl.models.adapter import Pair
+from refimpl.models.table_model import table_pair, unrelated_pair
 
 PASSED_ON = ("top_k", "aging_bound", "shape_stable", "cuda_graphs")  # settings that are the engine's own
 

@@ -11,13 +11,13 @@ from itertools import product
 
 import torch
 
-from refimpl.acceptance import RULES
-from refimpl.autoregressive import shape_distribution
-from refimpl.config import Request, SamplingConfig
-from refimpl.conformance.table_model import TableModel
+from refimpl.core.config import Request, SamplingConfig
+from refimpl.decoding.acceptance import RULES
 from refimpl.faults import rule_law
 from refimpl.generation import generate
-from refimpl.model import Pair
+from refimpl.models.adapter import Pair
+from refimpl.models.table_model import TableModel
+from refimpl.oracle.autoregressive import shape_distribution
 
 VOCAB_SIZE, NUM_TOKENS, PROMPT = 5, 3, (3, 1)
 NUM_SEQUENCES = 4096

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from refimpl import kernels
-from refimpl.cached import CachedModel
+from refimpl.core import kernels
+from refimpl.decoding.cached import CachedModel
 from refimpl.faults.base import fault
-from refimpl.kvstore import VALUE, Block, KVStore
 from refimpl.layouts import InplaceLayout, Layout, LeftPaddedLayout, MaskedLayout
+from refimpl.layouts.store import VALUE, Block, KVStore
 from refimpl.placement import RealignedPlacement, RectanglePlacement
 
 PADDED = ("realigned", "rollback")

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from refimpl.core.files import write_whole
+from refimpl.decoding.invariants import STATEMENTS
 from refimpl.faults import FAULTS
 from refimpl.faults.base import Fault
 from refimpl.faults.detection import DETECTORS, NUM_EXAMPLES, applies, detect, kit_property
-from refimpl.files import write_whole
-from refimpl.invariants import STATEMENTS
 
 SCHEMA = "raggedspec.detection/2"
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from refimpl.conformance.protocol import EngineSettings, NotSupported
-from refimpl.model import HuggingFaceLM
+from refimpl.models.adapter import HuggingFaceLM
 from refimpl.pairs.random_pairs import random_pair
 
 PAD_TOKEN = 0

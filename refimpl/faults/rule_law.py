@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from refimpl.acceptance import AcceptanceRule, Proposal
-from refimpl.autoregressive import shape_distribution
-from refimpl.sampling import RowKeys
+from refimpl.decoding.acceptance import AcceptanceRule, Proposal
+from refimpl.decoding.sampling import RowKeys
+from refimpl.oracle.autoregressive import shape_distribution
 
 NUM_ROWS, VOCAB_SIZE, NUM_TOKENS, NUM_DRAFTS = 20_000, 32, 3, 2
 LOGIT_SCALE = 3.0  # standard deviation of the logits

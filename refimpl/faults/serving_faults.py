@@ -7,18 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from refimpl import engine, generation, rounds
-from refimpl.assembly import longest_row
-from refimpl.cached import CachedModel
+from refimpl import generation
+from refimpl.core.records import RowOutcome
+from refimpl.core.sequence import Sequence
+from refimpl.decoding import engine, rounds
+from refimpl.decoding.assembly import longest_row
+from refimpl.decoding.cached import CachedModel
+from refimpl.decoding.recorded import RecordedPasses, _Ahead
+from refimpl.decoding.rounds import RoundContext
 from refimpl.faults.base import fault
 from refimpl.faults.layout_faults import change_blocks, write_elsewhere
-from refimpl.kvstore import Block
 from refimpl.layouts import base as layout_base
+from refimpl.layouts.store import Block
 from refimpl.placement import sizes
-from refimpl.recorded import RecordedPasses, _Ahead
-from refimpl.records import RowOutcome
-from refimpl.rounds import RoundContext
-from refimpl.sequence import Sequence
 
 INPLACE: dict[str, Any] = {"layouts": ("inplace",), "schedulers": ("fifo",)}
 RECORDED: dict[str, Any] = INPLACE | {"settings": {"cuda_graphs": True}}

@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
-from refimpl import acceptance, generation, kernels, rounds
-from refimpl.acceptance import Decision, RejectionRule
-from refimpl.cached import CachedModel
+from refimpl import generation
+from refimpl.core import kernels
+from refimpl.core.sequence import Sequence
+from refimpl.decoding import acceptance, rounds
+from refimpl.decoding.acceptance import Decision, RejectionRule
+from refimpl.decoding.cached import CachedModel
+from refimpl.decoding.sampling import Purpose, RandomSource, probabilities
 from refimpl.faults.base import fault
-from refimpl.sampling import Purpose, RandomSource, probabilities
-from refimpl.sequence import Sequence
 
 COUPLED = {"acceptance": "coupled", "temperature": 1.0}
 REJECTION = {"acceptance": "rejection", "temperature": 1.0}

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from refimpl.kvstore import KVShape
 from refimpl.layouts.base import Layout
 from refimpl.layouts.inplace import InplaceLayout
 from refimpl.layouts.left_padded import LeftPaddedLayout
 from refimpl.layouts.masked import MaskedLayout
+from refimpl.layouts.store import KVShape
 from refimpl.placement import make_placement
 
 LAYOUT_CLASSES: dict[str, type[Layout]] = {

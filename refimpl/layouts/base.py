@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from refimpl import kernels
-from refimpl.kvstore import Block, KVShape, KVStore, RowState
+from refimpl.core import kernels
+from refimpl.layouts.store import Block, KVShape, KVStore, RowState
 from refimpl.placement import Move, Placement, are_neighbours
 
 

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from refimpl.kvstore import Block
 from refimpl.layouts.base import Layout
+from refimpl.layouts.store import Block
 from refimpl.placement import padded_columns
 
 

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from refimpl import kernels
-from refimpl.kvstore import Block
+from refimpl.core import kernels
 from refimpl.layouts.base import tag_block
+from refimpl.layouts.store import Block
 from refimpl.layouts.working import WorkingLayout
 from refimpl.placement import RealignedPlacement
 

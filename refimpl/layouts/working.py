@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from refimpl import kernels
-from refimpl.kvstore import KVShape, KVStore
+from refimpl.core import kernels
 from refimpl.layouts.base import Layout
+from refimpl.layouts.store import KVShape, KVStore
 from refimpl.placement import Move, Placement
 
 

@@ -19,10 +19,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from refimpl.config import check_stops
-from refimpl.errors import InputError, UnsupportedModelError
-from refimpl.model import HuggingFaceLM, Pair
-from refimpl.model_checks import refuse_what_is_declared, refusing_what_fails
+from refimpl.core.config import check_stops
+from refimpl.core.errors import InputError, UnsupportedModelError
+from refimpl.models.adapter import HuggingFaceLM, Pair
+from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails
 from refimpl.pairs.presets import PRESETS, ModelPreset
 from refimpl.pairs.reading import from_pretrained, is_folder
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings

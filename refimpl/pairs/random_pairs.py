@@ -6,8 +6,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from refimpl.errors import InputError
-from refimpl.model import Pair
+from refimpl.core.errors import InputError
+from refimpl.models.adapter import Pair
 from refimpl.pairs.loading import make_pair
 
 _SMALL = {

@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from refimpl.errors import InputError
+from refimpl.core.errors import InputError
 
 MAX_VOCAB_PADDING = 1024  # rows; embedding tables are padded to multiples of 64 … 1024
 MANY_OTHER_MEANINGS = 0.01  # of all ids; families rename a few special tokens between their models

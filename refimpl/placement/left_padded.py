@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Seq
 from typing import Literal
 
-from refimpl import kernels
+from refimpl.core import kernels
 from refimpl.placement.base import Move, PlacedRow
 from refimpl.placement.rectangle import SLACK_COLUMNS, RectanglePlacement
 

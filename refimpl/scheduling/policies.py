@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Generic, Literal, TypeVar
 
-from refimpl.errors import InvariantViolation
+from refimpl.core.errors import InvariantViolation
 from refimpl.scheduling.groups import GroupIndex, GroupKey
 from refimpl.scheduling.pool import Schedulable, SequencePool
 

@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from refimpl.errors import InvariantViolation
+from refimpl.core.errors import InvariantViolation
 
 
 @runtime_checkable

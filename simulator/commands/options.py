@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from simulator.errors import require
-from simulator.plain_yaml import parse_yaml
-from simulator.scenario import Scenario, apply_settings, from_data, load_scenario, to_mapping
+from refimpl.core.errors import require
+from simulator.settings.plain_yaml import parse_yaml
+from simulator.settings.scenario import Scenario, apply_settings, from_data, load_scenario, to_mapping
 
 ScenarioPath = Annotated[Path | None, typer.Argument(help="scenario YAML; without it the defaults hold")]
 Sets = Annotated[list[str] | None, typer.Option("--set", "-s", help="PATH=VALUE, for example engine.batch_size=4")]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
-from simulator.scenario import Scenario
+from simulator.settings.scenario import Scenario
 
 MANY_CENSORED = 0.01  # share of the requests
 PAUSE_S = 30.0  # between two lines of progress where there is no terminal

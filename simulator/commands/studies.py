@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
+from refimpl.core.errors import require
 from simulator.commands.options import Json, Replications, ScenarioPath, Sets, Workers, read_scenario
 from simulator.commands.output import notes, print_json, progress, show, show_extrapolated, tables
-from simulator.errors import require
-from simulator.scenario import Scenario, load_scenario
+from simulator.settings.scenario import Scenario, load_scenario
 
 app = typer.Typer()
 SHOWN = (
@@ -37,7 +37,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Simulate one scenario and print each metric with its 95 % interval, and the range of single replications."""
-    from refimpl.files import check_folder
+    from refimpl.core.files import check_folder
     from simulator.runner import simulate
 
     given = read_scenario(scenario, sets)
@@ -109,9 +109,9 @@ def sweep(
 
     Finished scenarios stay in OUT/scenarios, of other sweeps too. OUT/results.parquet joins those of the last sweep.
     """
-    from simulator.metrics import check_metric
-    from simulator.sweeps import load_sweep, sobol_indices
-    from simulator.sweeps import sweep as run_sweep
+    from simulator.service.metrics import check_metric
+    from simulator.studies.sweeps import load_sweep, sobol_indices
+    from simulator.studies.sweeps import sweep as run_sweep
 
     loaded = load_sweep(spec)
     require(metric is None or loaded.sobol is not None, f"--metric {metric} is for sweeps of kind sobol: leave it out")
@@ -148,14 +148,14 @@ def attribute(
     as_json: Json = False,
 ) -> None:
     """Say where the difference b - a comes from: Shapley shares of the settings that differ."""
-    from simulator.attribution import attribute as run_attribute
+    from simulator.studies.attribution import attribute as run_attribute
 
     require(second is not None or bool(sets), "attribute: give a second scenario, or changes with --set")
     a, b = load_scenario(first), read_scenario(second or first, sets)
     if plot:
-        from refimpl.files import check_writable
-        from simulator.inputs import input_files
+        from refimpl.core.files import check_writable
         from simulator.plots import check_figure, save, waterfall
+        from simulator.settings.inputs import input_files
 
         check_figure(plot)
         check_writable(plot, first, second, *input_files(a).values(), *input_files(b).values())
@@ -183,7 +183,7 @@ def capacity(
     as_json: Json = False,
 ) -> None:
     """Find the largest rate of arrivals at which enough requests finish within the limits of `service`."""
-    from simulator.capacity import find_capacity
+    from simulator.studies.capacity import find_capacity
 
     given = read_scenario(scenario, sets)
     with progress("rates") as tell:

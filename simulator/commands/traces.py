@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refimpl.files import check_writable
+from refimpl.core.errors import require
+from refimpl.core.files import check_writable
 from simulator.commands.options import Json, Replications, ScenarioPath, Sets, Workers, read_scenario
 from simulator.commands.output import print_json, progress, show, tables
-from simulator.errors import require
 
 if TYPE_CHECKING:
-    from simulator.validation import Validation
+    from simulator.engine_runs.validation import Validation
 
 app = typer.Typer()
 
@@ -26,10 +26,10 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Write one replication, or an engine trace, for chrome://tracing or ui.perfetto.dev."""
-    from simulator.inputs import input_files
-    from simulator.model import simulate_once
-    from simulator.trace_export import export_trace
-    from simulator.traces import read_engine_trace
+    from simulator.engine_runs.trace_export import export_trace
+    from simulator.service.simulation import simulate_once
+    from simulator.settings.inputs import input_files
+    from simulator.settings.traces import read_engine_trace
 
     simulated = scenario is not None or bool(sets) or replication > 0
     require(not (engine and simulated), "--engine converts a trace: leave out scenario, --set and --replication")
@@ -53,7 +53,7 @@ def parity(
 
     import pandas as pd
 
-    from simulator.parity import check_parity
+    from simulator.engine_runs.parity import check_parity
 
     found = [check_parity(path) for path in traces]
     table = pd.DataFrame([asdict(item) for item in found])
@@ -90,9 +90,9 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Compare the simulator with engine runs that were held out from the calibration: signed errors per metric."""
-    from simulator.folders import VALIDATION
-    from simulator.validation import validate as run_validate
-    from simulator.validation import write_table
+    from simulator.engine_runs.validation import validate as run_validate
+    from simulator.engine_runs.validation import write_table
+    from simulator.settings.folders import VALIDATION
 
     table = (runs or VALIDATION / calibration) / "validation.csv"
     if write:
@@ -145,8 +145,8 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Fit every acceptance model to an engine trace and check the mean and the raggedness of each."""
-    from simulator.acceptance_fit import fit_all
-    from simulator.traces import read_engine_trace
+    from simulator.engine_runs.acceptance_fit import fit_all
+    from simulator.settings.traces import read_engine_trace
 
     fits = fit_all(read_engine_trace(engine_trace), replications)
     with tables(as_json):

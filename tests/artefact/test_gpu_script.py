@@ -210,7 +210,7 @@ def test_rewritten_results_do_not_change_the_commit(tools, tmp_path, monkeypatch
     """The rule is that of every measured file; the driver learns it without loading a tensor library."""
     import gpu
 
-    from refimpl import provenance
+    from refimpl.core import provenance
 
     assert gpu.commit is provenance.commit
     code = "import gpu, sys; gpu.commit(); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

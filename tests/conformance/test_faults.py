@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from refimpl.conformance.cases import Case, Row, oracle_outputs, run_case
+from refimpl.decoding.invariants import STATEMENTS
 from refimpl.faults import FAULTS, Fault
 from refimpl.faults.detection import DETECTORS, Notice, detect, example, kit_property
 from refimpl.faults.law import check_law
 from refimpl.faults.matrix import DOCS, HEALTHY, NOT_ASKED, about, as_markdown, first_invariant
-from refimpl.invariants import STATEMENTS
+from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
 
 COMMITTED = json.loads((DOCS / "detection_matrix.json").read_text())
 ROWS = {row["fault"]: row for row in COMMITTED["rows"]}

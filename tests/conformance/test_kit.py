@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from toy_engines import Prompts, Toy, continuation, keyed_noise, next_id
 
-from refimpl.config import NAMED_METHODS
 from refimpl.conformance import adapters
-from refimpl.conformance.engine_cases import EngineCase, Limits, offered_ids
-from refimpl.conformance.engine_properties import ENGINE_PROPERTIES, equals_reference
+from refimpl.conformance.cases import EngineCase, Limits, offered_ids
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.laws import law_p_value
+from refimpl.conformance.properties import ENGINE_PROPERTIES, equals_reference
 from refimpl.conformance.protocol import EngineSettings, NotSupported
 from refimpl.conformance.raggedness import Raggedness
 from refimpl.conformance.subject import Subject
+from refimpl.core.config import NAMED_METHODS
 from refimpl.faults import FAULTS
 from refimpl.faults.engine import faulty, faulty_unchecked
 

@@ -14,7 +14,7 @@ from refimpl.conformance.protocol import EngineGone, EngineSettings, NotSupporte
 from refimpl.conformance.python_engine import PythonEngine, load_engine, time_limit
 from refimpl.conformance.report import conclusion, tell_calls
 from refimpl.conformance.verdicts import Report, Verdict
-from refimpl.errors import InputError
+from refimpl.core.errors import InputError
 
 
 def verdict_of(engine: Any, rule: str, **options: Any) -> Verdict:

@@ -9,11 +9,11 @@ import typer
 from toy_engines import Toy
 from typer.testing import CliRunner
 
-from refimpl import progress
 from refimpl.conformance.command import conformance
 from refimpl.conformance.kit import ALL_PROPERTIES, check_engine
 from refimpl.conformance.report import conclusion
 from refimpl.conformance.watch import Watch
+from refimpl.core import progress
 
 TWO = ["budget_is_exact", "equals_reference"]
 

@@ -14,7 +14,7 @@ from refimpl.conformance import adapters
 from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import ALL_PROPERTIES, MAX_LOSSES, check_engine
 from refimpl.conformance.protocol import EngineFailure, EngineSettings
-from refimpl.errors import InputError
+from refimpl.core.errors import InputError
 
 HERE = Path(__file__).parent
 EXAMPLE = f"{sys.executable} -m refimpl.conformance.example_server"

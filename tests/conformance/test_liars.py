@@ -6,7 +6,7 @@ import pytest
 from toy_engines import LIARS, Toy
 
 from refimpl.conformance import adapters
-from refimpl.conformance.engine_cases import Limits
+from refimpl.conformance.cases import Limits
 from refimpl.conformance.kit import check_engine
 
 FEW = Limits(law_samples=256)

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from refimpl.conformance import adapters
-from refimpl.conformance.cases import Case, Row
 from refimpl.conformance.kit import check_engine
-from refimpl.conformance.pair_cases import PairCase
-from refimpl.conformance.properties import failure_of
-from refimpl.conformance.strategies import KINDS
 from refimpl.faults import FAULTS
 from refimpl.faults.engine import FaultyEngine
-from refimpl.model import HuggingFaceLM
+from refimpl.models.adapter import HuggingFaceLM
 from refimpl.pairs.random_pairs import LEARNED_POSITIONS, TINY_ARCHITECTURES, random_pair
+from refimpl.selfcheck.cases import Case, Row
+from refimpl.selfcheck.pair_cases import PairCase
+from refimpl.selfcheck.properties import failure_of
+from refimpl.selfcheck.strategies import KINDS
 
 OFF_BY_ONE = FAULTS["positions-off-by-one"]
 

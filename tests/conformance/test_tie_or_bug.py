@@ -12,14 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 from refimpl.commands.judge import app
-from refimpl.config import LAYOUTS, Request
-from refimpl.conformance.table_model import TableModel, greedy_continuation, table_pair
-from refimpl.errors import InputError
+from refimpl.core.config import LAYOUTS, Request
+from refimpl.core.errors import InputError
 from refimpl.faults import FAULTS, Fault
 from refimpl.generation import generate
-from refimpl.model import Pair
-from refimpl.pairs.random_pairs import random_pair
-from refimpl.tie_or_bug import (
+from refimpl.judging.tie_or_bug import (
     Judgement,
     RowJudgement,
     ends_right,
@@ -29,6 +26,9 @@ from refimpl.tie_or_bug import (
     regret_figure,
     tokens_of,
 )
+from refimpl.models.adapter import Pair
+from refimpl.models.table_model import TableModel, greedy_continuation, table_pair
+from refimpl.pairs.random_pairs import random_pair
 
 K = 3
 RNG = random.Random(1)

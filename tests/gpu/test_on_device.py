@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from refimpl import generate, load_pair, stream
-from refimpl.config import make_config
-from refimpl.engine import Engine
-from refimpl.equivalence import verify
+from refimpl.core.config import make_config
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.recorded import RecordedPasses
+from refimpl.judging.equivalence import verify
 from refimpl.pairs.loading import TINY
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.prompts import read_prompts
-from refimpl.recorded import RecordedPasses
 from refimpl.requests import prepare
 
 pytestmark = pytest.mark.gpu

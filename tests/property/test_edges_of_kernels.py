@@ -2,7 +2,7 @@
 
 import pytest
 
-from refimpl import kernels
+from refimpl.core import kernels
 
 
 @pytest.mark.parametrize(("key", "seen"), [(0, False), (1, True), (3, True), (4, False)])

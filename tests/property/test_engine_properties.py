@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from torch import Tensor
 
-from refimpl.config import LAYOUTS, SCHEDULERS
-from refimpl.conformance import properties
-from refimpl.conformance.cases import Case, Row, oracle_outputs, run_case
-from refimpl.conformance.properties import PropertyFailure, failure_of
-from refimpl.conformance.strategies import cases
-from refimpl.conformance.table_model import MAX_POSITIONS, VOCAB_SIZE
-from refimpl.errors import InvariantViolation
+from refimpl.core.config import LAYOUTS, SCHEDULERS
+from refimpl.core.errors import InvariantViolation
 from refimpl.faults import FAULTS, Fault
 from refimpl.faults.detection import example
-from refimpl.kvstore import Block
+from refimpl.layouts.store import Block
+from refimpl.models.table_model import MAX_POSITIONS, VOCAB_SIZE
+from refimpl.selfcheck import properties
+from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
+from refimpl.selfcheck.properties import PropertyFailure, failure_of
+from refimpl.selfcheck.strategies import cases
 
 SLOW = {"schedule_does_not_matter": 6}  # runs a case in all combinations of layout and scheduler
 

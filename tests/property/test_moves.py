@@ -4,9 +4,9 @@ from unittest.mock import patch
 
 import pytest
 
-from refimpl.conformance.cases import Case, Row, oracle_outputs, run_case
-from refimpl.kvstore import KVStore, RowState
+from refimpl.layouts.store import KVStore, RowState
 from refimpl.placement import make_placement
+from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
 
 NEVER = (False,) * 12
 MOVING = ["realigned", "rollback", "masked"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refimpl import placement
-from refimpl.config import LAYOUTS
+from refimpl.core.config import LAYOUTS
 from refimpl.placement import PoolSize, make_placement, pool_columns
 
 SIMULATOR = Path(__file__).parents[2] / "simulator"

@@ -6,12 +6,12 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 
-from refimpl import kernels
-from refimpl.conformance.cases import Case, Row
-from refimpl.conformance.pair_cases import PairCase
-from refimpl.conformance.properties import PropertyFailure, failure_of
-from refimpl.conformance.strategies import pair_cases
+from refimpl.core import kernels
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES
+from refimpl.selfcheck.cases import Case, Row
+from refimpl.selfcheck.pair_cases import PairCase
+from refimpl.selfcheck.properties import PropertyFailure, failure_of
+from refimpl.selfcheck.strategies import pair_cases
 
 FEWER = max(10, settings().max_examples // 4)  # a case costs a hundred times one of the table model's
 CASE = Case((Row((5, 6), 9, 3, None, None), Row((7,), 7, 2, 3, None)), "masked", "fifo")

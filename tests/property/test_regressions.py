@@ -2,7 +2,7 @@
 
 import pytest
 
-from refimpl.conformance.cases import Case, Row, oracle_outputs, run_case
+from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
 
 
 def test_a_fresh_sequence_is_not_grouped_with_one_whose_draft_has_cached_nothing() -> None:

@@ -4,10 +4,10 @@ from unittest.mock import patch
 
 import pytest
 
-from refimpl import kernels
-from refimpl.conformance.cases import Case, Row
-from refimpl.conformance.properties import PropertyFailure, output_equals_oracle
-from refimpl.conformance.story import first_difference
+from refimpl.core import kernels
+from refimpl.core.tokens import first_difference
+from refimpl.selfcheck.cases import Case, Row
+from refimpl.selfcheck.properties import PropertyFailure, output_equals_oracle
 
 CASE = Case((Row((5, 6), 4, 2, None, (False, True)), Row((7,), 4, 2)), "masked", "grouped")
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refimpl.conformance.cases import Case, Row, acceptance_lengths, run_case
-from refimpl.conformance.table_model import (
+from refimpl.layouts.store import Block
+from refimpl.models.table_model import (
     ENTRY_BITS,
     MAX_POSITIONS,
     VOCAB_SIZE,
@@ -16,7 +16,7 @@ from refimpl.conformance.table_model import (
     mix_word,
     table_pair,
 )
-from refimpl.kvstore import Block
+from refimpl.selfcheck.cases import Case, Row, acceptance_lengths, run_case
 
 TOKENS = [3, 0, 16, 3, 7]
 

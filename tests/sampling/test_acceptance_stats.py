@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refimpl import Request, generate, stream
-from refimpl.conformance.table_model import table_pair
-from refimpl.pairs import random_pair
-from refimpl.records import RowOutcome
-from refimpl.stats import (
+from refimpl.core.records import RowOutcome
+from refimpl.core.stats import (
     COLLAPSE_ROW_ROUNDS,
     AcceptanceCollapseWarning,
     AcceptanceStats,
@@ -20,6 +18,8 @@ from refimpl.stats import (
     request_weighted_length,
     request_weighted_rate,
 )
+from refimpl.models.table_model import table_pair
+from refimpl.pairs import random_pair
 
 METHODS = ["eqspec", "exspec", "masked", "rollback", "rollback+fifo", "inplace", "autoregressive"]
 SAMPLING = {"temperature": 0.9, "top_p": 0.95}

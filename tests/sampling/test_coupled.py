@@ -5,7 +5,7 @@ import random
 import pytest
 
 from refimpl import generate
-from refimpl.config import LAYOUTS, SCHEDULERS
+from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.pairs import random_pair
 
 METHODS = [f"{layout}+{scheduler}" for layout in LAYOUTS for scheduler in SCHEDULERS]

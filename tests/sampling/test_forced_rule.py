@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from refimpl import acceptance
-from refimpl.acceptance import ForcedRule, Proposal
-from refimpl.config import SamplingConfig
-from refimpl.sampling import RandomSource, RowKeys
+from refimpl.core.config import SamplingConfig
+from refimpl.decoding import acceptance
+from refimpl.decoding.acceptance import ForcedRule, Proposal
+from refimpl.decoding.sampling import RandomSource, RowKeys
 
 DRAFTS = torch.tensor([[7, 8, 9], [4, 5, 6]])
 LOGITS = torch.eye(12)[torch.tensor([[1, 2, 3, 0], [3, 2, 1, 11]])]  # the target would say 1, 2, 3, 0 and 3, 2, 1, 11

@@ -3,7 +3,7 @@
 import pytest
 
 from refimpl import Request, generate
-from refimpl.sequence import StopStrings
+from refimpl.core.sequence import StopStrings
 
 METHODS = ["eqspec", "exspec", "masked+fifo", "rollback", "rollback+fifo", "inplace"]
 SAMPLING = {"temperature": 0.9, "top_p": 0.95}

@@ -15,9 +15,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from refimpl.autoregressive import shape_distribution
-from refimpl.config import SamplingConfig
-from refimpl.sampling import probabilities
+from refimpl.core.config import SamplingConfig
+from refimpl.decoding.sampling import probabilities
+from refimpl.oracle.autoregressive import shape_distribution
 
 SETTINGS = [
     SamplingConfig(temperature=t, top_k=k, top_p=p, min_p=m)

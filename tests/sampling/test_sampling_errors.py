@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from refimpl import InputError, InvariantViolation, Request, SamplingConfig, generate
-from refimpl.acceptance import CoupledRule, GreedyRule, Proposal, RejectionRule, next_weights
-from refimpl.config import make_config
+from refimpl.core.config import make_config
+from refimpl.decoding.acceptance import CoupledRule, GreedyRule, Proposal, RejectionRule, next_weights
+from refimpl.decoding.sampling import RowKeys
 from refimpl.pairs.random_pairs import random_pair
-from refimpl.sampling import RowKeys
 
 BAD_SAMPLING = [
     ({"temperature": -0.1}, "temperature must be a finite number ≥ 0, not -0.1"),

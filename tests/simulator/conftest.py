@@ -3,7 +3,7 @@
 import pytest
 from synthetic_inputs import SYNTHETIC_META, write_calibration, write_engine_trace
 
-from simulator.calibration import META_FIELDS
+from simulator.settings.calibration import META_FIELDS
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import csv
 import json
 from itertools import product
 
-from simulator.calibration import POINT_COLUMNS, SCHEMA
+from simulator.settings.calibration import POINT_COLUMNS, SCHEMA
 
 SYNTHETIC_META = {
     "schema": SCHEMA, "origin": "synthetic", "utc_time": "2026-01-01T00:00:00+00:00", "commit": "none",

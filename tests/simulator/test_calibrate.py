@@ -21,14 +21,14 @@ from refimpl.calibrate.studies import CPU as CPU_STUDIES
 from refimpl.calibrate.studies import CUDA as CUDA_STUDIES
 from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit, Visitor
-from refimpl.errors import InputError
+from refimpl.core.errors import InputError
 from refimpl.generation import generate
 from refimpl.pairs.random_pairs import random_pair
-from simulator.calibration import META_FIELDS, load_calibration
 from simulator.cli import main
-from simulator.grids import make_grid
-from simulator.traces import read_engine_trace
-from simulator.validation import META, validate
+from simulator.engine_runs.validation import META, validate
+from simulator.settings.calibration import META_FIELDS, load_calibration
+from simulator.settings.grids import make_grid
+from simulator.settings.traces import read_engine_trace
 
 HELD_OUT = (
     StudySettings("eqspec", "eqspec", 2, 2, 6, 10, 20),

@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from simulator.fields import Spec
-from simulator.records import Request
 from simulator.runner import simulate
-from simulator.scenario import Engine, Scenario, Study, Switches, Workload
-from simulator.schedulers import pad_rows
+from simulator.service.records import Request
+from simulator.service.schedulers import pad_rows
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workload
 
 SPEC_BENCH = os.environ.get("SPEC_BENCH", "")
 ABSENT = "Spec-Bench is not at hand: set SPEC_BENCH to its question.jsonl"

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from refimpl import Request, generate
-from simulator.errors import InputError
-from simulator.parity import check_parity, replay_scenario
-from simulator.traces import read_engine_trace
+from refimpl.core.errors import InputError
+from simulator.engine_runs.parity import check_parity, replay_scenario
+from simulator.settings.traces import read_engine_trace
 
 BUDGETS = (3, 17, 1, 9, 24, 5, 12)
 

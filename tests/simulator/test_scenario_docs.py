@@ -10,11 +10,11 @@ import typer
 import yaml
 
 from simulator.cli import app, main
-from simulator.fields import as_data
-from simulator.kinds import KINDS, METHODS
-from simulator.metrics import DEFINITIONS, metric_names
-from simulator.scenario import MAX_BUDGET, Engine, Scenario, Service, Study, Switches, Workload, load_scenario
-from simulator.sweeps import build_sweep, load_sweep
+from simulator.service.metrics import DEFINITIONS, metric_names
+from simulator.settings.fields import as_data
+from simulator.settings.kinds import KINDS, METHODS
+from simulator.settings.scenario import MAX_BUDGET, Engine, Scenario, Service, Study, Switches, Workload, load_scenario
+from simulator.studies.sweeps import build_sweep, load_sweep
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "scenarios.md").read_text(encoding="utf-8")

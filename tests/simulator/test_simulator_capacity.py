@@ -2,11 +2,11 @@
 
 import pytest
 
-from simulator.capacity import find_capacity
+from refimpl.core.errors import InputError
 from simulator.cli import main
-from simulator.errors import InputError
-from simulator.fields import Spec
-from simulator.scenario import Engine, Scenario, Service, Study, Workload
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Service, Study, Workload
+from simulator.studies.capacity import find_capacity
 
 ROUND_S = 0.01
 ONE_SERVER = Scenario(  # one row, no drafts, 10 tokens of 10 ms: 10 requests a second at most

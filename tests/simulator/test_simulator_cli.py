@@ -13,17 +13,17 @@ import pytest
 import yaml
 from synthetic_inputs import HEADER, LINES, write_engine_trace
 
-from simulator.acceptance_fit import fit_all, fit_beta, fit_iid, fit_markov, fit_profile
+from refimpl.core.errors import InputError
 from simulator.cli import app, main
-from simulator.errors import InputError
-from simulator.fields import Spec
-from simulator.model import simulate_once
-from simulator.parity import check_parity, compare_rows
+from simulator.engine_runs.acceptance_fit import fit_all, fit_beta, fit_iid, fit_markov, fit_profile
+from simulator.engine_runs.parity import check_parity, compare_rows
+from simulator.engine_runs.trace_export import export_trace
+from simulator.engine_runs.validation import read_validation, validate, write_table
 from simulator.runner import simulate
-from simulator.scenario import Engine, Scenario, Study, Workload, load_scenario
-from simulator.trace_export import export_trace
-from simulator.traces import EngineTrace, read_engine_trace
-from simulator.validation import read_validation, validate, write_table
+from simulator.service.simulation import simulate_once
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Study, Workload, load_scenario
+from simulator.settings.traces import EngineTrace, read_engine_trace
 
 COMMANDS = [found.name or found.callback.__name__ for found in app.registered_commands]
 SCENARIO = Scenario(
@@ -295,7 +295,7 @@ def test_the_exit_code_tells_whether_the_decisions_agree(capsys, engine_trace):
 
 
 def replace_nothing(trace):
-    from simulator.parity import replay_scenario
+    from simulator.engine_runs.parity import replay_scenario
 
     return replay_scenario(trace)
 
@@ -377,9 +377,9 @@ def test_replayed_acceptance_serves_other_schedules(tmp_path):
 
 def test_every_plot_draws(tmp_path):
     from simulator import plots
-    from simulator.attribution import attribute
     from simulator.runner import simulate
-    from simulator.sweeps import build_sweep, sweep
+    from simulator.studies.attribution import attribute
+    from simulator.studies.sweeps import build_sweep, sweep
 
     results = simulate(SCENARIO, 2, keep_rows=True)
     frame = sweep(build_sweep(SCENARIO, replications=2, grid={"engine.batch_size": [1, 2, 4]}), tmp_path / "sweep")

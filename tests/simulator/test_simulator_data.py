@@ -9,18 +9,18 @@ import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
-from refimpl.config import LAYOUTS, SCHEDULERS
-from simulator.acceptance import BootstrapAcceptance
-from simulator.acceptance_fit import clustered_error, fit_all, fit_profile, request_counts
-from simulator.calibration import available_calibrations, load_calibration
-from simulator.errors import InputError
-from simulator.folders import DATA, VALIDATION
-from simulator.parity import check_parity
+from refimpl.core.config import LAYOUTS, SCHEDULERS
+from refimpl.core.errors import InputError
+from simulator.engine_runs.acceptance_fit import clustered_error, fit_all, fit_profile, request_counts
+from simulator.engine_runs.parity import check_parity
+from simulator.engine_runs.validation import FIT, read_validation, speed_cv, validate
 from simulator.runner import simulate
-from simulator.scenario import Scenario
-from simulator.streams import Streams
-from simulator.traces import EngineTrace, read_engine_trace
-from simulator.validation import FIT, read_validation, speed_cv, validate
+from simulator.service.acceptance import BootstrapAcceptance
+from simulator.service.streams import Streams
+from simulator.settings.calibration import available_calibrations, load_calibration
+from simulator.settings.folders import DATA, VALIDATION
+from simulator.settings.scenario import Scenario
+from simulator.settings.traces import EngineTrace, read_engine_trace
 
 TRACES = sorted(DATA.glob("*/*/*/*.ndjson.gz"))
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))

@@ -15,17 +15,17 @@ from synthetic_inputs import (
     write_engine_trace,
 )
 
-from simulator.acceptance import make_acceptance
-from simulator.calibration import load_calibration
-from simulator.cost import make_cost
-from simulator.errors import InputError
-from simulator.fields import Spec
-from simulator.model import simulate_once
+from refimpl.core.errors import InputError
 from simulator.runner import simulate
-from simulator.scenario import MAX_BUDGET, Engine, Scenario, Study, Workload
-from simulator.streams import Purpose, Streams
-from simulator.traces import read_engine_trace, read_service_trace
-from simulator.workload import arrival_times, draw_lengths
+from simulator.service.acceptance import make_acceptance
+from simulator.service.cost import make_cost
+from simulator.service.simulation import simulate_once
+from simulator.service.streams import Purpose, Streams
+from simulator.service.workload import arrival_times, draw_lengths
+from simulator.settings.calibration import load_calibration
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import MAX_BUDGET, Engine, Scenario, Study, Workload
+from simulator.settings.traces import read_engine_trace, read_service_trace
 
 STREAMS = Streams(7, 0)
 

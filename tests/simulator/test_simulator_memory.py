@@ -3,10 +3,10 @@
 import pytest
 
 from refimpl import InputError, generate
-from simulator.fields import Spec
-from simulator.parity import replay_scenario
+from simulator.engine_runs.parity import replay_scenario
 from simulator.runner import simulate
-from simulator.traces import read_engine_trace
+from simulator.settings.fields import Spec
+from simulator.settings.traces import read_engine_trace
 
 PROMPTS = [[5 + (7 * i + j) % 50 for j in range(3 + 6 * i)] for i in range(7)]
 

@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from refimpl.core.errors import InputError
 from simulator.cli import main
-from simulator.errors import InputError
-from simulator.fields import Spec
-from simulator.metrics import measure
-from simulator.model import simulate_once
-from simulator.records import ROWS, START_S, RoundLine
 from simulator.runner import simulate, summarize
-from simulator.scenario import Engine, Scenario, Service, Study, Workload
+from simulator.service.metrics import measure
+from simulator.service.records import ROWS, START_S, RoundLine
+from simulator.service.simulation import simulate_once
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Service, Study, Workload
 from tests.simulator.synthetic_inputs import synthetic_points, write_calibration
 
 COST = Spec.of("linear", verify_base_s=0.01, kv_bytes_per_token=2.0)

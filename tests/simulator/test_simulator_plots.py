@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from refimpl.errors import InputError
+from refimpl.core.errors import InputError
 from simulator import plots
 from simulator.runner import mean_interval, simulate
-from simulator.scenario import Engine, Scenario, Study
+from simulator.settings.scenario import Engine, Scenario, Study
 
 REPLICATIONS = 4
 ROWS = "engine.batch_size"

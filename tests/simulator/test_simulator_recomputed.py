@@ -7,14 +7,14 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from simulator.acceptance_fit import fit_markov
-from simulator.calibration import POINT_COLUMNS, load_calibration
-from simulator.fields import Spec
-from simulator.model import simulate_once
+from simulator.engine_runs.acceptance_fit import fit_markov
 from simulator.runner import simulate, summarize
-from simulator.scenario import Engine, Scenario, Study, Workload
-from simulator.sweeps import build_sweep, sweep
-from simulator.traces import ENGINE_SCHEMA, EngineTrace
+from simulator.service.simulation import simulate_once
+from simulator.settings.calibration import POINT_COLUMNS, load_calibration
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Study, Workload
+from simulator.settings.traces import ENGINE_SCHEMA, EngineTrace
+from simulator.studies.sweeps import build_sweep, sweep
 from tests.simulator.synthetic_inputs import synthetic_points, write_calibration
 
 COST = Spec.of("linear", verify_base_s=0.02, draft_base_s=0.002, noise_cv=0.05)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refimpl.config import LAYOUTS, SCHEDULERS
-from simulator.attribution import attribute, differing_factors, flatten, unflatten
-from simulator.errors import InputError
-from simulator.fields import Spec
-from simulator.metrics import frames_of, measure, mser5, position_rates
-from simulator.model import simulate_once
+from refimpl.core.config import LAYOUTS, SCHEDULERS
+from refimpl.core.errors import InputError
 from simulator.runner import DIFFERENT, compare, mean_interval, simulate
-from simulator.scenario import Engine, Scenario, Service, Study, Switches, Workload
+from simulator.service.metrics import frames_of, measure, mser5, position_rates
+from simulator.service.simulation import simulate_once
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Service, Study, Switches, Workload
+from simulator.studies.attribution import attribute, differing_factors, flatten, unflatten
 
 COST = Spec.of(
     "linear",

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import yaml
 
-from refimpl.config import NAMED_METHODS, DecodeConfig
-from simulator.errors import InputError
-from simulator.fields import Spec
-from simulator.kinds import KINDS
-from simulator.scenario import (
+from refimpl.core.config import NAMED_METHODS, DecodeConfig
+from refimpl.core.errors import InputError
+from simulator.settings.fields import Spec
+from simulator.settings.kinds import KINDS
+from simulator.settings.scenario import (
     Engine,
     Scenario,
     Study,

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from simulator.errors import InputError
-from simulator.fields import Spec
-from simulator.scenario import Engine, Scenario, Study, Workload
-from simulator.sweeps import build_sweep, load_sweep, read_provenance, sobol_indices, sweep
+from refimpl.core.errors import InputError
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Study, Workload
+from simulator.studies.sweeps import build_sweep, load_sweep, read_provenance, sobol_indices, sweep
 
 BASE = Scenario(
     study=Study(num_requests=6),
@@ -53,7 +53,7 @@ def test_a_sweep_resumes_where_it_was(tmp_path):
 
 def test_results_of_another_commit_are_not_taken_over(tmp_path, monkeypatch):
     sweep(grid((2,)), tmp_path)
-    monkeypatch.setattr("refimpl.provenance.commit", lambda: "another")
+    monkeypatch.setattr("refimpl.core.provenance.commit", lambda: "another")
     seen = []
     frame = sweep(grid((2,)), tmp_path, workers=2, progress=lambda done, all_: seen.append((done, all_)))
     assert seen == [(1, 2), (2, 2)]
@@ -196,7 +196,7 @@ def test_a_missing_file_is_said_so(tmp_path):
 
 def test_provenance_loads_no_tensor_library():
     code = (
-        "import sys; from simulator import sweeps; sweeps.provenance.stamp(*sweeps.LIBRARIES);"
+        "import sys; from simulator.studies import sweeps; sweeps.provenance.stamp(*sweeps.LIBRARIES);"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

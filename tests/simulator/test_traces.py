@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from simulator.traces import ENGINE_SCHEMA, EngineTrace
+from simulator.settings.traces import ENGINE_SCHEMA, EngineTrace
 
 HEADER = {
     "schema": ENGINE_SCHEMA,

@@ -6,7 +6,7 @@ import random
 import pytest
 from test_scheduling import Item
 
-from refimpl.errors import InvariantViolation
+from refimpl.core.errors import InvariantViolation
 from refimpl.scheduling import GroupedScheduler, SchedulingOptions, SequencePool, StaticScheduler, make_scheduler
 from refimpl.scheduling.policies import default_aging_bound
 

@@ -7,10 +7,10 @@ from functools import cache
 import torch
 from table_model import joint, sequence_law
 
-from refimpl.config import DecodeConfig, Request, SamplingConfig
-from refimpl.engine import Engine
+from refimpl.core.config import DecodeConfig, Request, SamplingConfig
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.sampling import Purpose, RandomSource
 from refimpl.requests import prepare
-from refimpl.sampling import Purpose, RandomSource
 
 
 @cache

@@ -6,8 +6,8 @@ from random import Random
 
 import torch
 
-from refimpl.kvstore import KVShape
-from refimpl.model import Pair
+from refimpl.layouts.store import KVShape
+from refimpl.models.adapter import Pair
 
 Law = dict[tuple[int, ...], Fraction]
 Table = dict[tuple[int, ...], list[Fraction]]

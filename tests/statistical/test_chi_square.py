@@ -14,9 +14,9 @@ from scipy.stats import chi2
 from table_model import sequence_law, table_pair
 
 from refimpl import generate
-from refimpl.acceptance import AcceptanceRule, CoupledRule, Proposal, RejectionRule
-from refimpl.config import SamplingConfig
-from refimpl.sampling import RowKeys
+from refimpl.core.config import SamplingConfig
+from refimpl.decoding.acceptance import AcceptanceRule, CoupledRule, Proposal, RejectionRule
+from refimpl.decoding.sampling import RowKeys
 
 FALSE_ALARM, MARGIN = 1e-7, 1e3
 NUM_SEQUENCES = 10_000

@@ -5,8 +5,8 @@ import wrong_rules
 from enumeration import engine_law, rejection_config, target_law, total_variation
 from table_model import table_pair
 
-from refimpl import acceptance
-from refimpl.config import LAYOUTS, SCHEDULERS, Request
+from refimpl.core.config import LAYOUTS, SCHEDULERS, Request
+from refimpl.decoding import acceptance
 
 METHODS = [f"{layout}+{scheduler}" for layout in LAYOUTS for scheduler in SCHEDULERS]
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from refimpl import sampling
-from refimpl.config import SamplingConfig
-from refimpl.sampling import Purpose, RandomSource, RowKeys, exponentials, probabilities, uniform
+from refimpl.core.config import SamplingConfig
+from refimpl.decoding import sampling
+from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys, exponentials, probabilities, uniform
 
 FALSE_ALARM = 1e-8
 COUNT = 1 << 16

@@ -7,9 +7,9 @@ the seed, so that numbers that ignore it are the same in all rows.
 import pytest
 import wrong_rules
 
-from refimpl import acceptance
-from refimpl.acceptance import CoupledRule, RejectionRule
-from refimpl.config import SamplingConfig
+from refimpl.core.config import SamplingConfig
+from refimpl.decoding import acceptance
+from refimpl.decoding.acceptance import CoupledRule, RejectionRule
 from refimpl.faults.law import check_law
 from refimpl.faults.rule_law import KEY_PARTS, rule_p_value
 

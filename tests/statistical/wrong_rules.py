@@ -5,10 +5,11 @@ from unittest.mock import patch
 
 import torch
 
-from refimpl import acceptance, kernels
-from refimpl.acceptance import Decision, Proposal, RejectionRule, next_weights
-from refimpl.config import SamplingConfig
-from refimpl.sampling import Purpose, RandomSource, RowKeys, exponentials, probabilities
+from refimpl.core import kernels
+from refimpl.core.config import SamplingConfig
+from refimpl.decoding import acceptance
+from refimpl.decoding.acceptance import Decision, Proposal, RejectionRule, next_weights
+from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys, exponentials, probabilities
 
 
 class ResidualNotTaken(RejectionRule):

@@ -8,10 +8,10 @@ import sys
 
 import torch
 
-from refimpl.config import make_config
-from refimpl.conformance.table_model import TableModel
-from refimpl.engine import Engine
-from refimpl.model import Pair
+from refimpl.core.config import make_config
+from refimpl.decoding.engine import Engine
+from refimpl.models.adapter import Pair
+from refimpl.models.table_model import TableModel
 from refimpl.requests import prepare
 
 WARM_ROUNDS = 100

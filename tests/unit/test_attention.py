@@ -6,9 +6,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from refimpl import InputError
-from refimpl.attention import NAME, additive_mask, grouped_attention, leave_out_cudnn
-from refimpl.errors import UnsupportedModelError
-from refimpl.model import BlockCache, HuggingFaceLM, refuse_unless_positions_and_mask_count
+from refimpl.core.errors import UnsupportedModelError
+from refimpl.models.adapter import BlockCache, HuggingFaceLM, refuse_unless_positions_and_mask_count
+from refimpl.models.attention import NAME, additive_mask, grouped_attention, leave_out_cudnn
 
 
 def llama() -> LlamaForCausalLM:

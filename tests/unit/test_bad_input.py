@@ -16,9 +16,9 @@ from transformers import BatchEncoding
 from refimpl import DecodeConfig, InputError, Request, generate
 from refimpl.cli import main
 from refimpl.commands.measure import engine_options
-from refimpl.config import make_config
-from refimpl.equivalence import verify
-from refimpl.errors import InvariantViolation
+from refimpl.core.config import make_config
+from refimpl.core.errors import InvariantViolation
+from refimpl.judging.equivalence import verify
 from refimpl.prompts import read_prompts
 
 

@@ -16,20 +16,20 @@ from refimpl.bench import BenchSettings, engines, run_bench, spread
 from refimpl.bench.anatomy import AnatomySettings, counted_bytes, run_anatomy, timed_checks
 from refimpl.bench.anatomy_rows import AnatomyRow, fitted_exponent, scalings
 from refimpl.bench.engines import busy_s_per_round, hf_generate, run_method
+from refimpl.bench.forced import rate_lengths
 from refimpl.bench.per_row import layers_of, num_operations, ragged_plan, realign_row_by_row
 from refimpl.bench.run import ASSISTED, BATCHED, PLAIN, Interleaved, make_bench
 from refimpl.bench.settings import prompt_ids, takes_graphs
 from refimpl.bench.work import Feed, ModelWork, Rates, Work, round_passes
 from refimpl.cli import main
 from refimpl.commands.bench_tables import print_bench_table
-from refimpl.config import make_config
-from refimpl.conformance.table_model import table_pair
-from refimpl.engine import Engine
-from refimpl.forced import rate_lengths
+from refimpl.core.config import make_config
+from refimpl.core.records import RowOutcome
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.trace import RoundRecord
+from refimpl.models.table_model import table_pair
 from refimpl.pairs.random_pairs import random_pair
-from refimpl.records import RowOutcome
 from refimpl.requests import prepare
-from refimpl.trace import RoundRecord
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, DIM, VOCAB, ITEM = 32, 48, 2, 4, 2, 8, 61, 8
 MATRICES = LAYERS * (2 * HIDDEN * HEADS * DIM + 2 * HIDDEN * KV_HEADS * DIM + 3 * HIDDEN * INNER)

@@ -13,11 +13,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from refimpl.config import make_config
-from refimpl.engine import Engine
-from refimpl.graphs import Recording
+from refimpl.core.config import make_config
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.graphs import Recording
+from refimpl.decoding.recorded import RecordedPasses
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
-from refimpl.recorded import RecordedPasses
 from refimpl.requests import prepare
 
 META = torch.device("meta")
@@ -78,9 +78,9 @@ def run_rounds(monkeypatch):
         engine = Engine(pair, prepare(pair, PROMPTS, config).sequences, config)
         return [engine.run_one_round() for _ in range(3)]
 
-    monkeypatch.setattr("refimpl.recorded.Recording", WatchedRecording)
+    monkeypatch.setattr("refimpl.decoding.recorded.Recording", WatchedRecording)
     monkeypatch.setattr(RecordedPasses, "overlaps", True)
-    monkeypatch.setattr("refimpl.rounds._ToHost.wait", nothing_accepted)
+    monkeypatch.setattr("refimpl.decoding.rounds._ToHost.wait", nothing_accepted)
     return run
 
 

@@ -6,10 +6,10 @@ from dataclasses import asdict
 import pytest
 
 from refimpl import generate
+from refimpl.bench.demo import DEMO_HEADINGS, ORACLE, PLAIN, demo_cells, demo_legend, run_demo
 from refimpl.cli import main
-from refimpl.config import NAMED_METHODS
-from refimpl.demo import DEMO_HEADINGS, ORACLE, PLAIN, demo_cells, demo_legend, run_demo
-from refimpl.timing import StageTimer
+from refimpl.core.config import NAMED_METHODS
+from refimpl.decoding.timing import StageTimer
 
 PROMPTS = [[i % 50 + 3 + j for j in range(1 + i % 4)] for i in range(7)]
 
@@ -41,7 +41,7 @@ def test_engines_take_turns(rows):
 
 
 def test_ratios_are_to_transformers_at_the_same_batch_size(llama, monkeypatch):
-    from refimpl import demo
+    from refimpl.bench import demo
 
     plain = demo.hf_generate
 
@@ -57,7 +57,7 @@ def test_ratios_are_to_transformers_at_the_same_batch_size(llama, monkeypatch):
 
 
 def test_an_output_that_differs_is_counted(llama, monkeypatch):
-    from refimpl import demo
+    from refimpl.bench import demo
 
     plain = demo.hf_generate
 

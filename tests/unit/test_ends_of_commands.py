@@ -13,12 +13,13 @@ import time
 import matplotlib.pyplot as plt
 import pytest
 
-from refimpl import InputError, reading
-from refimpl.reading import read_lines, read_mapping, read_mappings, read_text
-from refimpl.tie_or_bug import plot_regrets
+from refimpl import InputError
+from refimpl.core import reading
+from refimpl.core.reading import read_lines, read_mapping, read_mappings, read_text
+from refimpl.judging.tie_or_bug import plot_regrets
 from simulator import plots
-from simulator.scenario import Scenario, Study
-from simulator.sweeps import build_sweep, sweep
+from simulator.settings.scenario import Scenario, Study
+from simulator.studies.sweeps import build_sweep, sweep
 
 PYTHON = [sys.executable, "-m"]
 
@@ -51,7 +52,7 @@ def test_a_full_disk_leaves_nothing_and_names_the_file(tmp_path, monkeypatch, wr
                                tmp_path),
     }  # fmt: skip
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", full_disk)
-    monkeypatch.setattr("refimpl.tie_or_bug.regret_figure", lambda _: plt.figure())
+    monkeypatch.setattr("refimpl.judging.tie_or_bug.regret_figure", lambda _: plt.figure())
     monkeypatch.setattr("pyarrow.parquet.write_table", full_disk)
     with pytest.raises(InputError, match=r"cannot write .*(png|parquet): No space left on device"):
         writes[write]()

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from refimpl import generate
-from refimpl.config import LAYOUTS, NAMED_METHODS, SCHEDULERS
+from refimpl.core.config import LAYOUTS, NAMED_METHODS, SCHEDULERS
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
 
 PAIRS = [f"{layout}+{scheduler}" for layout, scheduler in itertools.product(LAYOUTS, SCHEDULERS)]

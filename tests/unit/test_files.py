@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from refimpl import InputError
-from refimpl.files import check_folder, check_writable, in_place_of, write_whole
-from refimpl.reading import read_lines
+from refimpl.core.files import check_folder, check_writable, in_place_of, write_whole
+from refimpl.core.reading import read_lines
 
 
 def test_lines_end_where_editors_end_them(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from refimpl import InputError, generate
-from refimpl.forced import iid_lengths, parse_forced
+from refimpl.bench.forced import iid_lengths, parse_forced
 
 
 @pytest.mark.parametrize(("text", "k"), [("iid:0.8", 5), ("rate:0.228", 5), ("iid:0", 3), ("iid:1", 3)])

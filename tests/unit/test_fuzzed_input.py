@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from refimpl import InputError, Request, generate, load_pair, make_pair
+from refimpl.bench.forced import parse_forced
 from refimpl.cli import main as refimpl_main
-from refimpl.config import make_config
-from refimpl.forced import parse_forced
+from refimpl.core.config import make_config
+from refimpl.decoding.trace import write_trace
 from refimpl.generation import stream
 from refimpl.pairs.loading import TINY
 from refimpl.prompts import read_prompts
-from refimpl.trace import write_trace
-from simulator.calibration import load_calibration
 from simulator.cli import main as simulator_main
 from simulator.runner import compare, simulate
-from simulator.scenario import Engine, Scenario, Study
-from simulator.sweeps import build_sweep
-from simulator.traces import read_engine_trace, read_service_trace
+from simulator.settings.calibration import load_calibration
+from simulator.settings.scenario import Engine, Scenario, Study
+from simulator.settings.traces import read_engine_trace, read_service_trace
+from simulator.studies.sweeps import build_sweep
 
 sys.path.append(str(Path(__file__).parents[1] / "simulator"))
 from synthetic_inputs import HEADER, LINES, SYNTHETIC_META, write_calibration, write_engine_trace

@@ -3,7 +3,7 @@
 import pytest
 
 from refimpl import InputError, stream
-from refimpl.cached import CachedModel
+from refimpl.decoding.cached import CachedModel
 
 PROMPTS = [[5, 6, 7], [8], [9, 4, 3, 2]]
 METHODS = ("inplace", "masked", "eqspec", "exspec", "rollback")

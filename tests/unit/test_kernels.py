@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from refimpl import kernels
+from refimpl.core import kernels
 
 INDEX_KERNELS = [
     f

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from refimpl import InputError, generate
-from refimpl.config import make_config
-from refimpl.engine import Engine
-from refimpl.kvstore import KVShape, KVStore, RowState
+from refimpl.core.config import make_config
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.memory import GIB, free_bytes
 from refimpl.layouts import make_layout
-from refimpl.memory import GIB, free_bytes
+from refimpl.layouts.store import KVShape, KVStore, RowState
 from refimpl.placement import PoolSize
 from refimpl.requests import prepare
 
@@ -95,7 +95,7 @@ def test_buffers_grow_with_the_batch_and_stay_as_large(llama):
 
 
 def test_what_is_free_is_the_default_bound(llama, monkeypatch):
-    monkeypatch.setattr("refimpl.memory.free_bytes", lambda device: 10_000)
+    monkeypatch.setattr("refimpl.decoding.memory.free_bytes", lambda device: 10_000)
     with pytest.raises(InputError, match="may be used"):
         generate(llama, PROMPTS, max_new_tokens=20)
 
@@ -110,10 +110,10 @@ def test_a_bound_that_is_enough(llama, method):
 
 def test_the_page_cache_counts_as_free(monkeypatch, tmp_path):
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemFree: 2 kB\nMemAvailable: 5 kB\n")
-    monkeypatch.setattr("refimpl.memory.MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr("refimpl.memory.CGROUPS", tmp_path / "nothing")
+    monkeypatch.setattr("refimpl.decoding.memory.MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr("refimpl.decoding.memory.CGROUPS", tmp_path / "nothing")
     assert free_bytes(torch.device("cpu")) == 5 * 1024
-    monkeypatch.setattr("refimpl.memory.MEMINFO", tmp_path / "nothing")
+    monkeypatch.setattr("refimpl.decoding.memory.MEMINFO", tmp_path / "nothing")
     assert (free_bytes(torch.device("cpu")) or GIB) > 0
 
 
@@ -146,9 +146,9 @@ def test_the_bound_of_a_container_counts(monkeypatch, tmp_path, own, groups, fre
     (tmp_path / "cgroup").write_text(own)
     for path, files in groups.items():
         control_group(tmp_path / "groups" / path, files)
-    monkeypatch.setattr("refimpl.memory.MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr("refimpl.memory.OWN_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr("refimpl.memory.CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr("refimpl.decoding.memory.MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr("refimpl.decoding.memory.OWN_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr("refimpl.decoding.memory.CGROUPS", tmp_path / "groups")
     assert free_bytes(torch.device("cpu")) == free
 
 

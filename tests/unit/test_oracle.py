@@ -5,8 +5,8 @@ import torch
 from transformers import GenerationConfig
 
 from refimpl import generate, verify
+from refimpl.core.sequence import Sequence
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
-from refimpl.sequence import Sequence
 
 NEUTRAL = GenerationConfig(do_sample=False, use_cache=True, pad_token_id=0, eos_token_id=5, max_new_tokens=16)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from refimpl.extras import EXTRA_OF, missing_extra
+from refimpl.core.extras import EXTRA_OF, missing_extra
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -11,7 +11,7 @@ import pytest
 from mypy import api
 
 import refimpl
-from refimpl.settings import Settings, VerifySettings
+from refimpl.core.keywords import Settings, VerifySettings
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ["refimpl", "simulator"]

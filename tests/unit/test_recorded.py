@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refimpl import InputError, Request, generate, stream
-from refimpl.graphs import stream_of
+from refimpl.decoding.graphs import stream_of
+from refimpl.decoding.recorded import RecordedPasses, _Ahead, context_width
 from refimpl.pairs.random_pairs import random_pair
-from refimpl.recorded import RecordedPasses, _Ahead, context_width
 
 SETTINGS = {"max_new_tokens": 14, "num_speculative_tokens": 4, "stop_token_ids": [5], "checks": "host"}
 
@@ -118,7 +118,7 @@ def test_the_living_share_no_stream_and_those_of_the_dead_are_used_again(monkeyp
     class Owner:
         pass
 
-    monkeypatch.setattr("refimpl.graphs._free_streams", defaultdict(list))
+    monkeypatch.setattr("refimpl.decoding.graphs._free_streams", defaultdict(list))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: [device])
     device, first, second = torch.device("cuda", 0), Owner(), Owner()
     streams = [stream_of(owner, device) for owner in (first, second)]

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from refimpl import InputError, Request, generate, kernels, load_pair
-from refimpl.equivalence import verify
-from refimpl.errors import InvariantViolation
+from refimpl import InputError, Request, generate, load_pair
+from refimpl.core import kernels
+from refimpl.core.errors import InvariantViolation
+from refimpl.judging.equivalence import verify
 from refimpl.pairs.loading import TINY
 from refimpl.prompts import read_prompts
 

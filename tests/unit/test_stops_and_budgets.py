@@ -3,7 +3,7 @@
 import pytest
 
 from refimpl import Request, generate, stream
-from refimpl.config import NAMED_METHODS
+from refimpl.core.config import NAMED_METHODS
 
 METHODS = [m for m in NAMED_METHODS if m != "autoregressive"]
 

@@ -1,0 +1,55 @@
+"""The errors a user meets: bad input, a model that cannot be driven, a broken invariant; and how they show a value."""
+
+from functools import partial
+from typing import Any
+
+
+class InputError(ValueError):
+    """The caller asked for something impossible. The message is one line and names what to change."""
+
+
+class UnsupportedModelError(InputError):
+    """A model that cannot be driven. The message follows the model's name: "keeps a recurrent state: choose …"."""
+
+    def __init__(self, reason: str, remedy: str = "choose another model, see docs/models.md"):
+        super().__init__(f"{reason}: {remedy}")
+
+
+class InvariantViolation(RuntimeError):  # noqa: N818 (the name states what happened, not that an error object exists)
+    """A synchronization invariant does not hold.
+
+    Raised explicitly, never through `assert`, so `python -O` keeps the checks.
+
+    Attributes:
+        invariant: register id, for example ``"INV-3"``.
+        statement: what does not hold, in words.
+        row: row of the batch (or index of the sequence) at fault, None when the whole batch is.
+        expected: what the invariant demands.
+        found: what the engine holds.
+    """
+
+    def __init__(self, invariant: str, statement: str, *, row: int | None, expected: object, found: object):
+        self.invariant, self.statement = invariant, statement
+        self.row, self.expected, self.found = row, expected, found
+        where = "" if row is None else f" in row {row}"
+        super().__init__(f"{invariant}{where}: {statement}; expected {expected}, found {found}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Violations travel between processes."""
+        again = partial(type(self), row=self.row, expected=self.expected, found=self.found)
+        return again, (self.invariant, self.statement)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise InputError with `message` unless `condition` holds."""
+    if not condition:
+        raise InputError(message)
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value as an error shows it: on one line, cut after `limit` characters."""
+    try:
+        text = " ".join(repr(value).split())
+    except (ValueError, RecursionError):  # integers of thousands of digits, lists without end
+        text = f"a value of type {type(value).__name__} that is too long to show"
+    return text if len(text) <= limit else text[:limit] + "…"

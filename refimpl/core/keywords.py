@@ -1,0 +1,45 @@
+"""The keyword settings of `generate`, `stream` and `verify`, spelt out for editors and type checkers.
+
+What each means, its default and its range stand at the fields of `DecodeConfig` and `SamplingConfig`.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import TypedDict
+
+from refimpl.core.config import AcceptanceName, CheckLevel, SamplingConfig
+
+
+class _Common(TypedDict, total=False):
+    num_speculative_tokens: int
+    max_new_tokens: int
+    window_size: int | None
+    aging_bound: float | None
+    acceptance: AcceptanceName | None
+    forced_lengths: tuple[float, ...]
+    sampling: SamplingConfig
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop_token_ids: Seq[int] | None
+    stop_strings: Seq[str]
+    logprobs: int | None
+    checks: CheckLevel | None
+    compaction_threshold: float
+    shape_stable: bool
+    cuda_graphs: bool
+    kv_memory_gib: float | None
+
+
+class Settings(_Common, total=False):
+    """Fields of `DecodeConfig`; those of `SamplingConfig` may stand among them, in place of `sampling`."""
+
+    method: str
+    batch_size: int
+
+
+class VerifySettings(_Common, total=False):
+    """`Settings` that all methods and batch sizes of a `verify` share."""
+
+    max_prompt_tokens: int | None

@@ -1,0 +1,56 @@
+"""Where a number comes from: written beside every measured file."""
+
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+CODE = ("--", "*.py", "*.safetensors", "constraints.txt")  # what a result depends on
+
+
+def stamp(*libraries: str) -> dict[str, Any]:
+    """Time, commit, and the versions of Python and of some libraries."""
+    return {"utc_time": utc_time(), "commit": commit(), "libraries": dict(_versions(libraries))}
+
+
+def utc_time() -> str:
+    """Now, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@lru_cache(maxsize=8)
+def _versions(libraries: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    installed = {"python": platform.python_version()}
+    for name in libraries:
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            installed[name] = "not installed"
+    return tuple(installed.items())
+
+
+def command_line() -> str:
+    """What the user typed, ready to be typed again."""
+    return "python -m refimpl " + shlex.join(sys.argv[1:])
+
+
+@lru_cache(maxsize=1)
+def commit() -> str:
+    """Commit of the code that runs, marked when the packages differ from it (measured files may)."""
+    try:
+        return _git("rev-parse", "--short=12", "HEAD") + (
+            "-dirty" if _git("diff", "HEAD", "--name-only", *CODE) else ""
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*words: str) -> str:
+    run = subprocess.run(["git", *words], capture_output=True, text=True, check=True, cwd=ROOT)
+    return run.stdout.strip()

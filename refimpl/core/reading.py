@@ -1,0 +1,188 @@
+"""Text, gzip and JSON files of anybody: read within bounds, or refused in one line that names file, line and bound.
+
+A bound is far above what a file in use needs, and low enough that reading ends soon: files may be built to never end.
+"""
+
+import gzip
+import io
+import json
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from refimpl.core.errors import InputError, shown
+
+STANDARD_INPUT = Path("-")
+BROKEN = (OSError, EOFError, zlib.error, ValueError)  # the last one: other encodings, a name with a NUL, pandas
+
+MAX_BYTES = 2**30  # of a file, unpacked
+MAX_LINES = 5_000_000
+MAX_LINE = 2**26  # characters
+MAX_DOCUMENT = 2**26  # bytes of a file that is read as one
+MAX_DEPTH = 64  # lists and mappings within each other
+MAX_DIGITS = 100  # of an integer
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is a file of that name; a name that is too long for a file has none."""
+    try:
+        return Path(path).is_file()
+    except OSError:
+        return False
+
+
+@contextmanager
+def named(path: str | Path) -> Iterator[None]:
+    """Turn what is wrong with a file into one line of InputError that begins with its name."""
+    try:
+        yield
+    except InputError:
+        raise
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: cannot be read: it is not UTF-8 text") from None
+    except BROKEN as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise InputError(f"{path}: cannot be read: {reason.splitlines()[0]}") from None
+
+
+class _Bounded(io.RawIOBase):
+    """The bytes of another file, refused beyond `MAX_BYTES`."""
+
+    def __init__(self, source: BinaryIO, path: Path):
+        self.source, self.path, self.left = source, path, MAX_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        chunk = self.source.read(len(buffer))
+        self.left -= len(chunk)
+        if self.left < 0:
+            raise InputError(f"{self.path}: unpacks to more than {MAX_BYTES} bytes, the most that is read")
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
+
+
+@contextmanager
+def open_bounded(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a file for reading, unpacked if its name ends in ``.gz``; ``-`` is standard input.
+
+    Raises:
+        InputError: also from within the block: it cannot be read or unpacked, or has more than `MAX_BYTES` bytes.
+    """
+    path = Path(path)
+    with named(path):
+        if path == STANDARD_INPUT:
+            yield io.BufferedReader(_Bounded(sys.stdin.buffer, path))
+            return
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as source:
+            yield io.BufferedReader(_Bounded(source, path))  # type: ignore[arg-type]
+
+
+def read_lines(path: str | Path) -> Iterator[str]:
+    """Lines of a text file one by one, as editors number them: other separators of Unicode stay within a line.
+
+    A byte order mark in front is no part of the text. A name that ends in ``.gz`` is unpacked; ``-`` is standard input.
+
+    Raises:
+        InputError: it cannot be read, is not UTF-8, or exceeds `MAX_BYTES`, `MAX_LINES` or `MAX_LINE`.
+    """
+    with open_bounded(path) as source:
+        text = io.TextIOWrapper(source, encoding="utf-8-sig", newline=None)
+        for number in count(1):
+            if not (line := text.readline(MAX_LINE)):
+                return
+            if number > MAX_LINES:
+                raise InputError(f"{path}: has more than {MAX_LINES} lines, the most that are read")
+            if len(line) == MAX_LINE:
+                raise InputError(f"{path}:{number}: has more than {MAX_LINE} characters, the most that a line may have")
+            yield line.rstrip("\n")
+
+
+def read_text(path: str | Path, limit: int = MAX_DOCUMENT) -> str:
+    """UTF-8 text of a whole file.
+
+    Raises:
+        InputError: it cannot be read, is not UTF-8, or has more than `limit` bytes.
+    """
+    with open_bounded(path) as source:
+        raw = source.read(limit + 1)
+        if len(raw) > limit:
+            raise InputError(f"{path}: has more than {limit} bytes, the most that is read")
+        return raw.decode("utf-8-sig")
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Plain data in a JSON text.
+
+    Raises:
+        InputError: not JSON, a key given twice, an integer of more than `MAX_DIGITS` digits, or nested deeper than
+            `MAX_DEPTH`; one line that begins with `where`.
+    """
+    try:
+        data = json.loads(text, object_pairs_hook=_mapping, parse_int=_integer)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except RecursionError:
+        data, depth = None, sys.getrecursionlimit()
+    except ValueError as error:
+        raise InputError(f"{where}: not JSON: {str(error) or type(error).__name__}") from None
+    else:
+        depth = _depth(data) if text.count("[") + text.count("{") > MAX_DEPTH else 0
+    if depth > MAX_DEPTH:
+        raise InputError(f"{where}: lists and mappings are nested deeper than {MAX_DEPTH}")
+    return data
+
+
+def parse_mapping(text: str, where: str) -> dict[str, Any]:
+    """The mapping in a JSON text; raises InputError as `parse_json` does, or if it is none."""
+    data = parse_json(text, where)
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: must hold a mapping")
+    return data
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """The mapping in a JSON file; raises InputError, one line that begins with the file's name, if there is none."""
+    return parse_mapping(read_text(path), str(path))
+
+
+def read_mappings(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and mapping of every line of JSON lines that is not blank; raises InputError that names file and line."""
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            yield number, parse_mapping(line, f"{path}:{number}")
+
+
+def check_digits(digits: str) -> None:
+    """Raise InputError for an integer of more than `MAX_DIGITS` digits."""
+    if len(digits) > MAX_DIGITS:
+        raise InputError(f"an integer has {len(digits)} digits, at most {MAX_DIGITS} are read")
+
+
+def _integer(digits: str) -> int:
+    check_digits(digits)
+    return int(digits)
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in found if names.count(name) > 1)
+        raise InputError(f"the key {shown(double)} is given twice")
+    return found
+
+
+def _depth(data: Any) -> int:
+    """Levels of lists and mappings; beyond `MAX_DEPTH` it stops counting."""
+    level, depth = [data], 0
+    while level and depth <= MAX_DEPTH:
+        inner = [item for item in level if isinstance(item, list | dict)]
+        level = [value for item in inner for value in (item.values() if isinstance(item, dict) else item)]
+        depth += bool(inner)
+    return depth

@@ -1,0 +1,136 @@
+"""One sequence on its way through the engine: host integers only, no tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from refimpl.core import kernels
+
+StopReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class StopStrings:
+    """Texts that end a sequence, looked for in all of its generated text at every token.
+
+    Attributes:
+        strings: any of these ends it.
+        decode: generated tokens to text, the same text as the result's.
+    """
+
+    strings: tuple[str, ...]
+    decode: Callable[[list[int]], str]
+
+    def appear_in(self, generated: list[int]) -> bool:
+        """Whether the tokens' text holds a stop string."""
+        text = self.decode(generated)
+        return any(stop in text for stop in self.strings)
+
+    def cut(self, text: str) -> str:
+        """The text before the first stop string in it."""
+        starts = [text.find(stop) for stop in self.strings]
+        return text[: min((start for start in starts if start >= 0), default=len(text))]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A prompt, what was generated after it, and how much of both each model has cached.
+
+    Lengths are stored once: `seq_len` is the length of `token_ids`; raggedness is never inferred from token values
+    (INV-8).
+
+    Attributes:
+        index: place of the prompt in the caller's list.
+        sequence_id: key of the sequence's random numbers (INV-12).
+        token_ids: prompt tokens followed by generated tokens.
+        prompt_len: how many of `token_ids` are the prompt.
+        max_new_tokens: budget of generated tokens, exact.
+        num_speculative_tokens: drafts a round, at most.
+        stop_token_ids: a generated token among these ends the sequence and is kept as its last token.
+        stop_strings: end the sequence, too, and stay out of its text.
+        target_cached, draft_cached: leading tokens whose K/V the model holds.
+        ticket: order of submission, set by the pool.
+        slot: row of the K/V store, set by the engine while the sequence is in the window.
+    """
+
+    index: int
+    token_ids: list[int]
+    max_new_tokens: int
+    num_speculative_tokens: int = 5
+    stop_token_ids: frozenset[int] = frozenset()
+    sequence_id: int = 0
+    seed: int = 0
+    stop_strings: StopStrings | None = None
+    prompt_len: int = field(init=False)
+    target_cached: int = 0
+    draft_cached: int = 0
+    stop_reason: StopReason | None = None
+    ticket: int = -1
+    slot: int = -1
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.token_ids)
+
+    @property
+    def seq_len(self) -> int:
+        """Real tokens: prompt and generated."""
+        return len(self.token_ids)
+
+    @property
+    def generated(self) -> list[int]:
+        """The generated tokens."""
+        return self.token_ids[self.prompt_len :]
+
+    @property
+    def num_generated(self) -> int:
+        """How many tokens were generated."""
+        return self.seq_len - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Tokens left in the budget."""
+        return self.max_new_tokens - self.num_generated
+
+    @property
+    def finished(self) -> bool:
+        """Whether the sequence has a reason to run no more."""
+        return self.stop_reason is not None
+
+    @property
+    def draft_lag(self) -> int:
+        """Tokens the draft has not cached: 1; 2 after a full acceptance (INV-6); more after rounds without drafts."""
+        return kernels.lag(self.seq_len, self.draft_cached)
+
+    @property
+    def cache_state(self) -> int:
+        """What must agree, beside the length, among the members of a group (INV-11).
+
+        A sequence without a slot is indexed as the prefill is about to leave it: with a lag of 1.
+        """
+        return self.draft_lag if self.slot >= 0 else 1
+
+    @property
+    def draft_limit(self) -> int:
+        """Drafts that this row can use in the coming round."""
+        return kernels.draft_limit(self.num_speculative_tokens, self.remaining)
+
+    def stops_at(self, token: int, generated: list[int]) -> bool:
+        """Whether `token`, the last of `generated`, ends the sequence, whatever the budget."""
+        return token in self.stop_token_ids or (
+            self.stop_strings is not None and self.stop_strings.appear_in(generated)
+        )
+
+    def extend(self, tokens: list[int]) -> int:
+        """Append a round's tokens up to the first stop and within the budget; return how many were kept (INV-7).
+
+        A stop token beats the budget when both fall on the same token.
+        """
+        before = self.seq_len
+        for token in tokens[: self.remaining]:
+            self.token_ids.append(token)
+            if self.stops_at(token, self.generated):
+                self.stop_reason = "stop"
+                break
+        if not self.finished and self.remaining == 0:
+            self.stop_reason = "length"
+        return self.seq_len - before

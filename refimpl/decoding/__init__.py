@@ -1,0 +1,1 @@
+"""One round and the loop around it: passes, acceptance, commit, checks."""

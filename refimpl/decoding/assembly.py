@@ -1,0 +1,111 @@
+"""Putting an engine together: from settings to models with layouts, an acceptance rule and passes."""
+
+from collections.abc import Sequence as Seq
+from typing import Literal
+
+from refimpl.core.config import DecodeConfig
+from refimpl.core.errors import InputError
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.acceptance import make_rule
+from refimpl.decoding.cached import CachedModel, CheckedModel
+from refimpl.decoding.invariants import Checker
+from refimpl.decoding.memory import require_room
+from refimpl.decoding.passes import EagerPasses, Passes
+from refimpl.decoding.recorded import RecordedPasses
+from refimpl.decoding.rounds import RoundContext
+from refimpl.decoding.sampling import RandomSource
+from refimpl.decoding.timing import StageTimer
+from refimpl.layouts import make_layout
+from refimpl.models.adapter import Pair
+from refimpl.placement import PLACEMENTS, PoolSize
+
+
+def longest_row(sequences: Seq[Sequence]) -> int:
+    """Tokens of the longest row that a run can come to."""
+    return max(s.prompt_len + s.max_new_tokens for s in sequences)
+
+
+def verify_window(sequences: Seq[Sequence]) -> int:
+    """Tokens a row of the largest verify pass."""
+    return max(s.num_speculative_tokens for s in sequences) + 1
+
+
+def assemble(
+    pair: Pair, sequences: Seq[Sequence], config: DecodeConfig, window_size: int, source: RandomSource | None
+) -> RoundContext:
+    """Allocate what the rounds of a run need.
+
+    Args:
+        pair: the models.
+        sequences: all of the run, for the sizes.
+        config: settings; its method has a layout.
+        window_size: sequences that are resident at a time.
+        source: replaces the keyed random numbers.
+
+    Raises:
+        InputError: the K/V cannot fit, or rounds cannot be recorded; nothing is allocated then.
+    """
+    checker, size = Checker(config.check_level(pair.device.type)), _pool_size(sequences, config, window_size)
+    if config.cuda_graphs:
+        _require_recordable(pair, checker)
+    _require_room(pair, config, size)
+    timer = StageTimer(pair.device)
+    target, draft = (_cached_model(pair, role, config, size, checker, timer) for role in ("target", "draft"))
+    window = verify_window(sequences)
+    eager = EagerPasses(
+        target, draft, make_rule(config, source), pair.vocab_size, window if config.shape_stable else None
+    )
+    passes: Passes = eager
+    if config.cuda_graphs:
+        passes = RecordedPasses(eager, k=window - 1, stable=config.shape_stable)
+    timer.take()  # the first round begins when everything is allocated
+    return RoundContext(target, draft, passes, checker, config.logprobs)
+
+
+def _pool_size(sequences: Seq[Sequence], config: DecodeConfig, window_size: int) -> PoolSize:
+    batch_size = config.resolved_batch_size
+    return PoolSize.of_run(
+        [s.prompt_len + s.max_new_tokens for s in sequences],
+        window_size=window_size,
+        batch_size=batch_size,
+        span=verify_window(sequences),
+        least_rows=batch_size if config.shape_stable else 0,
+    )
+
+
+def _require_room(pair: Pair, config: DecodeConfig, size: PoolSize) -> None:
+    """Refuse the run while nothing is allocated, if pools of that size cannot fit."""
+    num_slots = PLACEMENTS[config.resolved_method.layout or ""].num_slots(size)
+    bytes_per_token = pair.target.kv_shape.bytes_per_token + pair.draft.kv_shape.bytes_per_token
+    require_room(num_slots, bytes_per_token, config.kv_memory_gib, pair.device)
+
+
+def _require_recordable(pair: Pair, checker: Checker) -> None:
+    if checker.covers("device"):
+        raise InputError(f"recorded rounds cannot be checked at level {checker.level}: choose host or off")
+    if not (pair.target.recordable and pair.draft.recordable):
+        raise InputError(f"{pair.name} cannot be recorded: its RoPE waits for the longest row in every pass")
+
+
+def _cached_model(
+    pair: Pair,
+    role: Literal["target", "draft"],
+    config: DecodeConfig,
+    size: PoolSize,
+    checker: Checker,
+    timer: StageTimer,
+) -> CachedModel:
+    model = pair.target if role == "target" else pair.draft
+    layout = make_layout(
+        config.resolved_method.layout or "",
+        model.kv_shape,
+        size.rows,
+        size.columns,
+        compaction_threshold=config.compaction_threshold,
+        max_positions=model.max_positions,
+        tagged=checker.covers("device"),
+        block_rows=config.resolved_batch_size if config.shape_stable and role == "target" else None,
+    )
+    if checker.covers("host"):
+        return CheckedModel(model, layout, role, timer, checker)
+    return CachedModel(model, layout, role, timer)

@@ -1,0 +1,85 @@
+"""A model together with the layout that holds its K/V."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.invariants import Checker
+from refimpl.decoding.timing import StageTimer
+from refimpl.layouts import Layout
+from refimpl.layouts.store import Block, RowState
+from refimpl.models.adapter import CausalLM
+
+
+@dataclass
+class CachedModel:
+    """A model and the layout that holds its K/V.
+
+    Attributes:
+        model: computes.
+        layout: stores.
+        role: says which of a sequence's cached lengths is meant.
+        timer: charged with what `begin` moves, as ``realign``.
+    """
+
+    model: CausalLM
+    layout: Layout
+    role: Literal["target", "draft"]
+    timer: StageTimer
+
+    def begin(self, members: Seq[Sequence], span: int) -> None:
+        """Make the members ready for passes that feed `span` tokens a row, all together."""
+        with self.timer.stage("realign"):
+            self.layout.begin(self.rows(members), span)
+
+    def block(self, tokens: Int[Tensor, "batch q"], offset: int, drafts: Seq[Tensor]) -> Block:
+        """The next block of the round; `drafts` are the tokens ``[batch, n]`` proposed so far, in order."""
+        return self.layout.block(tokens, offset)
+
+    def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
+        """Run a block of the layout; logits of the members' rows."""
+        logits = self.model.forward(block, num_logits)
+        return logits if block.members is None else logits[block.members]
+
+    def num_cached(self, sequence: Sequence) -> int:
+        """Leading tokens of the sequence whose K/V this model holds."""
+        return sequence.target_cached if self.role == "target" else sequence.draft_cached
+
+    def note_cached(self, sequence: Sequence, count: int) -> None:
+        """Write that number down."""
+        if self.role == "target":
+            sequence.target_cached = count
+        else:
+            sequence.draft_cached = count
+
+    def rows(self, members: Seq[Sequence]) -> list[RowState]:
+        """Host integers that the layout works on."""
+        return [RowState(m.slot, m.index, m.seq_len, self.num_cached(m), not m.finished) for m in members]
+
+
+@dataclass
+class CheckedModel(CachedModel):
+    """Checks what the layout makes of the members' integers, before anything is computed from it.
+
+    Attributes:
+        checker: knows the level.
+    """
+
+    checker: Checker
+    _members: Seq[Sequence] = field(default=(), init=False)
+
+    def begin(self, members: Seq[Sequence], span: int) -> None:
+        """As every cached model; then lengths, pads and K/V are checked."""
+        super().begin(members, span)
+        self._members = members
+        self.checker.after_begin(members, self.layout, self.model)
+
+    def block(self, tokens: Int[Tensor, "batch q"], offset: int, drafts: Seq[Tensor]) -> Block:
+        """As every cached model; then positions, mask and provenance are checked."""
+        block = super().block(tokens, offset, drafts)
+        self.checker.before_forward(block, self._members, offset, drafts)
+        return block

@@ -1,0 +1,125 @@
+"""The loop: scheduler × layout × acceptance rule, from sequences to rounds."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from operator import attrgetter
+
+import torch
+
+from refimpl.core.config import DecodeConfig
+from refimpl.core.errors import InputError
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.assembly import assemble
+from refimpl.decoding.devices import require_current
+from refimpl.decoding.prefill import prefill
+from refimpl.decoding.rounds import run_round
+from refimpl.decoding.sampling import RandomSource
+from refimpl.decoding.timing import StageTimer
+from refimpl.decoding.trace import RoundRecord
+from refimpl.layouts import Layout
+from refimpl.models.adapter import Pair
+from refimpl.scheduling import Scheduler, make_scheduler
+
+
+class Engine:
+    """Runs sequences to their end, round by round.
+
+    Args:
+        pair: the models.
+        sequences: host state, changed in place.
+        config: method, batch size, acceptance rule, checks.
+        source: replaces the keyed random numbers, for exhaustive enumeration.
+    """
+
+    def __init__(self, pair: Pair, sequences: Seq[Sequence], config: DecodeConfig, source: RandomSource | None = None):
+        method = config.resolved_method
+        if method.layout is None or method.scheduler is None:
+            raise ValueError(
+                f"{method.name} has no layout and no scheduler: it is decoded by refimpl.oracle.autoregressive"
+            )
+        require_current(pair.device)
+        self.pair, self.config, self.sequences = pair, config, list(sequences)
+        self.scheduler: Scheduler[Sequence] = make_scheduler(
+            method.scheduler, config.resolved_batch_size, config.resolved_window_size, config.aging_bound
+        )
+        self.context = assemble(pair, self.sequences, config, self.scheduler.window_size, source)
+        self.checker = self.context.checker
+        self._free_slots = list(range(self.context.target.layout.pool.rows))[::-1]
+        self._in_round = False
+        self.scheduler.submit(self.sequences)
+
+    @property
+    def timer(self) -> StageTimer:
+        """Seconds of the round in flight, by stage."""
+        return self.context.target.timer
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        """Target's and draft's."""
+        return self.context.target.layout, self.context.draft.layout
+
+    @property
+    def kv_bytes(self) -> int:
+        """K/V pools of both models."""
+        return sum(layout.pool.num_bytes for layout in self.layouts)
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """Run until every sequence has finished, yielding each round once it is committed."""
+        while not self.scheduler.done:
+            yield self.run_one_round()
+
+    @torch.inference_mode()
+    def run_one_round(self) -> RoundRecord:
+        """Admit, prefill, choose members, run the round, let finished sequences go.
+
+        Raises:
+            InputError: an earlier round was interrupted, by an error or from the keyboard.
+        """
+        self.require_whole()
+        self._in_round = True
+        record = self._run_one_round()
+        self._in_round = False
+        return record
+
+    def require_whole(self) -> None:
+        """Raise InputError if a round was interrupted: sequences and K/V may be out of step then."""
+        if self._in_round:
+            raise InputError("the run was interrupted in the middle of a round and cannot go on: start it anew")
+
+    def _run_one_round(self) -> RoundRecord:
+        moves = self._num_moves()
+        self._admit()
+        plan = self.scheduler.select()
+        self.checker.before_round(plan, self.scheduler)
+        outcomes = run_round(self.context, sorted(plan.members, key=attrgetter("slot")))  # full batches: pool order
+        for sequence in self.scheduler.complete(plan):
+            self._release(sequence)
+        index = self.scheduler.round_index - 1
+        return RoundRecord(index, plan.mode, tuple(outcomes), self.timer.take(), self._num_moves() - moves)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence between rounds; what it has generated stays."""
+        if not sequence.finished:
+            sequence.stop_reason = "cancelled"
+            for left in self.scheduler.cancel(sequence):
+                self._release(left)
+
+    def _admit(self) -> None:
+        entered = self.scheduler.admit()
+        for sequence in entered:
+            sequence.slot = self._free_slots.pop()
+        batch_size = self.scheduler.batch_size
+        with self.timer.stage("prefill"):
+            for start in range(0, len(entered), batch_size):
+                for cached in (self.context.target, self.context.draft):
+                    prefill(cached, entered[start : start + batch_size])
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.slot >= 0:
+            for layout in self.layouts:
+                layout.release(sequence.slot)
+            self._free_slots.append(sequence.slot)
+            sequence.slot = -1
+
+    def _num_moves(self) -> int:
+        return sum(layout.num_moves for layout in self.layouts)

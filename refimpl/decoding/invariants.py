@@ -1,0 +1,266 @@
+"""The invariant register as run-time checks: one function each, raised as `InvariantViolation`.
+
+| level  | what is checked                                                                               |
+|--------|-----------------------------------------------------------------------------------------------|
+| off    | nothing                                                                                       |
+| host   | integer facts: INV-1, INV-5 … INV-9, INV-11 (INV-10 is the scheduler's own assertion)         |
+| device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4)   |
+| oracle | also every row's K/V against a fresh forward pass over the row (INV-4 numerically)            |
+"""
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from refimpl.core.config import CHECK_LEVELS, CheckLevel
+from refimpl.core.errors import InvariantViolation
+from refimpl.core.records import RowOutcome
+from refimpl.core.sequence import Sequence
+from refimpl.layouts import Layout
+from refimpl.layouts.store import Block
+from refimpl.scheduling import RoundPlan, Scheduler
+
+STATEMENTS: dict[str, str] = {
+    "INV-1": "padded layouts are rectangular: num_pad + seq_len == width",
+    "INV-2": "the j-th real token of a row has position j",
+    "INV-3": "a query sees exactly the slots of its own row's tokens up to its position",
+    "INV-4": "each visible slot holds the K/V of the token at the position it claims",
+    "INV-5": "the target has cached all tokens but the last between rounds",
+    "INV-6": "the draft lags by 1 token, or by 2 after a full acceptance",
+    "INV-7": "nothing after the first stop token, never more than the budget",
+    "INV-8": "raggedness is carried by integer lengths",
+    "INV-9": "every sequence is in one place, the members of a round are distinct",
+    "INV-10": "no sequence waits more than A + floor(M/B) rounds between two of its rounds",
+    "INV-11": "a group's members have equal length and equal cache state",
+    "INV-12": "tokens do not depend on batch, order, layout or schedule",
+}
+
+
+def require(holds: bool, invariant: str, *, row: int | None, expected: Any, found: Any) -> None:
+    """Raise the violation of `invariant` unless it holds; never an `assert`, which `python -O` removes."""
+    if not holds:
+        raise InvariantViolation(invariant, STATEMENTS[invariant], row=row, expected=expected, found=found)
+
+
+class Checker:
+    """Runs the checks of a level at the three places where state can go wrong."""
+
+    def __init__(self, level: CheckLevel):
+        self.level = level
+        self._rank = CHECK_LEVELS.index(level)
+
+    def covers(self, level: CheckLevel) -> bool:
+        """Whether checks of `level` are on."""
+        return self._rank >= CHECK_LEVELS.index(level)
+
+    def before_round(self, plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence]) -> None:
+        """Check the choice of members."""
+        if self.covers("host"):
+            scheduler.pool.check_conservation()
+            check_members(plan)
+            check_group(plan)
+
+    def after_begin(self, members: Seq[Sequence], layout: Layout, model: Any) -> None:
+        """Check that the layout works on the members' own lengths and, against fresh passes, on their own K/V."""
+        if self.covers("host"):
+            check_rectangle(layout)
+            check_layout_lengths(members, layout)
+        if self.covers("oracle"):
+            for i, sequence in enumerate(members):
+                if not sequence.finished:
+                    check_kv(sequence, layout.read(i), model)
+
+    def before_forward(self, block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor]) -> None:
+        """Check a block once its provenance is written."""
+        if self.covers("device"):
+            check_block(block.of_members(), members, offset, drafts)
+
+    def after_commit(self, members: Seq[Sequence], records: Seq[RowOutcome]) -> None:
+        """Check lengths, budget and stops of the rows that ran."""
+        if self.covers("host"):
+            by_index = {m.index: m for m in members}
+            for record in records:
+                sequence = by_index[record.sequence]
+                check_budget_and_stop(sequence, record.kept)
+                check_growth(sequence, record)
+                check_target_lag(sequence)
+                check_draft_lag(sequence, record.k)
+
+
+def check_rectangle(layout: Layout) -> None:
+    """INV-1."""
+    for i, (row, pads) in enumerate(zip(layout.rows, layout.num_pad or [], strict=False)):
+        if row.live:
+            require(
+                pads + row.seq_len == layout.width and pads >= 0,
+                "INV-1",
+                row=i,
+                expected=f"num_pad + seq_len = width {layout.width}",
+                found=f"{pads} + {row.seq_len}",
+            )
+
+
+def check_layout_lengths(members: Seq[Sequence], layout: Layout) -> None:
+    """INV-8: the layout works on the sequences' own integers."""
+    for i, (sequence, row) in enumerate(zip(members, layout.rows, strict=True)):
+        require(
+            (row.sequence, row.slot, row.seq_len) == (sequence.index, sequence.slot, sequence.seq_len),
+            "INV-8",
+            row=i,
+            expected=f"sequence {sequence.index}, slot {sequence.slot}, seq_len {sequence.seq_len}",
+            found=f"sequence {row.sequence}, slot {row.slot}, seq_len {row.seq_len}",
+        )
+
+
+def check_growth(sequence: Sequence, record: RowOutcome) -> None:
+    """INV-8: a row grows by what the round says, whatever the tokens are."""
+    require(
+        sequence.seq_len == record.seq_len + record.kept and record.kept >= 1,
+        "INV-8",
+        row=sequence.index,
+        expected=f"{record.seq_len} + {record.kept} tokens, at least one of them new",
+        found=sequence.seq_len,
+    )
+
+
+def check_target_lag(sequence: Sequence) -> None:
+    """INV-5."""
+    lag = sequence.seq_len - sequence.target_cached
+    require(lag == 1, "INV-5", row=sequence.index, expected="lag 1", found=f"lag {lag}")
+
+
+def check_draft_lag(sequence: Sequence, k: int) -> None:
+    """INV-6; a round without drafts leaves the draft cache behind, to be caught up later."""
+    if k:
+        require(
+            1 <= sequence.draft_lag <= 2,
+            "INV-6",
+            row=sequence.index,
+            expected="lag 1 or 2",
+            found=f"lag {sequence.draft_lag}",
+        )
+
+
+def check_budget_and_stop(sequence: Sequence, kept: int) -> None:
+    """INV-7, on the tokens of the round; the last of them may be a stop token."""
+    require(
+        sequence.num_generated <= sequence.max_new_tokens,
+        "INV-7",
+        row=sequence.index,
+        expected=f"at most {sequence.max_new_tokens} tokens",
+        found=sequence.num_generated,
+    )
+    new = sequence.generated[-kept:]
+    stops = [token for token in new if token in sequence.stop_token_ids]
+    ends = sequence.stop_reason == "stop"
+    require(
+        not stops or (len(stops) == 1 and stops[0] == new[-1] and ends),
+        "INV-7",
+        row=sequence.index,
+        expected="a stop token only as the last one",
+        found=new,
+    )
+
+
+def check_members(plan: RoundPlan[Sequence]) -> None:
+    """INV-9: no sequence runs twice in a round."""
+    tickets = [m.ticket for m in plan.members]
+    require(len(set(tickets)) == len(tickets), "INV-9", row=None, expected="distinct members", found=tickets)
+
+
+def check_group(plan: RoundPlan[Sequence]) -> None:
+    """INV-11."""
+    if plan.mode == "grouped":
+        states = {(m.seq_len, m.cache_state) for m in plan.members}
+        require(len(states) == 1, "INV-11", row=None, expected="one (seq_len, cache state)", found=sorted(states))
+
+
+def check_block(block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor]) -> None:
+    """INV-2, INV-3 and INV-4 of one block, from the provenance of its slots.
+
+    `drafts` are the tokens proposed so far in this round, in order.
+    """
+    table = _token_table(members, drafts, block.tokens.device)
+    live = torch.tensor([not m.finished for m in members], device=table.device)
+    expected = torch.tensor([[m.seq_len] for m in members], device=table.device) + torch.arange(
+        offset, offset + block.tokens.shape[1], device=table.device
+    )
+    limit = torch.tensor([[m.prompt_len + m.max_new_tokens] for m in members], device=table.device)
+    real = (expected >= 0) & (expected < limit) & live[:, None]
+    check_positions(block, expected, real)
+    check_visibility(block, members, expected, real, table)
+
+
+def check_positions(block: Block, expected: Int[Tensor, "batch q"], real: Tensor) -> None:
+    """INV-2, for the queries that matter; a pad's position is arbitrary."""
+    wrong = real & (block.position_ids != expected)
+    if wrong.any():
+        row, at = wrong.nonzero()[0].tolist()
+        require(False, "INV-2", row=row, expected=int(expected[row, at]), found=int(block.position_ids[row, at]))
+
+
+def check_visibility(
+    block: Block, members: Seq[Sequence], expected: Int[Tensor, "batch q"], real: Tensor, table: Int[Tensor, "batch n"]
+) -> None:
+    """INV-3 and INV-4: position by position, each query sees one slot, of its own row, with the right token."""
+    assert block.tags is not None
+    sequence, position, token = block.tags.unbind(dim=-1)
+    owner = torch.tensor([[m.index] for m in members], device=table.device)
+    visible = block.mask[:, 0] & real[..., None]
+    foreign = visible & ((sequence != owner)[:, None] | (position[:, None] > expected[..., None]))
+    _report(foreign, "INV-3", expected, "no slot of another row or of a later position", block.tags)
+    position = position.clamp(0, table.shape[1] - 1)
+    seen = torch.zeros(*expected.shape, table.shape[1], dtype=torch.long, device=table.device)
+    seen.scatter_add_(2, position[:, None].expand(visible.shape), visible.long())
+    wanted = torch.arange(table.shape[1], device=table.device) <= expected[..., None]
+    miscounted = real[..., None] & (seen != wanted.long())
+    if miscounted.any():
+        row, at, where = miscounted.nonzero()[0].tolist()
+        require(
+            False,
+            "INV-3",
+            row=row,
+            expected=f"query at position {int(expected[row, at])} sees position {where} {int(wanted[row, at, where])}×",
+            found=f"{int(seen[row, at, where])}×",
+        )
+    stale = visible & (token != table.gather(1, position))[:, None]
+    _report(stale, "INV-4", expected, "the row's own token at that position", block.tags)
+
+
+def check_kv(sequence: Sequence, found: Tensor, model: Any) -> None:
+    """INV-4 numerically: K/V of a row's cached tokens against a fresh forward pass over them."""
+    num_cached = found.shape[3]
+    if num_cached == 0:
+        return
+    fresh = model.fresh_kv(sequence.token_ids[:num_cached])
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-3}.get(found.dtype, 0.25)
+    error = float((found - fresh).abs().max() / fresh.abs().max().clamp(min=1))
+    require(
+        error <= tolerance, "INV-4", row=sequence.index, expected=f"K/V within {tolerance}", found=f"{error:.3g} off"
+    )
+
+
+def _token_table(members: Seq[Sequence], drafts: Seq[Tensor], device: torch.device) -> Int[Tensor, "batch n"]:
+    """Token at each position of each row, the round's drafts included; -1 beyond."""
+    nothing = torch.zeros(len(members), 0, dtype=torch.long, device=device)
+    drafted = torch.cat([nothing, *drafts], dim=1)
+    longest = max(m.seq_len for m in members) + drafted.shape[1] + 1
+    table = torch.tensor([m.token_ids + [-1] * (longest - m.seq_len) for m in members], device=device)
+    at = torch.tensor([[m.seq_len] for m in members], device=device) + torch.arange(drafted.shape[1], device=device)
+    return table.scatter(1, at, drafted)
+
+
+def _report(wrong: Tensor, invariant: str, expected: Tensor, wanted: str, tags: Tensor) -> None:
+    if wrong.any():
+        row, at, slot = wrong.nonzero()[0].tolist()
+        sequence, position, token = tags[row, slot].tolist()
+        require(
+            False,
+            invariant,
+            row=row,
+            expected=f"query at position {int(expected[row, at])} sees {wanted}",
+            found=f"slot {slot} of sequence {sequence}, position {position}, token {token}",
+        )

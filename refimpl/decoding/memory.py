@@ -1,0 +1,91 @@
+"""K/V memory, reckoned before anything is allocated, so that a run that cannot fit ends before it begins."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from refimpl.core.errors import InputError
+
+GIB = 1 << 30
+MEMINFO = Path("/proc/meminfo")
+OWN_CGROUP = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+BOUND_AND_USE = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # v2, v1
+RECLAIMABLE = ("inactive_file", "total_inactive_file")  # v2, v1: cached files, given up when memory is short
+SAFETY = 0.9  # share of the free memory that K/V may take: passes need some, too
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that the device could still give, what its allocator holds in reserve included; None if it cannot tell."""
+    if device.type == "cuda":
+        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserve
+    if device.type != "cpu":
+        return None
+    rooms = [room for folder in _own_cgroups() if (room := _room_in_cgroup(folder)) is not None]
+    return min([*rooms, *filter(None, [_available_bytes()])], default=None)
+
+
+def _own_cgroups() -> Iterator[Path]:
+    """Folders of the control groups that may bound this process's memory: its own, and those around it."""
+    lines = OWN_CGROUP.read_text().splitlines() if OWN_CGROUP.exists() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        base = CGROUPS / controllers
+        folder = base / path.strip("/")
+        yield from (around for around in (folder, *folder.parents) if around.is_relative_to(base))
+
+
+def _room_in_cgroup(folder: Path) -> int | None:
+    """Bytes up to a control group's bound, cached files counted as free; None where it has none."""
+    for index, (bound, use) in enumerate(BOUND_AND_USE):
+        try:
+            room = int((folder / bound).read_text()) - int((folder / use).read_text())
+        except (OSError, ValueError):  # no such file, or the word max
+            continue
+        return max(0, room + _stat(folder, RECLAIMABLE[index]))
+    return None
+
+
+def _stat(folder: Path, name: str) -> int:
+    try:
+        entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return int(entries.get(name, 0))
+    except (OSError, ValueError):
+        return 0
+
+
+def _available_bytes() -> int | None:
+    """What the host could give, the page cache included; where it does not say, what nobody uses at all."""
+    if MEMINFO.exists():
+        for line in MEMINFO.read_text().splitlines():
+            name, _, amount = line.partition(":")
+            if name == "MemAvailable":
+                return int(amount.split()[0]) * 1024
+    names = ("SC_AVPHYS_PAGES", "SC_PAGE_SIZE")
+    if any(name not in os.sysconf_names for name in names):
+        return None
+    return os.sysconf(names[0]) * os.sysconf(names[1])
+
+
+def require_room(num_slots: int, bytes_per_token: int, budget_gib: float | None, device: torch.device) -> None:
+    """Raise InputError unless the K/V of a run fit.
+
+    Args:
+        num_slots: of the pool and of the batches beside it, one token each.
+        bytes_per_token: of both models together.
+        budget_gib: bound that the user has set; None for SAFETY of what is free.
+        device: where they would go.
+    """
+    need = num_slots * bytes_per_token
+    free = free_bytes(device)
+    room = budget_gib * GIB if budget_gib is not None else None if free is None else SAFETY * free
+    if room is not None and need > room:
+        raise InputError(
+            f"K/V of {num_slots} tokens (working copies included) need {need / GIB:.3g} GiB, but {room / GIB:.3g} GiB "
+            "may be used: lower batch_size, window_size, max_new_tokens or max_prompt_tokens, or raise kv_memory_gib"
+        )

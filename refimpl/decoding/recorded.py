@@ -1,0 +1,200 @@
+"""Rounds of the in-place layout as recorded GPU work: one replay for all drafts, one for verify and acceptance.
+
+A round of small passes is bound by the host that launches them. The in-place layout moves nothing, so a round is the
+same work every time, on other numbers: the numbers go into fixed tensors, the work is recorded once for each width of
+the context and replayed (CUDA graphs). Every row of the pool takes part; idle ones write to their scratch column.
+Without CUDA a recording is a plain call, so that every line but the recording itself is tested anywhere.
+
+While the host learns what a round has accepted, ends sequences and chooses the next members, the device goes on: where
+no row can come to its budget, the next round's drafts are launched right behind the verify pass, for the lengths that
+the device itself has just found. They are used if the next round has no new member; if not, they are made again.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.acceptance import Decision, Proposal
+from refimpl.decoding.cached import CachedModel
+from refimpl.decoding.graphs import Recording, stream_of
+from refimpl.decoding.passes import EagerPasses, Feed, RowNumbers, Verified, propose, verify
+from refimpl.decoding.sampling import RowKeys
+from refimpl.layouts.store import Block
+from refimpl.placement import padded_columns
+
+DRAFT_LAG = 2  # tokens that every first draft pass feeds; a row with lag 1 recomputes one
+IDLE = -(1 << 40)  # seq_len of an idle row: all of its positions are below 0
+
+
+def context_width(columns: int, most: int) -> int:
+    """Width of the view that holds `columns`: four sizes an octave, so that few recordings are made, at most `most`."""
+    step = max(1, 1 << max(0, columns.bit_length() - 3))
+    return min(padded_columns(-(-columns // step) * step), most)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Drafts made before their round: in a view of `width` columns, for the sequences of these indices.
+
+    A sequence that goes on has committed all that the round before decided, so its drafts are those of its round.
+    """
+
+    width: int = 0
+    sequences: frozenset[int] = frozenset()
+
+    def serves(self, members: Seq[Sequence], width: int) -> bool:
+        return width == self.width and all(m.finished or m.index in self.sequences for m in members)
+
+
+class RecordedPasses:
+    """Runs the passes of rounds whose members are rows of the pool, in place.
+
+    Args:
+        eager: runs the rounds that nothing was recorded for; its layouts are in place and without provenance.
+        k: drafts of every recorded round, whatever the rows can use; their limits cut what they accept.
+        stable: let every pass see all columns.
+    """
+
+    _decision: Decision  # of the latest verify pass, for all rows of the pool
+
+    def __init__(self, eager: EagerPasses, *, k: int, stable: bool):
+        self._eager, self._k, self._stable = eager, k, stable
+        self._target, self._draft, self._rule = eager.target, eager.draft, eager.rule
+        self._device = eager.target.layout.shape.device
+        rows = eager.target.layout.pool.rows
+        on_cuda = self._device.type == "cuda"
+        self._host = torch.zeros(rows, DRAFT_LAG + 4, dtype=torch.long, pin_memory=on_cuda)
+        self._numbers = self._host.to(self._device, copy=True)
+        self._index = torch.arange(rows, device=self._device)
+        self._drafts = Proposal(torch.zeros(rows, k, dtype=torch.long, device=self._device))
+        self._stream = stream_of(self, self._device) if on_cuda else None
+        # apart, so that no draft overwrites what the verify pass before it has left
+        self._draft_memory = torch.cuda.graph_pool_handle() if on_cuda else None
+        self._verify_memory = torch.cuda.graph_pool_handle() if on_cuda else None
+        self._recordings: dict[int, tuple[Recording | None, Recording]] = {}  # by width: drafts, verify
+        self._width = 0
+        self._members: Seq[Sequence] = ()
+        self._ahead = _Ahead()
+        self._replayed = False
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device works on while the host does."""
+        return self._device.type == "cuda"
+
+    def covers(self, members: Seq[Sequence]) -> bool:
+        """Whether the round is one that was recorded for: no draft lags further behind than a round can leave it."""
+        return self._k == 0 or all(m.finished or m.draft_lag <= DRAFT_LAG for m in members)
+
+    def run(self, members: Seq[Sequence], limits: list[int]) -> Verified:
+        """Replay the recorded work, for every row of the pool, where it covers the round."""
+        self._replayed = self.covers(members)
+        if not self._replayed:
+            self._ahead = _Ahead()
+            return self._eager.run(members, limits)
+        self.load(members, limits)
+        timer = self._target.timer
+        with timer.stage("record"):
+            self.prepare()
+        with timer.stage("draft"):
+            self.draft()
+        with timer.stage("verify"):
+            decision, logits = self.verify()
+        return Verified(self._k, [m.slot for m in members], decision, logits)
+
+    def after(self) -> None:
+        """Launch the next round's drafts, if there are such that can be used."""
+        if self._replayed:
+            with self._draft.timer.stage("draft", ahead=True):
+                self.draft_ahead()
+
+    def load(self, members: Seq[Sequence], limits: list[int]) -> None:
+        """Put the round's numbers where the recordings read them, in one copy."""
+        for cached in (self._target, self._draft):
+            cached.begin(members, span=0)
+        idle = [0] * DRAFT_LAG + [IDLE, 0, 0, 0]
+        table = [idle] * len(self._host)
+        for member, limit in zip(members, limits, strict=True):
+            tail = ([0] * DRAFT_LAG + member.token_ids)[-DRAFT_LAG:]
+            table[member.slot] = [*tail, member.seq_len, limit, member.seed, member.sequence_id]
+        self._host.copy_(torch.tensor(table))
+        self._numbers.copy_(self._host, non_blocking=True)
+        self._members = members
+        self._width = self._width_for(max(m.seq_len for m in members) + self._k)
+
+    def prepare(self) -> None:
+        """Record what the round needs and no round before it needed."""
+        if self._width not in self._recordings:
+            draft = Recording(self._propose, self._stream, self._draft_memory) if self._k else None
+            if draft:
+                self._drafts = draft()
+            self._recordings[self._width] = draft, Recording(self._decide, self._stream, self._verify_memory)
+
+    def draft(self) -> None:
+        """Propose k tokens a row, unless that was done ahead."""
+        recording, _ = self._recordings[self._width]
+        if recording and not self._ahead.serves(self._members, self._width):
+            self._drafts = recording()
+        self._ahead = _Ahead()
+
+    def draft_ahead(self) -> bool:
+        """Launch the next round's drafts behind the verify pass; tells whether it did."""
+        columns = max(m.seq_len for m in self._members) + self._k + 1 + self._k
+        width = self._width_for(columns)
+        recording, _ = self._recordings.get(width, (None, None))
+        live = [m for m in self._members if not m.finished]
+        if not (recording and self.overlaps and all(m.remaining > self._k + 1 for m in live)):
+            return False
+        self._advance(self._decision)
+        self._drafts = recording()
+        self._ahead = _Ahead(width, frozenset(m.index for m in live))
+        return True
+
+    def verify(self) -> tuple[Decision, Float[Tensor, "rows k1 vocab"]]:
+        """Run the target on the proposals and decide, for every row of the pool."""
+        _, recording = self._recordings[self._width]
+        self._decision, logits = recording()
+        return self._decision, logits
+
+    def _width_for(self, columns: int) -> int:
+        most = self._target.layout.pool.columns
+        return most if self._stable else context_width(columns, most)
+
+    def _advance(self, decision: Decision) -> None:
+        """Append what was accepted, and the token after it, to every row's numbers, on the device."""
+        kept = decision.num_accepted[:, None] + 1
+        tokens = torch.cat([self._numbers[:, :DRAFT_LAG], decision.emitted], dim=1)
+        tail = tokens.gather(1, kept + torch.arange(DRAFT_LAG, device=self._device))
+        self._numbers[:, : DRAFT_LAG + 1] = torch.cat([tail, self._seq_len + kept], dim=1)
+
+    @property
+    def _seq_len(self) -> Int[Tensor, "rows 1"]:
+        return self._numbers[:, DRAFT_LAG : DRAFT_LAG + 1]
+
+    def _row_numbers(self) -> RowNumbers:
+        limits, seed, sequence = self._numbers[:, DRAFT_LAG + 1 :].unbind(dim=1)
+        position = self._seq_len + torch.arange(self._k + 1, device=self._device)
+        return RowNumbers(RowKeys(seed, sequence), position, limits)
+
+    def _propose(self) -> Proposal:
+        return propose(self._rule, self._feed(self._draft, 1), self._numbers[:, :DRAFT_LAG], self._row_numbers())
+
+    def _decide(self) -> tuple[Decision, Tensor]:
+        last = self._numbers[:, DRAFT_LAG - 1 : DRAFT_LAG]
+        return verify(self._rule, self._feed(self._target, self._k + 1), last, self._drafts, self._row_numbers())
+
+    def _feed(self, cached: CachedModel, num_logits: int) -> Feed:
+        def feed(tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
+            logits = cached.model.forward(self._block(cached, tokens, offset), num_logits)
+            return logits[..., : self._eager.vocab_size]
+
+        return feed
+
+    def _block(self, cached: CachedModel, tokens: Int[Tensor, "rows q"], offset: int) -> Block:
+        position = self._seq_len + torch.arange(offset, offset + tokens.shape[1], device=self._device)
+        everywhere = slice(0, len(self._index))
+        return cached.layout.slot_block(self._index, everywhere, tokens, position, self._width)

@@ -1,0 +1,147 @@
+"""One round: its passes, then what the host makes of their decision."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from refimpl.core import kernels
+from refimpl.core.records import RowOutcome, TokenLogprobs
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.cached import CachedModel
+from refimpl.decoding.invariants import Checker
+from refimpl.decoding.passes import Passes, Verified
+
+
+@dataclass(frozen=True, slots=True)
+class RoundContext:
+    """What every round needs and no round changes.
+
+    Attributes:
+        target, draft: models and layouts.
+        passes: run the models.
+        checker: looks at what a round has done.
+        logprobs: alternatives to report with the log-probability of every token; None for no log-probabilities.
+    """
+
+    target: CachedModel
+    draft: CachedModel
+    passes: Passes
+    checker: Checker
+    logprobs: int | None = None
+
+
+def run_round(context: RoundContext, members: Seq[Sequence]) -> list[RowOutcome]:
+    """Draft, verify, accept, commit: advance every unfinished member by at least one token."""
+    limits = [0 if m.finished else m.draft_limit for m in members]
+    verified = context.passes.run(members, limits)
+    table = _ToHost(verified.decision.table())
+    context.passes.after()
+    return _commit(context, members, limits, verified.k, _on_host(table, verified, context.logprobs))
+
+
+class _ToHost:
+    """Values on their way to the host; what is launched after them need not be waited for."""
+
+    def __init__(self, values: Tensor):
+        self._arrived: torch.cuda.Event | None = None
+        self._values = values
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def wait(self) -> Tensor:
+        """The values, on the host."""
+        if self._arrived:
+            self._arrived.synchronize()
+        return self._values
+
+
+@dataclass(frozen=True, slots=True)
+class _HostDecision:
+    accepted: list[int]
+    emitted: list[list[int]]
+    logprobs: list[list[TokenLogprobs]] | None
+
+
+def _on_host(table: _ToHost, verified: Verified, logprobs: int | None) -> _HostDecision:
+    """Wait for a decision and take the members' rows: one copy a round (two with log-probabilities)."""
+    rows, logits, found = verified.rows, verified.logits, table.wait().tolist()
+    found = [found[row] for row in rows]
+    accepted, massless, emitted = [row[0] for row in found], [row[1] for row in found], [row[2:] for row in found]
+    if any(massless):
+        verified.decision.rows(_host_tensor(rows, logits.device)).require_mass()
+    if logprobs is None:
+        return _HostDecision(accepted, emitted, None)
+    mine = logits[_host_tensor(rows, logits.device)]
+    return _HostDecision(accepted, emitted, _logprobs(mine, emitted, logprobs))
+
+
+def _logprobs(logits: Float[Tensor, "batch k1 vocab"], emitted: list[list[int]], top: int) -> list[list[TokenLogprobs]]:
+    table = logits.double().log_softmax(dim=-1)
+    chosen = table.gather(-1, _host_tensor(emitted, logits.device)[..., None])[..., 0].tolist()
+    best = table.topk(top, dim=-1)
+    values, ids = best.values.tolist(), best.indices.tolist()
+    return [
+        [
+            TokenLogprobs(token, chosen[i][j], tuple(zip(ids[i][j], values[i][j], strict=True)))
+            for j, token in enumerate(row)
+        ]
+        for i, row in enumerate(emitted)
+    ]
+
+
+def _commit(
+    context: RoundContext, members: Seq[Sequence], limits: list[int], k: int, decision: _HostDecision
+) -> list[RowOutcome]:
+    """Append each row's tokens and tell both layouts what to keep."""
+    kept = [kernels.num_kept(accepted) for accepted in decision.accepted]
+    if context.target.layout.placement.commits_minimum:
+        kept = [min(n for n, m in zip(kept, members, strict=True) if not m.finished)] * len(members)
+    outcomes = [
+        _commit_row(m, limits[i], k, decision.accepted[i], decision.emitted[i][: kept[i]], decision.logprobs, i)
+        for i, m in enumerate(members)
+        if not m.finished
+    ]
+    context.target.layout.commit([m.target_cached for m in members])
+    if k:
+        context.draft.layout.commit([m.draft_cached for m in members])
+    context.checker.after_commit(members, outcomes)
+    return outcomes
+
+
+def _commit_row(
+    row: Sequence,
+    drafted: int,
+    k: int,
+    accepted: int,
+    tokens: list[int],
+    logprobs: list[list[TokenLogprobs]] | None,
+    index: int,
+) -> RowOutcome:
+    seq_len, draft_lag = row.seq_len, row.draft_lag
+    kept = row.extend(tokens)
+    row.target_cached = row.seq_len - 1
+    if k:
+        row.draft_cached = kernels.draft_cached_after(seq_len, k, row.seq_len)
+    return RowOutcome(
+        sequence=row.index,
+        seq_len=seq_len,
+        draft_lag=draft_lag,
+        k=k,
+        drafted=drafted,
+        accepted=accepted,
+        kept=kept,
+        next_token="draft" if kept <= accepted else "bonus" if accepted == drafted else "recovered",
+        finished=row.finished,
+        tokens=tuple(tokens[:kept]),
+        logprobs=tuple(logprobs[index][:kept]) if logprobs else (),
+    )
+
+
+def _host_tensor(values: list, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.long, device=device)

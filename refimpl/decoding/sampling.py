@@ -1,0 +1,133 @@
+"""Processed distributions, and random numbers that depend on a key and nothing else.
+
+Every random number is a function of (seed, sequence, position, purpose, token): a counter-based generator in the
+sense of Salmon et al. 2011. The key is folded part by part with the finalizer of SplitMix64 (Steele et al. 2014), a
+bijection on 64 bits, so that keys that differ in one part never collide.
+Tokens therefore never depend on batch size, order, layout or schedule (INV-12).
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum, unique
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from refimpl.core import kernels
+from refimpl.core.config import SamplingConfig
+
+TIE = 1e-9  # relative; sums of the same masses differ by rounding, which no bound may turn on
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+@unique
+class Purpose(IntEnum):
+    """What a random number is for; two purposes never share a stream."""
+
+    COUPLED = 1
+    DRAFT = 2
+    ACCEPT = 3
+    NEXT = 4
+    FORCED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RowKeys:
+    """Keys of the rows of a batch: seed and sequence id, ``[batch]`` each."""
+
+    seed: Int[Tensor, " batch"]
+    sequence: Int[Tensor, " batch"]
+
+
+def _shift_right(bits: Tensor, n: int) -> Tensor:
+    return (bits >> n).bitwise_and_((1 << (64 - n)) - 1)  # logical shift: torch's is arithmetic
+
+
+def _mix_(bits: Tensor) -> Tensor:
+    """Finalize in place: at a vocabulary of 150 k a pass without a new tensor costs a quarter."""
+    bits.bitwise_xor_(_shift_right(bits, 30)).mul_(_MIX_1)
+    bits.bitwise_xor_(_shift_right(bits, 27)).mul_(_MIX_2)
+    return bits.bitwise_xor_(_shift_right(bits, 31))
+
+
+def _stream(keys: RowKeys, position: Int[Tensor, "batch q"], purpose: Purpose) -> Int[Tensor, "batch q"]:
+    state = _mix_(_mix_(keys.seed + _GOLDEN) ^ int(purpose))
+    state = _mix_((state + _GOLDEN) ^ keys.sequence)
+    return _mix_((state + _GOLDEN)[:, None] ^ position)
+
+
+def uniform(keys: RowKeys, position: Int[Tensor, "batch q"], purpose: Purpose) -> Float[Tensor, "batch q"]:
+    """One number in [0, 1) per row and position, float64."""
+    return _shift_right(_mix_(_stream(keys, position, purpose) + _GOLDEN), 11).double() * 2.0**-53
+
+
+def exponentials(
+    keys: RowKeys, position: Int[Tensor, "batch q"], purpose: Purpose, size: int
+) -> Float[Tensor, "batch q size"]:
+    """`size` independent Exp(1) numbers per row and position, float64, in [1e-16, 37].
+
+    The logarithm is taken of odd multiples of 2^-53, which float64 holds exactly: neither 0 nor 1, so the numbers are
+    positive and finite. Token indices are scattered before they are added, so that no two streams are shifted copies.
+    """
+    token = _mix_(torch.arange(1, size + 1, device=position.device) * _GOLDEN)
+    bits = _shift_right(_mix_(_stream(keys, position, purpose)[..., None] + token), 12)
+    return bits.double().add_(0.5).mul_(2.0**-52).log_().neg_()
+
+
+class RandomSource:
+    """The two places where chance enters. Proofs and tests enumerate both branches by overriding them."""
+
+    def draw(
+        self, weights: Float[Tensor, "batch q vocab"], keys: RowKeys, position: Int[Tensor, "batch q"], purpose: Purpose
+    ) -> Int[Tensor, "batch q"]:
+        """Draw a token in proportion to `weights` (they need not sum to 1).
+
+        An exponential race: argmin of E/w, which is the Gumbel-max trick in the probability domain. With the purpose
+        COUPLED the same noise serves draft and target, which makes the output independent of the draft (Daliri,
+        Musco, Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
+        """
+        return (weights / exponentials(keys, position, purpose, weights.shape[-1])).argmax(dim=-1)
+
+    def accepts(
+        self,
+        target_probability: Float[Tensor, "batch k"],
+        draft_probability: Float[Tensor, "batch k"],
+        keys: RowKeys,
+        position: Int[Tensor, "batch k"],
+    ) -> Bool[Tensor, "batch k"]:
+        """Accept each drafted token with probability min(1, p/q)."""
+        return kernels.accepts(uniform(keys, position, Purpose.ACCEPT), target_probability, draft_probability)
+
+
+def probabilities(logits: Float[Tensor, "*rows vocab"], config: SamplingConfig) -> Float[Tensor, "*rows vocab"]:
+    """Distribution after temperature, top-k, top-p and min-p, in float64; the same for the draw and for the ratio.
+
+    Order and ties follow transformers' logits warpers: top-k keeps every token as probable as the k-th, top-p keeps
+    the smallest set that reaches its mass. Which of several equally probable tokens top-p keeps is open there; here
+    it is the lowest ids. A mass within `TIE` of a bound has reached it, in whatever order it was added up.
+    Temperature 0 puts all mass on the most probable token. NaN stays NaN.
+    """
+    if config.greedy:
+        return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).double()
+    scaled = logits.double()
+    scaled = (scaled - scaled.amax(dim=-1, keepdim=True)) / config.temperature  # ≤ 0: no temperature overflows
+    if config.top_k and config.top_k < logits.shape[-1]:
+        least = scaled.topk(config.top_k, dim=-1).values[..., -1:]
+        scaled = scaled.masked_fill(scaled < least, -torch.inf)
+    mass = scaled.softmax(dim=-1)
+    if config.top_p < 1:
+        mass = mass.masked_fill(_outside_nucleus(scaled, mass, config.top_p), 0)
+    if config.min_p > 0:
+        mass = mass.masked_fill(mass < (1 - TIE) * config.min_p * mass.amax(dim=-1, keepdim=True), 0)
+    return mass / mass.sum(dim=-1, keepdim=True)
+
+
+def _outside_nucleus(
+    logits: Float[Tensor, "*rows vocab"], mass: Float[Tensor, "*rows vocab"], top_p: float
+) -> Bool[Tensor, "*rows vocab"]:
+    """Tokens whose more probable ones already have mass ≥ top_p."""
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    before = torch.nn.functional.pad(mass.gather(-1, order).cumsum(dim=-1)[..., :-1], (1, 0))
+    return torch.zeros_like(mass, dtype=torch.bool).scatter(-1, order, before >= (1 - TIE) * top_p)

@@ -1,0 +1,97 @@
+"""What happened, round by round: records in memory, NDJSON on disk."""
+
+import json
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from refimpl.core.config import DecodeConfig
+from refimpl.core.files import write_whole
+from refimpl.core.records import RowOutcome
+from refimpl.core.sequence import Sequence
+from refimpl.scheduling import DEFAULT_OPTIONS
+
+SCHEMA = "raggedspec.trace/1"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One round.
+
+    Attributes:
+        round: index, from 0.
+        mode: why the members were chosen (static, fifo, grouped, fallback, aged).
+        rows: one outcome per unfinished member, in row order.
+        stage_s: seconds of the round by stage, with ``host_s`` and ``round_s``.
+        num_moves: fused gathers and write-backs of both layouts in this round.
+    """
+
+    round: int
+    mode: str
+    rows: tuple[RowOutcome, ...]
+    stage_s: dict[str, float]
+    num_moves: int
+
+    def as_rows(self) -> Iterator[dict[str, Any]]:
+        """One flat row per member; the stage seconds belong to the round and are repeated."""
+        for i, row in enumerate(self.rows):
+            yield {
+                "round": self.round,
+                "mode": self.mode,
+                "row": i,
+                "sequence": row.sequence,
+                "seq_len": row.seq_len,
+                "draft_lag": row.draft_lag,
+                "k": row.k,
+                "drafted": row.drafted,
+                "accepted": row.accepted,
+                "kept": row.kept,
+                "next_token": row.next_token,
+                "finished": row.finished,
+                "num_moves": self.num_moves,
+                **self.stage_s,
+            }
+
+
+def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a finished run, as the first line of its trace holds them.
+
+    Args:
+        config: the run's settings, those of the sampling included.
+        sequences: in input order; lengths, budgets and drafts a round are theirs, since a request may have its own.
+        environment: further fields: what the run ran on.
+    """
+    method = config.resolved_method
+    return {
+        "method": config.method,
+        "layout": method.layout,
+        "scheduler": method.scheduler,
+        "acceptance": config.resolved_acceptance,
+        "batch_size": config.resolved_batch_size,
+        "window_size": config.resolved_window_size,
+        "aging_bound": config.aging_bound,
+        "aging_from": DEFAULT_OPTIONS.aging_from,
+        "compaction_threshold": config.compaction_threshold,
+        "num_speculative_tokens": config.num_speculative_tokens,
+        "num_speculative_tokens_each": [s.num_speculative_tokens for s in sequences],
+        "max_new_tokens": config.max_new_tokens,
+        "max_new_tokens_each": [s.max_new_tokens for s in sequences],
+        **asdict(config.sampling),
+        "num_sequences": len(sequences),
+        "prompt_lens": [s.prompt_len for s in sequences],
+        "output_lens": [s.num_generated for s in sequences],
+        **environment,
+    }
+
+
+def write_trace(path: Path, header: dict[str, Any], rounds: Iterable[RoundRecord]) -> None:
+    """Write a trace: the header on the first line, then one line per row per round.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    lines = [json.dumps({"schema": SCHEMA, **header})]
+    lines += [json.dumps(row) for record in rounds for row in record.as_rows()]
+    write_whole(path, lines)

@@ -1,0 +1,332 @@
+"""Is the output what autoregressive decoding gives? Exact and partial match against the oracle, prompt by prompt."""
+
+import numbers
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from joblib import Parallel, delayed
+
+from refimpl.core.config import (
+    NAMED_METHODS,
+    RECORDABLE,
+    SCHEDULERS,
+    DecodeConfig,
+    make_config,
+    require_int,
+    resolve_method,
+)
+from refimpl.core.errors import InputError, InvariantViolation
+from refimpl.core.keywords import VerifySettings
+from refimpl.core.shown import Shown
+from refimpl.core.stats import RunStats
+from refimpl.generation import generate
+from refimpl.models.adapter import Pair
+from refimpl.requests import Prompt, listed
+from refimpl.results import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def common_prefix(reference: Seq[int], candidate: Seq[int]) -> int:
+    """Number of leading tokens on which two outputs agree."""
+    pairs = enumerate(zip(reference, candidate, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(reference), len(candidate)))
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """First disagreement of one sequence: the token index, and both tokens (None where an output has ended)."""
+
+    index: int
+    at: int
+    expected: int | None
+    found: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a run compares with the oracle's.
+
+    Attributes:
+        prompts: compared.
+        exact: prompts whose generated tokens are all equal, the stop token included.
+        partial: mean over prompts of the share of the oracle's tokens before the first disagreement.
+        divergences: one per prompt that is not exact.
+    """
+
+    prompts: int
+    exact: int
+    partial: float
+    divergences: tuple[Divergence, ...] = ()
+
+
+def compare(reference: Seq[Seq[int]], candidate: Seq[Seq[int]]) -> Comparison:
+    """Compare generated token ids, prompt by prompt; nothing is decoded, stripped or padded."""
+    divergences, shares = [], []
+    for index, (expected, found) in enumerate(zip(reference, candidate, strict=True)):
+        at = common_prefix(expected, found)
+        shares.append(at / len(expected) if expected else 1.0)
+        if list(expected) != list(found):
+            divergences.append(Divergence(index, at, _item(expected, at), _item(found, at)))
+    total = len(reference)
+    return Comparison(total, total - len(divergences), sum(shares) / max(1, total), tuple(divergences))
+
+
+def _item(tokens: Seq[int], at: int) -> int | None:
+    return tokens[at] if at < len(tokens) else None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MethodReport:
+    """One method at one batch size against the oracle.
+
+    Attributes:
+        comparison: None when an invariant broke before the run ended.
+        violations: invariants that broke; empty in a healthy run.
+        bitwise: prompts with the oracle's tokens whose log-probabilities, normalised over the whole vocabulary in
+            float64, are the oracle's to the last bit; None when that was not asked for.
+    """
+
+    method: str
+    batch_size: int
+    comparison: Comparison | None
+    stats: RunStats | None
+    violations: tuple[str, ...] = ()
+    bitwise: int | None = None
+
+    def __repr__(self) -> str:
+        found = f"{self.comparison.exact}/{self.comparison.prompts} exact" if self.comparison else self.violations[0]
+        return f"MethodReport({self.method} at batch {self.batch_size}: {found})"
+
+    @property
+    def exact(self) -> bool:
+        """Whether every prompt is equal to the oracle's output, to the last bit where that was asked for."""
+        if self.comparison is None or self.comparison.divergences:
+            return False
+        return self.bitwise is None or self.bitwise == self.comparison.prompts
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready row."""
+        return {
+            "method": self.method,
+            "batch_size": self.batch_size,
+            "exact": self.comparison.exact if self.comparison else 0,
+            "partial": self.comparison.partial if self.comparison else 0.0,
+            "mean_acceptance_length": self.stats.acceptance.mean_acceptance_length if self.stats else 0.0,
+            "grouping_rate": self.stats.grouping_rate if self.stats else 0.0,
+            "violations": list(self.violations),
+            **({} if self.bitwise is None else {"bitwise": self.bitwise}),
+            "divergences": [asdict(d) for d in self.comparison.divergences] if self.comparison else [],
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class VerifyReport(Shown):
+    """All methods and batch sizes of a `verify` run; `references` are the oracle's outputs by batch size.
+
+    The oracle decodes one sequence at a time, whatever the batch size, unless it runs in the batch's shapes.
+    """
+
+    prompts: int
+    references: dict[int, Result]
+    results: list[MethodReport] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        exact = sum(report.exact for report in self.results)
+        return f"VerifyReport({self.prompts} prompts: {exact} of {len(self.results)} runs exact)"
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One line per method and batch size: prompts that are exact, the share before the first disagreement, …"""
+        import pandas as pd
+
+        rows = [report.as_dict() | {"prompts": self.prompts} for report in self.results]
+        columns = ["exact", "prompts", "partial", "bitwise", "mean_acceptance_length", "grouping_rate", "violations"]
+        table = pd.DataFrame(rows, columns=["method", "batch_size", *columns]).set_index(["method", "batch_size"])
+        return table.dropna(axis=1, how="all")  # bits are compared only when asked for
+
+    @property
+    def exact(self) -> bool:
+        """Whether every method gave the oracle's tokens for every prompt."""
+        return all(report.exact for report in self.results)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: ``{"prompts": n, "results": [...]}``."""
+        return {"prompts": self.prompts, "results": [report.as_dict() for report in self.results]}
+
+
+def expand_methods(methods: str | Seq[str]) -> list[str]:
+    """Names from a list or a comma-separated text; ``"all"`` stands for every named method but the oracle."""
+    if not isinstance(methods, Iterable):
+        raise InputError(f"methods must be names, not {methods!r}")
+    names = methods.split(",") if isinstance(methods, str) else list(methods)
+    expanded = [n for name in map(str.strip, names) for n in (NAMED_METHODS if name == "all" else [name])]
+    for name in expanded:
+        resolve_method(name)
+    return [name for name in dict.fromkeys(expanded) if name != "autoregressive"]
+
+
+def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], settings: dict[str, Any]) -> list[tuple[str, int]]:
+    """Each (method, batch size) once; a method with a batch size of its own runs at that one only.
+
+    ``"all"`` stands for the methods that can have the settings: all that are named, or those of the in-place layout
+    that can run shape-stable or recorded.
+
+    Raises:
+        InputError: an unknown method, nothing to run, settings that a method cannot have, or tokens that cannot be
+            compared.
+    """
+    if not isinstance(batch_sizes, Iterable) or isinstance(batch_sizes, str):
+        raise InputError(f"batch_sizes must be a list of integers, not {batch_sizes!r}")
+    batch_sizes = list(batch_sizes)
+    for size in batch_sizes:
+        require_int("batch_size", size, 1)
+    names = expand_methods(_all_with(settings) if methods in ("all", ["all"], ("all",)) else methods)
+    if not names:
+        raise InputError("no method to verify: name one besides autoregressive, which all are compared with")
+    if not batch_sizes:
+        raise InputError("no batch size to verify at")
+    sizes = [(name, resolve_method(name).batch_size or batch_size) for name in names for batch_size in batch_sizes]
+    runs = list(dict.fromkeys(sizes))
+    of_config = {name: value for name, value in settings.items() if name != "max_prompt_tokens"}
+    for name, size in runs:
+        _require_comparable(make_config(method=name, batch_size=size, **_widened(of_config, size)))
+    return runs
+
+
+def _require_comparable(config: DecodeConfig) -> None:
+    if config.acceptance == "rejection" and not config.sampling.greedy:
+        raise InputError(
+            "acceptance 'rejection' preserves the distribution, not the tokens, and cannot be compared: choose coupled"
+        )
+    if config.acceptance == "forced":
+        raise InputError("acceptance 'forced' is for timing: its tokens are not the target's and cannot be compared")
+
+
+def _all_with(settings: dict[str, Any]) -> list[str]:
+    if settings.get("cuda_graphs"):
+        return ["+".join(parts) for parts in RECORDABLE]
+    if settings.get("shape_stable"):
+        return [f"inplace+{scheduler}" for scheduler in SCHEDULERS]
+    return list(NAMED_METHODS)
+
+
+def _widened(settings: dict[str, Any], batch_size: int) -> dict[str, Any]:
+    """The settings with a window of at least one batch."""
+    window = settings.get("window_size")
+    is_int = isinstance(window, numbers.Integral)
+    return settings | {"window_size": max(window, batch_size)} if window and is_int else settings
+
+
+def verify(
+    pair: Pair,
+    prompts: Seq[Prompt],
+    *,
+    methods: str | Seq[str] = "all",
+    batch_sizes: Seq[int] = (1, 4, 8),
+    jobs: int = 1,
+    bitwise: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+    **settings: Unpack[VerifySettings],
+) -> VerifyReport:
+    """Run methods at several batch sizes and compare each with the oracle.
+
+    Args:
+        pair: from `load_pair`.
+        prompts: as for `generate`.
+        methods: names, or ``"all"``; with `bitwise`, of methods that can run shape-stable.
+        batch_sizes: each method runs at each of these.
+        jobs: processes, on a CPU only; with more than one, each run has a process and one thread to itself.
+        bitwise: run shape-stable, the oracle once per batch size in that batch's shapes, and compare
+            log-probabilities to the last bit.
+        progress: told (what is running, finished, all).
+        **settings: as for `generate`; a window smaller than a batch size is widened to it.
+
+    Raises:
+        InputError: impossible settings or prompts. An InvariantViolation is reported, not raised.
+    """
+    given: dict[str, Any] = {**settings, **({"shape_stable": True, "logprobs": 0} if bitwise else {})}
+    runs = runs_to_verify(methods, batch_sizes, given)
+    require_int("jobs", jobs, 1)
+    if jobs != 1 and pair.device.type != "cpu":
+        raise InputError(f"jobs must be 1 on {pair.device}, not {jobs}: only on a CPU do processes share the models")
+    prompts = listed(prompts)
+    references = _references(pair, prompts, runs, bitwise, given, progress)
+    if jobs == 1:
+        reports = [
+            _run(pair, prompts, method, size, references[size], given, _named(progress, f"{method} at batch {size}"))
+            for method, size in runs
+        ]
+    else:
+        reports = _run_in_processes(pair, prompts, runs, references, given, jobs, _named(progress, "methods"))
+    return VerifyReport(len(prompts), references, reports)
+
+
+def _references(
+    pair: Pair,
+    prompts: Seq[Prompt],
+    runs: list[tuple[str, int]],
+    bitwise: bool,
+    settings: dict[str, Any],
+    progress: Callable[[str, int, int], None] | None,
+) -> dict[int, Result]:
+    """The oracle's output for every batch size: one and the same, unless it depends on the batch's shapes."""
+    sizes = list(dict.fromkeys(size for _, size in runs))
+    oracle = partial(generate, pair, prompts, method="autoregressive", **settings)
+    if not bitwise:
+        return dict.fromkeys(sizes, oracle(progress=_named(progress, "oracle")))
+    return {size: oracle(batch_size=size, progress=_named(progress, f"oracle in shapes of {size}")) for size in sizes}
+
+
+def _run_in_processes(
+    pair: Pair,
+    prompts: Seq[Prompt],
+    runs: list[tuple[str, int]],
+    references: dict[int, Result],
+    settings: dict[str, Any],
+    jobs: int,
+    progress: Callable[[int, int], None] | None,
+) -> list[MethodReport]:
+    pending = Parallel(n_jobs=min(jobs, len(runs)), return_as="generator")(
+        delayed(_run_on_one_thread)(pair, prompts, method, size, references[size], settings) for method, size in runs
+    )
+    reports = []
+    for report in pending:
+        reports.append(report)
+        if progress:
+            progress(len(reports), len(runs))
+    return reports
+
+
+def _run_on_one_thread(*arguments: Any) -> MethodReport:
+    torch.set_num_threads(1)
+    return _run(*arguments)
+
+
+def _run(
+    pair: Pair,
+    prompts: Seq[Prompt],
+    method: str,
+    batch_size: int,
+    reference: Result,
+    settings: dict[str, Any],
+    progress: Callable[[int, int], None] | None = None,
+) -> MethodReport:
+    settings = _widened(settings, batch_size)
+    try:
+        result = generate(pair, prompts, method=method, batch_size=batch_size, progress=progress, **settings)
+    except InvariantViolation as violation:
+        return MethodReport(method, batch_size, None, None, (str(violation),))
+    comparison = compare([s.token_ids for s in reference.sequences], [s.token_ids for s in result.sequences])
+    equal_bits = sum(a.logprobs == b.logprobs for a, b in zip(reference.sequences, result.sequences, strict=True))
+    return MethodReport(
+        method, batch_size, comparison, result.stats, bitwise=equal_bits if result.config.shape_stable else None
+    )
+
+
+def _named(progress: Callable[[str, int, int], None] | None, label: str) -> Callable[[int, int], None] | None:
+    return partial(progress, label) if progress else None

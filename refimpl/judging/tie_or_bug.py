@@ -1,0 +1,326 @@
+"""Tie or bug? Judge a greedy output that differs from the oracle's because of rounding, or because it is wrong.
+
+In 16 bit the logits of one prefix depend on the shapes that they were computed with, so two right engines may part
+where two tokens are nearly tied, and everything after that differs. So the output is not compared but judged on its
+own prefixes: the *regret* of a token is the largest logit minus the token's logit, after exactly the tokens that
+precede it. The scale of the tolerance is measured, not chosen: the same prefixes run one token at a time (M = 1) and in
+blocks (M = k + 1), both at batch 1, give logits that differ by rounding alone. The threshold is twice the largest such
+difference over all prefixes and the whole vocabulary: two tokens may each be off by that much, in opposite directions.
+
+This is a heuristic, not a bound. The judged engine ran larger batches, with masks and pads, in which other kernels may
+add in another order and round further than was seen here. What speaks for the threshold is its margin: it takes the
+worst of all logits, where a tie needs the error of the two best ones of a single prefix, and doubles it. Still a bug
+that moves logits by less passes as a tie, and rounding that happens in large batches alone would be called a bug. So
+the report holds the noise, the threshold and the largest regret: a verdict is as good as the distance between them.
+
+| verdict | when                                                                          |
+|---------|-------------------------------------------------------------------------------|
+| exact   | the tokens are the oracle's                                                   |
+| tie     | they differ, and no token's regret exceeds the threshold                      |
+| bug     | a token's regret exceeds the threshold, or the row ends where it should not   |
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from refimpl.core.config import Request, make_config
+from refimpl.core.errors import InputError
+from refimpl.core.files import whole_file
+from refimpl.core.keywords import Settings
+from refimpl.generation import generate
+from refimpl.judging.equivalence import common_prefix
+from refimpl.layouts.store import Block
+from refimpl.models.adapter import CausalLM, Pair
+from refimpl.requests import Prompt, prepare
+from refimpl.results import Result
+
+Verdict = Literal["exact", "tie", "bug"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowJudgement:
+    """One row.
+
+    Attributes:
+        index: place of the prompt.
+        verdict: see the module.
+        diverges_at: first token that is not the oracle's, None when all are.
+        regrets: per generated token, in logits.
+        ends_right: whether the row ends with its first stop token or its budget.
+    """
+
+    index: int
+    verdict: Verdict
+    diverges_at: int | None
+    regrets: tuple[float, ...]
+    ends_right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """All rows.
+
+    Attributes:
+        rows: in order.
+        noise: largest difference of a logit between M = 1 and M = k + 1, over all prefixes.
+        num_prefixes: prefixes that the noise was measured on.
+    """
+
+    rows: tuple[RowJudgement, ...]
+    noise: float
+    num_prefixes: int
+
+    @property
+    def threshold(self) -> float:
+        """Largest regret that is put down to rounding."""
+        return 2 * self.noise
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the rows' verdicts."""
+        found = {row.verdict for row in self.rows}
+        return "bug" if "bug" in found else "tie" if "tie" in found else "exact"
+
+    @property
+    def largest_regret(self) -> float:
+        """Over all tokens."""
+        return max((regret for row in self.rows for regret in row.regrets), default=0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        verdicts = [row.verdict for row in self.rows]
+        return {
+            "verdict": self.verdict,
+            "threshold": self.threshold,
+            "noise": self.noise,
+            "num_prefixes": self.num_prefixes,
+            "largest_regret": self.largest_regret,
+            **{name: verdicts.count(name) for name in ("exact", "tie", "bug")},
+            "rows": [
+                {
+                    "index": row.index,
+                    "verdict": row.verdict,
+                    "diverges_at": row.diverges_at,
+                    "largest_regret": max(row.regrets, default=0.0),
+                    "ends_right": row.ends_right,
+                }
+                for row in self.rows
+            ],
+        }
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the histogram of the regrets that are not 0, with the threshold."""
+        plot_regrets({"": self}, path)
+
+
+def plot_regrets(judgements: Mapping[str, Judgement], path: str | Path) -> None:
+    """Write `regret_figure` to a file; the ending of its name chooses the format."""
+    with whole_file(path, "wb") as file:
+        regret_figure(judgements).savefig(file, dpi=150, format=Path(path).suffix[1:])
+
+
+def regret_figure(judgements: Mapping[str, Judgement]) -> Any:
+    """One histogram of regrets a judgement, all with the same axes: what rounding explains, and what it does not.
+
+    Regrets of 0, of tokens that the target itself would choose, are counted in the title only.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    figure = Figure(figsize=(8.5, 0.6 + 2.4 * len(judgements)), layout="constrained")
+    panels = figure.subplots(len(judgements), squeeze=False, sharex=True, sharey=True)[:, 0]
+    edges = _bin_edges(list(judgements.values()))
+    for axes, (name, judgement) in zip(panels, judgements.items(), strict=True):
+        _draw_regrets(axes, name, judgement, edges)
+    ticks = [0, *(n * 10**i for i in range(6) for n in (1, 2, 5))]
+    ticks = [n for n in ticks if n <= panels[0].get_ylim()[1]]
+    panels[0].set_yticks(ticks, labels=map(str, ticks))
+    panels[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panels[0].xaxis.set_major_formatter("{x:g}")
+    panels[0].xaxis.set_minor_formatter(NullFormatter())
+    panels[-1].set_xlabel("regret in logits: the largest minus the token's")
+    return figure
+
+
+def _draw_regrets(axes: Any, name: str, judgement: Judgement, edges: list[float]) -> None:
+    regrets = [regret for row in judgement.rows for regret in row.regrets]
+    within = [regret for regret in regrets if 0 < regret <= judgement.threshold]
+    beyond = [regret for regret in regrets if regret > judgement.threshold]
+    for values, colour, what in ((within, "tab:blue", "within"), (beyond, "tab:red", "beyond")):
+        axes.hist(values, bins=edges, color=colour, label=f"{len(values)} {what} the threshold")
+    axes.axvline(judgement.threshold, color="black", linestyle="--", label=f"threshold {judgement.threshold:.3g}")
+    zeros = len(regrets) - len(within) - len(beyond)
+    heading = f"{name}: {judgement.verdict}" if name else f"verdict: {judgement.verdict}"
+    axes.set(
+        xscale="log", yscale="symlog", ylabel="tokens", title=f"{heading}, {zeros} of {len(regrets)} regrets are 0"
+    )
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize="small")
+
+
+def _bin_edges(judgements: list[Judgement]) -> list[float]:
+    """Forty bins, equally wide on a logarithmic axis, that hold every regret and every threshold."""
+    regrets = [regret for j in judgements for row in j.rows for regret in row.regrets if regret > 0]
+    shown = [*regrets, *(j.threshold for j in judgements if j.threshold > 0)] or [1.0]
+    low, high = min(shown) / 2, max(shown) * 2
+    return [low * (high / low) ** (i / 40) for i in range(41)]
+
+
+def judge_method(
+    pair: Pair,
+    prompts: Seq[Prompt],
+    *,
+    reference: Seq[Seq[int]] | None = None,
+    max_prompt_tokens: int | None = None,
+    **settings: Unpack[Settings],
+) -> Judgement:
+    """Decode with a method and with the oracle, and judge the method's output.
+
+    Args:
+        pair: from `load_pair`, usually in a 16-bit format.
+        prompts: texts or token ids; requests with settings of their own are refused.
+        reference: the oracle's tokens, where they are known already.
+        max_prompt_tokens: as for `generate`.
+        **settings: as for `generate`, at temperature 0.
+
+    Raises:
+        InputError: impossible settings or prompts.
+    """
+    prepared = _prepare(pair, prompts, max_prompt_tokens, settings)
+    found = generate(pair, prepared, **settings)
+    return _against_oracle(pair, prepared, tokens_of(found), reference, settings)
+
+
+def judge_outputs(
+    pair: Pair,
+    prompts: Seq[Prompt],
+    outputs: Seq[Seq[int]],
+    *,
+    max_prompt_tokens: int | None = None,
+    **settings: Unpack[Settings],
+) -> Judgement:
+    """Judge what any engine has generated greedily after these prompts; the rest is as for `judge_method`."""
+    prepared = _prepare(pair, prompts, max_prompt_tokens, settings)
+    if len(outputs) != len(prepared):
+        raise InputError(f"there are {len(prepared)} prompts, but {len(outputs)} outputs")
+    for index, output in enumerate(outputs):
+        if not output or not all(isinstance(token, int) and 0 <= token < pair.vocab_size for token in output):
+            raise InputError(f"output {index} is not a list of token ids below {pair.vocab_size}")
+    return _against_oracle(pair, prepared, outputs, None, settings)
+
+
+def tokens_of(result: Result) -> list[list[int]]:
+    """Generated tokens, row by row."""
+    return [sequence.token_ids for sequence in result.sequences]
+
+
+def _prepare(pair: Pair, prompts: Seq[Prompt], max_prompt_tokens: int | None, settings: Settings) -> list[list[int]]:
+    config = make_config(**settings)
+    if not config.sampling.greedy or config.stop_strings:
+        raise InputError("only greedy output without stop strings can be judged")
+    if any(isinstance(prompt, Request) for prompt in prompts):
+        raise InputError("give texts or token ids: all prompts share their settings here")
+    return [s.token_ids for s in prepare(pair, prompts, config, max_prompt_tokens).sequences]
+
+
+def _against_oracle(
+    pair: Pair,
+    prompts: list[list[int]],
+    outputs: Seq[Seq[int]],
+    reference: Seq[Seq[int]] | None,
+    settings: Settings,
+) -> Judgement:
+    config = make_config(**settings)
+    if reference is None:
+        reference = tokens_of(generate(pair, prompts, **settings | {"method": "autoregressive"}))
+    stops = pair.stop_token_ids if config.stop_token_ids is None else config.stop_token_ids
+    return judge(
+        pair,
+        prompts,
+        outputs,
+        reference,
+        max_new_tokens=config.max_new_tokens,
+        stop_token_ids=tuple(stops),
+        num_speculative_tokens=config.num_speculative_tokens,
+    )
+
+
+def judge(
+    pair: Pair,
+    prompts: Seq[Seq[int]],
+    outputs: Seq[Seq[int]],
+    reference: Seq[Seq[int]],
+    *,
+    max_new_tokens: int,
+    stop_token_ids: Seq[int] = (),
+    num_speculative_tokens: int = 5,
+) -> Judgement:
+    """Judge greedy outputs row by row.
+
+    Args:
+        pair: its target gives the logits.
+        prompts: token ids.
+        outputs: tokens generated by the engine under judgement.
+        reference: the oracle's tokens.
+        max_new_tokens: budget of every row.
+        stop_token_ids: end a row.
+        num_speculative_tokens: the noise is measured with blocks of one more.
+    """
+    size, stops = pair.vocab_size, set(stop_token_ids)
+    measured: list[tuple[tuple[float, ...], float]] = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        single = logits_in_blocks(pair.target, prompt, output, 1)[:, :size]
+        blocks = logits_in_blocks(pair.target, prompt, output, num_speculative_tokens + 1)[:, :size]
+        regrets = single.amax(dim=-1) - single.gather(1, torch.tensor([list(output)], device=single.device).T)[:, 0]
+        measured.append((tuple(regrets.tolist()), float((single - blocks).abs().max())))
+    noise = max(n for _, n in measured)
+    rows = []
+    for i, (output, wanted) in enumerate(zip(outputs, reference, strict=True)):
+        at = None if list(output) == list(wanted) else common_prefix(wanted, output)
+        right = ends_right(output, max_new_tokens, stops)
+        tied = right and max(measured[i][0]) <= 2 * noise
+        rows.append(RowJudgement(i, "exact" if at is None else "tie" if tied else "bug", at, measured[i][0], right))
+    return Judgement(tuple(rows), noise, sum(map(len, outputs)))
+
+
+def ends_right(tokens: Seq[int], max_new_tokens: int, stops: set[int]) -> bool:
+    """Whether a row ends with its first stop token, or else has its whole budget."""
+    first = next((i + 1 for i, token in enumerate(tokens) if token in stops), None)
+    return len(tokens) == (max_new_tokens if first is None else min(first, max_new_tokens))
+
+
+@torch.inference_mode()
+def logits_in_blocks(
+    model: CausalLM, prompt: Seq[int], output: Seq[int], block_size: int
+) -> Float[Tensor, "generated vocab"]:
+    """Logits that each generated token is chosen from, teacher-forced, `block_size` positions a forward pass.
+
+    The prompt but its last token is fed at once in either case, so that only the size of the blocks differs. Returned
+    in float64.
+    """
+    entries: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if layer in entries:
+            keys, values = torch.cat([entries[layer][0], keys], dim=2), torch.cat([entries[layer][1], values], dim=2)
+        entries[layer] = (keys, values)
+        return entries[layer]
+
+    tokens = [*prompt, *output[:-1]]
+    starts = [0] if len(prompt) > 1 else []
+    starts += list(range(len(prompt) - 1, len(tokens), block_size))
+    logits = []
+    for start, stop in zip(starts, [*starts[1:], len(tokens)], strict=True):
+        fed = torch.tensor([tokens[start:stop]], device=model.kv_shape.device)
+        position = torch.arange(start, stop, device=fed.device)[None]
+        mask = torch.arange(stop, device=fed.device) <= position[..., None]
+        found = model.forward(Block(fed, position, mask[:, None], append), stop - start)[0]
+        if start >= len(prompt) - 1:
+            logits.append(found.double())
+    return torch.cat(logits)

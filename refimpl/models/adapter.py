@@ -1,0 +1,214 @@
+"""What the engine asks of a language model, and the adapter that makes a Hugging Face model answer.
+
+Only this file, its two neighbours `model_checks` and `model_probe`, and `refimpl.models.attention` know transformers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from refimpl.core.errors import UnsupportedModelError
+from refimpl.layouts.store import Block, KVShape
+from refimpl.models import attention
+from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails, ropes_of_batches, steady_positions
+from refimpl.models.probe import cache_entries, kv_shape_of, refuse_unless_positions_and_mask_count
+
+FeedRow = Callable[[list[int]], Tensor]
+
+
+@runtime_checkable
+class CausalLM(Protocol):
+    """A decoder-only model with full attention.
+
+    Attributes:
+        vocab_size: width of its logits.
+        max_positions: positions it knows; `position_ids` stay below.
+        recordable: whether its passes only launch work, so that they can be recorded and replayed.
+        kv_shape: what it caches per token.
+    """
+
+    vocab_size: int
+    max_positions: int
+    recordable: bool
+    kv_shape: KVShape
+
+    def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
+        """Run a block, hand its K/V to ``block.append`` layer by layer, return the last `num_logits` logits."""
+
+    def fresh_row(self) -> FeedRow:
+        """Start one sequence on the model's own ordinary cache, for the oracle.
+
+        The returned function takes the next tokens and gives the logits ``[vocab]`` after the last of them.
+        """
+
+    def fresh_kv(self, tokens: list[int]) -> Tensor:
+        """K/V of one row computed from nothing ``[layers, planes, kv_heads, len(tokens), plane_dim]``, to compare."""
+
+
+def _refuse_use(*_: Any) -> NoReturn:
+    raise UnsupportedModelError("computes with the length of the cache, which differs from row to row")
+
+
+class _UnknownLength:
+    """Answers a model that asks the cache for its length: it may be passed on, but any use of it is an error."""
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = _refuse_use
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse_use
+    __bool__ = __int__ = __index__ = __float__ = __hash__ = _refuse_use  # type: ignore[assignment]
+
+
+class _BlockCacheLayer(CacheLayerMixin):
+    """Answers the questions that modeling code may ask of a layer; the storage itself is the layout's."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("BlockCache.update hands the entries to the block")
+
+    def get_mask_sizes(self, query_length: int) -> NoReturn:
+        _refuse_use()  # masks are always explicit
+
+    def get_seq_length(self) -> Any:
+        return _UnknownLength()  # positions are always explicit
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+
+class BlockCache(Cache):
+    """A transformers cache without storage, for one pass: hands each layer's entries to the block.
+
+    It has no length: every row has its own, and positions and mask are explicit. A model that computes with one is
+    refused (UnsupportedModelError).
+    """
+
+    def __init__(self, num_layers: int, block: Block):
+        super().__init__(layers=[_BlockCacheLayer() for _ in range(num_layers)])
+        self._block = block
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store a layer's entries where the block says; return all that the block's queries may see."""
+        return self._block.append(layer_idx, key_states, value_states)
+
+
+class HuggingFaceLM:
+    """Adapter of a transformers model with full attention in every layer, or sliding windows that rows do not outgrow.
+
+    The model itself is changed for good: its attention implementation is set, and it is put in evaluation mode. With a
+    model on a CUDA device, cuDNN's attention is off for the whole process (see `refimpl.models.attention`).
+
+    Args:
+        model: a causal model, already on its device and in its dtype.
+        name: how errors call it.
+
+    Raises:
+        InputError: the model declares what the engine cannot do, has attention of its own that cannot be set, does not
+            honour explicit positions and masks, or fails in another way; the message names the reason.
+    """
+
+    def __init__(self, model: PreTrainedModel, name: str = "model"):
+        self.model, self.name = model.eval(), name
+        with refusing_what_fails(model, name):
+            refuse_what_is_declared(model)
+            implementation = _set_attention(model)
+            config = model.config.get_text_config(decoder=True)
+            self.vocab_size: int = config.vocab_size
+            self.max_positions = steady_positions(config)
+            self.recordable = not ropes_of_batches(config)
+            self.kv_shape = kv_shape_of(model)
+            heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
+            self._groups = heads // self.kv_shape.num_kv_heads if implementation == attention.NAME else 1
+            refuse_unless_positions_and_mask_count(self)
+
+    def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
+        """Run a block through the model with explicit positions and an explicit 4-D mask."""
+        return self.model(
+            input_ids=block.tokens,
+            position_ids=block.position_ids,
+            attention_mask=attention.additive_mask(block.mask, self.kv_shape.dtype, self._groups),
+            past_key_values=BlockCache(self.kv_shape.num_layers, block),
+            use_cache=True,
+            logits_to_keep=num_logits,
+        ).logits
+
+    def fresh_row(self) -> FeedRow:
+        """Start one row on transformers' own DynamicCache, positions and mask left to the model."""
+        cache = DynamicCache(config=self.model.config)
+
+        @torch.inference_mode()
+        def feed(tokens: list[int]) -> Tensor:
+            ids = torch.tensor([tokens], device=self.model.device)
+            return self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+
+        return feed
+
+    @torch.inference_mode()
+    def fresh_kv(self, tokens: list[int]) -> Tensor:
+        """Fill a DynamicCache with the row and stack its layers."""
+        cache = DynamicCache()  # without the configuration, so that sliding windows keep all entries
+        ids = torch.tensor([tokens], device=self.model.device)
+        self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return torch.stack([self.kv_shape.joined(keys[0], values[0]) for keys, values in cache_entries(cache)])
+
+
+def _set_attention(model: PreTrainedModel) -> str:
+    """Have a model attend as the engine needs it, and return the name of that implementation.
+
+    Raises:
+        UnsupportedModelError: attention classes of the model's own choose their keys and masks themselves.
+    """
+    if model.device.type == "cuda":
+        attention.leave_out_cudnn()
+    wanted = attention.NAME if model._supports_attention_backend else "sdpa"
+    model.set_attn_implementation(wanted)
+    found = model.config.get_text_config(decoder=True)._attn_implementation
+    if found != wanted:
+        advice = ["build it with attn_implementation='sdpa'"] if model._supports_sdpa else []
+        raise UnsupportedModelError(f"has attention of its own ({found}) that cannot be set to {wanted}", *advice)
+    return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target, a draft that proposes for it, and what they share.
+
+    Attributes:
+        target, draft: the models.
+        tokenizer: turns text into ids and back; None for models that know only ids.
+        stop_token_ids: end a sequence unless the caller says otherwise.
+        vocab_size: ids that both models know; logits beyond it are padding rows.
+        name: preset or path.
+    """
+
+    target: CausalLM
+    draft: CausalLM
+    tokenizer: Any = None
+    stop_token_ids: frozenset[int] = frozenset()
+    vocab_size: int = 0
+    name: str = "pair"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target lives."""
+        return self.target.kv_shape.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the target's cache."""
+        return self.target.kv_shape.dtype
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of generated tokens, without special ones; for a pair with a tokenizer."""
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))

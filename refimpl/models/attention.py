@@ -1,0 +1,79 @@
+"""Attention of a block of queries on keys and values that are shared by groups of heads, without expanding them.
+
+transformers expands keys and values to all query heads as soon as an explicit mask is given, which multiplies the bytes
+of the cache that a pass reads by the group size. Here the queries of a group's heads are laid side by side instead: a
+group of g heads with q queries each is one head with g · q queries, on the keys and values as they are stored.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from refimpl.core.errors import UnsupportedModelError
+
+NAME = "grouped_sdpa"
+PLAIN_SETTINGS = {  # of an attention layer: they are None, or change nothing once positions and mask are explicit
+    "dropout", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "output_attentions",
+    "output_hidden_states", "output_router_logits", "return_dict",
+}  # fmt: skip
+
+
+def additive_mask(
+    mask: Bool[Tensor, "batch 1 q width"], dtype: torch.dtype, groups: int
+) -> Float[Tensor, "batch 1 groups_q width"]:
+    """Zero where a query sees a slot and -inf elsewhere, once for each of the `groups` heads that share keys.
+
+    Built once a pass, so that the layers need not convert a boolean mask each.
+    """
+    hidden = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    return hidden.repeat(1, 1, groups, 1) if groups > 1 else hidden
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Float[Tensor, "batch heads q dim"],
+    key: Float[Tensor, "batch kv_heads width dim"],
+    value: Float[Tensor, "batch kv_heads width value_dim"],
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Fold the queries of a group into one head where the mask is that of `additive_mask`; else transformers' own.
+
+    A model may have expanded keys and values by itself; then the mask of one query head serves all.
+
+    Returns the output ``[batch, q, heads, dim]``, as transformers' attention functions do.
+
+    Raises:
+        UnsupportedModelError: the layer asks for more than a masked softmax: a softcap, sinks, biases, chosen keys.
+    """
+    more = sorted(name for name, value in kwargs.items() if value is not None and name not in PLAIN_SETTINGS)
+    if more:
+        raise UnsupportedModelError(f"has attention that is more than a masked softmax ({', '.join(more)})")
+    (batch, heads, q, dim), kv_heads = query.shape, key.shape[1]
+    if attention_mask is not None and heads == kv_heads:
+        attention_mask = attention_mask[:, :, :q]
+    if attention_mask is None or heads == kv_heads or attention_mask.shape[2] != q * (heads // kv_heads):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    folded = query.reshape(batch, kv_heads, heads // kv_heads * q, dim)
+    output = nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+    return output.reshape(batch, heads, q, -1).transpose(1, 2).contiguous(), None
+
+
+def leave_out_cudnn() -> None:
+    """Take cuDNN out of PyTorch's choice of attention kernels, for the whole process.
+
+    PyTorch asks it first on recent data-center GPUs. It builds a plan for every shape that it has not seen, which takes
+    tenths of a second, and nearly every round, as every step of plain generation, has a context of another width.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+# at import, so that a process that is handed a model knows the function, too
+AttentionInterface.register(NAME, grouped_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

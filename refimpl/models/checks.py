@@ -1,0 +1,100 @@
+"""Which transformers models the engine can drive, as far as a model and its configuration declare it.
+
+What a model declares is read before anything is computed, so weights need not be loaded to refuse it. The rest is
+found by running it, see `refimpl.models.probe`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from refimpl.core.errors import InputError, UnsupportedModelError
+
+ROPES_OF_BATCHES = ("longrope", "dynamic")
+PLAIN_LAYERS = {"full_attention", "global", "sliding_attention", "chunked_attention"}  # as configurations call them
+UNKNOWN_CONTEXT = 1 << 20  # positions of a model that declares no bound
+LONGEST_REASON = 200  # characters of another library's message
+
+
+@contextmanager
+def refusing_what_fails(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Turn whatever a model's own code raises into one line that names the model."""
+    label = f"{name}: {type(model).__name__}"
+    try:
+        yield
+    except UnsupportedModelError as error:
+        raise InputError(f"{label} {error}") from error
+    except InputError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:LONGEST_REASON]
+        failed = UnsupportedModelError(f"cannot be driven: {type(error).__name__}: {reason}")
+        raise InputError(f"{label} {failed}") from error
+
+
+def refuse_what_is_declared(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError for the first reason that a model or its configuration gives."""
+    reason = next(_reasons(model, model.config.get_text_config(decoder=True)), None)
+    if reason is not None:
+        raise UnsupportedModelError(reason)
+
+
+def _reasons(model: PreTrainedModel, config: PretrainedConfig) -> Iterator[str]:
+    """Why a model cannot be driven, in words that follow its name."""
+    if not model.can_generate():
+        yield "is no causal language model, as it cannot generate"
+    if _is_half(model):
+        yield "is an encoder-decoder model, or the decoder of one, with cross-attention"
+    if getattr(model, "_is_stateful", False):
+        yield "keeps a recurrent state, which cannot be rolled back"
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    if softcap is not None:
+        yield f"caps attention scores (attn_logit_softcapping = {softcap:g}), which SDPA cannot do"
+    if not model._supports_sdpa and model._supports_attention_backend:
+        yield "has attention that SDPA cannot compute (it declares _supports_sdpa = False), such as sinks or biases"
+    window = getattr(config, "keep_window_size", None)
+    if window is not None:
+        yield f"attends only to the {window} strongest keys of a longer row (keep_window_size)"
+    kinds = _layers_of_other_kinds(config)
+    if kinds:
+        yield f"has layers that are neither full attention nor a sliding window ({', '.join(kinds)})"
+
+
+def _is_half(model: PreTrainedModel) -> bool:
+    """Whether a model has an encoder, or layers that attend to the output of one."""
+    declared = (model.config, type(model.config))
+    if any(
+        getattr(source, name, False) for source in declared for name in ("is_encoder_decoder", "add_cross_attention")
+    ):
+        return True
+    return any(getattr(module, "encoder_attn", None) is not None for module in model.modules())
+
+
+def _layers_of_other_kinds(config: PretrainedConfig) -> list[str]:
+    """Kinds of layers whose cache is not one entry for each token."""
+    caches = {type(layer) for layer in DynamicCache(config=config).layers} - {DynamicLayer, DynamicSlidingWindowLayer}
+    names = ("layer_types", "attention_layers")
+    declared = {kind for name in names for kind in getattr(config, name, None) or []} - PLAIN_LAYERS
+    return sorted(declared or {cache.__name__ for cache in caches})
+
+
+def ropes_of_batches(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """Parameters of RoPEs whose frequencies change with the longest row of the batch, which they ask of every pass."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each type of layer
+    return [kind for kind in kinds if kind.get("rope_type") in ROPES_OF_BATCHES]
+
+
+def steady_positions(config: PretrainedConfig) -> int:
+    """Positions within which a row is computed by full attention, and independently of other rows.
+
+    They end where the model does, where the least sliding window begins to hide tokens, and where a RoPE that adapts to
+    the longest row leaves the context of pretraining.
+    """
+    known = getattr(config, "max_position_embeddings", None) or UNKNOWN_CONTEXT
+    steady = [rope.get("original_max_position_embeddings") for rope in ropes_of_batches(config)]
+    windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers]
+    return min([known, *filter(None, steady + windows)])

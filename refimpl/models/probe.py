@@ -1,0 +1,137 @@
+"""A few tokens through a model, to see that it obeys explicit positions and masks; what it declares is not trusted.
+
+Three rows are fed in two blocks, as the engine feeds them, and compared with each row on the model's own cache:
+
+| row | columns (token of the row, h: hidden)         | positions                        |
+|-----|-----------------------------------------------|----------------------------------|
+| 0   | 0 1 h 2 3, then unused ones                   | 0 1 2 3                          |
+| 1   | h 0 1 2 3, then unused ones                   | 0 1 2 3                          |
+| 2   | 0 h 1 2 3, then unused ones                   | 0 1, then the last two of all    |
+
+A model that counts positions by itself, ignores the mask, lets rows depend on each other, works with the number of
+columns, or scales attention by a length that it asks of the cache gives other logits.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from refimpl.core.errors import UnsupportedModelError
+from refimpl.layouts.store import Block, KVShape, KVStore
+
+ROWS = ((1, 2, 3, 4), (4, 3, 2, 1), (2, 4, 1, 3))
+HIDDEN = (2, 0, 1)  # column of each row that nothing may see
+FAR_ROW = 2
+COUNT, HALF = 4, 2
+UNUSED = 4  # columns behind the last token
+TOLERANCE = 16  # roundings of the number format
+
+
+class Probed(Protocol):
+    """What the probe needs of an adapter."""
+
+    model: PreTrainedModel
+    vocab_size: int
+    max_positions: int
+    kv_shape: KVShape
+
+    def forward(self, block: Block, num_logits: int) -> Tensor:
+        """Run a block."""
+
+
+class _FarCache(DynamicCache):
+    """An ordinary cache that has forgotten `skipped` tokens, so the next ones are far from those that it keeps."""
+
+    skipped = 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return super().get_seq_length(layer_idx) + self.skipped
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        length, offset = super().get_mask_sizes(query_length, layer_idx)
+        return length, offset + self.skipped
+
+
+@torch.inference_mode()
+def refuse_unless_positions_and_mask_count(lm: Probed) -> None:
+    """Raise UnsupportedModelError unless every row gives the logits that the model gives for it alone."""
+    if lm.max_positions < COUNT:
+        raise UnsupportedModelError(f"has a context or sliding window of {lm.max_positions}, which is too short")
+    expected = torch.stack([_alone(lm, row, tokens) for row, tokens in enumerate(ROWS)]).float()
+    if not expected.isfinite().all():
+        raise UnsupportedModelError("gives logits that are not finite")
+    found = _in_blocks(lm).float()
+    wanted = (len(ROWS), HALF, lm.vocab_size)
+    if found.shape != wanted:
+        raise UnsupportedModelError(f"gives logits of shape {tuple(found.shape)} where {wanted} were asked for")
+    tolerance = max(1e-4, TOLERANCE * torch.finfo(lm.kv_shape.dtype).eps)
+    if not (found - expected).abs().max() <= tolerance * expected.abs().max():
+        raise UnsupportedModelError("does not honour explicit positions and a 4-D mask")
+
+
+def _alone(lm: Probed, row: int, tokens: tuple[int, ...]) -> Float[Tensor, "half vocab"]:
+    """Logits of a row's second half, fed to the model by itself; positions and mask are the model's own."""
+    cache = _FarCache(config=lm.model.config)
+    ids = torch.tensor([tokens], device=lm.model.device)
+    lm.model(input_ids=ids[:, :HALF], past_key_values=cache, use_cache=True, logits_to_keep=1)
+    cache.skipped = lm.max_positions - COUNT if row == FAR_ROW else 0
+    return lm.model(input_ids=ids[:, HALF:], past_key_values=cache, use_cache=True, logits_to_keep=HALF).logits[0]
+
+
+def _in_blocks(lm: Probed) -> Float[Tensor, "rows half vocab"]:
+    """The same of all rows together, through explicit positions and masks."""
+    store = KVStore.empty(lm.kv_shape, len(ROWS), COUNT + 1 + UNUSED, tagged=False)
+    tokens, positions = _columns(lm.max_positions)
+    lm.forward(_block(store, tokens[:, : HALF + 1], positions[:, : HALF + 1], 0), 1)
+    return lm.forward(_block(store, tokens[:, HALF + 1 :], positions[:, HALF + 1 :], HALF + 1), HALF)
+
+
+def _columns(max_positions: int) -> tuple[Int[Tensor, "rows columns"], Int[Tensor, "rows columns"]]:
+    """Token and position of each row's columns; a hidden column holds token 0 at position 0."""
+    rows, positions = [list(tokens) for tokens in ROWS], [list(range(COUNT)) for _ in ROWS]
+    positions[FAR_ROW][HALF:] = range(max_positions - HALF, max_positions)
+    for row, numbers, hidden in zip(rows, positions, HIDDEN, strict=True):
+        row.insert(hidden, 0)
+        numbers.insert(hidden, 0)
+    return torch.tensor(rows), torch.tensor(positions)
+
+
+def _block(store: KVStore, tokens: Tensor, positions: Tensor, start: int) -> Block:
+    """The rows' tokens at columns from `start`, each seeing itself and the columns before it except the hidden one."""
+    device = store.shape.device
+    columns = torch.arange(store.columns, device=device)
+    own = columns[start : start + tokens.shape[1], None]
+    hidden = torch.tensor(HIDDEN, device=device)[:, None, None]
+    visible = (columns == own) | ((columns < own) & (columns != hidden))
+
+    def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        store.write_columns(layer, start, keys, values)
+        return store.view(layer, store.columns)
+
+    return Block(tokens.to(device), positions.to(device), visible[:, None], append)
+
+
+@torch.inference_mode()
+def kv_shape_of(model: PreTrainedModel) -> KVShape:
+    """What a model caches for one token, from a cache that it filled.
+
+    Raises:
+        UnsupportedModelError: the layers differ, or keys and values do in their number of heads.
+    """
+    cache = DynamicCache()
+    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
+    entries = cache_entries(cache)
+    shapes = {(tuple(keys.shape), tuple(values.shape)) for keys, values in entries}
+    heads = {tensor.shape[1] for layer in entries for tensor in layer}
+    if len(shapes) != 1 or len(heads) != 1:
+        raise UnsupportedModelError(f"caches keys and values of different shapes ({sorted(shapes)})")
+    keys, values = entries[0]
+    return KVShape(len(entries), heads.pop(), keys.shape[3], values.dtype, values.device, values.shape[3])
+
+
+def cache_entries(cache: Any) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of each layer of a filled DynamicCache."""
+    return [(layer.keys, layer.values) for layer in cache.layers]

@@ -1,0 +1,221 @@
+"""A language model made of integers: any wrong mask, position, missing or stale entry changes what it says.
+
+It speaks the protocol of `adapter.CausalLM` and keeps its "K/V" in the same stores, through the same blocks, as a real
+model, but every number is an exact integer below 2^53, so equality needs no tolerance and a run takes milliseconds.
+
+| quantity                  | is a hash of                                                              |
+|---------------------------|---------------------------------------------------------------------------|
+| entry of layer 0          | the token and its position                                                |
+| entry of layer 1          | the token, its position, and the sum of the layer-0 entries that it sees  |
+| logits after a query      | the query's position, and the sum of the layer-1 entries that it sees     |
+
+The sum stands for the multiset of visible (token, position) pairs, as attention does: it knows no order beyond the
+positions, and the second layer remembers what was visible when an entry was written. `fresh_row` and `fresh_kv`
+compute the same from the plain prefix, in Python integers, without masks, positions tensors or stores.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from refimpl.layouts.store import Block, KVShape
+from refimpl.models.adapter import FeedRow, Pair
+
+NUM_LAYERS = 2
+ENTRY_BITS = 43  # the sum of 256 entries stays below 2^51, exact in float64
+LOGIT_BITS, LOGIT_STEP = 10, 1 / 128  # 1024 different logits in [0, 8)
+MAX_POSITIONS = 256
+VOCAB_SIZE = 17
+UNRELATED = 23  # of the salts up to 24, that of the draft by whose noise the kit's prompt is changed the most
+
+_WORD = (1 << 64) - 1
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_VALUE_SALT = 0x5851F42D4C957F2D  # separates values from keys
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+def mix_word(word: int) -> int:
+    """SplitMix64's finalizer on a 64-bit Python integer (Steele et al. 2014)."""
+    word = ((word ^ (word >> 30)) * _MIX_1) & _WORD
+    word = ((word ^ (word >> 27)) * _MIX_2) & _WORD
+    return word ^ (word >> 31)
+
+
+def mix_tensor(bits: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    """Compute `mix_word` elementwise; numpy's unsigned words are much quicker than torch on a handful of numbers."""
+    word = bits.contiguous().numpy().view(np.uint64)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(_MIX_1)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(_MIX_2)
+    return torch.from_numpy((word ^ (word >> np.uint64(31))).view(np.int64))
+
+
+class TableModel:
+    """The integer model.
+
+    Args:
+        vocab_size: width of its logits.
+        salt: two models of different salt have nothing in common.
+    """
+
+    def __init__(self, vocab_size: int = VOCAB_SIZE, salt: int = 0):
+        self.vocab_size = vocab_size
+        self.max_positions = MAX_POSITIONS
+        self.recordable = True
+        self.kv_shape = KVShape(NUM_LAYERS, 1, 2, torch.float64, torch.device("cpu"))
+        self._salt = mix_word(salt + 1)
+        self._token_words = torch.arange(1, vocab_size + 1) * _signed(_GOLDEN)
+
+    def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
+        """Run a block; channel 0 of an entry is its hash, channel 1 marks the row's first token."""
+        _, seen = self._attend(block)
+        return self._logits(seen[:, -num_logits:], block.position_ids[:, -num_logits:])
+
+    def fresh_row(self) -> FeedRow:
+        """Start a row: running sums of the entries, one token after the other."""
+        row = _PlainRow(self)
+
+        def feed(tokens: list[int]) -> Tensor:
+            for token in tokens:
+                row.append(token)
+            return torch.tensor(row.logits(), dtype=torch.float64)
+
+        return feed
+
+    def fresh_kv(self, tokens: list[int]) -> Tensor:
+        """Entries of a row computed from the plain prefix ``[2, 2, 1, len(tokens), 2]``."""
+        row = _PlainRow(self)
+        for token in tokens:
+            row.append(token)
+        return torch.tensor(row.entries, dtype=torch.float64).permute(1, 2, 0, 3)[:, :, None]
+
+    def _attend(self, block: Block) -> tuple[Float[Tensor, "batch q"], Int[Tensor, "batch q"]]:
+        """Write both layers; return the first tokens seen, and the state of the queries."""
+        visible = block.mask[:, 0].double()
+        marker = torch.where(block.position_ids == 0, block.tokens + 1, 0).double()
+        state = torch.zeros_like(block.tokens)
+        first = marker
+        for layer in range(NUM_LAYERS):
+            word = mix_tensor(state + block.tokens * NUM_LAYERS + layer + _signed(self._salt))
+            word = mix_tensor(word + block.position_ids * _signed(_GOLDEN))
+            entries = [_shorten(word), _shorten(mix_tensor(word ^ _VALUE_SALT))]
+            keys, values = (torch.stack([e.double(), marker], dim=-1)[:, None] for e in entries)
+            all_keys, all_values = block.append(layer, keys, values)
+            seen_keys, seen_values = visible @ all_keys[:, 0], visible @ all_values[:, 0]
+            state = mix_tensor(seen_keys[..., 0].long()) + seen_values[..., 0].long()
+            first = seen_keys[..., 1]
+        return first, state
+
+    def _logits(self, state: Int[Tensor, "batch q"], position: Int[Tensor, "batch q"]) -> Float[Tensor, "batch q v"]:
+        word = mix_tensor(state + position * _signed(_MIX_2))
+        bits = mix_tensor(word[..., None] + self._token_words)
+        return ((bits >> (64 - LOGIT_BITS)) & ((1 << LOGIT_BITS) - 1)).double() * LOGIT_STEP
+
+
+def _shorten(word: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    return (word >> (64 - ENTRY_BITS)) & ((1 << ENTRY_BITS) - 1)
+
+
+class _PlainRow:
+    """The same model on Python integers: no mask, no columns, positions counted."""
+
+    def __init__(self, model: TableModel):
+        self.model = model
+        self.entries: list[list[list[list[int]]]] = []  # [position][layer][key, value][channel]
+        self._sums = [[0, 0] for _ in range(NUM_LAYERS)]
+        self._state = 0
+
+    def append(self, token: int) -> None:
+        position, self._state, entry = len(self.entries), 0, []
+        marker = token + 1 if position == 0 else 0
+        for layer, sums in enumerate(self._sums):
+            word = mix_word((self._state + token * NUM_LAYERS + layer + self.model._salt) & _WORD)
+            word = mix_word((word + position * _GOLDEN) & _WORD)
+            key, value = (w >> (64 - ENTRY_BITS) for w in (word, mix_word(word ^ _VALUE_SALT)))
+            entry.append([[key, marker], [value, marker]])
+            sums[0] += key
+            sums[1] += value
+            self._state = (mix_word(sums[0]) + sums[1]) & _WORD
+        self.entries.append(entry)
+
+    def logits(self) -> list[float]:
+        word = mix_word((self._state + (len(self.entries) - 1) * _MIX_2) & _WORD)
+        words = (mix_word((word + (token + 1) * _GOLDEN) & _WORD) for token in range(self.model.vocab_size))
+        return [(w >> (64 - LOGIT_BITS)) * LOGIT_STEP for w in words]
+
+
+Script = Mapping[int, Seq[bool]]
+
+
+class ScriptedDraft(TableModel):
+    """A draft that knows the target's continuation and agrees with it exactly where the script says so.
+
+    It computes the target's own logits from *its own* cache, so it agrees on cue only while that cache is right; where
+    the script says no, it puts the target's choice last.
+
+    Args:
+        script: first token of a row → agreement by position of the proposed token; True beyond the end. Rows that
+            begin with another token agree everywhere.
+        vocab_size, salt: those of the target.
+    """
+
+    def __init__(self, script: Script, vocab_size: int = VOCAB_SIZE, salt: int = 0):
+        super().__init__(vocab_size, salt)
+        self._agrees = torch.ones(vocab_size, MAX_POSITIONS + 1, dtype=torch.bool)
+        for first, pattern in script.items():
+            self._agrees[first, : len(pattern)] = torch.tensor(list(pattern), dtype=torch.bool)
+
+    def agrees(self, first: int, position: int) -> bool:
+        """Whether the draft proposes the target's token at `position` of a row that begins with `first`."""
+        return bool(self._agrees[first, position])
+
+    def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
+        """Give the target's logits, its best token moved to the end where the script disagrees."""
+        first, state = self._attend(block)
+        position = block.position_ids[:, -num_logits:]
+        logits = self._logits(state[:, -num_logits:], position)
+        lane = (first[:, -num_logits:].long() - 1).clamp(0, self.vocab_size - 1)
+        spoiled = logits.scatter(-1, logits.argmax(-1, keepdim=True), -1.0)
+        return torch.where(self._agrees[lane, position + 1][..., None], logits, spoiled)
+
+
+class Letters:
+    """The tokenizer of the integer model: every token is a letter."""
+
+    def decode(self, token_ids: Seq[int], skip_special_tokens: bool = True) -> str:
+        """One letter a token."""
+        return "".join(chr(ord("a") + token) for token in token_ids)
+
+
+def table_pair(script: Script | None = None, *, vocab_size: int = VOCAB_SIZE, salt: int = 0) -> Pair:
+    """Pair the integer model with a scripted draft; without a script, every draft is accepted."""
+    target, draft = TableModel(vocab_size, salt), ScriptedDraft(script or {}, vocab_size, salt)
+    return Pair(target, draft, vocab_size=vocab_size, name="table")
+
+
+def unrelated_pair() -> Pair:
+    """Pair the integer model with one that has nothing in common with it.
+
+    Drafts are rejected half of the time, and the residual has many tokens: with a scripted draft it has one, so that
+    noise that is used twice changes nothing.
+    """
+    return Pair(TableModel(), TableModel(salt=UNRELATED), vocab_size=VOCAB_SIZE, name="unrelated")
+
+
+def greedy_continuation(prompt: Seq[int], num_tokens: int, *, vocab_size: int = VOCAB_SIZE, salt: int = 0) -> list[int]:
+    """Tokens that the integer model generates greedily after a prompt: ties go to the lowest id."""
+    row = _PlainRow(TableModel(vocab_size, salt))
+    for token in prompt:
+        row.append(token)
+    generated: list[int] = []
+    for _ in range(num_tokens):
+        logits = row.logits()
+        generated.append(logits.index(max(logits)))
+        row.append(generated[-1])
+    return generated

@@ -1,0 +1,92 @@
+"""Prompts decoded one by one with the oracle, and presented as every run is."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from refimpl.core.config import DecodeConfig
+from refimpl.core.records import Stage, TokenLogprobs
+from refimpl.core.sequence import Sequence
+from refimpl.core.stats import RunStats, plain_stats
+from refimpl.decoding.assembly import longest_row, verify_window
+from refimpl.decoding.prefill import STABLE_PREFILL_TOKENS
+from refimpl.decoding.timing import StageTimer, sum_stages
+from refimpl.models.adapter import FeedRow, Pair
+from refimpl.oracle import autoregressive
+from refimpl.placement import pool_columns
+from refimpl.requests import Prepared
+from refimpl.results import Result, SequenceRecord, make_result
+
+ProgressCallback = Callable[[int, int], None]  # finished sequences, all sequences
+
+
+def decode_one_by_one(
+    pair: Pair, prepared: Prepared, config: DecodeConfig, progress: ProgressCallback | None = None
+) -> Result:
+    """Run the oracle over the prompts; every token counts as a row-round without drafts."""
+    timer, begun = StageTimer(pair.device), time.perf_counter()
+    feed = _windowed_rows(pair, prepared, config) if config.shape_stable else pair.target.fresh_row
+    records = []
+    for done, sequence in enumerate(prepared.sequences, start=1):
+        entries = _decode(feed(), sequence, pair.vocab_size, config, timer)
+        records.append(SequenceRecord(plain_stats(sequence.num_generated), entries))
+        if progress:
+            progress(done, len(prepared.sequences))
+    total = sum(sequence.num_generated for sequence in prepared.sequences)
+    stats = RunStats(
+        acceptance=plain_stats(total),
+        num_rounds=total,
+        wall_s=time.perf_counter() - begun,
+        stage_s=sum_stages([timer.take()]),
+    )
+    return make_result(pair, prepared, config, records, stats, rounds=[])
+
+
+def _decode(
+    feed: FeedRow, sequence: Sequence, vocab_size: int, config: DecodeConfig, timer: StageTimer
+) -> tuple[TokenLogprobs, ...]:
+    """Bring one sequence to its end; log-probabilities where they were asked for."""
+    tokens, entries = [], []
+    for token, logits in _timed(autoregressive.decode(feed, sequence, vocab_size, config.sampling), timer):
+        tokens.append(token)
+        if config.logprobs is not None:
+            entries.append(_logprobs_of(token, logits, config.logprobs))
+    sequence.stop_reason = "stop" if autoregressive.stops(sequence, tokens) else "length"
+    sequence.token_ids += tokens
+    return tuple(entries)
+
+
+def _timed(steps: Iterator[tuple[int, Tensor]], timer: StageTimer) -> Iterator[tuple[int, Tensor]]:
+    """The same steps; the first one, which takes the whole prompt, is charged to prefill, the others to verify."""
+    stage: Stage = "prefill"
+    while True:
+        with timer.stage(stage):
+            step = next(steps, None)
+        if step is None:
+            return
+        yield step
+        stage = "verify"
+
+
+def _windowed_rows(pair: Pair, prepared: Prepared, config: DecodeConfig) -> Callable[[], FeedRow]:
+    """Starts rows in the very shapes that the engine's shape-stable passes have."""
+    window = verify_window(prepared.sequences)
+    return partial(
+        autoregressive.WindowedRow,
+        pair.target,
+        rows=config.batch_size,
+        window=window,
+        prompt_window=STABLE_PREFILL_TOKENS,
+        columns=pool_columns(longest_row(prepared.sequences), window),
+    )
+
+
+def _logprobs_of(token: int, logits: Tensor, top: int) -> TokenLogprobs:
+    table = torch.log_softmax(logits.to(torch.float64), dim=-1)
+    best = torch.topk(table, top)
+    return TokenLogprobs(
+        token, float(table[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    )

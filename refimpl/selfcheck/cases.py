@@ -1,0 +1,241 @@
+"""A case: prompts, settings and a script of acceptances that together determine a run of the engine."""
+
+import random
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, Request, SamplingConfig, make_config
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.trace import RoundRecord
+from refimpl.generation import generate
+from refimpl.models.adapter import Pair
+from refimpl.models.table_model import MAX_POSITIONS, VOCAB_SIZE, Letters, greedy_continuation, table_pair
+from refimpl.requests import prepare
+from refimpl.results import Result
+
+MAX_ROUNDS_PER_TOKEN = 4  # beyond it a run is taken for endless
+
+
+class RunawayError(RuntimeError):
+    """A run goes on for more rounds than any schedule could need."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt and what belongs to it.
+
+    Attributes:
+        prompt: token ids.
+        max_new_tokens: budget.
+        k: drafts a round, at most.
+        stop_at: offset among the generated tokens whose token is made a stop token; None: no stop token.
+        agreements: by offset among the generated tokens, whether the draft agrees; True beyond the end. Rows that
+            begin with the same token share the script of the first of them. None: the draft has no script.
+        stop_tokens: stop tokens as they are, where `stop_at` is None.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int = 8
+    k: int = 3
+    stop_at: int | None = None
+    agreements: tuple[bool, ...] | None = ()
+    stop_tokens: tuple[int, ...] = ()
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The greedy continuation's token at `stop_at`, or `stop_tokens`."""
+        return self.stop_tokens if self.stop_at is None else (greedy_continuation(self.prompt, self.stop_at + 1)[-1],)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run of the engine on the table pair.
+
+    Attributes:
+        rows: prompts in the caller's order.
+        layout, scheduler, batch_size, window_size, aging_bound, compaction_threshold: as in DecodeConfig.
+        cancellations: (rounds run before it, index of the row), in order.
+        acceptance: rule; the greedy one at temperature 0.
+        temperature, seed, top_k: of the sampling.
+        sequence_ids: keys of the rows' random numbers; their places where there are none.
+        stop_as_text: give each stop token as a stop string, the letter that it stands for.
+        shape_stable, cuda_graphs: as in DecodeConfig.
+    """
+
+    rows: tuple[Row, ...]
+    layout: str = "inplace"
+    scheduler: str = "fifo"
+    batch_size: int = 2
+    window_size: int = 4
+    aging_bound: int | None = None
+    compaction_threshold: float = 0.25
+    cancellations: tuple[tuple[int, int], ...] = ()
+    acceptance: str = "greedy"
+    temperature: float = 0.0
+    top_k: int = 0
+    seed: int = 0
+    sequence_ids: tuple[int, ...] = field(default=())
+    stop_as_text: bool = False
+    shape_stable: bool = False
+    cuda_graphs: bool = False
+
+    @property
+    def pair(self) -> Pair:
+        """The table model with this case's script, its tokens spelt as letters."""
+        return replace(table_pair(self.script), tokenizer=Letters())
+
+    @property
+    def script(self) -> dict[int, tuple[bool, ...]]:
+        """First token → agreement by position."""
+        result: dict[int, tuple[bool, ...]] = {}
+        for row in self.rows:
+            result.setdefault(row.prompt[0], ((True,) * len(row.prompt) + (row.agreements or ()))[: MAX_POSITIONS + 1])
+        return result
+
+    @property
+    def requests(self) -> list[Request]:
+        """One request a row; the key of its random numbers is its place, or what `sequence_ids` says."""
+        ids = self.sequence_ids or range(len(self.rows))
+        return [self._request(row, i) for row, i in zip(self.rows, ids, strict=True)]
+
+    def _request(self, row: Row, sequence_id: int) -> Request:
+        stops = row.stop_token_ids
+        letters = tuple(Letters().decode([token]) for token in stops)
+        tokens, strings = ((), letters) if self.stop_as_text else (stops, None)
+        return Request(row.prompt, row.max_new_tokens, row.k, tokens, strings, sequence_id=sequence_id)
+
+    def config(self, **overrides: Any) -> DecodeConfig:
+        """Settings of the run, some of them replaced."""
+        settings: dict[str, Any] = {
+            "method": f"{self.layout}+{self.scheduler}",
+            "batch_size": self.batch_size,
+            "window_size": max(self.window_size, self.batch_size),
+            "aging_bound": self.aging_bound,
+            "num_speculative_tokens": max(row.k for row in self.rows),
+            "acceptance": self.acceptance,
+            "compaction_threshold": self.compaction_threshold,
+            "sampling": SamplingConfig(self.temperature, self.top_k, seed=self.seed),
+            "shape_stable": self.shape_stable,
+            "cuda_graphs": self.cuda_graphs,
+        }
+        return make_config(**settings | overrides)
+
+    def permuted(self, order: Seq[int]) -> "Case":
+        """The same rows handed in in another order, each with the random numbers it had."""
+        ids = self.sequence_ids or tuple(range(len(self.rows)))
+        rows, ids = tuple(self.rows[i] for i in order), tuple(ids[i] for i in order)
+        return replace(self, rows=rows, sequence_ids=ids, cancellations=())
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run gave: tokens and stop reason by row, the records of its rounds, and its result when it was whole."""
+
+    outputs: list[list[int]]
+    stop_reasons: list[str | None]
+    rounds: list[RoundRecord]
+    result: Result | None = None
+
+    @classmethod
+    def of(cls, result: Result) -> "Run":
+        """A run that came to its end."""
+        tokens = [s.token_ids for s in result.sequences]
+        return cls(tokens, [s.stop_reason for s in result.sequences], result.rounds, result)
+
+    @property
+    def stats(self) -> Any:
+        """Statistics of a whole run."""
+        return self.result.stats if self.result else None
+
+
+def run_case(case: Case, *, checks: str = "off", pair: Pair | None = None, **overrides: Any) -> Run:
+    """Decode a case through the public interface, or round by round when something is cancelled.
+
+    Raises:
+        InvariantViolation: a check of the level failed.
+        RunawayError: the run does not end.
+    """
+    pair, config = pair or case.pair, case.config(checks=checks, **overrides)
+    limit = 8 + MAX_ROUNDS_PER_TOKEN * sum(row.max_new_tokens for row in case.rows)
+    if case.cancellations:
+        return _run_with_cancellations(case, pair, config, limit)
+    num_rounds = 0
+
+    def watch(*_: int) -> None:
+        nonlocal num_rounds
+        num_rounds += 1
+        if num_rounds > limit:
+            raise RunawayError(f"no end after {limit} rounds")
+
+    settings = {f.name: getattr(config, f.name) for f in fields(config)}
+    return Run.of(generate(pair, case.requests, progress=watch, **settings))
+
+
+def _run_with_cancellations(case: Case, pair: Pair, config: DecodeConfig, limit: int) -> Run:
+    engine = Engine(pair, prepare(pair, case.requests, config).sequences, config)
+    rounds: list[RoundRecord] = []
+    pending = list(case.cancellations)
+    while not engine.scheduler.done:
+        while pending and pending[0][0] <= len(rounds):
+            engine.cancel(engine.sequences[pending.pop(0)[1]])
+        if engine.scheduler.done:
+            break
+        rounds.append(engine.run_one_round())
+        if len(rounds) > limit:
+            raise RunawayError(f"no end after {limit} rounds")
+    return Run([s.generated for s in engine.sequences], [s.stop_reason for s in engine.sequences], rounds)
+
+
+def oracle_run(case: Case, pair: Pair | None = None, **settings: Any) -> Run:
+    """Autoregressive decoding of every row; on the table pair unless another is given."""
+    sampling = case.config().sampling
+    return Run.of(generate(pair or case.pair, case.requests, method="autoregressive", sampling=sampling, **settings))
+
+
+def oracle_outputs(case: Case, pair: Pair | None = None) -> list[list[int]]:
+    """What autoregressive decoding generates for every row."""
+    return oracle_run(case, pair).outputs
+
+
+def expected_accepted(case: Case, first: int, position: int, drafted: int) -> int:
+    """Drafts accepted in a round that fills positions from `position` on: the script's leading agreements."""
+    pattern = case.script[first]
+    agreed = [pattern[p] if p < len(pattern) else True for p in range(position, position + drafted)]
+    return next((i for i, agrees in enumerate(agreed) if not agrees), drafted)
+
+
+def acceptance_lengths(lengths: Seq[int], k: int) -> tuple[bool, ...]:
+    """Script in which successive rounds of k drafts accept `lengths` of them; later rounds accept all."""
+    script: list[bool] = []
+    for length in lengths:
+        script += [True] * min(length, k) + [length >= k]  # the last is the recovered or the bonus token's place
+    return tuple(script)
+
+
+def random_row(rng: random.Random) -> Row:
+    """Draw a row: short prompts often, all kinds of acceptance, a stop token in every third row."""
+    k, budget = rng.choice([0, 1, 2, 3, 4, 5]), rng.choice([1, 2, 5, 8, 12, 16])
+    prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 2, 3, 5, 8, 13])))
+    lengths = [rng.choice([0, 1, k, k, rng.randrange(k + 1)]) for _ in range(budget)]
+    stop_at = rng.randrange(budget) if rng.random() < 1 / 3 else None
+    return Row(prompt, budget, k, stop_at, acceptance_lengths(lengths, k)[:budget])
+
+
+def random_case(rng: random.Random, *, layouts: Seq[str] = LAYOUTS, schedulers: Seq[str] = SCHEDULERS) -> Case:
+    """Draw a case without any library, so that a seed means the same everywhere."""
+    rows = [random_row(rng) for _ in range(rng.choice([1, 2, 3, 5, 7]))]
+    if rng.random() < 0.3:
+        rows.append(rng.choice(rows))
+    if rng.random() < 0.4:  # equal lengths, so that groups form
+        rows = [replace(row, prompt=(row.prompt * 3)[:3], k=rows[0].k) for row in rows]
+    batch_size = rng.choice([1, 2, 3, 4])
+    return Case(
+        tuple(rows),
+        rng.choice(layouts),
+        rng.choice(schedulers),
+        batch_size,
+        window_size=batch_size * rng.choice([1, 2, 3]),
+        aging_bound=rng.choice([None, 0, 1, 3]),
+        compaction_threshold=rng.choice([0.05, 0.25, 1.0]),
+    )

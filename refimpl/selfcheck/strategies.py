@@ -1,0 +1,119 @@
+"""Hypothesis strategies: ragged prompts, scripted acceptances, budgets, schedules, cancellations.
+
+Smaller means: fewer rows, shorter prompts, smaller tokens, the in-place layout, drafts that agree. So a shrunk case
+keeps only what the failure needs.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from refimpl.core.config import LAYOUTS, SCHEDULERS
+from refimpl.core.tokens import EOS, PAD
+from refimpl.models.table_model import VOCAB_SIZE
+from refimpl.pairs.random_pairs import LEARNED_POSITIONS, TINY_ARCHITECTURES
+from refimpl.selfcheck.cases import Case, Row, acceptance_lengths
+from refimpl.selfcheck.pair_cases import PairCase
+
+KINDS = tuple(dict.fromkeys((*LEARNED_POSITIONS, *TINY_ARCHITECTURES)))  # a search begins with the first
+
+
+def token_ids(vocab_size: int = VOCAB_SIZE) -> st.SearchStrategy[int]:
+    """Token ids, end-of-sequence and pad ids among them more often than others."""
+    return st.integers(0, vocab_size - 1) | st.sampled_from([PAD, EOS])
+
+
+def ragged_prompts(
+    vocab_size: int = VOCAB_SIZE, *, max_prompts: int = 6, max_tokens: int = 12
+) -> st.SearchStrategy[list[tuple[int, ...]]]:
+    """Batches of prompts of different lengths: single tokens, duplicates, special ids inside and at both ends."""
+    token = token_ids(vocab_size)
+    prompt = st.lists(token, min_size=1, max_size=max_tokens).map(tuple)
+    doubled = st.lists(prompt, min_size=1, max_size=max_prompts - 1).map(lambda prompts: [*prompts, prompts[0]])
+    even = st.lists(
+        st.lists(token, min_size=2, max_size=2).map(tuple), min_size=1, max_size=max_prompts
+    )  # equal lengths, so that groups form
+    return st.lists(prompt, min_size=1, max_size=max_prompts) | doubled | even
+
+
+@st.composite
+def agreements(draw: Any, budget: int, k: int) -> tuple[bool, ...]:
+    """Scripts of acceptance: all, none, alternating, lengths round by round, free, or one full round, then none."""
+    kind = draw(st.sampled_from(["all", "none", "alternating", "lengths", "free", "hole"]))
+    if kind == "all":
+        return ()
+    if kind == "none":
+        return (False,) * budget
+    if kind == "alternating":
+        return tuple(i % 2 == 0 for i in range(budget))
+    if kind == "lengths":
+        return acceptance_lengths(draw(st.lists(st.integers(0, k), max_size=budget)), k)[:budget]
+    if kind == "hole":
+        return acceptance_lengths([k, k, 0, k, 0], k)[:budget]
+    return tuple(draw(st.lists(st.booleans(), max_size=budget)))
+
+
+@st.composite
+def rows(draw: Any, prompt: tuple[int, ...], *, max_budget: int = 14, max_k: int = 5) -> Row:
+    """A row for a prompt; its stop token falls on any offset of any block."""
+    budget, k = draw(st.integers(1, max_budget)), draw(st.integers(0, max_k))
+    stop_at = draw(st.none() | st.integers(0, budget - 1))
+    return Row(prompt, budget, k, stop_at, draw(agreements(budget, k)))
+
+
+@st.composite
+def cases(draw: Any, *, cancellations: bool = False, sampled: bool = False, max_prompts: int = 6) -> Case:
+    """Cases on the table pair.
+
+    Args:
+        draw: given by Hypothesis.
+        cancellations: also cancel rows between rounds.
+        sampled: temperature above 0 under the coupled rule, where equality still holds token for token.
+        max_prompts: rows at most.
+    """
+    members = [draw(rows(prompt)) for prompt in draw(ragged_prompts(max_prompts=max_prompts))]
+    batch_size = draw(st.integers(1, 4))
+    extra: dict[str, Any] = {}
+    if sampled:
+        extra = {
+            "acceptance": "coupled",
+            "temperature": draw(st.sampled_from([1.0, 0.3, 2.0])),
+            "top_k": draw(st.sampled_from([0, 1, 4])),
+            "seed": draw(st.integers(0, 9)),
+        }
+    if cancellations:
+        when = st.tuples(st.integers(0, 6), st.integers(0, len(members) - 1))
+        extra["cancellations"] = tuple(sorted(draw(st.lists(when, min_size=1, max_size=3))))
+    return Case(
+        tuple(members),
+        draw(st.sampled_from(["inplace", *(name for name in LAYOUTS if name != "inplace")])),
+        draw(st.sampled_from(["fifo", *(name for name in SCHEDULERS if name != "fifo")])),
+        batch_size,
+        window_size=batch_size + draw(st.integers(0, 4)),
+        aging_bound=draw(st.sampled_from([None, 0, 1, 4])),
+        compaction_threshold=draw(st.sampled_from([0.25, 0.01, 1.0])),
+        **extra,
+    )
+
+
+@st.composite
+def pair_cases(draw: Any, *, sampled: bool = False, kinds: tuple[str, ...] = KINDS) -> PairCase:
+    """Cases on tiny random Hugging Face pairs in float64, whose drafts are right often, always or hardly ever.
+
+    Args:
+        draw: given by Hypothesis.
+        sampled: as for `cases`.
+        kinds: architectures; a shrunk case has the first that fails. Learned positions come first, since rotary
+            embeddings hide a constant shift of all positions.
+    """
+    case = draw(cases(sampled=sampled, max_prompts=4))
+    scale = draw(st.sampled_from([1, 3]))  # tokens beyond the table model's vocabulary
+    members = [replace(row, prompt=tuple(scale * token for token in row.prompt), agreements=None) for row in case.rows]
+    return PairCase(
+        draw(st.sampled_from(kinds)),
+        seed=draw(st.integers(0, 3)),
+        draft_noise=draw(st.sampled_from([0.02, 0.0, 0.5])),
+        vocab_size=draw(st.sampled_from([61, 53])),
+        case=replace(case, rows=tuple(members)),
+    )

@@ -1,0 +1,1 @@
+"""Runs of the engine beside runs of the simulator: fitting, parity, validation, export."""

@@ -1,0 +1,121 @@
+"""Does the simulation decide as the engine did? Replays an engine trace, round by round and row by row."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from simulator.service.simulation import simulate_once
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workload
+from simulator.settings.traces import EngineTrace, read_engine_trace
+
+COMPARED = ("sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "finished")
+ANY_COST = Spec.of("linear", verify_base_s=1.0, realign_base_s=1.0, concat_base_s=1.0, split_base_s=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """How far a replay agrees.
+
+    Attributes:
+        trace: path of the trace.
+        scheduler, layout: of the engine's run.
+        rounds: rounds of the engine.
+        same_mode: rounds with the same mode and members in the same order.
+        rows: row-rounds of the engine.
+        same_rows: row-rounds that agree in every column of `COMPARED`.
+        same_moves: rounds in which both move K/V, or neither does. Not a decision: the simulator follows the target's
+            batch, while the draft's own may run out of columns, or be compacted, a round earlier or later.
+        first_difference: where they part; empty when nowhere.
+    """
+
+    trace: str
+    scheduler: str
+    layout: str
+    rounds: int
+    same_mode: int
+    rows: int
+    same_rows: int
+    same_moves: int
+    first_difference: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether every decision and every length agrees."""
+        return self.same_mode == self.rounds and self.same_rows == self.rows and not self.first_difference
+
+
+def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec | None = None) -> Scenario:
+    """The scenario of an engine's run: its settings, its prompts, its outputs, and what its drafts were worth.
+
+    Args:
+        trace: the run.
+        cost: where the seconds come from.
+        acceptance: replaces the exact replay of what was accepted.
+
+    Raises:
+        InputError: the run's requests differ in their drafts a round, which a scenario's do not.
+    """
+    header = trace.header
+    window = header["window_size"] if header["scheduler"] == "grouped" else None
+    lengths = Spec.of("trace", path=trace.path)
+    return Scenario(
+        name=Path(trace.path).name,
+        study=Study(num_requests=header["num_sequences"]),
+        workload=Workload(prompt_tokens=lengths, output_tokens=lengths),
+        engine=Engine(
+            layout=header["layout"],
+            scheduler=header["scheduler"],
+            batch_size=header["batch_size"],
+            window_size=window,
+            aging_bound=header["aging_bound"],
+            num_speculative_tokens=trace.num_speculative_tokens,
+            max_new_tokens=header["max_new_tokens"],
+            compaction_threshold=header.get("compaction_threshold", Engine().compaction_threshold),
+        ),
+        switches=Switches(aging_from=header.get("aging_from", "admission")),  # what traces without it were made with
+        acceptance=acceptance or Spec.of("replay", path=trace.path),
+        cost=cost,
+        noise=False,
+    )
+
+
+def check_parity(path: str | Path) -> Parity:
+    """Replay a trace and compare every decision.
+
+    Raises:
+        InputError: the trace cannot be read, or no scenario can replay it.
+    """
+    trace = read_engine_trace(path)
+    simulation = simulate_once(replay_scenario(trace), keep_rows=True)
+    parity = compare_rows(trace, simulation.log.row_frame())
+    return replace(parity, same_moves=count_same_moves(trace, simulation.log.round_frame()))
+
+
+def count_same_moves(trace: EngineTrace, replayed: pd.DataFrame) -> int:
+    """Rounds in which engine and replay agree on whether K/V move; all of them where the trace does not say."""
+    real = trace.rounds["num_moves"].to_numpy()
+    if pd.isna(real).any():
+        return len(real)
+    return int(((real > 0) == (replayed["realign_s"].to_numpy() > 0)).sum()) if len(real) == len(replayed) else 0
+
+
+def compare_rows(trace: EngineTrace, replayed: pd.DataFrame) -> Parity:
+    """Compare row by row; rows are matched by round and place."""
+    real = trace.rows.set_index(["round", "row"])
+    ours = replayed.set_index(["round", "row"])
+    joined = real[[*COMPARED, "mode"]].join(ours[[*COMPARED, "mode"]].add_suffix("_ours"), how="outer")
+    equal = pd.DataFrame({name: joined[name] == joined[f"{name}_ours"] for name in (*COMPARED, "mode")})
+    members = equal[["sequence", "mode"]].all(axis=1).groupby(level="round").all()
+    rows = equal[list(COMPARED)].all(axis=1)
+    first = ""
+    if not (rows.all() and members.all()):
+        at = (rows & equal["mode"]).idxmin()
+        parts = [name for name in equal if not equal.loc[at, name]]
+        wrong = [f"{name}: engine {joined.loc[at, name]}, replay {joined.loc[at, f'{name}_ours']}" for name in parts]
+        first = f"round {at[0]}, row {at[1]}: {'; '.join(wrong)}"
+    scheduler, layout = trace.header["scheduler"], trace.header["layout"]
+    rounds = int(real.index.get_level_values(0).nunique())
+    counts = (rounds, int(members.sum()), len(real), int(rows.sum()), rounds)
+    return Parity(str(trace.path), scheduler, layout, *counts, first)

@@ -1,0 +1,197 @@
+"""Seconds of each stage of a round.
+
+A cost model answers in lines: for given rows and tokens, the seconds at every width, so that the event loop pays one
+look-up. Which stages a layout pays for, and when, is `simulator.service.pricing`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from refimpl.core.errors import require
+from simulator.service.streams import Purpose, Streams
+from simulator.settings.calibration import COMPONENTS, Calibration, load_calibration
+from simulator.settings.fields import Spec
+from simulator.settings.grids import Grid
+from simulator.settings.kinds import COST
+from simulator.settings.scenario import Scenario
+
+BLOCK_WIDTHS = 1024  # widths whose seconds are computed at a time
+
+
+class Line(dict[int, float]):
+    """Seconds by width in tokens, computed a block of widths at a time where they are asked for.
+
+    Args:
+        seconds: widths ``[n]`` → seconds ``[n]``.
+
+    Attributes:
+        widest: largest width of a stage that has run; negative where none has.
+    """
+
+    def __init__(self, seconds: Callable[[np.ndarray], np.ndarray]):
+        super().__init__()
+        self.seconds = seconds
+        self.widest = -1
+
+    def at(self, width: int) -> float:
+        """Seconds of a stage that runs; a mere estimate reads them by index."""
+        if width > self.widest:
+            self.widest = width
+        return self[width]
+
+    def __missing__(self, width: int) -> float:
+        first = width - width % BLOCK_WIDTHS
+        widths = np.arange(first, first + BLOCK_WIDTHS)
+        self.update(zip(widths.tolist(), self.seconds(widths).tolist(), strict=True))
+        return self[width]
+
+
+class CostModel(ABC):
+    """Cost of the components for one layout.
+
+    Args:
+        factors: component → factor drawn for the replication (speed of the run, calibration uncertainty).
+
+    Attributes:
+        noise_cv: relative standard deviation of a round's duration.
+        kv_bytes_per_token: target and draft together.
+        extrapolated: what was asked for outside the calibrated range; empty means nothing.
+        origin: calibration id and where its numbers come from.
+    """
+
+    noise_cv = 0.0
+    kv_bytes_per_token = 0.0
+    origin = "linear"
+
+    def __init__(self, factors: dict[str, float]):
+        self.factors = factors
+        self.extrapolated: set[str] = set()
+        self.lines: dict[tuple[str, int, int, bool], Line] = {}
+        self.point = lru_cache(maxsize=None)(self._point)
+
+    def line(self, component: str, rows: int, tokens: int, scattered: bool = False) -> Line:
+        """Seconds of a component at every width."""
+        key = component, rows, tokens, scattered
+        if key not in self.lines:
+            factor = self.factors[component]
+            self.lines[key] = Line(lambda widths: self.seconds(component, rows, tokens, widths, scattered) * factor)
+        return self.lines[key]
+
+    def _point(self, component: str, rows: int, tokens: int) -> float:
+        """Seconds of a component that does not depend on the width."""
+        return float(self.seconds(component, rows, tokens, np.zeros(1), False)[0]) * self.factors[component]
+
+    def check_widths(self) -> None:  # noqa: B027 (most cost models know no range)
+        """Refuse, or mark, a study with stages that were wider than what was measured; called at its end."""
+
+    @abstractmethod
+    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+        """Seconds of one execution at each width ``[widths]``; `scattered`: the rows' slots are no neighbours."""
+
+
+class LinearCost(CostModel):
+    """Base plus so much per token, per row and per byte: for what-if studies and for tests against theory."""
+
+    def __init__(self, spec: Spec, factors: dict[str, float]):
+        super().__init__(factors)
+        self.p = spec.resolved(COST)
+        self.noise_cv = self.p["noise_cv"]
+        self.kv_bytes_per_token = self.p["kv_bytes_per_token"]
+
+    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+        """Evaluate the formula of the component."""
+        p, fed = self.p, rows * tokens
+        context_s = p["context_s_per_token"] * rows * widths
+        moved_s = 2 * rows * widths * p["kv_bytes_per_token"] / p["move_bytes_per_s"]  # read and write
+        if component == "prefill":
+            return np.full(len(widths), p["prefill_base_s"] + p["prefill_s_per_token"] * fed)
+        if component == "draft":
+            return np.full(len(widths), p["draft_base_s"] * tokens + p["draft_s_per_token"] * fed)
+        if component == "draft_prefill":
+            return np.full(len(widths), p["draft_s_per_token"] * fed)
+        if component == "verify":
+            return p["verify_base_s"] + p["verify_s_per_token"] * fed + context_s
+        if component == "host":
+            return np.full(len(widths), p["host_base_s"] + p["host_s_per_row"] * rows)
+        if component == "split":
+            return np.full(len(widths), p["split_base_s"])
+        base_s = p["concat_base_s"] if component == "concat" else p["realign_base_s"]
+        return base_s + p["realign_s_per_row"] * rows + moved_s
+
+
+class TableCost(CostModel):
+    """Measured points, interpolated linearly; outside them it refuses, or marks the result.
+
+    Args:
+        calibration: the points.
+        layout: whose points are used.
+        extrapolate: whether to go on outside the measured range.
+    """
+
+    def __init__(self, calibration: Calibration, layout: str, factors: dict[str, float], *, extrapolate: bool):
+        super().__init__(factors)
+        self.calibration, self.layout, self.extrapolate = calibration, layout, extrapolate
+        self.kv_bytes_per_token = calibration.kv_bytes_per_token
+        self.noise_cv = calibration.meta["round_cv"]
+        self.origin = f"{calibration.name}@{calibration.digest} ({calibration.meta['origin']})"
+
+    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+        """Interpolate; below the narrowest width, which hardly matters there, seconds stay what they are.
+
+        Rows and tokens are checked here, widths at the end of the run.
+        """
+        grid = self._grid(component, scattered)
+        self._note(grid.outside(rows, tokens, grid.axes[2][0]), component)
+        return grid.line(rows, tokens, np.maximum(widths, grid.axes[2][0]))
+
+    def check_widths(self) -> None:
+        """Compare the widest stage of each component, at each number of rows and tokens, with what was measured."""
+        for (component, rows, tokens, scattered), line in self.lines.items():
+            grid = self._grid(component, scattered)
+            self._note(grid.outside(rows, tokens, max(line.widest, grid.axes[2][0])), component)
+
+    def _grid(self, component: str, scattered: bool) -> Grid:
+        return self.calibration.grid(component, f"{self.layout}_scattered" if scattered else self.layout)
+
+    def _note(self, what: str, component: str) -> None:
+        if what:
+            self.extrapolated.add(f"{component}: {what}")
+            allowed = "measure more points, or set cost.outside: extrapolate"
+            require(self.extrapolate, f"cost.calibration {self.calibration.name}: {component}: {what}; {allowed}")
+
+
+def draw_factors(streams: Streams, component_cv: dict[str, float], run_cv: float, noise: bool) -> dict[str, float]:
+    """One factor per component, mean 1: the speed of the run, common to all, times each component's uncertainty."""
+    normal = streams.generator(Purpose.CALIBRATION).standard_normal(len(COMPONENTS) + 1)
+    if not noise:
+        return dict.fromkeys(COMPONENTS, 1.0)
+    run = lognormal_factor(normal[0], run_cv)
+    pairs = zip(COMPONENTS, normal[1:], strict=True)
+    return {name: run * lognormal_factor(z, component_cv.get(name, 0.0)) for name, z in pairs}
+
+
+def lognormal_factor(z: float, cv: float) -> float:
+    """Lognormal number of mean 1 and relative standard deviation `cv`, from a standard normal one."""
+    return float(lognormal_factors(np.array([z]), cv)[0])
+
+
+def lognormal_factors(z: np.ndarray, cv: float) -> np.ndarray:
+    """Lognormal numbers of mean 1 and relative standard deviation `cv`, from standard normal ones."""
+    variance = np.log1p(cv**2)
+    return np.exp(np.sqrt(variance) * z - variance / 2)
+
+
+def make_cost(scenario: Scenario, streams: Streams) -> CostModel:
+    """Build the cost model that a scenario names, with this replication's calibration uncertainty."""
+    spec = scenario.cost
+    values = spec.resolved(COST)
+    if spec.kind == "linear":
+        factors = draw_factors(streams, {}, values["run_cv"], scenario.noise)
+        return LinearCost(spec, factors)
+    calibration = load_calibration(values["calibration"])
+    factors = draw_factors(streams, calibration.meta["component_cv"], calibration.meta["run_cv"], scenario.noise)
+    extrapolate = values["outside"] == "extrapolate"
+    return TableCost(calibration, scenario.engine.layout, factors, extrapolate=extrapolate)

@@ -1,0 +1,257 @@
+"""Metrics of one replication, all computed from the event log; definitions stand beside their names."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+
+from refimpl.core.errors import require
+from refimpl.placement import PLACEMENTS, PoolSize
+from simulator.service.records import STAGES, Columns
+from simulator.service.simulation import Simulation
+from simulator.settings.scenario import Engine, Scenario, Service, Study
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+MIN_MSER_BATCHES = 20
+
+DEFINITIONS = {
+    "tokens_per_s": "committed tokens over observed seconds: up to the end of the study, or to that of the last round "
+    "where nothing is unfinished and no request can still come",
+    "requests_per_s": "requests that finish, over observed seconds",
+    "makespan_s": "end of the last round",
+    "completed": "requests that arrived and finished",
+    "censored": "requests that arrived but had not finished when the study ended",
+    "cut_outputs": "requests whose output is cut at the budget, engine.max_new_tokens, of those that arrived",
+    "rounds": "rounds of all replicas",
+    "first_token_*_s": "arrival to the end of the round that yields the first token, of the requests that have one",
+    "per_token_*_s": "(finish - first token) / (output tokens - 1), of finished requests",
+    "latency_*_s": "arrival to finish, of finished requests: where many are censored, those that took long are missing",
+    "*_p50_s, *_p90_s, *_p99_s": "quantile over the requests of one replication; its mean over the replications lies "
+    "below the quantile of all their requests where few requests, or few busy periods, make up a replication",
+    "queueing_mean_s": "arrival to the start of the first round, of the requests that have begun",
+    "longest_gap_s": "longest time between two rounds of a request, from the end of one to the start of the next: "
+    "the wait for the first round counts in queueing_mean_s",
+    "occupancy": "unfinished rows over rows that a full batch would have, over all rounds",
+    "busy_share": "seconds in rounds over observed seconds, mean of the replicas; the part of a round that "
+    "lies outside of them is left out, of the shares of stages and of kv_mean_bytes, too",
+    "grouping_rate": "grouped rounds of at least two rows over rounds",
+    "{stage}_share": "seconds of a stage over seconds in rounds",
+    "draft_acceptance_rate": "accepted over drafted tokens",
+    "mean_acceptance_length": "1 + accepted over (row, round) pairs; the rollback layout keeps less than that",
+    "tokens_per_round": "committed tokens over rounds",
+    "kv_peak_bytes, kv_mean_bytes": "K/V in use on one replica, at most, and on average over the observed seconds: "
+    "tokens of the window, and columns of the working batch; not what an engine has allocated for them",
+    "kv_allocated_bytes": "K/V that the engine would allocate, once, for all the requests of one replica: pool and "
+    "both buffers of the working batch, every row as long as the longest. The engine refuses a run with less room; "
+    "service.kv_capacity_bytes lets requests in one by one instead, as a server with paged K/V would",
+    "longest_wait_rounds": "most rounds that a request in the window was passed over",
+    "fairness": "Jain's index of the requests' tokens per second of latency",
+    "goodput_per_s": "requests that finish within every given service-level limit, over observed seconds",
+    "slo_attainment": "requests that finished within every given service-level limit, over those that arrived",
+    "warmup_s": "seconds left out at the beginning",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Frames:
+    """The tidy tables of a replication: one line per request, per round, and per row if kept."""
+
+    requests: pd.DataFrame
+    rounds: pd.DataFrame
+    rows: pd.DataFrame
+
+
+def frames_of(simulation: Simulation) -> Frames:
+    """Turn an event log into tables."""
+    log = simulation.log
+    return Frames(log.request_frame(), log.round_frame(), log.row_frame())
+
+
+def mser5(values: np.ndarray) -> int:
+    """Observations to leave out at the beginning (White 1997): batches of five, smallest squared standard error.
+
+    Raises:
+        InputError: fewer than 100 observations, or the minimum lies in the second half: the run is too short.
+    """
+    count, n = len(values) // 5, len(values)
+    require(count >= MIN_MSER_BATCHES, f"study.warmup: mser5 needs {5 * MIN_MSER_BATCHES} finished requests, not {n}")
+    means = np.asarray(values[: 5 * count]).reshape(count, 5).mean(axis=1)
+    remaining = count - np.arange(count)
+    tail_sum, tail_square = np.cumsum(means[::-1])[::-1], np.cumsum(means[::-1] ** 2)[::-1]
+    variance = np.maximum(tail_square - tail_sum**2 / remaining, 0)
+    statistic = (variance / remaining.astype(float) ** 2)[: count - 5]
+    cut = int(np.argmin(statistic))
+    message = f"study.warmup: no steady state within {n} finished requests: run longer, or the server is overloaded"
+    require(cut < count // 2, message)
+    return 5 * cut
+
+
+def _keep(columns: Columns, mask: np.ndarray) -> Columns:
+    return {name: values[mask] for name, values in columns.items()}
+
+
+def warmup_s(simulation: Simulation, requests: Columns) -> float:
+    """Seconds to leave out at the beginning."""
+    if simulation.scenario.study.warmup == "none":
+        return 0.0
+    done = _keep(requests, ~np.isnan(requests["finished_s"]))
+    order = np.lexsort((done["request"], done["arrival_s"]))
+    arrival_s = done["arrival_s"][order]
+    cut = mser5(done["finished_s"][order] - arrival_s)
+    return float(arrival_s[cut]) if cut else 0.0
+
+
+def measure(simulation: Simulation) -> dict[str, float]:
+    """All metrics of a replication that has run, by name (see `DEFINITIONS`)."""
+    requests, rounds = simulation.log.request_columns(), simulation.log.round_columns()
+    start_s = warmup_s(simulation, requests)
+    observed = _clipped(simulation.log.round_columns(cut=True), start_s, simulation.log.end_s)
+    finishing = _keep(requests, requests["finished_s"] >= start_s)  # not those that never finish
+    rounds = _keep(rounds, rounds["start_s"] >= start_s)
+    requests = _keep(requests, requests["arrival_s"] >= start_s)
+    done = _keep(requests, ~np.isnan(requests["finished_s"]))
+    count, arrived = len(done["request"]), len(requests["request"])
+    span_s = max(simulation.log.end_s - start_s, 1e-300)
+    service = simulation.scenario.service
+    result = {
+        "tokens_per_s": float(rounds["kept"].sum()) / span_s,
+        "requests_per_s": len(finishing["request"]) / span_s,
+        "makespan_s": simulation.log.last_round_s,
+        "completed": float(count),
+        "censored": float(arrived - count),
+        "cut_outputs": float(requests["cut"].sum()),
+        "warmup_s": start_s,
+    }
+    result |= _latencies(requests, done)
+    result |= {
+        "goodput_per_s": float(_meets(finishing, service).sum()) / span_s,
+        "slo_attainment": float(_meets(done, service).sum()) / arrived if arrived else float("nan"),
+    }
+    result |= _rounds(simulation, rounds) | _seconds(simulation, observed, span_s)
+    return result | _rows(rounds, requests)
+
+
+@lru_cache(maxsize=1)
+def metric_names() -> tuple[str, ...]:
+    """Names of all metrics, in the order of `measure`."""
+    simulation = Simulation(Scenario(study=Study(num_requests=1)))
+    simulation.run()
+    return tuple(measure(simulation))
+
+
+def check_metric(name: str) -> None:
+    """Raise InputError, before any work is done, unless there is a metric of that name."""
+    require(name in metric_names(), f"metric must be one of {', '.join(metric_names())}, not {name!r}")
+
+
+def _first_token_s(requests: Columns) -> np.ndarray:
+    return requests["first_token_s"] - requests["arrival_s"]
+
+
+def _per_token_s(done: Columns) -> np.ndarray:
+    """0 where there is but one token."""
+    return (done["finished_s"] - done["first_token_s"]) / np.maximum(done["generated_tokens"] - 1, 1)
+
+
+def _meets(done: Columns, service: Service) -> np.ndarray:
+    """Which requests finished within every given limit."""
+    good = np.ones(len(done["request"]), dtype=bool)
+    if service.slo_first_token_s is not None:
+        good &= _first_token_s(done) <= service.slo_first_token_s
+    if service.slo_per_token_s is not None:
+        good &= _per_token_s(done) <= service.slo_per_token_s
+    return good
+
+
+def _latencies(requests: Columns, done: Columns) -> dict[str, float]:
+    """Of requests that arrived, and of those of them that finished."""
+    first_token = _first_token_s(requests)
+    first_token = first_token[~np.isnan(first_token)]
+    latency = done["finished_s"] - done["arrival_s"]
+    per_token = _per_token_s(done)[done["generated_tokens"] > 1]
+    begun = requests["begun_s"] - requests["arrival_s"]
+    result = {"queueing_mean_s": _mean(begun[~np.isnan(begun)])}
+    for name, values in (("first_token", first_token), ("per_token", per_token), ("latency", latency)):
+        result[f"{name}_mean_s"] = _mean(values)
+        quantiles = np.quantile(values, list(QUANTILES.values())) if len(values) else [np.nan] * len(QUANTILES)
+        result |= {f"{name}_{label}_s": float(value) for label, value in zip(QUANTILES, quantiles, strict=True)}
+    speed = done["generated_tokens"] / np.maximum(latency, 1e-300)
+    fairness = float(speed.sum() ** 2 / (len(speed) * (speed**2).sum())) if len(speed) else float("nan")
+    return result | {"fairness": fairness}
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _clipped(rounds: Columns, start_s: float, end_s: float) -> Columns:
+    """Rounds with as much of their seconds as lies between `start_s` and `end_s`."""
+    begin = rounds["start_s"]
+    inside_s = np.minimum(begin + rounds["round_s"], end_s) - np.maximum(begin, start_s)
+    share = np.maximum(inside_s, 0) / np.maximum(rounds["round_s"], 1e-300)
+    return rounds | {name: rounds[name] * np.minimum(share, 1) for name in (*STAGES, "round_s")}
+
+
+def _rounds(simulation: Simulation, rounds: Columns) -> dict[str, float]:
+    total = len(rounds["start_s"])
+    count = max(total, 1)
+    grouped = (rounds["mode"] == "grouped") & (rounds["rows"] > 1)
+    return {
+        "rounds": float(total),
+        "tokens_per_round": float(rounds["kept"].sum()) / count,
+        "occupancy": float(rounds["live"].sum()) / (count * simulation.scenario.engine.batch_size),
+        "grouping_rate": float(grouped.sum()) / count,
+    }
+
+
+def _seconds(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str, float]:
+    """Of rounds clipped to the observed seconds."""
+    observed_s = span_s * simulation.scenario.service.replicas
+    busy_s = max(float(rounds["round_s"].sum()), 1e-300)
+    kv = rounds["kv_tokens"] * simulation.cost.kv_bytes_per_token
+    result = {
+        "busy_share": busy_s / observed_s,
+        "kv_peak_bytes": float(kv[rounds["round_s"] > 0].max(initial=0)),
+        "kv_mean_bytes": float((kv * rounds["round_s"]).sum()) / observed_s,
+        "kv_allocated_bytes": simulation.cost.kv_bytes_per_token * allocated_tokens(simulation),
+    }
+    return result | {f"{name.removesuffix('_s')}_share": float(rounds[name].sum()) / busy_s for name in STAGES}
+
+
+def allocated_tokens(simulation: Simulation) -> int:
+    """K/V slots that the engine would ask for before a run of a replica's requests, on the replica with most."""
+    lengths: defaultdict[int, list[int]] = defaultdict(list)
+    for request in simulation.log.requests:
+        lengths[request.replica].append(request.most_tokens)
+    engine = simulation.scenario.engine
+    return max([_run_slots(engine, each) for each in lengths.values()], default=0)
+
+
+def _run_slots(engine: Engine, lengths: list[int]) -> int:
+    """Slots that the engine asks for before a run of requests of so many tokens each, prompt and budget together."""
+    size = PoolSize.of_run(
+        lengths,
+        window_size=engine.resolved_window_size,
+        batch_size=engine.batch_size,
+        span=engine.num_speculative_tokens + 1,
+    )
+    return PLACEMENTS[engine.layout].num_slots(size)
+
+
+def _rows(rounds: Columns, requests: Columns) -> dict[str, float]:
+    drafted, accepted, pairs = (float(rounds[name].sum()) for name in ("drafted", "accepted", "live"))
+    return {
+        "draft_acceptance_rate": accepted / drafted if drafted else float("nan"),
+        "mean_acceptance_length": 1 + accepted / max(pairs, 1),
+        "longest_wait_rounds": float(requests["longest_wait_rounds"].max(initial=0)),
+        "longest_gap_s": float(requests["longest_gap_s"].max(initial=0)),
+    }
+
+
+def position_rates(simulation: Simulation) -> list[float]:
+    """Share of row-rounds whose first i + 1 drafts were all accepted, for i = 0 … k-1 (unconditional)."""
+    histogram = np.array(simulation.log.accepted_histogram, dtype=float)
+    reached = histogram[::-1].cumsum()[::-1]
+    return (reached[1:] / max(histogram.sum(), 1)).tolist()

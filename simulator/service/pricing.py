@@ -1,0 +1,156 @@
+"""Seconds of a round, stage by stage: as the engine runs it, or as the published code does."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from refimpl.placement import Move, are_neighbours, make_placement
+from simulator.service.cost import CostModel, Line
+from simulator.service.records import Request
+from simulator.settings.scenario import Engine, Switches
+
+Members = tuple[Request, ...]
+Stages = tuple[float, float, float, float, float]  # seconds of prefill, draft, verify, realign, host
+COMPONENTS = {"load": "concat", "grow": "concat", "realign": "realign", "compact": "compact"}  # of the cost, by move
+
+
+class Pricing:
+    """The engine's rounds.
+
+    Args:
+        engine, switches: settings.
+        cost: seconds of each component.
+
+    Attributes:
+        placement: the layout's decisions.
+        members: of the latest round.
+        scattered: whether their slots are no neighbours, so that every pass over the pool copies their K/V.
+        useless: tokens of a row's budget that cannot be drafted, because a round yields them anyway.
+    """
+
+    useless = 1
+    members: Members = ()
+    scattered = False
+
+    def __init__(self, engine: Engine, switches: Switches, cost: CostModel):
+        self.engine, self.switches, self.cost, self.k = engine, switches, cost, engine.num_speculative_tokens
+        self.placement = make_placement(engine.layout, engine.compaction_threshold)
+        self.lines = lru_cache(maxsize=None)(self._lines)
+
+    def _lines(self, rows: int, k: int, scattered: bool) -> tuple[Line, Line, float]:
+        """Seconds of drafting and verifying at every width, and of the host."""
+        line = self.cost.line
+        draft = line("draft", rows, k, scattered) if k else Line(lambda widths: np.zeros(len(widths)))
+        return draft, line("verify", rows, k + 1, scattered), self.cost.point("host", rows, k + 1)
+
+    def num_drafts(self, live: Seq[Request]) -> int:
+        """Drafts of the batch: the largest that some row can use."""
+        k = self.k
+        return k if live[0].left > k else min(k, max([row.left for row in live]) - 1)
+
+    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float) -> tuple[int, Stages]:
+        """Drafts of the round to come, and seconds of its stages; `prefill_s` of what was admitted for it."""
+        k = self.num_drafts(live)
+        realign_s = self.begin(members, k + 1)
+        draft, verify, host_s = self.lines(len(members), k, self.scattered)
+        width = self.placement.width
+        return k, (prefill_s, draft.at(width), verify.at(width), realign_s, host_s)
+
+    def begin(self, members: Members, span: int) -> float:
+        """Place the members of a round that feeds `span` tokens a row; seconds of what moves for it."""
+        before, move = self.members, self.placement.begin(members, span)
+        if members != before:
+            self.members = members
+            self.scattered = not self.placement.columns and not are_neighbours([row.slot for row in members])
+        return self._move_s(move, before) if move else 0.0
+
+    def _move_s(self, move: Move, before: Members) -> float:
+        """Seconds of a move, and of writing back what has not finished of the members before."""
+        seconds = self.cost.line(COMPONENTS[move.kind], len(move.shifts), 0).at(self.placement.width)
+        unsaved = len([row for row in before if row.live]) if move.kind == "load" else 0
+        return seconds + (self.cost.point("split", unsaved, 0) if unsaved else 0.0)
+
+    def regroup_s(self, rows: int, width: int) -> float:
+        """Seconds of writing so many members back and gathering as many others."""
+        return self.cost.line("concat", rows, 0).at(width) + self.cost.point("split", rows, 0)
+
+    def prefill_s(self, rows: Seq[Request]) -> float:
+        """The engine prefills up to a batch of rows at a time, padded to the longest prompt of those, less a token."""
+        size, total = self.engine.batch_size, 0.0
+        for start in range(0, len(rows), size):
+            chunk = rows[start : start + size]
+            tokens = max([row.seq_len for row in chunk]) - 1
+            total += self.cost.point("prefill", len(chunk), tokens) if tokens else 0.0
+        return total
+
+    def seconds_per_token(self, members: Members) -> float:
+        """Estimate for the cost-aware choice: seconds of the round over the tokens it may be expected to yield."""
+        k, rows = self.num_drafts(members), len(members)
+        width = max([row.seq_len for row in members])
+        lengths = {(row.seq_len, row.cache_state) for row in members}
+        draft, verify, host_s = self.lines(rows, k, False)
+        seconds = draft[width] + verify[width]
+        if self.engine.layout != "inplace":
+            moves = members != self.members
+            seconds += self.regroup_s(rows, width) if moves else 0.0
+            seconds += self.cost.line("realign", rows, 0)[width] if len(lengths) > 1 and not moves else 0.0
+        seen = sum([row.accepted for row in members]) + 1
+        expected = rows + rows * k * seen / (sum([row.drafted for row in members]) + 2)
+        return (seconds + host_s) / expected
+
+    def seconds_per_row(self, members: Members, rows: int) -> float:
+        """Forward passes and host of a round of `rows` rows as wide as these, over its rows."""
+        draft, verify, host_s = self.lines(rows, self.num_drafts(members), False)
+        width = max([row.seq_len for row in members])
+        return (draft[width] + verify[width] + host_s) / rows
+
+
+class PublishedPricing(Pricing):
+    """Rounds with the departures that `Switches` describe, those of the published code among them."""
+
+    def __init__(self, engine: Engine, switches: Switches, cost: CostModel):
+        super().__init__(engine, switches, cost)
+        self.useless = 1 if switches.keep_bonus else 0  # without a bonus a round yields k tokens at most
+
+    def num_drafts(self, live: Seq[Request]) -> int:
+        """Drafts of the batch: the largest or the smallest that its rows can use, and fewer in a crowd."""
+        k = self.k
+        for rows, limit in self.switches.k_by_load:
+            if len(live) >= rows:
+                k = min(k, limit)
+        choose = max if self.switches.k_policy == "per_row" else min
+        return max(0, min(k, choose([row.left for row in live]) - self.useless))
+
+    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float) -> tuple[int, Stages]:
+        """As the engine's, and what the switches add."""
+        k, (_, draft_s, verify_s, realign_s, host_s) = super().price(mode, members, live, prefill_s)
+        rows, width = len(members), self.placement.width
+        if k and not self.switches.draft_cache:
+            draft_s += self.cost.point("draft_prefill", rows, width)
+        realign_s = self._moves(mode, rows, realign_s, width)
+        return k, (prefill_s + self._mixed_prefill(live), draft_s, verify_s, realign_s, host_s)
+
+    def _moves(self, mode: str, rows: int, realign_s: float, width: int) -> float:
+        switches = self.switches
+        if switches.free_realign:
+            return 0.0
+        if switches.copy_groups and mode == "grouped" and realign_s == 0:
+            realign_s = self.regroup_s(rows, width)
+        if realign_s > 0 and mode != "grouped":  # rows of equal length need no realignment
+            realign_s += (6 * rows + 2) * switches.realign_layers * switches.realign_read_s
+        return realign_s
+
+    def _mixed_prefill(self, live: Seq[Request]) -> float:
+        """Prefill of a batch that the published code strips of its caches because some of its rows have none yet."""
+        if not self.switches.discard_mixed_caches:
+            return 0.0
+        fresh = sum([row.rounds == 0 for row in live])
+        return self.prefill_s(live) if 0 < fresh < len(live) else 0.0
+
+
+def make_pricing(engine: Engine, switches: Switches, cost: CostModel) -> Pricing:
+    """The engine's pricing unless a switch departs from it in what a round costs."""
+    same = replace(switches, aging_from=Switches().aging_from) == Switches()
+    return (Pricing if same else PublishedPricing)(engine, switches, cost)

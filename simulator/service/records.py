@@ -1,0 +1,224 @@
+"""What a simulation writes down: one record per request, one line per round, optionally one line per row."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from simulator.service.streams import TILE_POSITIONS
+
+Columns = dict[str, np.ndarray]
+
+STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
+ROW_COLUMNS = (
+    "replica", "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept",
+    "finished", "slot",
+)  # fmt: skip
+REQUEST_COLUMNS = (
+    "request", "replica", "prompt_tokens", "output_tokens", "generated_tokens", "arrival_s", "admitted_s", "begun_s",
+    "first_token_s", "finished_s", "rounds", "drafted", "accepted", "longest_wait_rounds", "longest_gap_s", "cut",
+)  # fmt: skip
+
+
+class RoundLine(NamedTuple):
+    """One round of a replica.
+
+    Attributes:
+        replica, start_s: where and when.
+        noise: factor on the stages' seconds.
+        prefill_s, draft_s, verify_s, realign_s, host_s: seconds of each stage before noise.
+        mode: how the scheduler chose the members.
+        rows, live: rows in the batch, and those of them that have not finished.
+        k: drafts of the batch.
+        width: columns that the first query of the widest row could look back at.
+        drafted, accepted, kept: tokens of all rows.
+        kv_tokens: slots of the window's tokens, and of the working batch.
+        waiting, window: requests that have no K/V yet, and those that have.
+    """
+
+    replica: int
+    start_s: float
+    noise: float
+    prefill_s: float
+    draft_s: float
+    verify_s: float
+    realign_s: float
+    host_s: float
+    mode: str
+    rows: int
+    live: int
+    k: int
+    width: int
+    drafted: int
+    accepted: int
+    kept: int
+    kv_tokens: int
+    waiting: int
+    window: int
+
+
+Begun = tuple[int, float, float, float, float, float, float, float, str, int, int, int, int]  # a line up to `width`
+START_S: Final = 1  # places in it
+ROWS: Final = 9
+
+
+class Request:
+    """A request on its way; what a scheduler may see is `ticket`, `seq_len`, `cache_state`, `finished`.
+
+    Attributes:
+        index: place in the workload.
+        prompt_len: tokens.
+        output_len: tokens it will generate; hidden from the scheduler.
+        cut: whether it would generate more, had it the budget.
+        left: tokens left in its budget.
+        generated: tokens so far.
+        runs: right proposals from each generated position on, as far as it has come, see `service.acceptance`; empty
+            when it has finished.
+        draw: number of a tile of positions → their runs.
+        slot: row of the K/V pool while it is in the window.
+        padded_len: tokens and pads after its last round; the published code groups by it.
+        last_kept: tokens of its last round.
+        begun_s: start of its first round.
+        last_round: round in which it last ran, or the one before it was admitted.
+        last_end_s, longest_gap_s: end of that round, and the longest time between two rounds so far.
+        on_finish: told when it finishes.
+    """
+
+    __slots__ = (
+        "accepted",
+        "admitted_s",
+        "arrival_s",
+        "begun_s",
+        "cache_state",
+        "cut",
+        "drafted",
+        "draw",
+        "finished",
+        "finished_s",
+        "first_token_s",
+        "generated",
+        "index",
+        "last_end_s",
+        "last_kept",
+        "last_round",
+        "left",
+        "longest_gap_s",
+        "longest_wait",
+        "on_finish",
+        "output_len",
+        "padded_len",
+        "prompt_len",
+        "replica",
+        "rounds",
+        "runs",
+        "seq_len",
+        "slot",
+        "ticket",
+    )  # fmt: skip
+
+    def __init__(self, index: int, lengths: tuple[int, int, int], draw: Callable[[int], list[int]], arrival_s: float):
+        self.index, self.ticket, self.draw, self.arrival_s = index, -1, draw, arrival_s
+        self.runs: list[int] = []
+        self.prompt_len, output_len, self.left = lengths
+        self.output_len, self.cut = min(output_len, self.left), output_len > self.left
+        self.seq_len, self.cache_state, self.finished = self.prompt_len, 1, False
+        self.generated = self.last_kept = self.last_round = self.rounds = 0
+        self.drafted = self.accepted = self.longest_wait = 0
+        self.replica = self.slot = -1
+        self.padded_len = self.prompt_len
+        self.admitted_s = self.begun_s = self.first_token_s = self.finished_s = float("nan")
+        self.last_end_s = self.longest_gap_s = 0.0
+        self.on_finish: Callable[[], Any] | None = None
+
+    @property
+    def sequence(self) -> int:
+        """Which sequence it is, to a placement."""
+        return self.index
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens that the target has cached between rounds: all but the last."""
+        return self.seq_len - 1
+
+    @property
+    def live(self) -> bool:
+        """Whether it still runs."""
+        return not self.finished
+
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and whole budget."""
+        return self.prompt_len + self.generated + self.left
+
+    def next_run(self) -> int:
+        """Right proposals from the next token on; draws them where nobody has asked so far."""
+        while self.generated >= len(self.runs):
+            self.runs += self.draw(len(self.runs) // TILE_POSITIONS)
+        return self.runs[self.generated]
+
+    def as_row(self) -> tuple[Any, ...]:
+        """Values of `REQUEST_COLUMNS`."""
+        return (
+            self.index, self.replica, self.prompt_len, self.output_len, self.generated, self.arrival_s, self.admitted_s,
+            self.begun_s, self.first_token_s, self.finished_s, self.rounds, self.drafted, self.accepted,
+            self.longest_wait, self.longest_gap_s, self.cut,
+        )  # fmt: skip
+
+
+class EventLog:
+    """Everything that happened in one replication.
+
+    Attributes:
+        lines: fields of `RoundLine`, round by round, in order of their ends.
+        cut_lines: the same of the rounds that ran when the clock was stopped, with no tokens.
+        rows: tuples of `ROW_COLUMNS`, kept only when asked for.
+        accepted_histogram: row-rounds by number of accepted drafts.
+        last_round_s: end of the last round.
+        end_s: end of the observation: the end of the study, or of the last round where nothing could follow it.
+    """
+
+    def __init__(self, max_k: int, *, keep_rows: bool = False):
+        self.lines: list[tuple[Any, ...]] = []
+        self.cut_lines: list[tuple[Any, ...]] = []
+        self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
+        self.accepted_histogram = [0] * (max_k + 1)
+        self.requests: list[Request] = []
+        self.last_round_s = self.end_s = 0.0
+
+    @property
+    def rounds(self) -> list[RoundLine]:
+        """`lines` with names."""
+        return [RoundLine._make(line) for line in self.lines]
+
+    def request_columns(self) -> Columns:
+        """`REQUEST_COLUMNS` of every request that has arrived; NaN times where it has not come so far (censored)."""
+        return _columns([request.as_row() for request in self.requests], REQUEST_COLUMNS)
+
+    def round_columns(self, *, cut: bool = False) -> Columns:
+        """Fields of `RoundLine` and ``round_s`` of every round; the noise is multiplied into the stage seconds.
+
+        Args:
+            cut: add the rounds that ran when the clock was stopped, as long as they would have become.
+        """
+        columns = _columns(self.lines + self.cut_lines if cut else self.lines, RoundLine._fields)
+        for name in STAGES:
+            columns[name] = columns[name] * columns["noise"]
+        return columns | {"round_s": np.sum([columns[name] for name in STAGES], axis=0)}
+
+    def request_frame(self) -> pd.DataFrame:
+        """One line per request."""
+        return pd.DataFrame(self.request_columns())
+
+    def round_frame(self) -> pd.DataFrame:
+        """One line per round."""
+        return pd.DataFrame(self.round_columns())
+
+    def row_frame(self) -> pd.DataFrame:
+        """One line per row per round."""
+        return pd.DataFrame.from_records(self.rows or [], columns=list(ROW_COLUMNS))
+
+
+def _columns(lines: Sequence[tuple[Any, ...]], names: tuple[str, ...]) -> Columns:
+    values = zip(*lines, strict=True) if lines else ([] for _ in names)
+    return {name: np.array(column) for name, column in zip(names, values, strict=True)}

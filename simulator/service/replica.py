@@ -1,0 +1,248 @@
+"""One server: the engine's scheduler in front, the cost of each round behind, one SimPy timeout per round."""
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import simpy
+
+from refimpl.scheduling import RoundPlan
+from simulator.service.cost import CostModel, lognormal_factors
+from simulator.service.gate import Gate
+from simulator.service.pricing import make_pricing
+from simulator.service.records import ROWS, START_S, Begun, EventLog, Request
+from simulator.service.schedulers import pad_rows, scheduler_of
+from simulator.service.streams import Purpose, Streams
+from simulator.settings.scenario import Scenario
+
+NOISE_BLOCK = 4096
+SLOT = attrgetter("slot")
+
+
+@dataclass
+class Arrivals:
+    """What a server has seen arrive: how many, the first and the last of them."""
+
+    count: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    def note(self, now_s: float, count: int) -> None:
+        """So many more, now."""
+        self.first_s = self.first_s if self.count else now_s
+        self.last_s, self.count = now_s, self.count + count
+
+
+class Replica:
+    """Serves requests round by round.
+
+    Args:
+        env: clock.
+        scenario: settings.
+        cost: seconds of each component.
+        log: where rounds are written.
+        streams: random numbers of the replication.
+        number: which replica this is.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, scenario: Scenario, cost: CostModel, log: EventLog, streams: Streams, number: int
+    ):
+        self.env, self.log, self.number = env, log, number
+        self.switches = scenario.switches
+        self.padded_key = scenario.switches.group_key == "padded_length"
+        self.pricing = make_pricing(scenario.engine, scenario.switches, cost)
+        self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
+        capacity = scenario.service.kv_capacity_bytes
+        capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
+        self.gate = Gate(self.scheduler, scenario.engine, capacity_tokens)
+        self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
+        self.kv_tokens = self.load_tokens = self.round_index = 0
+        self.free_slots = list(range(self.scheduler.window_size))[::-1]
+        self.begun: Begun | None = None  # the round that runs
+        self.closing = False
+        self.arrivals = Arrivals()
+        self.wake = env.event()
+        self.process = env.process(self.serve())
+
+    # --- requests come -------------------------------------------------------------------------------------------
+
+    def submit(self, requests: list[Request]) -> None:
+        """Take requests in; they queue at the gate until their K/V fits."""
+        self.arrivals.note(self.env.now, len(requests))
+        for request in requests:
+            request.replica = self.number
+            self.load_tokens += request.most_tokens
+        self.gate.submit(requests)
+        if not self.wake.triggered:
+            self.wake.succeed()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run here."""
+        return len(self.gate.queue) + len(self.scheduler.pool.waiting) + len(self.scheduler.pool.window)
+
+    def close(self) -> None:
+        """No request will come any more."""
+        self.closing = True
+        if not self.wake.triggered:
+            self.wake.succeed()
+
+    # --- rounds --------------------------------------------------------------------------------------------------
+
+    def serve(self) -> Generator[Any, Any, None]:
+        """The server process: one timeout per round."""
+        env, scheduler, noise, number = self.env, self.scheduler, self.noise, self.number
+        price_of, placement = self.pricing.price, self.pricing.placement
+        waiting, window, size = scheduler.pool.waiting, scheduler.pool.window, scheduler.window_size
+        while True:
+            if not window and not waiting:
+                if self.closing:
+                    return
+                yield from self._idle()
+                continue
+            if self.switches.cost_aware and (gap_s := self._worth_waiting_s()):
+                yield from self._wait(gap_s)
+            prefill_s = self._admit() if waiting and len(window) < size else 0.0
+            plan = scheduler.select()
+            members = tuple(sorted(plan.members, key=SLOT))  # the engine runs rows in pool order
+            live = [row for row in members if not row.finished] if plan.mode == "static" else members
+            k, stages = price_of(plan.mode, members, live, prefill_s)
+            factor, rows = next(noise), len(members)
+            self.begun = number, env.now, factor, *stages, plan.mode, rows, len(live), k, placement.width
+            yield env.timeout(sum(stages) * factor)
+            self._finish_round(plan, live, k)
+
+    def _idle(self) -> Generator[Any, Any, None]:
+        if self.wake.triggered:
+            self.wake = self.env.event()
+        yield self.wake
+        deadline = self.env.now + self.switches.wait_at_most_s
+        while self.num_unfinished < self.switches.wait_for_rows and not self.closing and self.env.now < deadline:
+            yield from self._wait(deadline - self.env.now)
+
+    def _wait(self, patience_s: float) -> Generator[Any, Any, None]:
+        """Until a request comes, or nobody will, or so long."""
+        self.wake = self.env.event()
+        yield self.wake | (self.env.timeout(patience_s) if patience_s < float("inf") else self.env.event())
+
+    def _worth_waiting_s(self) -> float:
+        """Mean gap between arrivals if one more row after it yields more tokens per second than a round now, else 0.
+
+        Myopic: it weighs the next round only, and a wait is followed by a round.
+        """
+        pool, log = self.scheduler.pool, self.arrivals
+        rows = tuple(pool.window.values()) + tuple(pool.waiting)
+        if self.closing or log.count < 2 or not 0 < len(rows) < self.scheduler.batch_size:
+            return 0.0
+        gap_s = (log.last_s - log.first_s) / (log.count - 1)
+        now_s, later_s = (self.pricing.seconds_per_row(rows, len(rows) + more) for more in (0, 1))
+        return gap_s if later_s + gap_s / (len(rows) + 1) < now_s else 0.0
+
+    def _admit(self) -> float:
+        entered = self.scheduler.admit()
+        for request in entered:
+            request.admitted_s, request.last_round = self.env.now, self.round_index - 1
+            request.slot = self.free_slots.pop()
+            self.kv_tokens += request.prompt_len
+        return self.pricing.prefill_s(entered) if entered else 0.0
+
+    def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], k: int) -> None:
+        """Commit, write the round's line, and let go who has finished."""
+        scheduler, begun = self.scheduler, self.begun
+        assert begun is not None
+        tokens = self._advance(live, k, plan.mode, begun[START_S])
+        self.pricing.placement.append(k + 1)
+        if self.padded_key:
+            pad_rows(live, plan.mode)
+        self.log.lines.append((*begun, *tokens, *self._load(begun[ROWS])))
+        self.log.last_round_s = self.env.now
+        self.begun = None
+        self.round_index += 1
+        left = scheduler.complete(plan)
+        if left:
+            self._release(left)
+
+    def _load(self, rows: int) -> tuple[int, int, int]:
+        """Slots in use with so many rows in the working batch, requests without K/V and with."""
+        pool = self.scheduler.pool
+        waiting = len(self.gate.queue) + len(pool.waiting)
+        return self.kv_tokens + rows * self.pricing.placement.columns, waiting, len(pool.window)
+
+    def stop(self) -> None:
+        """The clock has stopped: hand the round that runs to the log."""
+        if self.begun is not None:
+            self.log.cut_lines.append((*self.begun, 0, 0, 0, *self._load(self.begun[ROWS])))
+
+    def _advance(self, live: Sequence[Request], k: int, mode: str, start_s: float) -> tuple[int, int, int]:
+        """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""
+        histogram, useless = self.log.accepted_histogram, self.pricing.useless
+        now, index, row_log = self.env.now, self.round_index, self.log.rows
+        minimum = self._minimum(live, k) if self.pricing.placement.commits_minimum else k + 1
+        all_drafted = all_accepted = all_kept = 0
+        for row in live:
+            left, generated = row.left, row.generated
+            limit = left - useless
+            if limit > k:
+                limit = k
+            runs = row.runs
+            accepted = runs[generated] if generated < len(runs) else row.next_run()
+            if accepted > limit:
+                accepted = limit
+            if accepted == k and not useless and k:
+                accepted = k - 1
+            kept = accepted + 1 if accepted < minimum else minimum
+            if not generated:
+                row.first_token_s, row.begun_s, row.last_end_s = now, start_s, start_s
+            total = generated + kept
+            if total >= row.output_len:
+                kept, total = row.output_len - generated, row.output_len
+                row.finished, row.finished_s, row.runs = True, now, []
+            if row_log is not None:
+                before = (self.number, index, mode, live.index(row), row.index, row.seq_len, row.cache_state, k)
+                row_log.append((*before, limit, accepted, kept, row.finished, row.slot))
+            row.generated = total
+            row.seq_len += kept
+            row.left = left - kept
+            row.last_kept = kept
+            row.cache_state = (2 if kept > k else 1) if k else row.cache_state + kept
+            if index - row.last_round - 1 > row.longest_wait:
+                row.longest_wait = index - row.last_round - 1
+            if start_s - row.last_end_s > row.longest_gap_s:
+                row.longest_gap_s = start_s - row.last_end_s
+            row.last_round, row.last_end_s = index, now
+            row.rounds += 1
+            row.drafted += limit
+            row.accepted += accepted
+            histogram[accepted] += 1
+            all_drafted += limit
+            all_accepted += accepted
+            all_kept += kept
+        self.kv_tokens += all_kept
+        return all_drafted, all_accepted, all_kept
+
+    def _minimum(self, live: Sequence[Request], k: int) -> int:
+        """Tokens that every row commits under rollback."""
+        return min([min(row.next_run(), k, row.left - 1) for row in live]) + 1
+
+    def _release(self, left: list[Request]) -> None:
+        for request in left:
+            self.kv_tokens -= request.seq_len
+            self.free_slots.append(request.slot)
+            self.load_tokens -= request.most_tokens
+            self.gate.release(request.most_tokens)
+            if request.on_finish is not None:
+                request.on_finish()
+
+
+def _noise(streams: Streams, number: int, cv: float) -> Iterator[float]:
+    """Factors of one replica's rounds, drawn in blocks."""
+    block = 0
+    while True:
+        if cv == 0:
+            yield 1.0
+            continue
+        normal = streams.generator(Purpose.NOISE, block, number).standard_normal(NOISE_BLOCK)
+        yield from lognormal_factors(normal, cv).tolist()
+        block += 1

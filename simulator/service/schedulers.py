@@ -1,0 +1,50 @@
+"""The engine's own schedulers, set up for a scenario."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from refimpl.scheduling import GroupedScheduler, Scheduler, SchedulingOptions, make_scheduler
+from simulator.service.records import Request
+from simulator.settings.scenario import Engine, Switches
+
+
+class PaddedKeyScheduler(GroupedScheduler[Request]):
+    """Groups as the published code does: by padded length, see `pad_rows`."""
+
+    def group_key(self, sequence: Request) -> tuple[int, int]:
+        """Padded length, and whether there is a cache."""
+        return sequence.padded_len, int(sequence.rounds > 0)
+
+
+def pad_rows(members: Sequence[Request], mode: str) -> None:
+    """Set the members' padded lengths after a round, as the published code does.
+
+    It appends what each row has kept to that row, pads included. The pads are those of the round: the members of a
+    group keep the padded length that they have in common, all others are padded anew to the longest of them.
+    """
+    padded = max([row.padded_len if mode == "grouped" else row.seq_len - row.last_kept for row in members])
+    for row in members:
+        row.padded_len = padded + row.last_kept
+
+
+def scheduler_of(engine: Engine, switches: Switches, estimate: Callable[[Any], float]) -> Scheduler[Request]:
+    """Build the scheduler that a scenario names, with its departures from the engine.
+
+    Args:
+        engine, switches: settings.
+        estimate: seconds per expected token of a choice of members, for the cost-aware choice.
+    """
+    lean_static = engine.scheduler == "static" and not switches.zombies
+    options = SchedulingOptions(
+        refill=switches.refill and not lean_static,
+        choice=switches.group_choice,
+        partial_groups=switches.partial_groups,
+        bucket_tokens=switches.bucket_tokens,
+        estimate=estimate if switches.cost_aware else None,
+        aging_from=switches.aging_from,
+    )
+    name = "fifo" if lean_static else engine.scheduler
+    if name == "grouped" and switches.group_key == "padded_length":
+        window = engine.resolved_window_size
+        return PaddedKeyScheduler(engine.batch_size, window, engine.aging_bound, options=options)
+    return make_scheduler(name, engine.batch_size, engine.resolved_window_size, engine.aging_bound, options=options)

@@ -1,0 +1,150 @@
+"""One replication: requests, a router, replicas, and the clock."""
+
+import gc
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import simpy
+
+from simulator.service.acceptance import make_acceptance
+from simulator.service.cost import CostModel, make_cost
+from simulator.service.records import EventLog, Request
+from simulator.service.replica import Replica
+from simulator.service.streams import Purpose, Streams
+from simulator.service.workload import RequestSource, arrival_times
+from simulator.settings.scenario import Scenario
+
+
+class Simulation:
+    """Runs one replication of a scenario.
+
+    Args:
+        scenario: what to simulate.
+        replication: which one; with the seed it decides every random number.
+        keep_rows: whether to log every row of every round.
+
+    Attributes:
+        log: what happened.
+        cost: the cost model, with this replication's calibration uncertainty.
+    """
+
+    def __init__(self, scenario: Scenario, replication: int = 0, *, keep_rows: bool = False):
+        self.scenario = scenario
+        self.streams = Streams(scenario.seed, replication)
+        self.source = RequestSource(scenario, self.streams)
+        self.env = simpy.Environment()
+        engine = scenario.engine
+        self.log = EventLog(engine.num_speculative_tokens, keep_rows=keep_rows)
+        self.acceptance = make_acceptance(scenario.acceptance, self.streams, engine.num_speculative_tokens)
+        self.cost: CostModel = make_cost(scenario, self.streams)
+        self.replicas = [
+            Replica(self.env, scenario, self.cost, self.log, self.streams, number)
+            for number in range(scenario.service.replicas)
+        ]
+        self.route = self._make_router()
+
+    def run(self) -> EventLog:
+        """Run to the end of the study.
+
+        Raises:
+            InputError: the study left the calibrated range and the scenario does not allow that.
+        """
+        study = self.scenario.study
+        {"offline": self._start_offline, "open": self._start_open, "closed": self._start_closed}[study.kind]()
+        self._run_clock(study.duration_s)
+        for replica in self.replicas:
+            replica.stop()
+        self.log.end_s = float(self.env.now) if self._may_go_on() else self.log.last_round_s
+        self.cost.check_widths()
+        return self.log
+
+    def _may_go_on(self) -> bool:
+        """Whether a request is unfinished, or could still come: else nothing is observed after the last round."""
+        return any(replica.process.is_alive for replica in self.replicas)
+
+    def _run_clock(self, until_s: float | None) -> None:
+        """Run the events without garbage collection: they make no cycles worth a scan of the whole log."""
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            self.env.run(until=until_s)
+        finally:
+            if enabled:
+                gc.enable()
+
+    def _arrive(self, index: int) -> Request:
+        lengths = self.source.lengths(index)
+        request = Request(index, lengths, partial(self.acceptance.tile, index), self.env.now)
+        self.log.requests.append(request)
+        return request
+
+    # --- kinds of study ------------------------------------------------------------------------------------------
+
+    def _start_offline(self) -> None:
+        requests = [self._arrive(index) for index in range(self.scenario.study.num_requests or 0)]
+        if self.scenario.workload.sort_prompts:
+            requests.sort(key=lambda request: request.prompt_len)
+        queues: list[list[Request]] = [[] for _ in self.replicas]
+        for request in requests:
+            number = self.route(request)
+            queues[number].append(request)
+            self.replicas[number].load_tokens += request.most_tokens
+        for replica, queue in zip(self.replicas, queues, strict=True):
+            replica.load_tokens = 0
+            replica.submit(queue)
+            replica.close()
+
+    def _start_open(self) -> None:
+        self.env.process(self._open_arrivals())
+
+    def _open_arrivals(self) -> Generator[Any, Any, None]:
+        study = self.scenario.study
+        for index, time_s in enumerate(arrival_times(study.arrivals, self.streams, study.num_requests)):
+            yield self.env.timeout(max(0.0, time_s - self.env.now))
+            request = self._arrive(index)
+            self.replicas[self.route(request)].submit([request])
+        for replica in self.replicas:
+            replica.close()
+
+    def _start_closed(self) -> None:
+        self.next_index = 0
+        for client in range(self.scenario.study.clients or 0):
+            self.env.process(self._client(client))
+
+    def _client(self, client: int) -> Generator[Any, Any, None]:
+        mean_s = self.scenario.study.think_time_s
+        pauses = self.streams.generator(Purpose.THINK, client)
+        while True:
+            yield self.env.timeout(float(pauses.exponential(mean_s)) if mean_s else 0.0)
+            request = self._arrive(self.next_index)
+            self.next_index += 1
+            finished = self.env.event()
+            request.on_finish = finished.succeed
+            self.replicas[self.route(request)].submit([request])
+            yield finished
+
+    # --- routing -------------------------------------------------------------------------------------------------
+
+    def _make_router(self) -> Callable[[Request], int]:
+        count, name = len(self.replicas), self.scenario.service.router
+        if count == 1:
+            return lambda request: 0
+        if name == "round_robin":
+            return lambda request: request.index % count
+        if name == "least_loaded":
+            return lambda request: min(range(count), key=lambda n: (self.replicas[n].load_tokens, n))
+        bounds = self._length_bounds(count)
+        return lambda request: sum(request.prompt_len > bound for bound in bounds)
+
+    def _length_bounds(self, count: int) -> list[int]:
+        """Prompt lengths that split the first thousand requests into equal parts."""
+        lengths = sorted(self.source.lengths(index)[0] for index in range(1000))
+        return [lengths[1000 * part // count] for part in range(1, count)]
+
+
+def simulate_once(scenario: Scenario, replication: int = 0, *, keep_rows: bool = False) -> Simulation:
+    """Run one replication and return it with its log."""
+    simulation = Simulation(scenario, replication, keep_rows=keep_rows)
+    simulation.run()
+    return simulation

@@ -1,0 +1,228 @@
+"""Requests: when they come, how long their prompts are and, unseen by any scheduler, their outputs will be."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import gamma as gamma_function
+from scipy.special import gammaincinv, ndtri
+
+from refimpl.core.errors import InputError, require
+from refimpl.core.reading import is_file, read_mappings
+from simulator.service.streams import REQUEST_BLOCK, Purpose, Streams
+from simulator.settings.fields import MAX_TOKENS, Spec
+from simulator.settings.kinds import ARRIVALS, LENGTHS
+from simulator.settings.scenario import DEFAULT_BUDGET, MAX_BUDGET, Scenario
+from simulator.settings.tables import read_table
+from simulator.settings.traces import ServiceTrace, read_engine_trace, read_service_trace
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Token counts of a block of requests ``[n]``: prompt, output (hidden; may exceed the budget), budget."""
+
+    prompt: list[int]
+    output: list[int]
+    budget: list[int]
+
+
+class RequestSource:
+    """Lengths of request 0, 1, 2, …, drawn in blocks; the same whatever the order they are asked for in."""
+
+    def __init__(self, scenario: Scenario, streams: Streams):
+        self.scenario, self.streams = scenario, streams
+        study = scenario.study
+        of_trace = study.kind == "open" and study.arrivals.kind == "trace"
+        self.arrivals = _service_trace(study.arrivals) if of_trace else None
+        self.budgets = _budgets(scenario, self.arrivals)
+        self._blocks: dict[int, Lengths] = {}
+
+    def lengths(self, index: int) -> tuple[int, int, int]:
+        """Prompt, output and budget of one request, in tokens."""
+        block, place = divmod(index, REQUEST_BLOCK)
+        if block not in self._blocks:
+            self._blocks[block] = self._draw(block)
+        drawn = self._blocks[block]
+        return drawn.prompt[place], drawn.output[place], drawn.budget[place]
+
+    def _draw(self, block: int) -> Lengths:
+        start, stop = block * REQUEST_BLOCK, (block + 1) * REQUEST_BLOCK
+        workload = self.scenario.workload
+        prompt = draw_lengths(workload.prompt_tokens, self.streams, Purpose.PROMPT, start, stop)
+        output = draw_lengths(workload.output_tokens, self.streams, Purpose.OUTPUT, start, stop)
+        if self.arrivals is not None:
+            lengths = self.arrivals.prompt_tokens, self.arrivals.output_tokens
+            prompt, output = (_cycle(values, start, stop) for values in lengths)
+        budget = _cycle(self.budgets, start, stop)
+        return Lengths(prompt.tolist(), output.tolist(), budget.tolist())
+
+
+def _budgets(scenario: Scenario, arrivals: ServiceTrace | None) -> np.ndarray:
+    """Budgets of request 0, 1, …, over and over: the user's, or those of a trace."""
+    outputs, given = scenario.workload.output_tokens, scenario.engine.max_new_tokens
+    if outputs.kind == "trace":
+        budgets = np.array(read_engine_trace(outputs["path"]).budgets)
+    elif arrivals is not None and given is None:
+        budgets = arrivals.output_tokens
+    else:
+        budgets = np.array([given or DEFAULT_BUDGET])
+    longest = int(budgets.max())
+    require(longest <= MAX_BUDGET, f"the trace has a budget of {longest} tokens; at most {MAX_BUDGET} can be simulated")
+    return budgets
+
+
+def _cycle(values: np.ndarray, start: int, stop: int) -> np.ndarray:
+    return values[np.arange(start, stop) % len(values)]
+
+
+def draw_lengths(spec: Spec, streams: Streams, purpose: Purpose, start: int, stop: int) -> np.ndarray:
+    """Token counts of requests start … stop-1, by inversion of one uniform number per request."""
+    values = spec.resolved(LENGTHS)
+    if spec.kind == "fixed":
+        return np.full(stop - start, values["tokens"])
+    if spec.kind == "values":
+        return _cycle(np.array(values["tokens"], dtype=int), start, stop)
+    if spec.kind == "trace":
+        return _cycle(_trace_lengths(values["path"], purpose), start, stop)
+    uniform = streams.per_request(purpose, start, stop)
+    if spec.kind in ("file", "spec_bench"):
+        pool = np.sort(_pool(spec.kind, tuple(sorted(values.items()))))
+        return pool[(uniform * len(pool)).astype(int)]
+    return np.maximum(1, _quantile(spec.kind, values, uniform)).astype(int)
+
+
+def _quantile(kind: str, values: dict[str, Any], uniform: np.ndarray) -> np.ndarray:
+    if kind == "uniform":
+        low, high = values["low_tokens"], values["high_tokens"]
+        require(low <= high, f"low_tokens {low} is larger than high_tokens {high}")
+        return low + np.floor(uniform * (high - low + 1))
+    if kind == "geometric":
+        return np.ceil(np.log1p(-uniform) / np.log1p(-1 / values["mean_tokens"]))
+    drawn = np.round(np.exp(np.log(values["median_tokens"]) + values["sigma"] * ndtri(uniform)))
+    return np.minimum(drawn, values["max_tokens"] or MAX_TOKENS)
+
+
+def _trace_lengths(path: str, purpose: Purpose) -> np.ndarray:
+    trace = read_engine_trace(path)
+    return np.array(trace.header["prompt_lens"] if purpose == Purpose.PROMPT else trace.output_lens)
+
+
+@lru_cache(maxsize=32)
+def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
+    settings = dict(values)
+    path = Path(settings["path"])
+    require(is_file(path), f"{path}: no such file")
+    if kind == "spec_bench":
+        characters = np.array([len(turn) for turn in _first_turns(path)])
+        return np.maximum(1, np.round(characters / settings["characters_per_token"])).astype(int)
+    frame = read_table(path)
+    column = settings["column"]
+    require(column in frame, f"{path}: no column {column!r}; it has {', '.join(frame.columns)}")
+    lengths = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=float)
+    right = bool(np.all((lengths >= 1) & (lengths <= MAX_TOKENS)))
+    require(right, f"{path}: {column} must be at least 1 token throughout, at most {MAX_TOKENS}")
+    return lengths.astype(int)
+
+
+def _first_turns(path: Path) -> list[str]:
+    turns = []
+    for number, entry in read_mappings(path):
+        texts = entry.get("turns")
+        first = texts[0] if isinstance(texts, list) and texts else None
+        if not isinstance(first, str):
+            raise InputError(f"{path}:{number}: turns must be a list of texts")
+        turns.append(first)
+    require(bool(turns), f"{path}: holds no prompts")
+    return turns
+
+
+def _service_trace(spec: Spec) -> ServiceTrace:
+    values = spec.resolved(ARRIVALS)
+    return read_service_trace(values["path"], values["format"])
+
+
+def arrival_times(spec: Spec, streams: Streams, limit: int | None) -> Iterator[float]:
+    """Arrival times in seconds, never decreasing; endless but for traces and `limit`."""
+    values = spec.resolved(ARRIVALS)
+    if spec.kind == "trace":
+        times = _service_trace(spec).time_s / values["speedup"]
+        enough = limit is None or limit <= len(times)
+        require(enough, f"study.num_requests is {limit}, but {values['path']} holds {len(times)} requests")
+        yield from times[:limit].tolist()
+        return
+    blocks = _sinusoidal if spec.kind == "sinusoidal" else _on_off if spec.kind == "on_off" else _renewal
+    count = 0
+    for block in blocks(spec.kind, values, streams):
+        for time in block:
+            if limit is not None and count >= limit:
+                return
+            yield time
+            count += 1
+
+
+def _renewal(kind: str, values: dict[str, Any], streams: Streams) -> Iterator[list[float]]:
+    now, block = 0.0, 0
+    while True:
+        uniform = streams.per_request(Purpose.ARRIVAL, block * REQUEST_BLOCK, (block + 1) * REQUEST_BLOCK)
+        times = now + np.cumsum(_gaps(kind, values, uniform))
+        now, block = float(times[-1]), block + 1
+        yield times.tolist()
+
+
+def _gaps(kind: str, values: dict[str, Any], uniform: np.ndarray) -> np.ndarray:
+    """Times between arrivals by inversion; Gamma and Weibull keep the mean 1 / rate whatever their burstiness."""
+    if kind == "fixed":
+        return np.full(len(uniform), values["interval_s"])
+    mean_s = 1 / values["rate_per_s"]
+    if kind == "gamma":
+        shape = values["cv"] ** -2
+        return gammaincinv(shape, uniform) * mean_s / shape
+    if kind == "weibull":
+        shape = values["shape"]
+        return mean_s / gamma_function(1 + 1 / shape) * (-np.log1p(-uniform)) ** (1 / shape)
+    return -mean_s * np.log1p(-uniform)
+
+
+def _sinusoidal(kind: str, values: dict[str, Any], streams: Streams) -> Iterator[list[float]]:
+    """Rate λ(t) = rate · (1 + amplitude · sin(2π t / period)), by inverting its integral at unit-rate arrivals."""
+    rate, amplitude, period_s = values["rate_per_s"], values["amplitude"], values["period_s"]
+    for units in _renewal("poisson", {"rate_per_s": 1.0}, streams):
+        target = np.array(units)
+        low = target / rate - amplitude * period_s / np.pi
+        high = target / rate + amplitude * period_s / np.pi
+        for _ in range(60):
+            middle = (low + high) / 2
+            integral = rate * (
+                middle + amplitude * period_s / (2 * np.pi) * (1 - np.cos(2 * np.pi * middle / period_s))
+            )
+            low, high = np.where(integral < target, middle, low), np.where(integral < target, high, middle)
+        yield np.maximum.accumulate(high).tolist()
+
+
+def _on_off(kind: str, values: dict[str, Any], streams: Streams) -> Iterator[list[float]]:
+    """Poisson arrivals at `rate_per_s` while on, none while off; exponential on and off times."""
+    phases = _phases(values, streams)
+    start_s, length_s, used_s = 0.0, 0.0, 0.0
+    for busy in _renewal("poisson", values, streams):  # arrivals on the clock that only runs while on
+        times = []
+        for time in busy:
+            while time - used_s > length_s:
+                used_s += length_s
+                start_s, length_s = next(phases)
+            times.append(start_s + time - used_s)
+        yield times
+
+
+def _phases(values: dict[str, Any], streams: Streams) -> Iterator[tuple[float, float]]:
+    """Start and length of the on phases, in seconds."""
+    now, block = 0.0, 0
+    while True:
+        uniform = streams.per_request(Purpose.PHASE, block * REQUEST_BLOCK, (block + 1) * REQUEST_BLOCK)
+        for on, off in -np.log1p(-uniform.reshape(-1, 2)):
+            yield now, on * values["mean_on_s"]
+            now += on * values["mean_on_s"] + off * values["mean_off_s"]
+        block += 1

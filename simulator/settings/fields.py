@@ -1,0 +1,263 @@
+"""Reading frozen dataclasses from plain mappings, and writing them back: unknown keys and wild values are refused."""
+
+import math
+import os
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from refimpl.core.errors import InputError, require, shown
+
+D = TypeVar("D")
+
+
+def plain(value: Any) -> Any:
+    """Numbers of any library as Python's own, lists as tuples, so that they can be compared, hashed and written."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a number may be.
+
+    Attributes:
+        low, high: low ≤ value ≤ high; without `low` when `open_low`.
+        integer, infinite: whether it must be whole; whether it may be infinite.
+        least, most: what lies beyond is possible, but runs out of numbers, memory or time.
+        bytes_each: memory that each one needs, as the error of a count beyond `most` says.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    integer: bool = False
+    infinite: bool = False
+    least: float = 0
+    most: float = math.inf
+    bytes_each: int = 0
+
+    def check(self, value: Any, where: str) -> Any:
+        """Return the value as Python's own number, or raise InputError that names the field and the range."""
+        value = plain(value)
+        kinds = int if self.integer else (int, float)
+        endless = isinstance(value, float) and math.isinf(value)
+        require(self.infinite or not endless, f"{where} must be finite, not {shown(value)}")
+        right = isinstance(value, kinds) and not isinstance(value, bool)  # NaN is inside of no range
+        inside = right and self.low <= value <= self.high and not (self.open_low and value == self.low)
+        require(inside, f"{where} must be {self}, not {shown(value)}")
+        require(endless or value <= self.most, f"{where} must be at most {self.most}, not {value}{self._needs(value)}")
+        require(value >= self.least or value <= 0, f"{where} must be at least {self.least}, not {value}")
+        return value
+
+    def _needs(self, value: float) -> str:
+        gib = value * self.bytes_each / 2**30
+        return f": that many would need about {gib:.3g} GiB of memory" if self.bytes_each else ""
+
+    def __str__(self) -> str:
+        noun = "an integer" if self.integer else "a number"
+        relation = ">" if self.open_low else "≥"
+        if self.high == math.inf:
+            return noun if self.low == -math.inf else f"{noun} {relation} {self.low}"
+        return f"{noun} in {'(' if self.open_low else '['}{self.low}, {self.high}]"
+
+
+MAX_TOKENS = 10**9  # of a request; more is a slip
+LARGE, SMALL = 1e15, 1e-18  # seconds, bytes, tokens and rates lie within
+POSITIVE = Range(0, open_low=True, least=SMALL, most=LARGE)
+NON_NEGATIVE = Range(0, most=LARGE)
+PROBABILITY = Range(0, 1)
+SHARE = Range(0, 1, open_low=True)
+VARIATION = Range(0, 10)  # relative standard deviations
+COUNT = Range(1, integer=True, most=MAX_TOKENS)
+WHOLE = Range(0, integer=True, most=MAX_TOKENS)
+REQUESTS = Range(1, integer=True, most=10**7, bytes_each=2**11)
+REPLICATIONS = Range(1, integer=True, most=10**6, bytes_each=2**12)
+PAIRED = Range(2, integer=True, most=10**6, bytes_each=2**12)  # replications of a comparison
+WORKERS = Range(1, integer=True, most=max(64, 4 * (os.cpu_count() or 1)), bytes_each=150 * 2**20)
+TEXT, COUNTS, PROBABILITIES = "text", "counts", "probabilities"
+
+NOUNS = {"str": "a text", "list": "a list", "NoneType": "nothing", "int": "a number", "float": "a number"}
+LONGEST = 120  # characters of unknown keys that an error shows
+
+Kinds = Mapping[str, Mapping[str, Any]]  # kind -> parameter -> rule, or (rule, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One of several kinds, with the parameters of that kind.
+
+    Attributes:
+        kind: name of the kind.
+        values: its parameters, as a sorted tuple of (name, value), so that a Spec can be hashed and compared.
+    """
+
+    kind: str
+    values: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, kind: str, **values: Any) -> "Spec":
+        """Build a Spec from keywords."""
+        return cls(kind, tuple(sorted((name, plain(value)) for name, value in values.items())))
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.values)[name]
+
+    def resolved(self, kinds: Kinds) -> dict[str, Any]:
+        """Every parameter of the kind, defaults filled in."""
+        defaults = {name: rule[1] for name, rule in kinds[self.kind].items() if isinstance(rule, tuple)}
+        return defaults | dict(self.values)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Plain mapping, as YAML holds it."""
+        return {"kind": self.kind} | {n: list(v) if isinstance(v, tuple) else v for n, v in self.values}
+
+
+def spec_field(kinds: Kinds, default: Spec | None = None) -> Any:
+    """A dataclass field that holds a Spec of one of `kinds`: kind → parameter → Range, choices, or (Range, default)."""
+    metadata = {"kinds": kinds}
+    return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
+
+
+def number_field(limits: Range, default: Any = MISSING) -> Any:
+    """A dataclass field with a numeric range."""
+    return (
+        field(metadata={"range": limits}) if default is MISSING else field(default=default, metadata={"range": limits})
+    )
+
+
+def check_fields(instance: Any, where: str = "") -> None:
+    """Make the fields of a dataclass plain, and check each against its metadata; call it from ``__post_init__``."""
+    hints = get_type_hints(type(instance))
+    for item in fields(instance):
+        value, name = plain(getattr(instance, item.name)), f"{where}{item.name}"
+        object.__setattr__(instance, item.name, value)  # frozen, but not yet handed out
+        optional = type(None) in get_args(hints[item.name])
+        if value is None and optional:
+            continue
+        if "range" in item.metadata:
+            item.metadata["range"].check(value, name)
+        elif "kinds" in item.metadata:
+            check_spec(value, item.metadata["kinds"], name)
+        else:
+            _check_plain(value, hints[item.name], name)
+
+
+def _check_plain(value: Any, hint: Any, name: str) -> None:
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    if is_dataclass(hint) and isinstance(hint, type):
+        require(isinstance(value, hint), f"{name} must be of class {hint.__name__}, not {shown(value)}")
+    elif get_origin(hint) is Literal:
+        allowed = get_args(hint)
+        require(value in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, not {shown(value)}")
+    elif hint is bool:
+        require(isinstance(value, bool), f"{name} must be true or false, not {shown(value)}")
+    elif hint is str:
+        require(isinstance(value, str), f"{name} must be a text, not {shown(value)}")
+
+
+def check_spec(spec: Any, kinds: Kinds, where: str) -> None:
+    """Raise InputError unless `spec` is of a known kind with exactly that kind's parameters."""
+    require(isinstance(spec, Spec), f"{where} must be a mapping with a key 'kind', not {shown(spec)}")
+    require(spec.kind in kinds, f"{where}.kind must be one of {', '.join(kinds)}, not {shown(spec.kind)}")
+    known, given = kinds[spec.kind], dict(spec.values)
+    _refuse_unknown(given, known, where)
+    for name, rule in known.items():
+        optional = isinstance(rule, tuple)
+        if name in given:
+            _check_value(given[name], rule[0] if optional else rule, f"{where}.{name}")
+        else:
+            needed = ", ".join(other for other, rule in known.items() if not isinstance(rule, tuple))
+            require(optional, f"{where}.{name} is missing: {spec.kind} needs {needed}")
+
+
+def _check_value(value: Any, rule: Any, where: str) -> None:
+    if isinstance(rule, Range):
+        rule.check(value, where)
+    elif rule == TEXT:
+        require(isinstance(value, str) and value != "", f"{where} must be a text, not {shown(value)}")
+    elif rule in (COUNTS, PROBABILITIES):
+        require(isinstance(value, tuple) and len(value) > 0, f"{where} must be a list of numbers, not {shown(value)}")
+        limits = COUNT if rule == COUNTS else PROBABILITY
+        for i, item in enumerate(value):
+            limits.check(item, f"{where}[{i}]")
+    else:
+        require(value in rule, f"{where} must be one of {', '.join(map(str, rule))}, not {shown(value)}")
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+    unknown = sorted(str(key) for key in set(given) - set(known))
+    where = where.rstrip(".") or "the scenario"
+    allowed = ", ".join(known) or "nothing"
+    require(not unknown, f"{where}: unknown key {', '.join(unknown)[:LONGEST]}; allowed: {allowed}")
+
+
+def spec_from_mapping(data: Any, where: str) -> Spec:
+    """Read a Spec; its parameters are checked by the dataclass that holds it."""
+    require(
+        isinstance(data, Mapping) and "kind" in data, f"{where} must be a mapping with a key 'kind', not {shown(data)}"
+    )
+    return Spec.of(str(data["kind"]), **{str(k): v for k, v in data.items() if k != "kind"})
+
+
+def from_mapping(cls: type[D], data: Any, where: str = "") -> D:
+    """Build a dataclass from a mapping; nested dataclasses and Specs are read from nested mappings.
+
+    Raises:
+        InputError: an unknown or missing key, or a value out of range; the message carries the dotted path.
+    """
+    place, kind = where.rstrip(".") or "the scenario", type(data).__name__
+    require(isinstance(data, Mapping), f"{place} must be a mapping, not {NOUNS.get(kind, kind)}")
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    _refuse_unknown(data, known, where)
+    hints = get_type_hints(cls)
+    values = {}
+    for name, item in known.items():
+        if name in data:
+            values[name] = _read(data[name], item, hints[name], f"{where}{name}")
+        else:
+            given = item.default is not MISSING or item.default_factory is not MISSING
+            require(given, f"{where}{name} is missing")
+    return _build(cls, values, where)
+
+
+def _build(cls: type[D], values: dict[str, Any], where: str) -> D:
+    try:
+        return cls(**values)
+    except InputError as error:
+        raise InputError(f"{where}{error}") from None
+
+
+def _read(value: Any, item: Any, hint: Any, where: str) -> Any:
+    inner = next((arg for arg in get_args(hint) if is_dataclass(arg)), hint)
+    if value is None and type(None) in get_args(hint):
+        return None
+    if "kinds" in item.metadata:
+        return spec_from_mapping(value, where)
+    if is_dataclass(inner) and isinstance(inner, type):
+        return from_mapping(inner, value, f"{where}.")
+    return value
+
+
+def to_mapping(instance: Any) -> dict[str, Any]:
+    """Plain nested mapping of a dataclass, as YAML and JSON hold it."""
+    return {item.name: as_data(getattr(instance, item.name)) for item in fields(instance)}
+
+
+def as_data(value: Any) -> Any:
+    """Plain data of a field's value."""
+    if isinstance(value, Spec):
+        return value.as_mapping()
+    if is_dataclass(value):
+        return to_mapping(value)
+    if isinstance(value, tuple):
+        return [as_data(item) for item in value]
+    return value

@@ -1,0 +1,43 @@
+"""Files that a scenario reads, and their digests."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from refimpl.core.reading import is_file
+from simulator.settings.calibration import find_calibration
+from simulator.settings.fields import Spec
+from simulator.settings.folders import DATA
+from simulator.settings.scenario import Scenario
+
+
+def input_files(scenario: Scenario) -> dict[str, Path]:
+    """Every file that a scenario reads, by the setting that names it."""
+    specs = {
+        "prompt_tokens": scenario.workload.prompt_tokens,
+        "output_tokens": scenario.workload.output_tokens,
+        "arrivals": scenario.study.arrivals,
+        "acceptance": scenario.acceptance,
+    }
+    files = {name: _found(Path(path)) for name, spec in specs.items() if (path := _path_of(spec))}
+    if scenario.cost.kind == "table":
+        folder = find_calibration(scenario.cost["calibration"])
+        files |= {"calibration": folder / "points.csv", "calibration meta": folder / "meta.json"}
+    return files
+
+
+def input_digests(scenario: Scenario) -> dict[str, str]:
+    """Digest of every file that a scenario reads, by the setting that names it."""
+    return {name: _digest(path) for name, path in input_files(scenario).items()}
+
+
+def _path_of(spec: Spec) -> Any:
+    return dict(spec.values).get("path")
+
+
+def _found(path: Path) -> Path:
+    return next((p for p in (path, DATA / path) if is_file(p)), path)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if is_file(path) else "missing"

@@ -1,0 +1,90 @@
+"""What a scenario may name: methods, and the kinds of lengths, arrivals, acceptance and cost with their parameters."""
+
+from typing import Any
+
+from refimpl.core.config import NAMED_METHODS, Method
+from simulator.settings.fields import (
+    COUNT,
+    COUNTS,
+    MAX_TOKENS,
+    NON_NEGATIVE,
+    POSITIVE,
+    PROBABILITIES,
+    PROBABILITY,
+    TEXT,
+    VARIATION,
+    Kinds,
+    Range,
+)
+
+
+def _settings(method: Method) -> dict[str, Any]:
+    """Engine settings behind a named method; the oracle is one row in place without drafts."""
+    if method.layout is None:
+        return {"layout": "inplace", "scheduler": "fifo", "batch_size": 1, "num_speculative_tokens": 0}
+    rows = {} if method.batch_size is None else {"batch_size": method.batch_size}
+    return {"layout": method.layout, "scheduler": method.scheduler, **rows}
+
+
+METHODS = {name: _settings(method) for name, method in NAMED_METHODS.items()}
+
+LENGTHS: Kinds = {
+    "fixed": {"tokens": COUNT},
+    "uniform": {"low_tokens": COUNT, "high_tokens": COUNT},
+    "geometric": {"mean_tokens": Range(1, open_low=True, most=MAX_TOKENS)},
+    "lognormal": {"median_tokens": POSITIVE, "sigma": VARIATION, "max_tokens": (COUNT, None)},
+    "values": {"tokens": COUNTS},
+    "file": {"path": TEXT, "column": TEXT},
+    "spec_bench": {"path": TEXT, "characters_per_token": (POSITIVE, 4.0)},
+    "trace": {"path": TEXT},
+}
+ARRIVALS: Kinds = {
+    "fixed": {"interval_s": POSITIVE},
+    "poisson": {"rate_per_s": POSITIVE},
+    "gamma": {"rate_per_s": POSITIVE, "cv": Range(1e-3, 1e3)},
+    "weibull": {"rate_per_s": POSITIVE, "shape": Range(0.05, 100)},
+    "on_off": {"rate_per_s": POSITIVE, "mean_on_s": POSITIVE, "mean_off_s": POSITIVE},
+    "sinusoidal": {"rate_per_s": POSITIVE, "amplitude": PROBABILITY, "period_s": POSITIVE},
+    "trace": {
+        "path": TEXT,
+        "format": (("auto", "plain", "azure", "burstgpt", "mooncake"), "auto"),
+        "speedup": (POSITIVE, 1.0),
+    },
+}
+ACCEPTANCE: Kinds = {
+    "iid": {"probability": PROBABILITY},
+    "profile": {"probabilities": PROBABILITIES},
+    "beta": {"a": Range(1e-3, 1e9), "b": Range(1e-3, 1e9)},
+    "markov": {"probability": PROBABILITY, "correlation": PROBABILITY},
+    "bootstrap": {"path": TEXT, "resample": ((False, True), False)},
+    "replay": {"path": TEXT},
+}
+COST: Kinds = {
+    "table": {"calibration": TEXT, "outside": (("refuse", "extrapolate"), "refuse")},
+    "linear": {
+        "verify_base_s": POSITIVE,
+        "verify_s_per_token": (NON_NEGATIVE, 0.0),
+        "draft_base_s": (NON_NEGATIVE, 0.0),
+        "draft_s_per_token": (NON_NEGATIVE, 0.0),
+        "context_s_per_token": (NON_NEGATIVE, 0.0),
+        "prefill_base_s": (NON_NEGATIVE, 0.0),
+        "prefill_s_per_token": (NON_NEGATIVE, 0.0),
+        "realign_base_s": (NON_NEGATIVE, 0.0),
+        "realign_s_per_row": (NON_NEGATIVE, 0.0),
+        "concat_base_s": (NON_NEGATIVE, 0.0),
+        "split_base_s": (NON_NEGATIVE, 0.0),
+        "move_bytes_per_s": (Range(0, open_low=True, infinite=True, least=1), float("inf")),
+        "kv_bytes_per_token": (NON_NEGATIVE, 0.0),
+        "host_base_s": (NON_NEGATIVE, 0.0),
+        "host_s_per_row": (NON_NEGATIVE, 0.0),
+        "noise_cv": (VARIATION, 0.0),
+        "run_cv": (VARIATION, 0.0),
+    },
+}
+KINDS = {  # setting -> its kinds
+    "study.arrivals": ARRIVALS,
+    "workload.prompt_tokens": LENGTHS,
+    "workload.output_tokens": LENGTHS,
+    "acceptance": ACCEPTANCE,
+    "cost": COST,
+}

@@ -1,0 +1,264 @@
+"""Traces: what the engine did round by round, and what services have seen arrive."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from refimpl.core.config import MAX_SPECULATIVE_TOKENS
+from refimpl.core.errors import InputError, require, shown
+from refimpl.core.reading import is_file, read_mappings
+from simulator.settings.fields import COUNT, MAX_TOKENS, WHOLE, Range
+from simulator.settings.folders import DATA
+from simulator.settings.tables import read_table
+
+ENGINE_SCHEMA = "raggedspec.trace/1"
+HEADER_FIELDS = (
+    "method", "layout", "scheduler", "batch_size", "window_size", "aging_bound", "num_speculative_tokens",
+    "max_new_tokens", "num_sequences", "prompt_lens", "device", "pair",
+)  # fmt: skip
+DRAFTS = Range(0, MAX_SPECULATIVE_TOKENS, integer=True)
+EACH_FIELDS = {  # a number per sequence
+    "prompt_lens": COUNT, "output_lens": WHOLE, "max_new_tokens_each": COUNT, "num_speculative_tokens_each": DRAFTS,
+}  # fmt: skip
+NUMBER_FIELDS = {"batch_size": COUNT, "num_sequences": COUNT, "max_new_tokens": COUNT, "num_speculative_tokens": DRAFTS}
+MAX_GENERATED = 2**24  # tokens of one sequence; each takes a byte
+ROW_FIELDS = (
+    "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "next_token",
+    "finished", "draft_s", "verify_s", "realign_s", "prefill_s", "host_s", "round_s",
+)  # fmt: skip
+COUNTS = ("round", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept")
+STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
+
+SERVICE_COLUMNS = {  # format -> (time column, prompt column, output column, seconds per unit of time)
+    "plain": ("time_s", "prompt_tokens", "output_tokens", 1.0),
+    "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens", 1.0),
+    "burstgpt": ("Timestamp", "Request tokens", "Response tokens", 1.0),
+    "mooncake": ("timestamp", "input_length", "output_length", 1e-3),
+}
+
+
+@dataclass(frozen=True)
+class EngineTrace:
+    """A run of the engine.
+
+    Attributes:
+        path: where it was read from.
+        header: settings of the run.
+        rows: one line per row per round, columns `ROW_FIELDS` and ``num_moves``, NaN where the trace has none.
+    """
+
+    path: str
+    header: dict[str, Any]
+    rows: pd.DataFrame
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """One line per round: mode, rows, k and the stage seconds."""
+        first = self.rows.groupby("round", sort=True)
+        frame = first[["mode", "k", *STAGES, "round_s", "num_moves"]].first()
+        return frame.assign(rows=first.size(), kept=first["kept"].sum(), accepted=first["accepted"].sum())
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Drafts per row and round at most: the run's own, unless its requests agree on another number.
+
+        Raises:
+            InputError: the requests differ.
+        """
+        each = set(self.header.get("num_speculative_tokens_each", [self.header["num_speculative_tokens"]]))
+        shown = ", ".join(map(str, sorted(each)))
+        require(len(each) == 1, f"{self.path}:1: requests draft {shown} tokens a round; a scenario has one k for all")
+        return int(each.pop())
+
+    @cached_property
+    def budgets(self) -> list[int]:
+        """Budget of every sequence, in tokens: the run's own, unless a row drafted less because less was left."""
+        if each := self.header.get("max_new_tokens_each"):
+            return list(each)
+        budgets = [self.header["max_new_tokens"]] * self.header["num_sequences"]
+        short = self.rows[self.rows["drafted"] < self.header["num_speculative_tokens"]]
+        for sequence, seq_len, drafted in zip(short["sequence"], short["seq_len"], short["drafted"], strict=True):
+            budgets[sequence] = int(seq_len - self.header["prompt_lens"][sequence] + drafted + 1)
+        return budgets
+
+    @cached_property
+    def documents(self) -> np.ndarray:
+        """Number of the document of each prompt ``[sequences]``; each its own where the run does not say."""
+        names = self.header.get("documents", range(self.header["num_sequences"]))
+        return np.unique(np.array(names), return_inverse=True)[1]
+
+    @cached_property
+    def output_lens(self) -> list[int]:
+        """Generated tokens of every sequence, in order of input."""
+        kept = self.rows.groupby("sequence")["kept"].sum()
+        return [int(kept.get(i, 0)) for i in range(self.header["num_sequences"])]
+
+    def match_bits(self, sequence: int) -> np.ndarray:
+        """What is known of the draft's proposals at each generated position: 1 right, 0 wrong, -1 never compared."""
+        return self._bits[sequence]
+
+    @cached_property
+    def _bits(self) -> list[np.ndarray]:
+        groups = dict(iter(self.rows.groupby("sequence")))
+        none = self.rows.iloc[:0]
+        return [self._bits_of(i, groups.get(i, none)) for i in range(self.header["num_sequences"])]
+
+    def _bits_of(self, sequence: int, mine: pd.DataFrame) -> np.ndarray:
+        start = mine["seq_len"].to_numpy() - self.header["prompt_lens"][sequence]
+        accepted, drafted = mine["accepted"].to_numpy(), mine["drafted"].to_numpy()
+        bits = np.full(int((start + accepted + 1).max(initial=0)) + 1, -1, dtype=np.int8)
+        for at, good, tried in zip(start, accepted, drafted, strict=True):
+            bits[at : at + good] = 1
+            if good < tried:
+                bits[at + good] = 0
+        return bits
+
+
+@lru_cache(maxsize=32)
+def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
+    lines = read_mappings(path)
+    number, header = next(lines, (0, {}))
+    require(number > 0, f"{path}: holds no rounds")
+    _check_header(f"{path}:{number}", header)
+    names = (*ROW_FIELDS, "num_moves")
+    records = []
+    for number, record in lines:
+        _require_fields(f"{path}:{number}", record, ROW_FIELDS)
+        records.append([record.get(name) for name in names])
+    require(bool(records), f"{path}: holds no rounds")
+    return EngineTrace(path, header, _frame(path, header, pd.DataFrame.from_records(records, columns=list(names))))
+
+
+def _check_header(where: str, header: dict[str, Any]) -> None:
+    """Raise InputError for another schema, missing fields, and numbers that no run has."""
+    schema = header.get("schema")
+    require(schema == ENGINE_SCHEMA, f"{where}: schema must be {ENGINE_SCHEMA}, not {shown(schema)}")
+    _require_fields(where, header, HEADER_FIELDS)
+    for name, limits in NUMBER_FIELDS.items():
+        limits.check(header[name], f"{where}: {name}")
+    size = header["num_sequences"]
+    for name in EACH_FIELDS.keys() & header.keys():
+        each = header[name]
+        complete = isinstance(each, list) and len(each) == size
+        require(complete, f"{where}: {name} must hold {size} numbers, one per sequence")
+        for i, value in enumerate(each):
+            EACH_FIELDS[name].check(value, f"{where}: {name}[{i}]")
+    names = header.get("documents", [""] * size)
+    named = isinstance(names, list) and len(names) == size and all(isinstance(name, str) for name in names)
+    require(named, f"{where}: documents must hold {size} names, one per sequence")
+
+
+def _frame(path: str, header: dict[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows, once their numbers are possible and no sequence breaks off."""
+    for name in (*COUNTS, *STAGES, "round_s"):
+        numbers = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
+        whole = (numbers % 1 == 0) & (numbers <= MAX_TOKENS) if name in COUNTS else np.isfinite(numbers)
+        _require_rows(path, whole & (numbers >= 0), f"{name} must be a {'whole ' * (name in COUNTS)}number ≥ 0")
+        frame[name] = numbers.astype(int) if name in COUNTS else numbers
+    _require_rows(path, frame["accepted"] <= frame["drafted"], "accepted must be at most drafted")
+    _require_rows(path, frame["drafted"] <= MAX_SPECULATIVE_TOKENS, f"drafted must be at most {MAX_SPECULATIVE_TOKENS}")
+    _require_rows(path, frame["kept"] <= frame["drafted"] + 1, "kept must be at most drafted + 1")
+    _require_rows(path, frame["sequence"] < header["num_sequences"], "sequence must be below num_sequences")
+    generated = frame["seq_len"] - np.array(header["prompt_lens"])[frame["sequence"]]
+    possible = (generated >= 0) & (generated <= MAX_GENERATED)
+    _require_rows(path, possible, f"seq_len must be the prompt and at most {MAX_GENERATED} tokens")
+    made = frame.groupby("sequence")["kept"].sum().reindex(range(header["num_sequences"]), fill_value=0)
+    ended = frame.groupby("sequence")["finished"].last().reindex(made.index, fill_value=False)
+    cut = ended.index[made != header["output_lens"] if "output_lens" in header else ~ended.astype(bool)]
+    require(len(cut) == 0, f"{path}: breaks off: sequence {cut[0] if len(cut) else 0} has not all of its rounds")
+    return frame
+
+
+def _require_rows(path: str, right: Any, message: str) -> None:
+    bad = np.flatnonzero(~np.asarray(right))
+    require(bad.size == 0, f"{path}:{bad[0] + 2 if bad.size else 0}: {message}")
+
+
+def read_engine_trace(path: str | Path) -> EngineTrace:
+    """Read a trace that ``python -m refimpl … --trace`` wrote; what is not found is sought in the shipped data.
+
+    Raises:
+        InputError: no such file, another schema, a missing field, an impossible number, or rounds that are missing at
+            the end; names file, line and field.
+    """
+    found = next((p for p in (Path(path), DATA / path) if is_file(p)), None)
+    if found is None:
+        raise InputError(f"{path}: no such trace")
+    return _read_engine_trace(str(found), found.stat().st_mtime_ns)
+
+
+def _require_fields(where: str, record: dict[str, Any], names: Iterable[str]) -> None:
+    missing = [name for name in names if name not in record]
+    require(not missing, f"{where}: missing {', '.join(missing)}")
+
+
+@dataclass(frozen=True)
+class ServiceTrace:
+    """Arrivals that a service has seen.
+
+    Attributes:
+        time_s: arrival times from 0, never decreasing ``[n]``.
+        prompt_tokens, output_tokens: lengths, at least 1 ``[n]``.
+    """
+
+    time_s: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+
+
+def read_service_trace(path: str | Path, layout: str = "auto") -> ServiceTrace:
+    """Read a CSV or JSONL trace in the plain, Azure, BurstGPT or Mooncake layout.
+
+    Raises:
+        InputError: no such file, unknown columns, decreasing times, or lengths below 1.
+    """
+    path = Path(path)
+    require(is_file(path), f"{path}: no such trace")
+    frame = read_table(path)
+    name = _detect(path, frame, layout)
+    time_column, prompt_column, output_column, unit_s = SERVICE_COLUMNS[name]
+    time_s = _times(path, frame[time_column]) * unit_s
+    keep = np.ones(len(frame), dtype=bool)
+    if name == "burstgpt":  # failed requests are recorded with an empty response
+        keep = frame[output_column].to_numpy() > 0
+    lengths = [_lengths(path, frame[column][keep], column) for column in (prompt_column, output_column)]
+    return ServiceTrace(time_s[keep] - time_s[keep][0], *lengths)
+
+
+def _detect(path: Path, frame: pd.DataFrame, layout: str) -> str:
+    fitting = [n for n, columns in SERVICE_COLUMNS.items() if set(columns[:3]) <= set(frame.columns)]
+    if layout != "auto":
+        fitting = [n for n in fitting if n == layout]
+    known = "; ".join(f"{n}: {', '.join(map(str, c[:3]))}" for n, c in SERVICE_COLUMNS.items())
+    require(bool(fitting), f"{path}: columns {', '.join(map(str, frame.columns))} fit no known format ({known})")
+    require(len(frame) > 0, f"{path}: holds no requests")
+    return fitting[0]
+
+
+def _times(path: Path, column: pd.Series) -> np.ndarray:
+    if not pd.api.types.is_numeric_dtype(column):
+        try:
+            column = pd.to_datetime(column, format="ISO8601").astype("datetime64[ns]").astype("int64") * 1e-9
+        except ValueError as error:
+            raise InputError(f"{path}: {column.name}: {str(error).splitlines()[0]}") from None
+    times = column.to_numpy(dtype=float)
+    bad = np.flatnonzero(~np.isfinite(times))
+    require(bad.size == 0, f"{path}: {column.name}: missing or infinite in record {bad[0] + 1 if bad.size else 0}")
+    back = np.flatnonzero(np.diff(times) < 0)
+    require(
+        back.size == 0, f"{path}: {column.name} decreases at record {back[0] + 2 if back.size else 0}: sort by time"
+    )
+    return times
+
+
+def _lengths(path: Path, column: pd.Series, name: str) -> np.ndarray:
+    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
+    bad = np.flatnonzero(~((values >= 1) & (values <= MAX_TOKENS)))
+    place = bad[0] + 1 if bad.size else 0
+    require(bad.size == 0, f"{path}: {name} must be a number of tokens in [1, {MAX_TOKENS}] in record {place}")
+    return values.astype(int)

@@ -1,0 +1,1 @@
+"""Many runs: sweeps, capacity, attribution."""

@@ -1,0 +1,189 @@
+"""Where a gain comes from: Shapley values of the settings in which two scenarios differ.
+
+Each factor is a group of settings. The value of a set of factors is the metric of the scenario that takes those
+settings from b and the rest from a, on common random numbers; a factor's share is its mean contribution over all
+orders of switching. The shares add up to b - a exactly, replication by replication, so each has a paired interval.
+"""
+
+from dataclasses import dataclass, fields
+from itertools import combinations
+from math import factorial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from refimpl.core.errors import InputError, require
+from refimpl.core.shown import Shown
+from simulator.runner import DIFFERENT, mean_interval, run_parallel, run_replication
+from simulator.service.metrics import check_metric
+from simulator.settings.fields import PAIRED, to_mapping
+from simulator.settings.scenario import Scenario, Study, from_data
+
+FACTORS: dict[str, tuple[str, ...]] = {
+    "refill": ("#refill", "switches.refill", "switches.zombies"),
+    "grouping": (
+        "#grouping", "engine.window_size", "engine.aging_bound", "switches.aging_from", "switches.group_key",
+        "switches.group_choice", "switches.partial_groups", "switches.bucket_tokens", "switches.cost_aware",
+    ),
+    "alignment cost": (
+        "engine.layout", "engine.compaction_threshold", "switches.free_realign", "switches.realign_read_s",
+        "switches.realign_layers", "switches.copy_groups", "switches.discard_mixed_caches",
+    ),
+    "k throttling": ("switches.k_policy", "switches.k_by_load", "engine.num_speculative_tokens"),
+    "draft caching": ("switches.draft_cache",),
+    "bonus token": ("switches.keep_bonus",),
+    "batch size": ("engine.batch_size",),
+    "sorting": ("workload.sort_prompts",),
+    "acceptance": ("acceptance",),
+    "component costs": ("cost",),
+}  # fmt: skip
+STUDY = tuple(f"study.{item.name}" for item in fields(Study))
+FLAGS = {"static": (False, False), "fifo": (True, False), "grouped": (True, True)}
+MAX_FACTORS = 8
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Attribution(Shown):
+    """Shares of a difference.
+
+    Attributes:
+        metric: what was attributed.
+        a, b: mean of the metric.
+        table: factor → share (in the metric's unit), low, high, relative (share over b - a), verdict.
+        per_replication: shares ``[replication, factor]``.
+    """
+
+    metric: str
+    a: float
+    b: float
+    table: pd.DataFrame
+    per_replication: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return f"Attribution({self.metric}: {self.a:.4g} to {self.b:.4g}, {len(self.table) - 1} factors)"
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table of the shares."""
+        return self.table
+
+
+def flatten(scenario: Scenario) -> dict[str, Any]:
+    """Settings by dotted path; the scheduler becomes two flags, ``#refill`` and ``#grouping``."""
+    flat: dict[str, Any] = {}
+    for name, value in to_mapping(scenario).items():
+        nested = (isinstance(value, dict) and "kind" not in value) or name == "study"
+        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if nested else {name: value}
+    flat["#refill"], flat["#grouping"] = FLAGS[flat.pop("engine.scheduler")]
+    return flat
+
+
+def unflatten(flat: dict[str, Any]) -> Scenario:
+    """Back from `flatten`. Grouping without refill is a grouped window that is filled only once it is empty."""
+    flat = dict(flat)
+    refill, grouping = flat.pop("#refill"), flat.pop("#grouping")
+    flat["engine.scheduler"] = "grouped" if grouping else "fifo" if refill else "static"
+    if grouping and not refill:
+        flat["switches.refill"] = False
+    data: dict[str, Any] = {}
+    for path, value in flat.items():
+        head, _, tail = path.partition(".")
+        if tail:
+            data.setdefault(head, {})[tail] = value
+        else:
+            data[head] = value
+    return from_data(data)
+
+
+def differing_factors(a: Scenario, b: Scenario) -> dict[str, tuple[str, ...]]:
+    """Factors in which two scenarios differ, with the settings of each that do; settings of no factor stand alone.
+
+    Studies of two kinds are one factor: the settings of one have no meaning in the other.
+    """
+    flat_a, flat_b = flatten(a), flatten(b)
+    differing = [path for path in flat_a if path != "name" and flat_a[path] != flat_b[path]]
+    require("seed" not in differing, f"seed differs: {a.seed} and {b.seed}; equal seeds share their random numbers")
+    groups = FACTORS | ({"study": STUDY} if a.study.kind != b.study.kind else {})
+    factors = {name: tuple(p for p in paths if p in differing) for name, paths in groups.items()}
+    known = {path for paths in factors.values() for path in paths}
+    factors |= {path: (path,) for path in differing if path not in known}
+    return {name: paths for name, paths in factors.items() if paths}
+
+
+def mix(a: Scenario, b: Scenario, paths: set[str]) -> Scenario:
+    """The scenario that takes `paths` from b and the rest from a."""
+    flat_b = flatten(b)
+    return unflatten(flatten(a) | {path: flat_b[path] for path in paths})
+
+
+def attribute(
+    a: Scenario,
+    b: Scenario,
+    replications: int = 10,
+    *,
+    metric: str = "tokens_per_s",
+    level: float = 0.95,
+    workers: int = 1,
+) -> Attribution:
+    """Attribute the difference b - a of a metric to the factors in which they differ.
+
+    Raises:
+        InputError: equal scenarios, different seeds, too many factors, or a mixture that is impossible.
+    """
+    PAIRED.check(replications, "replications")
+    check_metric(metric)
+    factors = differing_factors(a, b)
+    names = list(factors)
+    require(bool(names), "the scenarios do not differ in anything that matters")
+    require(len(names) <= MAX_FACTORS, f"{len(names)} factors differ ({', '.join(names)}); at most {MAX_FACTORS}")
+    subsets = [frozenset(chosen) for size in range(len(names) + 1) for chosen in combinations(names, size)]
+    values = _evaluate(a, b, factors, subsets, replications, metric, workers)
+    shares = pd.DataFrame({name: shapley_share(name, names, values) for name in names})
+    empty, full = values[frozenset()], values[frozenset(names)]
+    return Attribution(metric, float(empty.mean()), float(full.mean()), _table(shares, full - empty, level), shares)
+
+
+def _evaluate(
+    a: Scenario,
+    b: Scenario,
+    factors: dict[str, tuple[str, ...]],
+    subsets: list[frozenset[str]],
+    replications: int,
+    metric: str,
+    workers: int,
+) -> dict[frozenset[str], np.ndarray]:
+    """Metric of every mixture ``[replications]``."""
+    mixtures = []
+    for subset in subsets:
+        try:
+            mixtures.append(mix(a, b, {path for name in subset for path in factors[name]}))
+        except InputError as error:
+            raise InputError(f"with only {', '.join(sorted(subset)) or 'nothing'} switched: {error}") from None
+    jobs = [(scenario, index) for scenario in mixtures for index in range(replications)]
+    done = list(run_parallel(run_replication, jobs, workers, {"keep_frames": False}))
+    values = np.array([r.metrics[metric] for r in done]).reshape(len(subsets), replications)
+    return dict(zip(subsets, values, strict=True))
+
+
+def shapley_share(name: str, names: list[str], values: dict[frozenset[str], np.ndarray]) -> np.ndarray:
+    """Mean contribution of a factor over all orders (Shapley 1953), per replication."""
+    others = [other for other in names if other != name]
+    total = np.zeros_like(values[frozenset()])
+    for size in range(len(others) + 1):
+        weight = factorial(size) * factorial(len(names) - size - 1) / factorial(len(names))
+        for chosen in combinations(others, size):
+            total = total + weight * (values[frozenset(chosen) | {name}] - values[frozenset(chosen)])
+    return total
+
+
+def _table(shares: pd.DataFrame, difference: np.ndarray, level: float) -> pd.DataFrame:
+    lines = []
+    for name in [*shares, "total"]:
+        values = difference if name == "total" else shares[name].to_numpy()
+        mean, low, high, _ = mean_interval(values, level)
+        real = low > 0 or high < 0
+        relative = mean / difference.mean() if difference.mean() else np.nan
+        verdict = DIFFERENT if real else "not distinguishable"
+        line = {"factor": name, "share": mean, "low": low, "high": high}
+        lines.append(line | {"relative": relative, "verdict": verdict})
+    return pd.DataFrame(lines).set_index("factor")

@@ -1,0 +1,112 @@
+"""The largest rate of arrivals at which a service keeps its promises."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, log, log1p, log2
+
+import pandas as pd
+
+from refimpl.core.errors import InputError, require
+from refimpl.core.shown import Shown
+from simulator.runner import mean_interval, simulate
+from simulator.settings.fields import Range
+from simulator.settings.kinds import ARRIVALS
+from simulator.settings.scenario import Scenario
+
+SHARE = Range(0, 1, open_low=True)
+MAX_STEPS = 24  # doublings or halvings until a rate is found on either side
+COLUMNS = ("slo_attainment", "tokens_per_s", "busy_share", "queueing_mean_s", "first_token_p99_s", "per_token_mean_s")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Capacity(Shown):
+    """What was found.
+
+    Attributes:
+        rate_per_s: the largest rate tried at which the promise was kept.
+        broken_at_per_s: the smallest rate tried at which it was not.
+        table: rate → `COLUMNS`, means over the replications, and the 95 % interval of the attainment; in order of rate.
+    """
+
+    rate_per_s: float
+    broken_at_per_s: float
+    table: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return f"Capacity({self.rate_per_s:.4g} requests/s, broken at {self.broken_at_per_s:.4g})"
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table of the rates that were tried."""
+        return self.table
+
+
+def find_capacity(
+    scenario: Scenario,
+    attainment: float = 0.99,
+    *,
+    tolerance: float = 0.02,
+    replications: int = 10,
+    workers: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Capacity:
+    """Search for the largest ``rate_per_s`` at which enough requests finish within the scenario's limits.
+
+    Rates are doubled or halved from the scenario's own until one keeps and one breaks the promise, then the interval
+    between them is halved. All rates meet the same random numbers, so that attainment falls as the rate grows, but for
+    chance: a rate counts by the mean over the replications.
+
+    Args:
+        scenario: an open study with a limit and with arrivals that have a rate; more requests make it more exact.
+        attainment: share of the requests that must finish within the limits.
+        tolerance: stop when the two rates are that close, as a share.
+        replications, workers: of each rate.
+        progress: told (rates tried, rates planned) after every rate.
+
+    Raises:
+        InputError: another study, no limit, or a promise that every rate keeps or none does.
+    """
+    SHARE.check(attainment, "attainment")
+    SHARE.check(tolerance, "tolerance")
+    _require_a_rate_and_a_limit(scenario)
+    lines: dict[float, dict[str, float]] = {}
+    halvings = ceil(log2(log(2) / log1p(tolerance)))
+
+    def keeps(rate_per_s: float) -> bool:
+        tried = scenario.but(study__arrivals__rate_per_s=rate_per_s)
+        metrics = simulate(tried, replications, workers=workers, keep_frames=False).metrics
+        mean, low, high, _ = mean_interval(metrics["slo_attainment"].to_numpy(), 0.95)
+        lines[rate_per_s] = metrics[list(COLUMNS)].mean().to_dict() | {"low": low, "high": high}
+        if progress:
+            progress(len(lines), max(len(lines), 2 + halvings))
+        return mean >= attainment
+
+    kept, broken = _bracket(keeps, scenario.study.arrivals["rate_per_s"], attainment)
+    while broken / kept - 1 > tolerance:
+        middle = (kept * broken) ** 0.5
+        kept, broken = (middle, broken) if keeps(middle) else (kept, middle)
+    table = pd.DataFrame.from_dict(lines, orient="index").sort_index()
+    table.insert(1, "low", table.pop("low"))
+    table.insert(2, "high", table.pop("high"))
+    return Capacity(kept, broken, table.rename_axis("rate_per_s"))
+
+
+def _require_a_rate_and_a_limit(scenario: Scenario) -> None:
+    study, service = scenario.study, scenario.service
+    require(study.kind == "open", f"capacity needs a study of kind open, not {study.kind}")
+    rated = [kind for kind, parameters in ARRIVALS.items() if "rate_per_s" in parameters]
+    kind = study.arrivals.kind
+    require(kind in rated, f"capacity needs study.arrivals with a rate ({', '.join(rated)}), not {kind}")
+    limits = (service.slo_first_token_s, service.slo_per_token_s)
+    require(any(limit is not None for limit in limits), "capacity needs service.slo_first_token_s or slo_per_token_s")
+
+
+def _bracket(keeps: Callable[[float], bool], start: float, attainment: float) -> tuple[float, float]:
+    """A rate that keeps the promise, and twice that, which does not."""
+    rate, up = start, keeps(start)
+    for _ in range(MAX_STEPS):
+        other = rate * 2 if up else rate / 2
+        if keeps(other) != up:
+            return (rate, other) if up else (other, rate)
+        rate = other
+    said = "all" if up else "none"
+    raise InputError(f"capacity: {said} of the rates {start:g} … {rate:g}/s reach an attainment of {attainment:g}")
