@@ -37,11 +37,10 @@ sys.path.insert(0, str(ROOT))  # the code of this very checkout, wherever the pa
 
 FILES = [
     "refimpl/core/kernels.py",
-    "refimpl/decoding/acceptance.py",
     "refimpl/decoding/sampling.py",
     *(
         str(path.relative_to(ROOT))
-        for room in ("scheduling", "placement", "layouts")
+        for room in ("decoding/acceptance", "scheduling", "placement", "layouts")
         for path in sorted((ROOT / "refimpl" / room).glob("[!_]*.py"))
     ),
 ]

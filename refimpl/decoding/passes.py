@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.acceptance import AcceptanceRule, Decision, Proposal
+from refimpl.decoding.acceptance import AcceptanceRule, Decision, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.sampling import RowKeys
 
@@ -46,21 +46,6 @@ class Passes(Protocol):
         """Give the device work that may be done while the host commits the round."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowNumbers:
-    """What a round computes with, for every row.
-
-    Attributes:
-        keys: of the random numbers.
-        position: positions that the k+1 choices fill.
-        limits: drafts that a row can use.
-    """
-
-    keys: RowKeys
-    position: Int[Tensor, "batch k1"]
-    limits: Int[Tensor, " batch"]
-
-
 def propose(rule: AcceptanceRule, feed: Feed, tail: Int[Tensor, "batch lag"], numbers: RowNumbers) -> Proposal:
     """Let the draft propose k tokens a row, at least one.
 
@@ -80,7 +65,7 @@ def verify(
 ) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
     """Run the target on the last committed token and the drafts; its logits choose k+1 tokens a row."""
     logits = feed(torch.cat([last, proposal.tokens], dim=1), -1, [proposal.tokens])
-    return rule.decide(proposal, logits, numbers.keys, numbers.position, numbers.limits), logits
+    return rule.decide(proposal, logits, numbers), logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.acceptance import Decision, Proposal
+from refimpl.decoding.acceptance import Decision, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.graphs import Recording, stream_of
-from refimpl.decoding.passes import EagerPasses, Feed, RowNumbers, Verified, propose, verify
+from refimpl.decoding.passes import EagerPasses, Feed, Verified, propose, verify
 from refimpl.decoding.sampling import RowKeys
 from refimpl.layouts.store import Block
 from refimpl.placement import padded_columns

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from refimpl.decoding.acceptance import AcceptanceRule, Proposal
+from refimpl.decoding.acceptance import AcceptanceRule, Proposal, RowNumbers
 from refimpl.decoding.sampling import RowKeys
 from refimpl.oracle.autoregressive import shape_distribution
 
@@ -97,7 +97,7 @@ def _one_round(
         rule.propose(draft[at[:, step : step + 1]], keys, position[:, step : step + 1]) for step in range(NUM_DRAFTS)
     ]
     limits = (NUM_TOKENS - 1 - done).clamp(max=NUM_DRAFTS)
-    decision = rule.decide(Proposal.join(steps), target[at], keys, position, limits)
+    decision = rule.decide(Proposal.join(steps), target[at], RowNumbers(keys, position, limits))
     return decision.emitted, decision.num_accepted + 1
 
 

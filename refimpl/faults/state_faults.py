@@ -8,8 +8,8 @@ import torch
 from refimpl import generation
 from refimpl.core import kernels
 from refimpl.core.sequence import Sequence
-from refimpl.decoding import acceptance, rounds
-from refimpl.decoding.acceptance import Decision, RejectionRule
+from refimpl.decoding import rounds
+from refimpl.decoding.acceptance import Decision, Proposal, RejectionRule, RowNumbers, matching, rejection
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.sampling import Purpose, RandomSource, probabilities
 from refimpl.faults.base import fault
@@ -137,7 +137,7 @@ def outputs_in_sorted_order(original: Any) -> Any:
 # --- acceptance --------------------------------------------------------------------------------------------------
 
 
-@fault(acceptance, "match", "output", None)
+@fault(matching, "match", "output", None)
 def dsd_next_token_from_draft(original: Any) -> Any:
     """At the first mismatch the draft's token is appended instead of the target's (published DSD)."""
 
@@ -195,7 +195,7 @@ def noise_keyed_by_batch_row(original: Any) -> Any:
     return draw
 
 
-@fault(acceptance, "next_weights", "law", None, settings=REJECTION)
+@fault(rejection, "next_weights", "law", None, settings=REJECTION)
 def residual_forgotten(original: Any) -> Any:
     """After a rejection the next token is drawn from p instead of the residual."""
     return lambda target, draft, accepted, limits: target[torch.arange(len(accepted)), accepted]
@@ -224,11 +224,11 @@ def draft_drawn_from_another_q(original: Any) -> Any:
 def rollback_draws_again(original: Any) -> Any:
     """Rows cut to the batch minimum draw their last token from p again instead of keeping the accepted draft."""
 
-    def decide(self: Any, proposal: Any, target_logits: Any, keys: Any, position: Any, limits: Any) -> Decision:
-        right = original(self, proposal, target_logits, keys, position, limits)
-        at = int(right.num_accepted[limits > 0].min()) if (limits > 0).any() else 0
+    def decide(self: Any, proposal: Proposal, target_logits: Any, numbers: RowNumbers) -> Decision:
+        right, drafting = original(self, proposal, target_logits, numbers), numbers.limits > 0
+        at = int(right.num_accepted[drafting].min()) if drafting.any() else 0
         p = probabilities(target_logits[:, at : at + 1], self.sampling)
-        again = self.source.draw(p, keys, position[:, at : at + 1], Purpose.NEXT)
+        again = self.source.draw(p, numbers.keys, numbers.position[:, at : at + 1], Purpose.NEXT)
         emitted = right.emitted.clone()
         emitted[:, at] = torch.where(right.num_accepted > at, again[:, 0], emitted[:, at])
         return replace(right, emitted=emitted)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from refimpl.core.config import SamplingConfig
-from refimpl.decoding import acceptance
-from refimpl.decoding.acceptance import ForcedRule, Proposal
+from refimpl.decoding.acceptance import ForcedRule, Proposal, RowNumbers, forced
 from refimpl.decoding.sampling import RandomSource, RowKeys
 
 DRAFTS = torch.tensor([[7, 8, 9], [4, 5, 6]])
@@ -25,7 +24,7 @@ POSITION = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 )
 def test_drafts_then_the_targets_token(lengths, limits, accepted, emitted):
     rule = ForcedRule(SamplingConfig(), lengths=lengths)
-    decision = rule.decide(Proposal(DRAFTS), LOGITS, KEYS, POSITION, torch.tensor(limits))
+    decision = rule.decide(Proposal(DRAFTS), LOGITS, RowNumbers(KEYS, POSITION, torch.tensor(limits)))
     assert decision.num_accepted.tolist() == accepted
     assert [row[: n + 1] for row, n in zip(decision.emitted.tolist(), accepted, strict=True)] == emitted
 
@@ -38,9 +37,10 @@ def test_the_draft_is_the_most_probable_token():
 
 def test_a_length_of_probability_zero_is_never_drawn(monkeypatch):
     """Not even by the smallest random number."""
-    monkeypatch.setattr(acceptance, "uniform", lambda keys, position, purpose: torch.zeros(position.shape).double())
+    monkeypatch.setattr(forced, "uniform", lambda keys, position, purpose: torch.zeros(position.shape).double())
     rule = ForcedRule(SamplingConfig(), lengths=(0.0, 0.5, 0.5))
-    decision = rule.decide(Proposal(DRAFTS[:, :2]), LOGITS[:, :3], KEYS, POSITION[:, :3], torch.tensor([2, 2]))
+    numbers = RowNumbers(KEYS, POSITION[:, :3], torch.tensor([2, 2]))
+    decision = rule.decide(Proposal(DRAFTS[:, :2]), LOGITS[:, :3], numbers)
     assert decision.num_accepted.tolist() == [1, 1]
 
 

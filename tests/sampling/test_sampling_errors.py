@@ -7,7 +7,8 @@ import torch
 
 from refimpl import InputError, InvariantViolation, Request, SamplingConfig, generate
 from refimpl.core.config import make_config
-from refimpl.decoding.acceptance import CoupledRule, GreedyRule, Proposal, RejectionRule, next_weights
+from refimpl.decoding.acceptance import CoupledRule, GreedyRule, Proposal, RejectionRule, RowNumbers
+from refimpl.decoding.acceptance.rejection import next_weights
 from refimpl.decoding.sampling import RowKeys
 from refimpl.pairs.random_pairs import random_pair
 
@@ -90,6 +91,7 @@ def test_greedy_acceptance_needs_temperature_zero():
 KEYS = RowKeys(torch.tensor([0, 0]), torch.tensor([0, 1]))
 POSITION = torch.tensor([[4, 5], [4, 5]])
 LIMITS = torch.tensor([1, 1])
+NUMBERS = RowNumbers(KEYS, POSITION, LIMITS)
 SAMPLING = SamplingConfig(temperature=1.0)
 UNIFORM = torch.zeros(2, 2, 3)
 
@@ -99,9 +101,9 @@ def test_a_draft_without_mass_where_it_drew():
     proposal = Proposal(torch.tensor([[0], [2]]), mass)
     message = "INV-12 in row 1: the draft must put mass on the token it drew; expected mass > 0, found 0 on token 2"
     with pytest.raises(InvariantViolation, match=message):
-        RejectionRule(SAMPLING).decide(proposal, UNIFORM, KEYS, POSITION, LIMITS).require_mass()
-    unused = LIMITS * torch.tensor([1, 0])  # a row that may use no draft may hold any
-    RejectionRule(SAMPLING).decide(proposal, UNIFORM, KEYS, POSITION, unused).require_mass()
+        RejectionRule(SAMPLING).decide(proposal, UNIFORM, NUMBERS).require_mass()
+    unused = RowNumbers(KEYS, POSITION, LIMITS * torch.tensor([1, 0]))  # a row that may use no draft may hold any
+    RejectionRule(SAMPLING).decide(proposal, UNIFORM, unused).require_mass()
 
 
 @pytest.mark.parametrize("rule", [CoupledRule, RejectionRule])
@@ -111,7 +113,7 @@ def test_a_target_that_computes_no_distribution(rule, value):
     logits[1, 0, 0] = value
     proposal = Proposal(torch.tensor([[0], [1]]), torch.full((2, 1, 3), 1 / 3).double())
     with pytest.raises(InputError, match="the target's logits are not finite in row 1"):
-        rule(SAMPLING).decide(proposal, logits, KEYS, POSITION, LIMITS).require_mass()
+        rule(SAMPLING).decide(proposal, logits, NUMBERS).require_mass()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -119,14 +121,14 @@ def test_a_greedy_target_without_numbers(value):
     logits = UNIFORM.clone()
     logits[1, 0, 0] = value
     proposal = Proposal(torch.tensor([[0], [0]]))
-    decision = GreedyRule(SamplingConfig()).decide(proposal, logits, KEYS, POSITION, LIMITS)
+    decision = GreedyRule(SamplingConfig()).decide(proposal, logits, NUMBERS)
     assert decision.table()[:, 1].tolist() == [0, 1]
     with pytest.raises(InputError, match="the target's logits are not finite in row 1"):
         decision.require_mass()
     later = UNIFORM.clone()
     later[1, 1, 0] = value  # after a rejection nothing is drawn there
     proposal = Proposal(torch.tensor([[0], [2]]))
-    GreedyRule(SamplingConfig()).decide(proposal, later, KEYS, POSITION, LIMITS).require_mass()
+    GreedyRule(SamplingConfig()).decide(proposal, later, NUMBERS).require_mass()
 
 
 @pytest.mark.parametrize("method", ["autoregressive", "inplace", "exspec"])

@@ -15,7 +15,7 @@ from table_model import sequence_law, table_pair
 
 from refimpl import generate
 from refimpl.core.config import SamplingConfig
-from refimpl.decoding.acceptance import AcceptanceRule, CoupledRule, Proposal, RejectionRule
+from refimpl.decoding.acceptance import AcceptanceRule, CoupledRule, Proposal, RejectionRule, RowNumbers
 from refimpl.decoding.sampling import RowKeys
 
 FALSE_ALARM, MARGIN = 1e-7, 1e3
@@ -67,7 +67,7 @@ def one_round(rule, tokens, length, sequence):
     proposal = Proposal(torch.cat([s.tokens for s in steps], dim=1), mass)
     logits = torch.stack([next_logits(PAIR.target, tokens, length + step) for step in range(K + 1)], dim=1)
     limits = (BUDGET - length).clamp(max=K)
-    decision = rule.decide(proposal, logits, keys, length[:, None] + torch.arange(K + 1), limits)
+    decision = rule.decide(proposal, logits, RowNumbers(keys, length[:, None] + torch.arange(K + 1), limits))
     return decision.emitted, decision.num_accepted + 1
 
 

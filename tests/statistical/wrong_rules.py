@@ -7,25 +7,25 @@ import torch
 
 from refimpl.core import kernels
 from refimpl.core.config import SamplingConfig
-from refimpl.decoding import acceptance
-from refimpl.decoding.acceptance import Decision, Proposal, RejectionRule, next_weights
+from refimpl.decoding.acceptance import Decision, Proposal, RejectionRule, rejection
+from refimpl.decoding.acceptance.rejection import next_weights
 from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys, exponentials, probabilities
 
 
 class ResidualNotTaken(RejectionRule):
     """Draws from p after a rejection."""
 
-    def decide(self, proposal, target_logits, keys, position, limits):
-        with patch.object(acceptance, "next_weights", lambda target, draft, accepted, limits: _at(target, accepted)):
-            return super().decide(proposal, target_logits, keys, position, limits)
+    def decide(self, proposal, target_logits, numbers):
+        with patch.object(rejection, "next_weights", lambda target, draft, accepted, limits: _at(target, accepted)):
+            return super().decide(proposal, target_logits, numbers)
 
 
 class ResidualNotRenormalised(RejectionRule):
     """Inverts the distribution function of p − q, not divided by its mass: the last possible token gets the rest."""
 
-    def decide(self, proposal, target_logits, keys, position, limits):
-        with patch.object(acceptance, "next_weights", _leaky_weights):
-            return super().decide(proposal, target_logits, keys, position, limits)
+    def decide(self, proposal, target_logits, numbers):
+        with patch.object(rejection, "next_weights", _leaky_weights):
+            return super().decide(proposal, target_logits, numbers)
 
 
 class RatioFromUnprocessedLogits(RejectionRule):
@@ -35,12 +35,12 @@ class RatioFromUnprocessedLogits(RejectionRule):
         plain = probabilities(logits, SamplingConfig(temperature=1.0))
         return Proposal(super().propose(logits, keys, position).tokens, plain)
 
-    def _num_accepted(self, draft, target, keys, position):
-        return super()._num_accepted(draft, self._plain, keys, position)
+    def _num_accepted(self, draft, target, numbers):
+        return super()._num_accepted(draft, self._plain, numbers)
 
-    def decide(self, proposal, target_logits, keys, position, limits):
+    def decide(self, proposal, target_logits, numbers):
         self._plain = probabilities(target_logits, SamplingConfig(temperature=1.0))
-        return super().decide(proposal, target_logits, keys, position, limits)
+        return super().decide(proposal, target_logits, numbers)
 
 
 class GreedyDraft(RejectionRule):
@@ -55,13 +55,13 @@ class RollbackRedraws(RejectionRule):
 
     group_size: int | None = None  # rows that roll back together; None for the whole batch
 
-    def decide(self, proposal, target_logits, keys, position, limits):
-        decision = super().decide(proposal, target_logits, keys, position, limits)
-        groups = decision.num_accepted.view(-1, self.group_size or len(limits))
+    def decide(self, proposal, target_logits, numbers):
+        decision = super().decide(proposal, target_logits, numbers)
+        groups = decision.num_accepted.view(-1, self.group_size or len(numbers.limits))
         least = groups.amin(dim=1, keepdim=True).expand(groups.shape).flatten()
         weights = _at(probabilities(target_logits, self.sampling), least)
         at = least[:, None]
-        redrawn = self.source.draw(weights[:, None], keys, position.gather(1, at), Purpose.NEXT)
+        redrawn = self.source.draw(weights[:, None], numbers.keys, numbers.position.gather(1, at), Purpose.NEXT)
         cut = decision.num_accepted[:, None] > at
         token = torch.where(cut, redrawn, decision.emitted.gather(1, at))
         return Decision(least, decision.emitted.scatter(1, at, token))
@@ -98,13 +98,12 @@ class RecoveryWithDraftNoise(RejectionRule):
 class SeedlessBonus(RejectionRule):
     """The token after a full acceptance ignores the seed."""
 
-    def decide(self, proposal, target_logits, keys, position, limits):
-        decision = super().decide(proposal, target_logits, keys, position, limits)
+    def decide(self, proposal, target_logits, numbers):
+        decision = super().decide(proposal, target_logits, numbers)
         k = proposal.tokens.shape[1]
         weights = probabilities(target_logits[:, k:], self.sampling)
-        bonus = self.source.draw(
-            weights, replace(keys, seed=torch.zeros_like(keys.seed)), position[:, k:], Purpose.NEXT
-        )
+        seedless = replace(numbers.keys, seed=torch.zeros_like(numbers.keys.seed))
+        bonus = self.source.draw(weights, seedless, numbers.position[:, k:], Purpose.NEXT)
         emitted = torch.where(torch.arange(k + 1) < k, decision.emitted, bonus)
         return replace(decision, emitted=torch.where(decision.num_accepted[:, None] == k, emitted, decision.emitted))
 
@@ -112,20 +111,20 @@ class SeedlessBonus(RejectionRule):
 class BonusFromTheLastDraftsPosition(RejectionRule):
     """The token after a full acceptance is drawn from the distribution before it."""
 
-    def decide(self, proposal, target_logits, keys, position, limits):
+    def decide(self, proposal, target_logits, numbers):
         late = torch.cat([target_logits[:, :-1], target_logits[:, -2:-1]], dim=1)
-        return super().decide(proposal, late, keys, position, limits)
+        return super().decide(proposal, late, numbers)
 
 
 class ResidualAfterFullAcceptance(RejectionRule):
     """A row that has used all drafts it may use draws from the residual, too."""
 
-    def decide(self, proposal, target_logits, keys, position, limits):
+    def decide(self, proposal, target_logits, numbers):
         def always(target, draft, accepted, limits):
             return next_weights(target, draft, accepted, limits + 1)
 
-        with patch.object(acceptance, "next_weights", always):
-            return super().decide(proposal, target_logits, keys, position, limits)
+        with patch.object(rejection, "next_weights", always):
+            return super().decide(proposal, target_logits, numbers)
 
 
 class TopPAfterTheRatio(RejectionRule):
@@ -138,12 +137,12 @@ class TopPAfterTheRatio(RejectionRule):
     def propose(self, logits, keys, position):
         return RejectionRule(self._unfiltered, self.source).propose(logits, keys, position)
 
-    def _num_accepted(self, draft, target, keys, position):
-        return super()._num_accepted(draft, self._before, keys, position)
+    def _num_accepted(self, draft, target, numbers):
+        return super()._num_accepted(draft, self._before, numbers)
 
-    def decide(self, proposal, target_logits, keys, position, limits):
+    def decide(self, proposal, target_logits, numbers):
         self._before = probabilities(target_logits, self._unfiltered)
-        return super().decide(proposal, target_logits, keys, position, limits)
+        return super().decide(proposal, target_logits, numbers)
 
 
 class TemperatureIgnoredInTheRatio(RejectionRule):
@@ -173,9 +172,9 @@ class RatioUpsideDown(RejectionRule):
 class AcceptedPastARejection(RejectionRule):
     """Counts every draft that passes its test, not the leading run of them."""
 
-    def decide(self, proposal, target_logits, keys, position, limits):
+    def decide(self, proposal, target_logits, numbers):
         with patch.object(kernels, "num_accepted", lambda matches, limit: kernels.minimum(sum(matches), limit)):
-            return super().decide(proposal, target_logits, keys, position, limits)
+            return super().decide(proposal, target_logits, numbers)
 
 
 class _OneUniform(RandomSource):

@@ -1,0 +1,42 @@
+"""How many drafted tokens survive, and which token follows them: one file for each family of rules.
+
+A rule proposes the draft's tokens and later decides on them, in pure functions on ``[batch, k]``. Greedy and coupled
+accept a draft when the target chose the same token (`matching`), rejection sampling compares probabilities
+(`rejection`), and `forced` accepts given lengths.
+"""
+
+from refimpl.core.config import AcceptanceName, DecodeConfig
+from refimpl.decoding.acceptance.base import AcceptanceRule
+from refimpl.decoding.acceptance.forced import ForcedRule
+from refimpl.decoding.acceptance.matching import CoupledRule, GreedyRule, MatchingRule
+from refimpl.decoding.acceptance.records import Decision, DrawnMass, Proposal, RowNumbers
+from refimpl.decoding.acceptance.rejection import RejectionRule
+from refimpl.decoding.sampling import RandomSource
+
+__all__ = [
+    "RULES",
+    "AcceptanceRule",
+    "CoupledRule",
+    "Decision",
+    "DrawnMass",
+    "ForcedRule",
+    "GreedyRule",
+    "MatchingRule",
+    "Proposal",
+    "RejectionRule",
+    "RowNumbers",
+    "make_rule",
+]
+
+RULES: dict[AcceptanceName, type[AcceptanceRule]] = {
+    "greedy": GreedyRule,
+    "coupled": CoupledRule,
+    "rejection": RejectionRule,
+}
+
+
+def make_rule(config: DecodeConfig, source: RandomSource | None = None) -> AcceptanceRule:
+    """The rule that a config asks for."""
+    if config.resolved_acceptance == "forced":
+        return ForcedRule(config.sampling, config.forced_lengths, source)
+    return RULES[config.resolved_acceptance](config.sampling, source)

@@ -1,0 +1,41 @@
+"""What every acceptance rule can do."""
+
+from abc import ABC, abstractmethod
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from refimpl.core.config import SamplingConfig
+from refimpl.decoding.acceptance.records import Decision, Proposal, RowNumbers
+from refimpl.decoding.sampling import RandomSource, RowKeys
+
+
+class AcceptanceRule(ABC):
+    """Chooses draft tokens and decides on them.
+
+    Args:
+        sampling: shape of both models' distributions.
+        source: where random numbers come from.
+    """
+
+    def __init__(self, sampling: SamplingConfig, source: RandomSource | None = None):
+        self.sampling = sampling
+        self.source = source or RandomSource()
+
+    @abstractmethod
+    def propose(
+        self, logits: Float[Tensor, "batch 1 vocab"], keys: RowKeys, position: Int[Tensor, "batch 1"]
+    ) -> Proposal:
+        """Choose the draft's token for `position` (``[batch, 1]``) in every row."""
+
+    @abstractmethod
+    def decide(
+        self, proposal: Proposal, target_logits: Float[Tensor, "batch k1 vocab"], numbers: RowNumbers
+    ) -> Decision:
+        """Accept a prefix of the proposal and add one token of the target's.
+
+        Args:
+            proposal: k tokens a row.
+            target_logits: after 0 … k of them.
+            numbers: keys of the rows, positions that the k+1 choices fill, drafts that each row may use.
+        """

@@ -1,0 +1,127 @@
+"""What is proposed, what a round computes with, and what is decided: tensors, one row each for every row."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from refimpl.core.errors import InputError, InvariantViolation
+from refimpl.decoding.sampling import RowKeys
+
+
+@dataclass(frozen=True, slots=True)
+class RowNumbers:
+    """What a round computes with, for every row.
+
+    Attributes:
+        keys: of the random numbers.
+        position: positions that the k+1 choices fill.
+        limits: drafts that a row can use.
+    """
+
+    keys: RowKeys
+    position: Int[Tensor, "batch k1"]
+    limits: Int[Tensor, " batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What the draft proposes at consecutive positions.
+
+    Attributes:
+        tokens: ``[batch, k]``
+        probabilities: the distributions they were drawn from ``[batch, k, vocab]``; None when the rule needs none.
+    """
+
+    tokens: Int[Tensor, "batch k"]
+    probabilities: Float[Tensor, "batch k vocab"] | None = None
+
+    @classmethod
+    def join(cls, steps: Seq["Proposal"]) -> "Proposal":
+        """Put proposals for consecutive positions, at least one, after each other."""
+        mass = [step.probabilities for step in steps if step.probabilities is not None]
+        return cls(torch.cat([step.tokens for step in steps], dim=1), torch.cat(mass, dim=1) if mass else None)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnMass:
+    """Mass of each row's tokens under the distributions that they were drawn from.
+
+    All that count must be above 0. A draft that breaks this makes p/q another ratio than the one of the draw. It is NaN
+    where the model's logits are NaN or infinite, and make no distribution.
+
+    Attributes:
+        whose: draft or target.
+        mass, tokens: ``[batch, q]``
+        num_used: leading tokens of each row that count ``[batch]``.
+    """
+
+    whose: str
+    mass: Float[Tensor, "batch q"]
+    tokens: Int[Tensor, "batch q"]
+    num_used: Int[Tensor, " batch"]
+
+    @classmethod
+    def of(
+        cls,
+        whose: str,
+        distribution: Float[Tensor, "batch q vocab"],
+        tokens: Int[Tensor, "batch q"],
+        num_used: Int[Tensor, " batch"],
+    ) -> "DrawnMass":
+        """Look the tokens up."""
+        return cls(whose, distribution.gather(-1, tokens[..., None])[..., 0], tokens, num_used)
+
+    @property
+    def wrong(self) -> Bool[Tensor, "batch q"]:
+        """Tokens that count and have no mass."""
+        used = torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.num_used[:, None]
+        return used & ~(self.mass > 0)
+
+    def require(self) -> None:
+        """Raise the error of the first wrong token. Waits for the device.
+
+        Raises:
+            InputError: the model's logits are not finite.
+            InvariantViolation: the token was drawn from another distribution than this.
+        """
+        wrong = self.wrong.nonzero()
+        if len(wrong):
+            row, at = wrong[0].tolist()
+            if self.mass[row, at].isnan():
+                raise InputError(f"the {self.whose}'s logits are not finite in row {row}")
+            statement = f"the {self.whose} must put mass on the token it drew"
+            found = f"{float(self.mass[row, at]):g} on token {int(self.tokens[row, at])}"
+            raise InvariantViolation("INV-12", statement, row=row, expected="mass > 0", found=found)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the target makes of a proposal.
+
+    Attributes:
+        num_accepted: longest accepted prefix within each row's limit ``[batch]``.
+        emitted: accepted drafts, then the next token; arbitrary after that ``[batch, k+1]``.
+        drawn: what the rule drew from, to be required once the decision is on the host.
+    """
+
+    num_accepted: Int[Tensor, " batch"]
+    emitted: Int[Tensor, "batch k1"]
+    drawn: tuple[DrawnMass, ...] = ()
+
+    def table(self) -> Int[Tensor, "batch k3"]:
+        """Everything the host needs, for a single copy: accepted, tokens without mass, emitted."""
+        wrong = sum((d.wrong.sum(dim=1) for d in self.drawn), torch.zeros_like(self.num_accepted))
+        return torch.cat([self.num_accepted[:, None], wrong[:, None], self.emitted], dim=1)
+
+    def rows(self, index: Int[Tensor, " n"]) -> "Decision":
+        """The decision on some of the rows."""
+        drawn = tuple(DrawnMass(d.whose, d.mass[index], d.tokens[index], d.num_used[index]) for d in self.drawn)
+        return Decision(self.num_accepted[index], self.emitted[index], drawn)
+
+    def require_mass(self) -> None:
+        """Raise unless both models put mass on the tokens they drew, see `DrawnMass.require`. Waits for the device."""
+        for drawn in self.drawn:
+            drawn.require()
