@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _NAMES = {
-    "refimpl.core.config": ("DecodeConfig", "Request", "SamplingConfig"),
+    "refimpl.core.config": ("DecodeConfig", "SamplingConfig"),
     "refimpl.judging.equivalence": ("Comparison", "Divergence", "MethodReport", "VerifyReport", "verify"),
     "refimpl.core.errors": ("InputError", "InvariantViolation"),
     "refimpl.generation": ("Stream", "TokenEvent", "generate", "stream"),
@@ -16,6 +16,7 @@ _NAMES = {
     "refimpl.pairs": ("VocabularyWarning", "load_pair", "make_pair"),
     "refimpl.prompts": ("read_prompts",),
     "refimpl.core.records": ("RowOutcome", "TokenLogprobs"),
+    "refimpl.core.request": ("Request",),
     "refimpl.requests": ("Prompt",),
     "refimpl.results": ("GeneratedSequence", "Result"),
     "refimpl.core.keywords": ("Settings", "VerifySettings"),
@@ -30,7 +31,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from refimpl.core.config import DecodeConfig as DecodeConfig
-    from refimpl.core.config import Request as Request
     from refimpl.core.config import SamplingConfig as SamplingConfig
     from refimpl.core.errors import InputError as InputError
     from refimpl.core.errors import InvariantViolation as InvariantViolation
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from refimpl.core.keywords import VerifySettings as VerifySettings
     from refimpl.core.records import RowOutcome as RowOutcome
     from refimpl.core.records import TokenLogprobs as TokenLogprobs
+    from refimpl.core.request import Request as Request
     from refimpl.core.stats import AcceptanceCollapseWarning as AcceptanceCollapseWarning
     from refimpl.core.stats import AcceptanceStats as AcceptanceStats
     from refimpl.core.stats import RunStats as RunStats

@@ -6,9 +6,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from refimpl.core.config import DecodeConfig, Request, check_stops, require_int
+from refimpl.core.config import DecodeConfig, Request
 from refimpl.core.errors import InputError, shown
+from refimpl.core.request import check_stops
 from refimpl.core.sequence import Sequence, StopStrings
+from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
 
 Prompt = str | Seq[int] | Request

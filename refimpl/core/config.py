@@ -1,13 +1,14 @@
 """What a caller may choose: frozen, validated, free of tensors."""
 
 import math
-import numbers
-from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from refimpl.core.errors import InputError, shown
+from refimpl.core.errors import InputError, require, shown
+from refimpl.core.request import Request as Request
+from refimpl.core.request import check_stops
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
 
 LayoutName = Literal["realigned", "masked", "rollback", "inplace"]
 SchedulerName = Literal["static", "fifo", "grouped"]
@@ -19,7 +20,6 @@ SCHEDULERS: tuple[str, ...] = get_args(SchedulerName)
 ACCEPTANCE_RULES: tuple[str, ...] = get_args(AcceptanceName)
 CHECK_LEVELS: tuple[str, ...] = get_args(CheckLevel)
 
-MAX_SPECULATIVE_TOKENS = 64
 MAX_WINDOW = 2**20  # sequences
 RECORDABLE = (("inplace", "static"), ("inplace", "fifo"))  # rows stay in their places from round to round
 
@@ -65,30 +65,6 @@ def resolve_method(name: str) -> Method:
     )
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise InputError(message)
-
-
-def require_int(name: str, value: Any, low: int, high: float = math.inf) -> None:
-    """Raise InputError unless the value is an integer, of any library, in low … high."""
-    is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    limit = f"at least {low}" if high == math.inf else f"in {low} … {high}"
-    _require(is_int and low <= value <= high, f"{name} must be an integer {limit}, not {shown(value)}")
-
-
-def _use_plain_numbers(settings: Any) -> None:
-    """Replace numpy's numbers among the fields by Python's, which JSON and comparisons know."""
-    for entry in fields(settings):
-        value = getattr(settings, entry.name)
-        if isinstance(value, numbers.Real) and hasattr(value, "item"):
-            object.__setattr__(settings, entry.name, value.item())
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
     """How the target's next-token distribution is shaped. Temperature 0 is greedy.
@@ -110,69 +86,20 @@ class SamplingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _use_plain_numbers(self)
-        _require(
-            _is_number(self.temperature) and 0 <= self.temperature < math.inf,
+        use_plain_numbers(self)
+        require(
+            is_number(self.temperature) and 0 <= self.temperature < math.inf,
             f"temperature must be a finite number ≥ 0, not {shown(self.temperature)}",
         )
         require_int("top_k", self.top_k, 0)
-        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {shown(self.top_p)}")
-        _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, f"min_p must lie in [0, 1], not {shown(self.min_p)}")
+        require(is_number(self.top_p) and 0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {shown(self.top_p)}")
+        require(is_number(self.min_p) and 0 <= self.min_p <= 1, f"min_p must lie in [0, 1], not {shown(self.min_p)}")
         require_int("seed", self.seed, -(2**63), 2**63 - 1)
 
     @property
     def greedy(self) -> bool:
         """Whether the most probable token is always taken."""
         return self.temperature == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One prompt with wishes of its own; what is None comes from the DecodeConfig.
-
-    Attributes:
-        prompt: text, or token ids.
-        max_new_tokens: budget of generated tokens.
-        num_speculative_tokens: drafts a round.
-        stop_token_ids: replaces the pair's stop tokens; may be empty.
-        stop_strings: generation ends when the generated text contains one of them.
-        seed: replaces SamplingConfig.seed.
-        sequence_id: key of this sequence's random numbers; None takes its place in the list.
-    """
-
-    prompt: str | Seq[int]
-    max_new_tokens: int | None = None
-    num_speculative_tokens: int | None = None
-    stop_token_ids: Seq[int] | None = None
-    stop_strings: Seq[str] | None = None
-    seed: int | None = None
-    sequence_id: int | None = None
-
-    def __post_init__(self) -> None:
-        _use_plain_numbers(self)
-        for name, low, high in (("max_new_tokens", 1, math.inf), ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS)):
-            if getattr(self, name) is not None:
-                require_int(name, getattr(self, name), low, high)
-        for name in ("seed", "sequence_id"):
-            if getattr(self, name) is not None:
-                require_int(name, getattr(self, name), -(2**63), 2**63 - 1)
-        check_stops(self.stop_token_ids, () if self.stop_strings is None else self.stop_strings)
-
-
-def check_stops(stop_token_ids: Collection[int] | None, stop_strings: Seq[str], vocab_size: float = math.inf) -> None:
-    """Raise InputError unless stop tokens are a list of ids and stop strings a list of texts, none of them empty."""
-    _require(
-        isinstance(stop_strings, Collection) and not isinstance(stop_strings, str | bytes),
-        f"stop_strings must be a list of texts, not {shown(stop_strings)}",
-    )
-    for text in stop_strings:
-        _require(isinstance(text, str), f"a stop string must be a text, not {shown(text)}")
-        _require(text != "", "a stop string must not be empty")
-    if stop_token_ids is not None:
-        is_list = isinstance(stop_token_ids, Collection) and not isinstance(stop_token_ids, str | bytes)
-        _require(is_list, f"stop_token_ids must be a list of token ids, not {shown(stop_token_ids)}")
-        for token in stop_token_ids:
-            require_int("a stop token id", token, 0, vocab_size - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +157,8 @@ class DecodeConfig:
     kv_memory_gib: float | None = None
 
     def __post_init__(self) -> None:
-        _use_plain_numbers(self)
-        _require(
+        use_plain_numbers(self)
+        require(
             isinstance(self.sampling, SamplingConfig), f"sampling must be a SamplingConfig, not {shown(self.sampling)}"
         )
         self._check_sizes()
@@ -248,63 +175,63 @@ class DecodeConfig:
             require_int("window_size", self.window_size, 1, MAX_WINDOW)
         if self.logprobs is not None:
             require_int("logprobs", self.logprobs, 0, 1000)
-        _require(
-            self.aging_bound is None or (_is_number(self.aging_bound) and self.aging_bound >= 0),
+        require(
+            self.aging_bound is None or (is_number(self.aging_bound) and self.aging_bound >= 0),
             f"aging_bound must be at least 0 rounds, not {shown(self.aging_bound)}",
         )
-        _require(
-            _is_number(self.compaction_threshold) and 0 < self.compaction_threshold <= 1,
+        require(
+            is_number(self.compaction_threshold) and 0 < self.compaction_threshold <= 1,
             f"compaction_threshold must lie in (0, 1], not {shown(self.compaction_threshold)}",
         )
-        _require(
-            self.kv_memory_gib is None or (_is_number(self.kv_memory_gib) and self.kv_memory_gib > 0),
+        require(
+            self.kv_memory_gib is None or (is_number(self.kv_memory_gib) and self.kv_memory_gib > 0),
             f"kv_memory_gib must be a number above 0, not {shown(self.kv_memory_gib)}",
         )
 
     def _check_choices(self) -> None:
         for name, flag in (("shape_stable", self.shape_stable), ("cuda_graphs", self.cuda_graphs)):
-            _require(isinstance(flag, bool), f"{name} must be true or false, not {flag!r}")
+            require(isinstance(flag, bool), f"{name} must be true or false, not {flag!r}")
         for name, value, known in (
             ("acceptance", self.acceptance, ACCEPTANCE_RULES),
             ("checks", self.checks, CHECK_LEVELS),
         ):
-            _require(value is None or value in known, f"{name} must be one of {', '.join(known)}, not {shown(value)}")
+            require(value is None or value in known, f"{name} must be one of {', '.join(known)}, not {shown(value)}")
 
     def _check_acceptance(self) -> None:
-        _require(
+        require(
             isinstance(self.forced_lengths, Seq) and not isinstance(self.forced_lengths, str | bytes),
             f"forced_lengths must be a list of probabilities, not {shown(self.forced_lengths)}",
         )
-        _require(
+        require(
             (self.acceptance == "forced") == bool(self.forced_lengths),
             "acceptance 'forced' and forced_lengths go together",
         )
-        _require(
-            all(map(_is_number, self.forced_lengths)),
+        require(
+            all(map(is_number, self.forced_lengths)),
             f"forced_lengths must be numbers, not {shown(self.forced_lengths)}",
         )
-        _require(
+        require(
             not self.forced_lengths or (min(self.forced_lengths) >= 0 and abs(sum(self.forced_lengths) - 1) < 1e-6),
             f"forced_lengths must be probabilities that sum to 1, not {self.forced_lengths}",
         )
-        _require(
+        require(
             self.acceptance != "greedy" or self.sampling.greedy,
             f"acceptance 'greedy' needs temperature 0, not {self.sampling.temperature}",
         )
 
     def _check_method(self, method: Method) -> None:
         """Settings that not every method can have."""
-        _require(
+        require(
             method.scheduler != "grouped" or self.window_size is None or self.window_size >= self.batch_size,
             f"window_size {self.window_size} is smaller than batch_size {self.batch_size}: "
             f"{self.method} needs a window of at least one batch",
         )
-        _require(
+        require(
             not self.shape_stable or method.layout in ("inplace", None),
             f"shape-stable execution needs every token at a column of its own: {self.method} moves them; "
             "choose inplace, inplace+SCHEDULER or autoregressive",
         )
-        _require(
+        require(
             not self.cuda_graphs or method.layout is None or (method.layout, method.scheduler) in RECORDABLE,
             f"cuda_graphs need rows that stay where they are: {self.method} gathers them; choose inplace",
         )
@@ -345,9 +272,9 @@ def make_config(**settings: Any) -> DecodeConfig:
     sampling_names = {f.name for f in fields(SamplingConfig)}
     known = {f.name for f in fields(DecodeConfig)} | sampling_names
     unknown = sorted(set(settings) - known)
-    _require(not unknown, f"unknown setting {', '.join(unknown)}: choose among {', '.join(sorted(known))}")
+    require(not unknown, f"unknown setting {', '.join(unknown)}: choose among {', '.join(sorted(known))}")
     shape = {name: settings.pop(name) for name in sampling_names & set(settings)}
     if shape:
-        _require("sampling" not in settings, "give either `sampling` or its fields, not both")
+        require("sampling" not in settings, "give either `sampling` or its fields, not both")
         settings["sampling"] = SamplingConfig(**shape)
     return DecodeConfig(**settings)

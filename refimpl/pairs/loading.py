@@ -19,8 +19,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from refimpl.core.config import check_stops
 from refimpl.core.errors import InputError, UnsupportedModelError
+from refimpl.core.request import check_stops
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails
 from refimpl.pairs.presets import PRESETS, ModelPreset

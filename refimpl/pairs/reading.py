@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
-from refimpl.core.config import check_stops
 from refimpl.core.errors import InputError, shown
 from refimpl.core.reading import read_mapping
+from refimpl.core.request import check_stops
 
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 INDEX = "*.index.json"

@@ -1,0 +1,58 @@
+"""One prompt with settings of its own, and where its generation ends."""
+
+import math
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from refimpl.core.errors import require, shown
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS, require_int, use_plain_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt with wishes of its own; what is None comes from the DecodeConfig.
+
+    Attributes:
+        prompt: text, or token ids.
+        max_new_tokens: budget of generated tokens.
+        num_speculative_tokens: drafts a round.
+        stop_token_ids: replaces the pair's stop tokens; may be empty.
+        stop_strings: generation ends when the generated text contains one of them.
+        seed: replaces SamplingConfig.seed.
+        sequence_id: key of this sequence's random numbers; None takes its place in the list.
+    """
+
+    prompt: str | Seq[int]
+    max_new_tokens: int | None = None
+    num_speculative_tokens: int | None = None
+    stop_token_ids: Seq[int] | None = None
+    stop_strings: Seq[str] | None = None
+    seed: int | None = None
+    sequence_id: int | None = None
+
+    def __post_init__(self) -> None:
+        use_plain_numbers(self)
+        for name, low, high in (("max_new_tokens", 1, math.inf), ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS)):
+            if getattr(self, name) is not None:
+                require_int(name, getattr(self, name), low, high)
+        for name in ("seed", "sequence_id"):
+            if getattr(self, name) is not None:
+                require_int(name, getattr(self, name), -(2**63), 2**63 - 1)
+        check_stops(self.stop_token_ids, () if self.stop_strings is None else self.stop_strings)
+
+
+def check_stops(stop_token_ids: Collection[int] | None, stop_strings: Seq[str], vocab_size: float = math.inf) -> None:
+    """Raise InputError unless stop tokens are a list of ids and stop strings a list of texts, none of them empty."""
+    require(
+        isinstance(stop_strings, Collection) and not isinstance(stop_strings, str | bytes),
+        f"stop_strings must be a list of texts, not {shown(stop_strings)}",
+    )
+    for text in stop_strings:
+        require(isinstance(text, str), f"a stop string must be a text, not {shown(text)}")
+        require(text != "", "a stop string must not be empty")
+    if stop_token_ids is not None:
+        is_list = isinstance(stop_token_ids, Collection) and not isinstance(stop_token_ids, str | bytes)
+        require(is_list, f"stop_token_ids must be a list of token ids, not {shown(stop_token_ids)}")
+        for token in stop_token_ids:
+            require_int("a stop token id", token, 0, vocab_size - 1)

@@ -1,0 +1,30 @@
+"""Checks of single values that a caller gives."""
+
+import math
+import numbers
+from dataclasses import fields
+from typing import Any
+
+from refimpl.core.errors import require, shown
+
+MAX_SPECULATIVE_TOKENS = 64
+
+
+def require_int(name: str, value: Any, low: int, high: float = math.inf) -> None:
+    """Raise InputError unless the value is an integer, of any library, in low … high."""
+    is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    limit = f"at least {low}" if high == math.inf else f"in {low} … {high}"
+    require(is_int and low <= value <= high, f"{name} must be an integer {limit}, not {shown(value)}")
+
+
+def use_plain_numbers(settings: Any) -> None:
+    """Replace numpy's numbers among the fields by Python's, which JSON and comparisons know."""
+    for entry in fields(settings):
+        value = getattr(settings, entry.name)
+        if isinstance(value, numbers.Real) and hasattr(value, "item"):
+            object.__setattr__(settings, entry.name, value.item())
+
+
+def is_number(value: Any) -> bool:
+    """Whether the value is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
