@@ -1,48 +1,19 @@
 """Figures from the tidy tables. Each function draws on given axes and returns them; nothing is computed twice."""
 
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
-from matplotlib.figure import Figure
 
 from refimpl.core.errors import InputError, require
 from refimpl.core.files import check_writable, whole_file
+from refimpl.viz.style import BLUE, GREY, ORANGE, add_legend, new_axes, series_styles
+from refimpl.viz.style import captioned as captioned
 from simulator.engine_runs.validation import Validation
 from simulator.runner import Results, mean_interval
 from simulator.studies.attribution import Attribution
-
-BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8c8c8c"
-SERIES = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-DASHES = ("-", "--", "-.", ":")
-LEGEND_ROWS = 16
-
-
-def new_axes(width: float = 6.0, height: float = 3.6) -> Axes:
-    """Fresh axes without a display."""
-    with mpl.rc_context({"font.size": 9}):
-        axes = Figure(figsize=(width, height), layout="constrained").add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
-
-
-def series_styles(count: int) -> list[dict[str, Any]]:
-    """Colour and line style of each of `count` series: six colours, or a colour map with dashes that take turns."""
-    if count <= len(SERIES):
-        return [{"color": color, "linestyle": "-"} for color in SERIES[:count]]
-    colors = mpl.colormaps["viridis"](np.linspace(0, 0.92, count))
-    return [{"color": color, "linestyle": DASHES[i % len(DASHES)]} for i, color in enumerate(colors)]
-
-
-def _add_legend(axes: Axes, count: int) -> None:
-    """Within the axes, or beside them where many series would be hidden below it."""
-    beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "ncols": -(-count // LEGEND_ROWS)}
-    beside |= {"fontsize": 7, "handlelength": 4}  # long enough to tell dashes apart
-    axes.legend(frameon=False, **(beside if count > len(SERIES) else {}))
 
 
 def latency_cdf(results: dict[str, Results], axes: Axes | None = None, *, level: float = 0.9) -> Axes:
@@ -57,7 +28,7 @@ def latency_cdf(results: dict[str, Results], axes: Axes | None = None, *, level:
         axes.fill_betweenx(shares, low, high, color=style["color"], alpha=0.25, linewidth=0)
         axes.plot(curves.mean(axis=0), shares, label=name, **style)
     axes.set(xlabel="latency (s)", ylabel="share of requests", ylim=(0, 1))
-    _add_legend(axes, len(results))
+    add_legend(axes, len(results))
     return axes
 
 
@@ -83,7 +54,7 @@ def throughput_against(
         axes.errorbar(x, mean, [mean - low, high - mean], marker="o", markersize=3, capsize=2, label=label, **style)
     axes.set(xlabel=setting, ylabel=metric, ylim=(0, None))
     if by:
-        _add_legend(axes, len(groups))
+        add_legend(axes, len(groups))
     return axes
 
 

@@ -40,6 +40,7 @@ from refimpl.layouts.store import Block
 from refimpl.models.adapter import CausalLM, Pair
 from refimpl.requests import Prompt, prepare
 from refimpl.results import Result
+from refimpl.viz.regrets import Regrets, regret_histogram
 
 Verdict = Literal["exact", "tie", "bug"]
 
@@ -93,6 +94,11 @@ class Judgement:
         """Over all tokens."""
         return max((regret for row in self.rows for regret in row.regrets), default=0.0)
 
+    @property
+    def regrets(self) -> Regrets:
+        """All of them, to draw."""
+        return Regrets(tuple(regret for row in self.rows for regret in row.regrets), self.threshold, self.verdict)
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         verdicts = [row.verdict for row in self.rows]
@@ -127,49 +133,8 @@ def plot_regrets(judgements: Mapping[str, Judgement], path: str | Path) -> None:
 
 
 def regret_figure(judgements: Mapping[str, Judgement]) -> Any:
-    """One histogram of regrets a judgement, all with the same axes: what rounding explains, and what it does not.
-
-    Regrets of 0, of tokens that the target itself would choose, are counted in the title only.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    figure = Figure(figsize=(8.5, 0.6 + 2.4 * len(judgements)), layout="constrained")
-    panels = figure.subplots(len(judgements), squeeze=False, sharex=True, sharey=True)[:, 0]
-    edges = _bin_edges(list(judgements.values()))
-    for axes, (name, judgement) in zip(panels, judgements.items(), strict=True):
-        _draw_regrets(axes, name, judgement, edges)
-    ticks = [0, *(n * 10**i for i in range(6) for n in (1, 2, 5))]
-    ticks = [n for n in ticks if n <= panels[0].get_ylim()[1]]
-    panels[0].set_yticks(ticks, labels=map(str, ticks))
-    panels[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    panels[0].xaxis.set_major_formatter("{x:g}")
-    panels[0].xaxis.set_minor_formatter(NullFormatter())
-    panels[-1].set_xlabel("regret in logits: the largest minus the token's")
-    return figure
-
-
-def _draw_regrets(axes: Any, name: str, judgement: Judgement, edges: list[float]) -> None:
-    regrets = [regret for row in judgement.rows for regret in row.regrets]
-    within = [regret for regret in regrets if 0 < regret <= judgement.threshold]
-    beyond = [regret for regret in regrets if regret > judgement.threshold]
-    for values, colour, what in ((within, "tab:blue", "within"), (beyond, "tab:red", "beyond")):
-        axes.hist(values, bins=edges, color=colour, label=f"{len(values)} {what} the threshold")
-    axes.axvline(judgement.threshold, color="black", linestyle="--", label=f"threshold {judgement.threshold:.3g}")
-    zeros = len(regrets) - len(within) - len(beyond)
-    heading = f"{name}: {judgement.verdict}" if name else f"verdict: {judgement.verdict}"
-    axes.set(
-        xscale="log", yscale="symlog", ylabel="tokens", title=f"{heading}, {zeros} of {len(regrets)} regrets are 0"
-    )
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize="small")
-
-
-def _bin_edges(judgements: list[Judgement]) -> list[float]:
-    """Forty bins, equally wide on a logarithmic axis, that hold every regret and every threshold."""
-    regrets = [regret for j in judgements for row in j.rows for regret in row.regrets if regret > 0]
-    shown = [*regrets, *(j.threshold for j in judgements if j.threshold > 0)] or [1.0]
-    low, high = min(shown) / 2, max(shown) * 2
-    return [low * (high / low) ** (i / 40) for i in range(41)]
+    """One histogram of regrets a judgement, all with the same axes: what rounding explains, and what it does not."""
+    return regret_histogram({name: judgement.regrets for name, judgement in judgements.items()})
 
 
 def judge_method(

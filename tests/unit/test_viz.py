@@ -1,0 +1,156 @@
+"""What the pictures of rounds show, read back from what matplotlib has drawn, against the engine's own records."""
+
+import math
+
+import numpy as np
+import pytest
+from matplotlib.colors import same_color, to_rgb
+
+from refimpl.core.errors import InputError, InvariantViolation
+from refimpl.faults import FAULTS
+from refimpl.generation import generate
+from refimpl.viz.rounds import COLORS, KINDS, mask_map, position_map, ragged_batch, timeline
+from refimpl.viz.style import PALE, captioned, draw_heat_map, new_axes, panels, series_styles
+from refimpl.viz.watch import watch
+
+SETTINGS = {"batch_size": 4, "num_speculative_tokens": 3, "max_new_tokens": 10, "stop_token_ids": []}
+PROMPTS = [[5, 9, 2, 40, 8], [7], [11, 3, 3], [60, 1]]
+LAYOUTS = ["eqspec", "masked", "rollback", "inplace"]
+
+
+@pytest.fixture(params=LAYOUTS)
+def rounds(request, llama):
+    return list(watch(llama, PROMPTS, method=request.param, **SETTINGS))
+
+
+def drawn_kinds(axes):
+    (mesh,) = axes.collections
+    return [[KINDS[int(code)] for code in line] for line in mesh.get_array()]
+
+
+def test_watching_changes_nothing(llama, rounds):
+    wanted = [s.token_ids for s in generate(llama, PROMPTS, method="autoregressive", **SETTINGS).sequences]
+    found = [[] for _ in PROMPTS]
+    for seen in rounds:
+        for row in seen.record.rows:
+            found[row.sequence] += row.tokens
+    assert found == wanted
+
+
+def test_kinds_of_slots_are_what_the_round_did(rounds):
+    found = set()
+    for seen in rounds:
+        for row in seen.rows:
+            kinds, outcome = row.kinds, row.outcome
+            found |= set(kinds)
+            assert kinds.count("prompt") == row.prompt_len
+            if outcome:
+                assert kinds.count("committed") == row.seq_len - row.prompt_len
+                assert kinds.count("accepted") == min(outcome.accepted, outcome.kept)
+                assert kinds.count("accepted") + kinds.count("dropped") == outcome.accepted
+                assert kinds.count("rejected") == outcome.k - outcome.accepted
+    assert {"prompt", "committed", "accepted", "rejected"} <= found
+
+
+def test_only_rollback_drops_and_only_masked_has_holes(llama):
+    kinds = {
+        method: {kind for seen in watch(llama, PROMPTS, method=method, **SETTINGS) for row in seen.rows
+                 for kind in row.kinds}
+        for method in LAYOUTS
+    }  # fmt: skip
+    assert [method for method in LAYOUTS if "dropped" in kinds[method]] == ["rollback"]
+    assert "hole" in kinds["masked"]
+    assert "hole" not in kinds["eqspec"]
+
+
+def test_the_batch_is_drawn_slot_by_slot_with_the_next_tokens(rounds):
+    for seen in rounds[:3]:
+        axes = ragged_batch(seen, lambda tokens: f"t{tokens[0]}")
+        assert drawn_kinds(axes) == [row.kinds for row in seen.rows]
+        texts = [text.get_text() for text in axes.texts]
+        for row in seen.rows:
+            assert f"t{row.tokens[0]}" in texts
+        own = [row for row in seen.record.rows if row.next_token != "draft"]
+        assert len(axes.patches) == len(own)
+        assert all(f"t{row.tokens[-1]}" in texts for row in own)
+        assert [label.get_text() for label in axes.get_yticklabels()] == [f"sequence {r.sequence}" for r in seen.rows]
+
+
+def test_the_batch_names_the_colours_that_it_uses(rounds):
+    axes = ragged_batch(rounds[0])
+    (legend,) = axes.figure.legends
+    shown = {kind for row in rounds[0].rows for kind in row.kinds}
+    assert len(legend.get_texts()) == len(shown) + 1
+    for handle, kind in zip(legend.get_patches(), [kind for kind in KINDS if kind in shown], strict=False):
+        assert same_color(handle.get_facecolor(), COLORS[kind])
+
+
+def test_masks_and_positions_are_drawn_as_the_model_got_them(rounds):
+    seen = rounds[1]
+    for row in seen.rows:
+        (mesh,) = mask_map(row).collections
+        np.testing.assert_array_equal(mesh.get_array(), row.visible)
+        for query, position in enumerate(row.position_ids):
+            assert sorted(row.slot_positions[row.visible[query]]) == list(range(position + 1))
+    axes = position_map(seen)
+    values = axes.collections[0].get_array()
+    for line, row in zip(values, seen.rows, strict=True):
+        assert sorted(line.compressed()) == list(range(row.position_ids[-1] + 1))
+    assert len(axes.texts) == values.count()
+
+
+def test_the_timeline_holds_what_each_round_committed(llama):
+    result = generate(llama, PROMPTS, method="inplace", **SETTINGS | {"batch_size": 2})
+    for seconds in (False, True):
+        axes = timeline(result.rounds, seconds=seconds)
+        values = axes.collections[0].get_array()
+        assert values.sum(axis=1).tolist() == [10] * len(PROMPTS)
+        assert values.count(axis=0).tolist() == [len(record.rows) for record in result.rounds]
+        edges = axes.collections[0].get_coordinates()[0, :, 0]
+        total = sum(record.stage_s["round_s"] for record in result.rounds)
+        assert edges[-1] == pytest.approx(total if seconds else len(result.rounds))
+    with pytest.raises(InputError, match="no round to draw"):
+        timeline([])
+
+
+@pytest.mark.parametrize("settings", [{"method": "autoregressive"}, {"checks": "off"}, {"checks": "host"}])
+def test_what_cannot_be_watched_is_refused(llama, settings):
+    with pytest.raises(InputError, match="only a method with rounds can be watched"):
+        watch(llama, PROMPTS, **settings)
+
+
+def test_a_broken_engine_is_watched_until_its_invariant_breaks(llama):
+    seen, fault = [], FAULTS["rejected-entry-left-visible"]
+    with fault.injected(), pytest.raises(InvariantViolation, match="INV-3"):
+        seen.extend(watch(llama, PROMPTS, method="masked", **SETTINGS))
+    assert seen
+
+
+def test_heat_maps_write_every_number_so_that_it_can_be_read():
+    values = [[0.0, 1.0], [math.nan, 0.4]]
+    axes = new_axes()
+    draw_heat_map(axes, values, ["a", "b"], [1, 2], numbers="{:.1f}", cmap="Greys")
+    assert [text.get_text() for text in axes.texts] == ["0.0", "1.0", "0.4"]
+    assert [text.get_color() for text in axes.texts] == ["black", "white", "black"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
+    np.testing.assert_array_equal(axes.images[0].get_array().filled(math.nan), values)
+
+
+@pytest.mark.parametrize("count", [1, 6, 7, 40])
+def test_no_two_series_look_alike(count):
+    styles = series_styles(count)
+    assert len({(to_rgb(style["color"]), style["linestyle"]) for style in styles}) == count
+
+
+def test_a_picture_says_what_it_shows():
+    axes = panels(2)[1]
+    picture = captioned(axes, "A sentence that is long enough to need a second line of the figure, since titles wrap.")
+    assert repr(picture) == picture.sentence
+    assert picture.figure.get_suptitle().replace("\n", " ") == picture.sentence
+    assert "\n" in picture.figure.get_suptitle()
+    assert picture._repr_png_().startswith(b"\x89PNG")
+
+
+def test_pads_and_marks_differ_from_what_matters():
+    assert same_color(COLORS["prompt"], PALE)
+    assert not same_color(COLORS["accepted"], COLORS["rejected"])
