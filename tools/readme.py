@@ -1,7 +1,7 @@
 """Render the tables of README.md and docs/ from committed data files.
 
 Run from the repository root: ``python tools/readme.py`` rewrites what is stale, ``--check`` only reports (exit code 1).
-A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``.
+A table is between ``<!-- table:NAME -->`` and ``<!-- /table -->``. ``brief-NAME`` is a short form of the table NAME.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from readme_measured import (
     ties_table,
 )
 
-from refimpl.bench.demo import DEMO_HEADINGS, demo_cells, demo_legend
+from refimpl.bench.demo import DEMO_HEADINGS, PLAIN, demo_cells, demo_legend
 from simulator.engine_runs.acceptance_fit import clustered_error
 from simulator.engine_runs.validation import FIT, Validation, read_validation
 from simulator.settings.folders import VALIDATION
@@ -55,6 +55,30 @@ def demo(data: dict[str, Any]) -> str:
     table = markdown_table(DEMO_HEADINGS, [demo_cells(row) for row in data["rows"]])
     legend = "\n\n".join(demo_legend(data["rows"], data["meta"]["prompt_lens"]))
     return f"{table}\n{legend}\n{origin(data['meta'])}"
+
+
+BRIEF_DEMO = ("method", "exact", "tokens/s", "tokens per row and round", "time spent moving K/V")
+
+
+def brief_demo(data: dict[str, Any]) -> str:
+    """The demonstration at its batch size alone, with the columns that a first reader needs."""
+    size = data["meta"]["settings"]["batch_size"]
+    rows = [row for row in data["rows"] if row["batch_size"] == size]
+    table = markdown_table(BRIEF_DEMO, [_brief_cells(row) for row in rows])
+    setting = (
+        f"{len(data['meta']['prompt_lens'])} prompts, batch size {size}, "
+        f"{data['meta']['settings']['max_new_tokens']} new tokens each, bundled pair, {data['meta']['device']}. "
+        "*exact* counts the outputs with exactly the tokens of one-at-a-time decoding."
+    )
+    return f"{table}\n{setting}\n"
+
+
+def _brief_cells(row: dict[str, Any]) -> list[str]:
+    name = "transformers `generate`" if row["method"] == PLAIN else f"`{row['method']}`"
+    cells = [name, f"{row['exact']}/{row['prompts']}", f"{row['tokens_per_s']:.0f}"]
+    if row["rounds"] is None:  # plain decoding adds one token to a row in each step, and has no layout
+        return [*cells, "1.00", ""]
+    return [*cells, f"{row['tokens_per_row_round']:.2f}", f"{100 * row['share_realign']:.1f} %"]
 
 
 def verify(data: dict[str, Any]) -> str:
@@ -132,10 +156,10 @@ def _bands(found: Validation) -> str:
     runs = int(found.table["study"].isin(missed).sum())
     return (
         f"Decisions agree in {100 * found.parity:.0f} % of row-rounds. 90 % bands cover {_share_of(found, 'in_band')} "
-        f"(95 % interval {100 * low:.0f} … {100 * high:.0f} %) at the speed measured during the run, "
-        f"{_share_of(found, 'in_planner_band')} where the speed is drawn. Bands of the costs alone cover "
-        f"{_share_of(found, 'in_cost_band')}: how far costs are off depends on the study"
-        + (f"; {' and '.join(missed)} miss theirs in {runs} of {runs} runs." if missed else ".")
+        f"(95 % interval {100 * low:.0f} … {100 * high:.0f} %) at the speed measured during the run, and "
+        f"{_share_of(found, 'in_planner_band')} if the speed is drawn. Bands of the costs alone cover "
+        f"{_share_of(found, 'in_cost_band')}: the error of the costs depends on the study"
+        + (f"; {' and '.join(missed)} miss their bands in {runs} of {runs} runs." if missed else ".")
     )
 
 
@@ -163,6 +187,7 @@ def _error_cells(errors: Any) -> list[str]:
 
 
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "brief": brief_demo,
     "demo": demo,
     "verify": verify,
     "bench": bench,
@@ -177,7 +202,8 @@ def render(text: str) -> str:
     """Replace every table of a page; a table whose data file is missing says so."""
 
     def replace(match: re.Match[str]) -> str:
-        path = RESULTS / f"{match['name']}.json"
+        name = match["name"].removeprefix("brief-")
+        path = RESULTS / f"{name}.json"
         kind, _, rest = match["name"].partition("-")
         if kind == "simulator":
             return f"{match[1]}\n{simulator(rest.replace('-', '/'))}\n{match[3]}"
@@ -188,7 +214,7 @@ def render(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    """Pages that may hold tables."""
+    """Pages that may have tables."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

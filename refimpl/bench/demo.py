@@ -188,17 +188,17 @@ def demo_cells(row: dict[str, Any]) -> list[str]:
 def demo_legend(rows: Seq[dict[str, Any]], prompt_lens: Seq[int]) -> list[str]:
     """What the columns mean, and two figures that surprise."""
     lines = [
-        "exact: outputs equal to those of autoregressive, the oracle. of transformers: tokens/s over those of its "
-        "generate at the same batch size, in the same run. moving K/V: share of the time, prefill included.",
+        "exact: outputs with exactly the tokens of autoregressive, the oracle. of transformers: tokens/s divided by "
+        "those of its generate at the same batch size, in the same run. moving K/V: share of time, prefill included.",
     ]
     by_method = {row["method"]: row for row in rows}
     rollback, exspec = by_method["rollback"], by_method["exspec"]
     lines.append(
-        f"rollback has {rollback['mean_acceptance_length']:.2f} tokens a row and round to commit and commits "
+        f"rollback could commit {rollback['mean_acceptance_length']:.2f} tokens per row and round, and commits "
         f"{rollback['tokens_per_row_round']:.2f}: all rows go back to the one that accepted least."
     )
     lines.append(
-        f"exspec ran {100 * exspec['grouping_rate']:.0f} % of its rounds on rows of equal length, which need no "
+        f"exspec ran {100 * exspec['grouping_rate']:.0f} % of its rounds with rows of equal length, which need no "
         f"realignment: the {len(prompt_lens)} prompts have {len(set(prompt_lens))} different lengths."
     )
     return lines
@@ -206,7 +206,7 @@ def demo_legend(rows: Seq[dict[str, Any]], prompt_lens: Seq[int]) -> list[str]:
 
 def demo_table(rows: list[DemoRow]) -> Table:
     """The table that `python -m refimpl demo` prints."""
-    table = Table(title="Every method gives the tokens of plain decoding; they differ in cost only")
+    table = Table(title="All methods produce the tokens of ordinary decoding; they differ in cost only")
     for heading in DEMO_HEADINGS:
         table.add_column(heading, justify="left" if heading == "method" else "right")
     for row in rows:

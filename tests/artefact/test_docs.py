@@ -3,7 +3,9 @@
 import contextlib
 import html
 import io
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,8 @@ import simulator
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-RUN = [ROOT / "docs" / name for name in ("first-steps.md", "from-python.md")]
+NAMES = ("first-steps.md", "engine.md", "conformance.md", "from-python.md")
+RUN = [ROOT / "README.md", *(ROOT / "docs" / name for name in NAMES)]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
@@ -30,23 +33,30 @@ def printed(code, namespace):
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
 def test_snippets_print_what_the_page_says(page):
     blocks, namespace = FENCE.findall(page.read_text()), {}
-    assert len(blocks) > 4
+    assert len(blocks) > 2
     for (language, code), (after, output) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
         if language == "python":
             assert after == "text", "every snippet shows what it prints"
             assert printed(code, namespace) == output
 
 
-COMMANDS = [
+COMMANDS = dict.fromkeys(
     line for page in RUN for kind, body in FENCE.findall(page.read_text()) if not kind for line in body.splitlines()
-]
+)
+ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command):
-    assert command.startswith("raggedspec ")
+    program, *arguments = shlex.split(command)
+    assert program == "raggedspec"
     run = subprocess.run(
-        [sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", program, *arguments],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout
