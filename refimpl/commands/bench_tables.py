@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from refimpl.commands.options import console_for_tables
+from refimpl.commands.reports import console_for_tables
 
 Cells = list[str]
 

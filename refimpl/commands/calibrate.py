@@ -5,43 +5,35 @@ from typing import Annotated
 
 import typer
 
-from refimpl.commands.options import (
-    DeviceOption,
-    DraftOption,
-    DtypeOption,
-    PairOption,
-    RandomOption,
-    SeedOption,
-    TargetOption,
-    VocabOption,
-    load,
-    prompts_from,
-)
+from refimpl.commands.options import PairOptions, PromptOptions, SeedOption
+from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, command, option
 
 app = typer.Typer()
 SIMULATOR_DATA = Path("simulator/data")
 
 
-@app.command(epilog="Example: [bold]python -m refimpl calibrate --pair tiny --device cpu --threads 1[/bold]")
+@command(app, "calibrate --pair tiny --device cpu --threads 1")
 def calibrate(
-    pair: PairOption = "tiny",
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    vocab_size: VocabOption = None,
+    *,
+    models: PairOptions,
     prompts: Annotated[
-        Path | None, typer.Option(help="Prompt file. Default: pieces of the standard library; random ids for noise.")
+        Path | None,
+        option(
+            PROMPTS,
+            "File with one prompt per line (.txt), or JSON lines with `prompt` or `turns`; - reads stdin.",
+            none="pieces of the standard library, or random ids without a tokenizer",
+        ),
     ] = None,
-    passes: Annotated[int | None, typer.Option(min=2, help="Passes over the grid. Default: 5; 2 on a GPU.")] = None,
-    repeats: Annotated[
-        int | None, typer.Option(min=1, help="Runs of each held-out study. Default: 6; 2 on a GPU.")
-    ] = None,
-    minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop then, with what has been measured.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the tensor library.")] = None,
     seed: SeedOption = 0,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    random_weights: RandomOption = False,
-    out: Annotated[Path, typer.Option(help="Data folder of the simulator.")] = SIMULATOR_DATA,
+    passes: Annotated[int | None, option(ENGINE, "Passes over the grid.", min=2, none="5, or 2 on a GPU")] = None,
+    repeats: Annotated[
+        int | None, option(ENGINE, "Runs of each held-out study.", min=1, none="6, or 2 on a GPU")
+    ] = None,
+    minutes: Annotated[
+        float | None, option(ENGINE, "Stop after this many minutes, with what has been measured.", min=0.1)
+    ] = None,
+    threads: Annotated[int | None, option(ENGINE, "Threads of the tensor library.", min=1)] = None,
+    out: Annotated[Path, option(OUTPUT, "Data folder of the simulator.")] = SIMULATOR_DATA,
 ) -> None:
     """Measure what each stage of a round costs, with held-out runs in between, for the simulator."""
     from refimpl.calibrate import calibrate as run
@@ -49,12 +41,11 @@ def calibrate(
     from refimpl.core.provenance import command_line
 
     check_folder(out)
-    models = load(pair, target, draft, device, dtype, random_weights, vocab_size=vocab_size)
     run(
-        models,
-        prompts_from(prompts, "first", None) if prompts else None,
+        models.load(),
+        PromptOptions(prompts=prompts).read() if prompts else None,
         out,
-        pair_name=pair if target is None else Path(target).name,
+        pair_name=models.pair if models.target is None else Path(models.target).name,
         passes=passes,
         repeats=repeats,
         minutes=minutes,

@@ -10,133 +10,71 @@ from rich.table import Table
 from rich.text import Text
 
 from refimpl.commands.options import (
-    AcceptanceOption,
-    BatchesOption,
-    BatchOption,
-    BitwiseOption,
     ChecksOption,
-    CompileOption,
+    DecodingOptions,
     DeviceOption,
-    DraftOption,
-    DraftTokensOption,
-    DtypeOption,
-    GraphsOption,
-    JobsOption,
-    JsonOption,
-    LimitOption,
-    LinesOption,
+    EngineOptions,
     MaxNewOption,
-    MaxPromptOption,
-    MethodOption,
-    MethodsOption,
-    MinPOption,
-    OutputOption,
-    PairOption,
-    PromptsOption,
-    RandomOption,
-    ReportOption,
-    RoomOption,
-    SeedOption,
-    StableOption,
-    StopOption,
-    TargetOption,
-    TemperatureOption,
-    TopKOption,
-    TopPOption,
-    TraceOption,
-    Turns,
-    TurnsOption,
-    VocabOption,
-    WindowOption,
+    MethodOptions,
+    ModelOptions,
+    PromptOptions,
+    RunOptions,
+    SamplingOptions,
+)
+from refimpl.commands.reports import (
+    LineOptions,
+    ReportOptions,
+    ReportPath,
     check_outputs,
     console_for_tables,
-    load,
-    parse_sizes,
-    prompts_from,
     write_report,
 )
+from refimpl.core.option_groups import ENGINE, PROMPTS, command, option
 from refimpl.core.progress import progress_bars
 
 app = typer.Typer()
-MAX_DIVERGENCES = 5  # shown of each run; the report holds all
+MAX_DIVERGENCES = 5  # shown of each run; the report has all of them
 
 
-@app.command(
-    epilog="Example: [bold]python -m refimpl generate --pair tiny --method exspec --limit 4 --output out.jsonl[/bold]"
-)
+@command(app, "generate --pair tiny --method exspec --limit 4 --output out.jsonl")
 def generate(
-    pair: PairOption = "tiny",
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    vocab_size: VocabOption = None,
-    prompts: PromptsOption = None,
-    turns: TurnsOption = Turns.first,
-    limit: LimitOption = None,
-    method: MethodOption = "inplace",
-    batch_size: BatchOption = 8,
-    num_speculative_tokens: DraftTokensOption = 5,
-    max_new_tokens: MaxNewOption = 64,
-    window_size: WindowOption = None,
-    max_prompt_tokens: MaxPromptOption = None,
-    temperature: TemperatureOption = 0.0,
-    top_k: TopKOption = 0,
-    top_p: TopPOption = 1.0,
-    min_p: MinPOption = 0.0,
-    acceptance: AcceptanceOption = None,
-    seed: SeedOption = 0,
-    stop: StopOption = None,
-    checks: ChecksOption = None,
-    shape_stable: StableOption = False,
-    cuda_graphs: GraphsOption = False,
-    kv_memory_gib: RoomOption = None,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    random_weights: RandomOption = False,
-    compile_: CompileOption = False,
-    json_: LinesOption = None,
-    output: OutputOption = None,
-    trace: TraceOption = None,
+    *,
+    models: ModelOptions,
+    prompts: PromptOptions,
+    sampling: DecodingOptions,
+    method: MethodOptions,
+    engine: EngineOptions,
+    output: LineOptions,
 ) -> None:
     """Decode prompts and show what was generated: as text, or one JSON line per prompt."""
     from refimpl.core.config import make_config
-    from refimpl.core.files import write_whole
     from refimpl.generation import generate as run
 
-    settings: dict[str, Any] = {
-        "method": method,
-        "batch_size": batch_size,
-        "num_speculative_tokens": num_speculative_tokens,
-        "max_new_tokens": max_new_tokens,
-        "window_size": window_size,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "acceptance": acceptance,
-        "seed": seed,
-        "stop_strings": tuple(stop or ()),
-        "checks": checks,
-        "shape_stable": shape_stable,
-        "cuda_graphs": cuda_graphs,
-        "kv_memory_gib": kv_memory_gib,
-    }
+    settings: dict[str, Any] = method.settings() | engine.settings() | sampling.settings()
     make_config(**settings)
-    check_outputs([output, trace], [prompts])
-    texts = prompts_from(prompts, turns.value, limit)
-    models = load(pair, target, draft, device, dtype, random_weights, compile_, vocab_size=vocab_size)
+    check_outputs([output.output, output.trace], [prompts.prompts])
+    texts = prompts.read()
+    pair = models.load()
     with progress_bars() as bars:
-        bar = partial(bars, method)
-        result = run(models, texts, max_prompt_tokens=max_prompt_tokens, progress=bar, **settings)
-    lines = [json.dumps(_output_line(s)) for s in result.sequences]
-    if trace:  # files first: a reader of stdout may leave
-        result.write_trace(trace)
-    if output:
-        write_whole(output, lines)
-    elif json_ or (json_ is None and not sys.stdout.isatty()):
+        shown = partial(bars, method.method)
+        result = run(pair, texts, max_prompt_tokens=prompts.max_prompt_tokens, progress=shown, **settings)
+    _write_output(result, output)
+    _print_summary(result)
+
+
+def _write_output(result: Any, to: LineOptions) -> None:
+    """Files first: a reader of stdout may leave."""
+    from refimpl.core.files import write_whole
+
+    lines = [json.dumps(_output_line(sequence)) for sequence in result.sequences]
+    if to.trace:
+        result.write_trace(to.trace)
+    if to.output:
+        write_whole(to.output, lines)
+    elif to.as_json:
         print("\n".join(lines), flush=True)
     else:
         _print_texts(result)
-    _print_summary(result)
 
 
 def _print_texts(result: Any) -> None:
@@ -172,39 +110,19 @@ def _print_summary(result: Any) -> None:
     )
 
 
-@app.command(
-    epilog="Example: [bold]python -m refimpl verify --limit 8 --methods eqspec,exspec --batch-sizes 4 --json[/bold]"
-)
+@command(app, "verify --limit 8 --methods eqspec,exspec --batch-sizes 4 --json")
 def verify(
-    pair: PairOption = "tiny",
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    vocab_size: VocabOption = None,
-    prompts: PromptsOption = None,
-    turns: TurnsOption = Turns.first,
-    limit: LimitOption = None,
-    methods: MethodsOption = "all",
-    batch_sizes: BatchesOption = "1,4,8",
-    num_speculative_tokens: DraftTokensOption = 5,
-    max_new_tokens: MaxNewOption = 50,
-    window_size: WindowOption = None,
-    max_prompt_tokens: MaxPromptOption = None,
-    temperature: TemperatureOption = 0.0,
-    top_k: TopKOption = 0,
-    top_p: TopPOption = 1.0,
-    min_p: MinPOption = 0.0,
-    seed: SeedOption = 0,
-    checks: ChecksOption = None,
-    jobs: JobsOption = 1,
-    bitwise: BitwiseOption = False,
-    cuda_graphs: GraphsOption = False,
-    kv_memory_gib: RoomOption = None,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = None,
-    random_weights: RandomOption = False,
-    compile_: CompileOption = False,
-    json_: JsonOption = False,
-    output: ReportOption = None,
+    *,
+    models: ModelOptions,
+    prompts: PromptOptions,
+    sampling: SamplingOptions,
+    runs: RunOptions,
+    engine: EngineOptions = EngineOptions(max_new_tokens=50),
+    bitwise: Annotated[
+        bool, option(ENGINE, "Run passes of one shape, and compare to the last bit.", "--bitwise")
+    ] = False,
+    jobs: Annotated[int, option(ENGINE, "Processes, on a CPU only; each run then has one thread.", min=1)] = 1,
+    output: ReportOptions,
 ) -> None:
     """Compare every method, token by token, with one-at-a-time decoding.
 
@@ -213,42 +131,20 @@ def verify(
     from refimpl.judging.equivalence import runs_to_verify
     from refimpl.judging.equivalence import verify as run
 
-    sizes = parse_sizes(batch_sizes)
-    settings: dict[str, Any] = {
-        "num_speculative_tokens": num_speculative_tokens,
-        "max_new_tokens": max_new_tokens,
-        "window_size": window_size,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "checks": checks,
-        "cuda_graphs": cuda_graphs,
-        "kv_memory_gib": kv_memory_gib,
-    }
-    runs_to_verify(methods, sizes, settings | {"shape_stable": bitwise})
-    check_outputs([output], [prompts])
-    texts = prompts_from(prompts, turns.value, limit)
-    models = load(pair, target, draft, device, dtype, random_weights, compile_, vocab_size=vocab_size)
+    sizes = runs.sizes
+    settings: dict[str, Any] = engine.settings() | sampling.settings()
+    runs_to_verify(runs.methods, sizes, settings | {"shape_stable": bitwise})
+    settings |= {"max_prompt_tokens": prompts.max_prompt_tokens, "jobs": jobs, "bitwise": bitwise}
+    check_outputs([output.output], [prompts.prompts])
+    texts = prompts.read()
+    pair = models.load()
     with progress_bars() as bars:
-        report = run(
-            models,
-            texts,
-            methods=methods,
-            batch_sizes=sizes,
-            jobs=jobs,
-            bitwise=bitwise,
-            progress=bars,
-            max_prompt_tokens=max_prompt_tokens,
-            **settings,
-        )
-    write_report(output, report.as_dict(), models.device)
-    _print_verify_table(report, json_)
-    if json_:
-        print(json.dumps(report.as_dict()))
-    must_be_exact = bitwise or (models.device.type == "cpu" and models.dtype.itemsize >= 4)
-    if (must_be_exact and not report.exact) or any(r.violations for r in report.results):
+        report = run(pair, texts, methods=runs.methods, batch_sizes=sizes, progress=bars, **settings)
+    write_report(output.output, report.as_dict(), pair.device)
+    _print_verify_table(report, output.json_)
+    output.print(report.as_dict())
+    must_be_exact = bitwise or (pair.device.type == "cpu" and pair.dtype.itemsize >= 4)
+    if (must_be_exact and not report.exact) or any(row.violations for row in report.results):
         raise typer.Exit(1)
 
 
@@ -280,15 +176,16 @@ def _print_verify_table(report: Any, json_: bool) -> None:
             )
 
 
-@app.command(epilog="Example: [bold]python -m refimpl demo --limit 8 --max-new-tokens 16[/bold]")
+@command(app, "demo --limit 8 --max-new-tokens 16")
 def demo(
-    limit: Annotated[int, typer.Option(min=1, help="Prompts, evenly spaced over the bundled ones.")] = 16,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a round.")] = 8,
-    max_new_tokens: MaxNewOption = 24,
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs after a warm-up.")] = 2,
-    checks: ChecksOption = "host",
+    *,
     device: DeviceOption = "cpu",
-    output: ReportOption = None,
+    limit: Annotated[int, option(PROMPTS, "Prompts, evenly spaced over the bundled ones.", min=1)] = 16,
+    batch_size: Annotated[int, option(ENGINE, "Rows decoded together.", min=1)] = 8,
+    max_new_tokens: MaxNewOption = 24,
+    repeats: Annotated[int, option(ENGINE, "Runs in turn, after a warm-up.", min=1)] = 2,
+    checks: ChecksOption = "host",
+    output: ReportPath = None,
 ) -> None:
     """Decode bundled prompts with the bundled pair, by transformers and by every method in turn; print one table."""
     from dataclasses import asdict
@@ -297,14 +194,14 @@ def demo(
     from refimpl.bench.settings import prompt_ids
 
     check_outputs([output], [])
-    models = load("tiny", None, None, device, "float32", False)
-    prompts = prompt_ids(models, prompts_from(None, "first", None), limit, 0, 0)
+    pair = ModelOptions(device=device, dtype="float32").load()
+    prompts = prompt_ids(pair, PromptOptions().read(), limit, 0, 0)
     settings: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens, "repeats": repeats}
     with progress_bars() as bars:
-        rows = run_demo(models, prompts, checks=checks or "host", progress=bars, **settings)
+        rows = run_demo(pair, prompts, checks=checks or "host", progress=bars, **settings)
     prompt_lens = [len(prompt) for prompt in prompts]
     meta = {"settings": settings | {"checks": checks}, "prompt_lens": prompt_lens}
-    report = write_report(output, {"rows": [asdict(row) for row in rows]}, models.device, meta)
+    report = write_report(output, {"rows": [asdict(row) for row in rows]}, pair.device, meta)
     console = console_for_tables()
     console.print(demo_table(rows))
     for line in demo_legend(report["rows"], prompt_lens):

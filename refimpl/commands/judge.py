@@ -1,6 +1,5 @@
 """`tie-or-bug`: is output that differs from the oracle's explained by rounding, or wrong?"""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,92 +7,50 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from refimpl.commands.options import (
-    BatchesOption,
-    DeviceOption,
-    DraftOption,
-    DraftTokensOption,
-    DtypeOption,
-    GraphsOption,
-    JsonOption,
-    LimitOption,
-    MaxNewOption,
-    MaxPromptOption,
-    MethodsOption,
-    PairOption,
-    PromptsOption,
-    RandomOption,
-    ReportOption,
-    TargetOption,
-    Turns,
-    TurnsOption,
-    VocabOption,
-    check_outputs,
-    console_for_tables,
-    load,
-    parse_sizes,
-    prompts_from,
-    write_report,
-)
+from refimpl.commands.options import EngineOptions, PairOptions, PromptOptions, RunOptions
+from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
 from refimpl.core.errors import InputError, shown
+from refimpl.core.option_groups import OUTPUT, PROMPTS, command, option
 from refimpl.core.reading import read_mappings
 
 app = typer.Typer()
 PICTURES = (".png", ".pdf", ".svg")
 
 
-@app.command(
-    epilog="Example: [bold]python -m refimpl tie-or-bug --limit 8 --methods eqspec,inplace --plot regrets.png[/bold]"
-)
+@command(app, "tie-or-bug --limit 8 --methods eqspec,inplace --plot regrets.png")
 def tie_or_bug(
-    pair: PairOption = "tiny",
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    vocab_size: VocabOption = None,
-    prompts: PromptsOption = None,
-    turns: TurnsOption = Turns.first,
-    limit: LimitOption = None,
-    methods: MethodsOption = "all",
-    batch_sizes: BatchesOption = "8",
+    *,
+    models: PairOptions = PairOptions(dtype="bfloat16"),
+    prompts: PromptOptions,
     outputs: Annotated[
-        Path | None, typer.Option(help="Judge another engine's greedy tokens: JSON lines with token_ids, in order.")
+        Path | None,
+        option(PROMPTS, "Judge another engine's greedy tokens: JSON lines with token_ids, in order of the prompts."),
     ] = None,
-    num_speculative_tokens: DraftTokensOption = 5,
-    max_new_tokens: MaxNewOption = 50,
-    max_prompt_tokens: MaxPromptOption = None,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = "bfloat16",
-    random_weights: RandomOption = False,
-    cuda_graphs: GraphsOption = False,
-    plot: Annotated[Path | None, typer.Option(help="Histogram of the regrets, PNG, PDF or SVG.")] = None,
-    json_: JsonOption = False,
-    output: ReportOption = None,
+    runs: RunOptions = RunOptions(batch_sizes="8"),
+    engine: EngineOptions = EngineOptions(max_new_tokens=50),
+    plot: Annotated[Path | None, option(OUTPUT, "Draw a histogram of the regrets: PNG, PDF or SVG.")] = None,
+    output: ReportOptions,
 ) -> None:
     """Judge 16-bit output: exact, tie (no token beyond what rounding explains) or bug. Exit code 1 for a bug."""
     from refimpl.judging.equivalence import runs_to_verify
     from refimpl.judging.tie_or_bug import plot_regrets
 
-    settings: dict[str, Any] = {
-        "num_speculative_tokens": num_speculative_tokens,
-        "max_new_tokens": max_new_tokens,
-        "cuda_graphs": cuda_graphs,
-    }
-    runs = runs_to_verify(methods, parse_sizes(batch_sizes), settings)
-    check_outputs([plot, output], [prompts, outputs])
+    settings = engine.settings()
+    chosen = runs_to_verify(runs.methods, runs.sizes, settings)
+    check_outputs([plot, output.output], [prompts.prompts, outputs])
     if plot and plot.suffix not in PICTURES:
         raise InputError(f"--plot must end in {', '.join(PICTURES)}, not {plot.name!r}")
     foreign = None if outputs is None else read_outputs(outputs)
-    texts = prompts_from(prompts, turns.value, limit)
-    models = load(pair, target, draft, device, dtype, random_weights, vocab_size=vocab_size)
-    settings |= {"max_prompt_tokens": max_prompt_tokens}
-    judgements = _judge(models, texts, runs, foreign, settings)
+    texts = prompts.read()
+    pair = models.load()
+    settings |= {"max_prompt_tokens": prompts.max_prompt_tokens}
+    judgements = _judge(pair, texts, chosen, foreign, settings)
     if plot:
         plot_regrets(judgements, plot)
     report = {"judgements": {name: judgement.as_dict() for name, judgement in judgements.items()}}
-    report = write_report(output, report, models.device)
-    _print_table(judgements, json_)
-    if json_:
-        print(json.dumps(report))
+    report = write_report(output.output, report, pair.device)
+    _print_table(judgements, output.json_)
+    output.print(report)
     if any(judgement.verdict == "bug" for judgement in judgements.values()):
         raise typer.Exit(1)
 

@@ -1,140 +1,214 @@
-"""Options that several commands share, and what every command does with them."""
+"""Option groups of the commands: an option is declared once, and a command names the groups that it takes."""
 
-import json
-import sys
-from collections.abc import Callable
-from enum import Enum
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-from rich.console import Console
-
 from refimpl.core.config import LAYOUTS, NAMED_METHODS, SCHEDULERS, CheckLevel
 from refimpl.core.errors import InputError
+from refimpl.core.option_groups import ENGINE, MODELS, PROMPTS, SAMPLING, option
 
-Turns = Enum("Turns", {"first": "first", "all": "all"}, type=str)
-
-MODELS, PROMPTS, SAMPLING, ENGINE, OUTPUT = "Models", "Prompts", "Sampling", "Engine", "Output"  # panels of the help
-Choice = Callable[[], list[str]]
+PAIRS = ("tiny", "vicuna", "qwen3", "glm4")
 Rule = Literal["greedy", "rejection", "coupled"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+Turns = Literal["first", "all"]
 
 
 def _methods() -> list[str]:
-    """Names that complete: of methods, and every layout with every scheduler."""
     return [*NAMED_METHODS, *map("+".join, product(LAYOUTS, SCHEDULERS))]
 
 
-def _option(panel: str, help_: str, *names: str, choices: Choice | None = None, **limits: Any) -> Any:
-    return typer.Option(*names, help=help_, rich_help_panel=panel, autocompletion=choices, **limits)
+def _method_lists(incomplete: str) -> list[str]:
+    """Completions of the last name of a comma-separated list."""
+    before = incomplete[: incomplete.rfind(",") + 1]
+    return [before + name for name in ([] if before else ["all"]) + _methods()]
 
 
-PairOption = Annotated[
-    str,
-    _option(
-        MODELS,
-        "tiny, vicuna, qwen3, glm4; or --target and --draft.",
-        "--pair",
-        choices=lambda: ["tiny", "vicuna", "qwen3", "glm4"],
-    ),
+DeviceOption = Annotated[str, option(MODELS, "cpu, cuda or cuda:N.", autocompletion=lambda: ["cpu", "cuda"])]
+SeedOption = Annotated[int, option(SAMPLING, "Seed of the random numbers.")]
+DraftTokensOption = Annotated[
+    int, option(ENGINE, "Tokens drafted per row and round.", "--num-speculative-tokens", "-k")
 ]
-TargetOption = Annotated[str | None, _option(MODELS, "Path or hub id of a target of your own.")]
-DraftOption = Annotated[str | None, _option(MODELS, "Path or hub id of its draft.")]
-VocabOption = Annotated[
-    int | None, _option(MODELS, "Ids that are tokens, where the models' vocabularies differ and there is no tokenizer.")
-]
-DeviceOption = Annotated[str, _option(MODELS, "cpu or cuda.", choices=lambda: ["cpu", "cuda"])]
-DtypeOption = Annotated[Dtype | None, _option(MODELS, "Number format. Default: float32 on a CPU, else bfloat16.")]
-RandomOption = Annotated[bool, _option(MODELS, "The preset's architecture, no download.", "--random-weights")]
-CompileOption = Annotated[bool, _option(MODELS, "Fuse MLPs and norms with torch.compile.", "--compile")]
-
-PromptsOption = Annotated[
-    Path | None,
-    _option(
-        PROMPTS,
-        "One prompt a line (.txt), or JSON lines with `prompt` or `turns`; - is stdin. Default: bundled.",
-        "--prompts",
-    ),
-]
-TurnsOption = Annotated[Turns, _option(PROMPTS, "Which turns of a multi-turn file to take.")]
-LimitOption = Annotated[int | None, _option(PROMPTS, "Use the first so many prompts.", min=1)]
-MaxPromptOption = Annotated[int | None, _option(PROMPTS, "Keep the last so many tokens of each prompt.")]
-
-TemperatureOption = Annotated[float, _option(SAMPLING, "0 is greedy.")]
-TopKOption = Annotated[int, _option(SAMPLING, "Keep the k most probable tokens; 0 keeps all.")]
-TopPOption = Annotated[float, _option(SAMPLING, "Keep the most probable tokens of this mass.")]
-MinPOption = Annotated[float, _option(SAMPLING, "Drop tokens below this share of the most probable one.")]
-AcceptanceOption = Annotated[Rule | None, _option(SAMPLING, "Which drafts survive. Default: by temperature.")]
-SeedOption = Annotated[int, _option(SAMPLING, "Key of the random numbers.")]
-StopOption = Annotated[list[str] | None, _option(SAMPLING, "Text that ends a generation; may be repeated.")]
-
-MethodOption = Annotated[str, _option(ENGINE, "A named method, or LAYOUT+SCHEDULER.", choices=_methods)]
-MethodsOption = Annotated[str, _option(ENGINE, "Comma-separated names, or all.", choices=lambda: ["all", *_methods()])]
-BatchOption = Annotated[int, _option(ENGINE, "Rows of a round.")]
-BatchesOption = Annotated[str, _option(ENGINE, "Rows of a round, comma-separated.")]
-DraftTokensOption = Annotated[int, _option(ENGINE, "Drafts per row and round.", "--num-speculative-tokens", "-k")]
-MaxNewOption = Annotated[int, _option(ENGINE, "Budget of new tokens per prompt.")]
-WindowOption = Annotated[int | None, _option(ENGINE, "Sequences that a grouped scheduler chooses from.")]
-ChecksOption = Annotated[CheckLevel | None, _option(ENGINE, "Run-time checks. Default: device on a CPU, else host.")]
-StableOption = Annotated[bool, _option(ENGINE, "Passes of one shape: same bits always.", "--shape-stable")]
-BitwiseOption = Annotated[bool, _option(ENGINE, "Run shape-stable; compare to the last bit.", "--bitwise")]
-GraphsOption = Annotated[bool, _option(ENGINE, "Record rounds of inplace and replay them.", "--cuda-graphs")]
-RoomOption = Annotated[
-    float | None, _option(ENGINE, "Bound on both models' K/V. Default: most of what is free.", "--kv-memory-gib")
-]
-JobsOption = Annotated[int, _option(ENGINE, "Processes, on a CPU only; each run has one thread then.", min=1)]
-
-OutputOption = Annotated[Path | None, _option(OUTPUT, "JSON lines, in input order. Default: stdout.")]
-TraceOption = Annotated[Path | None, _option(OUTPUT, "NDJSON, one line per row per round.")]
-LinesOption = Annotated[
-    bool | None,
-    _option(OUTPUT, "JSON lines, or prompts with their text. Default: text on a terminal.", "--json/--text"),
-]
-ReportOption = Annotated[Path | None, _option(OUTPUT, "Write the rows and their provenance as JSON.", "--output")]
-JsonOption = Annotated[bool, _option(OUTPUT, "Print a JSON object on stdout, the table on stderr.", "--json")]
+MaxNewOption = Annotated[int, option(ENGINE, "Most tokens generated per prompt.")]
+ChecksOption = Annotated[CheckLevel | None, option(ENGINE, "Run-time checks.", none="device on a CPU, else host")]
 
 
-def load(
-    pair: str,
-    target: str | None,
-    draft: str | None,
-    device: str,
-    dtype: str | None,
-    random_weights: bool,
-    compile_modules: bool = False,
-    vocab_size: int | None = None,
-) -> Any:
-    """Load the pair that the options describe."""
-    from refimpl.pairs import load_pair
+@dataclass(frozen=True, kw_only=True)
+class PairOptions:
+    """Which target and draft to load, where, and in which number format."""
 
-    if (target is None) != (draft is None):
-        raise InputError("--target and --draft go together")
-    return load_pair(
-        target or pair,
-        draft,
-        device=device,
-        dtype=dtype,
-        random_weights=random_weights,
-        compile_modules=compile_modules,
-        vocab_size=vocab_size,
+    pair: Annotated[
+        str, option(MODELS, f"Preset: {', '.join(PAIRS)}. Or give --target and --draft.", autocompletion=lambda: PAIRS)
+    ] = "tiny"
+    target: Annotated[str | None, option(MODELS, "Your own target: a folder or a hub id.")] = None
+    draft: Annotated[str | None, option(MODELS, "Your own draft: a folder or a hub id.")] = None
+    vocab_size: Annotated[
+        int | None,
+        option(MODELS, "Number of ids that are tokens, if the vocabularies differ and there is no tokenizer."),
+    ] = None
+    device: DeviceOption = "cpu"
+    dtype: Annotated[
+        Dtype | None, option(MODELS, "Number format of the models.", none="float32 on a CPU, else bfloat16")
+    ] = None
+    random_weights: Annotated[
+        bool, option(MODELS, "Use the preset's architecture with random weights; no download.", "--random-weights")
+    ] = False
+
+    def load(self, **more: Any) -> Any:
+        """Load the pair.
+
+        Raises:
+            InputError: the options contradict each other, or the models cannot be loaded.
+        """
+        from refimpl.pairs import load_pair
+
+        if (self.target is None) != (self.draft is None):
+            raise InputError("--target and --draft go together")
+        return load_pair(
+            self.target or self.pair,
+            self.draft,
+            device=self.device,
+            dtype=self.dtype,
+            random_weights=self.random_weights,
+            vocab_size=self.vocab_size,
+            **more,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(PairOptions):
+    """A pair that may be compiled."""
+
+    compile_: Annotated[bool, option(MODELS, "Fuse MLPs and norms with torch.compile.", "--compile")] = False
+
+    def load(self, **more: Any) -> Any:
+        """Load the pair, compiled if asked for."""
+        return super().load(compile_modules=self.compile_, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """Which prompts to decode, and how much of each."""
+
+    prompts: Annotated[
+        Path | None,
+        option(
+            PROMPTS,
+            "File with one prompt per line (.txt), or JSON lines with `prompt` or `turns`; - reads stdin.",
+            none="the bundled prompts",
+        ),
+    ] = None
+    turns: Annotated[Turns, option(PROMPTS, "Turns to take from a prompt that has several.")] = "first"
+    limit: Annotated[int | None, option(PROMPTS, "Take only the first prompts, this many.", min=1)] = None
+    max_prompt_tokens: Annotated[int | None, option(PROMPTS, "Keep only the last tokens of a prompt, this many.")] = (
+        None
     )
 
+    def read(self) -> list:
+        """Read the prompts of the file, or the bundled ones.
 
-def prompts_from(path: Path | None, turns: str, limit: int | None) -> list:
-    """Prompts of a file, or the bundled ones."""
-    from refimpl.pairs.loading import TINY
-    from refimpl.prompts import read_prompts
+        Raises:
+            InputError: the file cannot be read.
+        """
+        from refimpl.pairs.loading import TINY
+        from refimpl.prompts import read_prompts
 
-    return read_prompts(path or TINY / "prompts.jsonl", turns, limit)  # type: ignore[arg-type]
+        return read_prompts(self.prompts or TINY / "prompts.jsonl", self.turns, self.limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A group whose fields are settings of the engine, each under its own name."""
+
+    def settings(self) -> dict[str, Any]:
+        """Keywords of `refimpl.generate`; what is None is left to the engine."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(Settings):
+    """Shape of the distribution that tokens are drawn from."""
+
+    temperature: Annotated[float, option(SAMPLING, "0 decodes greedily.")] = 0.0
+    top_k: Annotated[int, option(SAMPLING, "Draw from the k most probable tokens; 0 for all.")] = 0
+    top_p: Annotated[float, option(SAMPLING, "Draw from the most probable tokens that reach this probability.")] = 1.0
+    min_p: Annotated[
+        float, option(SAMPLING, "Drop tokens below this share of the most probable one's probability.")
+    ] = 0.0
+    seed: SeedOption = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions(SamplingOptions):
+    """Sampling, which drafts are accepted, and where a text ends."""
+
+    acceptance: Annotated[
+        Rule | None, option(SAMPLING, "Rule that accepts drafts.", none="greedy at temperature 0, else coupled")
+    ] = None
+    stop_strings: Annotated[
+        list[str] | None, option(SAMPLING, "Stop when the generated text contains this; may be repeated.", "--stop")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(Settings):
+    """What the commands that decode share. An option added here is an option of all of them."""
+
+    num_speculative_tokens: DraftTokensOption = 5
+    max_new_tokens: MaxNewOption = 64
+    window_size: Annotated[
+        int | None,
+        option(ENGINE, "Sequences that a grouped scheduler chooses from.", none="4 times the batch size"),
+    ] = None
+    checks: ChecksOption = None
+    cuda_graphs: Annotated[
+        bool | None,
+        option(ENGINE, "Record rounds of inplace and replay them.", none="on a GPU, if the checks allow it"),
+    ] = False
+    kv_memory_gib: Annotated[
+        float | None,
+        option(ENGINE, "Most memory for both models' K/V.", "--kv-memory-gib", none="most of what is free"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodOptions(Settings):
+    """One method and its batch."""
+
+    method: Annotated[
+        str, option(ENGINE, f"{', '.join(NAMED_METHODS)}, or LAYOUT+SCHEDULER.", autocompletion=_methods)
+    ] = "inplace"
+    batch_size: Annotated[int, option(ENGINE, "Rows decoded together.")] = 8
+    shape_stable: Annotated[
+        bool, option(ENGINE, "Run passes of one shape, for the same bits in any batch.", "--shape-stable")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Several methods, each at several batch sizes."""
+
+    methods: Annotated[
+        str, option(ENGINE, "Names as for generate, separated by commas, or all.", autocompletion=_method_lists)
+    ] = "all"
+    batch_sizes: Annotated[str, option(ENGINE, "Rows decoded together, separated by commas.")] = "1,4,8"
+
+    @property
+    def sizes(self) -> list[int]:
+        """Batch sizes as integers.
+
+        Raises:
+            InputError: something else is given.
+        """
+        return parse_sizes(self.batch_sizes)
 
 
 def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:
     """Read the comma-separated positive integers of an option.
 
     Raises:
-        InputError: something else stands there.
+        InputError: the text is something else.
     """
     try:
         sizes = [int(part) for part in text.split(",")]
@@ -143,31 +217,3 @@ def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:
     if not sizes or min(sizes) < 1:
         raise InputError(f"{option} must be at least 1, not {text!r}")
     return sizes
-
-
-def check_outputs(outputs: list[Path | None], inputs: list[Path | None]) -> None:
-    """Refuse impossible files before any work is done, also where two are the same."""
-    from refimpl.core.files import check_writable
-
-    for place, path in enumerate(outputs):
-        if path:
-            check_writable(path, *outputs[:place], *inputs)
-
-
-def write_report(
-    output: Path | None, report: dict[str, Any], device: Any, meta: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Add provenance and `meta` to a report, write it where one asked for it, and return it."""
-    from refimpl.core.files import write_whole
-    from refimpl.decoding.devices import provenance
-
-    report = {**report, "meta": provenance(device) | (meta or {})}
-    if output:
-        write_whole(output, [json.dumps(report, indent=1)])
-    return report
-
-
-def console_for_tables(*, json_: bool = False) -> Console:
-    """A console that does not fold tables when its output is piped; on stderr where stdout is for JSON alone."""
-    stream = sys.stderr if json_ else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else 160)

@@ -1,8 +1,9 @@
 """``python -m refimpl.conformance --engine module:factory | --command "…"``."""
 
-import typer
+import sys
 
-from refimpl.conformance.command import conformance
+from refimpl.conformance.command import app
+from refimpl.core.console import run_application
 
 if __name__ == "__main__":
-    typer.run(conformance)
+    sys.exit(run_application(app))

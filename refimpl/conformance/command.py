@@ -1,78 +1,85 @@
-"""``conformance``: test an engine from the command line. Loads nothing heavy before it runs."""
+"""`conformance`: test an engine from the command line. Loads nothing heavy before it runs."""
 
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from refimpl.core.console import BAD_INPUT
 from refimpl.core.errors import InputError
 from refimpl.core.extras import missing_extra
+from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, SAMPLING, command, option
+
+app = typer.Typer()
 
 
-def conformance(
-    engine: Annotated[str | None, typer.Option(help="module:factory, or with an argument module:make:it")] = None,
-    command: Annotated[str | None, typer.Option(help="command of a server that speaks JSON lines")] = None,
-    max_examples: Annotated[int, typer.Option(min=1, help="cases per property")] = 20,
-    seed: Annotated[int, typer.Option(help="of the search for cases; the same one gives the same cases")] = 0,
-    timeout_s: Annotated[float, typer.Option(min=0.01, help="seconds that an answer may take")] = 60.0,
-    total_time_s: Annotated[
-        float | None, typer.Option("--total-time", min=0, help="seconds after which the run ends, not finished")
-    ] = None,
-    prompt_length: Annotated[
-        int, typer.Option("--prompt-length", "--long-prompt", min=1, help="longest prompt of the long case, in tokens")
-    ] = 32,
-    long_output: Annotated[int, typer.Option(min=1, help="new tokens of the long case")] = 48,
-    law_samples: Annotated[
-        int, typer.Option(min=100, help="continuations that judge their law; 16384 show subtle errors")
-    ] = 4096,
+@dataclass(frozen=True, kw_only=True)
+class EngineUnderTest:
+    """Which engine is tested, against what."""
+
+    engine: Annotated[str | None, option(ENGINE, "Engine in Python: module:make, or module:make:argument.")] = None
+    command: Annotated[str | None, option(ENGINE, "Command that starts a server which speaks JSON lines.")] = None
+    reference: Annotated[
+        str | None,
+        option(ENGINE, "module:make of an engine that decodes plainly.", none="the engine's own"),
+    ] = None
+    timeout_s: Annotated[float, option(ENGINE, "Seconds an answer may take.", min=0.01)] = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """How far the cases go: fields of `refimpl.conformance.cases.Limits`."""
+
     max_batch: Annotated[
-        int | None, typer.Option(min=1, help="largest batch; the long case has it. 1: one row at a time")
-    ] = None,
-    max_k: Annotated[int | None, typer.Option(min=1, help="most drafts a round; the long case has them")] = None,
-    shrink: Annotated[bool, typer.Option(help="look for the smallest failing case")] = True,
-    fail_fast: Annotated[bool, typer.Option(help="stop after the first property that fails")] = False,
-    properties: Annotated[str | None, typer.Option(help="names, separated by commas; all by default")] = None,
-    reference: Annotated[str | None, typer.Option(help="module:factory of an engine that decodes plainly")] = None,
-    output: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
-) -> None:
+        int | None, option(ENGINE, "Largest batch. 1 tests an engine that takes one row at a time.", min=1)
+    ] = None
+    max_k: Annotated[int | None, option(ENGINE, "Most tokens drafted per row and round.", min=1)] = None
+    prompt_tokens: Annotated[
+        int, option(PROMPTS, "Longest prompt of the long case, in tokens.", "--prompt-length", "--long-prompt", min=1)
+    ] = 32
+    new_tokens: Annotated[int, option(PROMPTS, "New tokens of the long case.", "--long-output", min=1)] = 48
+    law_samples: Annotated[
+        int, option(SAMPLING, "Continuations that judge the law of samples; 16384 show subtle errors.", min=100)
+    ] = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Which properties are tested, and how cases are searched."""
+
+    properties: Annotated[str | None, option(PROMPTS, "Names of properties, separated by commas.", none="all")] = None
+    max_examples: Annotated[int, option(PROMPTS, "Cases per property.", min=1)] = 20
+    seed: Annotated[int, option(SAMPLING, "Seed of the search: the same seed gives the same cases.")] = 0
+    shrink: Annotated[bool, option(OUTPUT, "Look for the smallest case that fails.")] = True
+    fail_fast: Annotated[bool, option(OUTPUT, "Stop after the first property that fails.")] = False
+    total_time_s: Annotated[
+        float | None, option(OUTPUT, "End the run, unfinished, after this many seconds.", "--total-time", min=0)
+    ] = None
+    output: Annotated[Path | None, option(OUTPUT, "Write the report to this JSON file.")] = None
+
+
+@command(app, "conformance --engine refimpl.conformance.adapters:method:exspec")
+def conformance(*, tested: EngineUnderTest, limits: LimitOptions, search: SearchOptions) -> None:
     """Test any engine's batch speculative decoding against autoregressive decoding.
 
     Exit codes: 0 it passes, 1 it does not, 2 bad input, 3 nothing failed but the time was up. Progress is on stderr.
     """
-    limits = {
-        "prompt_tokens": prompt_length,
-        "new_tokens": long_output,
-        "law_samples": law_samples,
-        "max_batch": max_batch,
-        "max_k": max_k,
-    }
     try:
-        report = _run(
-            engine,
-            command,
-            limits,
-            reference=reference,
-            max_examples=max_examples,
-            seed=seed,
-            timeout_s=timeout_s,
-            total_time_s=total_time_s,
-            fail_fast=fail_fast,
-            shrink=shrink,
-            properties=properties,
-            output=output,
-        )
+        report = _run(limits, **asdict(tested), **asdict(search))
     except InputError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(BAD_INPUT) from None
     except KeyboardInterrupt as end:
         raise typer.Exit(143 if end.args else 130) from None
     raise typer.Exit(report.exit_code)
 
 
-def _run(engine: str | None, command: str | None, limits: dict[str, Any], **options: Any) -> Any:
+def _run(limits: LimitOptions, **options: Any) -> Any:
     try:
         from refimpl.conformance.cases import Limits
         from refimpl.conformance.runner import run_conformance
     except ModuleNotFoundError as error:
         raise InputError(missing_extra(error) or str(error)) from error
-    return run_conformance(engine, command, limits=Limits(**limits), **options)
+    return run_conformance(limits=Limits(**asdict(limits)), **options)

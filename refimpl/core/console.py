@@ -1,17 +1,67 @@
 """What every command line does with errors, readers that leave and the signal to end."""
 
+import io
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from refimpl.core.errors import InputError
 from refimpl.core.extras import missing_extra
 
-BAD_INPUT, NO_READER, TERMINATED = 2, 1, 128 + signal.SIGTERM  # exit codes
+BAD_INPUT, NO_READER, INTERRUPTED, TERMINATED = 2, 1, 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit codes
+
+
+def run_application(application: Callable[..., Any], arguments: list[str] | None = None) -> int:
+    """Run an application of typer and return its exit code. Bad options, too, are one line on stderr and `BAD_INPUT`.
+
+    Characters that the terminal's encoding lacks become question marks.
+
+    Args:
+        application: a `typer.Typer`.
+        arguments: words of the command line, those of this process by default.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        with one_line_errors():
+            code = application(arguments, standalone_mode=False)  # what `typer.Exit` says, or a command returns
+    except SystemExit as end:
+        code = end.code
+    except Exception as error:
+        code = _usage_error(error)
+    if code == INTERRUPTED:
+        print("interrupted", file=sys.stderr)
+    return code if isinstance(code, int) else 0
+
+
+def _usage_error(error: Exception) -> int:
+    """Print an error of the option parser as one line; anything else is a bug and keeps its traceback."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # typer may carry its own copy of click
+    if "Abort" in kinds:
+        return INTERRUPTED
+    if "ClickException" not in kinds:
+        raise error
+    if "NoArgsIsHelpError" in kinds:
+        print(error.format_message())  # type: ignore[attr-defined]
+    else:
+        print(f"error: {_usage_message(error)}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _usage_message(error: Any) -> str:
+    """What the option parser says, in the form of other errors, for example ``--limit must be a valid integer``."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    message = re.sub(r"^Invalid value for '([^']+)': (?:Value error, )?", r"\1: ", message)
+    message = re.sub(r": Input should be ([^,]*).*", r" must be \1", message)
+    if message.startswith("No such command") and "Did you mean" not in message:
+        message += f": choose {', '.join(error.ctx.command.commands)}"
+    return message[0].lower() + message[1:]
 
 
 @contextmanager

@@ -36,8 +36,18 @@ def _versions(libraries: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def command_line() -> str:
-    """What the user typed, ready to be typed again."""
-    return "python -m refimpl " + shlex.join(sys.argv[1:])
+    """What the user typed, ready to be typed again: ``raggedspec …``, ``python -m …`` or ``python file.py …``."""
+    return shlex.join([*_program(), *sys.argv[1:]])
+
+
+def _program() -> list[str]:
+    path, spec = Path(sys.argv[0]), sys.modules["__main__"].__spec__
+    if spec is not None and spec.origin == sys.argv[0]:
+        return ["python", "-m", spec.name.removesuffix(".__main__")]
+    if path.suffix != ".py":
+        return [path.stem or "python"]
+    file = path.resolve()
+    return ["python", str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else file.name]
 
 
 @lru_cache(maxsize=1)

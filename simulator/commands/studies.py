@@ -22,8 +22,8 @@ WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario ha
 
 
 @app.command(
-    epilog="Examples: [bold]python -m simulator run docs/scenario.yaml -s method=exspec --json[/bold]\n\n"
-    "[bold]python -m simulator run -s cost.kind=table -s cost.calibration=cpu/tiny[/bold]"
+    epilog="Examples: [bold]raggedspec sim run docs/scenario.yaml -s method=exspec --json[/bold]\n\n"
+    "[bold]raggedspec sim run -s cost.kind=table -s cost.calibration=cpu/tiny[/bold]"
 )
 def run(
     scenario: ScenarioPath = None,
@@ -74,7 +74,7 @@ def _shown(*scenarios: Scenario) -> list[str]:
     return [name for name in SHOWN if any(limits) or name not in WITH_LIMITS]
 
 
-@app.command(epilog="Example: [bold]python -m simulator compare docs/scenario.yaml -s method=exspec[/bold]")
+@app.command(epilog="Example: [bold]raggedspec sim compare docs/scenario.yaml -s method=exspec[/bold]")
 def compare(
     first: Annotated[Path, typer.Argument(help="scenario YAML a")],
     second: Annotated[Path | None, typer.Argument(help="scenario YAML b; without it a with --set")] = None,
@@ -96,7 +96,7 @@ def compare(
         print_json({"extrapolated": found.extrapolated, "metrics": found.table.to_dict(orient="index")})
 
 
-@app.command(epilog="Example: [bold]python -m simulator sweep docs/sweep.yaml --out results/sweep[/bold]")
+@app.command(epilog="Example: [bold]raggedspec sim sweep docs/sweep.yaml --out results/sweep[/bold]")
 def sweep(
     spec: Annotated[Path, typer.Argument(help="sweep YAML: base, replications, and grid, latin or sobol")],
     out: Annotated[Path, typer.Option(help="folder of the results; what is there is not run again")],
@@ -135,7 +135,7 @@ def sweep(
 
 
 @app.command(
-    epilog="Example: [bold]python -m simulator attribute docs/scenario.yaml -s method=exspec --plot gain.png[/bold]"
+    epilog="Example: [bold]raggedspec sim attribute docs/scenario.yaml -s method=exspec --plot gain.png[/bold]"
 )
 def attribute(
     first: Annotated[Path, typer.Argument(help="scenario YAML a")],
@@ -170,7 +170,7 @@ def attribute(
 
 
 @app.command(
-    epilog="Example: [bold]python -m simulator capacity docs/scenario.yaml -s study.num_requests=1000 "
+    epilog="Example: [bold]raggedspec sim capacity docs/scenario.yaml -s study.num_requests=1000 "
     "--attainment 0.95[/bold]"
 )
 def capacity(
@@ -203,7 +203,7 @@ def capacity(
         )
 
 
-@app.command(epilog="Example: [bold]python -m simulator bench --repeats 3[/bold]")
+@app.command(epilog="Example: [bold]raggedspec sim bench --repeats 3[/bold]")
 def bench(
     batch_size: Annotated[int, typer.Option(min=1, max=4096, help="rows of a round")] = 4,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="runs per window size; medians are printed")] = 5,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example: [bold]python -m simulator trace docs/scenario.yaml --out trace.json[/bold]")
+@app.command(epilog="Example: [bold]raggedspec sim trace docs/scenario.yaml --out trace.json[/bold]")
 def trace(
     scenario: ScenarioPath = None,
     out: Annotated[Path, typer.Option(help="Chrome-trace file to write")] = Path("trace.json"),
@@ -43,7 +43,7 @@ def trace(
         print_json({"events": count, "path": str(out)})
 
 
-@app.command(epilog="Example: [bold]python -m simulator parity validation/cpu/tiny/eqspec-b3-k4-0.ndjson.gz[/bold]")
+@app.command(epilog="Example: [bold]raggedspec sim parity validation/cpu/tiny/eqspec-b3-k4-0.ndjson.gz[/bold]")
 def parity(
     traces: Annotated[list[Path], typer.Argument(help="engine traces")],
     as_json: Json = False,
@@ -80,7 +80,7 @@ def parity(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: [bold]python -m simulator validate --calibration cpu/tiny --workers 2[/bold]")
+@app.command(epilog="Example: [bold]raggedspec sim validate --calibration cpu/tiny --workers 2[/bold]")
 def validate(
     calibration: Annotated[str, typer.Option(help="device/pair")] = "cpu/tiny",
     runs: Annotated[Path | None, typer.Option(help="folder of held-out traces; without it the shipped ones")] = None,
@@ -138,7 +138,7 @@ def _show_validation(found: "Validation") -> None:
     )
 
 
-@app.command(epilog="Example: [bold]python -m simulator fit validation/cpu/tiny/fit/acceptance.ndjson.gz -n 20[/bold]")
+@app.command(epilog="Example: [bold]raggedspec sim fit validation/cpu/tiny/fit/acceptance.ndjson.gz -n 20[/bold]")
 def fit(
     engine_trace: Annotated[Path, typer.Argument(help="engine trace")],
     replications: Replications = 40,

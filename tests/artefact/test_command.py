@@ -5,16 +5,26 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import refimpl
 import refimpl.cli
 import simulator.cli
 from raggedspec.cli import app, main
+from refimpl.commands import measure
+from refimpl.commands.measure import RepeatOptions, WorkOptions
+from refimpl.commands.options import EngineOptions, ModelOptions, RunOptions
+from refimpl.core.console import run_application
+from refimpl.core.option_groups import command, option
+from refimpl.core.provenance import command_line
 
 ROOT = Path(__file__).parent.parent.parent
 HEAVY = ("torch", "transformers", "pandas", "numpy", "scipy", "matplotlib")
@@ -85,13 +95,67 @@ def test_without_the_simulators_libraries_the_engine_still_runs(words, code):
     assert found.stderr == ("error: yaml is not installed: pip install 'raggedspec[simulator]'\n" if code else "")
 
 
-def test_options_stand_in_panels():
-    shown = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "160", "TERM": "dumb"}).stdout
-    panels = re.findall(r"^╭─ (\w+) ─", shown, re.M)
-    assert panels == ["Options", "Models", "Prompts", "Engine", "Sampling", "Output"]
+def help_of(*words):
+    return CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "160", "TERM": "dumb"}).stdout
+
+
+@pytest.mark.parametrize("command", sorted(names(refimpl.cli.app)))
+def test_every_option_stands_in_a_panel_and_every_command_has_an_example(command):
+    panels = re.findall(r"^╭─ (\w+) ─", help_of(command), re.M)
+    order = ["Options", "Models", "Prompts", "Sampling", "Engine", "Output"]
+    assert sorted(panels, key=order.index) == sorted(set(panels), key=order.index)
+    assert {"Options", "Engine", "Output"} <= set(panels) <= set(order)
+    outside = help_of(command).partition("╭─ Options")[2].partition("╭─ ")[0]
+    assert re.findall(r"--[a-z-]+", outside) == ["--help"]
+    assert f"raggedspec {command} --" in help_of(command)
+
+
+def test_help_shows_choices_and_what_no_value_means():
+    shown = help_of("generate")
     assert "off|host|device|oracle" in shown
-    options = shown.partition("╭─ Models")[0]
-    assert re.findall(r"--[a-z-]+", options) == ["--help"], "every option has a panel"
+    assert "[default: (device on a CPU, else host)]" in shown
+    assert re.search(r"--checks .*\[default: off\]", help_of("bench"))
+    assert "module:make:argument" in help_of("conformance"), "rich turns some words between colons into pictures"
+
+
+DEFAULTS = {  # where a command's differ from those of generate
+    "verify": {"max_new_tokens": 50},
+    "tie-or-bug": {"max_new_tokens": 50, "batch_sizes": "8", "dtype": "bfloat16"},
+    "bench": {
+        "max_new_tokens": 48,
+        "batch_sizes": "1,8",
+        "checks": "off",
+        "cuda_graphs": None,
+        "acceptance": "natural",
+    },
+    "anatomy": {
+        "batch_sizes": "1,2,4,8",
+        "methods": "eqspec,exspec,masked,rollback,inplace",
+        "acceptance": "rate:0.228",
+    },
+    "calibrate": {},
+    "demo": {"max_new_tokens": 24, "limit": 16, "checks": "host"},
+}
+
+
+@pytest.mark.parametrize("command", DEFAULTS)
+def test_defaults_are_those_of_generate_and_verify_but_for_these(command):
+    commands = typer.main.get_command(app).commands
+    usual = {p.name: p.default for name in ("verify", "generate") for p in commands[name].params}
+    own = {p.name: p.default for p in commands[command].params if p.name in usual}
+    usual["json_"] = False
+    assert own == {name: usual[name] for name in own} | DEFAULTS[command]
+
+
+def test_an_option_of_the_engine_is_one_of_every_command_that_decodes():
+    commands = typer.main.get_command(app).commands
+    for name in ("generate", "verify", "tie-or-bug", "bench"):
+        assert {field.name for field in fields(EngineOptions)} <= {p.name for p in commands[name].params}
+    engine = EngineOptions(kv_memory_gib=2.0, window_size=9, checks="host", cuda_graphs=None)
+    settings = measure.bench_settings(ModelOptions(), WorkOptions(), RunOptions(), engine, RepeatOptions())
+    config = settings.config("exspec", 2)
+    assert (config.kv_memory_gib, config.window_size, config.checks) == (2.0, 9, "host")
+    assert settings.cuda_graphs is False
 
 
 @pytest.mark.parametrize(
@@ -102,6 +166,7 @@ def test_options_stand_in_panels():
         ("generate --method ex", {"exspec"}),
         ("verify --methods masked", {"masked", "masked+static", "masked+fifo", "masked+grouped"}),
         ("generate --pair q", {"qwen3"}),
+        ("verify --methods eqspec,in", {"eqspec,inplace"}),
     ],
 )
 def test_shells_complete(words, completions):
@@ -110,12 +175,127 @@ def test_shells_complete(words, completions):
         "_TYPER_COMPLETE_ARGS": f"raggedspec {words}",
     }
     found = run(f"{RUN}; sys.argv[1:] = []; main()", **environment)
-    assert completions <= set(re.findall(r'"([\w+-]+)"', found.stdout.replace('":"', '" "'))), (
+    assert completions <= set(re.findall(r'"([\w+,-]+)"', found.stdout.replace('":"', '" "'))), (
         found.stdout + found.stderr
     )
 
 
-def test_a_wrong_choice_is_refused_before_anything_is_loaded():
-    found = CliRunner().invoke(app, ["generate", "--checks", "some"])
-    assert found.exit_code == 2
-    assert "'some' is not one of 'off'" in found.output
+def test_bash_completes():
+    words = "raggedspec generate --method in"
+    environment = {"_RAGGEDSPEC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "3"}
+    found = run(f"{RUN}; sys.argv[1:] = []; main()", **environment)
+    assert "inplace" in found.stdout.split(), found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_can_be_shown(shell):
+    found = run(
+        f"{RUN}; sys.argv[1:] = ['--show-completion', '{shell}']; main()",
+        _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1",
+    )
+    assert found.returncode == 0, found.stderr
+    assert "_RAGGEDSPEC_COMPLETE" in found.stdout
+
+
+WRONG = [
+    ("frobnicate", "no such command 'frobnicate': choose generate, verify, "),
+    ("generat", "no such command 'generat'. Did you mean 'generate'"),
+    ("--bogus", "no such option: --bogus"),
+    ("generate --chekcs off", "no such option: --chekcs"),
+    ("generate --checks some", "--checks: 'some' is not one of 'off', 'host', 'device', 'oracle'"),
+    ("bench --checks some", "--checks: 'some' is not one of 'off', 'host', 'device', 'oracle'"),
+    ("generate --limit some", "--limit"),
+    ("generate --limit 0", "--limit"),
+    ("generate --limit", "option '--limit' requires an argument"),
+    ("generate extra", "unexpected extra argument"),
+    ("generate --method magic", "unknown method 'magic': choose autoregressive, speculative"),
+    ("conformance --max-k some", "--max-k"),
+    ("sim rum", "no such command 'rum'. Did you mean 'run'"),
+    ("sim run --bogus", "no such option: --bogus"),
+    ("sim sweep a.yaml", "missing option '--out'"),
+    ("sim bench --repeats 0", "--repeats"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG)
+def test_a_wrong_command_line_is_one_line_and_code_2(words, said, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["raggedspec", *words.split()])
+    with pytest.raises(SystemExit) as end:
+        main()
+    printed = capsys.readouterr()
+    assert (end.value.code, printed.out) == (2, "")
+    assert printed.err.startswith("error: ")
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["refimpl", "simulator", "refimpl.conformance", "raggedspec"])
+def test_every_module_that_runs_says_so_in_one_line(module):
+    found = run(f"import runpy, sys; sys.argv = ['x', '--bogus']; runpy.run_module('{module}', run_name='__main__')")
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", "error: no such option: --bogus\n")
+
+
+def test_without_a_command_there_is_help(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["raggedspec"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "generate" in capsys.readouterr().out
+
+
+def test_a_bug_keeps_its_traceback():
+    def broken(*_, **__):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_application(broken)
+
+
+@pytest.mark.parametrize(
+    ("argv", "spec", "recorded"),
+    [
+        (["/usr/bin/raggedspec", "demo"], None, "raggedspec demo"),
+        (["/x/refimpl/__main__.py", "demo"], ("refimpl.__main__", "/x/refimpl/__main__.py"), "python -m refimpl demo"),
+        (["/x/a/b.py", "demo"], ("a.b", "/x/a/b.py"), "python -m a.b demo"),
+        ([str(ROOT / "tools" / "gpu.py"), "a b"], None, "python tools/gpu.py 'a b'"),
+        (["/elsewhere/launch.py"], None, "python launch.py"),
+        (["refimpl", "demo"], ("pytest.__main__", "/x/pytest/__main__.py"), "refimpl demo"),
+    ],
+)
+def test_provenance_records_what_was_run(monkeypatch, argv, spec, recorded):
+    monkeypatch.setattr("sys.argv", argv)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec and SimpleNamespace(name=spec[0], origin=spec[1]))
+    assert command_line() == recorded
+
+
+def test_groups_become_options_and_are_built_again():
+    @dataclass(frozen=True, kw_only=True)
+    class Group:
+        size: Annotated[int, option("Engine", "Size.", none="all")] = 1
+        name: Annotated[str, option("Engine", "Name.")]
+
+    @dataclass(frozen=True, kw_only=True)
+    class More(Group):
+        deep: Annotated[bool, option("Output", "Deep.", "--deep")] = False
+
+    called, application = [], typer.Typer()
+
+    @command(application, "some")
+    def some(*, group: More = More(size=3, name="a"), own: Annotated[int, option("Output", "Own.")] = 4) -> None:
+        called.append((group, own))
+
+    assert (
+        run_application(application, []) == run_application(application, ["--deep", "--size", "5", "--own", "6"]) == 0
+    )
+    assert called == [(More(size=3, name="a"), 4), (More(size=5, name="a", deep=True), 6)]
+
+    @command(other := typer.Typer(), "other")
+    def another(*, group: Group) -> None:
+        pytest.fail("a name is required")
+
+    assert run_application(other, []) == 2
+    with pytest.raises(ValueError, match="duplicate parameter name"):
+
+        @command(typer.Typer(), "twice")
+        def twice(*, group: Group, more: More) -> None:
+            pass

@@ -7,17 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from refimpl.conformance.command import conformance
+from refimpl.conformance.command import app
 
 HERE = Path(__file__).parent
 
 
 def run_command(*arguments: str) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command()(conformance)
     result = CliRunner().invoke(app, list(arguments))
     return result.exit_code, result.output
 

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from toy_engines import Toy
 from typer.testing import CliRunner
 
-from refimpl.conformance.command import conformance
+from refimpl.conformance.command import app
 from refimpl.conformance.kit import ALL_PROPERTIES, check_engine
 from refimpl.conformance.report import conclusion
 from refimpl.conformance.watch import Watch
@@ -36,8 +35,6 @@ class Clock:
 
 
 def run(*arguments: str) -> Any:
-    app = typer.Typer()
-    app.command()(conformance)
     return CliRunner().invoke(app, ["--engine", "toy_engines:make", "--max-examples", "3", *arguments])
 
 

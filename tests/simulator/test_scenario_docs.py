@@ -24,7 +24,7 @@ SETTINGS = {item.name: item.default for item in FIELDS} | {
     f"{section}.{item.name}": item.default for section, cls in SECTIONS.items() for item in fields(cls)
 }
 APP = typer.main.get_command(app)
-COMMANDS = re.findall(r"^python -m simulator (.*?)(?:  +#.*)?$", PAGE, re.MULTILINE)
+COMMANDS = re.findall(r"^(?:python -m simulator|raggedspec sim) (.*?)(?:  +#.*)?$", PAGE, re.MULTILINE)
 
 
 def written(value):
@@ -88,7 +88,7 @@ def examples():
     found = [
         line
         for command in APP.commands.values()
-        for line in re.findall(r"\[bold\]python -m simulator (.*?)\[/bold\]", command.epilog)
+        for line in re.findall(r"\[bold\]raggedspec sim (.*?)\[/bold\]", command.epilog)
     ]
     return [line for line in [*COMMANDS, *found] if line.split()[0] not in ("bench", "validate")]
 

@@ -193,7 +193,7 @@ def test_an_interrupted_command_says_so(capsys, monkeypatch):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_an_example(capsys, command):
     assert main([command, "--help"]) == 0
-    assert f"python -m simulator {command}" in capsys.readouterr().out
+    assert f"raggedspec sim {command}" in capsys.readouterr().out
 
 
 def test_outputs_are_checked_before_the_work(capsys, monkeypatch, path, tmp_path):

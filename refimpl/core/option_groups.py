@@ -1,0 +1,86 @@
+"""Option groups of a command line: dataclasses whose fields are options, and commands that take such objects."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+import typer
+
+Command = TypeVar("Command", bound=Callable[..., None])
+MODELS, PROMPTS, SAMPLING, ENGINE, OUTPUT = "Models", "Prompts", "Sampling", "Engine", "Output"  # panels of the help
+
+
+def command(app: typer.Typer, *examples: str) -> Callable[[Command], Command]:
+    """Add a function to an application as a command; its parameters may be option groups (see `grouped`).
+
+    Args:
+        app: gets the command, named after the function.
+        examples: command lines without `raggedspec`, shown below the options.
+    """
+    lines = [f"[bold]raggedspec {example}[/bold]" for example in examples]
+    epilog = "\n\n".join([f"Example{'s' * (len(lines) > 1)}: {lines[0]}", *lines[1:]])
+
+    def add(function: Command) -> Command:
+        app.command(epilog=epilog)(grouped(function))
+        return function
+
+    return add
+
+
+def option(panel: str, help_: str, *names: str, none: str | None = None, **more: Any) -> Any:
+    """Declare an option: the panel of the help it appears in, what it does, and what the default None stands for."""
+    return typer.Option(*names, help=help_, rich_help_panel=panel, show_default=none or True, **more)
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Show typer one option for each field of the dataclasses that a command takes; call it with the built objects.
+
+    A field declares an option as a parameter would: ``limit: Annotated[int | None, option(…)] = None``. If the
+    parameter has an object as its default, the values of that object are the defaults of the options.
+
+    Args:
+        command: a function whose parameters, passed by name, are option groups or options of its own.
+
+    Raises:
+        ValueError: two options have the same name.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    options: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        own = [parameter.replace(annotation=hints[name])]
+        options += _fields_as_parameters(groups[name], parameter.default) if name in groups else own
+
+    @wraps(command)
+    def call(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    shown = [option.replace(annotation=_with_default_shown(option)) for option in options]
+    call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    call.__annotations__ = {option.name: option.annotation for option in shown}
+    return call
+
+
+def _fields_as_parameters(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        default = field.default if defaults is inspect.Parameter.empty else getattr(defaults, field.name)
+        default = inspect.Parameter.empty if default is MISSING else default
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
+        )
+
+
+def _with_default_shown(parameter: inspect.Parameter) -> Any:
+    """The annotation of an option; a text in `show_default` says what None stands for, other defaults are shown."""
+    kind, declared = get_args(parameter.annotation)[:2]
+    if parameter.default is None or not isinstance(declared.show_default, str):
+        return parameter.annotation
+    declared = copy(declared)
+    declared.show_default = True
+    return Annotated[kind, declared]
