@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports unit claims nightly test-bounds readme docs proof-tools proofs clean
+.PHONY: demo test lint types imports unit claims nightly test-bounds readme docs notebooks lab proof-tools proofs clean
 
 demo: $(STAMP)
 	$(BIN)/python -m refimpl demo
@@ -54,6 +54,14 @@ readme: $(STAMP)
 # The reference of all public names; the pages themselves are docs/*.md.
 docs: $(STAMP)
 	$(BIN)/python tools/reference.py build/reference
+
+# Runs notebooks/*.py, writes the .ipynb files with their figures and answers.
+notebooks: $(STAMP)
+	$(BIN)/python tools/notebooks.py
+
+lab: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'
+	$(BIN)/jupyter lab notebooks
 
 proof-tools: $(STAMP)
 	proofs/setup.sh

@@ -1,6 +1,7 @@
 """Figures from the tidy tables. Each function draws on given axes and returns them; nothing is computed twice."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,8 +10,9 @@ from matplotlib.backend_bases import FigureCanvasBase
 
 from refimpl.core.errors import InputError, require
 from refimpl.core.files import check_writable, whole_file
-from refimpl.viz.style import BLUE, GREY, ORANGE, add_legend, new_axes, series_styles
+from refimpl.viz.style import BLUE, GREY, ORANGE, add_legend, draw_heat_map, new_axes, series_styles
 from refimpl.viz.style import captioned as captioned
+from refimpl.viz.style import panels as panels
 from simulator.engine_runs.validation import Validation
 from simulator.runner import Results, mean_interval
 from simulator.studies.attribution import Attribution
@@ -41,10 +43,7 @@ def throughput_against(
         InputError: a column that is not there, a setting without a value, or points that differ in a further setting,
             which no interval over replications may pool.
     """
-    for column in (setting, metric, by or setting, "replication"):
-        require(column in frame, f"{column} is no column of the sweep")
-    require(bool(frame[setting].notna().all()), f"{setting} has points without a value: leave them out of the frame")
-    _require_single_points(frame, setting, by)
+    _require_columns(frame, setting, metric, by)
     axes = axes or new_axes()
     groups = list(frame.groupby(by, dropna=False)) if by else [("", frame)]
     for style, (value, group) in zip(series_styles(len(groups)), groups, strict=True):
@@ -56,6 +55,88 @@ def throughput_against(
     if by:
         add_legend(axes, len(groups))
     return axes
+
+
+def band_against(
+    frame: pd.DataFrame,
+    setting: str,
+    metric: str = "tokens_per_s",
+    axes: Axes | None = None,
+    *,
+    by: str | None = None,
+    level: float = 0.9,
+) -> Axes:
+    """Draw the median of a metric against a swept setting, with the band of the middle `level` of the replications.
+
+    The band holds single runs and does not shrink with more replications; `throughput_against` draws how well the mean
+    is known.
+
+    Example::
+
+        plots.band_against(sweep(spec, folder), "engine.window_size", "grouping_rate", by="engine.batch_size")
+
+    Raises:
+        InputError: as for `throughput_against`.
+    """
+    _require_columns(frame, setting, metric, by)
+    axes = axes or new_axes()
+    groups = list(frame.groupby(by, dropna=False, sort=False)) if by else [("", frame)]
+    for style, (value, group) in zip(series_styles(len(groups)), groups, strict=True):
+        points = group.groupby(setting)[metric].quantile([(1 - level) / 2, 0.5, (1 + level) / 2]).unstack()
+        low, middle, high = points.to_numpy().T
+        label = f"{by.rpartition('.')[2]} {value}" if by else None
+        axes.fill_between(points.index, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        axes.plot(points.index, middle, marker="o", markersize=3, label=label, **style)
+    axes.set(xlabel=setting, ylabel=metric)
+    if by:
+        add_legend(axes, len(groups))
+    return axes
+
+
+def heat_map(
+    frame: pd.DataFrame,
+    x: str,
+    y: str,
+    metric: str = "tokens_per_s",
+    axes: Axes | None = None,
+    *,
+    numbers: str = "{:.3g}",
+    **image: Any,
+) -> Axes:
+    """Write the mean of a metric over the replications into a cell for each pair of two swept settings.
+
+    Args:
+        frame: of a sweep, or any with the three columns.
+        x, y: settings of the columns and the rows.
+        metric: what the cells hold; a pair that is not in the frame stays empty.
+        axes: where to draw.
+        numbers: format of the numbers.
+        **image: passed on to matplotlib's `imshow`, for example ``cmap="RdBu_r"``.
+
+    Example::
+
+        plots.heat_map(sweep(spec, folder), "engine.window_size", "engine.batch_size", "grouping_rate")
+
+    Raises:
+        InputError: a column that is not there, or pairs that differ in a further setting.
+    """
+    for column in (x, y, metric):
+        require(column in frame, f"{column} is no column of the sweep")
+    if "replication" in frame:
+        _require_single_points(frame, x, y)
+    table = frame.pivot_table(index=y, columns=x, values=metric, aggfunc="mean")
+    axes = axes or new_axes(1.5 + 0.8 * len(table.columns), 1.4 + 0.4 * len(table))
+    draw_heat_map(axes, table.to_numpy(), list(table.columns), list(table.index), numbers=numbers, **image)
+    axes.set(xlabel=x, ylabel=y)
+    return axes
+
+
+def _require_columns(frame: pd.DataFrame, setting: str, metric: str, by: str | None) -> None:
+    """Raise InputError for a column that is not there, a setting without a value, or pooled settings."""
+    for column in (setting, metric, by or setting, "replication"):
+        require(column in frame, f"{column} is no column of the sweep")
+    require(bool(frame[setting].notna().all()), f"{setting} has points without a value: leave them out of the frame")
+    _require_single_points(frame, setting, by)
 
 
 def _require_single_points(frame: pd.DataFrame, setting: str, by: str | None) -> None:
@@ -150,8 +231,8 @@ def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptanc
     axes.axhline(1, color="black", linewidth=0.8)
     firsts = table["study"].ne(table["study"].shift()).to_numpy()
     axes.set_xticks(at[firsts], table["study"][firsts], rotation=60, ha="right", fontsize=7)
-    axes.set_ylabel("makespan over its simulation")
-    axes.legend(frameon=False, fontsize=7)
+    axes.set_ylabel("measured over simulated seconds")
+    axes.legend(frameon=False, fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
     return axes
 
 

@@ -17,7 +17,7 @@ SERIES = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 DASHES = ("-", "--", "-.", ":")
 LEGEND_ROWS = 16
 DPI = 110
-CHARACTERS_PER_INCH = 14  # of a title
+CHARACTERS_PER_INCH = 13  # of a title
 
 
 def new_axes(width: float = 6.0, height: float = 3.6) -> "Axes":
@@ -111,5 +111,6 @@ def captioned(axes: "Axes", sentence: str) -> Picture:
         captioned(timeline(result.rounds), f"{len(result.rounds)} rounds")
     """
     figure: Any = axes.get_figure(root=True)
-    figure.suptitle(textwrap.fill(sentence, int(CHARACTERS_PER_INCH * figure.get_figwidth())), fontsize=10)
+    wrapped = textwrap.fill(sentence.replace(" %", "\u00a0%"), int(CHARACTERS_PER_INCH * figure.get_figwidth()))
+    figure.suptitle(wrapped, fontsize=10)
     return Picture(figure, sentence)

@@ -1,13 +1,10 @@
 """The committed data: complete, replayed without a difference, and the validation table as its command writes it."""
 
 from dataclasses import replace
-from pathlib import Path
 
-import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-from nbclient import NotebookClient
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.core.errors import InputError
@@ -23,7 +20,6 @@ from simulator.settings.scenario import Scenario
 from simulator.settings.traces import EngineTrace, read_engine_trace
 
 TRACES = sorted(DATA.glob("*/*/*/*.ndjson.gz"))
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 VALIDATED = sorted(str(path.parent.relative_to(VALIDATION)) for path in VALIDATION.glob("*/*/validation.csv"))
 EVERY = 28  # held-out runs: one of so many is simulated again
 
@@ -83,20 +79,6 @@ def test_every_method_runs_on_a_shipped_calibration(name, layout, scheduler):
     assert results["completed"] == 12
     assert "measured" in results.origin
     assert results.extrapolated == ()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_ask_answer_and_run(path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(path.parents[1]))
-    notebook = nbformat.read(path, as_version=4)
-    assert notebook.cells[0].source.splitlines()[0].endswith("?")
-    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    assert all("def " not in source and len(source.splitlines()) <= 10 for source in code)
-    if any("read_validation" in source for source in code) and "cpu/tiny" not in VALIDATED:
-        pytest.skip("no validation of cpu/tiny is committed: calibrate, then python -m simulator validate --write")
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}}).execute()
-    assert notebook.cells[-1].outputs
 
 
 @pytest.mark.skipif("cpu/tiny" not in VALIDATED, reason="no validation of cpu/tiny is committed")

@@ -94,6 +94,33 @@ def test_what_the_frame_does_not_hold_is_refused():
         plots.throughput_against(frame, WINDOW, by=ROWS)
 
 
+def test_bands_hold_the_middle_of_the_replications():
+    frame = frame_of(engine__batch_size=[1, 2, 4], engine__window_size=list(range(10, 18)))
+    axes = plots.band_against(frame, ROWS, by=WINDOW, level=0.5)
+    assert [line.get_label() for line in axes.lines] == [f"window_size {window}" for window in range(10, 18)]
+    for window, line, band in zip(range(10, 18), axes.lines, axes.collections, strict=True):
+        values = [100 * rows + window + np.arange(REPLICATIONS) for rows in (1, 2, 4)]
+        np.testing.assert_allclose(line.get_ydata(), np.median(values, axis=1))
+        ends = np.quantile(values, [0.25, 0.75], axis=1)
+        edges = band.get_paths()[0].vertices[:, 1]
+        assert (edges.min(), edges.max()) == pytest.approx((ends[0].min(), ends[1].max()))
+    with pytest.raises(InputError, match="several values at one"):
+        plots.band_against(frame, ROWS)
+
+
+def test_a_heat_map_holds_the_means_and_pools_no_third_setting():
+    frame = frame_of(engine__batch_size=[1, 2, 4], engine__window_size=[8, 16])
+    axes = plots.heat_map(frame, ROWS, WINDOW, numbers="{:.1f}")
+    expected = [[100 * rows + window + 1.5 for rows in (1, 2, 4)] for window in (8, 16)]
+    np.testing.assert_allclose(axes.images[0].get_array(), expected)
+    assert [text.get_text() for text in axes.texts] == [f"{value:.1f}" for line in expected for value in line]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["8", "16"]
+    with pytest.raises(InputError, match=r"^k is no column"):
+        plots.heat_map(frame, ROWS, "k")
+    with pytest.raises(InputError, match="seed: several values"):
+        plots.heat_map(frame_of(engine__batch_size=[1], engine__window_size=[8], seed=[0, 1]), ROWS, WINDOW)
+
+
 def test_every_latency_curve_is_drawn_with_its_band():
     scenario = Scenario(engine=Engine(batch_size=2), study=Study(num_requests=12))
     results = {f"seed {seed}": simulate(scenario.but(seed=seed), 3) for seed in range(8)}

@@ -1,0 +1,126 @@
+"""Make notebooks/*.ipynb from notebooks/*.py: run them, keep figures and answers, and render the tables of the README.
+
+``python tools/notebooks.py`` makes all of them, ``python tools/notebooks.py NAME …`` some. People edit the .py file, a
+script with a ``# %%`` line above each cell (jupytext's percent format); the .ipynb beside it is what browsers show.
+"""
+
+import os
+import re
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "notebooks"
+README = FOLDER / "README.md"
+TIMEOUT_S = 300
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+PAIRED = {"formats": "ipynb,py:percent"}
+PICTURE, ANSWER = "image/png", "text/markdown"
+BLOCK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+
+
+def names() -> list[str]:
+    """Every notebook, by the name of its files."""
+    return sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def read_source(name: str) -> Any:
+    """The cells of the .py file, without outputs."""
+    notebook = jupytext.read(FOLDER / f"{name}.py")
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "jupytext": PAIRED})
+    for i, cell in enumerate(notebook.cells):
+        cell.id, cell.metadata = f"cell-{i:02}", nbformat.from_dict({})
+    return notebook
+
+
+def read_made(name: str) -> Any:
+    """The committed .ipynb file."""
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def run(notebook: Any) -> Any:
+    """Run all cells in a fresh kernel with the working tree as the package; keep pictures, and the last cell's answer.
+
+    What differs from run to run is dropped: counters, metadata, and every other output.
+    """
+    os.environ["PYTHONPATH"] = str(ROOT)
+    where = {"metadata": {"path": str(FOLDER)}}
+    NotebookClient(notebook, timeout=TIMEOUT_S, resources=where, extra_arguments=["--log-level=40"]).execute()
+    for cell in notebook.cells:
+        cell.metadata = nbformat.from_dict({})
+        if cell.cell_type == "code":
+            cell.execution_count = None
+            kinds = (PICTURE, ANSWER) if cell is notebook.cells[-1] else (PICTURE,)
+            cell.outputs = [_kept(output) for output in cell.outputs if set(kinds) & set(output.get("data", {}))]
+    return notebook
+
+
+def _kept(output: Any) -> Any:
+    """A picture with its sentence, or an answer."""
+    kinds = (PICTURE, "text/plain") if PICTURE in output.data else (ANSWER,)
+    return nbformat.v4.new_output("display_data", {kind: output.data[kind] for kind in kinds})
+
+
+def question(notebook: Any) -> str:
+    """The title."""
+    return str(notebook.cells[0].source.splitlines()[0].removeprefix("# "))
+
+
+def inputs(notebook: Any) -> str:
+    """What the first cell says after ``Inputs:``."""
+    found = re.search(r"^Inputs: (.*?)$", notebook.cells[0].source, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def answer(notebook: Any) -> str:
+    """What the last cell says."""
+    return "\n".join(output.data[ANSWER] for output in notebook.cells[-1].outputs if ANSWER in output.data)
+
+
+def sentences(notebook: Any) -> list[str]:
+    """What each figure shows, in order."""
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return [output.data["text/plain"] for output in outputs if PICTURE in output.get("data", {})]
+
+
+def tables(made: dict[str, Any]) -> dict[str, str]:
+    """The tables of the README: every notebook with its answer, every figure with its sentence."""
+    answers = ["| question | inputs | CPU seconds | answer |", "|---|---|---:|---|"]
+    figures = ["| notebook | figure |", "|---|---|"]
+    for name, notebook in made.items():
+        first, seconds = answer(notebook).splitlines()[0], notebook.metadata["cpu_s"]
+        answers.append(f"| [{question(notebook)}]({name}.ipynb) | {inputs(notebook)} | {seconds} | {first} |")
+        figures += [f"| [{name}]({name}.py) | {sentence} |" for sentence in sentences(notebook)]
+    return {"answers": "\n".join(answers), "figures": "\n".join(figures)}
+
+
+def rendered(text: str, found: dict[str, str]) -> str:
+    """The README with its tables filled in."""
+    return BLOCK.sub(lambda block: f"{block[1]}\n{found[block[2]]}\n\n{block[3]}", text)
+
+
+def cpu_s() -> float:
+    """CPU seconds of the processes that have ended, which other work on the machine changes little."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main(chosen: list[str]) -> None:
+    """Make the chosen notebooks, then the README's tables."""
+    for name in chosen:
+        before = cpu_s()
+        notebook = run(read_source(name))
+        notebook.metadata["cpu_s"] = round(cpu_s() - before)
+        nbformat.write(notebook, FOLDER / f"{name}.ipynb")
+        print(f"{name}, {notebook.metadata['cpu_s']} s: {answer(notebook).splitlines()[0]}")
+    README.write_text(rendered(README.read_text(), tables({name: read_made(name) for name in names()})))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or names())
