@@ -1,4 +1,4 @@
-"""Make docs/models.md: which causal families of transformers are driven, and why the others are not.
+"""Make docs/models.md: which causal families of transformers are supported, and why the others are not.
 
     python tools/models_table.py [--check]
 
@@ -18,24 +18,25 @@ PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 HEAD = """\
 # Models
 
-Made by `python tools/models_table.py` with transformers {version}: {accepted} of {total} tiny configurations with
-random weights are driven, the others are refused when a pair is made. Tests decode with each that is driven and
-compare, in float64, with the oracle, with transformers' own `generate` and with logits computed without a cache.
+Made by `python tools/models_table.py` with transformers {version}: of {total} tiny configurations with random
+weights, {accepted} are supported. The others are rejected when a pair is made. Tests decode with each supported one and
+compare, in float64, with the oracle, with transformers' own `generate`, and with logits computed without a cache.
 
-A model is judged by what it declares and does, not by its name:
+What a model declares and does decides, not its name:
 
 - It is a causal language model without an encoder, a recurrent state or convolutions.
 - Attention is a masked softmax that PyTorch's SDPA can compute: no softcap, no sinks, no position bias, no choice of
   keys by their values.
-- Explicit positions and a 4-D mask are obeyed, and the cache is not asked for its length.
-- Layers attend to all tokens, or to a sliding window. A window caps the context: no row may become longer than the
-  smallest one, and up to there both are the same. (In the table windows are {window} tokens, the context is {context}.)
-- Every layer caches keys and values of one shape; values may be narrower or wider than keys.
+- It uses explicit positions and a 4-D mask, and does not ask the cache for its length.
+- Layers attend to all tokens or to a sliding window. A window limits the context: no row may become longer than the
+  smallest window. Up to that length both are the same. (In the table windows are {window} tokens, the context is
+  {context}.)
+- Every layer caches keys and values of the same shape; values may be narrower or wider than keys.
 
-Mixtures of experts are tested with `experts_implementation="eager"`, the one that knows float64.
+Mixtures of experts are tested with `experts_implementation="eager"`, the implementation that supports float64.
 
 """
-COLUMNS = "| family | class | driven | remark or reason |\n|---|---|---|---|\n"
+COLUMNS = "| family | class | supported | remark or reason |\n|---|---|---|---|\n"
 
 
 def row(family: Family, verdict: Verdict) -> str:

@@ -10,10 +10,10 @@ PAGE = ROOT / "docs" / "mutation.md"
 REASONS = ROOT / "tools" / "survivors.json"  # written by hand: mutant → kind and reason
 SCHEMA = "raggedspec.mutation/1"
 KINDS = {
-    "equivalent": "no input can tell it from the original",
-    "cost": "the output is the same, only time or memory differ",
-    "device": "only a device that the tests do not run on could tell",
-    "gap": "a test could tell it, and none does",
+    "equivalent": "no input shows a difference from the original",
+    "cost": "the output is the same; only time or memory differs",
+    "device": "only a device that the tests do not run on could show it",
+    "gap": "a test could show it, and none does",
 }
 KILLED = ("killed", "timeout")
 
@@ -74,16 +74,16 @@ def as_markdown(data: dict[str, Any], reasons: dict[str, dict[str, str]]) -> str
     lines = [
         "# Mutation testing",
         "",
-        "Written by `python tools/mutate.py --report` from `docs/results/mutation.json`; the reasons are those of",
-        "`tools/survivors.json`. A mutant is a file with one operator, constant, condition or call changed",
-        "(`tools/mutants.py` lists the changes; annotations, decorators and the wording of errors are left alone). It",
-        "is killed when one of the quick tests that execute the changed statement fails (`TESTS` in `tools/mutate.py`:",
-        "unit tests of kernels, forced acceptance, memory and shape-stable execution; stateful, property, statistical,",
-        "sampling tests; 25 examples a property), or takes far more processor time than it should. The slower tests",
-        "and the proofs are not asked.",
+        "Written by `python tools/mutate.py --report` from `docs/results/mutation.json`, with the reasons of",
+        "`tools/survivors.json`. A mutant is a file with one changed operator, constant, condition or call",
+        "(`tools/mutants.py` lists the changes; annotations, decorators and the wording of errors stay as they are).",
+        "It is *killed* if a quick test that executes the changed statement fails, or takes far more processor time",
+        "than it should. Quick tests are `TESTS` in `tools/mutate.py`: unit tests of kernels, forced acceptance,",
+        "memory and shape-stable execution; stateful, property, statistical and sampling tests, with 25 examples per",
+        "property. The slower tests and the proofs do not take part.",
         "",
-        f"**{killed} of {len(rows)} judged mutants are killed ({_percent(killed, len(rows))})**, out of "
-        f"{sum(data['mutants'].values())} that there are. {equivalent} of the {len(left)} survivors are equivalent to "
+        f"**{killed} of {len(rows)} judged mutants are killed ({_percent(killed, len(rows))})**; there are "
+        f"{sum(data['mutants'].values())} mutants. {equivalent} of the {len(left)} survivors are equivalent to "
         f"the original; without them the share is {_percent(killed, len(rows) - equivalent)}.",
         "",
         "| file | mutants | judged | killed | survived | share |",

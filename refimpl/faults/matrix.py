@@ -59,20 +59,23 @@ def build_matrix() -> Matrix:
 
 
 def as_markdown(matrix: Matrix) -> str:
-    """Table for readers."""
+    """The page: the table, which invariant breaks first, and what each fault is."""
     head = ["fault", "seen in", "changes", *DETECTORS, "kit"]
     lines = [
         "# Detection matrix",
         "",
-        "Written by `python -m refimpl.faults.matrix`. Each fault is one function of the engine replaced by a broken",
-        "one (`refimpl/faults/`). A cell names what noticed the fault and, in brackets, after how many random cases;",
-        f"· means blind after {matrix['examples_at_most']} cases, – that the detector does not apply. *host*, *device*",
-        "and *oracle* are the levels of the run-time checks; *output* compares tokens with autoregressive decoding,",
-        "*acceptance* the accepted drafts with a script, *report* log-probabilities, texts and statistics with plain",
-        "decoding's and with sums over the rounds, *sampling* the law of sampled tokens with the target's; those four",
-        "run without checks. *kit* is the first property that fails when `python -m refimpl conformance` tests the",
-        "broken engine by its outputs alone, checks off, at the default settings; · means that it conforms. *seen in*",
-        "is a public issue or pull request about a fault of this kind in another engine.",
+        "Written by `python -m refimpl.faults.matrix`. Each fault replaces one function of the engine by a broken one",
+        "(`refimpl/faults/`). A cell names what noticed the fault and, in brackets, after how many random cases;",
+        f"· means not noticed after {matrix['examples_at_most']} cases, – that the detector does not apply.",
+        "",
+        "- *host*, *device* and *oracle* are the levels of the run-time checks.",
+        "- *output* compares tokens with autoregressive decoding; *acceptance* compares the accepted drafts with a",
+        "  script; *report* compares log-probabilities, texts and statistics with those of ordinary decoding and with",
+        "  sums over the rounds; *sampling* compares the distribution of sampled tokens with the target's. These four",
+        "  run without checks.",
+        "- *kit* is the first property that fails when `raggedspec conformance` tests the broken engine by its outputs",
+        "  alone, checks off, with the default settings; · means that the engine conforms.",
+        "- *seen in* is a public issue or pull request about a fault of this kind in another engine.",
         "",
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),
