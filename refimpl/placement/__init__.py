@@ -1,4 +1,4 @@
-"""Where K/V go and when they move, in integers alone: layouts carry it out on tensors, the simulator prices it."""
+"""Where K/V are stored and when they move, in integers only: layouts move tensors, the simulator charges seconds."""
 
 from refimpl.placement.base import Move, PlacedRow, Placement, are_neighbours
 from refimpl.placement.inplace import InplacePlacement

@@ -1,4 +1,4 @@
-"""What a placement is asked, and what it answers."""
+"""The protocol of a placement: rows and span in, a move out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
@@ -10,12 +10,12 @@ from refimpl.placement.sizes import PoolSize
 
 
 def are_neighbours(slots: Seq[int]) -> bool:
-    """Whether pool rows follow each other, so that they can be viewed and need not be copied."""
+    """Whether pool rows are adjacent, so that they can be viewed without a copy."""
     return all(after == before + 1 for before, after in pairwise(slots))
 
 
 class PlacedRow(Protocol):
-    """What a placement knows of a row."""
+    """What a placement knows about a row."""
 
     @property
     def slot(self) -> int:
@@ -31,11 +31,11 @@ class PlacedRow(Protocol):
 
     @property
     def num_cached(self) -> int:
-        """Leading tokens whose K/V the model holds."""
+        """Leading tokens whose K/V the model has cached."""
 
     @property
     def live(self) -> bool:
-        """Whether it runs; False for a finished row that a static batch still carries."""
+        """Whether it runs; False for a finished row that is still in a static batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Placement(ABC):
 
     Attributes:
         width: columns that the next block's first query could look back at.
-        columns: of the rectangle beside the pool; 0 where there is none.
+        columns: of the rectangle beside the pool; 0 if there is none.
     """
 
     commits_minimum = False  # whether every row commits the batch minimum (rollback)
@@ -76,7 +76,7 @@ class Placement(ABC):
 
     @classmethod
     def num_slots(cls, size: PoolSize) -> int:
-        """K/V slots of a pool, and of what is beside it, one token each."""
+        """K/V slots of a pool and of the rectangles beside it, one token each."""
         return size.rows * size.columns + cls.num_working_slots(size.batch_rows, size.columns)
 
     @classmethod
@@ -85,7 +85,7 @@ class Placement(ABC):
         return 2 * batch_rows * cls.batch_columns(columns)
 
     def has_members(self, rows: Seq[PlacedRow]) -> bool:
-        """Whether what is beside the pool holds these sequences in this order."""
+        """Whether the rectangle beside the pool contains these sequences in this order."""
         return True
 
     @abstractmethod
@@ -93,4 +93,4 @@ class Placement(ABC):
         """Start a round whose blocks will feed up to `span` tokens a row; return what has to move first."""
 
     def append(self, columns: int) -> None:  # noqa: B027 (most layouts write over what is there)
-        """Note that a block of so many columns was appended."""
+        """Record that a block of so many columns was appended."""

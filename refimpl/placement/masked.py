@@ -1,4 +1,4 @@
-"""Append-only columns: rejected tokens stay as holes until a lazy compaction."""
+"""Append-only columns: rejected tokens stay as holes until the rectangle is compacted."""
 
 from collections.abc import Sequence as Seq
 from typing import Literal

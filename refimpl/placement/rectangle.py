@@ -1,4 +1,4 @@
-"""A rectangle beside the pool, gathered anew when its members change."""
+"""A rectangle beside the pool, gathered again when its members change."""
 
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
@@ -15,15 +15,15 @@ class RectanglePlacement(Placement):
 
     @classmethod
     def batch_columns(cls, columns: int) -> int:
-        """As long as a pool row, and the slack."""
+        """As many as a pool row has, and the slack."""
         return columns + SLACK_COLUMNS
 
     def has_members(self, rows: Seq[PlacedRow]) -> bool:
-        """Whether the rectangle holds these sequences in this order."""
+        """Whether the rectangle contains these sequences in this order."""
         return [row.sequence for row in rows] == self._sequences
 
     def begin(self, rows: Seq[PlacedRow], span: int) -> Move | None:
-        """Keep the rectangle where the members are the same, else load them from the pool."""
+        """Keep the rectangle if the members are the same, else load them from the pool."""
         if self.has_members(rows):
             return self.realign(rows, span)
         self._sequences = [row.sequence for row in rows]

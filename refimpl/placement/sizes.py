@@ -7,7 +7,7 @@ COLUMN_STEP = 32  # pools and views grow in steps, so that few shapes occur and 
 
 
 def padded_columns(columns: int) -> int:
-    """The least multiple of COLUMN_STEP that is not below `columns`."""
+    """The smallest multiple of COLUMN_STEP that is at least `columns`."""
     return -(-columns // COLUMN_STEP) * COLUMN_STEP
 
 

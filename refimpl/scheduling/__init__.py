@@ -1,4 +1,4 @@
-"""Which rows run in a round. Pure Python: the simulator runs these very classes, and no tensor library is loaded."""
+"""Which rows run in a round. Pure Python: the simulator runs the same classes, and no tensor library is loaded."""
 
 from refimpl.scheduling.policies import (
     DEFAULT_OPTIONS,

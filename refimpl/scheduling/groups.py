@@ -11,8 +11,8 @@ Rank = tuple[int, int]
 class GroupIndex:
     """Groups of equal key. A change costs O(log window), besides shifting pointers within one group.
 
-    Large enough groups stand in a heap by rank. A rank that is too low is mended when it comes to the top (groups
-    that lose a member only rise); one that falls is entered again, and its old entry is skipped later.
+    Large enough groups are in a heap by rank. A rank that is too low is corrected when it reaches the top (groups
+    that lose a member only rise); a rank that falls is entered again, and its old entry is skipped later.
 
     Args:
         full: members of a full group, B.
@@ -39,7 +39,7 @@ class GroupIndex:
             self._note(key, self._rank(tickets))
 
     def remove(self, ticket: int) -> None:
-        """Take a member out."""
+        """Remove a member."""
         key = self._key_of.pop(ticket)
         tickets = self._tickets[key]
         if len(tickets) == 1:
@@ -48,7 +48,7 @@ class GroupIndex:
             del tickets[bisect_left(tickets, ticket)]
 
     def best(self) -> list[int] | None:
-        """Tickets of the group that runs next, ascending; None where none is large enough."""
+        """Tickets of the group that runs next, ascending; None if no group is large enough."""
         heap, ranks = self._heap, self._ranks
         while heap:
             rank, key = heap[0]

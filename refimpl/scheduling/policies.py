@@ -25,11 +25,11 @@ class SchedulingOptions:
         choice: which full group runs: the first to be full, or the one with most members.
         partial_groups: run the largest group of at least two when none is full.
         bucket_tokens: lengths within one bucket count as equal. Above 1 a group needs padding, and INV-11 does not
-            hold for its lengths.
+            apply to its lengths.
         estimate: seconds per expected token of a choice of members; when given, a group runs only if it is no worse
             than the oldest members.
         aging_from: when a sequence begins to age: at its first round (or once it is the oldest), or when it enters the
-            window. The latter makes a long window share its rows out in turns, which all requests pay for in seconds.
+            window. With the latter a long window runs its rows in turns, which costs every request seconds.
     """
 
     refill: bool = True
@@ -76,7 +76,7 @@ class Scheduler(ABC, Generic[T]):
         return not self.pool.waiting and not self.pool.window
 
     def submit(self, sequences: Iterable[T]) -> None:
-        """Add sequences to the waiting line, in order."""
+        """Add sequences to the queue, in order."""
         for sequence in sequences:
             self.pool.submit(sequence)
 
@@ -91,12 +91,12 @@ class Scheduler(ABC, Generic[T]):
         """Choose the members of the next round from the window, which is not empty."""
 
     def complete(self, plan: RoundPlan[T]) -> list[T]:
-        """Take note of a round that has run; return the sequences that left the window."""
+        """Record a round that has run; return the sequences that left the window."""
         self.round_index += 1
         return self._retire(plan.members)
 
     def cancel(self, sequence: T) -> list[T]:
-        """Take out a sequence that was just marked as finished; return the sequences that left by that."""
+        """Remove a sequence that was just marked as finished; return the sequences that left as a result."""
         return self._retire([sequence])
 
     def _retire(self, members: Iterable[T]) -> list[T]:
@@ -107,7 +107,7 @@ class Scheduler(ABC, Generic[T]):
 
 
 class StaticScheduler(Scheduler[T]):
-    """A batch runs until all of its members have finished; finished rows keep their place meanwhile."""
+    """A batch runs until all its members have finished; until then finished rows keep their place."""
 
     def admit(self) -> list[T]:
         """Take the next batch once the window is empty."""
@@ -123,7 +123,7 @@ class StaticScheduler(Scheduler[T]):
         return self._release_batch()
 
     def cancel(self, sequence: T) -> list[T]:
-        """Take a waiting sequence out; one in the batch keeps its place until the batch is released."""
+        """Remove a waiting sequence; a sequence in the batch keeps its place until the batch is released."""
         return self._release_batch() if sequence.ticket in self.pool.window else super().cancel(sequence)
 
     def _release_batch(self) -> list[T]:
@@ -153,7 +153,7 @@ class GroupedScheduler(Scheduler[T]):
     a round taken for them is taken from requests that have begun.
 
     Members are indexed by key, and full keys by the rank in which they run, so a round costs
-    O(batch_size · log window_size), whatever the window.
+    O(batch_size · log window_size), for any window.
 
     Args:
         batch_size: rows a round runs at most, B.
@@ -198,7 +198,7 @@ class GroupedScheduler(Scheduler[T]):
         return entered
 
     def select(self) -> RoundPlan[T]:
-        """Choose an overdue round, else a full group, else the oldest members."""
+        """Choose the overdue sequences if there are any, else a full group, else the oldest members."""
         if self._longest_wait() >= self.aging_bound:
             others = (ticket for ticket in self.pool.window if ticket not in self._last_run)
             return self._plan(chain(self._by_wait(), others), "aged")
@@ -221,7 +221,7 @@ class GroupedScheduler(Scheduler[T]):
         return finished
 
     def cancel(self, sequence: T) -> list[T]:
-        """Take a sequence out of the window and its index, or out of the waiting line."""
+        """Remove a sequence from the window and its index, or from the queue."""
         if sequence.ticket in self.pool.window:
             self._groups.remove(sequence.ticket)
         self._forget([sequence])
@@ -247,7 +247,7 @@ class GroupedScheduler(Scheduler[T]):
     # --- ages ------------------------------------------------------------------------------------------------------
 
     def _age(self, tickets: tuple[int, ...]) -> None:
-        """These have run until now, or begin to age."""
+        """Note that these have just run, or begin to age."""
         self._turns.append((self.round_index, tickets))
         self._last_run.update(dict.fromkeys(tickets, self.round_index))
 

@@ -18,11 +18,11 @@ class Schedulable(Protocol):
 
     @property
     def cache_state(self) -> int:
-        """What must agree, beside the length, among the members of a group."""
+        """What must be equal among the members of a group, in addition to the length."""
 
     @property
     def finished(self) -> bool:
-        """Whether the sequence runs no more."""
+        """Whether the sequence has finished and no longer runs."""
 
 
 T = TypeVar("T", bound=Schedulable)
@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Schedulable)
 class SequencePool(Generic[T]):
     """Sequences in exactly one of three places: waiting, window, finished (INV-9).
 
-    `window` maps ticket to sequence in order of submission; tickets are handed out by `submit`.
+    `window` maps ticket to sequence in order of submission; `submit` assigns the tickets.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class SequencePool(Generic[T]):
         self.num_finished = 0
 
     def submit(self, sequence: T) -> None:
-        """Add a sequence to the end of the waiting line."""
+        """Add a sequence to the end of the queue."""
         sequence.ticket = self.num_submitted
         self.num_submitted += 1
         self.waiting.append(sequence)
