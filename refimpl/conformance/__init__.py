@@ -1,1 +1,1 @@
-"""Property tests of batch speculative decoding: for this engine, and for any other that answers a simple protocol."""
+"""Property tests of batch speculative decoding for any engine that answers a simple protocol."""

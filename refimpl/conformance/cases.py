@@ -1,4 +1,4 @@
-"""Cases for engines that are not ours: searched ones, and fixed ones that go further."""
+"""Cases for any engine: searched ones, and fixed ones that go further."""
 
 import random
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ def offered_ids(vocab_size: int) -> list[int]:
 
 
 def _prompts(draw: Any, vocab_size: int, kind: str) -> Prompts:
-    """Ragged prompts; of one length, so that groups form; with a duplicate; or more than most batches hold."""
+    """Ragged prompts; of one length, so that groups form; with a duplicate; or more than fit into most batches."""
     ids = offered_ids(vocab_size)
     token = st.sampled_from(ids) | st.sampled_from([token for token in (PAD, EOS) if token in ids])
     prompt = st.lists(token, min_size=1, max_size=MAX_PROMPT_TOKENS).map(tuple)
@@ -79,7 +79,7 @@ def engine_cases(draw: Any, vocab_size: int, *, sampled: bool = False) -> Engine
 
 @dataclass(frozen=True)
 class Limits:
-    """How far the cases go; of what an engine does beyond, the kit knows nothing.
+    """How far the cases go; the kit knows nothing about what an engine does beyond.
 
     Attributes:
         prompt_tokens, new_tokens: of the long case.

@@ -1,4 +1,4 @@
-"""Run every property against an engine and say what holds, what fails and how small a failure can be."""
+"""Run every property against an engine; report what passes, what fails, and the smallest failing case found."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -49,14 +49,14 @@ def check_engine(
     Args:
         engine: see `refimpl.conformance.protocol`.
         name: how the report calls it.
-        max_examples: cases per property, beside the long one and those that shrinking takes.
+        max_examples: cases per property; the long case and those of shrinking come on top.
         properties: names among `ALL_PROPERTIES`.
         fail_fast: run no further property after the first failure.
         shrink: look for the smallest failing case; otherwise the first one found is reported.
         limits: how far the fixed cases go.
         seed: of the search; every property has cases of its own.
         reference: what plain decoding generates, instead of what the engine itself offers.
-        watch: told of every case; ends the run when its time is up, so that later properties are not finished.
+        watch: sees every case and ends the run when its time is up; later properties are then not finished.
 
     Raises:
         InputError: an unknown property.
@@ -77,7 +77,7 @@ def check_engine(
 
 
 def known_properties(names: Iterable[str] | str | None) -> list[str]:
-    """Return the names, also of a text with commas, if all of them are properties; None stands for all.
+    """Return the names, also of a text with commas, if all of them are properties; None means all.
 
     Raises:
         InputError: one is not; the message lists what exists.
@@ -93,7 +93,7 @@ def known_properties(names: Iterable[str] | str | None) -> list[str]:
 def check_property(
     subject: Subject, name: str, max_examples: int = 20, *, shrink: bool = True, seed: int = 0
 ) -> Verdict:
-    """Search for a case that breaks one property and shrink it; where there is none, try the long case."""
+    """Search for a case that breaks one property and shrink it; if there is none, try the long case."""
     return Trial(subject, name).verdict(max_examples, shrink=shrink, seed=seed)
 
 

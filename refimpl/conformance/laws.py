@@ -1,4 +1,4 @@
-"""Two samples of continuations: do they have one law?"""
+"""Do two samples of continuations have the same distribution?"""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What must hold for every case of an engine that is not ours."""
+"""What must be true for every case of any engine."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -27,7 +27,7 @@ class EngineSettings:
         batch_size: rows at a time, at most.
         num_speculative_tokens: drafts per row and round; 0 asks for plain autoregressive decoding.
         stop_token_ids: end a row and are kept as its last token; nothing else may end it before the budget.
-        temperature, seed: with one seed, the sample of the i-th prompt is the same whatever the batch size, if the
+        temperature, seed: with one seed, the sample of the i-th prompt is the same for any batch size, if the
             engine supports ``"keyed_sampling"``.
     """
 
@@ -55,8 +55,8 @@ class EngineUnderTest(Protocol):
     """An engine.
 
     Attributes:
-        vocab_size: prompts hold ids in [0, vocab_size).
-        supports: optional abilities: ``"sampling"`` from the reference's law, ``"keyed_sampling"`` of its very tokens.
+        vocab_size: prompts contain ids in [0, vocab_size).
+        supports: optional abilities: ``"sampling"`` from the reference's law, ``"keyed_sampling"`` of the same tokens.
     """
 
     vocab_size: int

@@ -1,6 +1,6 @@
-"""An engine that is a Python object: made by a factory, asked with a limit of time.
+"""An engine that is a Python object: made by a factory, called with a time limit.
 
-The limit rests on the timer signal of POSIX. It does not hold outside the main thread, on systems without that signal,
+The limit uses the timer signal of POSIX. It has no effect outside the main thread, on systems without that signal,
 and while the engine is in a call of another language that does not come back to Python.
 """
 

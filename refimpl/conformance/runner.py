@@ -33,7 +33,7 @@ def run_conformance(
         engine, command: what to test.
         reference: ``module:factory`` of what plain decoding generates.
         timeout_s: seconds that an answer may take.
-        properties: names, separated by commas; None stands for all.
+        properties: names, separated by commas; None means all.
         output: where to write the report.
         total_time_s: seconds after which the run ends; an answer under way is awaited.
         options: of `refimpl.conformance.kit.check_engine`.

@@ -1,4 +1,4 @@
-"""The engine under test as properties see it: answers checked, calls noted, its reference remembered."""
+"""The engine under test as properties see it: answers are checked, calls recorded, its reference remembered."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,7 +19,7 @@ from refimpl.conformance.watch import Watch
 
 
 class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a failed assertion)
-    """A property does not hold for a case.
+    """A case breaks a property.
 
     Attributes:
         reason: one line.
@@ -34,7 +34,7 @@ class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a f
 
 
 class Subject:
-    """The engine with its answers checked, its calls noted, and its reference remembered.
+    """The engine with its answers checked, its calls recorded, and its reference remembered.
 
     Args:
         engine: see `refimpl.conformance.protocol`.

@@ -1,4 +1,4 @@
-"""What a run of the kit says about an engine."""
+"""What a run of the kit found out about an engine."""
 
 import json
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,4 @@
-"""How far a run of the kit has come, and when its time is up."""
+"""Progress of a run of the kit, and its time limit."""
 
 import math
 import time
@@ -16,7 +16,7 @@ class Watch:
 
     Args:
         progress: called with a property, its cases done and those planned; shrinking adds to both.
-        total_time_s: seconds from now on; None stands for no limit.
+        total_time_s: seconds from now on; None means no limit.
         clock: seconds, monotonic.
     """
 
@@ -30,11 +30,11 @@ class Watch:
         self._end = math.inf if total_time_s is None else clock() + total_time_s
 
     def tell(self, name: str, done: int, planned: int) -> None:
-        """Tell how many cases of a property are done."""
+        """Report how many cases of a property are done."""
         if self._progress:
             self._progress(name, done, max(done, planned))
 
     def require_time(self) -> None:
-        """Raise `TimeUp` where none is left."""
+        """Raise `TimeUp` if no time is left."""
         if self._clock() >= self._end:
             raise TimeUp

@@ -16,16 +16,16 @@ class UnsupportedModelError(InputError):
 
 
 class InvariantViolation(RuntimeError):  # noqa: N818 (the name states what happened, not that an error object exists)
-    """A synchronization invariant does not hold.
+    """A synchronization invariant is broken.
 
     Raised explicitly, never through `assert`, so `python -O` keeps the checks.
 
     Attributes:
         invariant: register id, for example ``"INV-3"``.
-        statement: what does not hold, in words.
+        statement: the invariant, in words.
         row: row of the batch (or index of the sequence) at fault, None when the whole batch is.
         expected: what the invariant demands.
-        found: what the engine holds.
+        found: what the engine has instead.
     """
 
     def __init__(self, invariant: str, statement: str, *, row: int | None, expected: object, found: object):
@@ -41,7 +41,7 @@ class InvariantViolation(RuntimeError):  # noqa: N818 (the name states what happ
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise InputError with `message` unless `condition` holds."""
+    """Raise InputError with `message` unless `condition` is true."""
     if not condition:
         raise InputError(message)
 

@@ -4,7 +4,7 @@ Every formula here runs unchanged on Python integers, numpy arrays, torch tensor
 evaluates it on tensors, the invariant checks on host integers, and the proofs on symbolic terms. Nothing in this
 file may branch on a value. Arguments named in the singular may be scalars or arrays of one broadcastable shape.
 
-Notation: a row holds `seq_len` real tokens at positions 0 … seq_len-1; a *column* is an index into a K/V tensor.
+Notation: a row has `seq_len` real tokens at positions 0 … seq_len-1; a *column* is an index into a K/V tensor.
 """
 
 import sys
@@ -108,7 +108,7 @@ def realign_source(column: Value, shift: Value) -> Value:
 
 
 def visible_by_position(slot_position: Value, query_position: Value) -> Value:
-    """Whether a query sees a slot that holds `slot_position`; dead slots hold -1 (INV-3).
+    """Whether a query sees a slot with position `slot_position`; dead slots have -1 (INV-3).
 
     For the in-place layout the slot's position is its column.
     """

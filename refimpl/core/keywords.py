@@ -1,6 +1,6 @@
 """The keyword settings of `generate`, `stream` and `verify`, spelt out for editors and type checkers.
 
-What each means, its default and its range stand at the fields of `DecodeConfig` and `SamplingConfig`.
+Meaning, default and range of each are documented at the fields of `DecodeConfig` and `SamplingConfig`.
 """
 
 from collections.abc import Sequence as Seq

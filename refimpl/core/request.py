@@ -11,7 +11,7 @@ from refimpl.core.values import MAX_SPECULATIVE_TOKENS, require_int, use_plain_n
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt with wishes of its own; what is None comes from the DecodeConfig.
+    """One prompt with its own settings; None takes the setting of the DecodeConfig.
 
     Attributes:
         prompt: text, or token ids.

@@ -22,7 +22,7 @@ class StopStrings:
     decode: Callable[[list[int]], str]
 
     def appear_in(self, generated: list[int]) -> bool:
-        """Whether the tokens' text holds a stop string."""
+        """Whether the tokens' text contains a stop string."""
         text = self.decode(generated)
         return any(stop in text for stop in self.strings)
 
@@ -48,7 +48,7 @@ class Sequence:
         num_speculative_tokens: drafts a round, at most.
         stop_token_ids: a generated token among these ends the sequence and is kept as its last token.
         stop_strings: end the sequence, too, and stay out of its text.
-        target_cached, draft_cached: leading tokens whose K/V the model holds.
+        target_cached, draft_cached: leading tokens whose K/V the model has cached.
         ticket: order of submission, set by the pool.
         slot: row of the K/V store, set by the engine while the sequence is in the window.
     """
@@ -103,7 +103,7 @@ class Sequence:
 
     @property
     def cache_state(self) -> int:
-        """What must agree, beside the length, among the members of a group (INV-11).
+        """What must be equal among the members of a group, in addition to the length (INV-11).
 
         A sequence without a slot is indexed as the prefill is about to leave it: with a lag of 1.
         """

@@ -1,1 +1,1 @@
-"""Are two decoders equal, and where they are not: a tie of numbers or a bug?"""
+"""Do two decoders produce the same output? If not: is it a numerical tie or a bug?"""

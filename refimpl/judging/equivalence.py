@@ -1,4 +1,4 @@
-"""Is the output what autoregressive decoding gives? Exact and partial match against the oracle, prompt by prompt."""
+"""Is the output that of autoregressive decoding? Exact and partial match with the oracle, prompt by prompt."""
 
 import numbers
 from collections.abc import Callable, Iterable
@@ -129,7 +129,7 @@ class MethodReport:
 class VerifyReport(Shown):
     """All methods and batch sizes of a `verify` run; `references` are the oracle's outputs by batch size.
 
-    The oracle decodes one sequence at a time, whatever the batch size, unless it runs in the batch's shapes.
+    The oracle decodes one sequence at a time for every batch size, unless it runs in the batch's shapes.
     """
 
     prompts: int
@@ -151,7 +151,7 @@ class VerifyReport(Shown):
 
     @property
     def exact(self) -> bool:
-        """Whether every method gave the oracle's tokens for every prompt."""
+        """Whether every method produced the oracle's tokens for every prompt."""
         return all(report.exact for report in self.results)
 
     def as_dict(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class VerifyReport(Shown):
 
 
 def expand_methods(methods: str | Seq[str]) -> list[str]:
-    """Names from a list or a comma-separated text; ``"all"`` stands for every named method but the oracle."""
+    """Names from a list or a comma-separated text; ``"all"`` means every named method except the oracle."""
     if not isinstance(methods, Iterable):
         raise InputError(f"methods must be names, not {methods!r}")
     names = methods.split(",") if isinstance(methods, str) else list(methods)
@@ -243,7 +243,7 @@ def verify(
         jobs: processes, on a CPU only; with more than one, each run has a process and one thread to itself.
         bitwise: run shape-stable, the oracle once per batch size in that batch's shapes, and compare
             log-probabilities to the last bit.
-        progress: told (what is running, finished, all).
+        progress: called with (what is running, finished, all).
         **settings: as for `generate`; a window smaller than a batch size is widened to it.
 
     Raises:

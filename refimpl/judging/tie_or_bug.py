@@ -11,7 +11,7 @@ This is a heuristic, not a bound. The judged engine ran larger batches, with mas
 add in another order and round further than was seen here. What speaks for the threshold is its margin: it takes the
 worst of all logits, where a tie needs the error of the two best ones of a single prefix, and doubles it. Still a bug
 that moves logits by less passes as a tie, and rounding that happens in large batches alone would be called a bug. So
-the report holds the noise, the threshold and the largest regret: a verdict is as good as the distance between them.
+the report contains the noise, the threshold and the largest regret: trust a verdict by the distance between them.
 
 | verdict | when                                                                          |
 |---------|-------------------------------------------------------------------------------|
@@ -80,7 +80,7 @@ class Judgement:
 
     @property
     def threshold(self) -> float:
-        """Largest regret that is put down to rounding."""
+        """Largest regret that rounding explains."""
         return 2 * self.noise
 
     @property
