@@ -1,4 +1,4 @@
-"""Command line: ``python -m refimpl --help``."""
+"""Command line: ``python -m refimpl``, the commands of `raggedspec` without `sim`."""
 
 from refimpl.cli import main
 

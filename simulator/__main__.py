@@ -1,4 +1,4 @@
-"""``python -m simulator``: run, compare, sweep, attribute, trace, parity, validate, fit, bench."""
+"""Command line: ``python -m simulator``, the commands of `raggedspec sim`."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""Commands of ``python -m refimpl``: options in, tables or JSON out, exit code 2 for bad input."""
+"""Commands of `raggedspec`: options in, tables or JSON out, exit code 2 for bad input."""

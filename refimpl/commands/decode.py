@@ -29,6 +29,7 @@ from refimpl.commands.reports import (
     console_for_tables,
     write_report,
 )
+from refimpl.core.config import make_config
 from refimpl.core.option_groups import ENGINE, PROMPTS, command, option
 from refimpl.core.progress import progress_bars
 
@@ -47,12 +48,11 @@ def generate(
     output: LineOptions,
 ) -> None:
     """Decode prompts and show what was generated: as text, or one JSON line per prompt."""
-    from refimpl.core.config import make_config
-    from refimpl.generation import generate as run
-
     settings: dict[str, Any] = method.settings() | engine.settings() | sampling.settings()
     make_config(**settings)
     check_outputs([output.output, output.trace], [prompts.prompts])
+    from refimpl.generation import generate as run  # slow: after the checks
+
     texts = prompts.read()
     pair = models.load()
     with progress_bars() as bars:

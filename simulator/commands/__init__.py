@@ -1,1 +1,1 @@
-"""The commands of `python -m simulator`, by what they work on."""
+"""The commands of `raggedspec sim`, by what they work on."""

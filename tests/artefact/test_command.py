@@ -201,7 +201,7 @@ WRONG = [
     ("frobnicate", "no such command 'frobnicate': choose generate, verify, "),
     ("generat", "no such command 'generat'. Did you mean 'generate'"),
     ("--bogus", "no such option: --bogus"),
-    ("generate --chekcs off", "no such option: --chekcs"),
+    ("generate --chekcs off", "no such option: --chekcs. Did you mean --checks"),
     ("generate --checks some", "--checks: 'some' is not one of 'off', 'host', 'device', 'oracle'"),
     ("bench --checks some", "--checks: 'some' is not one of 'off', 'host', 'device', 'oracle'"),
     ("generate --limit some", "--limit"),
