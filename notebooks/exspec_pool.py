@@ -51,7 +51,7 @@ base = Scenario().but(engine=engine, study={"num_requests": 96}, acceptance=ACCE
 # %%
 parts = []
 for name, lengths in LENGTHS.items():
-    spec = build_sweep(base.but(workload__prompt_tokens=lengths), replications=REPLICATIONS, grid={WINDOW: WINDOWS})
+    spec = build_sweep(base.but({"workload.prompt_tokens": lengths}), replications=REPLICATIONS, grid={WINDOW: WINDOWS})
     parts.append(sweep(spec, tempfile.mkdtemp()).assign(prompts=name))
 frame = pd.concat(parts)
 means = frame.groupby(["prompts", WINDOW])[["grouping_rate", "tokens_per_s", "realign_share", "latency_mean_s"]].mean()
@@ -76,7 +76,7 @@ plots.captioned(upper, f"A window of {at} groups {rate[mixed][at]:.0f} % of the 
 # A full group needs as many rows of one length as the batch has. The larger the batch, the rarer that is.
 
 # %%
-same = base.but(workload__prompt_tokens=LENGTHS[equal])
+same = base.but({"workload.prompt_tokens": LENGTHS[equal]})
 spec = build_sweep(same, replications=REPLICATIONS, grid={SIZE: [2, 4, 8], WINDOW: [8, 16, 32, 64, 96]})
 sizes = sweep(spec, tempfile.mkdtemp())
 sizes["grouped"] = 100 * sizes["grouping_rate"]
@@ -120,7 +120,7 @@ plots.captioned(axes, f"The spread hardly matters to grouping ({without['grouped
 
 # %%
 eqspec = same.but(engine={"layout": "realigned", "scheduler": "static", "batch_size": BATCH, "max_new_tokens": 48})
-shares = attribute(eqspec, same.but(engine__window_size=32), replications=REPLICATIONS)
+shares = attribute(eqspec, same.but({"engine.window_size": 32}), replications=REPLICATIONS)
 alone = simulate(same.but(method="realigned+fifo"), REPLICATIONS)["tokens_per_s"]
 axes = plots.waterfall(shares)
 axes.set(ylabel="tokens per second")
@@ -135,7 +135,7 @@ plots.captioned(axes, f"On equal prompts, refilling brings {refill:+.0f} tokens/
 
 # %%
 bounds = [4, 8, 16, 32, 64, 128]
-spec = build_sweep(same.but(engine__window_size=32), replications=REPLICATIONS, grid={"engine.aging_bound": bounds})
+spec = build_sweep(same.but({"engine.window_size": 32}), replications=REPLICATIONS, grid={"engine.aging_bound": bounds})
 aging = sweep(spec, tempfile.mkdtemp())
 waits = aging.groupby("engine.aging_bound")[["longest_wait_rounds", "longest_gap_s", "latency_p99_s", "tokens_per_s"]].mean()
 waits.round(2)

@@ -113,7 +113,7 @@ bands | {"interval of the first, low": float(low), "high": float(high)}
 
 # %%
 axis = calibration.grid("verify", "inplace").axes
-beyond = Scenario().but(cost={"kind": "table", "calibration": CALIBRATION}, engine__batch_size=2 * int(axis[0][-1]))
+beyond = Scenario().but({"engine.batch_size": 2 * int(axis[0][-1])}, cost={"kind": "table", "calibration": CALIBRATION})
 try:
     simulate(beyond, 1)
 except InputError as error:

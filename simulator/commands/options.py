@@ -6,8 +6,10 @@ from typing import Annotated
 import typer
 
 from refimpl.core.errors import require
+from simulator.settings.fields import to_mapping
+from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import parse_yaml
-from simulator.settings.scenario import Scenario, apply_settings, from_data, load_scenario, to_mapping
+from simulator.settings.scenario import Scenario, from_data, load_scenario
 
 ScenarioPath = Annotated[Path | None, typer.Argument(help="scenario YAML; without it the defaults hold")]
 Sets = Annotated[list[str] | None, typer.Option("--set", "-s", help="PATH=VALUE, for example engine.batch_size=4")]

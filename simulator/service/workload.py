@@ -16,7 +16,8 @@ from refimpl.core.reading import is_file, read_mappings
 from simulator.service.streams import REQUEST_BLOCK, Purpose, Streams
 from simulator.settings.fields import MAX_TOKENS, Spec
 from simulator.settings.kinds import ARRIVALS, LENGTHS
-from simulator.settings.scenario import DEFAULT_BUDGET, MAX_BUDGET, Scenario
+from simulator.settings.parts import DEFAULT_BUDGET, MAX_BUDGET
+from simulator.settings.scenario import Scenario
 from simulator.settings.tables import read_table
 from simulator.settings.traces import ServiceTrace, read_engine_trace, read_service_trace
 

@@ -2,11 +2,10 @@
 
 import math
 import os
-import types
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from refimpl.core.errors import InputError, require, shown
 
@@ -14,14 +13,16 @@ D = TypeVar("D")
 
 
 def plain(value: Any) -> Any:
-    """Numbers of any library as Python's own, lists as tuples, so that they can be compared, hashed and written."""
-    if isinstance(value, bool):
+    """Numbers and arrays as Python's own, lists and ranges as tuples: to be compared, hashed and written."""
+    if isinstance(value, bool | str):
         return value
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         return float(value)
-    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return tuple(map(plain, value)) if isinstance(value, list | tuple | range) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,42 +121,46 @@ class Spec:
         return {"kind": self.kind} | {n: list(v) if isinstance(v, tuple) else v for n, v in self.values}
 
 
-def spec_field(kinds: Kinds, default: Spec | None = None) -> Any:
+def spec_field(kinds: Kinds, default: Spec) -> Any:
     """A dataclass field that holds a Spec of one of `kinds`: kind → parameter → Range, choices, or (Range, default)."""
-    metadata = {"kinds": kinds}
-    return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
+    return field(default=default, metadata={"kinds": kinds})
 
 
-def number_field(limits: Range, default: Any = MISSING) -> Any:
+def number_field(limits: Range, default: Any) -> Any:
     """A dataclass field with a numeric range."""
-    return (
-        field(metadata={"range": limits}) if default is MISSING else field(default=default, metadata={"range": limits})
-    )
+    return field(default=default, metadata={"range": limits})
 
 
-def check_fields(instance: Any, where: str = "") -> None:
-    """Make the fields of a dataclass plain, and check each against its metadata; call it from ``__post_init__``."""
+def check_fields(instance: Any) -> None:
+    """Make the fields of a dataclass plain and check each; mappings become parts and Specs. For ``__post_init__``.
+
+    Raises:
+        InputError: a value out of range; the message begins with the path to it.
+    """
     hints = get_type_hints(type(instance))
     for item in fields(instance):
-        value, name = plain(getattr(instance, item.name)), f"{where}{item.name}"
+        value = _checked(plain(getattr(instance, item.name)), item, hints[item.name])
         object.__setattr__(instance, item.name, value)  # frozen, but not yet handed out
-        optional = type(None) in get_args(hints[item.name])
-        if value is None and optional:
-            continue
-        if "range" in item.metadata:
-            item.metadata["range"].check(value, name)
-        elif "kinds" in item.metadata:
-            check_spec(value, item.metadata["kinds"], name)
-        else:
-            _check_plain(value, hints[item.name], name)
+
+
+def _checked(value: Any, item: Any, hint: Any) -> Any:
+    name, optional = item.name, type(None) in get_args(hint)
+    if value is None and optional:
+        return None
+    if optional:
+        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    if "range" in item.metadata:
+        return item.metadata["range"].check(value, name)
+    if "kinds" in item.metadata:
+        return as_spec(value, item.metadata["kinds"], name)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return value if isinstance(value, hint) else from_mapping(hint, value, f"{name}.")
+    _check_plain(value, hint, name)
+    return value
 
 
 def _check_plain(value: Any, hint: Any, name: str) -> None:
-    if get_origin(hint) in (Union, types.UnionType):
-        hint = next(arg for arg in get_args(hint) if arg is not type(None))
-    if is_dataclass(hint) and isinstance(hint, type):
-        require(isinstance(value, hint), f"{name} must be of class {hint.__name__}, not {shown(value)}")
-    elif get_origin(hint) is Literal:
+    if get_origin(hint) is Literal:
         allowed = get_args(hint)
         require(value in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, not {shown(value)}")
     elif hint is bool:
@@ -164,9 +169,16 @@ def _check_plain(value: Any, hint: Any, name: str) -> None:
         require(isinstance(value, str), f"{name} must be a text, not {shown(value)}")
 
 
-def check_spec(spec: Any, kinds: Kinds, where: str) -> None:
-    """Raise InputError unless `spec` is of a known kind with exactly that kind's parameters."""
-    require(isinstance(spec, Spec), f"{where} must be a mapping with a key 'kind', not {shown(spec)}")
+def as_spec(given: Any, kinds: Kinds, where: str) -> Spec:
+    """A Spec, given as such or as a mapping, of a known kind with exactly that kind's parameters."""
+    if isinstance(given, Mapping) and "kind" in given:
+        given = Spec.of(str(given["kind"]), **{str(name): value for name, value in given.items() if name != "kind"})
+    require(isinstance(given, Spec), f"{where} must be a mapping with a key 'kind', not {shown(given)}")
+    _check_spec(given, kinds, where)
+    return given
+
+
+def _check_spec(spec: Spec, kinds: Kinds, where: str) -> None:
     require(spec.kind in kinds, f"{where}.kind must be one of {', '.join(kinds)}, not {shown(spec.kind)}")
     known, given = kinds[spec.kind], dict(spec.values)
     _refuse_unknown(given, known, where)
@@ -200,51 +212,20 @@ def _refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: s
     require(not unknown, f"{where}: unknown key {', '.join(unknown)[:LONGEST]}; allowed: {allowed}")
 
 
-def spec_from_mapping(data: Any, where: str) -> Spec:
-    """Read a Spec; its parameters are checked by the dataclass that holds it."""
-    require(
-        isinstance(data, Mapping) and "kind" in data, f"{where} must be a mapping with a key 'kind', not {shown(data)}"
-    )
-    return Spec.of(str(data["kind"]), **{str(k): v for k, v in data.items() if k != "kind"})
-
-
 def from_mapping(cls: type[D], data: Any, where: str = "") -> D:
-    """Build a dataclass from a mapping; nested dataclasses and Specs are read from nested mappings.
+    """Build a dataclass from a mapping; its ``expanded``, if it has one, first writes out what stands for settings.
 
     Raises:
-        InputError: an unknown or missing key, or a value out of range; the message carries the dotted path.
+        InputError: an unknown key, or a value out of range; the message carries the dotted path.
     """
+    data = getattr(cls, "expanded", lambda given: given)(data)
     place, kind = where.rstrip(".") or "the scenario", type(data).__name__
     require(isinstance(data, Mapping), f"{place} must be a mapping, not {NOUNS.get(kind, kind)}")
-    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
-    _refuse_unknown(data, known, where)
-    hints = get_type_hints(cls)
-    values = {}
-    for name, item in known.items():
-        if name in data:
-            values[name] = _read(data[name], item, hints[name], f"{where}{name}")
-        else:
-            given = item.default is not MISSING or item.default_factory is not MISSING
-            require(given, f"{where}{name} is missing")
-    return _build(cls, values, where)
-
-
-def _build(cls: type[D], values: dict[str, Any], where: str) -> D:
+    _refuse_unknown(data, {item.name: item for item in fields(cls)}, where)  # type: ignore[arg-type]
     try:
-        return cls(**values)
+        return cls(**data)
     except InputError as error:
         raise InputError(f"{where}{error}") from None
-
-
-def _read(value: Any, item: Any, hint: Any, where: str) -> Any:
-    inner = next((arg for arg in get_args(hint) if is_dataclass(arg)), hint)
-    if value is None and type(None) in get_args(hint):
-        return None
-    if "kinds" in item.metadata:
-        return spec_from_mapping(value, where)
-    if is_dataclass(inner) and isinstance(inner, type):
-        return from_mapping(inner, value, f"{where}.")
-    return value
 
 
 def to_mapping(instance: Any) -> dict[str, Any]:

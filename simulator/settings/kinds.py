@@ -1,8 +1,5 @@
-"""What a scenario may name: methods, and the kinds of lengths, arrivals, acceptance and cost with their parameters."""
+"""The kinds of lengths, arrivals, acceptance and cost that a scenario may name, with their parameters."""
 
-from typing import Any
-
-from refimpl.core.config import NAMED_METHODS, Method
 from simulator.settings.fields import (
     COUNT,
     COUNTS,
@@ -16,17 +13,6 @@ from simulator.settings.fields import (
     Kinds,
     Range,
 )
-
-
-def _settings(method: Method) -> dict[str, Any]:
-    """Engine settings behind a named method; the oracle is one row in place without drafts."""
-    if method.layout is None:
-        return {"layout": "inplace", "scheduler": "fifo", "batch_size": 1, "num_speculative_tokens": 0}
-    rows = {} if method.batch_size is None else {"batch_size": method.batch_size}
-    return {"layout": method.layout, "scheduler": method.scheduler, **rows}
-
-
-METHODS = {name: _settings(method) for name, method in NAMED_METHODS.items()}
 
 LENGTHS: Kinds = {
     "fixed": {"tokens": COUNT},

@@ -18,7 +18,8 @@ from refimpl.core.shown import Shown
 from simulator.runner import DIFFERENT, mean_interval, run_parallel, run_replication
 from simulator.service.metrics import check_metric
 from simulator.settings.fields import PAIRED, to_mapping
-from simulator.settings.scenario import Scenario, Study, from_data
+from simulator.settings.parts import Study
+from simulator.settings.scenario import Scenario, from_data
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "refill": ("#refill", "switches.refill", "switches.zombies"),

@@ -72,7 +72,7 @@ def find_capacity(
     halvings = ceil(log2(log(2) / log1p(tolerance)))
 
     def keeps(rate_per_s: float) -> bool:
-        tried = scenario.but(study__arrivals__rate_per_s=rate_per_s)
+        tried = scenario.but({"study.arrivals.rate_per_s": rate_per_s})
         metrics = simulate(tried, replications, workers=workers, keep_frames=False).metrics
         mean, low, high, _ = mean_interval(metrics["slo_attainment"].to_numpy(), 0.95)
         lines[rate_per_s] = metrics[list(COLUMNS)].mean().to_dict() | {"low": low, "high": high}

@@ -20,18 +20,11 @@ from refimpl.core import provenance
 from refimpl.core.errors import InputError, require
 from refimpl.core.files import check_folder, whole_file
 from simulator.runner import run_replication
-from simulator.settings.fields import REPLICATIONS, WORKERS, Range, plain
+from simulator.settings.fields import REPLICATIONS, WORKERS, Range, plain, to_mapping
 from simulator.settings.inputs import input_digests
+from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import read_yaml
-from simulator.settings.scenario import (
-    Scenario,
-    anchored,
-    apply_settings,
-    content_hash,
-    from_data,
-    load_scenario,
-    to_mapping,
-)
+from simulator.settings.scenario import Scenario, anchored, content_hash, from_data, load_scenario
 
 SPEC_KEYS = ("base", "replications", "grid", "latin", "sobol", "skip_invalid")
 MAX_POINTS = 100_000  # each is a file

@@ -12,8 +12,10 @@ import yaml
 from simulator.cli import app, main
 from simulator.service.metrics import DEFINITIONS, metric_names
 from simulator.settings.fields import as_data
-from simulator.settings.kinds import KINDS, METHODS
-from simulator.settings.scenario import MAX_BUDGET, Engine, Scenario, Service, Study, Switches, Workload, load_scenario
+from simulator.settings.kinds import KINDS
+from simulator.settings.methods import METHODS
+from simulator.settings.parts import MAX_BUDGET, Engine, Service, Study, Switches, Workload
+from simulator.settings.scenario import Scenario, load_scenario
 from simulator.studies.sweeps import build_sweep, load_sweep
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -20,7 +20,7 @@ ONE_SERVER = Scenario(  # one row, no drafts, 10 tokens of 10 ms: 10 requests a 
 
 def test_regular_arrivals_can_fill_the_server():
     """Gamma arrivals of hardly any spread: nobody waits below the server's own rate, everybody far above it."""
-    regular = ONE_SERVER.but(study__arrivals={"kind": "gamma", "rate_per_s": 1.0, "cv": 0.01})
+    regular = ONE_SERVER.but({"study.arrivals": {"kind": "gamma", "rate_per_s": 1.0, "cv": 0.01}})
     found = find_capacity(regular, tolerance=0.01, replications=2)
     assert 10 <= found.rate_per_s < found.broken_at_per_s < 10.3
     assert found.broken_at_per_s / found.rate_per_s <= 1.01
@@ -35,13 +35,13 @@ def test_random_arrivals_leave_the_server_partly_idle():
     assert 4 < found.rate_per_s < 9
     assert [done for done, _ in told] == list(range(1, len(found.table) + 1))
     assert told[-1][1] == len(found.table)
-    stricter = find_capacity(ONE_SERVER.but(service__slo_first_token_s=0.2), replications=4)
+    stricter = find_capacity(ONE_SERVER.but({"service.slo_first_token_s": 0.2}), replications=4)
     assert stricter.rate_per_s < found.rate_per_s
 
 
 def test_the_start_does_not_matter():
     rates = [
-        find_capacity(ONE_SERVER.but(study__arrivals__rate_per_s=rate), replications=2).rate_per_s
+        find_capacity(ONE_SERVER.but({"study.arrivals.rate_per_s": rate}), replications=2).rate_per_s
         for rate in (0.5, 8.0, 128.0)
     ]
     assert max(rates) == pytest.approx(min(rates))
@@ -51,15 +51,15 @@ def test_the_start_does_not_matter():
     ("changes", "message"),
     [
         ({"study": {"num_requests": 5}}, "capacity needs a study of kind open, not offline"),
-        ({"study__arrivals": {"kind": "fixed", "interval_s": 1.0}}, "capacity needs study.arrivals with a rate"),
-        ({"service__slo_first_token_s": None}, "capacity needs service.slo_first_token_s or slo_per_token_s"),
-        ({"service__slo_first_token_s": 1e6}, "all of the rates .* reach an attainment of 0.99"),
-        ({"service__slo_first_token_s": 1e-6}, "none of the rates .* reach an attainment of 0.99"),
+        ({"study.arrivals": {"kind": "fixed", "interval_s": 1.0}}, "capacity needs study.arrivals with a rate"),
+        ({"service.slo_first_token_s": None}, "capacity needs service.slo_first_token_s or slo_per_token_s"),
+        ({"service.slo_first_token_s": 1e6}, "all of the rates .* reach an attainment of 0.99"),
+        ({"service.slo_first_token_s": 1e-6}, "none of the rates .* reach an attainment of 0.99"),
     ],
 )
 def test_searches_that_cannot_end_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
-        find_capacity(ONE_SERVER.but(study__num_requests=20).but(**changes), replications=1)
+        find_capacity(ONE_SERVER.but({"study.num_requests": 20}).but(changes), replications=1)
 
 
 def test_the_command_tells_rates(capsys, tmp_path):

@@ -200,7 +200,7 @@ def test_outputs_are_checked_before_the_work(capsys, monkeypatch, path, tmp_path
     def fail(*_, **__):
         pytest.fail("worked before the output was checked")
 
-    for name in ("attribution.attribute", "model.simulate_once", "validation.validate"):
+    for name in ("studies.attribution.attribute", "service.simulation.simulate_once", "engine_runs.validation.validate"):
         monkeypatch.setattr(f"simulator.{name}", fail)
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"grid": {"seed": [0]}}))
     for arguments, message in (
@@ -387,7 +387,7 @@ def test_every_plot_draws(tmp_path):
         "cdf": plots.latency_cdf({"static": results}),
         "throughput": plots.throughput_against(frame, "engine.batch_size"),
         "raggedness": plots.raggedness_map(results),
-        "waterfall": plots.waterfall(attribute(SCENARIO, SCENARIO.but(engine__scheduler="fifo"), 2)),
+        "waterfall": plots.waterfall(attribute(SCENARIO, SCENARIO.but({"engine.scheduler": "fifo"}), 2)),
         "pareto": plots.pareto(frame),
     }
     for name, axes in drawn.items():

@@ -70,8 +70,8 @@ def test_the_committed_validation_is_exact_in_decisions_and_tells_its_drift(name
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_every_method_runs_on_a_shipped_calibration(name, layout, scheduler):
     made = Scenario().but(
+        {"workload.prompt_tokens": {"kind": "uniform", "low_tokens": 8, "high_tokens": 100}},
         engine={"layout": layout, "scheduler": scheduler, "batch_size": 4, "max_new_tokens": 40},
-        workload__prompt_tokens={"kind": "uniform", "low_tokens": 8, "high_tokens": 100},
         study={"num_requests": 12},
         cost={"kind": "table", "calibration": name},
     )

@@ -24,7 +24,8 @@ from simulator.service.streams import Purpose, Streams
 from simulator.service.workload import arrival_times, draw_lengths
 from simulator.settings.calibration import load_calibration
 from simulator.settings.fields import Spec
-from simulator.settings.scenario import MAX_BUDGET, Engine, Scenario, Study, Workload
+from simulator.settings.parts import MAX_BUDGET
+from simulator.settings.scenario import Engine, Scenario, Study, Workload
 from simulator.settings.traces import read_engine_trace, read_service_trace
 
 STREAMS = Streams(7, 0)
@@ -361,10 +362,10 @@ def test_interpolation_is_exact_on_a_linear_table(calibration, component, point)
 
 def test_outside_the_measured_range_it_refuses_or_says_so(calibration):
     with pytest.raises(InputError, match="batch_size 9 is outside 1 … 8; measure more points, or set"):
-        simulate(study(calibration, batch_size=9).but(study__num_requests=20), 1)
-    results = simulate(study(calibration, outside="extrapolate", batch_size=9).but(study__num_requests=20), 1)
+        simulate(study(calibration, batch_size=9).but({"study.num_requests": 20}), 1)
+    results = simulate(study(calibration, outside="extrapolate", batch_size=9).but({"study.num_requests": 20}), 1)
     assert any("verify: batch_size 9 is outside 1 … 8" in what for what in results.extrapolated)
-    wide = study(calibration).but(workload__prompt_tokens={"kind": "fixed", "tokens": 600})
+    wide = study(calibration).but({"workload.prompt_tokens": {"kind": "fixed", "tokens": 600}})
     with pytest.raises(InputError, match="is outside"):
         simulate(wide, 1)
     assert simulate(study(calibration), 1).extrapolated == ()

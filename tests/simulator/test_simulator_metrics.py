@@ -31,7 +31,7 @@ CLOSED = Scenario(
 
 def test_requests_per_second_are_tokens_per_second_over_the_length_with_warm_up_too():
     for warmup in ("none", "mser5"):
-        found = simulate(CLOSED.but(study__warmup=warmup), 1)
+        found = simulate(CLOSED.but({"study.warmup": warmup}), 1)
         assert found["requests_per_s"] == pytest.approx(found["tokens_per_s"] / 10, rel=0.01)
         assert found["goodput_per_s"] == found["requests_per_s"]
 
@@ -57,7 +57,7 @@ def test_who_always_runs_was_never_passed_over():
     engine = Engine(scheduler="fifo", batch_size=2)
     fifo = Scenario(study=Study(num_requests=12), engine=engine, cost=COST)
     assert simulate(fifo, 1)["longest_wait_rounds"] == 0
-    grouped = fifo.but(engine__scheduler="grouped", engine__window_size=8)
+    grouped = fifo.but({"engine.scheduler": "grouped", "engine.window_size": 8})
     assert simulate(grouped, 1)["longest_wait_rounds"] > 0
 
 
@@ -65,7 +65,7 @@ def test_attainment_counts_the_unfinished_as_missed():
     limits = Service(slo_first_token_s=1e9)
     drained = Scenario(study=Study(num_requests=5), workload=fixed(5, 10), engine=PLAIN, cost=COST, service=limits)
     assert simulate(drained, 1)["slo_attainment"] == 1
-    assert simulate(drained.but(service__slo_per_token_s=1e-9), 1)["slo_attainment"] == 0
+    assert simulate(drained.but({"service.slo_per_token_s": 1e-9}), 1)["slo_attainment"] == 0
     found = simulate(CLOSED, 1)
     arrived = found["completed"] + found["censored"]
     assert found["slo_attainment"] == pytest.approx(found["completed"] / arrived)
@@ -102,11 +102,13 @@ def test_a_masked_round_is_as_wide_as_when_it_was_priced(tmp_path):
     """Its columns grow by k + 1 when it commits; what was priced was narrower."""
     points = [(*p[:4], 212 if p[4] == 512 else p[4], *p[5:]) for p in synthetic_points()]
     scenario = measured(tmp_path / "c", points, layout="masked", batch_size=1, num_speculative_tokens=5).but(
-        study__num_requests=1,
+        {
+            "study.num_requests": 1,
+            "workload.prompt_tokens.tokens": 201,
+            "workload.output_tokens.tokens": 3,
+            "cost.outside": "refuse",
+        },
         acceptance={"kind": "iid", "probability": 0.0},
-        workload__prompt_tokens__tokens=201,
-        workload__output_tokens__tokens=3,
-        cost__outside="refuse",
     )
     log = simulate_once(scenario).log
     assert [line.width for line in log.rounds] == [200, 206, 212]
@@ -154,15 +156,15 @@ def test_precision_may_be_about_any_metric(capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"workload__sort_prompts": True}, "workload.sort_prompts has no effect in a study of kind closed"),
-        ({"switches__wait_for_rows": 99}, "switches.wait_for_rows 99 never come: there are 60 study.clients"),
-        ({"workload__output_tokens": {"kind": "values", "tokens": [3, 0]}}, r"output_tokens\.tokens\[1\] must be an i"),
-        ({"workload__prompt_tokens": {"kind": "values", "tokens": [2.5]}}, r"prompt_tokens\.tokens\[0\] must be an i"),
+        ({"workload.sort_prompts": True}, "workload.sort_prompts has no effect in a study of kind closed"),
+        ({"switches.wait_for_rows": 99}, "switches.wait_for_rows 99 never come: there are 60 study.clients"),
+        ({"workload.output_tokens": {"kind": "values", "tokens": [3, 0]}}, r"output_tokens\.tokens\[1\] must be an i"),
+        ({"workload.prompt_tokens": {"kind": "values", "tokens": [2.5]}}, r"prompt_tokens\.tokens\[0\] must be an i"),
     ],
 )
 def test_what_would_be_ignored_or_never_end_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
-        CLOSED.but(**changes)
+        CLOSED.but(changes)
 
 
 def test_a_trace_of_arrivals_ends(tmp_path):
@@ -211,7 +213,7 @@ def test_the_longest_gap_is_the_time_between_two_rounds_of_a_request():
     cost = Spec.of("linear", verify_base_s=1.0)
     simulation = simulate_once(Scenario(study=Study(num_requests=2), workload=workload, engine=engine, cost=cost))
     assert [line.mode for line in simulation.log.rounds][:3] == ["grouped"] * 3
-    switched = simulate_once(simulation.scenario.but(switches__aging_from="admission"), keep_rows=True)
+    switched = simulate_once(simulation.scenario.but({"switches.aging_from": "admission"}), keep_rows=True)
     rows = switched.log.row_frame()
     assert rows["sequence"].tolist() == [0, 1, 0, 1, 0, 1, 1, 1, 1]
     assert measure(switched)["longest_gap_s"] == 1.0
@@ -220,7 +222,7 @@ def test_the_longest_gap_is_the_time_between_two_rounds_of_a_request():
 # --- aging, in seconds -----------------------------------------------------------------------------------------------
 
 
-def overloaded(**changes):
+def overloaded(changes):
     """More work than two rows can do, of a window that holds more."""
     scenario = Scenario(
         study=Study(kind="open", num_requests=150, arrivals=Spec.of("poisson", rate_per_s=2.0)),
@@ -232,29 +234,29 @@ def overloaded(**changes):
             split_base_s=0.004,
         ),
     )  # fmt: skip
-    return scenario.but(**changes)
+    return scenario.but(changes)
 
 
 def test_aging_bounds_gaps_at_little_cost_in_seconds():
     """Aging from admission shares the rows out among all; without aging a request may wait in the middle for long."""
     cases = {
         "now": {},
-        "from admission": {"switches__aging_from": "admission"},
-        "none": {"engine__aging_bound": np.inf},
+        "from admission": {"switches.aging_from": "admission"},
+        "none": {"engine.aging_bound": np.inf},
     }
-    found = {name: simulate(overloaded(**changes), 3, keep_frames=False) for name, changes in cases.items()}
+    found = {name: simulate(overloaded(changes), 3, keep_frames=False) for name, changes in cases.items()}
     p99 = {name: result["latency_p99_s"] for name, result in found.items()}
     assert p99["now"] < 1.2 * p99["none"]
     assert p99["from admission"] > 1.15 * p99["none"]
     assert p99["from admission"] > p99["now"]
     assert found["now"]["longest_gap_s"] < 0.2 * found["none"]["longest_gap_s"]
-    default = simulate(overloaded(engine__aging_bound=None), 3, keep_frames=False)
+    default = simulate(overloaded({"engine.aging_bound": None}), 3, keep_frames=False)
     assert default["latency_p99_s"] < 1.05 * p99["none"]
     assert default["longest_gap_s"] < 0.5 * found["none"]["longest_gap_s"]
 
 
 def test_no_request_is_passed_over_longer_than_the_bound_between_two_rounds():
-    rows = simulate(overloaded(), 1, keep_rows=True).frame("rows")
+    rows = simulate(overloaded({}), 1, keep_rows=True).frame("rows")
     passed_over = rows.sort_values("round").groupby("sequence")["round"].diff().max() - 1
     assert 8 <= passed_over <= 8 + 8 // 2
 

@@ -25,9 +25,8 @@ OFFLINE = Scenario(
     cost=COST,
 )
 CLOSED = OFFLINE.but(
+    {"engine.scheduler": "fifo", "workload.output_tokens": {"kind": "geometric", "mean_tokens": 12.0}},
     study={"kind": "closed", "clients": 60, "duration_s": 40.0},
-    engine__scheduler="fifo",
-    workload__output_tokens={"kind": "geometric", "mean_tokens": 12.0},
 )
 
 
@@ -71,7 +70,7 @@ def test_attainment_is_of_those_that_came_after_the_warm_up(tmp_path):
     arrivals = {"kind": "trace", "path": str(tmp_path / "t.csv")}
     study = {"kind": "open", "duration_s": float(times[-1]), "warmup": "mser5", "arrivals": arrivals}
     limit_s = 0.4
-    found = simulate(CLOSED.but(study=study, service__slo_first_token_s=limit_s), 1)
+    found = simulate(CLOSED.but({"service.slo_first_token_s": limit_s}, study=study), 1)
     requests, start_s = found.frame("requests"), found["warmup_s"]
     good = (requests["first_token_s"] - requests["arrival_s"] <= limit_s) & requests["finished_s"].notna()
     later = requests["arrival_s"] >= start_s
@@ -81,7 +80,9 @@ def test_attainment_is_of_those_that_came_after_the_warm_up(tmp_path):
 
 
 def test_busy_share_is_the_mean_of_the_replicas():
-    found = simulate(OFFLINE.but(service__replicas=3, service__router="least_loaded", engine__scheduler="fifo"), 1)
+    found = simulate(
+        OFFLINE.but({"service.replicas": 3, "service.router": "least_loaded", "engine.scheduler": "fifo"}), 1
+    )
     rounds = found.frame("rounds")
     share = [mine["round_s"].sum() / found["makespan_s"] for _, mine in rounds.groupby("replica")]
     assert len(share) == 3
@@ -135,7 +136,7 @@ def test_a_grid_holds_means(tmp_path):
 
 
 def test_every_replica_has_noise_of_its_own():
-    log = simulate_once(OFFLINE.but(service__replicas=2, engine__scheduler="fifo")).log
+    log = simulate_once(OFFLINE.but({"service.replicas": 2, "engine.scheduler": "fifo"})).log
     first, second = ([line.noise for line in log.rounds if line.replica == number] for number in (0, 1))
     assert len(first) > 10 < len(second)
     assert not set(first) & set(second)
@@ -146,7 +147,7 @@ def test_every_replica_has_noise_of_its_own():
 def test_the_last_prompt_token_is_fed_by_the_first_round(prompt_tokens):
     cost = {"kind": "linear", "prefill_base_s": 1.0, "prefill_s_per_token": 0.1, "verify_base_s": 0.02}
     prompts = {"kind": "fixed", "tokens": prompt_tokens}
-    first = simulate_once(OFFLINE.but(cost=cost, workload__prompt_tokens=prompts, noise=False)).log.rounds[0]
+    first = simulate_once(OFFLINE.but({"workload.prompt_tokens": prompts}, cost=cost, noise=False)).log.rounds[0]
     assert first.prefill_s == pytest.approx(1.0 + 0.1 * 4 * (prompt_tokens - 1) if prompt_tokens > 1 else 0.0)
 
 
@@ -154,7 +155,9 @@ def test_a_move_is_paid_where_the_rows_are_equally_long_too():
     """Rows that come to be equally long by keeping different numbers of tokens have moved; so has what is loaded."""
     cost = {"kind": "linear", "verify_base_s": 0.02, "realign_base_s": 0.3, "concat_base_s": 0.5}
     lengths = {"kind": "uniform", "low_tokens": 7, "high_tokens": 9}
-    scenario = OFFLINE.but(study__num_requests=2, engine__batch_size=2, workload__prompt_tokens=lengths, cost=cost)
+    scenario = OFFLINE.but(
+        {"study.num_requests": 2, "engine.batch_size": 2, "workload.prompt_tokens": lengths}, cost=cost
+    )
     equal = 0
     for index in range(20):
         log = simulate_once(scenario, index, keep_rows=True).log

@@ -26,14 +26,14 @@ COST = Spec.of(
 )
 
 
-def scenario(**changes):
+def scenario(changes=None, **more):
     base = Scenario(
         study=Study(num_requests=40),
         workload=Workload(prompt_tokens=Spec.of("uniform", low_tokens=4, high_tokens=60)),
         engine=Engine(layout="realigned", scheduler="static", batch_size=4, max_new_tokens=40),
         cost=COST,
     )
-    return base.but(**changes)
+    return base.but(changes, **more)
 
 
 switches = st.builds(
@@ -109,7 +109,7 @@ def test_conservation_causality_and_identities(engine, chosen, study, alpha, rep
 
 
 def test_work_conservation_a_server_idles_only_when_nothing_waits():
-    made = scenario(engine__scheduler="fifo").but(
+    made = scenario({"engine.scheduler": "fifo"}).but(
         study={"kind": "open", "num_requests": 200, "arrivals": {"kind": "poisson", "rate_per_s": 6.0}}
     )
     results = simulate(made, 1)
@@ -139,7 +139,7 @@ def test_the_metrics_keep_their_identities():
 def test_rows_may_grow_longer_than_the_first_requests_foretell(layout):
     prompts = {"kind": "lognormal", "median_tokens": 200.0, "sigma": 1.2}
     engine = {"layout": layout, "scheduler": "fifo", "batch_size": 32, "max_new_tokens": 2}
-    made = Scenario(seed=1).but(study__num_requests=9000, workload__prompt_tokens=prompts, engine=engine)
+    made = Scenario(seed=1).but({"study.num_requests": 9000, "workload.prompt_tokens": prompts}, engine=engine)
     simulation = simulate_once(made)
     prompt_lens = [request.prompt_len for request in simulation.log.requests]
     assert max(prompt_lens) > 1.3 * max(prompt_lens[:4096])
@@ -147,7 +147,7 @@ def test_rows_may_grow_longer_than_the_first_requests_foretell(layout):
 
 
 def test_same_seed_same_bytes_whatever_the_workers():
-    made = scenario(engine__scheduler="grouped")
+    made = scenario({"engine.scheduler": "grouped"})
     one, two = simulate(made, 4), simulate(made, 4, workers=2)
     for name in ("requests", "rounds"):
         pd.testing.assert_frame_equal(one.frame(name), two.frame(name), check_exact=True)
@@ -162,13 +162,15 @@ def test_progress_is_told_after_every_replication(workers):
 
 
 def test_common_random_numbers_pair_scenarios_request_by_request():
-    a, b = (simulate(scenario(engine__layout=name, engine__scheduler="fifo"), 3) for name in ("realigned", "inplace"))
+    a, b = (
+        simulate(scenario({"engine.layout": name, "engine.scheduler": "fifo"}), 3) for name in ("realigned", "inplace")
+    )
     columns = ["request", "prompt_tokens", "output_tokens", "rounds", "accepted"]
     assert a.frame("requests")[columns].equals(b.frame("requests")[columns])
 
 
 def test_pairing_narrows_the_interval():
-    a, b = scenario(), scenario(engine__scheduler="fifo")
+    a, b = scenario(), scenario({"engine.scheduler": "fifo"})
     table = compare(a, b, 10).table.loc["makespan_s"]
     spread = np.hypot(*(simulate(s, 10).metrics["makespan_s"].std(ddof=1) for s in (a, b)))
     assert table["verdict"] == DIFFERENT
@@ -216,8 +218,10 @@ def test_warmup_is_left_out(tmp_path):
     times = np.concatenate([np.zeros(100), 1 + np.arange(500) * 0.5])
     pd.DataFrame({"time_s": times, "prompt_tokens": 20, "output_tokens": 40}).to_csv(tmp_path / "t.csv")
     arrivals = {"kind": "trace", "path": str(tmp_path / "t.csv")}
-    whole = scenario(engine__scheduler="fifo").but(study={"kind": "open", "num_requests": 600, "arrivals": arrivals})
-    steady, everything = (simulate(made, 1) for made in (whole.but(study__warmup="mser5"), whole))
+    whole = scenario({"engine.scheduler": "fifo"}).but(
+        study={"kind": "open", "num_requests": 600, "arrivals": arrivals}
+    )
+    steady, everything = (simulate(made, 1) for made in (whole.but({"study.warmup": "mser5"}), whole))
     arrival_s = steady.frame("requests")["arrival_s"]
     assert 0 < steady["warmup_s"] < 100
     assert steady["completed"] == (arrival_s >= steady["warmup_s"]).sum() < everything["completed"] == 600
@@ -236,7 +240,7 @@ def test_censored_requests_are_reported():
 def brief(**study):
     """Twenty requests that come within a second or two, and whatever else the study is told."""
     arrivals = {"kind": "poisson", "rate_per_s": 20.0}
-    return scenario(engine__scheduler="fifo").but(study={"kind": "open", "arrivals": arrivals, **study})
+    return scenario({"engine.scheduler": "fifo"}).but(study={"kind": "open", "arrivals": arrivals, **study})
 
 
 def test_nothing_is_observed_after_the_last_round_when_no_request_can_come():
@@ -249,7 +253,7 @@ def test_nothing_is_observed_after_the_last_round_when_no_request_can_come():
 
 
 def test_waiting_for_requests_that_may_come_is_observed():
-    results = simulate(brief(duration_s=9.0, num_requests=1000).but(study__arrivals__rate_per_s=1.0), 1)
+    results = simulate(brief(duration_s=9.0, num_requests=1000).but({"study.arrivals.rate_per_s": 1.0}), 1)
     tokens = results.frame("rounds")["kept"].sum()
     assert results["tokens_per_s"] == pytest.approx(tokens / 9.0)
     assert results["makespan_s"] < 9.0
@@ -259,13 +263,13 @@ def test_waiting_for_requests_that_may_come_is_observed():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_kv_capacity_limits_admission(layout, scheduler):
     cost = {"kind": "linear", "verify_base_s": 0.02, "kv_bytes_per_token": 10.0}
-    free = scenario(engine__scheduler=scheduler, engine__layout=layout, cost=cost)
-    tight = free.but(service__kv_capacity_bytes=250 * 10.0 if layout == "inplace" else 700 * 10.0)
+    free = scenario({"engine.scheduler": scheduler, "engine.layout": layout}, cost=cost)
+    tight = free.but({"service.kv_capacity_bytes": 250 * 10.0 if layout == "inplace" else 700 * 10.0})
     capacity = tight.service.kv_capacity_bytes
     assert simulate(free, 1)["kv_peak_bytes"] > capacity >= simulate(tight, 1)["kv_peak_bytes"]
     assert simulate(tight, 1)["completed"] == 40
     with pytest.raises(InputError, match=r"service.kv_capacity_bytes holds 50 tokens; a request needs"):
-        simulate(free.but(service__kv_capacity_bytes=500.0), 1)
+        simulate(free.but({"service.kv_capacity_bytes": 500.0}), 1)
 
 
 def test_goodput_counts_what_meets_the_limits():
@@ -276,17 +280,17 @@ def test_goodput_counts_what_meets_the_limits():
 
 @pytest.mark.parametrize("name", ["sort_prompts", "partial_groups", "largest", "bucket", "cost_aware"])
 def test_scheduling_switches_change_decisions_not_tokens(name):
-    base = scenario(engine__scheduler="grouped", engine__window_size=24)
+    base = scenario({"engine.scheduler": "grouped", "engine.window_size": 24})
     changed = {
-        "sort_prompts": {"workload__sort_prompts": True},
-        "partial_groups": {"switches__partial_groups": True},
-        "largest": {"switches__group_choice": "largest", "engine__batch_size": 2},
-        "bucket": {"switches__bucket_tokens": 8},
-        "cost_aware": {"switches__cost_aware": True, "engine__batch_size": 2},
+        "sort_prompts": {"workload.sort_prompts": True},
+        "partial_groups": {"switches.partial_groups": True},
+        "largest": {"switches.group_choice": "largest", "engine.batch_size": 2},
+        "bucket": {"switches.bucket_tokens": 8},
+        "cost_aware": {"switches.cost_aware": True, "engine.batch_size": 2},
     }[name]
-    if "engine__batch_size" in changed:
-        base = base.but(engine__batch_size=2)
-    a, b = simulate(base, 1), simulate(base.but(**changed), 1)
+    if "engine.batch_size" in changed:
+        base = base.but({"engine.batch_size": 2})
+    a, b = simulate(base, 1), simulate(base.but(changed), 1)
     assert a["completed"] == b["completed"] == 40
     assert not a.frame("rounds")["mode"].equals(b.frame("rounds")["mode"]) or a["makespan_s"] != b["makespan_s"]
     if name == "bucket":
@@ -295,10 +299,14 @@ def test_scheduling_switches_change_decisions_not_tokens(name):
 
 def test_host_reads_are_paid_by_realignment_not_by_groups():
     base = scenario(
-        engine__scheduler="grouped", engine__window_size=24, workload__prompt_tokens={"kind": "fixed", "tokens": 9}
+        {
+            "engine.scheduler": "grouped",
+            "engine.window_size": 24,
+            "workload.prompt_tokens": {"kind": "fixed", "tokens": 9},
+        }
     )
     quiet = base.but(noise=False)
-    rounds, dear = (simulate(s, 1).frame("rounds") for s in (quiet, quiet.but(switches__realign_read_s=1e-3)))
+    rounds, dear = (simulate(s, 1).frame("rounds") for s in (quiet, quiet.but({"switches.realign_read_s": 1e-3})))
     reads_s = (6 * rounds["rows"] + 2) * 32 * 1e-3
     moved = (rounds["realign_s"] > 0) & (rounds["mode"] != "grouped")
     assert moved.any()
@@ -308,7 +316,7 @@ def test_host_reads_are_paid_by_realignment_not_by_groups():
 
 def test_waiting_for_rows_fills_batches():
     arrivals = {"kind": "poisson", "rate_per_s": 2.0}
-    base = scenario(engine__scheduler="fifo", study={"kind": "open", "num_requests": 100, "arrivals": arrivals})
+    base = scenario({"engine.scheduler": "fifo"}, study={"kind": "open", "num_requests": 100, "arrivals": arrivals})
     patient = base.but(switches={"wait_for_rows": 4, "wait_at_most_s": 2.0})
     assert simulate(patient, 1)["occupancy"] > simulate(base, 1)["occupancy"]
     assert simulate(patient, 1)["completed"] == 100
@@ -318,7 +326,7 @@ def test_waiting_for_rows_fills_batches():
 
 
 def test_shares_add_up_and_name_the_factors():
-    a, b = scenario(), scenario(engine__scheduler="grouped", engine__window_size=16, switches__keep_bonus=False)
+    a, b = scenario(), scenario({"engine.scheduler": "grouped", "engine.window_size": 16, "switches.keep_bonus": False})
     assert set(differing_factors(a, b)) == {"refill", "grouping", "bonus token"}
     found = attribute(a, b, 4)
     sums = found.per_replication.sum(axis=1)
@@ -329,12 +337,12 @@ def test_shares_add_up_and_name_the_factors():
 
 
 def test_a_factor_without_effect_has_no_share():
-    found = attribute(scenario(), scenario(engine__scheduler="fifo", engine__aging_bound=50), 3)
+    found = attribute(scenario(), scenario({"engine.scheduler": "fifo", "engine.aging_bound": 50}), 3)
     assert found.table.loc["grouping", "share"] == 0
 
 
 def test_studies_of_two_kinds_are_one_factor():
-    found = attribute(scenario(), brief(num_requests=20).but(engine__scheduler="static"), 2)
+    found = attribute(scenario(), brief(num_requests=20).but({"engine.scheduler": "static"}), 2)
     assert set(found.table.index) == {"study", "total"}
 
 

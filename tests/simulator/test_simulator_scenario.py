@@ -4,8 +4,9 @@ import yaml
 
 from refimpl.core.config import NAMED_METHODS, DecodeConfig
 from refimpl.core.errors import InputError
-from simulator.settings.fields import Spec
+from simulator.settings.fields import Spec, to_mapping
 from simulator.settings.kinds import KINDS
+from simulator.settings.paths import set_path
 from simulator.settings.scenario import (
     Engine,
     Scenario,
@@ -13,8 +14,6 @@ from simulator.settings.scenario import (
     Switches,
     from_data,
     load_scenario,
-    set_path,
-    to_mapping,
 )
 
 
@@ -33,6 +32,77 @@ def test_yaml_round_trip_is_exact(tmp_path):
     )
     scenario.save(tmp_path / "s.yaml")
     assert load_scenario(tmp_path / "s.yaml") == scenario
+
+
+PINNED = {  # sweeps find what they have finished by these: a change of a hash throws results away
+    "defaults": (Scenario(), "62b9a6323d1e27a0"),
+    "closed": (
+        Scenario(study=Study("closed", clients=3, duration_s=2.5), switches=Switches(k_by_load=((4, 2),))),
+        "224a05dd456a968a",
+    ),
+    "parameters": (Scenario(acceptance=Spec.of("profile", probabilities=[0.9, 0.5]), seed=7), "198f45d7e083e993"),
+}
+
+
+@pytest.mark.parametrize(("scenario", "digits"), PINNED.values(), ids=PINNED)
+def test_hashes_stay_as_they_are(scenario, digits):
+    assert scenario.content_hash == digits
+
+
+MAPPED = [
+    (lambda: Scenario(engine={"method": "exspec"}), lambda: Scenario(engine=Engine("realigned", "grouped"))),
+    (lambda: Scenario(engine="masked+fifo"), lambda: Scenario(engine=Engine("masked", "fifo"))),
+    (
+        lambda: Scenario(engine={"method": "speculative", "num_speculative_tokens": 3}),
+        lambda: Scenario(engine=Engine(batch_size=1, num_speculative_tokens=3)),
+    ),
+    (
+        lambda: Scenario(acceptance={"kind": "beta", "a": 4, "b": 2}),
+        lambda: Scenario(acceptance=Spec.of("beta", a=4, b=2)),
+    ),
+    (lambda: Scenario(study={"num_requests": 9}), lambda: Scenario(study=Study(num_requests=9))),
+    (
+        lambda: Study("open", num_requests=9, arrivals={"kind": "fixed", "interval_s": 2}),
+        lambda: Study("open", num_requests=9, arrivals=Spec.of("fixed", interval_s=2)),
+    ),
+    (lambda: Scenario().but(engine=Engine("masked")), lambda: Scenario(engine=Engine("masked"))),
+    (lambda: Scenario().but(engine={"method": "exspec"}), lambda: Scenario().but(method="exspec")),
+    (lambda: Scenario().but({"engine.batch_size": 2}, seed=1), lambda: Scenario(engine=Engine(batch_size=2), seed=1)),
+    (lambda: Spec.of("values", tokens=np.array([3, 4])), lambda: Spec.of("values", tokens=range(3, 5))),
+]
+
+
+@pytest.mark.parametrize("case", range(len(MAPPED)))
+def test_mappings_and_methods_stand_for_what_they_describe(case):
+    given, meant = (make() for make in MAPPED[case])
+    assert given == meant
+    assert hash(given) == hash(meant)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Scenario(engine={"method": "exspecc"}), "method must be one of autoregressive"),
+        (
+            lambda: Scenario(engine={"method": "speculative", "batch_size": 4}),
+            r"engine\.batch_size: method speculative has 1",
+        ),
+        (
+            lambda: Scenario(acceptance={"kind": "iid", "probability": 2}),
+            r"acceptance\.probability must be a number in",
+        ),
+        (
+            lambda: Scenario(study={"kind": "open", "num_requests": 5, "arrivals": {"kind": "x"}}),
+            r"study\.arrivals\.kind",
+        ),
+        (lambda: Scenario(engine=Switches()), "engine must be a mapping, not Switches"),
+        (lambda: Scenario().but({"engine.size": 4}), r"engine\.size: no such setting; allowed: layout"),
+        (lambda: Scenario().but(engine__batch_size=4), "engine__batch_size: no such setting; allowed: name, seed"),
+    ],
+)
+def test_mappings_are_refused_by_their_path(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
 
 
 def test_the_hash_ignores_the_name_and_sees_everything_else():
@@ -201,7 +271,7 @@ def at(data, path):
 def test_settings_reach_every_kind_one_by_one():
     changes = {"cost.kind": "table", "cost.calibration": "cpu/tiny", "acceptance.kind": "markov"}
     changes |= {"acceptance.correlation": 0.5, "workload.prompt_tokens.kind": "geometric"}
-    scenario = Scenario().but(**changes, **{"workload.prompt_tokens.mean_tokens": 9.0})
+    scenario = Scenario().but(changes | {"workload.prompt_tokens.mean_tokens": 9.0})
     assert scenario.cost == Spec.of("table", calibration="cpu/tiny")
     assert scenario.acceptance == Spec.of("markov", probability=0.7, correlation=0.5)
     assert scenario.workload.prompt_tokens == Spec.of("geometric", mean_tokens=9.0)

@@ -110,7 +110,7 @@ def test_a_changed_input_file_changes_the_key(tmp_path):
     lengths = tmp_path / "lengths.csv"
     prompts = {"kind": "file", "path": str(lengths), "column": "tokens"}
     lengths.write_text("tokens\n5\n")
-    spec = build_sweep(BASE.but(workload__prompt_tokens=prompts), replications=1, grid={"seed": [0]})
+    spec = build_sweep(BASE.but({"workload.prompt_tokens": prompts}), replications=1, grid={"seed": [0]})
     before = spec.tasks[0].key
     lengths.write_text("tokens\n9\n")
     assert spec.tasks[0].key != before

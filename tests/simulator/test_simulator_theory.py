@@ -69,7 +69,7 @@ def test_first_round_groups_with_the_birthday_probability(window, rows, lengths)
     base = offline(
         requests=window, batch_size=rows, layout="realigned", scheduler="grouped", window_size=window, tokens=1
     )
-    scenario = base.but(workload__prompt_tokens={"kind": "uniform", "low_tokens": 1, "high_tokens": lengths})
+    scenario = base.but({"workload.prompt_tokens": {"kind": "uniform", "low_tokens": 1, "high_tokens": lengths}})
     rounds = simulate(scenario, 150).frame("rounds").groupby("replication").first()
     assert_mean(rounds["mode"] == "grouped", analytic.group_probability(window, rows, lengths), 5.0)
 
@@ -100,38 +100,42 @@ def mean_wait(scenario, skip=500, replications=8):
 
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_fixed_outputs_make_an_md1_queue(load):
-    scenario = queue(load / 0.004, Spec.of("fixed", tokens=4)).but(engine__max_new_tokens=4)
+    scenario = queue(load / 0.004, Spec.of("fixed", tokens=4)).but({"engine.max_new_tokens": 4})
     assert_mean(mean_wait(scenario), analytic.md1_wait_s(load / 0.004, 0.004))
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_geometric_outputs_follow_pollaczek_khinchine(load):
-    scenario = queue(load / 0.004, Spec.of("geometric", mean_tokens=4)).but(engine__max_new_tokens=100)
+    scenario = queue(load / 0.004, Spec.of("geometric", mean_tokens=4)).but({"engine.max_new_tokens": 100})
     assert_mean(mean_wait(scenario), analytic.pollaczek_khinchine_wait_s(load / 0.004, 0.004, 0.75))
 
 
 def test_long_geometric_outputs_on_one_row_make_an_mm1_queue():
-    scenario = queue(0.5 / 0.05, Spec.of("geometric", mean_tokens=50), requests=2000).but(engine__max_new_tokens=1000)
+    scenario = queue(0.5 / 0.05, Spec.of("geometric", mean_tokens=50), requests=2000).but(
+        {"engine.max_new_tokens": 1000}
+    )
     assert_mean(mean_wait(scenario, replications=6), analytic.mm1_wait_s(0.5 / 0.05, 0.05), 5.0)
 
 
 def test_rows_of_constant_round_time_make_an_mmc_queue():
     """A round costs the same whatever its rows, so each row is a server; an arrival also waits for a round to end."""
-    scenario = queue(3.2 / 0.05, Spec.of("geometric", mean_tokens=50), batch_size=4).but(engine__max_new_tokens=1000)
+    scenario = queue(3.2 / 0.05, Spec.of("geometric", mean_tokens=50), batch_size=4).but(
+        {"engine.max_new_tokens": 1000}
+    )
     waits = mean_wait(scenario, replications=6)
     expected = analytic.mmc_wait_s(3.2 / 0.05, 0.05, 4)
     assert abs(waits.mean() - expected - 0.0005) <= 5 * waits.std(ddof=1) / np.sqrt(len(waits)) + 0.0015
 
 
 def test_one_token_outputs_make_a_bulk_queue():
-    scenario = queue(2500.0, Spec.of("fixed", tokens=1), batch_size=4, requests=8000).but(engine__max_new_tokens=1)
+    scenario = queue(2500.0, Spec.of("fixed", tokens=1), batch_size=4, requests=8000).but({"engine.max_new_tokens": 1})
     assert_mean(mean_wait(scenario), analytic.bulk_wait_s(2500.0, 0.001, 4))
     assert analytic.bulk_wait_s(500.0, 0.001, 1) == pytest.approx(analytic.md1_wait_s(500.0, 0.001), rel=1e-6)
 
 
 def test_littles_law_on_the_logged_populations():
     """Time average of the logged population = rate × mean latency; the log counts at the end of each round."""
-    scenario = queue(80.0, Spec.of("geometric", mean_tokens=10), batch_size=2).but(engine__max_new_tokens=400)
+    scenario = queue(80.0, Spec.of("geometric", mean_tokens=10), batch_size=2).but({"engine.max_new_tokens": 400})
     results = simulate(scenario, 1)
     rounds, requests = results.frame("rounds"), results.frame("requests")
     end_s = results["makespan_s"]
@@ -175,23 +179,23 @@ def test_window_of_one_batch_is_fifo(alpha):
 
 def test_without_realign_cost_layouts_agree_and_exspec_equals_fifo_in_tokens_per_round():
     base = offline(requests=200, batch_size=4, scheduler="fifo")
-    realigned = base.but(engine__layout="realigned")
+    realigned = base.but({"engine.layout": "realigned"})
     assert compare(base, realigned, 4).table.loc["makespan_s", "difference"] == 0
-    exspec = base.but(engine__layout="realigned", engine__scheduler="grouped", engine__window_size=32)
+    exspec = base.but({"engine.layout": "realigned", "engine.scheduler": "grouped", "engine.window_size": 32})
     ratio = compare(base, exspec, 6).table.loc["tokens_per_s", "ratio"]
     assert ratio == pytest.approx(1, abs=0.02)  # only the tail of the run differs
 
 
 def test_grouping_pays_only_where_moving_costs():
     free = offline(requests=200, batch_size=4, layout="realigned", scheduler="fifo")
-    dear = free.but(cost__realign_base_s=0.005)
-    grouped = {"engine__scheduler": "grouped", "engine__window_size": 64}
-    assert abs(compare(free, free.but(**grouped), 4).table.loc["tokens_per_s", "ratio"] - 1) < 0.05
-    assert compare(dear, dear.but(**grouped), 4).table.loc["tokens_per_s", "ratio"] > 1.05
+    dear = free.but({"cost.realign_base_s": 0.005})
+    grouped = {"engine.scheduler": "grouped", "engine.window_size": 64}
+    assert abs(compare(free, free.but(grouped), 4).table.loc["tokens_per_s", "ratio"] - 1) < 0.05
+    assert compare(dear, dear.but(grouped), 4).table.loc["tokens_per_s", "ratio"] > 1.05
 
 
 def test_replicas_behind_a_router_share_the_work():
-    one = queue(50.0, Spec.of("fixed", tokens=20)).but(engine__max_new_tokens=20, study__num_requests=500)
+    one = queue(50.0, Spec.of("fixed", tokens=20)).but({"engine.max_new_tokens": 20, "study.num_requests": 500})
     for router in ("round_robin", "least_loaded", "by_length"):
         results = simulate(one.but(service={"replicas": 3, "router": router}), 1)
         assert results["completed"] == 500

@@ -13,7 +13,7 @@ SETTINGS = {"max_new_tokens": 6, "num_speculative_tokens": 2, "stop_token_ids": 
 OPEN = Scenario(
     name="a & b",
     study=Study("open", num_requests=30, arrivals=Spec.of("poisson", rate_per_s=8.0)),
-).but(service__slo_first_token_s=0.5)
+).but({"service.slo_first_token_s": 0.5})
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def shown(llama, tiny):
         generate(tiny, ["def main(", "x <b> = 1" + "0" * 200], method="exspec", **SETTINGS),
         verify(llama, [[1, 2], [3, 4, 5]], methods="eqspec,inplace", batch_sizes=[2], **SETTINGS),
         simulate(OPEN, 2),
-        compare(OPEN, OPEN.but(engine__batch_size=1), 2),
-        attribute(OPEN, OPEN.but(engine__batch_size=1), 2),
+        compare(OPEN, OPEN.but({"engine.batch_size": 1}), 2),
+        attribute(OPEN, OPEN.but({"engine.batch_size": 1}), 2),
         find_capacity(OPEN, 0.9, replications=1, tolerance=0.5),
         read_validation(),
     ]

@@ -1,0 +1,57 @@
+"""Dotted paths into the plain data of a scenario, such as ``engine.batch_size``."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from refimpl.core.errors import require
+from simulator.settings.fields import as_data
+from simulator.settings.kinds import KINDS
+from simulator.settings.methods import require_agreement, resolve_method
+from simulator.settings.parts import IGNORED, Study
+
+METHOD_PATHS = ("method", "engine.method")
+
+
+def set_path(data: dict[str, Any], path: str, value: Any) -> None:
+    """Set a dotted path in nested mappings; ``method`` stands for the layout, scheduler and so on that it names.
+
+    With another kind goes what that kind does not know: parameters, and settings of a study.
+
+    Raises:
+        InputError: no such path.
+    """
+    if path in METHOD_PATHS:
+        data["engine"].update(resolve_method(value))
+        return
+    *parents, last = path.split(".")
+    here: Any = data
+    for name in parents:
+        require(isinstance(here, dict) and name in here, f"{path}: no such setting; {name!r} is unknown")
+        here = here[name]
+    known = isinstance(here, dict) and (last in here or "kind" in here)
+    require(known, f"{path}: no such setting; allowed: {', '.join(here) if isinstance(here, dict) else 'nothing'}")
+    here[last] = as_data(value)
+    if last == "kind":
+        _drop_unknown(here, ".".join(parents), str(value))
+
+
+def _drop_unknown(here: dict[str, Any], path: str, kind: str) -> None:
+    """Leave to the setting at `path`, which is now of another kind, what that kind knows."""
+    if path == "study":
+        here.update({item.name: as_data(item.default) for item in fields(Study) if item.name in IGNORED.get(kind, ())})
+    elif kind in KINDS[path]:
+        for name in set(here) - {"kind", *KINDS[path][kind]}:
+            del here[name]
+
+
+def apply_settings(data: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Set dotted paths in nested mappings, one after the other, see `set_path`.
+
+    Raises:
+        InputError: no such path, or a method beside a setting that it fixes otherwise.
+    """
+    for path, value in settings.items():
+        if path in METHOD_PATHS:
+            require_agreement(value, {name.removeprefix("engine."): given for name, given in settings.items()})
+        set_path(data, path, value)
