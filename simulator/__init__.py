@@ -16,9 +16,12 @@ _NAMES = {
     "simulator.service.metrics": ("metric_names",),
     "simulator.service.simulation": ("Simulation", "simulate_once"),
     "simulator.engine_runs.parity": ("Parity", "check_parity"),
-    "simulator.runner": ("Comparison", "Replication", "Results", "compare", "simulate"),
+    "simulator.runner": ("Replication", "Results", "simulate"),
+    "simulator.studies.comparison": ("Comparison", "Comparisons", "compare"),
+    "simulator.settings.tables": ("read_provenance",),
     "simulator.settings.scenario": ("Engine", "Scenario", "Service", "Study", "Switches", "Workload", "load_scenario"),
-    "simulator.studies.sweeps": ("SweepSpec", "Task", "build_sweep", "load_sweep", "sobol_indices", "sweep"),
+    "simulator.studies.designs": ("SweepSpec", "Task", "build_sweep", "load_sweep", "sobol_indices"),
+    "simulator.studies.sweeps": ("sweep",),
     "simulator.engine_runs.trace_export": ("export_trace",),
     "simulator.settings.traces": ("EngineTrace", "ServiceTrace", "read_engine_trace", "read_service_trace"),
     "simulator.engine_runs.validation": ("Validation", "read_validation", "validate"),
@@ -38,10 +41,8 @@ if TYPE_CHECKING:
     from simulator.engine_runs.validation import Validation as Validation
     from simulator.engine_runs.validation import read_validation as read_validation
     from simulator.engine_runs.validation import validate as validate
-    from simulator.runner import Comparison as Comparison
     from simulator.runner import Replication as Replication
     from simulator.runner import Results as Results
-    from simulator.runner import compare as compare
     from simulator.runner import simulate as simulate
     from simulator.service.metrics import metric_names as metric_names
     from simulator.service.simulation import Simulation as Simulation
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from simulator.settings.scenario import Switches as Switches
     from simulator.settings.scenario import Workload as Workload
     from simulator.settings.scenario import load_scenario as load_scenario
+    from simulator.settings.tables import read_provenance as read_provenance
     from simulator.settings.traces import EngineTrace as EngineTrace
     from simulator.settings.traces import ServiceTrace as ServiceTrace
     from simulator.settings.traces import read_engine_trace as read_engine_trace
@@ -62,11 +64,14 @@ if TYPE_CHECKING:
     from simulator.studies.attribution import attribute as attribute
     from simulator.studies.capacity import Capacity as Capacity
     from simulator.studies.capacity import find_capacity as find_capacity
-    from simulator.studies.sweeps import SweepSpec as SweepSpec
-    from simulator.studies.sweeps import Task as Task
-    from simulator.studies.sweeps import build_sweep as build_sweep
-    from simulator.studies.sweeps import load_sweep as load_sweep
-    from simulator.studies.sweeps import sobol_indices as sobol_indices
+    from simulator.studies.comparison import Comparison as Comparison
+    from simulator.studies.comparison import Comparisons as Comparisons
+    from simulator.studies.comparison import compare as compare
+    from simulator.studies.designs import SweepSpec as SweepSpec
+    from simulator.studies.designs import Task as Task
+    from simulator.studies.designs import build_sweep as build_sweep
+    from simulator.studies.designs import load_sweep as load_sweep
+    from simulator.studies.designs import sobol_indices as sobol_indices
     from simulator.studies.sweeps import sweep as sweep
 else:  # unseen by type checkers, which would take any name for granted
 

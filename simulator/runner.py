@@ -1,8 +1,9 @@
-"""Replications, intervals, sequential stopping, and paired comparison."""
+"""Replications of a scenario: run, stopped when precise enough, summarized."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,17 +11,19 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from refimpl.core.errors import require
+from refimpl.core.errors import require, shown
 from refimpl.core.files import check_folder, write_whole
-from refimpl.core.shown import Shown
+from refimpl.core.progress import progress_bars
 from simulator.service.metrics import Frames, check_metric, frames_of, measure
 from simulator.service.simulation import Simulation
-from simulator.settings.fields import PAIRED, REPLICATIONS, SHARE, WORKERS
-from simulator.settings.scenario import Scenario
+from simulator.settings.fields import REPLICATIONS, SHARE, WORKERS, to_mapping
+from simulator.settings.inputs import input_digests
+from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
+from simulator.settings.tables import Table, write_parquet
 
-DIFFERENT = "different in the model"
 MIN_SEQUENTIAL = 10  # replications before a precision is judged: fewer tell too little of their own spread
-Progress = Callable[[int, int], None]
+FRAMES = ("requests", "rounds", "rows")
+Progress = Callable[[int, int], None]  # told (done, planned)
 T = TypeVar("T")
 
 
@@ -39,7 +42,7 @@ class Replication:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Results(Shown):
+class Results(Table):
     """A scenario's replications.
 
     Attributes:
@@ -55,9 +58,30 @@ class Results(Shown):
         known = f" [{low:.4g}, {high:.4g}]" if n > 1 else ""
         return f"Results({self.scenario.name!r}: {len(self.replications)} replications, {mean:.4g}{known} tokens/s)"
 
-    def to_frame(self) -> pd.DataFrame:
-        """The summary with 95 % intervals."""
-        return self.summary()
+    def to_frame(self, table: str = "summary") -> pd.DataFrame:
+        """One of the tables.
+
+        Args:
+            table: ``"summary"`` (a line per metric, with 95 % intervals), ``"metrics"`` (a line per replication), or
+                what happened: ``"requests"``, ``"rounds"``, or ``"rows"`` (kept with ``keep_rows=True``).
+
+        Raises:
+            InputError: no such table, or it was not kept.
+        """
+        tables = {"summary": self.summary, "metrics": lambda: self.metrics}
+        tables |= {name: partial(self.frame, name) for name in FRAMES}
+        require(table in tables, f"table must be one of {', '.join(tables)}, not {shown(table)}")
+        return tables[table]()
+
+    def to_parquet(self, path: str | Path, table: str = "metrics") -> None:
+        """Write one of the tables of `to_frame` as Parquet, whole or not at all.
+
+        Scenario, seed, digests of input files, commit and library versions are in the file's metadata.
+        """
+        frame = self.to_frame(table)
+        meta = {"scenario": to_mapping(self.scenario), "seed": self.scenario.seed}
+        meta |= {"inputs": input_digests(self.scenario), "replications": len(self.replications)}
+        write_parquet(frame.reset_index() if table == "summary" else frame, path, meta)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -76,6 +100,7 @@ class Results(Shown):
 
     def frame(self, name: str) -> pd.DataFrame:
         """A table (``"requests"``, ``"rounds"`` or ``"rows"``) of all replications, with a column `replication`."""
+        require(name in FRAMES, f"frame must be one of {', '.join(FRAMES)}, not {shown(name)}")
         parts = [getattr(r.frames, name).assign(replication=r.index) for r in self.replications if r.frames is not None]
         require(bool(parts), "the tables were not kept: simulate with keep_frames=True")
         return pd.concat(parts, ignore_index=True)
@@ -140,8 +165,18 @@ def run_replication(scenario: Scenario, index: int, *, keep_frames: bool, keep_r
     return Replication(index, measure(simulation), frames, extrapolated, simulation.cost.origin)
 
 
+@contextmanager
+def told(progress: Progress | bool | None, what: str) -> Iterator[Progress]:
+    """Yield what is told (done, planned): the function given, or for True a bar on stderr, or nothing."""
+    if progress is True:
+        with progress_bars() as bars:
+            yield partial(bars, what)
+    else:
+        yield progress or (lambda done, planned: None)
+
+
 def simulate(
-    scenario: Scenario,
+    scenario: ScenarioLike,
     replications: int = 10,
     *,
     precision: float | None = None,
@@ -150,12 +185,12 @@ def simulate(
     workers: int = 1,
     keep_frames: bool = True,
     keep_rows: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Results:
     """Simulate a scenario.
 
     Args:
-        scenario: what to simulate.
+        scenario: what to simulate, or its YAML file (``"example"`` is shipped).
         replications: how many; when `precision` is given, how many to begin with, at least `MIN_SEQUENTIAL`.
         precision: go on until the 95 % interval's half width is at most this share of the mean of `metric`.
         metric: what `precision` refers to.
@@ -163,7 +198,7 @@ def simulate(
         workers: processes; the results do not depend on it.
         keep_frames: keep the tables of requests and rounds.
         keep_rows: also log every row of every round.
-        progress: told (done, planned) after every replication.
+        progress: True draws a bar; a function is told (done, planned) after every replication.
 
     Raises:
         InputError: impossible arguments, or a study outside the calibrated range.
@@ -175,11 +210,13 @@ def simulate(
     check_metric(metric)
     if precision is not None:
         replications = min(max(replications, MIN_SEQUENTIAL), max_replications)
-    run = _Runner(scenario, workers, keep_frames, keep_rows, progress)
-    done = run(range(replications), replications)
-    while precision is not None and len(done) < max_replications and not _relative_error(done, metric) <= precision:
-        batch = range(len(done), min(max_replications, len(done) + max(workers, len(done) // 2)))
-        done += run(batch, batch.stop)
+    scenario = as_scenario(scenario)
+    with told(progress, "replications") as tell:
+        run = _Runner(scenario, workers, keep_frames, keep_rows, tell)
+        done = run(range(replications), replications)
+        while precision is not None and len(done) < max_replications and not _relative_error(done, metric) <= precision:
+            batch = range(len(done), min(max_replications, len(done) + max(workers, len(done) // 2)))
+            done += run(batch, batch.stop)
     return Results(scenario, tuple(done))
 
 
@@ -189,7 +226,7 @@ class _Runner:
     workers: int
     keep_frames: bool
     keep_rows: bool
-    progress: Progress | None
+    tell: Progress
 
     def __call__(self, indices: Iterable[int], planned: int) -> list[Replication]:
         settings = {"keep_frames": self.keep_frames, "keep_rows": self.keep_rows}
@@ -197,8 +234,7 @@ class _Runner:
         jobs = [(self.scenario, index) for index in indices]
         for replication in run_parallel(run_replication, jobs, self.workers, settings):
             done.append(replication)
-            if self.progress:
-                self.progress(replication.index + 1, planned)
+            self.tell(replication.index + 1, planned)
         return done
 
 
@@ -226,61 +262,3 @@ def run_parallel(
 def _relative_error(done: Sequence[Replication], metric: str) -> float:
     mean, low, _, _ = mean_interval(np.array([r.metrics[metric] for r in done]), 0.95)
     return (mean - low) / abs(mean) if mean else mean - low
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Comparison(Shown):
-    """Two scenarios side by side, replication by replication.
-
-    Attributes:
-        a, b: results with equal seeds.
-        level: confidence of each interval; metrics are judged one by one.
-    """
-
-    a: Results
-    b: Results
-    level: float = 0.95
-
-    def __repr__(self) -> str:
-        line = self.table.loc["tokens_per_s"]
-        known = f"{line['a']:.4g} and {line['b']:.4g} tokens/s, {line['verdict']}"
-        return f"Comparison({self.a.scenario.name!r}, {self.b.scenario.name!r}: {known})"
-
-    def to_frame(self) -> pd.DataFrame:
-        """The table."""
-        return self.table
-
-    @property
-    def extrapolated(self) -> tuple[str, ...]:
-        """What lay outside the calibrated range in either."""
-        return tuple(sorted({*self.a.extrapolated, *self.b.extrapolated}))
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """metric → a, b, difference (b - a) with its paired interval, ratio b / a, verdict.
-
-        The verdict is about the model. How far its costs are off for a method: see `validate`.
-        """
-        lines = [self._line(name) for name in self.a.metrics.columns if name != "replication"]
-        return pd.DataFrame(lines).set_index("metric")
-
-    def _line(self, name: str) -> dict[str, Any]:
-        a, b = self.a.metrics[name].to_numpy(), self.b.metrics[name].to_numpy()
-        mean, low, high, n = mean_interval(b - a, self.level)
-        ratio = float(np.nanmean(b) / np.nanmean(a)) if np.isfinite(a).any() and np.nanmean(a) else np.nan
-        same = not np.isfinite(low) and mean != 0
-        verdict = "undecided" if same else DIFFERENT if low > 0 or high < 0 else "not distinguishable"
-        line = {"metric": name, "a": np.nanmean(a) if n else np.nan, "b": np.nanmean(b) if n else np.nan}
-        return line | {"difference": mean, "low": low, "high": high, "ratio": ratio, "n": n, "verdict": verdict}
-
-
-def compare(a: Scenario, b: Scenario, replications: int = 10, *, level: float = 0.95, workers: int = 1) -> Comparison:
-    """Simulate two scenarios on common random numbers and pair their differences.
-
-    Raises:
-        InputError: different seeds, or fewer than two replications.
-    """
-    require(a.seed == b.seed, f"seed differs: {a.seed} and {b.seed}; equal seeds share their random numbers")
-    PAIRED.check(replications, "replications")
-    results = [simulate(s, replications, workers=workers, keep_frames=False) for s in (a, b)]
-    return Comparison(results[0], results[1], level)

@@ -11,7 +11,9 @@ from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import parse_yaml
 from simulator.settings.scenario import Scenario, from_data, load_scenario
 
-ScenarioPath = Annotated[Path | None, typer.Argument(help="scenario YAML; without it the defaults hold")]
+ScenarioPath = Annotated[
+    Path | None, typer.Argument(help="scenario YAML, or the word example; without it the defaults hold")
+]
 Sets = Annotated[list[str] | None, typer.Option("--set", "-s", help="PATH=VALUE, for example engine.batch_size=4")]
 Replications = Annotated[int, typer.Option("--replications", "-n", help="replications")]
 Workers = Annotated[int, typer.Option(min=1, help="worker processes; the results do not depend on it")]

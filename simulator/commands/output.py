@@ -1,16 +1,14 @@
-"""What the commands print: tables, progress, notes, and one line of JSON that has stdout for itself."""
+"""What the commands print: tables, notes, and one line of JSON that has stdout for itself."""
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
 
 from simulator.settings.scenario import Scenario
 
 MANY_CENSORED = 0.01  # share of the requests
-PAUSE_S = 30.0  # between two lines of progress where there is no terminal
 
 
 def tables(as_json: bool) -> AbstractContextManager[Any]:
@@ -62,25 +60,3 @@ def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
             f"the engine would allocate {means['kv_allocated_bytes']:.3g} bytes of K/V, more than "
             f"service.kv_capacity_bytes {capacity:.3g}, and refuse the run; simulated is a server with paged K/V"
         )
-
-
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield what is to be told (done, planned): a bar on a terminal, elsewhere a line on stderr every `PAUSE_S`."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(transient=True, console=Console(stderr=True)) as bar:
-            task = bar.add_task(what, total=None)
-            yield lambda done, planned: bar.update(task, completed=done, total=planned)
-        return
-    told_s = time.monotonic()
-
-    def tell(done: int, planned: int) -> None:
-        nonlocal told_s
-        if time.monotonic() - told_s >= PAUSE_S:
-            told_s = time.monotonic()
-            print(f"{what}: {done} of {planned}", file=sys.stderr, flush=True)
-
-    yield tell

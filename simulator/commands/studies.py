@@ -1,13 +1,14 @@
 """The commands that simulate scenarios: run, compare, sweep, attribute, capacity, bench."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from refimpl.core.errors import require
 from simulator.commands.options import Json, Replications, ScenarioPath, Sets, Workers, read_scenario
-from simulator.commands.output import notes, print_json, progress, show, show_extrapolated, tables
+from simulator.commands.output import notes, print_json, show, show_extrapolated, tables
+from simulator.settings.folders import EXAMPLES
 from simulator.settings.scenario import Scenario, load_scenario
 
 app = typer.Typer()
@@ -21,8 +22,16 @@ SHOWN = (
 WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario has limits
 
 
+@app.command(epilog="Example: [bold]raggedspec sim init[/bold]")
+def init(
+    kind: Annotated[Literal["scenario", "sweep"], typer.Argument(help="what to write")] = "scenario",
+) -> None:
+    """Print a commented YAML file to start from: init > scenario.yaml."""
+    print((EXAMPLES / f"{kind}.yaml").read_text(encoding="utf-8"), end="")
+
+
 @app.command(
-    epilog="Examples: [bold]raggedspec sim run docs/scenario.yaml -s method=exspec --json[/bold]\n\n"
+    epilog="Examples: [bold]raggedspec sim run example -s method=exspec --json[/bold]\n\n"
     "[bold]raggedspec sim run -s cost.kind=table -s cost.calibration=cpu/tiny[/bold]"
 )
 def run(
@@ -43,11 +52,10 @@ def run(
     given = read_scenario(scenario, sets)
     if out:
         check_folder(out)
-    with progress("replications") as tell:
-        results = simulate(
-            given, replications, precision=precision, metric=metric, workers=workers, keep_frames=out is not None,
-            progress=tell,
-        )  # fmt: skip
+    results = simulate(
+        given, replications, precision=precision, metric=metric, workers=workers, keep_frames=out is not None,
+        progress=True,
+    )  # fmt: skip
     if out:
         results.write(out)
     summary, count = results.summary(), len(results.replications)
@@ -74,7 +82,7 @@ def _shown(*scenarios: Scenario) -> list[str]:
     return [name for name in SHOWN if any(limits) or name not in WITH_LIMITS]
 
 
-@app.command(epilog="Example: [bold]raggedspec sim compare docs/scenario.yaml -s method=exspec[/bold]")
+@app.command(epilog="Example: [bold]raggedspec sim compare example -s method=exspec[/bold]")
 def compare(
     first: Annotated[Path, typer.Argument(help="scenario YAML a")],
     second: Annotated[Path | None, typer.Argument(help="scenario YAML b; without it a with --set")] = None,
@@ -85,10 +93,12 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two scenarios on common random numbers: paired differences b - a and a verdict."""
-    from simulator.runner import compare as run_compare
+    from simulator.studies.comparison import compare as run_compare
 
     require(second is not None or bool(sets), "compare: give a second scenario, or changes with --set")
-    found = run_compare(load_scenario(first), read_scenario(second or first, sets), replications, workers=workers)
+    found = run_compare(
+        load_scenario(first), read_scenario(second or first, sets), replications, workers=workers, progress=True
+    )
     with tables(as_json):
         show(found.table if metrics else found.table.loc[_shown(found.a.scenario, found.b.scenario)])
         show_extrapolated(found.extrapolated)
@@ -96,7 +106,7 @@ def compare(
         print_json({"extrapolated": found.extrapolated, "metrics": found.table.to_dict(orient="index")})
 
 
-@app.command(epilog="Example: [bold]raggedspec sim sweep docs/sweep.yaml --out results/sweep[/bold]")
+@app.command(epilog="Example: [bold]raggedspec sim sweep example --out results/sweep[/bold]")
 def sweep(
     spec: Annotated[Path, typer.Argument(help="sweep YAML: base, replications, and grid, latin or sobol")],
     out: Annotated[Path, typer.Option(help="folder of the results; what is there is not run again")],
@@ -110,15 +120,14 @@ def sweep(
     Finished scenarios stay in OUT/scenarios, of other sweeps too. OUT/results.parquet joins those of the last sweep.
     """
     from simulator.service.metrics import check_metric
-    from simulator.studies.sweeps import load_sweep, sobol_indices
+    from simulator.studies.designs import load_sweep, sobol_indices
     from simulator.studies.sweeps import sweep as run_sweep
 
     loaded = load_sweep(spec)
     require(metric is None or loaded.sobol is not None, f"--metric {metric} is for sweeps of kind sobol: leave it out")
     check_metric(metric or "tokens_per_s")
     skipped = list(loaded.skipped)
-    with progress("scenarios") as tell:
-        frame = run_sweep(loaded, out, workers=workers, dask=dask, progress=tell, skip=skipped.append)
+    frame = run_sweep(loaded, out, workers=workers, dask=dask, progress=True, skip=skipped.append)
     scenarios, points = int(frame["key"].nunique()), len(loaded.tasks) + len(loaded.skipped)
     indices = sobol_indices(loaded, frame, metric or "tokens_per_s") if loaded.sobol else None
     with tables(as_json):
@@ -134,9 +143,7 @@ def sweep(
         )
 
 
-@app.command(
-    epilog="Example: [bold]raggedspec sim attribute docs/scenario.yaml -s method=exspec --plot gain.png[/bold]"
-)
+@app.command(epilog="Example: [bold]raggedspec sim attribute example -s method=exspec --plot gain.png[/bold]")
 def attribute(
     first: Annotated[Path, typer.Argument(help="scenario YAML a")],
     second: Annotated[Path | None, typer.Argument(help="scenario YAML b; without it a with --set")] = None,
@@ -159,7 +166,7 @@ def attribute(
 
         check_figure(plot)
         check_writable(plot, first, second, *input_files(a).values(), *input_files(b).values())
-    found = run_attribute(a, b, replications, metric=metric, workers=workers)
+    found = run_attribute(a, b, replications, metric=metric, workers=workers, progress=True)
     with tables(as_json):
         print(f"{metric}: a {found.a:.4g}, b {found.b:.4g}")
         show(found.table)
@@ -170,8 +177,7 @@ def attribute(
 
 
 @app.command(
-    epilog="Example: [bold]raggedspec sim capacity docs/scenario.yaml -s study.num_requests=1000 "
-    "--attainment 0.95[/bold]"
+    epilog="Example: [bold]raggedspec sim capacity example -s study.num_requests=1000 --attainment 0.95[/bold]"
 )
 def capacity(
     scenario: ScenarioPath = None,
@@ -186,10 +192,9 @@ def capacity(
     from simulator.studies.capacity import find_capacity
 
     given = read_scenario(scenario, sets)
-    with progress("rates") as tell:
-        found = find_capacity(
-            given, attainment, tolerance=tolerance, replications=replications, workers=workers, progress=tell
-        )
+    found = find_capacity(
+        given, attainment, tolerance=tolerance, replications=replications, workers=workers, progress=True
+    )
     with tables(as_json):
         show(found.table)
         print(

@@ -8,7 +8,7 @@ import typer
 from refimpl.core.errors import require
 from refimpl.core.files import check_writable
 from simulator.commands.options import Json, Replications, ScenarioPath, Sets, Workers, read_scenario
-from simulator.commands.output import print_json, progress, show, tables
+from simulator.commands.output import print_json, show, tables
 
 if TYPE_CHECKING:
     from simulator.engine_runs.validation import Validation
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example: [bold]raggedspec sim trace docs/scenario.yaml --out trace.json[/bold]")
+@app.command(epilog="Example: [bold]raggedspec sim trace example --out trace.json[/bold]")
 def trace(
     scenario: ScenarioPath = None,
     out: Annotated[Path, typer.Option(help="Chrome-trace file to write")] = Path("trace.json"),
@@ -97,8 +97,7 @@ def validate(
     table = (runs or VALIDATION / calibration) / "validation.csv"
     if write:
         check_writable(table)
-    with progress("held-out runs") as tell:
-        found = run_validate(calibration, runs, replications=replications, workers=workers, progress=tell)
+    found = run_validate(calibration, runs, replications=replications, workers=workers, progress=True)
     with tables(as_json):
         _show_validation(found)
     if write:

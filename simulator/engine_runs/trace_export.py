@@ -9,12 +9,16 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.files import check_writable, write_whole
+from simulator.runner import Results
 from simulator.service.metrics import frames_of
 from simulator.service.records import STAGES
-from simulator.service.simulation import Simulation
+from simulator.service.simulation import Simulation, simulate_once
+from simulator.settings.fields import Range
+from simulator.settings.scenario import ScenarioLike, as_scenario
 from simulator.settings.traces import EngineTrace
 
 MICRO = 1e6
+INDEX = Range(0, integer=True, most=10**6)
 PHASES_TRACK = 0
 
 
@@ -73,17 +77,25 @@ def engine_events(trace: EngineTrace) -> Iterator[dict[str, Any]]:
     yield from _slots(rounds, trace.rows, 0, "row")
 
 
-def export_trace(source: Simulation | EngineTrace, path: str | Path) -> int:
+def export_trace(
+    source: Results | ScenarioLike | Simulation | EngineTrace, path: str | Path, *, replication: int = 0
+) -> int:
     """Write a Chrome-trace JSON file, whole or not at all; return the number of events.
 
     Args:
-        source: a simulation that has run with ``keep_rows=True``, or an engine trace.
+        source: results or a scenario, of which one replication is run once more with every row; a simulation that has
+            run with ``keep_rows=True``; or an engine trace.
         path: file to write.
+        replication: which one, of results or a scenario.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: the file cannot be written, or `replication` is no replication.
     """
     check_writable(Path(path))
+    if not isinstance(source, Simulation | EngineTrace):
+        index = INDEX.check(replication, "replication")
+        scenario = source.scenario if isinstance(source, Results) else as_scenario(source)
+        source = simulate_once(scenario, index, keep_rows=True)
     events = list(engine_events(source) if isinstance(source, EngineTrace) else simulation_events(source))
     data = {"displayTimeUnit": "ms", "traceEvents": events}
     write_whole(Path(path), [json.dumps(data, default=float)])

@@ -1,19 +1,24 @@
 """One replication: requests, a router, replicas, and the clock."""
 
 import gc
+import sys
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
 import simpy
 
+from refimpl.core.errors import require
 from simulator.service.acceptance import make_acceptance
 from simulator.service.cost import CostModel, make_cost
 from simulator.service.records import EventLog, Request
 from simulator.service.replica import Replica
 from simulator.service.streams import Purpose, Streams
 from simulator.service.workload import RequestSource, arrival_times
+from simulator.settings.fields import REQUESTS
 from simulator.settings.scenario import Scenario
+
+ENOUGH_ANSWERS = 2**13  # to foresee how many requests the clients of a closed study will make
 
 
 class Simulation:
@@ -117,12 +122,22 @@ class Simulation:
         pauses = self.streams.generator(Purpose.THINK, client)
         while True:
             yield self.env.timeout(float(pauses.exponential(mean_s)) if mean_s else 0.0)
+            self._refuse_too_many()
             request = self._arrive(self.next_index)
             self.next_index += 1
             finished = self.env.event()
             request.on_finish = finished.succeed
             self.replicas[self.route(request)].submit([request])
             yield finished
+
+    def _refuse_too_many(self) -> None:
+        """Judge by the first answers how many requests will come: where rounds are short, clients ask without end."""
+        study, answers = self.scenario.study, self.next_index - (self.scenario.study.clients or 0)
+        if answers < ENOUGH_ANSWERS or answers & (answers - 1):  # only at powers of two, where the guess is better
+            return
+        expected = answers * (study.duration_s or 0) / max(self.env.now, sys.float_info.min)
+        message = f"study.duration_s {study.duration_s} brings about {expected:.3g} requests; at most {REQUESTS.most}"
+        require(expected <= REQUESTS.most, f"{message}: {answers} were answered in {self.env.now:.3g} s")
 
     # --- routing -------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,14 @@
-"""Where the simulator's data lie."""
+"""Where the simulator's data and examples are."""
 
 import os
 from pathlib import Path
 
 DATA = Path(os.environ.get("RAGGEDSPEC_DATA") or Path(__file__).parents[1] / "data")
 CALIBRATION, VALIDATION = DATA / "calibration", DATA / "validation"
+EXAMPLES = Path(__file__).parents[1] / "examples"  # scenario.yaml and sweep.yaml
+
+
+def or_example(path: str | Path, name: str) -> Path:
+    """The path itself; the shipped file `name` where the path is the word ``example`` and no such file exists."""
+    path = Path(path)
+    return EXAMPLES / name if path == Path("example") and not path.exists() else path

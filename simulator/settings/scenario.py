@@ -13,6 +13,7 @@ import yaml
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import write_whole
 from simulator.settings.fields import Range, Spec, check_fields, from_mapping, number_field, spec_field, to_mapping
+from simulator.settings.folders import or_example
 from simulator.settings.kinds import ACCEPTANCE, COST
 from simulator.settings.parts import Engine, Service, Study, Switches, Workload
 from simulator.settings.paths import apply_settings
@@ -115,7 +116,7 @@ def _anchored_value(key: str, value: Any, folder: Path) -> Any:
 
 
 def load_scenario(path: str | Path) -> Scenario:
-    """Read a scenario from a YAML file.
+    """Read a scenario from a YAML file; the word ``example`` stands for the example that is shipped.
 
     A relative ``path`` or ``calibration`` in it is sought beside the file; what is not there is left as it stands, and
     then sought in the working directory and, for engine traces and calibrations, in the shipped data.
@@ -123,14 +124,18 @@ def load_scenario(path: str | Path) -> Scenario:
     Raises:
         InputError: unreadable file, unknown key or bad value; one line that starts with the file's name.
     """
-    data = anchored(read_yaml(path), Path(path).parent)
+    path = or_example(path, "scenario.yaml")
+    data = anchored(read_yaml(path), path.parent)
     try:
         return from_data(data if data is not None else {})
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def as_scenario(given: Scenario | str | Path) -> Scenario:
+ScenarioLike = Scenario | str | Path  # a scenario, or its YAML file
+
+
+def as_scenario(given: ScenarioLike) -> Scenario:
     """A scenario, or the one in a YAML file.
 
     Raises:

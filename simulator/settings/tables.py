@@ -1,10 +1,17 @@
-"""Tables of others, read whole or refused in one line that names the file."""
+"""Tables: those of others read whole or refused in one line, the simulator's own written with what made them."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from refimpl.core import provenance
+from refimpl.core.files import whole_file
 from refimpl.core.reading import open_bounded, read_mappings
+from refimpl.core.shown import Shown
+
+LIBRARIES = ("numpy", "pandas", "scipy", "simpy")  # what numbers may depend on
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -17,3 +24,41 @@ def read_table(path: Path) -> pd.DataFrame:
         return pd.DataFrame.from_records([record for _, record in read_mappings(path)])
     with open_bounded(path) as source:
         return pd.read_csv(source)
+
+
+def write_parquet(frame: pd.DataFrame, path: str | Path, meta: dict[str, Any] | None = None) -> None:
+    """Write a Parquet file, whole or not at all.
+
+    Args:
+        frame: the table; its index is left out.
+        path: the file.
+        meta: what made the table; commit, time and library versions are added to it in the file's metadata.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    stamp = json.dumps(provenance.stamp(*LIBRARIES) | (meta or {})).encode()
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"raggedspec": stamp})
+    with whole_file(path, "wb") as file:
+        pq.write_table(table, file)
+
+
+def read_provenance(path: str | Path) -> dict[str, Any]:
+    """What made the table in a Parquet file: scenario, seed, inputs, commit, library versions."""
+    import pyarrow.parquet as pq
+
+    return json.loads(pq.read_schema(path).metadata[b"raggedspec"])
+
+
+class Table(Shown):
+    """A result with a table that can be written."""
+
+    __slots__ = ()
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Write the table of `to_frame` as Parquet, whole or not at all; commit and libraries are in its metadata."""
+        write_parquet(self.to_frame().reset_index(), path)

@@ -14,12 +14,13 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import InputError, require
-from refimpl.core.shown import Shown
-from simulator.runner import DIFFERENT, mean_interval, run_parallel, run_replication
+from simulator.runner import Progress, mean_interval, run_parallel, run_replication, told
 from simulator.service.metrics import check_metric
 from simulator.settings.fields import PAIRED, to_mapping
 from simulator.settings.parts import Study
-from simulator.settings.scenario import Scenario, from_data
+from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario, from_data
+from simulator.settings.tables import Table
+from simulator.studies.comparison import DIFFERENT
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "refill": ("#refill", "switches.refill", "switches.zombies"),
@@ -45,7 +46,7 @@ MAX_FACTORS = 8
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Attribution(Shown):
+class Attribution(Table):
     """Shares of a difference.
 
     Attributes:
@@ -118,52 +119,61 @@ def mix(a: Scenario, b: Scenario, paths: set[str]) -> Scenario:
 
 
 def attribute(
-    a: Scenario,
-    b: Scenario,
+    a: ScenarioLike,
+    b: ScenarioLike,
     replications: int = 10,
     *,
     metric: str = "tokens_per_s",
     level: float = 0.95,
     workers: int = 1,
+    progress: Progress | bool | None = None,
 ) -> Attribution:
     """Attribute the difference b - a of a metric to the factors in which they differ.
+
+    Args:
+        a, b: scenarios, or their YAML files, with equal seeds.
+        replications: of every mixture of the two, at least two.
+        metric: what is attributed.
+        level: confidence of each interval.
+        workers: processes; the result does not depend on it.
+        progress: True draws a bar; a function is told (done, planned) after every replication.
 
     Raises:
         InputError: equal scenarios, different seeds, too many factors, or a mixture that is impossible.
     """
     PAIRED.check(replications, "replications")
     check_metric(metric)
+    a, b = as_scenario(a), as_scenario(b)
     factors = differing_factors(a, b)
     names = list(factors)
     require(bool(names), "the scenarios do not differ in anything that matters")
     require(len(names) <= MAX_FACTORS, f"{len(names)} factors differ ({', '.join(names)}); at most {MAX_FACTORS}")
     subsets = [frozenset(chosen) for size in range(len(names) + 1) for chosen in combinations(names, size)]
-    values = _evaluate(a, b, factors, subsets, replications, metric, workers)
+    mixtures = [_mixture(a, b, factors, subset) for subset in subsets]
+    values = dict(zip(subsets, _metric_of(mixtures, metric, replications, workers, progress), strict=True))
     shares = pd.DataFrame({name: shapley_share(name, names, values) for name in names})
     empty, full = values[frozenset()], values[frozenset(names)]
     return Attribution(metric, float(empty.mean()), float(full.mean()), _table(shares, full - empty, level), shares)
 
 
-def _evaluate(
-    a: Scenario,
-    b: Scenario,
-    factors: dict[str, tuple[str, ...]],
-    subsets: list[frozenset[str]],
-    replications: int,
-    metric: str,
-    workers: int,
-) -> dict[frozenset[str], np.ndarray]:
-    """Metric of every mixture ``[replications]``."""
-    mixtures = []
-    for subset in subsets:
-        try:
-            mixtures.append(mix(a, b, {path for name in subset for path in factors[name]}))
-        except InputError as error:
-            raise InputError(f"with only {', '.join(sorted(subset)) or 'nothing'} switched: {error}") from None
-    jobs = [(scenario, index) for scenario in mixtures for index in range(replications)]
-    done = list(run_parallel(run_replication, jobs, workers, {"keep_frames": False}))
-    values = np.array([r.metrics[metric] for r in done]).reshape(len(subsets), replications)
-    return dict(zip(subsets, values, strict=True))
+def _mixture(a: Scenario, b: Scenario, factors: dict[str, tuple[str, ...]], subset: frozenset[str]) -> Scenario:
+    try:
+        return mix(a, b, {path for name in subset for path in factors[name]})
+    except InputError as error:
+        raise InputError(f"with only {', '.join(sorted(subset)) or 'nothing'} switched: {error}") from None
+
+
+def _metric_of(
+    scenarios: list[Scenario], metric: str, replications: int, workers: int, progress: Progress | bool | None
+) -> np.ndarray:
+    """Metric of each scenario ``[scenario, replication]``."""
+    jobs = [(scenario, index) for scenario in scenarios for index in range(replications)]
+    values = []
+    with told(progress, "replications") as tell:
+        for done in run_parallel(run_replication, jobs, workers, {"keep_frames": False}):
+            values.append(done.metrics[metric])
+            tell(len(values), len(jobs))
+    return np.array(values).reshape(len(scenarios), replications)
 
 
 def shapley_share(name: str, names: list[str], values: dict[frozenset[str], np.ndarray]) -> np.ndarray:

@@ -1,25 +1,24 @@
 """The largest rate of arrivals at which a service keeps its promises."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, log, log1p, log2
 
 import pandas as pd
 
 from refimpl.core.errors import InputError, require
-from refimpl.core.shown import Shown
-from simulator.runner import mean_interval, simulate
-from simulator.settings.fields import Range
+from simulator.runner import Progress, mean_interval, simulate, told
+from simulator.settings.fields import SHARE
 from simulator.settings.kinds import ARRIVALS
-from simulator.settings.scenario import Scenario
+from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
+from simulator.settings.tables import Table
 
-SHARE = Range(0, 1, open_low=True)
 MAX_STEPS = 24  # doublings or halvings until a rate is found on either side
 COLUMNS = ("slo_attainment", "tokens_per_s", "busy_share", "queueing_mean_s", "first_token_p99_s", "per_token_mean_s")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Capacity(Shown):
+class Capacity(Table):
     """What was found.
 
     Attributes:
@@ -41,13 +40,13 @@ class Capacity(Shown):
 
 
 def find_capacity(
-    scenario: Scenario,
+    scenario: ScenarioLike,
     attainment: float = 0.99,
     *,
     tolerance: float = 0.02,
     replications: int = 10,
     workers: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | bool | None = None,
 ) -> Capacity:
     """Search for the largest ``rate_per_s`` at which enough requests finish within the scenario's limits.
 
@@ -56,38 +55,54 @@ def find_capacity(
     chance: a rate counts by the mean over the replications.
 
     Args:
-        scenario: an open study with a limit and with arrivals that have a rate; more requests make it more exact.
+        scenario: an open study with a limit and with arrivals that have a rate, or its YAML file; more requests make
+            it more exact.
         attainment: share of the requests that must finish within the limits.
         tolerance: stop when the two rates are that close, as a share.
         replications, workers: of each rate.
-        progress: told (rates tried, rates planned) after every rate.
+        progress: True draws a bar; a function is told (rates tried, rates planned) after every rate.
 
     Raises:
         InputError: another study, no limit, or a promise that every rate keeps or none does.
     """
     SHARE.check(attainment, "attainment")
     SHARE.check(tolerance, "tolerance")
-    _require_a_rate_and_a_limit(scenario)
-    lines: dict[float, dict[str, float]] = {}
-    halvings = ceil(log2(log(2) / log1p(tolerance)))
+    _require_a_rate_and_a_limit(scenario := as_scenario(scenario))
+    with told(progress, "rates") as tell:
+        trials = _Trials(scenario, attainment, replications, workers, 2 + ceil(log2(log(2) / log1p(tolerance))), tell)
+        kept, broken = _bracket(trials.keeps, scenario.study.arrivals["rate_per_s"], attainment)
+        while broken / kept - 1 > tolerance:
+            middle = (kept * broken) ** 0.5
+            kept, broken = (middle, broken) if trials.keeps(middle) else (kept, middle)
+    return Capacity(kept, broken, trials.table())
 
-    def keeps(rate_per_s: float) -> bool:
-        tried = scenario.but({"study.arrivals.rate_per_s": rate_per_s})
-        metrics = simulate(tried, replications, workers=workers, keep_frames=False).metrics
+
+@dataclass
+class _Trials:
+    """Rates that were tried, and what came of each."""
+
+    scenario: Scenario
+    attainment: float
+    replications: int
+    workers: int
+    planned: int
+    tell: Progress
+    lines: dict[float, dict[str, float]] = field(default_factory=dict)
+
+    def keeps(self, rate_per_s: float) -> bool:
+        """Simulate a rate; whether the promise is kept there."""
+        tried = self.scenario.but({"study.arrivals.rate_per_s": rate_per_s})
+        metrics = simulate(tried, self.replications, workers=self.workers, keep_frames=False).metrics
         mean, low, high, _ = mean_interval(metrics["slo_attainment"].to_numpy(), 0.95)
-        lines[rate_per_s] = metrics[list(COLUMNS)].mean().to_dict() | {"low": low, "high": high}
-        if progress:
-            progress(len(lines), max(len(lines), 2 + halvings))
-        return mean >= attainment
+        self.lines[rate_per_s] = metrics[list(COLUMNS)].mean().to_dict() | {"low": low, "high": high}
+        self.tell(len(self.lines), max(len(self.lines), self.planned))
+        return mean >= self.attainment
 
-    kept, broken = _bracket(keeps, scenario.study.arrivals["rate_per_s"], attainment)
-    while broken / kept - 1 > tolerance:
-        middle = (kept * broken) ** 0.5
-        kept, broken = (middle, broken) if keeps(middle) else (kept, middle)
-    table = pd.DataFrame.from_dict(lines, orient="index").sort_index()
-    table.insert(1, "low", table.pop("low"))
-    table.insert(2, "high", table.pop("high"))
-    return Capacity(kept, broken, table.rename_axis("rate_per_s"))
+    def table(self) -> pd.DataFrame:
+        """Rate → `COLUMNS`, with the interval behind the attainment."""
+        first, *rest = COLUMNS
+        frame = pd.DataFrame.from_dict(self.lines, orient="index").sort_index()
+        return frame[[first, "low", "high", *rest]].rename_axis("rate_per_s")
 
 
 def _require_a_rate_and_a_limit(scenario: Scenario) -> None:

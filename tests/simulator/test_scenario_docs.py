@@ -12,11 +12,12 @@ import yaml
 from simulator.cli import app, main
 from simulator.service.metrics import DEFINITIONS, metric_names
 from simulator.settings.fields import as_data
+from simulator.settings.folders import EXAMPLES
 from simulator.settings.kinds import KINDS
 from simulator.settings.methods import METHODS
 from simulator.settings.parts import MAX_BUDGET, Engine, Service, Study, Switches, Workload
 from simulator.settings.scenario import Scenario, load_scenario
-from simulator.studies.sweeps import build_sweep, load_sweep
+from simulator.studies.designs import build_sweep, load_sweep
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "scenarios.md").read_text(encoding="utf-8")
@@ -26,7 +27,7 @@ SETTINGS = {item.name: item.default for item in FIELDS} | {
     f"{section}.{item.name}": item.default for section, cls in SECTIONS.items() for item in fields(cls)
 }
 APP = typer.main.get_command(app)
-COMMANDS = re.findall(r"^(?:python -m simulator|raggedspec sim) (.*?)(?:  +#.*)?$", PAGE, re.MULTILINE)
+COMMANDS = re.findall(r"^raggedspec sim (.*?)(?:  +#.*)?$", PAGE, re.MULTILINE)
 
 
 def written(value):
@@ -75,14 +76,14 @@ def test_every_metric_is_defined():
     assert not [name for name in metric_names() if not any(re.fullmatch(pattern, name) for pattern in known)]
 
 
-def test_the_examples_are_the_files_beside_the_page():
+def test_the_examples_of_the_page_are_those_of_the_package():
     blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    assert blocks == [(DOCS / name).read_text(encoding="utf-8") for name in ("scenario.yaml", "sweep.yaml")]
-    assert len(load_sweep(DOCS / "sweep.yaml").tasks) == 9
+    assert blocks == [(EXAMPLES / name).read_text(encoding="utf-8") for name in ("scenario.yaml", "sweep.yaml")]
+    assert len(load_sweep("example").tasks) == 9
     others = re.findall(r"(?:latin|sobol): \{.*\}$", blocks[1], re.MULTILINE)
     assert len(others) == 2
     for other in others:
-        assert build_sweep(load_scenario(DOCS / "scenario.yaml"), **yaml.safe_load(other)).tasks
+        assert build_sweep(load_scenario("example"), **yaml.safe_load(other)).tasks
 
 
 def examples():
@@ -97,7 +98,6 @@ def examples():
 
 @pytest.mark.parametrize("line", examples())
 def test_every_example_runs(capsys, tmp_path, monkeypatch, line):
-    (tmp_path / "docs").symlink_to(DOCS)
     monkeypatch.chdir(tmp_path)
     arguments = shlex.split(line)
     replications = ["-n", "2"] if arguments[0] in ("run", "compare", "attribute", "fit", "capacity") else []

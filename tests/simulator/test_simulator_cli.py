@@ -172,7 +172,7 @@ def test_a_metric_that_is_of_no_use_is_refused_before_the_work(capsys, tmp_path,
 
 
 def test_progress_is_told_where_there_is_no_terminal(capsys, monkeypatch, path):
-    monkeypatch.setattr("simulator.commands.output.PAUSE_S", 0.0)
+    monkeypatch.setattr("refimpl.core.progress.SECONDS_A_LINE", -1.0)
     assert main(["run", path, "-n", "2"]) == 0
     assert capsys.readouterr().err == "replications: 1 of 2\nreplications: 2 of 2\n"
     seen = []
@@ -200,7 +200,11 @@ def test_outputs_are_checked_before_the_work(capsys, monkeypatch, path, tmp_path
     def fail(*_, **__):
         pytest.fail("worked before the output was checked")
 
-    for name in ("studies.attribution.attribute", "service.simulation.simulate_once", "engine_runs.validation.validate"):
+    for name in (
+        "studies.attribution.attribute",
+        "service.simulation.simulate_once",
+        "engine_runs.validation.validate",
+    ):
         monkeypatch.setattr(f"simulator.{name}", fail)
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"grid": {"seed": [0]}}))
     for arguments, message in (
@@ -379,7 +383,8 @@ def test_every_plot_draws(tmp_path):
     from simulator import plots
     from simulator.runner import simulate
     from simulator.studies.attribution import attribute
-    from simulator.studies.sweeps import build_sweep, sweep
+    from simulator.studies.designs import build_sweep
+    from simulator.studies.sweeps import sweep
 
     results = simulate(SCENARIO, 2, keep_rows=True)
     frame = sweep(build_sweep(SCENARIO, replications=2, grid={"engine.batch_size": [1, 2, 4]}), tmp_path / "sweep")

@@ -14,7 +14,8 @@ from simulator.settings.calibration import POINT_COLUMNS, load_calibration
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
 from simulator.settings.traces import ENGINE_SCHEMA, EngineTrace
-from simulator.studies.sweeps import build_sweep, sweep
+from simulator.studies.designs import build_sweep
+from simulator.studies.sweeps import sweep
 from tests.simulator.synthetic_inputs import synthetic_points, write_calibration
 
 COST = Spec.of("linear", verify_base_s=0.02, draft_base_s=0.002, noise_cv=0.05)

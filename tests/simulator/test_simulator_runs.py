@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.core.errors import InputError
-from simulator.runner import DIFFERENT, compare, mean_interval, simulate
+from simulator.runner import mean_interval, simulate
 from simulator.service.metrics import frames_of, measure, mser5, position_rates
 from simulator.service.simulation import simulate_once
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Service, Study, Switches, Workload
 from simulator.studies.attribution import attribute, differing_factors, flatten, unflatten
+from simulator.studies.comparison import DIFFERENT, compare
 
 COST = Spec.of(
     "linear",

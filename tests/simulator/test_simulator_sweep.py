@@ -12,7 +12,9 @@ import yaml
 from refimpl.core.errors import InputError
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
-from simulator.studies.sweeps import build_sweep, load_sweep, read_provenance, sobol_indices, sweep
+from simulator.settings.tables import read_provenance
+from simulator.studies.designs import build_sweep, load_sweep, sobol_indices
+from simulator.studies.sweeps import sweep
 
 BASE = Scenario(
     study=Study(num_requests=6),
@@ -196,7 +198,7 @@ def test_a_missing_file_is_said_so(tmp_path):
 
 def test_provenance_loads_no_tensor_library():
     code = (
-        "import sys; from simulator.studies import sweeps; sweeps.provenance.stamp(*sweeps.LIBRARIES);"
+        "import sys; from simulator.settings import tables; tables.provenance.stamp(*tables.LIBRARIES);"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

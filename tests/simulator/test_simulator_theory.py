@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from simulator import analytic
-from simulator.runner import compare, simulate
+from simulator.runner import simulate
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Service, Study, Switches, Workload
+from simulator.studies.comparison import compare
 
 ROUND_S = 0.01
 STEADY = Spec.of("linear", verify_base_s=ROUND_S)

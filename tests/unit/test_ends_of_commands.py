@@ -19,7 +19,8 @@ from refimpl.core.reading import read_lines, read_mapping, read_mappings, read_t
 from refimpl.judging.tie_or_bug import plot_regrets
 from simulator import plots
 from simulator.settings.scenario import Scenario, Study
-from simulator.studies.sweeps import build_sweep, sweep
+from simulator.studies.designs import build_sweep
+from simulator.studies.sweeps import sweep
 
 PYTHON = [sys.executable, "-m"]
 

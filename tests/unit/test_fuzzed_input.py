@@ -17,11 +17,12 @@ from refimpl.generation import stream
 from refimpl.pairs.loading import TINY
 from refimpl.prompts import read_prompts
 from simulator.cli import main as simulator_main
-from simulator.runner import compare, simulate
+from simulator.runner import simulate
 from simulator.settings.calibration import load_calibration
 from simulator.settings.scenario import Engine, Scenario, Study
 from simulator.settings.traces import read_engine_trace, read_service_trace
-from simulator.studies.sweeps import build_sweep
+from simulator.studies.comparison import compare
+from simulator.studies.designs import build_sweep
 
 sys.path.append(str(Path(__file__).parents[1] / "simulator"))
 from synthetic_inputs import HEADER, LINES, SYNTHETIC_META, write_calibration, write_engine_trace

@@ -40,7 +40,7 @@ def run_without(libraries, *argv):
 @pytest.mark.parametrize(
     ("library", "extra", "argv"),
     [
-        ("pandas", "simulator", ("simulator", "run", "docs/scenario.yaml")),
+        ("pandas", "simulator", ("simulator", "run", "example")),
         ("hypothesis", "conformance", ("refimpl", "conformance", "--engine", "a:b")),
     ],
 )

@@ -1,0 +1,166 @@
+"""Scenarios compared on common random numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import pandas as pd
+
+from refimpl.core.errors import require
+from simulator.runner import Progress, Results, mean_interval, simulate, told
+from simulator.settings.fields import PAIRED
+from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
+from simulator.settings.tables import Table
+
+DIFFERENT = "different in the model"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Table):
+    """Two scenarios side by side, replication by replication.
+
+    Attributes:
+        a, b: results with equal seeds.
+        level: confidence of each interval; metrics are judged one by one.
+    """
+
+    a: Results
+    b: Results
+    level: float = 0.95
+
+    def __repr__(self) -> str:
+        line = self.table.loc["tokens_per_s"]
+        known = f"{line['a']:.4g} and {line['b']:.4g} tokens/s, {line['verdict']}"
+        return f"Comparison({self.a.scenario.name!r}, {self.b.scenario.name!r}: {known})"
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table."""
+        return self.table
+
+    @property
+    def extrapolated(self) -> tuple[str, ...]:
+        """What lay outside the calibrated range in either."""
+        return tuple(sorted({*self.a.extrapolated, *self.b.extrapolated}))
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """metric → a, b, difference (b - a) with its paired interval, ratio b / a, verdict.
+
+        The verdict is about the model. How far its costs are off for a method: see `validate`.
+        """
+        lines = [self._line(name) for name in self.a.metrics.columns if name != "replication"]
+        return pd.DataFrame(lines).set_index("metric")
+
+    def _line(self, name: str) -> dict[str, Any]:
+        a, b = self.a.metrics[name].to_numpy(), self.b.metrics[name].to_numpy()
+        mean, low, high, n = mean_interval(b - a, self.level)
+        ratio = float(np.nanmean(b) / np.nanmean(a)) if np.isfinite(a).any() and np.nanmean(a) else np.nan
+        same = not np.isfinite(low) and mean != 0
+        verdict = "undecided" if same else DIFFERENT if low > 0 or high < 0 else "not distinguishable"
+        line = {"metric": name, "a": np.nanmean(a) if n else np.nan, "b": np.nanmean(b) if n else np.nan}
+        return line | {"difference": mean, "low": low, "high": high, "ratio": ratio, "n": n, "verdict": verdict}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparisons(Table):
+    """Several scenarios, each compared with the first.
+
+    Attributes:
+        first: name of the scenario that the others are compared with.
+        pairs: name of each other scenario → its comparison, with the first as ``a``.
+    """
+
+    first: str
+    pairs: dict[str, Comparison]
+
+    def __repr__(self) -> str:
+        lines = self.of("tokens_per_s")
+        found = ", ".join(f"{name} {line['b']:.4g} ({line['verdict']})" for name, line in lines.iterrows())
+        return f"Comparisons({self.first} {lines['a'].iloc[0]:.4g} tokens/s; {found})"
+
+    def __getitem__(self, name: str) -> Comparison:
+        return self.pairs[name]
+
+    def to_frame(self) -> pd.DataFrame:
+        """(scenario, metric) → the columns of `Comparison.table`, where ``a`` is the first scenario."""
+        return pd.concat({name: pair.table for name, pair in self.pairs.items()}, names=["scenario"])
+
+    def of(self, metric: str) -> pd.DataFrame:
+        """One metric, a line per scenario."""
+        return self.to_frame().xs(metric, level="metric")
+
+    @property
+    def extrapolated(self) -> tuple[str, ...]:
+        """What lay outside the calibrated range in any of them."""
+        return tuple(sorted({what for pair in self.pairs.values() for what in pair.extrapolated}))
+
+
+@overload
+def compare(
+    a: ScenarioLike,
+    b: ScenarioLike,
+    replications: int = 10,
+    *,
+    level: float = 0.95,
+    workers: int = 1,
+    progress: Progress | bool | None = None,
+) -> Comparison: ...
+@overload
+def compare(
+    a: Mapping[str, ScenarioLike], b: None = None, replications: int = 10, *, level: float = 0.95, workers: int = 1,
+    progress: Progress | bool | None = None,
+) -> Comparisons: ...  # fmt: skip
+
+
+def compare(
+    a: ScenarioLike | Mapping[str, ScenarioLike],
+    b: ScenarioLike | None = None,
+    replications: int = 10,
+    *,
+    level: float = 0.95,
+    workers: int = 1,
+    progress: Progress | bool | None = None,
+) -> Comparison | Comparisons:
+    """Simulate scenarios on common random numbers and pair their differences.
+
+    Args:
+        a, b: two scenarios or their YAML files; or, in place of `a` alone, a mapping of names to two or more of them,
+            each of which is compared with the first.
+        replications: of each scenario, at least two.
+        level: confidence of each interval; metrics are judged one by one.
+        workers: processes; the result does not depend on it.
+        progress: True draws a bar; a function is told (done, planned) after every replication.
+
+    Raises:
+        InputError: different seeds, or fewer than two scenarios or replications.
+    """
+    given = a if isinstance(a, Mapping) else {"a": a} | ({} if b is None else {"b": b})
+    require(len(given) > 1, "compare needs two scenarios, or a mapping of names to two or more")
+    require(b is None or not isinstance(a, Mapping), "compare takes two scenarios or one mapping, not both")
+    PAIRED.check(replications, "replications")
+    scenarios = {name: as_scenario(each) for name, each in given.items()}
+    first, *others = _simulated(list(scenarios.values()), replications, workers, progress)
+    if not isinstance(a, Mapping):
+        return Comparison(first, others[0], level)
+    label, *rest = scenarios
+    return Comparisons(label, {name: Comparison(first, each, level) for name, each in zip(rest, others, strict=True)})
+
+
+def _simulated(
+    scenarios: list[Scenario], replications: int, workers: int, progress: Progress | bool | None
+) -> list[Results]:
+    first = scenarios[0]
+    for each in scenarios[1:]:
+        message = f"seed differs: {first.seed} and {each.seed}; equal seeds share their random numbers"
+        require(first.seed == each.seed, message)
+    done: list[Results] = []
+    with told(progress, "replications") as tell:
+
+        def further(index: int, _: int) -> None:
+            tell(len(done) * replications + index, len(scenarios) * replications)
+
+        for each in scenarios:
+            done.append(simulate(each, replications, workers=workers, keep_frames=False, progress=further))
+    return done
