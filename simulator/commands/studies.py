@@ -177,7 +177,7 @@ def attribute(
 
 
 @app.command(
-    epilog="Example: [bold]raggedspec sim capacity example -s study.num_requests=1000 --attainment 0.95[/bold]"
+    epilog="Example: [bold]raggedspec sim capacity example -s study.num_requests=300 --attainment 0.95[/bold]"
 )
 def capacity(
     scenario: ScenarioPath = None,
