@@ -176,9 +176,7 @@ def attribute(
         print_json({"metric": metric, "a": found.a, "b": found.b, "factors": found.table.to_dict(orient="index")})
 
 
-@app.command(
-    epilog="Example: [bold]raggedspec sim capacity example -s study.num_requests=300 --attainment 0.95[/bold]"
-)
+@app.command(epilog="Example: [bold]raggedspec sim capacity example -s study.num_requests=300 --attainment 0.95[/bold]")
 def capacity(
     scenario: ScenarioPath = None,
     sets: Sets = None,
