@@ -28,6 +28,8 @@ import warnings
 from IPython.display import Markdown
 
 import refimpl
+
+# %%
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.python_engine import load_engine
 from refimpl.faults import FAULTS

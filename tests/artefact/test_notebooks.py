@@ -55,7 +55,7 @@ def test_only_figures_and_the_answer_are_kept(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_the_cells_compute_what_is_committed(name):
+def test_a_run_computes_what_is_committed(name):
     """Answers and the sentences of figures; pictures may differ by the version of a library."""
     made, found = tool.read_made(name), tool.run(tool.read_source(name))
     assert tool.answer(found) == tool.answer(made)
