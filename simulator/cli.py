@@ -12,7 +12,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="""Simulate batch speculative decoding: throughput, latency and memory of any layout and scheduler.
 
-    Tables go to stdout; with --json they go to stderr, and stdout holds one line of JSON. Bad input exits with 2.
+    Tables go to stdout. With --json they go to stderr, and stdout gets one line of JSON. Bad input: exit code 2.
     """,
 )
 for commands in (studies.app, traces.app):

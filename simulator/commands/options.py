@@ -12,12 +12,14 @@ from simulator.settings.plain_yaml import parse_yaml
 from simulator.settings.scenario import Scenario, from_data, load_scenario
 
 ScenarioPath = Annotated[
-    Path | None, typer.Argument(help="scenario YAML, or the word example; without it the defaults hold")
+    Path | None, typer.Argument(help="Scenario YAML, or the word example. Without it all settings have their defaults.")
 ]
-Sets = Annotated[list[str] | None, typer.Option("--set", "-s", help="PATH=VALUE, for example engine.batch_size=4")]
-Replications = Annotated[int, typer.Option("--replications", "-n", help="replications")]
-Workers = Annotated[int, typer.Option(min=1, help="worker processes; the results do not depend on it")]
-Json = Annotated[bool, typer.Option("--json", help="print one line of JSON; tables go to stderr")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", "-s", help="Change a setting: PATH=VALUE, for example engine.batch_size=4.")
+]
+Replications = Annotated[int, typer.Option("--replications", "-n", help="Runs with different random numbers.")]
+Workers = Annotated[int, typer.Option(min=1, help="Worker processes; results do not depend on them.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout, tables on stderr.")]
 
 
 def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:

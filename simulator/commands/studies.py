@@ -24,9 +24,9 @@ WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario ha
 
 @app.command(epilog="Example: [bold]raggedspec sim init[/bold]")
 def init(
-    kind: Annotated[Literal["scenario", "sweep"], typer.Argument(help="what to write")] = "scenario",
+    kind: Annotated[Literal["scenario", "sweep"], typer.Argument(help="What to print.")] = "scenario",
 ) -> None:
-    """Print a commented YAML file to start from: init > scenario.yaml."""
+    """Print a commented YAML file to start from: raggedspec sim init > scenario.yaml."""
     print((EXAMPLES / f"{kind}.yaml").read_text(encoding="utf-8"), end="")
 
 
@@ -39,10 +39,14 @@ def run(
     sets: Sets = None,
     replications: Replications = 10,
     workers: Workers = 1,
-    precision: Annotated[float | None, typer.Option(help="go on until --metric is known to this share")] = None,
-    metric: Annotated[str, typer.Option(help="what --precision is about")] = "tokens_per_s",
-    out: Annotated[Path | None, typer.Option(help="folder for metrics, requests and rounds as CSV files")] = None,
-    metrics: Annotated[bool, typer.Option("--all", help="show every metric")] = False,
+    precision: Annotated[
+        float | None, typer.Option(help="Add replications until the relative error of --metric is this small.")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="Metric that --precision refers to.")] = "tokens_per_s",
+    out: Annotated[
+        Path | None, typer.Option(help="Write metrics, requests and rounds as CSV files to this folder.")
+    ] = None,
+    metrics: Annotated[bool, typer.Option("--all", help="Show every metric.")] = False,
     as_json: Json = False,
 ) -> None:
     """Simulate one scenario and print each metric with its 95 % interval, and the range of single replications."""
@@ -84,15 +88,15 @@ def _shown(*scenarios: Scenario) -> list[str]:
 
 @app.command(epilog="Example: [bold]raggedspec sim compare example -s method=exspec[/bold]")
 def compare(
-    first: Annotated[Path, typer.Argument(help="scenario YAML a")],
-    second: Annotated[Path | None, typer.Argument(help="scenario YAML b; without it a with --set")] = None,
+    first: Annotated[Path, typer.Argument(help="Scenario a (YAML).")],
+    second: Annotated[Path | None, typer.Argument(help="Scenario b (YAML). Without it, a as changed by --set.")] = None,
     sets: Sets = None,
     replications: Replications = 10,
     workers: Workers = 1,
-    metrics: Annotated[bool, typer.Option("--all", help="show every metric")] = False,
+    metrics: Annotated[bool, typer.Option("--all", help="Show every metric.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare two scenarios on common random numbers: paired differences b - a and a verdict."""
+    """Compare two scenarios on the same random numbers: paired differences b - a and a verdict."""
     from simulator.studies.comparison import compare as run_compare
 
     require(second is not None or bool(sets), "compare: give a second scenario, or changes with --set")
@@ -108,16 +112,18 @@ def compare(
 
 @app.command(epilog="Example: [bold]raggedspec sim sweep example --out results/sweep[/bold]")
 def sweep(
-    spec: Annotated[Path, typer.Argument(help="sweep YAML: base, replications, and grid, latin or sobol")],
-    out: Annotated[Path, typer.Option(help="folder of the results; what is there is not run again")],
+    spec: Annotated[Path, typer.Argument(help="Sweep YAML: base, replications, and grid, latin or sobol.")],
+    out: Annotated[Path, typer.Option(help="Folder of the results; scenarios that are there are not run again.")],
     workers: Workers = 1,
-    dask: Annotated[str | None, typer.Option(help="address of a Dask scheduler, or `local`")] = None,
-    metric: Annotated[str | None, typer.Option(help="metric of the Sobol indices; without it tokens_per_s")] = None,
+    dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, or local.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Metric of the Sobol indices.", show_default="tokens_per_s")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run many scenarios, resumably; results as Parquet with config, seed, inputs and commit inside.
+    """Run many scenarios; results as Parquet, with settings, seed, inputs and commit. A stopped sweep can be resumed.
 
-    Finished scenarios stay in OUT/scenarios, of other sweeps too. OUT/results.parquet joins those of the last sweep.
+    OUT/scenarios keeps the finished scenarios of all sweeps. OUT/results.parquet joins those of the last one.
     """
     from simulator.service.metrics import check_metric
     from simulator.studies.designs import load_sweep, sobol_indices
@@ -145,16 +151,16 @@ def sweep(
 
 @app.command(epilog="Example: [bold]raggedspec sim attribute example -s method=exspec --plot gain.png[/bold]")
 def attribute(
-    first: Annotated[Path, typer.Argument(help="scenario YAML a")],
-    second: Annotated[Path | None, typer.Argument(help="scenario YAML b; without it a with --set")] = None,
+    first: Annotated[Path, typer.Argument(help="Scenario a (YAML).")],
+    second: Annotated[Path | None, typer.Argument(help="Scenario b (YAML). Without it, a as changed by --set.")] = None,
     sets: Sets = None,
     replications: Replications = 10,
-    metric: Annotated[str, typer.Option(help="what to attribute")] = "tokens_per_s",
+    metric: Annotated[str, typer.Option(help="Metric to explain.")] = "tokens_per_s",
     workers: Workers = 1,
-    plot: Annotated[Path | None, typer.Option(help="write the waterfall to this file (PNG, SVG, PDF)")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw a waterfall chart: PNG, SVG or PDF.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say where the difference b - a comes from: Shapley shares of the settings that differ."""
+    """Explain the difference b - a: how much each setting that differs contributes (Shapley values)."""
     from simulator.studies.attribution import attribute as run_attribute
 
     require(second is not None or bool(sets), "attribute: give a second scenario, or changes with --set")
@@ -180,8 +186,10 @@ def attribute(
 def capacity(
     scenario: ScenarioPath = None,
     sets: Sets = None,
-    attainment: Annotated[float, typer.Option(help="share of the requests that must finish within the limits")] = 0.99,
-    tolerance: Annotated[float, typer.Option(help="stop when the rate is known to this share")] = 0.02,
+    attainment: Annotated[
+        float, typer.Option(help="Share of the requests that must finish within their limits.")
+    ] = 0.99,
+    tolerance: Annotated[float, typer.Option(help="Stop when the relative error of the rate is this small.")] = 0.02,
     replications: Replications = 10,
     workers: Workers = 1,
     as_json: Json = False,
@@ -208,8 +216,8 @@ def capacity(
 
 @app.command(epilog="Example: [bold]raggedspec sim bench --repeats 3[/bold]")
 def bench(
-    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="rows of a round")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="runs per window size; medians are printed")] = 5,
+    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Rows decoded together.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Runs for each window size; medians are printed.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Measure rounds per second of the simulator itself, on one core."""

@@ -19,9 +19,9 @@ app = typer.Typer()
 @app.command(epilog="Example: [bold]raggedspec sim trace example --out trace.json[/bold]")
 def trace(
     scenario: ScenarioPath = None,
-    out: Annotated[Path, typer.Option(help="Chrome-trace file to write")] = Path("trace.json"),
-    engine: Annotated[Path | None, typer.Option(help="convert this engine trace instead of simulating")] = None,
-    replication: Annotated[int, typer.Option(min=0, max=10**6, help="which replication")] = 0,
+    out: Annotated[Path, typer.Option(help="File to write, in Chrome's trace format.")] = Path("trace.json"),
+    engine: Annotated[Path | None, typer.Option(help="Convert this engine trace instead of simulating.")] = None,
+    replication: Annotated[int, typer.Option(min=0, max=10**6, help="Number of the replication.")] = 0,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -45,7 +45,7 @@ def trace(
 
 @app.command(epilog="Example: [bold]raggedspec sim parity validation/cpu/tiny/eqspec-b3-k4-0.ndjson.gz[/bold]")
 def parity(
-    traces: Annotated[list[Path], typer.Argument(help="engine traces")],
+    traces: Annotated[list[Path], typer.Argument(help="Traces that the engine wrote (--trace).")],
     as_json: Json = False,
 ) -> None:
     """Replay engine traces and compare every decision; exit code 1 when one differs."""
@@ -82,11 +82,13 @@ def parity(
 
 @app.command(epilog="Example: [bold]raggedspec sim validate --calibration cpu/tiny --workers 2[/bold]")
 def validate(
-    calibration: Annotated[str, typer.Option(help="device/pair")] = "cpu/tiny",
-    runs: Annotated[Path | None, typer.Option(help="folder of held-out traces; without it the shipped ones")] = None,
+    calibration: Annotated[str, typer.Option(help="Calibration: DEVICE/PAIR.")] = "cpu/tiny",
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder of held-out traces.", show_default="the shipped ones")
+    ] = None,
     replications: Replications = 200,
     workers: Workers = 1,
-    write: Annotated[bool, typer.Option("--write", help="write validation.csv beside the traces")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write validation.csv beside the traces.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compare the simulator with engine runs that were held out from the calibration: signed errors per metric."""
@@ -139,7 +141,7 @@ def _show_validation(found: "Validation") -> None:
 
 @app.command(epilog="Example: [bold]raggedspec sim fit validation/cpu/tiny/fit/acceptance.ndjson.gz -n 20[/bold]")
 def fit(
-    engine_trace: Annotated[Path, typer.Argument(help="engine trace")],
+    engine_trace: Annotated[Path, typer.Argument(help="Trace that the engine wrote (--trace).")],
     replications: Replications = 40,
     as_json: Json = False,
 ) -> None:
