@@ -9,6 +9,7 @@ import refimpl.cli
 
 app = typer.Typer(
     no_args_is_help=True,
+    pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Exact batch speculative decoding: decode, verify, measure, test any engine, simulate.",
 )

@@ -59,7 +59,7 @@ def _usage_message(error: Any) -> str:
     message = " ".join(error.format_message().split()).rstrip(".")
     message = re.sub(r"^Invalid value for '([^']+)': (?:Value error, )?", r"\1: ", message)
     message = re.sub(r": Input should be ([^,]*).*", r" must be \1", message)
-    message = re.sub(r" \(Possible options: (.*)\)$", r". Did you mean \1?", message)
+    message = re.sub(r"\.? (?:\(Possible options: (.*)\)|Did you mean (.*)\?)$", r". Did you mean \1\2?", message)
     message = message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     if message.startswith("No such command") and "Did you mean" not in message:
         message += f": choose {', '.join(error.ctx.command.commands)}"
