@@ -32,8 +32,6 @@ WINDOWS, BATCH, REPLICATIONS = [4, 8, 16, 32, 64, 96], 4, 10
 # realignment also reads single numbers from the device, at about 16 µs each. Acceptance is drawn, request by request, from the trace.
 
 # %%
-import tempfile
-
 import pandas as pd
 from IPython.display import Markdown
 
@@ -52,7 +50,7 @@ base = Scenario().but(engine=engine, study={"num_requests": 96}, acceptance=ACCE
 parts = []
 for name, lengths in LENGTHS.items():
     spec = build_sweep(base.but({"workload.prompt_tokens": lengths}), replications=REPLICATIONS, grid={WINDOW: WINDOWS})
-    parts.append(sweep(spec, tempfile.mkdtemp()).assign(prompts=name))
+    parts.append(sweep(spec).assign(prompts=name))
 frame = pd.concat(parts)
 means = frame.groupby(["prompts", WINDOW])[["grouping_rate", "tokens_per_s", "realign_share", "latency_mean_s"]].mean()
 rate, speed = means["grouping_rate"].unstack(0) * 100, means["tokens_per_s"].unstack(0)
@@ -78,7 +76,7 @@ plots.captioned(upper, f"A window of {at} groups {rate[mixed][at]:.0f} % of the 
 # %%
 same = base.but({"workload.prompt_tokens": LENGTHS[equal]})
 spec = build_sweep(same, replications=REPLICATIONS, grid={SIZE: [2, 4, 8], WINDOW: [8, 16, 32, 64, 96]})
-sizes = sweep(spec, tempfile.mkdtemp())
+sizes = sweep(spec)
 sizes["grouped"] = 100 * sizes["grouping_rate"]
 table = sizes.groupby([SIZE, WINDOW])["grouped"].mean()
 
@@ -100,7 +98,7 @@ for deviation in (0.0, 0.3):
     total = 0.24 / deviation**2 - 1 if deviation else 0.0
     drawn = {"kind": "beta", "a": 0.6 * total, "b": 0.4 * total} if deviation else {"kind": "iid", "probability": 0.6}
     spec = build_sweep(same.but(acceptance=drawn), replications=REPLICATIONS, grid={WINDOW: WINDOWS})
-    parts.append(sweep(spec, tempfile.mkdtemp()).assign(deviation=deviation))
+    parts.append(sweep(spec).assign(deviation=deviation))
 spreads = pd.concat(parts)
 spreads["grouped"] = 100 * spreads["grouping_rate"]
 drift = spreads.groupby(["deviation", WINDOW])[["grouped", "tokens_per_s"]].mean()
@@ -136,7 +134,7 @@ plots.captioned(axes, f"On equal prompts, refilling brings {refill:+.0f} tokens/
 # %%
 bounds = [4, 8, 16, 32, 64, 128]
 spec = build_sweep(same.but({"engine.window_size": 32}), replications=REPLICATIONS, grid={"engine.aging_bound": bounds})
-aging = sweep(spec, tempfile.mkdtemp())
+aging = sweep(spec)
 waits = aging.groupby("engine.aging_bound")[["longest_wait_rounds", "longest_gap_s", "latency_p99_s", "tokens_per_s"]].mean()
 waits.round(2)
 
