@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 ToText = Callable[[list[int]], str]
 COLORS = {
-    "pad": "white", "hole": "#f6ece6", "prompt": PALE, "committed": "#b3b3b3",
+    "pad": "white", "free": "white", "hole": "#f6ece6", "prompt": PALE, "committed": "#b3b3b3",
     "accepted": BLUE, "dropped": "#9ec9e2", "rejected": ORANGE,
 }  # fmt: skip
 LABELS = {
-    "pad": "pad", "hole": "rejected before, hidden", "prompt": "prompt", "committed": "committed before",
-    "accepted": "draft, accepted", "dropped": "draft, accepted and dropped", "rejected": "draft, rejected",
+    "pad": "pad", "free": "free", "hole": "rejected before, hidden", "prompt": "prompt",
+    "committed": "committed before", "accepted": "draft, accepted", "dropped": "draft, accepted and dropped", "rejected": "draft, rejected",
     "next": "next token, from the target",
 }  # fmt: skip
 DARK = ("accepted", "rejected")
@@ -72,7 +72,7 @@ def _draw_next_token(axes: "Axes", column: int, i: int, row: WatchedRow, to_text
 
 def _write_tokens(axes: "Axes", i: int, row: WatchedRow, to_text: ToText) -> None:
     for column, (kind, token) in enumerate(zip(row.kinds, row.slot_tokens.tolist(), strict=True)):
-        if kind != "pad" and token >= 0:
+        if kind not in ("pad", "free") and token >= 0:
             _write(axes, column, i, to_text([token]), "white" if kind in DARK else "black")
 
 

@@ -20,7 +20,7 @@ from refimpl.layouts.store import Block
 from refimpl.models.adapter import CausalLM, Pair
 from refimpl.requests import Prompt, prepare
 
-KINDS = ("pad", "hole", "prompt", "committed", "accepted", "dropped", "rejected")
+KINDS = ("pad", "free", "hole", "prompt", "committed", "accepted", "dropped", "rejected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,13 @@ class WatchedRow:
     def kinds(self) -> list[str]:
         """What each slot is, one of `KINDS` ``[width]``.
 
-        No token sees a ``pad``, in front of the row, or a ``hole`` within it. The others are seen: ``prompt`` and
-        ``committed`` before the round, ``accepted`` and ``rejected`` drafts of it, and ``dropped`` ones, which were
-        accepted but not kept.
+        No token sees a ``pad``, in front of the row, a ``hole`` within it, or a ``free`` slot behind it. The others are
+        seen: ``prompt`` and ``committed`` before the round, ``accepted`` and ``rejected`` drafts of it, and ``dropped``
+        ones, which were accepted but not kept.
         """
         seen = self.visible.any(axis=0) & (self.slot_positions >= 0)
-        unseen = ["hole" if before else "pad" for before in np.logical_or.accumulate(seen)]
+        begun, left = np.logical_or.accumulate(seen), np.logical_or.accumulate(seen[::-1])[::-1]
+        unseen = np.where(begun & left, "hole", np.where(begun, "free", "pad")).tolist()
         slots = zip(self.slot_positions.tolist(), seen, unseen, strict=True)
         return [self._kind(position) if live else other for position, live, other in slots]
 

@@ -60,7 +60,9 @@ def test_only_rollback_drops_and_only_masked_has_holes(llama):
     }  # fmt: skip
     assert [method for method in LAYOUTS if "dropped" in kinds[method]] == ["rollback"]
     assert "hole" in kinds["masked"]
-    assert "hole" not in kinds["eqspec"]
+    assert "hole" not in kinds["eqspec"] | kinds["rollback"] | kinds["inplace"]
+    assert [method for method in LAYOUTS if "pad" in kinds[method]] == ["eqspec", "masked", "rollback"]
+    assert [method for method in LAYOUTS if "free" in kinds[method]] == ["inplace"]
 
 
 def test_the_batch_is_drawn_slot_by_slot_with_the_next_tokens(rounds):
