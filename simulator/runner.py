@@ -21,9 +21,9 @@ from simulator.settings.inputs import input_digests
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table, write_parquet
 
-MIN_SEQUENTIAL = 10  # replications before a precision is judged: fewer tell too little of their own spread
+MIN_SEQUENTIAL = 10  # replications before a precision is judged: fewer say too little about their spread
 FRAMES = ("requests", "rounds", "rows")
-Progress = Callable[[int, int], None]  # told (done, planned)
+Progress = Callable[[int, int], None]  # called with (done, planned)
 T = TypeVar("T")
 
 
@@ -93,8 +93,8 @@ class Results(Table):
     def summary(self, level: float = 0.95) -> pd.DataFrame:
         """Metric → mean over the replications, its Student t interval, 5 % and 95 % of the replications, how many.
 
-        With more replications the interval narrows around the model's mean, whereas p05 … p95, which holds the drawn
-        error of a calibration, stays: so far apart may single runs lie.
+        More replications narrow the interval around the model's mean, but not p05 … p95: that is the range of single
+        runs, and includes the error of a calibration.
         """
         return summarize(self.metrics.drop(columns="replication"), level)
 
@@ -166,8 +166,8 @@ def run_replication(scenario: Scenario, index: int, *, keep_frames: bool, keep_r
 
 
 @contextmanager
-def told(progress: Progress | bool | None, what: str) -> Iterator[Progress]:
-    """Yield what is told (done, planned): the function given, or for True a bar on stderr, or nothing."""
+def reporting(progress: Progress | bool | None, what: str) -> Iterator[Progress]:
+    """Yield a function to call with (done, planned): the one given; for True, one that draws a bar on stderr."""
     if progress is True:
         with progress_bars() as bars:
             yield partial(bars, what)
@@ -198,7 +198,7 @@ def simulate(
         workers: processes; the results do not depend on it.
         keep_frames: keep the tables of requests and rounds.
         keep_rows: also log every row of every round.
-        progress: True draws a bar; a function is told (done, planned) after every replication.
+        progress: True draws a bar; a function is called with (done, planned) after every replication.
 
     Raises:
         InputError: impossible arguments, or a study outside the calibrated range.
@@ -211,8 +211,8 @@ def simulate(
     if precision is not None:
         replications = min(max(replications, MIN_SEQUENTIAL), max_replications)
     scenario = as_scenario(scenario)
-    with told(progress, "replications") as tell:
-        run = _Runner(scenario, workers, keep_frames, keep_rows, tell)
+    with reporting(progress, "replications") as report:
+        run = _Runner(scenario, workers, keep_frames, keep_rows, report)
         done = run(range(replications), replications)
         while precision is not None and len(done) < max_replications and not _relative_error(done, metric) <= precision:
             batch = range(len(done), min(max_replications, len(done) + max(workers, len(done) // 2)))
@@ -226,7 +226,7 @@ class _Runner:
     workers: int
     keep_frames: bool
     keep_rows: bool
-    tell: Progress
+    report: Progress
 
     def __call__(self, indices: Iterable[int], planned: int) -> list[Replication]:
         settings = {"keep_frames": self.keep_frames, "keep_rows": self.keep_rows}
@@ -234,7 +234,7 @@ class _Runner:
         jobs = [(self.scenario, index) for index in indices]
         for replication in run_parallel(run_replication, jobs, self.workers, settings):
             done.append(replication)
-            self.tell(replication.index + 1, planned)
+            self.report(replication.index + 1, planned)
         return done
 
 

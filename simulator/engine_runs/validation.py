@@ -35,7 +35,7 @@ from refimpl.core.errors import require
 from refimpl.core.files import write_whole
 from refimpl.core.shown import Shown
 from simulator.engine_runs.parity import check_parity, replay_scenario
-from simulator.runner import Progress, Results, run_parallel, simulate, told
+from simulator.runner import Progress, Results, reporting, run_parallel, simulate
 from simulator.service.records import STAGES
 from simulator.settings.calibration import META_FIELDS, read_meta
 from simulator.settings.fields import Spec
@@ -141,7 +141,7 @@ def validate(
         replications: per run, for the bands.
         workers: processes; the results do not depend on it.
         runs: which of the held-out runs, in order of their names.
-        progress: True draws a bar; a function is told (done, planned) after every run.
+        progress: True draws a bar; a function is called with (done, planned) after every run.
 
     Raises:
         InputError: no traces, missing fields, or traces of another pair.
@@ -158,10 +158,10 @@ def validate(
     meta["speed_cv"] = speed_cv(folder, meta)
     jobs = [(trace, cost, fit, replications, meta) for trace in traces]
     lines = []
-    with told(progress, "held-out runs") as tell:
+    with reporting(progress, "held-out runs") as report:
         for line in run_parallel(_judge, jobs, workers, {}):
             lines.append(line)
-            tell(len(lines), len(jobs))
+            report(len(lines), len(jobs))
     table = pd.DataFrame([line for line, _ in lines]).set_index("run")
     stages = pd.DataFrame([stage for _, stage in lines]).set_index("run")
     return Validation(table, stages, float(table["same_rows"].sum() / table["rows"].sum()), meta)

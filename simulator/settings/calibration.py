@@ -19,7 +19,7 @@ from simulator.settings.tables import read_table
 SCHEMA = "raggedspec.calibration/3"
 ORIGINS = ("measured", "published", "synthetic")
 COMPONENTS = ("prefill", "draft", "verify", "realign", "concat", "split", "compact", "host", "draft_prefill")
-SAME_CODE = {"rollback": "realigned", "inplace_scattered": "inplace"}  # whose points hold where a layout has none
+SAME_CODE = {"rollback": "realigned", "inplace_scattered": "inplace"}  # whose points are used where a layout has none
 POINT_COLUMNS = (
     "component", "layout", "batch_size", "tokens_per_row", "width_tokens", "repeats",
     "mean_s", "median_s", "p10_s", "p90_s",
@@ -112,7 +112,7 @@ def _check_numbers(meta: dict[str, Any], where: str) -> None:
 
 
 def read_meta(path: Path, names: tuple[str, ...], schema: str) -> dict[str, Any]:
-    """Read a meta.json in which every field of `names` must stand."""
+    """Read a meta.json in which every field of `names` is required."""
     require(path.is_file(), f"{path}: no such file")
     meta = read_mapping(path)
     missing = [name for name in names if name not in meta]
@@ -124,7 +124,7 @@ def read_meta(path: Path, names: tuple[str, ...], schema: str) -> dict[str, Any]
 def _read_points(path: Path) -> pd.DataFrame:
     frame = read_table(path)
     missing = [column for column in POINT_COLUMNS if column not in frame]
-    require(not missing, f"{path}: missing column {', '.join(missing)} (units stand in the names)")
+    require(not missing, f"{path}: missing column {', '.join(missing)} (names include the units)")
     unknown = sorted(set(frame["component"]) - set(COMPONENTS))
     known = ", ".join(COMPONENTS)
     require(not unknown, f"{path}: component must be one of {known}, not {', '.join(map(str, unknown))}")

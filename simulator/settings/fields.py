@@ -117,7 +117,7 @@ class Spec:
         return defaults | dict(self.values)
 
     def as_mapping(self) -> dict[str, Any]:
-        """Plain mapping, as YAML holds it."""
+        """Plain mapping, as written to YAML."""
         return {"kind": self.kind} | {n: list(v) if isinstance(v, tuple) else v for n, v in self.values}
 
 
@@ -213,7 +213,7 @@ def _refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: s
 
 
 def from_mapping(cls: type[D], data: Any, where: str = "") -> D:
-    """Build a dataclass from a mapping; its ``expanded``, if it has one, first writes out what stands for settings.
+    """Build a dataclass from a mapping; its ``expanded``, if it has one, first replaces shorthands by settings.
 
     Raises:
         InputError: an unknown key, or a value out of range; the message carries the dotted path.
@@ -229,7 +229,7 @@ def from_mapping(cls: type[D], data: Any, where: str = "") -> D:
 
 
 def to_mapping(instance: Any) -> dict[str, Any]:
-    """Plain nested mapping of a dataclass, as YAML and JSON hold it."""
+    """Plain nested mapping of a dataclass, as written to YAML and JSON."""
     return {item.name: as_data(getattr(instance, item.name)) for item in fields(instance)}
 
 

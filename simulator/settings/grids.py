@@ -49,7 +49,7 @@ class Grid:
             place = tuple(high if upper else low for (low, high, _), upper in zip(brackets, corner, strict=True))
             if used and not self.measured[place]:
                 given = ", ".join(f"{name} {value:g}" for name, value in zip(AXES, point, strict=True))
-                return f"{given} is outside: so many rows of that width were not measured together"
+                return f"{given} is outside: that many rows of that width were not measured together"
         return ""
 
 
@@ -76,11 +76,11 @@ def make_grid(points: pd.DataFrame, where: str) -> Grid:
         where: how errors call them.
 
     Raises:
-        InputError: a point stands there twice, or is missing among smaller and larger ones.
+        InputError: a point is listed twice, or missing between measured ones.
     """
     axes = tuple(np.sort(points[name].unique()).astype(float) for name in AXES)
     table = points.set_index(list(AXES))["mean_s"]
-    require(table.index.is_unique, f"{where}: a point stands there twice")
+    require(table.index.is_unique, f"{where}: a point is listed twice")
     full = table.reindex(pd.MultiIndex.from_product(axes, names=AXES))
     means = full.to_numpy(dtype=float).reshape(tuple(len(axis) for axis in axes))
     measured = np.isfinite(means)

@@ -1,4 +1,4 @@
-"""What a method of the engine stands for: layout, scheduler, and what else it fixes."""
+"""What a method of the engine is short for: layout, scheduler, and the settings that it fixes."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -155,7 +155,7 @@ class Switches:
             realigning them, or to wait for a further row while some are free.
         k_policy: each row drafts to its own budget, or to the smallest of the batch (published code).
         k_by_load: pairs (rows, k): with at least that many rows in the round, at most k drafts.
-        wait_for_rows, wait_at_most_s: hold an idle server until that many requests wait, or that long.
+        wait_for_rows, wait_at_most_s: an idle server waits for that many requests, or that long.
         keep_bonus: whether full acceptance yields k + 1 tokens; the published code yields k.
         draft_cache: whether the draft keeps its cache between rounds; the published code prefills it every round.
         group_key: equal length and draft lag (engine), or equal padded length and whether a cache exists (published).
@@ -207,8 +207,8 @@ class Service:
     Attributes:
         replicas: servers, each with an engine of its own.
         router: how requests are shared out among them.
-        kv_capacity_bytes: of each replica; requests wait until it holds their prompts and budgets, and the buffers of
-            a working batch where the layout has one.
+        kv_capacity_bytes: of each replica; requests wait until there is room for their prompts and budgets, and for
+            the buffers of a working batch where the layout has one.
         slo_first_token_s, slo_per_token_s: what a request must meet to count as goodput.
     """
 

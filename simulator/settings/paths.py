@@ -14,9 +14,9 @@ METHOD_PATHS = ("method", "engine.method")
 
 
 def set_path(data: dict[str, Any], path: str, value: Any) -> None:
-    """Set a dotted path in nested mappings; ``method`` stands for the layout, scheduler and so on that it names.
+    """Set a dotted path in nested mappings; ``method`` is short for the layout, scheduler and so on that it names.
 
-    With another kind goes what that kind does not know: parameters, and settings of a study.
+    A new kind drops the parameters, and the settings of a study, that it does not know.
 
     Raises:
         InputError: no such path.

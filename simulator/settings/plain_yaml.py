@@ -90,7 +90,7 @@ class _Census:
                 self._add(1, event.anchor)
             elif isinstance(event, yaml.AliasEvent):
                 if any(event.anchor == outer.anchor for outer in self.open):
-                    raise InputError(f"the alias *{event.anchor} stands within itself")
+                    raise InputError(f"the alias *{event.anchor} contains itself")
                 self._add(self.sizes.get(event.anchor, 1), None)
 
     def _begin(self, event: Any) -> None:

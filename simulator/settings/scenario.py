@@ -94,7 +94,7 @@ def content_hash(data: Any) -> str:
 
 
 def from_data(data: Any) -> Scenario:
-    """Build a Scenario from plain data; ``engine.method`` may stand for layout and scheduler."""
+    """Build a Scenario from plain data; ``engine.method`` may replace layout and scheduler."""
     return from_mapping(Scenario, data)
 
 
@@ -116,10 +116,10 @@ def _anchored_value(key: str, value: Any, folder: Path) -> Any:
 
 
 def load_scenario(path: str | Path) -> Scenario:
-    """Read a scenario from a YAML file; the word ``example`` stands for the example that is shipped.
+    """Read a scenario from a YAML file; ``example`` is the one that comes with the package.
 
-    A relative ``path`` or ``calibration`` in it is sought beside the file; what is not there is left as it stands, and
-    then sought in the working directory and, for engine traces and calibrations, in the shipped data.
+    A relative ``path`` or ``calibration`` in it is looked up beside the file, then in the working directory and, for
+    engine traces and calibrations, in the shipped data.
 
     Raises:
         InputError: unreadable file, unknown key or bad value; one line that starts with the file's name.

@@ -123,14 +123,14 @@ class EngineTrace:
 def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
     lines = read_mappings(path)
     number, header = next(lines, (0, {}))
-    require(number > 0, f"{path}: holds no rounds")
+    require(number > 0, f"{path}: contains no rounds")
     _check_header(f"{path}:{number}", header)
     names = (*ROW_FIELDS, "num_moves")
     records = []
     for number, record in lines:
         _require_fields(f"{path}:{number}", record, ROW_FIELDS)
         records.append([record.get(name) for name in names])
-    require(bool(records), f"{path}: holds no rounds")
+    require(bool(records), f"{path}: contains no rounds")
     return EngineTrace(path, header, _frame(path, header, pd.DataFrame.from_records(records, columns=list(names))))
 
 
@@ -145,12 +145,12 @@ def _check_header(where: str, header: dict[str, Any]) -> None:
     for name in EACH_FIELDS.keys() & header.keys():
         each = header[name]
         complete = isinstance(each, list) and len(each) == size
-        require(complete, f"{where}: {name} must hold {size} numbers, one per sequence")
+        require(complete, f"{where}: {name} must contain {size} numbers, one per sequence")
         for i, value in enumerate(each):
             EACH_FIELDS[name].check(value, f"{where}: {name}[{i}]")
     names = header.get("documents", [""] * size)
     named = isinstance(names, list) and len(names) == size and all(isinstance(name, str) for name in names)
-    require(named, f"{where}: documents must hold {size} names, one per sequence")
+    require(named, f"{where}: documents must contain {size} names, one per sequence")
 
 
 def _frame(path: str, header: dict[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
@@ -180,7 +180,7 @@ def _require_rows(path: str, right: Any, message: str) -> None:
 
 
 def read_engine_trace(path: str | Path) -> EngineTrace:
-    """Read a trace that ``python -m refimpl … --trace`` wrote; what is not found is sought in the shipped data.
+    """Read a trace that ``python -m refimpl … --trace`` wrote; or the shipped one of that name.
 
     Raises:
         InputError: no such file, another schema, a missing field, an impossible number, or rounds that are missing at
@@ -236,7 +236,7 @@ def _detect(path: Path, frame: pd.DataFrame, layout: str) -> str:
         fitting = [n for n in fitting if n == layout]
     known = "; ".join(f"{n}: {', '.join(map(str, c[:3]))}" for n, c in SERVICE_COLUMNS.items())
     require(bool(fitting), f"{path}: columns {', '.join(map(str, frame.columns))} fit no known format ({known})")
-    require(len(frame) > 0, f"{path}: holds no requests")
+    require(len(frame) > 0, f"{path}: contains no requests")
     return fitting[0]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import InputError, require
-from simulator.runner import Progress, mean_interval, run_parallel, run_replication, told
+from simulator.runner import Progress, mean_interval, reporting, run_parallel, run_replication
 from simulator.service.metrics import check_metric
 from simulator.settings.fields import PAIRED, to_mapping
 from simulator.settings.parts import Study
@@ -98,7 +98,7 @@ def unflatten(flat: dict[str, Any]) -> Scenario:
 
 
 def differing_factors(a: Scenario, b: Scenario) -> dict[str, tuple[str, ...]]:
-    """Factors in which two scenarios differ, with the settings of each that do; settings of no factor stand alone.
+    """Factors in which two scenarios differ, and the settings of each that differ; any other setting is its own factor.
 
     Studies of two kinds are one factor: the settings of one have no meaning in the other.
     """
@@ -136,7 +136,7 @@ def attribute(
         metric: what is attributed.
         level: confidence of each interval.
         workers: processes; the result does not depend on it.
-        progress: True draws a bar; a function is told (done, planned) after every replication.
+        progress: True draws a bar; a function is called with (done, planned) after every replication.
 
     Raises:
         InputError: equal scenarios, different seeds, too many factors, or a mixture that is impossible.
@@ -169,10 +169,10 @@ def _metric_of(
     """Metric of each scenario ``[scenario, replication]``."""
     jobs = [(scenario, index) for scenario in scenarios for index in range(replications)]
     values = []
-    with told(progress, "replications") as tell:
+    with reporting(progress, "replications") as report:
         for done in run_parallel(run_replication, jobs, workers, {"keep_frames": False}):
             values.append(done.metrics[metric])
-            tell(len(values), len(jobs))
+            report(len(values), len(jobs))
     return np.array(values).reshape(len(scenarios), replications)
 
 

@@ -7,7 +7,7 @@ from math import ceil, log, log1p, log2
 import pandas as pd
 
 from refimpl.core.errors import InputError, require
-from simulator.runner import Progress, mean_interval, simulate, told
+from simulator.runner import Progress, mean_interval, reporting, simulate
 from simulator.settings.fields import SHARE
 from simulator.settings.kinds import ARRIVALS
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
@@ -51,8 +51,8 @@ def find_capacity(
     """Search for the largest ``rate_per_s`` at which enough requests finish within the scenario's limits.
 
     Rates are doubled or halved from the scenario's own until one keeps and one breaks the promise, then the interval
-    between them is halved. All rates meet the same random numbers, so that attainment falls as the rate grows, but for
-    chance: a rate counts by the mean over the replications.
+    between them is halved. All rates meet the same random numbers, so attainment falls as the rate grows, apart from
+    chance: a rate is judged by the mean over the replications.
 
     Args:
         scenario: an open study with a limit and with arrivals that have a rate, or its YAML file; more requests make
@@ -60,7 +60,7 @@ def find_capacity(
         attainment: share of the requests that must finish within the limits.
         tolerance: stop when the two rates are that close, as a share.
         replications, workers: of each rate.
-        progress: True draws a bar; a function is told (rates tried, rates planned) after every rate.
+        progress: True draws a bar; a function is called with (rates tried, rates planned) after every rate.
 
     Raises:
         InputError: another study, no limit, or a promise that every rate keeps or none does.
@@ -68,8 +68,8 @@ def find_capacity(
     SHARE.check(attainment, "attainment")
     SHARE.check(tolerance, "tolerance")
     _require_a_rate_and_a_limit(scenario := as_scenario(scenario))
-    with told(progress, "rates") as tell:
-        trials = _Trials(scenario, attainment, replications, workers, 2 + ceil(log2(log(2) / log1p(tolerance))), tell)
+    with reporting(progress, "rates") as report:
+        trials = _Trials(scenario, attainment, replications, workers, 2 + ceil(log2(log(2) / log1p(tolerance))), report)
         kept, broken = _bracket(trials.keeps, scenario.study.arrivals["rate_per_s"], attainment)
         while broken / kept - 1 > tolerance:
             middle = (kept * broken) ** 0.5
@@ -86,7 +86,7 @@ class _Trials:
     replications: int
     workers: int
     planned: int
-    tell: Progress
+    report: Progress
     lines: dict[float, dict[str, float]] = field(default_factory=dict)
 
     def keeps(self, rate_per_s: float) -> bool:
@@ -95,7 +95,7 @@ class _Trials:
         metrics = simulate(tried, self.replications, workers=self.workers, keep_frames=False).metrics
         mean, low, high, _ = mean_interval(metrics["slo_attainment"].to_numpy(), 0.95)
         self.lines[rate_per_s] = metrics[list(COLUMNS)].mean().to_dict() | {"low": low, "high": high}
-        self.tell(len(self.lines), max(len(self.lines), self.planned))
+        self.report(len(self.lines), max(len(self.lines), self.planned))
         return mean >= self.attainment
 
     def table(self) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import require
-from simulator.runner import Progress, Results, mean_interval, simulate, told
+from simulator.runner import Progress, Results, mean_interval, reporting, simulate
 from simulator.settings.fields import PAIRED
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table
@@ -131,7 +131,7 @@ def compare(
         replications: of each scenario, at least two.
         level: confidence of each interval; metrics are judged one by one.
         workers: processes; the result does not depend on it.
-        progress: True draws a bar; a function is told (done, planned) after every replication.
+        progress: True draws a bar; a function is called with (done, planned) after every replication.
 
     Raises:
         InputError: different seeds, or fewer than two scenarios or replications.
@@ -156,10 +156,10 @@ def _simulated(
         message = f"seed differs: {first.seed} and {each.seed}; equal seeds share their random numbers"
         require(first.seed == each.seed, message)
     done: list[Results] = []
-    with told(progress, "replications") as tell:
+    with reporting(progress, "replications") as report:
 
         def further(index: int, _: int) -> None:
-            tell(len(done) * replications + index, len(scenarios) * replications)
+            report(len(done) * replications + index, len(scenarios) * replications)
 
         for each in scenarios:
             done.append(simulate(each, replications, workers=workers, keep_frames=False, progress=further))

@@ -53,7 +53,7 @@ class Task:
     def key(self) -> str:
         """Hash of everything that decides the numbers: settings, input files, replications, commit of the code.
 
-        Changes that are not committed count as one state, whatever they are.
+        All uncommitted changes count as one state.
         """
         config = {name: value for name, value in to_mapping(self.scenario).items() if name != "name"}
         return content_hash([config, input_digests(self.scenario), self.replications, provenance.commit()])
@@ -64,7 +64,7 @@ class SweepSpec:
     """A sweep as its YAML file describes it.
 
     Attributes:
-        tasks: one per point, in a fixed order; several may come to the same scenario.
+        tasks: one per point, in a fixed order; several may give the same scenario.
         sobol: the problem that a Sobol analysis needs, None for other sweeps.
         skip_invalid: whether points are left out that turn out to be impossible while they run.
         skipped: why points were left out.
@@ -79,8 +79,8 @@ class SweepSpec:
 def load_sweep(path: str | Path) -> SweepSpec:
     """Read a sweep: ``base`` (scenario or file), ``replications``, and one of ``grid``, ``latin``, ``sobol``.
 
-    The word ``example`` stands for the sweep that is shipped. ``base`` is a file beside the sweep's, or ``example``;
-    other relative paths are sought as `load_scenario` seeks them.
+    ``example`` is the sweep that comes with the package. ``base`` is a file beside the sweep's, or ``example``; other
+    relative paths are looked up as `load_scenario` does.
 
     Raises:
         InputError: an unreadable file, unknown keys, impossible settings, none or several of the three kinds; one line

@@ -13,7 +13,7 @@ import pandas as pd
 
 from refimpl.core.errors import InputError, require
 from refimpl.core.files import check_folder
-from simulator.runner import Progress, run_replication, told
+from simulator.runner import Progress, reporting, run_replication
 from simulator.settings.fields import WORKERS, to_mapping
 from simulator.settings.inputs import input_digests
 from simulator.settings.tables import write_parquet
@@ -25,7 +25,7 @@ Found = tuple[str, pd.DataFrame | str]  # a scenario's key, and its lines, or wh
 def run_task(key: str, task: Task) -> Found:
     """All replications of a scenario: its key, as the process that drives the sweep knows it, and a line for each.
 
-    Where the scenario turns out to be impossible, why stands in the place of the lines.
+    If the scenario turns out to be impossible, the reason replaces the lines.
     """
     try:
         with named(task.settings):
@@ -40,7 +40,7 @@ def run_task(key: str, task: Task) -> Found:
 
 
 def _labelled(frame: pd.DataFrame, task: Task, key: str) -> pd.DataFrame:
-    """A scenario's lines under the settings of one of the points that come to it."""
+    """A scenario's lines under the settings of one of the points that give it."""
     labels = {"key": key} | {n: str(v) if isinstance(v, list | dict) else v for n, v in task.settings.items()}
     rest = frame.drop(columns=[name for name in labels if name in frame])
     return pd.concat([pd.DataFrame(labels, index=rest.index), rest], axis=1)
@@ -57,7 +57,7 @@ def sweep(
 ) -> pd.DataFrame:
     """Run a sweep and return all of it, one line per point and replication.
 
-    Points that come to the same scenario are simulated once.
+    Points that give the same scenario are simulated once.
 
     Args:
         spec: from `load_sweep` or `build_sweep`, or the YAML file of a sweep.
@@ -65,8 +65,8 @@ def sweep(
             last sweep. Without it the results are in memory alone.
         workers: processes on this machine (joblib), the results do not depend on it.
         dask: address of a Dask scheduler, or ``local`` for a cluster on this machine.
-        progress: True draws a bar; a function is told (done, all) after every scenario.
-        skip: told why, for every point that is left out because it turned out to be impossible (`skip_invalid`).
+        progress: True draws a bar; a function is called with (done, all) after every scenario.
+        skip: called with the reason for every point that turned out to be impossible and is left out (`skip_invalid`).
 
     Raises:
         InputError: no files can be made in `out`, no cluster answers at `dask`, or a point that is not to be left out
@@ -100,14 +100,14 @@ def _run_missing(
     """Run what the store has not; return the keys of scenarios that turned out to be impossible."""
     missing = {key: task for key, task in tasks.items() if not store.has(key)}
     impossible = set()
-    with told(progress, "scenarios") as tell:
+    with reporting(progress, "scenarios") as report:
         for count, (key, found) in enumerate(results(missing), len(tasks) - len(missing) + 1):
             if isinstance(found, str):
                 impossible.add(key)
                 left_out(found)
             else:
                 store.put(key, found, tasks[key])
-            tell(count, len(tasks))
+            report(count, len(tasks))
     return impossible
 
 

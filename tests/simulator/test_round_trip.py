@@ -67,5 +67,5 @@ def test_a_list_that_lacks_a_sequence_is_refused(llama, tmp_path, name):
     header, *lines = path.read_text().splitlines()
     short = json.loads(header) | {name: [4]}
     path.write_text("\n".join([json.dumps(short), *lines]) + "\n")
-    with pytest.raises(InputError, match=f":1: {name} must hold 7 numbers, one per sequence"):
+    with pytest.raises(InputError, match=f":1: {name} must contain 7 numbers, one per sequence"):
         read_engine_trace(path)

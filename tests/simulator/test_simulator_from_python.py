@@ -12,6 +12,7 @@ import simulator
 from refimpl.core.errors import InputError
 from simulator import Comparisons, Scenario, Spec, build_sweep, compare, export_trace, find_capacity, simulate, sweep
 from simulator.cli import main
+from simulator.settings.fields import Range
 from simulator.settings.folders import EXAMPLES
 from simulator.settings.scenario import load_scenario
 from simulator.settings.tables import read_provenance
@@ -193,12 +194,14 @@ def closed(duration_s):
     return SMALL.but({"cost.verify_base_s": 1e-6, "cost.realign_base_s": 0.0, "engine.max_new_tokens": 1}, study=study)
 
 
-def test_clients_that_would_ask_without_end_are_refused():
+def test_clients_that_would_ask_without_end_are_refused(monkeypatch):
+    assert simulate(closed(0.02), 1)["completed"] > 20_000
+    monkeypatch.setattr("simulator.service.simulation.REQUESTS", Range(1, most=20_000))
     with pytest.raises(
-        InputError, match=r"^study\.duration_s 1000\.0 brings about .* requests; at most 10000000: 8192 w"
+        InputError, match=r"^study\.duration_s 0\.02 brings about .* requests; at most 20000: 8192 were"
     ):
-        simulate(closed(1000.0), 1)
-    assert simulate(closed(0.01), 1)["completed"] > 8192
+        simulate(closed(0.02), 1)
+    assert simulate(closed(0.005), 1)["completed"] < 20_000
 
 
 def test_the_capacity_of_a_file(tmp_path):

@@ -169,7 +169,7 @@ def test_known_service_traces_are_read_directly(tmp_path, name):
         ("time_s,prompt_tokens,output_tokens\n1,1,1e999\n", "output_tokens must be a number of tokens in"),
         ("time_s,prompt_tokens,output_tokens\ninf,1,1\n", "time_s: missing or infinite in record 1"),
         ("time,prompt_tokens,output_tokens\n1,1,1\n", "columns time, prompt_tokens, output_tokens fit no known format"),
-        ("time_s,prompt_tokens,output_tokens\n", "holds no requests"),
+        ("time_s,prompt_tokens,output_tokens\n", "contains no requests"),
     ],
 )
 def test_bad_service_traces(tmp_path, text, message):
@@ -311,10 +311,10 @@ def test_what_a_trace_says_of_each_position(engine_trace):
         (HEADER | {"schema": "other/1"}, LINES, ":1: schema must be raggedspec.trace/1"),
         ({k: v for k, v in HEADER.items() if k != "layout"}, LINES, ":1: missing layout"),
         (HEADER, [{k: v for k, v in LINES[0].items() if k not in ("kept", "draft_s")}], ":2: missing kept, draft_s"),
-        (HEADER, [], "holds no rounds"),
+        (HEADER, [], "contains no rounds"),
         (HEADER | {"num_sequences": "2"}, LINES, ":1: num_sequences must be an integer ≥ 1, not '2'"),
-        (HEADER | {"prompt_lens": 4}, LINES, ":1: prompt_lens must hold 2 numbers, one per sequence"),
-        (HEADER | {"documents": ["a"]}, LINES, ":1: documents must hold 2 names, one per sequence"),
+        (HEADER | {"prompt_lens": 4}, LINES, ":1: prompt_lens must contain 2 numbers, one per sequence"),
+        (HEADER | {"documents": ["a"]}, LINES, ":1: documents must contain 2 names, one per sequence"),
         (HEADER, [LINES[0] | {"accepted": float("nan")}, *LINES[1:]], ":2: accepted must be a whole number ≥ 0"),
         (HEADER, [LINES[0], LINES[1] | {"accepted": -1}, *LINES[2:]], ":3: accepted must be a whole number ≥ 0"),
         (HEADER, [LINES[0] | {"kept": "many"}, *LINES[1:]], ":2: kept must be a whole number ≥ 0"),
@@ -390,7 +390,7 @@ def test_broken_points(tmp_path):
         load_calibration(str(write_calibration(tmp_path / "value", points=[(*points[0][:6], "", *points[0][7:])])))
     text = (write_calibration(tmp_path / "unit") / "points.csv").read_text().replace("mean_s", "mean")
     (tmp_path / "unit" / "points.csv").write_text(text)
-    with pytest.raises(InputError, match=r"missing column mean_s \(units stand in the names\)"):
+    with pytest.raises(InputError, match=r"missing column mean_s \(names include the units\)"):
         load_calibration(str(tmp_path / "unit"))
     with pytest.raises(InputError, match="calibration 'nowhere/none' not found"):
         load_calibration("nowhere/none")

@@ -34,8 +34,8 @@ BOMB = "a: &a [0,0,0,0,0,0,0,0,0]\n" + "".join(
 
 YAML = [  # a scenario's text
     (BOMB, "more than 200000 values"),
-    ("&a [*a]", "the alias \\*a stands within itself"),
-    ("a: {<<: &b {<<: *b}}", "stands within itself"),
+    ("&a [*a]", "the alias \\*a contains itself"),
+    ("a: {<<: &b {<<: *b}}", "contains itself"),
     ("[" * DEEP, "nested deeper than 64"),
     ("{a: " * DEEP, "nested deeper than 64"),
     ("- " * DEEP + "1", "nested deeper than 64"),
