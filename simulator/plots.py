@@ -19,7 +19,12 @@ from simulator.studies.attribution import Attribution
 
 
 def latency_cdf(results: dict[str, Results], axes: Axes | None = None, *, level: float = 0.9) -> Axes:
-    """Share of requests answered within a time, mean over replications and band of the middle `level` of them."""
+    """Share of requests answered within a time, mean over replications and band of the middle `level` of them.
+
+    Example::
+
+        plots.latency_cdf({"exspec": simulate(scenario), "inplace": simulate(scenario.but(method="inplace"))})
+    """
     axes = axes or new_axes()
     shares = np.linspace(0.005, 0.995, 199)
     for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
@@ -38,6 +43,10 @@ def throughput_against(
     frame: pd.DataFrame, setting: str, axes: Axes | None = None, *, by: str | None = None, metric: str = "tokens_per_s"
 ) -> Axes:
     """Mean of a metric against a swept setting with 95 % intervals over replications, one line per value of `by`.
+
+    Example::
+
+        plots.throughput_against(sweep(spec), "engine.batch_size", by="engine.window_size")
 
     Raises:
         InputError: a column that is not there, a setting without a value, or points that differ in a further setting,
@@ -73,7 +82,7 @@ def band_against(
 
     Example::
 
-        plots.band_against(sweep(spec, folder), "engine.window_size", "grouping_rate", by="engine.batch_size")
+        plots.band_against(sweep(spec), "engine.window_size", "grouping_rate", by="engine.batch_size")
 
     Raises:
         InputError: as for `throughput_against`.
@@ -115,7 +124,7 @@ def heat_map(
 
     Example::
 
-        plots.heat_map(sweep(spec, folder), "engine.window_size", "engine.batch_size", "grouping_rate")
+        plots.heat_map(sweep(spec), "engine.window_size", "engine.batch_size", "grouping_rate")
 
     Raises:
         InputError: a column that is not there, or pairs that differ in a further setting.
@@ -153,7 +162,12 @@ def _require_single_points(frame: pd.DataFrame, setting: str, by: str | None) ->
 
 
 def raggedness_map(results: Results, axes: Axes | None = None, *, replication: int = 0) -> Axes:
-    """Real tokens in each slot of the pool, minus the round's mean: how far the rows drift apart."""
+    """Real tokens in each slot of the pool, minus the round's mean: how far the rows drift apart.
+
+    Example::
+
+        plots.raggedness_map(simulate(scenario, keep_rows=True))
+    """
     axes = axes or new_axes()
     rows = results.frame("rows")
     rows = rows[(rows["replication"] == replication) & (rows["replica"] == 0)]
@@ -171,7 +185,12 @@ def raggedness_map(results: Results, axes: Axes | None = None, *, replication: i
 
 
 def waterfall(attribution: Attribution, axes: Axes | None = None) -> Axes:
-    """From a to b: each factor's share as a step, with its 95 % interval."""
+    """From a to b: each factor's share as a step, with its 95 % interval.
+
+    Example::
+
+        plots.waterfall(attribute(scenario.but(method="eqspec"), scenario.but(method="inplace")))
+    """
     axes = axes or new_axes()
     table = attribution.table.drop(index="total")
     names = ["a", *table.index, "b"]
@@ -190,7 +209,12 @@ def waterfall(attribution: Attribution, axes: Axes | None = None) -> Axes:
 
 
 def pareto(frame: pd.DataFrame, axes: Axes | None = None, *, x: str = "latency_p99_s", y: str = "tokens_per_s") -> Axes:
-    """Scenarios of a sweep by P99 latency and throughput; those that no other beats in both are joined."""
+    """Scenarios of a sweep by P99 latency and throughput; those that no other beats in both are joined.
+
+    Example::
+
+        plots.pareto(sweep(spec))
+    """
     axes = axes or new_axes()
     means = frame.groupby("key")[[x, y]].mean()
     best = pareto_front(means[x].to_numpy(), means[y].to_numpy())
@@ -211,6 +235,10 @@ def pareto_front(cost: np.ndarray, gain: np.ndarray) -> np.ndarray:
 
 def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptance: bool = True) -> Axes:
     """Measured over simulated seconds of every held-out run, with the simulated 90 % band around 1.
+
+    Example::
+
+        plots.held_out_runs(read_validation("cpu/tiny"))
 
     Args:
         validation: from `validate` or `read_validation`.

@@ -21,7 +21,8 @@ COLORS = {
 }  # fmt: skip
 LABELS = {
     "pad": "pad", "free": "free", "hole": "rejected before, hidden", "prompt": "prompt",
-    "committed": "committed before", "accepted": "draft, accepted", "dropped": "draft, accepted and dropped", "rejected": "draft, rejected",
+    "committed": "committed before", "accepted": "draft, accepted",
+    "dropped": "draft, accepted and dropped", "rejected": "draft, rejected",
     "next": "next token, from the target",
 }  # fmt: skip
 DARK = ("accepted", "rejected")

@@ -1,17 +1,22 @@
 """What the pictures of rounds show, read back from what matplotlib has drawn, against the engine's own records."""
 
+import ast
 import math
+import textwrap
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.colors import same_color, to_rgb
 
 from refimpl.core.errors import InputError, InvariantViolation
 from refimpl.faults import FAULTS
 from refimpl.generation import generate
+from refimpl.viz.regrets import regret_histogram
 from refimpl.viz.rounds import COLORS, KINDS, mask_map, position_map, ragged_batch, timeline
 from refimpl.viz.style import PALE, captioned, draw_heat_map, new_axes, panels, series_styles
 from refimpl.viz.watch import watch
+from simulator import plots
 
 SETTINGS = {"batch_size": 4, "num_speculative_tokens": 3, "max_new_tokens": 10, "stop_token_ids": []}
 PROMPTS = [[5, 9, 2, 40, 8], [7], [11, 3, 3], [60, 1]]
@@ -126,6 +131,17 @@ def test_a_broken_engine_is_watched_until_its_invariant_breaks(llama):
     with fault.injected(), pytest.raises(InvariantViolation, match="INV-3"):
         seen.extend(watch(llama, PROMPTS, method="masked", **SETTINGS))
     assert seen
+
+
+def test_every_picture_shows_a_call():
+    pictures = [ragged_batch, mask_map, position_map, timeline, regret_histogram, captioned, watch]
+    drawn = [each for each in vars(plots).values() if getattr(each, "__module__", "") == plots.__name__]
+    pictures += [each for each in drawn if not each.__name__.startswith("_") and each.__annotations__["return"] is Axes]
+    for picture in pictures:
+        _, found, example = (picture.__doc__ or "").partition("Example::\n\n")
+        assert found, picture.__name__
+        ast.parse(textwrap.dedent(example.partition("\n\n")[0]))
+        assert f"{picture.__name__}(" in example
 
 
 def test_heat_maps_write_every_number_so_that_it_can_be_read():
