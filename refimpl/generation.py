@@ -13,7 +13,7 @@ from refimpl.core.errors import InputError, shown
 from refimpl.core.keywords import Settings
 from refimpl.core.records import RowOutcome, TokenLogprobs
 from refimpl.core.sequence import StopReason
-from refimpl.core.stats import CollapseWatch, RunStats, acceptance_stats
+from refimpl.core.stats import CollapseWatch, RunStats, acceptance_stats, drafter_stats
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.timing import sum_stages
 from refimpl.decoding.trace import RoundRecord
@@ -145,6 +145,7 @@ class Stream:
             kv_bytes=self._engine.kv_bytes,
             wall_s=self._wall_s,
             stage_s=sum_stages([record.stage_s for record in self._rounds]),
+            drafters=drafter_stats(row for record in self._rounds for row in record.rows),
         )
         return make_result(self._pair, self._prepared, self._config, self._records(), stats, self._rounds)
 

@@ -36,13 +36,15 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
     Raises:
         InputError: no prompts, an empty one, one too long for the models' context, ids outside the vocabulary, more
             log-probabilities asked for than there are tokens, stop strings that no text can hold, samples that would be
-            tied.
+            tied, no draft for a drafter that needs one.
     """
     if not isinstance(pair, Pair):
         raise InputError(f"pair must be one of load_pair or make_pair, not {shown(pair)}")
     prompts = listed(prompts)
     if max_prompt_tokens is not None:
         require_int("max_prompt_tokens", max_prompt_tokens, 1)
+    if config.resolved_method.layout and config.drafting.uses_draft:
+        pair.require_draft()
     if config.logprobs is not None and config.logprobs > pair.vocab_size:
         raise InputError(f"logprobs must be at most the vocabulary of {pair.vocab_size}, not {config.logprobs}")
     sequences, num_cut = [], []
@@ -113,7 +115,7 @@ def _integers(prompt: Seq[int], index: int) -> list[int]:
 
 def _sequence(pair: Pair, request: Request, token_ids: list[int], config: DecodeConfig, index: int) -> Sequence:
     max_new_tokens = request.max_new_tokens or config.max_new_tokens
-    context = min(pair.target.max_positions, pair.draft.max_positions)
+    context = min(model.max_positions for model in pair.models(config.drafting.uses_draft))
     if len(token_ids) + max_new_tokens > context:
         raise InputError(
             f"prompt {index} has {len(token_ids)} tokens: with {max_new_tokens} new ones it does not fit "
@@ -132,6 +134,7 @@ def _sequence(pair: Pair, request: Request, token_ids: list[int], config: Decode
         sequence_id=_first(request.sequence_id, index),
         seed=_first(request.seed, config.sampling.seed),
         stop_strings=_stop_strings(pair, stop_strings, index),
+        draft_cached=0 if config.drafting.uses_draft else None,
     )
 
 

@@ -107,7 +107,7 @@ def _found(runs: dict[tuple[str, int, int], list[AnatomyRun]], rates: Rates) -> 
 
 
 def _require_room(pair: Pair, settings: AnatomySettings) -> None:
-    most = min(pair.target.max_positions, pair.draft.max_positions) - _budget(settings)
+    most = min(model.max_positions for model in pair.models()) - _budget(settings)
     if max(settings.contexts) > most:
         raise InputError(f"a context of {max(settings.contexts)} tokens leaves no room to decode: at most {most}")
     if min(settings.contexts) <= RAGGED_TOKENS:

@@ -102,8 +102,9 @@ class ModelWork:
 
 
 def round_passes(record: RoundRecord, target: ModelWork, draft: ModelWork) -> Iterator[Work]:
-    """The forward passes of a round: the draft's, one per drafted token, then the target's."""
-    for step in range(max(row.drafted for row in record.rows)):
+    """The forward passes of a round: the draft's, one per drafted token unless all were looked up; the target's."""
+    drawn = any(row.drafted > row.looked_up for row in record.rows)
+    for step in range(max(row.drafted for row in record.rows) if drawn else 0):
         members = [row for row in record.rows if row.drafted > step]
         if step == 0:
             yield draft.forward_pass(Feed(r.seq_len - r.draft_lag, r.draft_lag, 1) for r in members)

@@ -51,7 +51,7 @@ def make_meta(
 ) -> dict[str, Any]:
     """Where the points come from, and how far measurements of one and the same thing differ."""
     drift_cv, component_cv = points.drift()
-    models = {"target": pair.target.kv_shape, "draft": pair.draft.kv_shape}
+    models = {"target": pair.target.kv_shape, "draft": pair.require_draft().kv_shape}
     return {
         "schema": SCHEMA,
         "origin": "measured",

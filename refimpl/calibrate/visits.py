@@ -114,12 +114,12 @@ class Visitor:
     def require_fit(self, cell: Cell) -> None:
         """Raise InputError unless the cell's rows fit the models' context and its K/V what the device has free now."""
         longest = cell.prompt_len + self._budget(cell) + SLACK_TOKENS
-        context = min(self.pair.target.max_positions, self.pair.draft.max_positions)
+        context = min(model.max_positions for model in self.pair.models())
         if longest > context:
             raise InputError(f"rows of {longest} tokens do not fit the context of {context}")
         if self.pair.device.type != "cuda":
             return
-        per_token = sum(model.kv_shape.bytes_per_token for model in (self.pair.target, self.pair.draft))
+        per_token = sum(model.kv_shape.bytes_per_token for model in self.pair.models())
         placement = PLACEMENTS[resolve_method((cell.variant or IN_PLACE).method).layout or ""]
         size = PoolSize(cell.num_sequences, longest, cell.batch_size)
         require_room(placement.num_slots(size), per_token, None, self.pair.device)

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from refimpl.core.drafting import DraftingConfig
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.request import Request as Request
 from refimpl.core.request import check_stops
@@ -102,6 +103,9 @@ class SamplingConfig:
         return self.temperature == 0
 
 
+PARTS: dict[str, type] = {"sampling": SamplingConfig, "drafting": DraftingConfig}  # of a DecodeConfig
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """Everything that a run of the engine depends on beside the pair and the prompts.
@@ -121,6 +125,7 @@ class DecodeConfig:
         forced_lengths: probability of 0, 1, … accepted drafts under acceptance ``"forced"``, for which both models
             do their full work. For timing only: its output is not the target's.
         sampling: shape of the distribution.
+        drafting: what proposes tokens.
         stop_token_ids: replaces the pair's stop tokens; may be empty.
         stop_strings: texts that end a generation.
         logprobs: alternatives to report per generated token; None reports nothing, 0 the emitted token's only.
@@ -147,6 +152,7 @@ class DecodeConfig:
     acceptance: AcceptanceName | None = None
     forced_lengths: tuple[float, ...] = ()
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    drafting: DraftingConfig = field(default_factory=DraftingConfig)
     stop_token_ids: Seq[int] | None = None
     stop_strings: Seq[str] = ()
     logprobs: int | None = None
@@ -158,9 +164,9 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         use_plain_numbers(self)
-        require(
-            isinstance(self.sampling, SamplingConfig), f"sampling must be a SamplingConfig, not {shown(self.sampling)}"
-        )
+        for name, kind in PARTS.items():
+            value = getattr(self, name)
+            require(isinstance(value, kind), f"{name} must be a {kind.__name__}, not {shown(value)}")
         self._check_sizes()
         self._check_choices()
         self._check_acceptance()
@@ -235,6 +241,11 @@ class DecodeConfig:
             not self.cuda_graphs or method.layout is None or (method.layout, method.scheduler) in RECORDABLE,
             f"cuda_graphs need rows that stay where they are: {self.method} gathers them; choose inplace",
         )
+        require(
+            not (self.cuda_graphs and self.drafting.looks_up),
+            f"cuda_graphs record passes, and drafter {self.drafting.drafter!r} looks tokens up on the host: "
+            "choose drafter 'model'",
+        )
 
     def check_level(self, device_type: str) -> CheckLevel:
         """The level in force: unless chosen, `device` on a CPU, but `host` elsewhere and for recorded rounds."""
@@ -264,17 +275,18 @@ class DecodeConfig:
 
 
 def make_config(**settings: Any) -> DecodeConfig:
-    """Build a DecodeConfig from flat keywords; the sampling settings may stand among them.
+    """Build a DecodeConfig from flat keywords; the settings of sampling and drafting may stand among them.
 
     Raises:
         InputError: an unknown keyword, or a value out of range.
     """
-    sampling_names = {f.name for f in fields(SamplingConfig)}
-    known = {f.name for f in fields(DecodeConfig)} | sampling_names
+    names = {part: {f.name for f in fields(kind)} for part, kind in PARTS.items()}
+    known = {f.name for f in fields(DecodeConfig)}.union(*names.values())
     unknown = sorted(set(settings) - known)
     require(not unknown, f"unknown setting {', '.join(unknown)}: choose among {', '.join(sorted(known))}")
-    shape = {name: settings.pop(name) for name in sampling_names & set(settings)}
-    if shape:
-        require("sampling" not in settings, "give either `sampling` or its fields, not both")
-        settings["sampling"] = SamplingConfig(**shape)
+    for part, own in names.items():
+        given = {name: settings.pop(name) for name in own & set(settings)}
+        if given:
+            require(part not in settings, f"give either `{part}` or its fields, not both")
+            settings[part] = PARTS[part](**given)
     return DecodeConfig(**settings)

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import TypedDict
 
 from refimpl.core.config import AcceptanceName, CheckLevel, SamplingConfig
+from refimpl.core.drafting import DrafterName, DraftingConfig
 
 
 class _Common(TypedDict, total=False):
@@ -22,6 +23,8 @@ class _Common(TypedDict, total=False):
     top_p: float
     min_p: float
     seed: int
+    drafting: DraftingConfig
+    drafter: DrafterName
     stop_token_ids: Seq[int] | None
     stop_strings: Seq[str]
     logprobs: int | None

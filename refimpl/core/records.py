@@ -24,14 +24,16 @@ class RowOutcome:
     Attributes:
         sequence: index of the sequence.
         seq_len: before the round.
-        draft_lag: tokens that the draft had not cached before the round.
+        draft_lag: tokens that the draft had not cached before the round; 0 where no model drafts.
         k: drafts of the batch in this round.
-        drafted: drafts that this row could use.
+        drafted: drafts that this row was offered and could use.
         accepted: longest accepted prefix of them.
         kept: tokens committed, after stop, budget and rollback.
         next_token: what the last committed token is.
         finished: whether the row ended here.
         logprobs: per committed token, log-probability and the alternatives asked for.
+        looked_up: leading drafts that were looked up, not drawn from a model.
+        draft_passes: of the draft in this round.
     """
 
     sequence: int
@@ -45,3 +47,5 @@ class RowOutcome:
     finished: bool
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    looked_up: int = 0
+    draft_passes: int = 0

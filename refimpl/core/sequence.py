@@ -48,7 +48,7 @@ class Sequence:
         num_speculative_tokens: drafts a round, at most.
         stop_token_ids: a generated token among these ends the sequence and is kept as its last token.
         stop_strings: end the sequence, too, and stay out of its text.
-        target_cached, draft_cached: leading tokens whose K/V the model has cached.
+        target_cached, draft_cached: leading tokens whose K/V the model has cached; None where no model drafts.
         ticket: order of submission, set by the pool.
         slot: row of the K/V store, set by the engine while the sequence is in the window.
     """
@@ -63,7 +63,7 @@ class Sequence:
     stop_strings: StopStrings | None = None
     prompt_len: int = field(init=False)
     target_cached: int = 0
-    draft_cached: int = 0
+    draft_cached: int | None = 0
     stop_reason: StopReason | None = None
     ticket: int = -1
     slot: int = -1
@@ -98,8 +98,11 @@ class Sequence:
 
     @property
     def draft_lag(self) -> int:
-        """Tokens the draft has not cached: 1; 2 after a full acceptance (INV-6); more after rounds without drafts."""
-        return kernels.lag(self.seq_len, self.draft_cached)
+        """Tokens the draft has not cached: 1; 2 after a full acceptance (INV-6); more after rounds that it sat out.
+
+        0 where no model drafts.
+        """
+        return 0 if self.draft_cached is None else kernels.lag(self.seq_len, self.draft_cached)
 
     @property
     def cache_state(self) -> int:
@@ -107,7 +110,7 @@ class Sequence:
 
         A sequence without a slot is indexed as the prefill is about to leave it: with a lag of 1.
         """
-        return self.draft_lag if self.slot >= 0 else 1
+        return self.draft_lag if self.slot >= 0 or self.draft_cached is None else 1
 
     @property
     def draft_limit(self) -> int:

@@ -103,6 +103,46 @@ def acceptance_stats(records: Iterable[RowOutcome]) -> AcceptanceStats:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DrafterStats:
+    """What one drafter has offered and what of it survived.
+
+    Attributes:
+        offers: row-rounds in which it offered a draft.
+        drafted, accepted: its tokens.
+    """
+
+    offers: int
+    drafted: int
+    accepted: int
+
+    @property
+    def accepted_per_offered(self) -> float:
+        """Accepted / drafted; 0 when it offered nothing."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts and rate."""
+        return {
+            "offers": self.offers,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "accepted_per_offered": self.accepted_per_offered,
+        }
+
+
+def drafter_stats(records: Iterable[RowOutcome]) -> dict[str, DrafterStats]:
+    """Count by drafter: tokens that were looked up lead each row's drafts, those of the model follow."""
+    rows = list(records)
+    found = [(r.looked_up, min(r.accepted, r.looked_up)) for r in rows]
+    drawn = [(r.drafted - n, r.accepted - used) for r, (n, used) in zip(rows, found, strict=True)]
+    return {
+        name: DrafterStats(sum(n > 0 for n, _ in offers), sum(n for n, _ in offers), sum(used for _, used in offers))
+        for name, offers in (("model", drawn), ("ngram", found))
+        if any(n for n, _ in offers)
+    }
+
+
 def plain_stats(num_tokens: int) -> AcceptanceStats:
     """Of plain decoding: every token is a row-round without drafts."""
     histogram = (num_tokens,) if num_tokens else ()
@@ -163,9 +203,10 @@ class RunStats:
         num_prompt_tokens_cut: tokens cut from the front of prompts.
         num_rounds, num_grouped_rounds: rounds, and those run on an equal-length group.
         num_moves: fused gathers and write-backs of both layouts.
-        kv_bytes: K/V pools of both models.
+        kv_bytes: K/V pools of all models.
         wall_s: from the first prefill to the last token.
         stage_s: seconds by stage: prefill, draft, verify, realign, record, host.
+        drafters: offers by drafter, of those that have made any.
     """
 
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
@@ -180,6 +221,7 @@ class RunStats:
     kv_bytes: int = 0
     wall_s: float = 0.0
     stage_s: dict[str, float] = field(default_factory=dict)
+    drafters: dict[str, DrafterStats] = field(default_factory=dict)
 
     @property
     def num_generated(self) -> int:
@@ -218,4 +260,5 @@ class RunStats:
             "request_weighted_rate": self.request_weighted_rate,
             **{f"{stage}_s": self.stage_s.get(stage, 0.0) for stage in (*STAGES, "host")},
             **self.acceptance.as_dict(),
+            "drafters": {name: stats.as_dict() for name, stats in self.drafters.items()},
         }

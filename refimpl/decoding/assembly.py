@@ -8,6 +8,7 @@ from refimpl.core.errors import InputError
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import make_rule
 from refimpl.decoding.cached import CachedModel, CheckedModel
+from refimpl.decoding.drafters import DRAFTERS, ModelDrafter
 from refimpl.decoding.invariants import Checker
 from refimpl.decoding.memory import require_room
 from refimpl.decoding.passes import EagerPasses, Passes
@@ -50,16 +51,17 @@ def assemble(
         _require_recordable(pair, checker)
     _require_room(pair, config, size)
     timer = StageTimer(pair.device)
-    target, draft = (_cached_model(pair, role, config, size, checker, timer) for role in ("target", "draft"))
-    window = verify_window(sequences)
-    eager = EagerPasses(
-        target, draft, make_rule(config, source), pair.vocab_size, window if config.shape_stable else None
+    target, rule = _cached_model(pair, "target", config, size, checker, timer), make_rule(config, source)
+    drafter = DRAFTERS[config.drafting.drafter](
+        lambda: ModelDrafter(_cached_model(pair, "draft", config, size, checker, timer), rule, pair.vocab_size)
     )
+    window = verify_window(sequences)
+    eager = EagerPasses(target, drafter, rule, pair.vocab_size, window if config.shape_stable else None)
     passes: Passes = eager
-    if config.cuda_graphs:
-        passes = RecordedPasses(eager, k=window - 1, stable=config.shape_stable)
+    if config.cuda_graphs and drafter.cached:
+        passes = RecordedPasses(eager, drafter.cached, k=window - 1, stable=config.shape_stable)
     timer.take()  # the first round begins when everything is allocated
-    return RoundContext(target, draft, passes, checker, config.logprobs)
+    return RoundContext(target, drafter, passes, checker, config.logprobs)
 
 
 def _pool_size(sequences: Seq[Sequence], config: DecodeConfig, window_size: int) -> PoolSize:
@@ -76,14 +78,14 @@ def _pool_size(sequences: Seq[Sequence], config: DecodeConfig, window_size: int)
 def _require_room(pair: Pair, config: DecodeConfig, size: PoolSize) -> None:
     """Refuse the run while nothing is allocated, if pools of that size cannot fit."""
     num_slots = PLACEMENTS[config.resolved_method.layout or ""].num_slots(size)
-    bytes_per_token = pair.target.kv_shape.bytes_per_token + pair.draft.kv_shape.bytes_per_token
+    bytes_per_token = sum(model.kv_shape.bytes_per_token for model in pair.models(config.drafting.uses_draft))
     require_room(num_slots, bytes_per_token, config.kv_memory_gib, pair.device)
 
 
 def _require_recordable(pair: Pair, checker: Checker) -> None:
     if checker.covers("device"):
         raise InputError(f"recorded rounds cannot be checked at level {checker.level}: choose host or off")
-    if not (pair.target.recordable and pair.draft.recordable):
+    if not all(model.recordable for model in pair.models()):
         raise InputError(f"{pair.name} cannot be recorded: its RoPE waits for the longest row in every pass")
 
 
@@ -95,7 +97,7 @@ def _cached_model(
     checker: Checker,
     timer: StageTimer,
 ) -> CachedModel:
-    model = pair.target if role == "target" else pair.draft
+    model = pair.target if role == "target" else pair.require_draft()
     layout = make_layout(
         config.resolved_method.layout or "",
         model.kv_shape,

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -47,7 +48,7 @@ class CachedModel:
 
     def num_cached(self, sequence: Sequence) -> int:
         """Leading tokens of the sequence whose K/V this model holds."""
-        return sequence.target_cached if self.role == "target" else sequence.draft_cached
+        return sequence.target_cached if self.role == "target" else sequence.draft_cached or 0
 
     def note_cached(self, sequence: Sequence, count: int) -> None:
         """Write that number down."""
@@ -59,6 +60,11 @@ class CachedModel:
     def rows(self, members: Seq[Sequence]) -> list[RowState]:
         """Host integers that the layout works on."""
         return [RowState(m.slot, m.index, m.seq_len, self.num_cached(m), not m.finished) for m in members]
+
+
+def last_tokens(members: Seq[Sequence], n: int, device: torch.device) -> Int[Tensor, "batch n"]:
+    """Last n tokens of every row; rows that are shorter are padded on the left with token 0."""
+    return torch.tensor([[0] * (n - m.seq_len) + m.token_ids[-n:] for m in members], dtype=torch.long, device=device)
 
 
 @dataclass

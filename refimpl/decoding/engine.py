@@ -54,13 +54,13 @@ class Engine:
         return self.context.target.timer
 
     @property
-    def layouts(self) -> tuple[Layout, Layout]:
-        """Target's and draft's."""
-        return self.context.target.layout, self.context.draft.layout
+    def layouts(self) -> tuple[Layout, ...]:
+        """The target's, and the draft's if one drafts."""
+        return tuple(cached.layout for cached in self.context.models)
 
     @property
     def kv_bytes(self) -> int:
-        """K/V pools of both models."""
+        """K/V pools of all models."""
         return sum(layout.pool.num_bytes for layout in self.layouts)
 
     def rounds(self) -> Iterator[RoundRecord]:
@@ -111,13 +111,14 @@ class Engine:
         batch_size = self.scheduler.batch_size
         with self.timer.stage("prefill"):
             for start in range(0, len(entered), batch_size):
-                for cached in (self.context.target, self.context.draft):
+                for cached in self.context.models:
                     prefill(cached, entered[start : start + batch_size])
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.slot >= 0:
             for layout in self.layouts:
                 layout.release(sequence.slot)
+            self.context.drafter.forget(sequence)
             self._free_slots.append(sequence.slot)
             sequence.slot = -1
 

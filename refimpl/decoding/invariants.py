@@ -87,7 +87,7 @@ class Checker:
                 check_budget_and_stop(sequence, record.kept)
                 check_growth(sequence, record)
                 check_target_lag(sequence)
-                check_draft_lag(sequence, record.k)
+                check_draft_lag(sequence, record.draft_passes)
 
 
 def check_rectangle(layout: Layout) -> None:
@@ -132,9 +132,9 @@ def check_target_lag(sequence: Sequence) -> None:
     require(lag == 1, "INV-5", row=sequence.index, expected="lag 1", found=f"lag {lag}")
 
 
-def check_draft_lag(sequence: Sequence, k: int) -> None:
-    """INV-6; a round without drafts leaves the draft cache behind, to be caught up later."""
-    if k:
+def check_draft_lag(sequence: Sequence, passes: int) -> None:
+    """INV-6; a round without passes of the draft leaves its cache behind, to be caught up later."""
+    if passes:
         require(
             1 <= sequence.draft_lag <= 2,
             "INV-6",

@@ -1,6 +1,5 @@
 """The forward passes of a round: one protocol, and the two steps that every way of running them shares."""
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -12,10 +11,9 @@ from torch.nn.functional import pad
 
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import AcceptanceRule, Decision, Proposal, RowNumbers
-from refimpl.decoding.cached import CachedModel
+from refimpl.decoding.cached import CachedModel, last_tokens
+from refimpl.decoding.drafters import Drafter, Feed, Offer
 from refimpl.decoding.sampling import RowKeys
-
-Feed = Callable[[Tensor, int, list[Tensor]], Tensor]  # tokens, their offset from seq_len, drafts so far -> logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +25,14 @@ class Verified:
         rows: row of the decision that belongs to each member.
         decision: on the device, for all rows.
         logits: of the target, that it was made from.
+        offer: drafts that each member could use, and where they came from.
     """
 
     k: int
     rows: list[int]
     decision: Decision
     logits: Float[Tensor, "any k1 vocab"]
+    offer: Offer
 
 
 @runtime_checkable
@@ -40,24 +40,10 @@ class Passes(Protocol):
     """Runs a round's forward passes, from the members' lengths to a decision."""
 
     def run(self, members: Seq[Sequence], limits: list[int]) -> Verified:
-        """Draft, verify and decide; `limits` are the drafts that each member can use."""
+        """Draft, verify and decide; `limits` are the drafts that each member can use, at most."""
 
     def after(self) -> None:
         """Give the device work that may be done while the host commits the round."""
-
-
-def propose(rule: AcceptanceRule, feed: Feed, tail: Int[Tensor, "batch lag"], numbers: RowNumbers) -> Proposal:
-    """Let the draft propose k tokens a row, at least one.
-
-    The first pass feeds `tail`, the tokens that the draft has not cached; each later one the token just proposed.
-    """
-    steps: list[Proposal] = []
-    tokens, offset = tail, -tail.shape[1]
-    for step in range(numbers.position.shape[1] - 1):
-        logits = feed(tokens, offset, [s.tokens for s in steps])
-        steps.append(rule.propose(logits, numbers.keys, numbers.position[:, step : step + 1]))
-        tokens, offset = steps[-1].tokens, step
-    return Proposal.join(steps)
 
 
 def verify(
@@ -73,47 +59,38 @@ class EagerPasses:
     """Passes that are launched one by one, in any layout.
 
     Attributes:
-        target, draft: models and layouts.
-        rule: proposes and decides.
+        target: model and layout.
+        drafter: proposes.
+        rule: decides.
         vocab_size: leading logits that count.
         window: tokens a row of every verify pass; None for as many as the round needs.
     """
 
     target: CachedModel
-    draft: CachedModel
+    drafter: Drafter
     rule: AcceptanceRule
     vocab_size: int
     window: int | None = None
 
     def run(self, members: Seq[Sequence], limits: list[int]) -> Verified:
-        """As wide as the member that can use most drafts."""
-        k = max(limits)
-        numbers = _row_numbers(members, limits, k, self.target.layout.shape.device)
-        proposal = self._propose(members, numbers)
-        decision, logits = self._verify(members, proposal, numbers)
-        return Verified(k, list(range(len(members))), decision, logits)
+        """As wide as the member that is offered most drafts."""
+        numbers = _row_numbers(members, limits, max(limits), self.target.layout.shape.device)
+        drafts = self.drafter.draft(members, limits, numbers)
+        offered = drafts.offer.lengths
+        if offered != limits:
+            numbers = numbers.cut(offered)
+        decision, logits = self._verify(members, drafts.proposal, numbers)
+        return Verified(max(offered), list(range(len(members))), decision, logits, drafts.offer)
 
     def after(self) -> None:
         """Nothing is launched before the host knows what comes next."""
-
-    def _propose(self, members: Seq[Sequence], numbers: RowNumbers) -> Proposal:
-        device, k = numbers.limits.device, numbers.position.shape[1] - 1
-        if k == 0:
-            return Proposal(torch.zeros(len(members), 0, dtype=torch.long, device=device))
-        lag = max(m.draft_lag for m in members if not m.finished)
-        self.draft.begin(members, span=lag + k - 1)
-        with self.draft.timer.stage("draft"):
-            return propose(self.rule, self._feed_draft, _last_tokens(members, lag, device), numbers)
-
-    def _feed_draft(self, tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
-        return self.draft.forward(self.draft.block(tokens, offset, drafts), 1)[..., : self.vocab_size]
 
     def _verify(
         self, members: Seq[Sequence], proposal: Proposal, numbers: RowNumbers
     ) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
         self.target.begin(members, span=self.window or numbers.position.shape[1])
         with self.target.timer.stage("verify"):
-            last = _last_tokens(members, 1, numbers.limits.device)
+            last = last_tokens(members, 1, numbers.limits.device)
             return verify(self.rule, self._feed_target, last, proposal, numbers)
 
     def _feed_target(self, tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
@@ -127,8 +104,3 @@ def _row_numbers(members: Seq[Sequence], limits: list[int], k: int, device: torc
     table = [[m.seed, m.sequence_id, m.seq_len, limit] for m, limit in zip(members, limits, strict=True)]
     seed, sequence, seq_len, limit = torch.tensor(table, dtype=torch.long, device=device).unbind(dim=1)
     return RowNumbers(RowKeys(seed, sequence), seq_len[:, None] + torch.arange(k + 1, device=device), limit)
-
-
-def _last_tokens(members: Seq[Sequence], n: int, device: torch.device) -> Int[Tensor, "batch n"]:
-    """Last n tokens of every row; rows that are shorter are padded on the left with token 0."""
-    return torch.tensor([[0] * (n - m.seq_len) + m.token_ids[-n:] for m in members], dtype=torch.long, device=device)

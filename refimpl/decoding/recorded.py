@@ -20,8 +20,9 @@ from torch import Tensor
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import Decision, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel
+from refimpl.decoding.drafters import Feed, Offer, propose
 from refimpl.decoding.graphs import Recording, stream_of
-from refimpl.decoding.passes import EagerPasses, Feed, Verified, propose, verify
+from refimpl.decoding.passes import EagerPasses, Verified, verify
 from refimpl.decoding.sampling import RowKeys
 from refimpl.layouts.store import Block
 from refimpl.placement import padded_columns
@@ -55,15 +56,16 @@ class RecordedPasses:
 
     Args:
         eager: runs the rounds that nothing was recorded for; its layouts are in place and without provenance.
+        draft: the draft, whose passes are recorded; `eager` drafts with it, too.
         k: drafts of every recorded round, whatever the rows can use; their limits cut what they accept.
         stable: let every pass see all columns.
     """
 
     _decision: Decision  # of the latest verify pass, for all rows of the pool
 
-    def __init__(self, eager: EagerPasses, *, k: int, stable: bool):
+    def __init__(self, eager: EagerPasses, draft: CachedModel, *, k: int, stable: bool):
         self._eager, self._k, self._stable = eager, k, stable
-        self._target, self._draft, self._rule = eager.target, eager.draft, eager.rule
+        self._target, self._draft, self._rule = eager.target, draft, eager.rule
         self._device = eager.target.layout.shape.device
         rows = eager.target.layout.pool.rows
         on_cuda = self._device.type == "cuda"
@@ -104,7 +106,8 @@ class RecordedPasses:
             self.draft()
         with timer.stage("verify"):
             decision, logits = self.verify()
-        return Verified(self._k, [m.slot for m in members], decision, logits)
+        offer = Offer(limits, [0] * len(members), self._k)
+        return Verified(self._k, [m.slot for m in members], decision, logits, offer)
 
     def after(self) -> None:
         """Launch the next round's drafts, if there are such that can be used."""

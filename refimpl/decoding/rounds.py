@@ -11,6 +11,7 @@ from refimpl.core import kernels
 from refimpl.core.records import RowOutcome, TokenLogprobs
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.cached import CachedModel
+from refimpl.decoding.drafters import Drafter
 from refimpl.decoding.invariants import Checker
 from refimpl.decoding.passes import Passes, Verified
 
@@ -20,17 +21,24 @@ class RoundContext:
     """What every round needs and no round changes.
 
     Attributes:
-        target, draft: models and layouts.
+        target: model and layout.
+        drafter: proposes, perhaps with a model and a layout of its own.
         passes: run the models.
         checker: looks at what a round has done.
         logprobs: alternatives to report with the log-probability of every token; None for no log-probabilities.
     """
 
     target: CachedModel
-    draft: CachedModel
+    drafter: Drafter
     passes: Passes
     checker: Checker
     logprobs: int | None = None
+
+    @property
+    def models(self) -> tuple[CachedModel, ...]:
+        """Everything that holds K/V: the target, and the draft if there is one."""
+        draft = self.drafter.cached
+        return (self.target,) if draft is None else (self.target, draft)
 
 
 def run_round(context: RoundContext, members: Seq[Sequence]) -> list[RowOutcome]:
@@ -39,7 +47,7 @@ def run_round(context: RoundContext, members: Seq[Sequence]) -> list[RowOutcome]
     verified = context.passes.run(members, limits)
     table = _ToHost(verified.decision.table())
     context.passes.after()
-    return _commit(context, members, limits, verified.k, _on_host(table, verified, context.logprobs))
+    return _commit(context, members, verified, _on_host(table, verified, context.logprobs))
 
 
 class _ToHost:
@@ -96,43 +104,42 @@ def _logprobs(logits: Float[Tensor, "batch k1 vocab"], emitted: list[list[int]],
 
 
 def _commit(
-    context: RoundContext, members: Seq[Sequence], limits: list[int], k: int, decision: _HostDecision
+    context: RoundContext, members: Seq[Sequence], verified: Verified, decision: _HostDecision
 ) -> list[RowOutcome]:
     """Append each row's tokens and tell both layouts what to keep."""
     kept = [kernels.num_kept(accepted) for accepted in decision.accepted]
     if context.target.layout.placement.commits_minimum:
         kept = [min(n for n, m in zip(kept, members, strict=True) if not m.finished)] * len(members)
     outcomes = [
-        _commit_row(m, limits[i], k, decision.accepted[i], decision.emitted[i][: kept[i]], decision.logprobs, i)
+        _commit_row(m, verified, decision.accepted[i], decision.emitted[i][: kept[i]], decision.logprobs, i)
         for i, m in enumerate(members)
         if not m.finished
     ]
     context.target.layout.commit([m.target_cached for m in members])
-    if k:
-        context.draft.layout.commit([m.draft_cached for m in members])
+    if context.drafter.cached and verified.offer.passes:
+        context.drafter.cached.layout.commit([m.draft_cached or 0 for m in members])
     context.checker.after_commit(members, outcomes)
     return outcomes
 
 
 def _commit_row(
     row: Sequence,
-    drafted: int,
-    k: int,
+    verified: Verified,
     accepted: int,
     tokens: list[int],
     logprobs: list[list[TokenLogprobs]] | None,
     index: int,
 ) -> RowOutcome:
-    seq_len, draft_lag = row.seq_len, row.draft_lag
+    seq_len, draft_lag, offer, drafted = row.seq_len, row.draft_lag, verified.offer, verified.offer.lengths[index]
     kept = row.extend(tokens)
     row.target_cached = row.seq_len - 1
-    if k:
-        row.draft_cached = kernels.draft_cached_after(seq_len, k, row.seq_len)
+    if offer.passes:
+        row.draft_cached = kernels.draft_cached_after(seq_len, offer.passes, row.seq_len)
     return RowOutcome(
         sequence=row.index,
         seq_len=seq_len,
         draft_lag=draft_lag,
-        k=k,
+        k=verified.k,
         drafted=drafted,
         accepted=accepted,
         kept=kept,
@@ -140,6 +147,8 @@ def _commit_row(
         finished=row.finished,
         tokens=tuple(tokens[:kept]),
         logprobs=tuple(logprobs[index][:kept]) if logprobs else (),
+        looked_up=offer.looked_up[index],
+        draft_passes=offer.passes,
     )
 
 

@@ -50,6 +50,7 @@ class RoundRecord:
                 "kept": row.kept,
                 "next_token": row.next_token,
                 "finished": row.finished,
+                "looked_up": row.looked_up,
                 "num_moves": self.num_moves,
                 **self.stage_s,
             }
@@ -79,6 +80,7 @@ def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: di
         "max_new_tokens": config.max_new_tokens,
         "max_new_tokens_each": [s.max_new_tokens for s in sequences],
         **asdict(config.sampling),
+        **asdict(config.drafting),
         "num_sequences": len(sequences),
         "prompt_lens": [s.prompt_len for s in sequences],
         "output_lens": [s.num_generated for s in sequences],

@@ -10,6 +10,8 @@ from refimpl.core.config import LAYOUTS, SCHEDULERS
 
 Effect = Literal["output", "acceptance", "law", "report", "nothing"]
 Break = Callable[[Any], Any]
+COUPLED = {"acceptance": "coupled", "temperature": 1.0}
+REJECTION = {"acceptance": "rejection", "temperature": 1.0}
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from refimpl.selfcheck.reported import wrong_report
 NUM_EXAMPLES = 60  # after so many without a notice, a detector counts as blind to a fault
 LEVELS = ("host", "device", "oracle")
 DETECTORS = (*LEVELS, "output", "acceptance", "report", "sampling")
+OF_LAW = {"top_k", "drafter"}  # settings that the law is tested with
 LOGPROBS = 2  # alternatives a token, where reports are compared
 
 
@@ -54,8 +55,8 @@ def example(fault: Fault | None, number: int) -> Case:
 def applies(fault: Fault | None, detector: str) -> bool:
     """Whether the detector can be asked.
 
-    Recorded rounds are checked on the host only, the script is greedy, under the rejection rule only the law is that of
-    plain decoding, and the sampling test is for chance.
+    Recorded rounds are checked on the host only, the script is greedy and the draft's, under the rejection rule only
+    the law is that of plain decoding, and the sampling test is for chance.
     """
     if fault is None:
         return True
@@ -64,7 +65,7 @@ def applies(fault: Fault | None, detector: str) -> bool:
         "device": "cuda_graphs" not in settings,
         "oracle": "cuda_graphs" not in settings,
         "output": settings.get("acceptance") != "rejection",
-        "acceptance": "acceptance" not in settings,
+        "acceptance": not {"acceptance", "drafter"} & settings.keys(),
         "report": settings.get("acceptance") != "rejection",
         "sampling": "acceptance" in settings,
     }
@@ -121,9 +122,10 @@ def _follows_script(case: Case, run: Run) -> bool:
 
 def _detect_by_law(fault: Fault | None) -> Notice | None:
     layout = "inplace" if fault is None or "inplace" in fault.layouts else fault.layouts[0]
+    settings = fault.settings if fault else {}
     try:
         with _injected(fault):
-            test = check_law(layout, top_k=fault.settings.get("top_k", 0) if fault else 0)
+            test = check_law(layout, **{name: settings[name] for name in OF_LAW & settings.keys()})
     except InvariantViolation as violation:
         return Notice(violation.invariant, 1)
     return Notice("differs", 1) if test.rejected else None

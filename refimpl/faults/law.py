@@ -12,6 +12,7 @@ from itertools import product
 import torch
 
 from refimpl.core.config import Request, SamplingConfig
+from refimpl.core.drafting import DrafterName
 from refimpl.decoding.acceptance import RULES
 from refimpl.faults import rule_law
 from refimpl.generation import generate
@@ -19,7 +20,8 @@ from refimpl.models.adapter import Pair
 from refimpl.models.table_model import TableModel
 from refimpl.oracle.autoregressive import shape_distribution
 
-VOCAB_SIZE, NUM_TOKENS, PROMPT = 5, 3, (3, 1)
+VOCAB_SIZE, NUM_TOKENS = 5, 3
+PROMPTS = {"model": (3, 1), "ngram": (3, 1, 4, 3, 1), "hybrid": (3, 1, 4, 3, 1)}  # there is something to be found
 NUM_SEQUENCES = 4096
 FALSE_ALARM_RATE = 1e-6
 
@@ -37,11 +39,11 @@ class LawTest:
         return self.p_value < FALSE_ALARM_RATE
 
 
-def exact_law(target: TableModel, sampling: SamplingConfig) -> dict[tuple[int, ...], float]:
+def exact_law(target: TableModel, sampling: SamplingConfig, prompt: tuple[int, ...]) -> dict[tuple[int, ...], float]:
     """Probability of every continuation of NUM_TOKENS tokens."""
     law = {}
     for tokens in product(range(target.vocab_size), repeat=NUM_TOKENS):
-        feed, fed, probability = target.fresh_row(), list(PROMPT), 1.0
+        feed, fed, probability = target.fresh_row(), list(prompt), 1.0
         for token in tokens:
             probability *= float(shape_distribution(feed(fed), sampling)[token])
             fed = [token]
@@ -49,11 +51,13 @@ def exact_law(target: TableModel, sampling: SamplingConfig) -> dict[tuple[int, .
     return law
 
 
-def check_law(layout: str = "inplace", *, top_k: int = 0, seed: int = 0, temperature: float = 2.0) -> LawTest:
+def check_law(
+    layout: str = "inplace", *, drafter: DrafterName = "model", top_k: int = 0, seed: int = 0, temperature: float = 2.0
+) -> LawTest:
     """Sample with the rejection rule from a draft that has nothing in common with the target: the rule, and a run."""
     sampling = SamplingConfig(temperature, top_k, seed=seed)
     pair = Pair(TableModel(VOCAB_SIZE), TableModel(VOCAB_SIZE, salt=1), vocab_size=VOCAB_SIZE, name="law")
-    requests = [Request(PROMPT, sequence_id=i) for i in range(NUM_SEQUENCES)]
+    requests = [Request(PROMPTS[drafter], sequence_id=i) for i in range(NUM_SEQUENCES)]
     result = generate(
         pair,
         requests,
@@ -64,9 +68,10 @@ def check_law(layout: str = "inplace", *, top_k: int = 0, seed: int = 0, tempera
         max_new_tokens=NUM_TOKENS,
         num_speculative_tokens=2,
         sampling=sampling,
+        drafter=drafter,
     )
     counts = Counter(tuple(s.token_ids) for s in result.sequences)
-    run = compare(counts, exact_law(pair.target, sampling))  # type: ignore[arg-type]
+    run = compare(counts, exact_law(pair.target, sampling, PROMPTS[drafter]))  # type: ignore[arg-type]
     rule = rule_law.law_p_value(lambda: RULES["rejection"](sampling))
     return replace(run, p_value=min(1.0, 2 * min(run.p_value, rule)))
 

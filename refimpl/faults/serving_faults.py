@@ -43,7 +43,7 @@ def clamped_write(original: Any) -> Any:
 
     def assemble(pair: Any, sequences: Any, *rest: Any) -> RoundContext:
         context = original(pair, sequences, *rest)
-        for cached in (context.target, context.draft):
+        for cached in context.models:
             cached.layout.pool_block = _clamped(cached.layout, longest_row(sequences))
         return context
 

@@ -12,10 +12,8 @@ from refimpl.decoding import rounds
 from refimpl.decoding.acceptance import Decision, Proposal, RejectionRule, RowNumbers, matching, rejection
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.sampling import Purpose, RandomSource, probabilities
-from refimpl.faults.base import fault
+from refimpl.faults.base import COUPLED, REJECTION, fault
 
-COUPLED = {"acceptance": "coupled", "temperature": 1.0}
-REJECTION = {"acceptance": "rejection", "temperature": 1.0}
 PAD_TOKEN = 0
 
 # --- cached lengths ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from refimpl.core.errors import UnsupportedModelError
+from refimpl.core.errors import InputError, UnsupportedModelError
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models import attention
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails, ropes_of_batches, steady_positions
@@ -185,7 +185,7 @@ class Pair:
     """A target, a draft that proposes for it, and what they share.
 
     Attributes:
-        target, draft: the models.
+        target, draft: the models; None for a pair without a draft, whose drafter must be one that needs none.
         tokenizer: turns text into ids and back; None for models that know only ids.
         stop_token_ids: end a sequence unless the caller says otherwise.
         vocab_size: ids that both models know; logits beyond it are padding rows.
@@ -193,7 +193,7 @@ class Pair:
     """
 
     target: CausalLM
-    draft: CausalLM
+    draft: CausalLM | None
     tokenizer: Any = None
     stop_token_ids: frozenset[int] = frozenset()
     vocab_size: int = 0
@@ -208,6 +208,20 @@ class Pair:
     def dtype(self) -> torch.dtype:
         """Number format of the target's cache."""
         return self.target.kv_shape.dtype
+
+    def models(self, with_draft: bool = True) -> list[CausalLM]:
+        """The target, and the draft if there is one and it is wanted."""
+        return [self.target, *([self.draft] if self.draft is not None and with_draft else [])]
+
+    def require_draft(self) -> CausalLM:
+        """The draft.
+
+        Raises:
+            InputError: there is none.
+        """
+        if self.draft is None:
+            raise InputError(f"the pair {self.name!r} has no draft: choose drafter ngram, or load one")
+        return self.draft
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of generated tokens, without special ones; for a pair with a tokenizer."""

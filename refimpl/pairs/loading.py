@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from refimpl.core.drafting import DrafterName, DraftingConfig
 from refimpl.core.errors import InputError, UnsupportedModelError
 from refimpl.core.request import check_stops
 from refimpl.models.adapter import HuggingFaceLM, Pair
@@ -37,6 +38,7 @@ def load_pair(
     target: str | Path = "tiny",
     draft: str | Path | None = None,
     *,
+    drafter: DrafterName = "model",
     device: str = "cpu",
     dtype: str | torch.dtype | None = None,
     random_weights: bool = False,
@@ -51,6 +53,7 @@ def load_pair(
     Args:
         target: ``"tiny"`` (bundled), ``"vicuna"``, ``"qwen3"``, ``"glm4"`` (published pairs), or a path or hub id.
         draft: path or hub id of the draft; needed when `target` is not the name of a pair.
+        drafter: what will propose tokens; for ``"ngram"`` no draft is loaded, and `target` may be any path or hub id.
         device: for example ``"cpu"`` or ``"cuda"``; a CUDA device becomes the process's current one.
         dtype: number format; None takes float32 on a CPU and bfloat16 elsewhere.
         random_weights: build a preset's architecture with random weights on the device, without any download.
@@ -72,7 +75,10 @@ def load_pair(
             kind = type(given).__name__
             raise InputError(f"target and draft must be a name or a path, not {kind}: make_pair takes models in memory")
     where = _device(device)
-    number_format, names = _dtype(dtype, where), _names(target, draft)
+    alone = not DraftingConfig(drafter).uses_draft
+    if alone and draft is not None:
+        raise InputError(f"drafter {drafter!r} runs no draft: leave {draft} out")
+    number_format, names = _dtype(dtype, where), _names(target, draft, alone)
     if random_weights:
         if not names.presets:
             given = str(target) if draft is None else f"{target} with a draft of its own"
@@ -80,17 +86,17 @@ def load_pair(
         models = [_random_model(preset, where, number_format, seed + i) for i, preset in enumerate(names.presets)]
         tokenizer = None
     else:
-        roles = zip(("target", "draft"), names.paths, strict=True)
+        roles = zip(("target", "draft"), names.paths, strict=False)  # a target alone has one
         models = [_load_model(role, name, where, number_format, trust_remote_code) for role, name in roles]
         tokenizer = _load_tokenizer("target", names.paths[0], trust_remote_code)
-        if names.paths[1] != names.paths[0]:
-            warn_of_other_meanings(tokenizer, _tokenizer_if_any(names.paths[1], trust_remote_code))
+        for other in set(names.paths[1:]) - {names.paths[0]}:
+            warn_of_other_meanings(tokenizer, _tokenizer_if_any(other, trust_remote_code))
     if compile_modules:
         for model in models:
             compile_elementwise(model)
     return make_pair(
         models[0],
-        models[1],
+        None if alone else models[1],
         tokenizer=tokenizer,
         stop_token_ids=stop_token_ids,
         vocab_size=vocab_size,
@@ -111,7 +117,7 @@ def compile_elementwise(model: PreTrainedModel) -> int:
 
 def make_pair(
     target: PreTrainedModel,
-    draft: PreTrainedModel,
+    draft: PreTrainedModel | None = None,
     *,
     tokenizer: Any = None,
     stop_token_ids: Collection[int] | None = None,
@@ -124,7 +130,7 @@ def make_pair(
 
     Args:
         target, draft: causal models with one vocabulary; padding rows may differ. Their attention is full, or a sliding
-            window, which then bounds the context.
+            window, which then bounds the context. Without a draft only drafters that need none can propose.
         tokenizer: turns text into ids and back; None for prompts of ids alone.
         stop_token_ids: None for the union of the target's generation config's and the tokenizer's end-of-sequence ids.
         vocab_size: number of ids that are tokens; ids from there on are padding rows, which are never produced. Needed
@@ -135,17 +141,25 @@ def make_pair(
         InputError: vocabularies that differ by more than padding rows, models on two devices, or a model that cannot be
             driven (see docs/models.md).
     """
-    for role, model in (("target", target), ("draft", draft)):
+    given = [("target", target), *([("draft", draft)] if draft is not None else [])]
+    for role, model in given:
         if not isinstance(model, PreTrainedModel):
             shown = repr(model) if isinstance(model, str) else type(model).__name__
             raise InputError(f"the {role} must be a transformers model, not {shown}: load_pair takes names and paths")
-    if target.device != draft.device:
+    if draft is not None and target.device != draft.device:
         raise InputError(f"the target is on {target.device}, the draft on {draft.device}: they must share a device")
-    models = HuggingFaceLM(target, _role("target", target, name)), HuggingFaceLM(draft, _role("draft", draft, name))
-    size = shared_vocab_size(models[0].vocab_size, models[1].vocab_size, tokenizer, vocab_size)
+    models = [HuggingFaceLM(model, _role(role, model, name)) for role, model in given]
+    size = shared_vocab_size(models[0].vocab_size, models[-1].vocab_size, tokenizer, vocab_size)
     check_stops(stop_token_ids, (), size)
     stops = _eos_ids(target.generation_config, tokenizer) if stop_token_ids is None else stop_token_ids
-    return Pair(*models, tokenizer=tokenizer, stop_token_ids=frozenset(stops), vocab_size=size, name=name)
+    return Pair(
+        models[0],
+        models[1] if draft is not None else None,
+        tokenizer=tokenizer,
+        stop_token_ids=frozenset(stops),
+        vocab_size=size,
+        name=name,
+    )
 
 
 def _role(role: str, model: PreTrainedModel, pair: str) -> str:
@@ -158,7 +172,11 @@ class _Names:
         self.paths, self.presets = paths, presets
 
 
-def _names(target: str | Path, draft: str | Path | None) -> _Names:
+def _names(target: str | Path, draft: str | Path | None, alone: bool = False) -> _Names:
+    """Paths and presets of target and draft, or of the target alone."""
+    if alone:
+        found = _names(target, draft) if str(target) in ("tiny", *PRESETS) else _Names([str(target)], [])
+        return _Names(found.paths[:1], found.presets[:1])
     if draft is not None:
         return _Names([str(target), str(draft)], [])
     if str(target) == "tiny":

@@ -60,7 +60,7 @@ class Case:
         temperature, seed, top_k: of the sampling.
         sequence_ids: keys of the rows' random numbers; their places where there are none.
         stop_as_text: give each stop token as a stop string, the letter that it stands for.
-        shape_stable, cuda_graphs: as in DecodeConfig.
+        shape_stable, cuda_graphs, drafter: as in DecodeConfig.
     """
 
     rows: tuple[Row, ...]
@@ -79,6 +79,7 @@ class Case:
     stop_as_text: bool = False
     shape_stable: bool = False
     cuda_graphs: bool = False
+    drafter: str = "model"
 
     @property
     def pair(self) -> Pair:
@@ -118,6 +119,7 @@ class Case:
             "sampling": SamplingConfig(self.temperature, self.top_k, seed=self.seed),
             "shape_stable": self.shape_stable,
             "cuda_graphs": self.cuda_graphs,
+            "drafter": self.drafter,
         }
         return make_config(**settings | overrides)
 

@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS
+from refimpl.core.drafting import DRAFTERS
 from refimpl.core.tokens import EOS, PAD
 from refimpl.models.table_model import VOCAB_SIZE
 from refimpl.pairs.random_pairs import LEARNED_POSITIONS, TINY_ARCHITECTURES
@@ -93,6 +94,7 @@ def cases(draw: Any, *, cancellations: bool = False, sampled: bool = False, max_
         window_size=batch_size + draw(st.integers(0, 4)),
         aging_bound=draw(st.sampled_from([None, 0, 1, 4])),
         compaction_threshold=draw(st.sampled_from([0.25, 0.01, 1.0])),
+        drafter=draw(st.sampled_from(DRAFTERS)),
         **extra,
     )
 

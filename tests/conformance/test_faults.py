@@ -15,9 +15,10 @@ from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
 
 COMMITTED = json.loads((DOCS / "detection_matrix.json").read_text())
 ROWS = {row["fault"]: row for row in COMMITTED["rows"]}
-BEYOND_THE_KIT = {  # an engine under test is asked for no texts, and by default for too few samples
+BEYOND_THE_KIT = {  # an engine under test is asked for no texts, for too few samples by default, after random prompts
     "stop-string-trims-text-only",
     "recovery-reuses-draft-noise",
+    "looked-up-with-the-q-of-a-draw",
 }
 DEAREST = 8  # examples that the test spends on one cell at most
 

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from table_model import joint, sequence_law
 
-from refimpl.core.config import DecodeConfig, Request, SamplingConfig
+from refimpl.core.config import DecodeConfig, Request, make_config
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.sampling import Purpose, RandomSource
 from refimpl.requests import prepare
@@ -127,7 +127,6 @@ def total_variation(a: dict, b: dict) -> Fraction:
     return sum((abs(a.get(x, Fraction(0)) - b.get(x, Fraction(0))) for x in {*a, *b}), Fraction(0)) / 2
 
 
-def rejection_config(method: str, **sampling) -> DecodeConfig:
-    shape = SamplingConfig(**{"temperature": 1.0} | sampling)
-    window = {"window_size": 2, "aging_bound": 1}
-    return DecodeConfig(method, 2, acceptance="rejection", sampling=shape, checks="host", **window)
+def rejection_config(method: str, drafter: str = "model", **sampling) -> DecodeConfig:
+    settings = {"temperature": 1.0, "window_size": 2, "aging_bound": 1, "drafter": drafter} | sampling
+    return make_config(method=method, batch_size=2, acceptance="rejection", checks="host", **settings)

@@ -7,12 +7,13 @@ from table_model import table_pair
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS, Request
 from refimpl.decoding import acceptance
+from refimpl.faults import FAULTS
 
 METHODS = [f"{layout}+{scheduler}" for layout in LAYOUTS for scheduler in SCHEDULERS]
 
 
-def variation(method: str, pair, requests: list[Request], sharpness: int = 1, top_k: int = 0):
-    config = rejection_config(method, temperature=1 / sharpness, top_k=top_k)
+def variation(method: str, pair, requests: list[Request], sharpness: int = 1, top_k: int = 0, drafter: str = "model"):
+    config = rejection_config(method, drafter, temperature=1 / sharpness, top_k=top_k)
     return total_variation(engine_law(pair, requests, config), target_law(pair, requests, sharpness, top_k))
 
 
@@ -44,6 +45,19 @@ def test_joint_law_when_a_waiting_row_takes_a_free_place(method):
 )
 def test_law_of_processed_distributions(method, sharpness, top_k):
     assert variation(method, table_pair(3, seed=3), [Request([2], 3, 2)], sharpness, top_k) == 0
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "hybrid"])
+@pytest.mark.parametrize("method", METHODS)
+def test_joint_law_of_tokens_that_are_looked_up(method, drafter):
+    """One row finds its last tokens before, one finds nothing at first."""
+    requests = [Request([0, 1, 0, 1], 3, 2), Request([1, 0], 2, 1)]
+    assert variation(method, table_pair(2, seed=3), requests, drafter=drafter) == 0
+
+
+def test_enumeration_detects_the_q_of_a_draw_where_nothing_was_drawn():
+    with FAULTS["looked-up-with-the-q-of-a-draw"].injected():
+        assert variation("inplace+fifo", table_pair(2, seed=3), [Request([0, 1, 0, 1], 3, 2)], drafter="ngram") > 0
 
 
 def test_enumeration_detects_a_missing_residual(monkeypatch):

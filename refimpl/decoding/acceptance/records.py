@@ -25,24 +25,56 @@ class RowNumbers:
     position: Int[Tensor, "batch k1"]
     limits: Int[Tensor, " batch"]
 
+    def cut(self, limits: list[int]) -> "RowNumbers":
+        """The numbers of a round in which rows can use fewer drafts than these."""
+        fewer = torch.tensor(limits, dtype=torch.long, device=self.limits.device)
+        return RowNumbers(self.keys, self.position[:, : max(limits) + 1], fewer)
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What the draft proposes at consecutive positions.
+    """What is proposed at consecutive positions.
 
     Attributes:
         tokens: ``[batch, k]``
-        probabilities: the distributions they were drawn from ``[batch, k, vocab]``; None when the rule needs none.
+        probabilities: the distributions they were drawn from ``[batch, k, vocab]``; None when the rule needs none, or
+            when no token was drawn.
+        looked_up: tokens that were not drawn but found, with all mass on them ``[batch, k]``; None for no token.
     """
 
     tokens: Int[Tensor, "batch k"]
     probabilities: Float[Tensor, "batch k vocab"] | None = None
+    looked_up: Bool[Tensor, "batch k"] | None = None
 
     @classmethod
     def join(cls, steps: Seq["Proposal"]) -> "Proposal":
         """Put proposals for consecutive positions, at least one, after each other."""
         mass = [step.probabilities for step in steps if step.probabilities is not None]
-        return cls(torch.cat([step.tokens for step in steps], dim=1), torch.cat(mass, dim=1) if mass else None)
+        found = [step.looked_up for step in steps if step.looked_up is not None]
+        return cls(
+            torch.cat([step.tokens for step in steps], dim=1),
+            torch.cat(mass, dim=1) if mass else None,
+            torch.cat(found, dim=1) if found else None,
+        )
+
+    def overruled(self, tokens: Int[Tensor, "batch k"]) -> "Proposal":
+        """Put tokens that were looked up in the place of those that were drawn; -1 leaves the drawn one."""
+        looked_up = tokens >= 0
+        return Proposal(torch.where(looked_up, tokens, self.tokens), self.probabilities, looked_up)
+
+    def cut(self, k: int) -> "Proposal":
+        """The first k positions."""
+        mass = None if self.probabilities is None else self.probabilities[:, :k]
+        return Proposal(self.tokens[:, :k], mass, None if self.looked_up is None else self.looked_up[:, :k])
+
+    def distributions(self, vocab_size: int) -> Float[Tensor, "batch k vocab"] | None:
+        """What each token was drawn from: q, which is 1 on a token that was looked up. None where nothing is."""
+        if self.looked_up is None:
+            return self.probabilities
+        certain = torch.nn.functional.one_hot(self.tokens, vocab_size).double()
+        if self.probabilities is None:
+            return certain
+        return torch.where(self.looked_up[..., None], certain, self.probabilities)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,13 @@ class RejectionRule(AcceptanceRule):
         """Accept a prefix; a row whose limit cut the run short draws from p itself, as after a full acceptance."""
         target, limits = probabilities(target_logits, self.sampling), numbers.limits
         drawn: tuple[DrawnMass, ...] = ()
-        if proposal.probabilities is None:  # no drafts in this round
+        draft = proposal.distributions(target.shape[-1])
+        if draft is None:  # no drafts in this round
             accepted, weights = torch.zeros_like(limits), target[:, 0]
         else:
-            draft = DrawnMass.of("draft", proposal.probabilities, proposal.tokens, limits)
-            accepted, drawn = self._num_accepted(draft, target, numbers), (draft,)
-            weights = next_weights(target, proposal.probabilities, accepted, limits)
+            mass = DrawnMass.of("draft", draft, proposal.tokens, limits)
+            accepted, drawn = self._num_accepted(mass, target, numbers), (mass,)
+            weights = next_weights(target, draft, accepted, limits)
         at = accepted[:, None]
         next_token = self.source.draw(weights[:, None], numbers.keys, numbers.position.gather(1, at), Purpose.NEXT)
         emitted = torch.cat([proposal.tokens, next_token], dim=1).scatter(1, at, next_token)

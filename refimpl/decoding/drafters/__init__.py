@@ -1,0 +1,29 @@
+"""What proposes the tokens that the target verifies: one file for each drafter."""
+
+from collections.abc import Callable
+
+from refimpl.core.drafting import DrafterName
+from refimpl.decoding.drafters.base import Drafter, Drafts, Offer
+from refimpl.decoding.drafters.hybrid import HybridDrafter
+from refimpl.decoding.drafters.model import Feed, ModelDrafter, propose
+from refimpl.decoding.drafters.ngram import NgramDrafter
+
+MakeModelDrafter = Callable[[], ModelDrafter]
+
+DRAFTERS: dict[DrafterName, Callable[[MakeModelDrafter], Drafter]] = {
+    "model": lambda model: model(),
+    "ngram": lambda model: NgramDrafter(),
+    "hybrid": lambda model: HybridDrafter(model()),
+}
+
+__all__ = [
+    "DRAFTERS",
+    "Drafter",
+    "Drafts",
+    "Feed",
+    "HybridDrafter",
+    "ModelDrafter",
+    "NgramDrafter",
+    "Offer",
+    "propose",
+]

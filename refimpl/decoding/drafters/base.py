@@ -1,0 +1,55 @@
+"""What a drafter is asked, and what it answers."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.acceptance import Proposal, RowNumbers
+from refimpl.decoding.cached import CachedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Host side of a proposal.
+
+    Attributes:
+        lengths: drafts of each member, at most its limit; what a proposal holds beyond them is arbitrary.
+        looked_up: leading drafts of each member that were looked up.
+        passes: of the draft; 0 where it has not run.
+    """
+
+    lengths: list[int]
+    looked_up: list[int]
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Tokens that a drafter proposes, on the device, and what the host knows of them."""
+
+    proposal: Proposal
+    offer: Offer
+
+    @classmethod
+    def none(cls, num_members: int, device: torch.device) -> "Drafts":
+        """No tokens for anybody."""
+        tokens = torch.zeros(num_members, 0, dtype=torch.long, device=device)
+        return cls(Proposal(tokens), Offer([0] * num_members, [0] * num_members, 0))
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes tokens."""
+
+    @property
+    def cached(self) -> CachedModel | None:
+        """The draft and its layout; None for a drafter that runs no model, and so keeps no K/V."""
+
+    def draft(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> Drafts:
+        """Propose up to `limits` tokens for each member; `numbers` are those of the largest limit."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what is known of a sequence that has left the window."""

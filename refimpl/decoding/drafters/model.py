@@ -1,0 +1,75 @@
+"""Drafting with a model: one pass a token."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from jaxtyping import Int
+from torch import Tensor
+
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.acceptance import AcceptanceRule, Proposal, RowNumbers
+from refimpl.decoding.cached import CachedModel, last_tokens
+from refimpl.decoding.drafters.base import Drafts, Offer
+
+Feed = Callable[[Tensor, int, list[Tensor]], Tensor]  # tokens, their offset from seq_len, drafts so far -> logits
+
+
+def propose(
+    rule: AcceptanceRule,
+    feed: Feed,
+    tail: Int[Tensor, "batch lag"],
+    numbers: RowNumbers,
+    given: Int[Tensor, "batch k"] | None = None,
+) -> Proposal:
+    """Let the draft propose k tokens a row, at least one.
+
+    The first pass feeds `tail`, the tokens that the draft has not cached; each later one the token just proposed.
+    Tokens that are `given` take the place of the draft's own, unless they are -1.
+    """
+    steps: list[Proposal] = []
+    tokens, offset = tail, -tail.shape[1]
+    for step in range(numbers.position.shape[1] - 1):
+        logits = feed(tokens, offset, [s.tokens for s in steps])
+        drawn = rule.propose(logits, numbers.keys, numbers.position[:, step : step + 1])
+        steps.append(drawn if given is None else drawn.overruled(given[:, step : step + 1]))
+        tokens, offset = steps[-1].tokens, step
+    return Proposal.join(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDrafter:
+    """The draft of the pair, as many passes as the member that can use most drafts has them.
+
+    Attributes:
+        cached: the draft and its layout.
+        rule: chooses tokens from logits.
+        vocab_size: leading logits that count.
+    """
+
+    cached: CachedModel
+    rule: AcceptanceRule
+    vocab_size: int
+
+    def draft(
+        self,
+        members: Seq[Sequence],
+        limits: list[int],
+        numbers: RowNumbers,
+        given: Int[Tensor, "batch k"] | None = None,
+    ) -> Drafts:
+        """Propose as many tokens as each member can use."""
+        k, device = max(limits), numbers.limits.device
+        if k == 0:
+            return Drafts.none(len(members), device)
+        lag = max(m.draft_lag for m in members if not m.finished)
+        self.cached.begin(members, span=lag + k - 1)
+        with self.cached.timer.stage("draft"):
+            proposal = propose(self.rule, self._feed, last_tokens(members, lag, device), numbers, given)
+        return Drafts(proposal, Offer(limits, [0] * len(members), k))
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is kept but K/V, which are the layout's."""
+
+    def _feed(self, tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
+        return self.cached.forward(self.cached.block(tokens, offset, drafts), 1)[..., : self.vocab_size]

@@ -1,0 +1,54 @@
+"""Drafting by prompt lookup: no passes, no K/V."""
+
+from collections.abc import Sequence as Seq
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.acceptance import Proposal, RowNumbers
+from refimpl.decoding.drafters.base import Drafts, Offer
+from refimpl.drafting import NgramIndex
+
+NOT_FOUND = -1
+
+
+class NgramDrafter:
+    """Proposes what followed a row's last tokens where they stood before, and nothing where they did not."""
+
+    cached = None
+
+    def __init__(self) -> None:
+        self._indices: dict[int, NgramIndex] = {}  # by sequence
+
+    def draft(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> Drafts:
+        """Propose what is found."""
+        return lookup_drafts(self.find(members, limits), numbers.limits.device)
+
+    def find(self, members: Seq[Sequence], limits: list[int]) -> list[list[int]]:
+        """Tokens for each member, up to its limit."""
+        return [self._find(member, limit) if limit else [] for member, limit in zip(members, limits, strict=True)]
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop its index."""
+        self._indices.pop(sequence.index, None)
+
+    def _find(self, sequence: Sequence, limit: int) -> list[int]:
+        index = self._indices.setdefault(sequence.index, NgramIndex())
+        index.read(sequence.token_ids)
+        return index.propose(limit)
+
+
+def lookup_drafts(found: list[list[int]], device: torch.device) -> Drafts:
+    """Drafts of tokens that were looked up, as wide as the longest of them."""
+    lengths = [len(tokens) for tokens in found]
+    if not any(lengths):
+        return Drafts.none(len(found), device)
+    tokens = as_tensor(found, max(lengths), device)
+    return Drafts(Proposal(tokens.clamp(min=0), looked_up=torch.ones_like(tokens) > 0), Offer(lengths, lengths, 0))
+
+
+def as_tensor(found: list[list[int]], k: int, device: torch.device) -> Int[Tensor, "batch k"]:
+    """One row for each list, filled up with `NOT_FOUND`."""
+    return torch.tensor([row + [NOT_FOUND] * (k - len(row)) for row in found], dtype=torch.long, device=device)

@@ -1,0 +1,5 @@
+"""What is proposed without a model. Pure Python: no tensor library is loaded."""
+
+from refimpl.drafting.ngram import NgramIndex
+
+__all__ = ["NgramIndex"]

@@ -1,0 +1,164 @@
+"""Every drafter gives the oracle's tokens; what is looked up is what stood there; wrong choices get one clear line."""
+
+import dataclasses
+import itertools
+import random
+
+import pytest
+
+from refimpl import InputError, Request, generate, load_pair, make_pair
+from refimpl.core.config import LAYOUTS, SCHEDULERS, make_config
+from refimpl.core.drafting import DRAFTERS
+from refimpl.core.records import RowOutcome
+from refimpl.core.stats import drafter_stats
+from refimpl.drafting import NgramIndex
+from refimpl.pairs.random_pairs import random_pair
+
+METHODS = ["+".join(parts) for parts in itertools.product(LAYOUTS, SCHEDULERS)]
+RULES = {"greedy": {}, "coupled": {"temperature": 0.5, "seed": 3}}
+SETTINGS = {"max_new_tokens": 24, "num_speculative_tokens": 4, "stop_token_ids": [5]}
+LOOKUP = [name for name in DRAFTERS if name != "model"]
+COPIES = "def total(values):\n    return sum(values)\n\n\ndef total("
+
+
+def tokens(result):
+    return [s.token_ids for s in result.sequences]
+
+
+class TestNgramIndex:
+    def read(self, token_ids):
+        index = NgramIndex()
+        index.read(token_ids)
+        return index
+
+    @pytest.mark.parametrize(
+        ("row", "limit", "found"),
+        [
+            ([], 3, []),
+            ([1], 3, []),
+            ([1, 2, 3], 3, []),
+            ([7, 1, 2, 9, 8, 7, 1, 2], 3, [9, 8, 7]),
+            ([7, 1, 2, 9, 8, 7, 1, 2], 1, [9]),
+            ([1, 2, 3, 4, 9, 2, 3, 4, 8, 1, 2, 3, 4], 2, [9, 2]),  # four tokens agree, later on only three
+            ([2, 3, 9, 2, 3, 8, 1, 2, 3], 1, [8]),  # of two places the later one
+            ([4, 4, 4], 5, [4]),  # the match may overlap the end
+            ([1, 2, 1, 3, 1], 2, []),  # a single token is no match
+        ],
+    )
+    def test_what_followed_before_is_proposed(self, row, limit, found):
+        assert self.read(row).propose(limit) == found
+
+    def test_reading_in_pieces_finds_the_same(self):
+        rng = random.Random(1)
+        row, piecewise = [rng.randrange(3) for _ in range(60)], NgramIndex()
+        for end in sorted(rng.sample(range(61), 12)) + [60, 60]:
+            piecewise.read(row[:end])
+            assert piecewise.propose(9) == self.read(row[:end]).propose(9) == slow_lookup(row[:end], 9)
+
+
+def slow_lookup(row, limit):
+    for n in (4, 3, 2):
+        for end in range(len(row) - 1, n - 1, -1):
+            if len(row) > n and row[end - n : end] == row[-n:]:
+                return row[end : end + limit]
+    return []
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A pair whose few tokens often repeat, ragged prompts, and what the oracle makes of them."""
+    pair, rng = random_pair("gpt2", draft_noise=0.01, vocab_size=17), random.Random(0)
+    prompts = [[rng.randrange(17) for _ in range(length)] for length in (1, 9, 9, 2, 14, 9, 5)]
+    wanted = {
+        rule: tokens(generate(pair, prompts, method="autoregressive", **SETTINGS, **given))
+        for rule, given in RULES.items()
+    }
+    return pair, prompts, wanted
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("drafter", LOOKUP)
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_to_the_oracle(small, method, drafter, rule):
+    pair, prompts, wanted = small
+    result = generate(pair, prompts, method=method, batch_size=3, drafter=drafter, **SETTINGS, **RULES[rule])
+    assert tokens(result) == wanted[rule]
+    assert result.stats.drafters["ngram"].accepted > 0
+    assert ("model" in result.stats.drafters) == (drafter == "hybrid")
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("method", ["exspec", "masked", "inplace"])
+def test_kv_equal_to_a_fresh_forward_pass(small, method, drafter):
+    pair, prompts, wanted = small
+    result = generate(pair, prompts, method=method, batch_size=3, drafter=drafter, checks="oracle", **SETTINGS)
+    assert tokens(result) == wanted["greedy"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_equal_on_the_bundled_pair(temperature):
+    """In float32; the prompt holds the answer."""
+    pair, given = load_pair("tiny"), {"temperature": temperature, "max_new_tokens": 24}
+    wanted = generate(pair, [COPIES, "import os"], method="autoregressive", **given)
+    for drafter, method in itertools.product(LOOKUP, ("exspec", "inplace", "masked+fifo", "rollback")):
+        found = generate(pair, [COPIES, "import os"], method=method, batch_size=2, drafter=drafter, **given)
+        assert tokens(found) == tokens(wanted)
+        assert found.stats.drafters["ngram"].accepted > 0
+
+
+def test_a_target_alone(small):
+    pair, prompts, wanted = small
+    alone = make_pair(pair.target.model, stop_token_ids=(), name="alone")
+    both = generate(pair, prompts, method="inplace", drafter="ngram", **SETTINGS)
+    result = generate(alone, prompts, method="inplace", drafter="ngram", **SETTINGS)
+    assert tokens(result) == tokens(both) == wanted["greedy"]
+    assert result.stats.kv_bytes == both.stats.kv_bytes
+    assert generate(pair, prompts, method="inplace", **SETTINGS).stats.kv_bytes == 2 * result.stats.kv_bytes
+    assert tokens(generate(alone, prompts, method="autoregressive", **SETTINGS)) == wanted["greedy"]
+    with pytest.raises(InputError, match="the pair 'alone' has no draft: choose drafter ngram, or load one"):
+        generate(alone, prompts, method="inplace", drafter="hybrid")
+
+
+def test_a_target_is_loaded_alone():
+    pair = load_pair("tiny", drafter="ngram")
+    assert pair.draft is None
+    assert generate(pair, [COPIES], drafter="ngram", max_new_tokens=8).stats.drafters["ngram"].drafted
+    with pytest.raises(InputError, match="drafter 'ngram' runs no draft: leave some/draft out"):
+        load_pair("some/target", "some/draft", drafter="ngram")
+
+
+@pytest.mark.parametrize("drafter", LOOKUP)
+def test_host_lookups_are_not_recorded(drafter):
+    with pytest.raises(InputError, match=f"cuda_graphs record passes, and drafter '{drafter}' looks tokens up"):
+        make_config(method="inplace", cuda_graphs=True, drafter=drafter)
+
+
+def test_unknown_drafter():
+    with pytest.raises(InputError, match="drafter must be one of model, ngram, hybrid, not 'oracle'"):
+        make_config(drafter="oracle")
+    with pytest.raises(InputError, match="drafting must be a DraftingConfig, not 'ngram'"):
+        make_config(drafting="ngram")
+
+
+def test_a_row_is_offered_no_more_than_it_can_use(small):
+    pair, _, _ = small
+    prompts = [Request([3, 1, 4, 3, 1], 6, num_speculative_tokens=k) for k in (0, 1, 5)]
+    result = generate(pair, prompts, method="inplace", drafter="ngram", stop_token_ids=())
+    drafted = [[row.drafted for r in result.rounds for row in r.rows if row.sequence == i] for i in range(3)]
+    assert set(drafted[0]) == {0}
+    assert max(drafted[1]) <= 1
+    assert max(drafted[2]) <= 5
+
+
+def test_offers_are_counted_by_drafter():
+    row = RowOutcome(0, 9, 1, 4, 4, 3, 4, "recovered", False, looked_up=2, draft_passes=4)
+    rows = [
+        row,
+        dataclasses.replace(row, accepted=1, kept=2),
+        dataclasses.replace(row, looked_up=0, accepted=0, kept=1),
+    ]
+    stats = drafter_stats(rows)
+    assert dataclasses.astuple(stats["model"]) == (3, 8, 1)
+    assert dataclasses.astuple(stats["ngram"]) == (2, 4, 3)
+    assert stats["ngram"].accepted_per_offered == 0.75
+    assert drafter_stats([]) == {}
