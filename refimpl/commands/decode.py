@@ -54,7 +54,7 @@ def generate(
     from refimpl.generation import generate as run  # slow: after the checks
 
     texts = prompts.read()
-    pair = models.load()
+    pair = models.load(drafter=engine.drafter)
     with progress_bars() as bars:
         shown = partial(bars, method.method)
         result = run(pair, texts, max_prompt_tokens=prompts.max_prompt_tokens, progress=shown, **settings)
@@ -137,7 +137,7 @@ def verify(
     settings |= {"max_prompt_tokens": prompts.max_prompt_tokens, "jobs": jobs, "bitwise": bitwise}
     check_outputs([output.output], [prompts.prompts])
     texts = prompts.read()
-    pair = models.load()
+    pair = models.load(drafter=engine.drafter)
     with progress_bars() as bars:
         report = run(pair, texts, methods=runs.methods, batch_sizes=sizes, progress=bars, **settings)
     write_report(output.output, report.as_dict(), pair.device)

@@ -42,7 +42,7 @@ def tie_or_bug(
         raise InputError(f"--plot must end in {', '.join(PICTURES)}, not {plot.name!r}")
     foreign = None if outputs is None else read_outputs(outputs)
     texts = prompts.read()
-    pair = models.load()
+    pair = models.load(drafter=engine.drafter)
     settings |= {"max_prompt_tokens": prompts.max_prompt_tokens}
     judgements = _judge(pair, texts, chosen, foreign, settings)
     if plot:

@@ -107,7 +107,7 @@ def bench_settings(
     """Settings of a benchmark; those of the engine that it has no field for are its `options`."""
     from refimpl.bench import BenchSettings
 
-    on_gpu = models.device.startswith("cuda") and engine.checks in ("off", "host")
+    on_gpu = models.device.startswith("cuda") and engine.checks in ("off", "host") and engine.drafter == "model"
     given = {"cuda_graphs": on_gpu} | engine.settings()
     names = {field.name for field in fields(BenchSettings)}
     forced = work.acceptance != "natural"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from refimpl.core.config import LAYOUTS, NAMED_METHODS, SCHEDULERS, CheckLevel
+from refimpl.core.drafting import DrafterName, DraftingConfig
 from refimpl.core.errors import InputError
 from refimpl.core.option_groups import ENGINE, MODELS, PROMPTS, SAMPLING, option
 
@@ -55,19 +56,20 @@ class PairOptions:
         bool, option(MODELS, "Use the preset's architecture with random weights; no download.", "--random-weights")
     ] = False
 
-    def load(self, **more: Any) -> Any:
-        """Load the pair.
+    def load(self, *, drafter: DrafterName = "model", **more: Any) -> Any:
+        """Load the pair, without a draft for a drafter that runs none.
 
         Raises:
             InputError: the options contradict each other, or the models cannot be loaded.
         """
         from refimpl.pairs import load_pair
 
-        if (self.target is None) != (self.draft is None):
+        if (self.target is None) != (self.draft is None) and DraftingConfig(drafter).uses_draft:
             raise InputError("--target and --draft go together")
         return load_pair(
             self.target or self.pair,
             self.draft,
+            drafter=drafter,
             device=self.device,
             dtype=self.dtype,
             random_weights=self.random_weights,
@@ -161,6 +163,10 @@ class EngineOptions(Settings):
         int | None,
         option(ENGINE, "Sequences that a grouped scheduler chooses from.", none="4 times the batch size"),
     ] = None
+    drafter: Annotated[
+        DrafterName,
+        option(ENGINE, "Who proposes tokens: the draft model, a lookup in the text so far (ngram), or a lookup first."),
+    ] = "model"
     checks: ChecksOption = None
     cuda_graphs: Annotated[
         bool | None,

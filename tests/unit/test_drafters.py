@@ -51,7 +51,7 @@ class TestNgramIndex:
     def test_reading_in_pieces_finds_the_same(self):
         rng = random.Random(1)
         row, piecewise = [rng.randrange(3) for _ in range(60)], NgramIndex()
-        for end in sorted(rng.sample(range(61), 12)) + [60, 60]:
+        for end in [*sorted(rng.sample(range(61), 12)), 60, 60]:
             piecewise.read(row[:end])
             assert piecewise.propose(9) == self.read(row[:end]).propose(9) == slow_lookup(row[:end], 9)
 
