@@ -11,6 +11,7 @@ EXTRA_OF = {
     "dask": "sweep",
     "distributed": "sweep",
     "SALib": "sweep",
+    "ipywidgets": "notebooks",
 }
 
 

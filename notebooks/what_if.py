@@ -1,0 +1,77 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Which method should I choose?
+#
+# Move the batch size, the window, the number of drafts, the acceptance, its spread over requests and the rate of arrivals; see what each
+# method does, and which one to take. All methods meet the same requests, so that their difference is paired.
+#
+# Inputs: the costs of `cpu/tiny`
+
+# %%
+# To study your own machine, change this cell: a folder of `raggedspec calibrate`, and the lengths of your requests.
+COST = {"kind": "table", "calibration": "cpu/tiny"}
+WORKLOAD = {"prompt_tokens": {"kind": "uniform", "low_tokens": 8, "high_tokens": 120}, "output_tokens": {"kind": "geometric", "mean_tokens": 60}}
+
+# %%
+import pandas as pd
+from IPython.display import Markdown
+
+from simulator import Scenario, plots
+from simulator.panel import panel
+from simulator.studies.whatif import METHODS, WhatIf, outlook
+
+base = Scenario(cost=COST, workload=WORKLOAD)
+
+# %% [markdown]
+# ## The panel
+#
+# It works where a kernel runs (`make lab`). Arrivals of 0 per second stand for all requests at once: then the method with most tokens per
+# second is recommended, else the one with the lowest 99th percentile of latency. Outside the measured range it says so.
+
+# %%
+panel(base)
+
+# %% [markdown]
+# ## All requests at once
+#
+# The functions behind the panel are plain: a `WhatIf` is a question, `outlook` answers it.
+
+# %%
+lines = []
+for size in (1, 2, 4, 8):
+    found = outlook(WhatIf(batch_size=size, window_size=4 * size), base)
+    lines += [{"batch": size, "method": method, "tokens_per_s": found.results[method]["tokens_per_s"]} for method in METHODS]
+speeds = pd.DataFrame(lines)
+axes = plots.heat_map(speeds, "batch", "method", numbers="{:.0f}")
+axes.set(xlabel="batch size (rows)", ylabel="method")
+axes.figure.colorbar(axes.images[0], ax=axes, label="tokens per second")
+gain, low, high = found.margin()
+plots.captioned(axes, f"At batch 8, {found.ranking[0]} makes {100 * gain:.0f} % more tokens/s than {found.ranking[1]} (95 % interval {100 * low:.0f} to {100 * high:.0f} %).")
+
+# %% [markdown]
+# ## Under load
+
+# %%
+loaded = outlook(WhatIf(batch_size=8, window_size=32, rate_per_s=5.0), base)
+loaded
+
+# %% [markdown]
+# ## Answer
+
+# %%
+less, least, most = loaded.margin()
+Markdown(
+    f"With these costs take {found.ranking[0]}: at batch 8 it makes {100 * gain:.0f} % more tokens/s than the second best, {found.ranking[1]}.\n\n"
+    f"- The 95 % interval of that difference is {100 * low:.0f} to {100 * high:.0f} %. It is about the model; [trust](trust.ipynb) says how far costs are off.\n"
+    f"- At {loaded.question.rate_per_s:.0f} requests per second, {loaded.ranking[0]} has the lowest 99th percentile of latency, {100 * less:.0f} % [{100 * least:.0f}, {100 * most:.0f}] below that of {loaded.ranking[1]}.\n"
+    "- Move the panel for your own question."
+)

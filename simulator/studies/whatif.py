@@ -1,0 +1,141 @@
+"""What if batch, window, drafts, acceptance or load were others? One question, every method, a recommendation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from refimpl.core.errors import require
+from refimpl.core.shown import Shown
+from simulator.runner import Results, mean_interval, simulate
+from simulator.settings.fields import PAIRED
+from simulator.settings.scenario import Scenario
+
+METHODS = ("rollback", "masked", "eqspec", "exspec", "inplace")
+METRICS = ("tokens_per_s", "latency_p99_s", "grouping_rate")
+NUM_REQUESTS = 64
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What a user may move.
+
+    Attributes:
+        batch_size: rows of a round.
+        window_size: sequences that a grouped method chooses from; at least the batch size is used.
+        num_speculative_tokens: drafts per row and round.
+        acceptance: mean probability that a draft is right.
+        deviation: standard deviation of that probability over the requests.
+        rate_per_s: requests that arrive per second; 0 for all at once.
+    """
+
+    batch_size: int = 4
+    window_size: int = 16
+    num_speculative_tokens: int = 5
+    acceptance: float = 0.7
+    deviation: float = 0.15
+    rate_per_s: float = 0.0
+
+    def scenario(self, base: Scenario, method: str) -> Scenario:
+        """The scenario that answers for one method.
+
+        Raises:
+            InputError: a value out of range, or a deviation that is impossible around that mean.
+        """
+        changed = base.but({**self._changes(), "engine.window_size": None}, method=method)
+        if changed.engine.scheduler != "grouped":
+            return changed
+        return changed.but({"engine.window_size": max(self.window_size, self.batch_size)})
+
+    def _changes(self) -> dict[str, object]:
+        offline = {"kind": "offline", "num_requests": NUM_REQUESTS}
+        arrivals = {"kind": "poisson", "rate_per_s": self.rate_per_s}
+        return {
+            "engine.batch_size": self.batch_size,
+            "engine.num_speculative_tokens": self.num_speculative_tokens,
+            "acceptance": self._acceptance(),
+            "study": {"kind": "open", "num_requests": NUM_REQUESTS, "arrivals": arrivals}
+            if self.rate_per_s
+            else offline,
+        }
+
+    def _acceptance(self) -> dict[str, object]:
+        """Beta(a, b) of that mean and deviation, in the limit of no deviation one probability for all."""
+        if not self.deviation:
+            return {"kind": "iid", "probability": self.acceptance}
+        variance = self.acceptance * (1 - self.acceptance)
+        possible = f"deviation must be below {max(variance, 0) ** 0.5:.2f} at a mean of {self.acceptance}"
+        require(0 < self.deviation**2 < variance, f"{possible}, not {self.deviation}")
+        total = variance / self.deviation**2 - 1
+        return {"kind": "beta", "a": self.acceptance * total, "b": (1 - self.acceptance) * total}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Outlook(Shown):
+    """What each method does with the question.
+
+    Attributes:
+        question: as asked.
+        results: method → its replications, of the same requests.
+    """
+
+    question: WhatIf
+    results: dict[str, Results]
+
+    def __repr__(self) -> str:
+        best, second = self.ranking[:2]
+        gain, low, high = self.margin()
+        decided = f"take {best}" if low > 0 else f"{best} or {second}"
+        better = "below" if self.judged_by == "latency_p99_s" else "above"
+        return f"{decided}: {self.judged_by} {100 * gain:.1f} % [{100 * low:.1f}, {100 * high:.1f}] {better} {second}"
+
+    @property
+    def judged_by(self) -> str:
+        """The metric of the recommendation: the 99th percentile of latency under load, else tokens per second."""
+        return "latency_p99_s" if self.question.rate_per_s else "tokens_per_s"
+
+    @property
+    def ranking(self) -> list[str]:
+        """Methods, the best first."""
+        sign = 1 if self.judged_by == "latency_p99_s" else -1
+        return sorted(self.results, key=lambda method: sign * self.results[method][self.judged_by])
+
+    def margin(self, level: float = 0.95) -> tuple[float, float, float]:
+        """How much better the best is than the second, as a share of the second, with the ends of its interval.
+
+        The replications are paired: each has the same requests and the same luck for all methods.
+        """
+        best, second = (self.results[method].metrics[self.judged_by].to_numpy() for method in self.ranking[:2])
+        gain = (second - best if self.judged_by == "latency_p99_s" else best - second) / second.mean()
+        return mean_interval(gain, level)[:3]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Method → mean of each metric, the best first."""
+        lines = {method: {name: self.results[method][name] for name in METRICS} for method in self.ranking}
+        return pd.DataFrame.from_dict(lines, orient="index")
+
+
+def outlook(
+    question: WhatIf, base: Scenario | None = None, methods: Sequence[str] = METHODS, replications: int = 5
+) -> Outlook:
+    """Simulate every method on the same requests.
+
+    Args:
+        question: what is moved.
+        base: the rest: costs, lengths, service; the default scenario if None.
+        methods: at least two.
+        replications: at least two.
+
+    Example::
+
+        outlook(WhatIf(batch_size=8, rate_per_s=1.5), Scenario(cost={"kind": "table", "calibration": "cpu/tiny"}))
+
+    Raises:
+        InputError: impossible values, or a question outside the calibrated range.
+    """
+    require(len(methods) > 1, "methods must be at least two, so that one can be recommended")
+    PAIRED.check(replications, "replications")
+    base = base or Scenario()
+    return Outlook(
+        question, {m: simulate(question.scenario(base, m), replications, keep_frames=False) for m in methods}
+    )

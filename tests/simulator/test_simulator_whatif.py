@@ -1,0 +1,70 @@
+"""What-if: the scenario is what was asked, the recommendation is a paired difference, the panel follows its sliders."""
+
+import numpy as np
+import pytest
+
+from refimpl.core.errors import InputError
+from simulator.panel import SLIDERS, panel
+from simulator.runner import mean_interval, simulate
+from simulator.settings.scenario import Scenario
+from simulator.studies.whatif import METRICS, WhatIf, outlook
+
+DEAR = Scenario(cost={"kind": "linear", "verify_base_s": 0.02, "realign_base_s": 0.02, "concat_base_s": 0.02})
+TWO = ("eqspec", "inplace")
+
+
+def test_the_scenario_is_what_was_asked():
+    question = WhatIf(
+        batch_size=4, window_size=2, num_speculative_tokens=3, acceptance=0.6, deviation=0.2, rate_per_s=2
+    )
+    made = question.scenario(DEAR, "exspec")
+    assert (made.engine.batch_size, made.engine.window_size, made.engine.num_speculative_tokens) == (4, 4, 3)
+    assert (made.study.kind, made.study.arrivals.values) == ("open", (("rate_per_s", 2),))
+    drawn = dict(made.acceptance.values)
+    a, b = drawn["a"], drawn["b"]
+    assert a / (a + b) == pytest.approx(0.6)
+    assert a * b / ((a + b) ** 2 * (a + b + 1)) == pytest.approx(0.2**2)
+    assert question.scenario(DEAR, "inplace").engine.window_size is None
+    assert WhatIf(deviation=0).scenario(DEAR, "inplace").acceptance.kind == "iid"
+    assert WhatIf().scenario(DEAR, "inplace").study.kind == "offline"
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(InputError, match=r"deviation must be below 0.46 at a mean of 0.7, not 0.5"):
+        WhatIf(deviation=0.5).scenario(DEAR, "inplace")
+    with pytest.raises(InputError, match="at least two"):
+        outlook(WhatIf(), DEAR, ["inplace"])
+    with pytest.raises(InputError, match="replications"):
+        outlook(WhatIf(), DEAR, TWO, 1)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_the_recommendation_is_the_paired_difference(rate):
+    question = WhatIf(batch_size=2, rate_per_s=rate)
+    found = outlook(question, DEAR, TWO, 3)
+    metric, sign = ("latency_p99_s", -1) if rate else ("tokens_per_s", 1)
+    slow, fast = (simulate(question.scenario(DEAR, m), 3).metrics[metric].to_numpy() for m in TWO)
+    assert found.ranking == ["inplace", "eqspec"]
+    expected = mean_interval(sign * (fast - slow) / slow.mean(), 0.95)[:3]
+    np.testing.assert_allclose(found.margin(), expected)
+    assert expected[1] > 0
+    assert repr(found).startswith(f"take inplace: {metric} {100 * expected[0]:.1f} % [")
+    assert list(found.to_frame().columns) == list(METRICS)
+
+
+def test_methods_that_do_not_differ_are_not_decided():
+    found = outlook(WhatIf(batch_size=2), DEAR, ("inplace", "inplace+fifo"), 2)
+    assert repr(found).startswith("inplace or inplace+fifo: tokens_per_s 0.0 %")
+
+
+def test_the_panel_follows_its_sliders():
+    box = panel(DEAR, TWO, 2)
+    *sliders, answer = box.children
+    assert [slider.description for slider in sliders] == [label for label, _ in SLIDERS.values()]
+    before = answer.value
+    assert "take inplace" in before
+    sliders[0].value = 2
+    assert answer.value != before
+    assert "take inplace" in answer.value
+    sliders[3].value, sliders[4].value = 0.95, 0.4
+    assert "deviation must be below 0.22" in answer.value
