@@ -143,7 +143,7 @@ axes = plots.waterfall(shares)
 axes.set(ylabel="tokens per second")
 axes.set_xticks(range(len(shares.table) + 1), ["EQSPEC", *shares.table.index.drop("total"), "in place"], rotation=0, ha="center")
 refill, moves = (shares.table.loc[name, "share"] for name in ("refill", "alignment cost"))
-captioned(axes, f"Simulated: not moving K/V brings {moves:+.0f} tokens/s and refilling {refill:+.0f}, to {shares.a:.0f} of EQSPEC.")
+captioned(axes, f"Simulated, EQSPEC makes {shares.a:.0f} tokens/s; not moving K/V brings {moves:+.0f} and refilling {refill:+.0f}.")
 
 # %% [markdown]
 # ## Answer
