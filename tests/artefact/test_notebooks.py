@@ -67,11 +67,18 @@ def test_the_readme_has_every_question_answer_and_figure():
     assert text == tool.rendered(text, tool.tables({name: tool.read_made(name) for name in NAMES}))
 
 
-def test_a_wrong_answer_is_seen():
-    cells = ["# Is it?\n\nInputs: none", "1", "from IPython.display import Markdown\nMarkdown('It is 2.')"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(cells[0])])
-    notebook.cells += [nbformat.v4.new_code_cell(source) for source in cells[1:]]
+FIGURE = """
+from refimpl.viz.style import captioned, new_axes
+captioned(new_axes(), "It shows 1 thing.")
+"""
+
+
+def test_a_run_keeps_figures_and_the_answer_alone():
+    cells = ["1", FIGURE, "from IPython.display import Markdown\nMarkdown('It is no.')", "Markdown('It is 2.')"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Is it?\n\nInputs: none")])
+    notebook.cells += [nbformat.v4.new_code_cell(source) for source in cells]
     made = tool.run(notebook)
+    assert (tool.question(made), tool.inputs(made)) == ("Is it?", "none")
+    assert [len(cell.get("outputs", [])) for cell in made.cells] == [0, 0, 1, 0, 1]
+    assert tool.sentences(made) == ["It shows 1 thing."]
     assert tool.answer(made) == "It is 2."
-    assert [len(cell.get("outputs", [])) for cell in made.cells] == [0, 0, 1]
-    assert tool.sentences(made) == []
