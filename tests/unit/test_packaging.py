@@ -58,7 +58,7 @@ def test_another_missing_library_is_no_extra():
 
 
 def test_the_engine_imports_no_extra():
-    """At the head of its modules; the kit, and what imports it, may."""
+    """At the head of its modules; the kits may."""
     for path in (ROOT / "refimpl").rglob("*.py"):
         nodes = ast.parse(path.read_text()).body
         names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
