@@ -8,10 +8,14 @@ killed at the end.
 import ast
 import contextlib
 import copy
+import importlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
@@ -19,8 +23,9 @@ from unittest.mock import patch
 from proofs.conformance import schedulers
 from proofs.z3 import choices, layouts
 from proofs.z3.obligation import prove
+from refimpl import scheduling
 from refimpl.core import kernels
-from refimpl.scheduling import policies, pool
+from refimpl.scheduling import base, fifo, grouped, pool, static
 
 LIMIT_S = 120  # a mutant that runs longer does not end: killed
 REQUIRED_SHARE = 0.9
@@ -116,16 +121,37 @@ def kernels_survive(mutant: Mutant) -> bool:
     return all(prove(claim, second_opinion=False).ok for claim in claims)
 
 
-def policies_survive(mutant: Mutant) -> bool:
-    module = load("mutant_policies", mutant.source)
-    with patch.object(schedulers, "make_scheduler", module.make_scheduler):
+class Planted(Loader):
+    """Import the scheduling package with one of its modules replaced."""
+
+    def __init__(self, name: str, source: str):
+        self.name, self.source = name, source
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == self.name else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self.source, self.name, "exec"), module.__dict__)
+
+
+@contextlib.contextmanager
+def scheduling_with(name: str, source: str) -> Iterator[ModuleType]:
+    mine = {key: sys.modules.pop(key) for key in list(sys.modules) if key.startswith(scheduling.__name__)}
+    finder = Planted(name, source)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield importlib.import_module(scheduling.__name__)
+    finally:
+        sys.meta_path.remove(finder)
+        sys.modules.update(mine)
+
+
+def scheduling_survives(name: str, mutant: Mutant) -> bool:
+    with (
+        scheduling_with(name, mutant.source) as package,
+        patch.object(schedulers, "make_scheduler", package.make_scheduler),
+    ):
         return all(v.ok for v in schedulers.verdicts())
-
-
-def pool_survives(mutant: Mutant) -> bool:
-    load("mutant_pool", mutant.source)
-    users = Path(policies.__file__).read_text().replace("refimpl.scheduling.pool", "mutant_pool")
-    return policies_survive(Mutant(mutant.where, users))
 
 
 @contextlib.contextmanager
@@ -151,7 +177,9 @@ def survives(mutant: Mutant, judge: Callable[[Mutant], bool]) -> bool:
 
 SUBJECTS: dict[str, list[tuple[ModuleType, Callable[[Mutant], bool]]]] = {
     "kernels": [(kernels, kernels_survive)],
-    "scheduling": [(policies, policies_survive), (pool, pool_survives)],
+    "scheduling": [
+        (module, partial(scheduling_survives, module.__name__)) for module in (base, fifo, grouped, pool, static)
+    ],
 }
 
 

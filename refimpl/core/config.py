@@ -11,7 +11,7 @@ from refimpl.core.request import Request as Request
 from refimpl.core.request import check_stops
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
 
-LayoutName = Literal["realigned", "masked", "rollback", "inplace"]
+LayoutName = Literal["realigned", "masked", "rollback", "inplace", "paged"]
 SchedulerName = Literal["static", "fifo", "grouped"]
 AcceptanceName = Literal["greedy", "rejection", "coupled", "forced"]
 CheckLevel = Literal["off", "host", "device", "oracle"]
@@ -22,6 +22,7 @@ ACCEPTANCE_RULES: tuple[str, ...] = get_args(AcceptanceName)
 CHECK_LEVELS: tuple[str, ...] = get_args(CheckLevel)
 
 MAX_WINDOW = 2**20  # sequences
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens
 RECORDABLE = (("inplace", "static"), ("inplace", "fifo"))  # rows stay in their places from round to round
 
 
@@ -45,6 +46,7 @@ NAMED_METHODS: dict[str, Method] = {
         Method("eqspec", "realigned", "static"),
         Method("exspec", "realigned", "grouped"),
         Method("inplace", "inplace", "fifo"),
+        Method("paged", "paged", "fifo"),
     )
 }
 
@@ -135,12 +137,14 @@ class DecodeConfig:
         shape_stable: run every pass of the target in one fixed shape, idle rows and columns included, so that what a
             row computes does not depend, to the last bit, on which rows stand beside it, on their order or on
             acceptance. The shape is that of `batch_size`, the largest k and the longest row of the run. For `inplace`
-            layouts and `autoregressive`, which then give the same logits.
+            and `paged` layouts and `autoregressive`, which then give the same logits.
         cuda_graphs: record a round's drafts and its verify pass once for each width of the context, and replay them.
             For `inplace` with checks ``"host"`` (then the default) or ``"off"``; without CUDA the same work runs
             unrecorded. No effect on `autoregressive`.
         kv_memory_gib: bound on the K/V of both models, working copies included; None for most of what is free. A run
-            that needs more is refused before it starts.
+            that needs more is refused before it starts. A paged pool is made smaller instead, as long as the longest
+            row fits; where it runs dry, the youngest sequences are preempted, and prefilled again later.
+        block_size: tokens of a block of the `paged` layout, a power of two, at most 64.
     """
 
     method: str = "inplace"
@@ -161,6 +165,7 @@ class DecodeConfig:
     shape_stable: bool = False
     cuda_graphs: bool = False
     kv_memory_gib: float | None = None
+    block_size: int = 16
 
     def __post_init__(self) -> None:
         use_plain_numbers(self)
@@ -192,6 +197,10 @@ class DecodeConfig:
         require(
             self.kv_memory_gib is None or (is_number(self.kv_memory_gib) and self.kv_memory_gib > 0),
             f"kv_memory_gib must be a number above 0, not {shown(self.kv_memory_gib)}",
+        )
+        require(
+            is_number(self.block_size) and self.block_size in BLOCK_SIZES,
+            f"block_size must be one of {BLOCK_SIZES}, not {shown(self.block_size)}",
         )
 
     def _check_choices(self) -> None:
@@ -233,9 +242,9 @@ class DecodeConfig:
             f"{self.method} needs a window of at least one batch",
         )
         require(
-            not self.shape_stable or method.layout in ("inplace", None),
+            not self.shape_stable or method.layout in ("inplace", "paged", None),
             f"shape-stable execution needs every token at a column of its own: {self.method} moves them; "
-            "choose inplace, inplace+SCHEDULER or autoregressive",
+            "choose inplace, paged, either with +SCHEDULER, or autoregressive",
         )
         require(
             not self.cuda_graphs or method.layout is None or (method.layout, method.scheduler) in RECORDABLE,

@@ -121,6 +121,14 @@ def masked_slot_position(position: Value, num_cached: Value, seq_len_after: Valu
     return where(live, position, position * 0 - 1)
 
 
+# --- blocks (paged) ----------------------------------------------------------------------------------------------
+
+
+def paged_slot(block: Value, position: Value, block_size: Value) -> Value:
+    """Flat slot of a position whose K/V are in `block`, of `block_size` tokens."""
+    return block * block_size + position % block_size
+
+
 # --- sampling ----------------------------------------------------------------------------------------------------
 
 

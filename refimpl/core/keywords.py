@@ -33,6 +33,7 @@ class _Common(TypedDict, total=False):
     shape_stable: bool
     cuda_graphs: bool
     kv_memory_gib: float | None
+    block_size: int
 
 
 class Settings(_Common, total=False):

@@ -51,6 +51,7 @@ class Sequence:
         target_cached, draft_cached: leading tokens whose K/V the model has cached; None where no model drafts.
         ticket: order of submission, set by the pool.
         slot: row of the K/V store, set by the engine while the sequence is in the window.
+        blocks: of both models' K/V, in order of position, where the layout is paged.
     """
 
     index: int
@@ -67,6 +68,7 @@ class Sequence:
     stop_reason: StopReason | None = None
     ticket: int = -1
     slot: int = -1
+    blocks: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.token_ids)
@@ -90,6 +92,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens left in the budget."""
         return self.max_new_tokens - self.num_generated
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the prompt and the whole budget."""
+        return self.prompt_len + self.max_new_tokens
 
     @property
     def finished(self) -> bool:

@@ -1,6 +1,7 @@
 """Putting an engine together: from settings to models with layouts, an acceptance rule and passes."""
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Literal
 
 from refimpl.core.config import DecodeConfig
@@ -10,20 +11,21 @@ from refimpl.decoding.acceptance import make_rule
 from refimpl.decoding.cached import CachedModel, CheckedModel
 from refimpl.decoding.drafters import DRAFTERS, ModelDrafter
 from refimpl.decoding.invariants import Checker
-from refimpl.decoding.memory import require_room
+from refimpl.decoding.memory import require_room, usable_bytes
 from refimpl.decoding.passes import EagerPasses, Passes
 from refimpl.decoding.recorded import RecordedPasses
 from refimpl.decoding.rounds import RoundContext
 from refimpl.decoding.sampling import RandomSource
 from refimpl.decoding.timing import StageTimer
-from refimpl.layouts import make_layout
+from refimpl.layouts import Layout, make_layout
 from refimpl.models.adapter import Pair
 from refimpl.placement import PLACEMENTS, PoolSize
+from refimpl.scheduling import BlockPool, PagedRoom, Room, blocks_for
 
 
 def longest_row(sequences: Seq[Sequence]) -> int:
     """Tokens of the longest row that a run can come to."""
-    return max(s.prompt_len + s.max_new_tokens for s in sequences)
+    return max(s.most_tokens for s in sequences)
 
 
 def verify_window(sequences: Seq[Sequence]) -> int:
@@ -46,10 +48,11 @@ def assemble(
     Raises:
         InputError: the K/V cannot fit, or rounds cannot be recorded; nothing is allocated then.
     """
-    checker, size = Checker(config.check_level(pair.device.type)), _pool_size(sequences, config, window_size)
+    checker, size = Checker(config.check_level(pair.device.type)), _pool_size(pair, sequences, config, window_size)
     if config.cuda_graphs:
         _require_recordable(pair, checker)
-    _require_room(pair, config, size)
+    num_slots = PLACEMENTS[config.resolved_method.layout or ""].num_slots(size)
+    require_room(num_slots, _bytes_per_token(pair, config), config.kv_memory_gib, pair.device)
     timer = StageTimer(pair.device)
     target, rule = _cached_model(pair, "target", config, size, checker, timer), make_rule(config, source)
     drafter = DRAFTERS[config.drafting.drafter](
@@ -64,22 +67,31 @@ def assemble(
     return RoundContext(target, drafter, passes, checker, config.logprobs)
 
 
-def _pool_size(sequences: Seq[Sequence], config: DecodeConfig, window_size: int) -> PoolSize:
-    batch_size = config.resolved_batch_size
-    return PoolSize.of_run(
-        [s.prompt_len + s.max_new_tokens for s in sequences],
+def room_of(layout: Layout, sequences: Seq[Sequence]) -> Room[Sequence]:
+    """Room for the K/V that a layout stores, as the scheduler sees it."""
+    if not layout.block_size:
+        return Room()
+    return PagedRoom(BlockPool(layout.pool.rows - 1, layout.block_size), verify_window(sequences) - 1)
+
+
+def _pool_size(pair: Pair, sequences: Seq[Sequence], config: DecodeConfig, window_size: int) -> PoolSize:
+    """The pool of a run; a paged one has fewer blocks where memory is short, enough for the longest row at least."""
+    batch_size, block_size = config.resolved_batch_size, config.block_size
+    size = PoolSize.of_run(
+        [s.most_tokens for s in sequences],
         window_size=window_size,
         batch_size=batch_size,
         span=verify_window(sequences),
         least_rows=batch_size if config.shape_stable else 0,
+        block_size=block_size,
     )
+    fitting = usable_bytes(config.kv_memory_gib, pair.device) / (_bytes_per_token(pair, config) * block_size) - 1
+    least = blocks_for(longest_row(sequences), block_size)
+    return replace(size, num_blocks=int(max(least, min(size.num_blocks, fitting))))
 
 
-def _require_room(pair: Pair, config: DecodeConfig, size: PoolSize) -> None:
-    """Refuse the run while nothing is allocated, if pools of that size cannot fit."""
-    num_slots = PLACEMENTS[config.resolved_method.layout or ""].num_slots(size)
-    bytes_per_token = sum(model.kv_shape.bytes_per_token for model in pair.models(config.drafting.uses_draft))
-    require_room(num_slots, bytes_per_token, config.kv_memory_gib, pair.device)
+def _bytes_per_token(pair: Pair, config: DecodeConfig) -> int:
+    return sum(model.kv_shape.bytes_per_token for model in pair.models(config.drafting.uses_draft))
 
 
 def _require_recordable(pair: Pair, checker: Checker) -> None:
@@ -101,8 +113,7 @@ def _cached_model(
     layout = make_layout(
         config.resolved_method.layout or "",
         model.kv_shape,
-        size.rows,
-        size.columns,
+        size,
         compaction_threshold=config.compaction_threshold,
         max_positions=model.max_positions,
         tagged=checker.covers("device"),

@@ -59,7 +59,7 @@ class CachedModel:
 
     def rows(self, members: Seq[Sequence]) -> list[RowState]:
         """Host integers that the layout works on."""
-        return [RowState(m.slot, m.index, m.seq_len, self.num_cached(m), not m.finished) for m in members]
+        return [RowState(m.slot, m.index, m.seq_len, self.num_cached(m), not m.finished, m.blocks) for m in members]
 
 
 def last_tokens(members: Seq[Sequence], n: int, device: torch.device) -> Int[Tensor, "batch n"]:
@@ -87,5 +87,5 @@ class CheckedModel(CachedModel):
     def block(self, tokens: Int[Tensor, "batch q"], offset: int, drafts: Seq[Tensor]) -> Block:
         """As every cached model; then positions, mask and provenance are checked."""
         block = super().block(tokens, offset, drafts)
-        self.checker.before_forward(block, self._members, offset, drafts)
+        self.checker.before_forward(block, self._members, offset, drafts, self.layout)
         return block

@@ -9,7 +9,7 @@ import torch
 from refimpl.core.config import DecodeConfig
 from refimpl.core.errors import InputError
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.assembly import assemble
+from refimpl.decoding.assembly import assemble, room_of
 from refimpl.decoding.devices import require_current
 from refimpl.decoding.prefill import prefill
 from refimpl.decoding.rounds import run_round
@@ -44,7 +44,9 @@ class Engine:
         )
         self.context = assemble(pair, self.sequences, config, self.scheduler.window_size, source)
         self.checker = self.context.checker
-        self._free_slots = list(range(self.context.target.layout.pool.rows))[::-1]
+        self.scheduler.room = room_of(self.context.target.layout, self.sequences)
+        self.num_preemptions = 0
+        self._free_slots = list(range(self.context.target.layout.num_rows))[::-1]
         self._in_round = False
         self.scheduler.submit(self.sequences)
 
@@ -70,7 +72,7 @@ class Engine:
 
     @torch.inference_mode()
     def run_one_round(self) -> RoundRecord:
-        """Admit, prefill, choose members, run the round, let finished sequences go.
+        """Admit, prefill, choose members, send away who has no room, run the round, let finished sequences go.
 
         Raises:
             InputError: an earlier round was interrupted, by an error or from the keyboard.
@@ -89,11 +91,14 @@ class Engine:
     def _run_one_round(self) -> RoundRecord:
         moves = self._num_moves()
         self._admit()
-        plan = self.scheduler.select()
+        plan, preempted = self.scheduler.choose()
+        for sequence in preempted:
+            self._preempt(sequence)
         self.checker.before_round(plan, self.scheduler)
         outcomes = run_round(self.context, sorted(plan.members, key=attrgetter("slot")))  # full batches: pool order
         for sequence in self.scheduler.complete(plan):
             self._release(sequence)
+        self.checker.after_round(self.scheduler)
         index = self.scheduler.round_index - 1
         return RoundRecord(index, plan.mode, tuple(outcomes), self.timer.take(), self._num_moves() - moves)
 
@@ -113,6 +118,12 @@ class Engine:
             for start in range(0, len(entered), batch_size):
                 for cached in self.context.models:
                     prefill(cached, entered[start : start + batch_size])
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Forget what is cached; the tokens stay, and are prefilled when the sequence enters again."""
+        self._release(sequence)
+        sequence.target_cached = sequence.draft_cached = 0
+        self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.slot >= 0:

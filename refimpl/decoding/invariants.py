@@ -3,7 +3,8 @@
 | level  | what is checked                                                                               |
 |--------|-----------------------------------------------------------------------------------------------|
 | off    | nothing                                                                                       |
-| host   | integer facts: INV-1, INV-5 … INV-9, INV-11 (INV-10 is the scheduler's own assertion)         |
+| host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-16, INV-19 (INV-10 and INV-13 are   |
+|        | the scheduler's own assertions)                                                               |
 | device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4)   |
 | oracle | also every row's K/V against a fresh forward pass over the row (INV-4 numerically)            |
 """
@@ -36,6 +37,11 @@ STATEMENTS: dict[str, str] = {
     "INV-10": "no sequence waits more than A + floor(M/B) rounds between two of its rounds",
     "INV-11": "a group's members have equal length and equal cache state",
     "INV-12": "tokens do not depend on batch, order, layout or schedule",
+    "INV-13": "a block is free or referenced, and its count is the number of tables that name it",
+    "INV-14": "a row writes to blocks of its own alone",
+    "INV-15": "free blocks and those in use are all blocks; between rounds a row has those of its cached tokens",
+    "INV-16": "a row has blocks for every position that is fed, before the pass",
+    "INV-19": "a preempted sequence keeps its tokens and nothing else",
 }
 
 
@@ -46,7 +52,7 @@ def require(holds: bool, invariant: str, *, row: int | None, expected: Any, foun
 
 
 class Checker:
-    """Runs the checks of a level at the three places where state can go wrong."""
+    """Runs the checks of a level at the places where state can go wrong."""
 
     def __init__(self, level: CheckLevel):
         self.level = level
@@ -60,8 +66,15 @@ class Checker:
         """Check the choice of members."""
         if self.covers("host"):
             scheduler.pool.check_conservation()
+            for sequence in scheduler.pool.waiting:
+                check_preempted(sequence)
             check_members(plan)
             check_group(plan)
+
+    def after_round(self, scheduler: Scheduler[Sequence]) -> None:
+        """Check what the sequences keep between rounds."""
+        if self.covers("host"):
+            scheduler.room.check(scheduler.pool.window.values())
 
     def after_begin(self, members: Seq[Sequence], layout: Layout, model: Any) -> None:
         """Check that the layout works on the members' own lengths and, against fresh passes, on their own K/V."""
@@ -73,8 +86,12 @@ class Checker:
                 if not sequence.finished:
                     check_kv(sequence, layout.read(i), model)
 
-    def before_forward(self, block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor]) -> None:
-        """Check a block once its provenance is written."""
+    def before_forward(
+        self, block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor], layout: Layout
+    ) -> None:
+        """Check the blocks that it writes to and, once its provenance is written, what it sees."""
+        if self.covers("host") and layout.block_size:
+            check_reservation(members, offset + block.tokens.shape[1], layout.block_size)
         if self.covers("device"):
             check_block(block.of_members(), members, offset, drafts)
 
@@ -169,6 +186,29 @@ def check_members(plan: RoundPlan[Sequence]) -> None:
     """INV-9: no sequence runs twice in a round."""
     tickets = [m.ticket for m in plan.members]
     require(len(set(tickets)) == len(tickets), "INV-9", row=None, expected="distinct members", found=tickets)
+
+
+def check_preempted(sequence: Sequence) -> None:
+    """INV-19: who waits has neither K/V nor a place for them."""
+    found = (sequence.target_cached, sequence.draft_cached, sequence.slot, len(sequence.blocks))
+    require(
+        found == (0, 0, -1, 0),
+        "INV-19",
+        row=sequence.index,
+        expected="nothing cached, no slot, no blocks",
+        found=f"{found[0]} and {found[1]} tokens cached, slot {found[2]}, {found[3]} blocks",
+    )
+
+
+def check_reservation(members: Seq[Sequence], end: int, block_size: int) -> None:
+    """INV-16, for a block that feeds positions below seq_len + `end`; INV-14, since no table shares a block."""
+    owners: dict[int, int] = {}
+    for m in (m for m in members if not m.finished):
+        need, have = min(m.seq_len + end, m.most_tokens), len(m.blocks) * block_size
+        require(need <= have, "INV-16", row=m.index, expected=f"blocks for {need} tokens", found=have)
+        for block in m.blocks:
+            other = owners.setdefault(block, m.index)
+            require(other == m.index, "INV-14", row=m.index, expected=f"block {block} alone", found=f"row {other} too")
 
 
 def check_group(plan: RoundPlan[Sequence]) -> None:

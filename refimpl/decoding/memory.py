@@ -1,5 +1,6 @@
 """K/V memory, reckoned before anything is allocated, so that a run that cannot fit ends before it begins."""
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,19 +73,25 @@ def _available_bytes() -> int | None:
     return os.sysconf(names[0]) * os.sysconf(names[1])
 
 
+def usable_bytes(budget_gib: float | None, device: torch.device) -> float:
+    """What K/V may take: the bound that the user has set, or SAFETY of what is free; infinite where nobody knows."""
+    if budget_gib is not None:
+        return budget_gib * GIB
+    free = free_bytes(device)
+    return math.inf if free is None else SAFETY * free
+
+
 def require_room(num_slots: int, bytes_per_token: int, budget_gib: float | None, device: torch.device) -> None:
     """Raise InputError unless the K/V of a run fit.
 
     Args:
         num_slots: of the pool and of the batches beside it, one token each.
         bytes_per_token: of both models together.
-        budget_gib: bound that the user has set; None for SAFETY of what is free.
+        budget_gib: as for `usable_bytes`.
         device: where they would go.
     """
-    need = num_slots * bytes_per_token
-    free = free_bytes(device)
-    room = budget_gib * GIB if budget_gib is not None else None if free is None else SAFETY * free
-    if room is not None and need > room:
+    need, room = num_slots * bytes_per_token, usable_bytes(budget_gib, device)
+    if need > room:
         raise InputError(
             f"K/V of {num_slots} tokens (working copies included) need {need / GIB:.3g} GiB, but {room / GIB:.3g} GiB "
             "may be used: lower batch_size, window_size, max_new_tokens or max_prompt_tokens, or raise kv_memory_gib"

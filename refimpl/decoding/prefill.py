@@ -17,7 +17,7 @@ def prefill(cached: CachedModel, sequences: Seq[Sequence]) -> None:
     lengths = [s.seq_len - 1 for s in sequences]
     stable = cached.layout.block_rows is not None
     step = STABLE_PREFILL_TOKENS if stable else PREFILL_CHUNK_TOKENS
-    rows = [RowState(s.slot, s.index, n, 0) for s, n in zip(sequences, lengths, strict=True)]
+    rows = [RowState(s.slot, s.index, n, 0, blocks=s.blocks) for s, n in zip(sequences, lengths, strict=True)]
     device = cached.layout.shape.device
     for start in range(0, max(lengths, default=0), step):
         stop = start + step if stable else min(start + step, max(lengths))

@@ -24,6 +24,7 @@ from refimpl.decoding.drafters import Feed, Offer, propose
 from refimpl.decoding.graphs import Recording, stream_of
 from refimpl.decoding.passes import EagerPasses, Verified, verify
 from refimpl.decoding.sampling import RowKeys
+from refimpl.layouts.places import PoolRows
 from refimpl.layouts.store import Block
 from refimpl.placement import padded_columns
 
@@ -67,7 +68,7 @@ class RecordedPasses:
         self._eager, self._k, self._stable = eager, k, stable
         self._target, self._draft, self._rule = eager.target, draft, eager.rule
         self._device = eager.target.layout.shape.device
-        rows = eager.target.layout.pool.rows
+        rows = eager.target.layout.num_rows
         on_cuda = self._device.type == "cuda"
         self._host = torch.zeros(rows, DRAFT_LAG + 4, dtype=torch.long, pin_memory=on_cuda)
         self._numbers = self._host.to(self._device, copy=True)
@@ -164,7 +165,7 @@ class RecordedPasses:
         return self._decision, logits
 
     def _width_for(self, columns: int) -> int:
-        most = self._target.layout.pool.columns
+        most = self._target.layout.columns
         return most if self._stable else context_width(columns, most)
 
     def _advance(self, decision: Decision) -> None:
@@ -199,5 +200,5 @@ class RecordedPasses:
 
     def _block(self, cached: CachedModel, tokens: Int[Tensor, "rows q"], offset: int) -> Block:
         position = self._seq_len + torch.arange(offset, offset + tokens.shape[1], device=self._device)
-        everywhere = slice(0, len(self._index))
-        return cached.layout.slot_block(self._index, everywhere, tokens, position, self._width)
+        places = PoolRows(cached.layout.pool, self._index, slice(0, len(self._index)))
+        return cached.layout.slot_block(places, tokens, position, self._width)

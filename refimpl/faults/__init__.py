@@ -1,6 +1,22 @@
 """The fault zoo: deliberately broken variants of the engine, each with what must catch it."""
 
-from refimpl.faults import drafting_faults, layout_faults, scheduling_faults, serving_faults, state_faults
+from refimpl.faults import (
+    drafting_faults,
+    layout_faults,
+    paged_faults,
+    scheduling_faults,
+    serving_faults,
+    state_faults,
+)
 from refimpl.faults.base import FAULTS, Fault
 
-__all__ = ["FAULTS", "Fault", "drafting_faults", "layout_faults", "scheduling_faults", "serving_faults", "state_faults"]
+__all__ = [
+    "FAULTS",
+    "Fault",
+    "drafting_faults",
+    "layout_faults",
+    "paged_faults",
+    "scheduling_faults",
+    "serving_faults",
+    "state_faults",
+]

@@ -37,8 +37,8 @@ def no_aging(original: Any) -> Any:
 def sequence_lost_on_refill(original: Any) -> Any:
     """A refill takes one sequence more off the waiting line than it hands on."""
 
-    def admit(self: SequencePool, limit: int) -> list:
-        entered = original(self, limit)
+    def admit(self: SequencePool, *arguments: Any) -> list:
+        entered = original(self, *arguments)
         if self.num_finished and entered and self.waiting:
             self.waiting.popleft()
         return entered

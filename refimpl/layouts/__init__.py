@@ -6,23 +6,33 @@ from refimpl.layouts.base import Layout
 from refimpl.layouts.inplace import InplaceLayout
 from refimpl.layouts.left_padded import LeftPaddedLayout
 from refimpl.layouts.masked import MaskedLayout
+from refimpl.layouts.paged import PagedLayout
 from refimpl.layouts.store import KVShape
-from refimpl.placement import make_placement
+from refimpl.placement import PoolSize, make_placement
 
 LAYOUT_CLASSES: dict[str, type[Layout]] = {
     "realigned": LeftPaddedLayout,
     "masked": MaskedLayout,
     "rollback": LeftPaddedLayout,
     "inplace": InplaceLayout,
+    "paged": PagedLayout,
 }
 
 
 def make_layout(
-    name: str, shape: KVShape, rows: int, columns: int, *, compaction_threshold: float = 0.25, **options: Any
+    name: str, shape: KVShape, size: PoolSize, *, compaction_threshold: float = 0.25, **options: Any
 ) -> Layout:
     """Build a layout by name; the other arguments are those of `Layout`."""
     placement = make_placement(name, compaction_threshold)
-    return LAYOUT_CLASSES[name](shape, placement, rows, columns, **options)
+    return LAYOUT_CLASSES[name](shape, placement, size, **options)
 
 
-__all__ = ["LAYOUT_CLASSES", "InplaceLayout", "Layout", "LeftPaddedLayout", "MaskedLayout", "make_layout"]
+__all__ = [
+    "LAYOUT_CLASSES",
+    "InplaceLayout",
+    "Layout",
+    "LeftPaddedLayout",
+    "MaskedLayout",
+    "PagedLayout",
+    "make_layout",
+]

@@ -9,8 +9,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from refimpl.core import kernels
+from refimpl.layouts.places import Places, PoolRows
 from refimpl.layouts.store import Block, KVShape, KVStore, RowState
-from refimpl.placement import Move, Placement, are_neighbours
+from refimpl.placement import Move, Placement, PoolSize, are_neighbours
 
 
 class Layout(ABC):
@@ -29,8 +30,7 @@ class Layout(ABC):
     Args:
         shape: what the model caches per token.
         placement: decides what moves.
-        rows: sequences resident at a time.
-        columns: of a pool row, see `refimpl.placement.pool_columns`; the last one is scratch.
+        size: of the pool: rows for the sequences resident at a time, each with a scratch column at the end.
         max_positions: number of positions that the model knows.
         tagged: track which token each slot was written for.
         block_rows: rows of every pool block, idle ones included; None for as many as it feeds.
@@ -40,8 +40,7 @@ class Layout(ABC):
         self,
         shape: KVShape,
         placement: Placement,
-        rows: int,
-        columns: int,
+        size: PoolSize,
         *,
         max_positions: int,
         tagged: bool,
@@ -49,8 +48,8 @@ class Layout(ABC):
     ):
         self.shape, self.placement = shape, placement
         self.max_positions, self.block_rows = max_positions, block_rows
-        self.pool = KVStore.empty(shape, rows, columns, tagged=tagged)
-        self.scratch_column = columns - 1
+        self.num_rows, self.columns = size.rows, size.columns
+        self.pool = KVStore.empty(shape, *placement.store_shape(size), tagged=tagged)
         self.rows: tuple[RowState, ...] = ()
         self.stored: dict[int, int] = {}  # slot -> leading tokens that the pool holds
         self.num_moves = 0  # fused gathers so far
@@ -92,6 +91,11 @@ class Layout(ABC):
         """K/V of row `row` of the current round, in order of position ``[layers, 2, heads, num_cached, dim]``."""
 
     @property
+    def block_size(self) -> int:
+        """Tokens of a block of the pool; 0 where rows have no blocks."""
+        return 0
+
+    @property
     def width(self) -> int:
         """Columns that the next block's first query could look back at."""
         return self.placement.width
@@ -111,9 +115,12 @@ class Layout(ABC):
         `seq_len` of each row is the number of prompt tokens to cache; entries beyond it are stale.
         """
         position = torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        position = position.clamp(max=self.scratch_column)
-        lengths = torch.tensor([[row.seq_len] for row in rows], device=tokens.device)
-        return self.pool_block(rows, tokens, position, position < lengths, start + tokens.shape[1])
+        real = position < torch.tensor([[row.seq_len] for row in rows], device=tokens.device)
+        return self.pool_block(rows, tokens, self.placed(position, real), real, start + tokens.shape[1])
+
+    def placed(self, position: Int[Tensor, "batch q"], real: Tensor) -> Int[Tensor, "batch q"]:
+        """Columns of a prompt's entries; those that are not real go where no query sees them."""
+        return position.clamp(max=self.columns - 1)
 
     def end_prefill(self, rows: Seq[RowState]) -> None:
         """Note that the pool holds the first `seq_len` tokens of each of these prompts."""
@@ -134,47 +141,39 @@ class Layout(ABC):
             tokens = _spread(tokens, members, len(rows), 0)
             position = _spread(position, members, len(rows), -1)
             real = _spread(real, members, len(rows), False)
-            width = self.pool.columns
-        slots = [row.slot for row in rows]
-        index = torch.tensor(slots, device=tokens.device)
-        where = slice(slots[0], slots[0] + len(slots)) if are_neighbours(slots) else index
-        block = self.slot_block(index, where, tokens, position, width)
+            width = self.columns
+        places = self.places(rows, width)
+        block = self.slot_block(places, tokens, position, width)
         tags = None
         if self.pool.tags is not None:
-            flat = self._flat_slots(index, position)
-            self.pool.tags.view(-1, 3)[flat] = tag_block(rows, position, tokens, real).flatten(0, 1)
-            tags = self.pool.tags[index, :width]
+            self.pool.tags.view(-1, 3)[places.slots(position)] = tag_block(rows, position, tokens, real).flatten(0, 1)
+            tags = places.tags(width)
         return replace(block, tags=tags, members=members)
 
-    def slot_block(
-        self,
-        index: Int[Tensor, " batch"],
-        where: slice | Tensor,
-        tokens: Int[Tensor, "batch q"],
-        position: Int[Tensor, "batch q"],
-        width: int,
-    ) -> Block:
-        """A pool block from tensors alone, so that it can be recorded.
+    def places(self, rows: Seq[RowState], width: int) -> Places:
+        """Where these rows are in the pool, `width` columns of them."""
+        slots = [row.slot for row in rows]
+        index = torch.tensor(slots, device=self.shape.device)
+        where = slice(slots[0], slots[0] + len(slots)) if are_neighbours(slots) else index
+        return PoolRows(self.pool, index, where)
 
-        `index` and `where` name the same pool rows; as a slice they are viewed, as a tensor copied.
-        """
-        flat = self._flat_slots(index, position)
+    def slot_block(
+        self, places: Places, tokens: Int[Tensor, "batch q"], position: Int[Tensor, "batch q"], width: int
+    ) -> Block:
+        """A pool block from tensors alone, so that it can be recorded."""
+        flat = places.slots(position)
 
         def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             self.pool.write_slots(layer, flat, keys, values)
-            return self.pool.view(layer, width, where)
+            return places.view(layer, width)
 
         mask = self.pool_mask(torch.arange(width, device=tokens.device), position)
         return Block(tokens, position.clamp(0, self.max_positions - 1), mask, append)
 
-    def _flat_slots(self, index: Int[Tensor, " batch"], position: Int[Tensor, "batch q"]) -> Int[Tensor, " n"]:
-        column = torch.where(position < 0, self.scratch_column, position)
-        return (index[:, None] * self.pool.columns + column).flatten()
-
     def _with_idle_rows(self, rows: Seq[RowState], count: int) -> tuple[list[RowState], Int[Tensor, " n"]]:
         """Fill up to `count` rows with slots that feed nothing; also the place of each of `rows` among them."""
         taken = {row.slot for row in rows}
-        idle = [RowState(slot, -1, 0, 0, live=False) for slot in range(self.pool.rows) if slot not in taken]
+        idle = [RowState(slot, -1, 0, 0, live=False) for slot in range(self.num_rows) if slot not in taken]
         filled = sorted([*rows, *idle[: count - len(rows)]])
         places = {row.slot: place for place, row in enumerate(filled)}
         return filled, torch.tensor([places[row.slot] for row in rows], device=self.shape.device)

@@ -1,6 +1,7 @@
 """Key/value storage and the block of queries that a forward pass works on: what layouts and models share."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -143,6 +144,14 @@ class KVStore:
         keys, values = self._by_row[layer]
         return keys[rows, :, :width], values[rows, :, :width]
 
+    def view_blocks(self, layer: int, table: Int[Tensor, "batch blocks"], width: int) -> tuple[Tensor, Tensor]:
+        """As `view`, of rows whose columns are the blocks of a table, one after the other: a copy."""
+        keys, values = (
+            entries.transpose(0, 1).index_select(1, table.flatten()).unflatten(1, table.shape).flatten(2, 3)
+            for entries in self._by_row[layer]
+        )
+        return keys.transpose(0, 1)[:, :, :width], values.transpose(0, 1)[:, :, :width]
+
 
 Append = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -186,6 +195,7 @@ class RowState(NamedTuple):
         seq_len: real tokens.
         num_cached: leading tokens whose K/V this model holds.
         live: False for a finished row that a static batch still carries.
+        blocks: that hold its K/V, in order of position; empty where the layout has none.
     """
 
     slot: int
@@ -193,3 +203,4 @@ class RowState(NamedTuple):
     seq_len: int
     num_cached: int
     live: bool = True
+    blocks: Seq[int] = ()

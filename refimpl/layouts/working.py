@@ -11,7 +11,7 @@ from torch import Tensor
 from refimpl.core import kernels
 from refimpl.layouts.base import Layout
 from refimpl.layouts.store import KVShape, KVStore
-from refimpl.placement import Move, Placement
+from refimpl.placement import Move, Placement, PoolSize
 
 
 class WorkingLayout(Layout):
@@ -24,8 +24,8 @@ class WorkingLayout(Layout):
 
     batch: KVStore
 
-    def __init__(self, shape: KVShape, placement: Placement, rows: int, columns: int, **options: Any):
-        super().__init__(shape, placement, rows, columns, **options)
+    def __init__(self, shape: KVShape, placement: Placement, size: PoolSize, **options: Any):
+        super().__init__(shape, placement, size, **options)
         self._buffer, self._spare = (torch.empty(0, dtype=shape.dtype, device=shape.device) for _ in range(2))
 
     def carry_out(self, move: Move) -> None:

@@ -4,6 +4,7 @@ from refimpl.placement.base import Move, PlacedRow, Placement, are_neighbours
 from refimpl.placement.inplace import InplacePlacement
 from refimpl.placement.left_padded import RealignedPlacement, RollbackPlacement
 from refimpl.placement.masked import MaskedPlacement
+from refimpl.placement.paged import PagedPlacement
 from refimpl.placement.rectangle import RectanglePlacement
 from refimpl.placement.sizes import COLUMN_STEP, PoolSize, padded_columns, pool_columns
 
@@ -12,6 +13,7 @@ PLACEMENTS: dict[str, type[Placement]] = {
     "masked": MaskedPlacement,
     "rollback": RollbackPlacement,
     "inplace": InplacePlacement,
+    "paged": PagedPlacement,
 }
 
 
@@ -26,6 +28,7 @@ __all__ = [
     "InplacePlacement",
     "MaskedPlacement",
     "Move",
+    "PagedPlacement",
     "PlacedRow",
     "Placement",
     "PoolSize",

@@ -77,7 +77,13 @@ class Placement(ABC):
     @classmethod
     def num_slots(cls, size: PoolSize) -> int:
         """K/V slots of a pool and of the rectangles beside it, one token each."""
-        return size.rows * size.columns + cls.num_working_slots(size.batch_rows, size.columns)
+        rows, columns = cls.store_shape(size)
+        return rows * columns + cls.num_working_slots(size.batch_rows, size.columns)
+
+    @classmethod
+    def store_shape(cls, size: PoolSize) -> tuple[int, int]:
+        """Rows and columns of the pool as it is stored."""
+        return size.rows, size.columns
 
     @classmethod
     def num_working_slots(cls, batch_rows: int, columns: int) -> int:

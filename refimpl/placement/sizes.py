@@ -24,15 +24,26 @@ class PoolSize:
         rows: sequences resident at a time.
         columns: of a row.
         batch_rows: members of a round, at most.
+        block_size: tokens of a block, in a paged pool.
+        num_blocks: blocks of a paged pool.
     """
 
     rows: int
     columns: int
     batch_rows: int
+    block_size: int = 16
+    num_blocks: int = 0
 
     @classmethod
     def of_run(
-        cls, lengths: Seq[int], *, window_size: int, batch_size: int, span: int, least_rows: int = 0
+        cls,
+        lengths: Seq[int],
+        *,
+        window_size: int,
+        batch_size: int,
+        span: int,
+        least_rows: int = 0,
+        block_size: int = 16,
     ) -> "PoolSize":
         """The pool of a run.
 
@@ -42,6 +53,8 @@ class PoolSize:
             batch_size: members of a round.
             span: tokens a row that one round feeds.
             least_rows: of the pool, however few sequences there are.
+            block_size: tokens of a block; there are as many blocks as the longest sequences together can fill.
         """
         rows = max(min(window_size, len(lengths)), least_rows)
-        return cls(rows, pool_columns(max(lengths), span), min(batch_size, rows))
+        blocks = sum(-(-length // block_size) for length in sorted(lengths)[-rows:])
+        return cls(rows, pool_columns(max(lengths), span), min(batch_size, rows), block_size, blocks)

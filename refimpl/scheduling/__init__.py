@@ -1,22 +1,42 @@
 """Which rows run in a round. Pure Python: the simulator runs the same classes, and no tensor library is loaded."""
 
-from refimpl.scheduling.policies import (
-    DEFAULT_OPTIONS,
-    FifoScheduler,
-    GroupedScheduler,
-    RoundMode,
-    RoundPlan,
-    Scheduler,
-    SchedulingOptions,
-    StaticScheduler,
-    make_scheduler,
-)
+from refimpl.scheduling.base import DEFAULT_OPTIONS, RoundMode, RoundPlan, Scheduler, SchedulingOptions
+from refimpl.scheduling.blocks import BlockPool, blocks_for
+from refimpl.scheduling.fifo import FifoScheduler
+from refimpl.scheduling.grouped import GroupedScheduler
 from refimpl.scheduling.pool import Schedulable, SequencePool
+from refimpl.scheduling.room import PagedRoom, Room
+from refimpl.scheduling.static import StaticScheduler
+
+SCHEDULER_CLASSES: dict[str, type[Scheduler]] = {
+    "static": StaticScheduler,
+    "fifo": FifoScheduler,
+    "grouped": GroupedScheduler,
+}
+
+
+def make_scheduler(
+    name: str,
+    batch_size: int,
+    window_size: int,
+    aging_bound: float | None = None,
+    *,
+    options: SchedulingOptions = DEFAULT_OPTIONS,
+) -> Scheduler:
+    """Build a scheduler by name: one of `SCHEDULER_CLASSES`. `window_size` matters to ``"grouped"`` only."""
+    if name == "grouped":
+        return GroupedScheduler(batch_size, window_size, aging_bound, options=options)
+    return SCHEDULER_CLASSES[name](batch_size, batch_size, options=options)
+
 
 __all__ = [
     "DEFAULT_OPTIONS",
+    "SCHEDULER_CLASSES",
+    "BlockPool",
     "FifoScheduler",
     "GroupedScheduler",
+    "PagedRoom",
+    "Room",
     "RoundMode",
     "RoundPlan",
     "Schedulable",
@@ -24,5 +44,6 @@ __all__ = [
     "SchedulingOptions",
     "SequencePool",
     "StaticScheduler",
+    "blocks_for",
     "make_scheduler",
 ]

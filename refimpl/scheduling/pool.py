@@ -1,6 +1,7 @@
 """Every unfinished sequence, and which of them are eligible now."""
 
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from refimpl.core.errors import InvariantViolation
@@ -11,6 +12,7 @@ class Schedulable(Protocol):
     """What a scheduler may know of a sequence. It never sees how long the output will be."""
 
     ticket: int
+    blocks: list[int]  # of its K/V, in order of position; empty where the layout has no blocks
 
     @property
     def seq_len(self) -> int:
@@ -19,6 +21,10 @@ class Schedulable(Protocol):
     @property
     def cache_state(self) -> int:
         """What must be equal among the members of a group, in addition to the length."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of its prompt and its whole budget."""
 
     @property
     def finished(self) -> bool:
@@ -46,11 +52,22 @@ class SequencePool(Generic[T]):
         self.num_submitted += 1
         self.waiting.append(sequence)
 
-    def admit(self, limit: int) -> list[T]:
-        """Move up to `limit` sequences from waiting into the window; return them in order."""
-        entered = [self.waiting.popleft() for _ in range(min(limit, len(self.waiting)))]
-        self.window.update((sequence.ticket, sequence) for sequence in entered)
+    def admit(self, limit: int, enters: Callable[[T, Iterable[T]], bool] = lambda *_: True) -> list[T]:
+        """Move up to `limit` sequences from waiting into the window, in order; return them.
+
+        `enters` is asked for each, beside the residents of the window; the first that may not enter ends it.
+        """
+        entered: list[T] = []
+        while len(entered) < limit and self.waiting and enters(self.waiting[0], self.window.values()):
+            sequence = self.waiting.popleft()
+            self.window[sequence.ticket] = sequence
+            entered.append(sequence)
         return entered
+
+    def send_back(self, sequence: T) -> None:
+        """Move a sequence of the window to the head of the waiting line."""
+        del self.window[sequence.ticket]
+        self.waiting.appendleft(sequence)
 
     def retire(self, sequence: T) -> None:
         """Move a sequence from wherever it is to finished."""

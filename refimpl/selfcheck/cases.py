@@ -7,12 +7,14 @@ from typing import Any
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, Request, SamplingConfig, make_config
 from refimpl.decoding.engine import Engine
+from refimpl.decoding.memory import GIB
 from refimpl.decoding.trace import RoundRecord
 from refimpl.generation import generate
 from refimpl.models.adapter import Pair
 from refimpl.models.table_model import MAX_POSITIONS, VOCAB_SIZE, Letters, greedy_continuation, table_pair
 from refimpl.requests import prepare
 from refimpl.results import Result
+from refimpl.scheduling import blocks_for
 
 MAX_ROUNDS_PER_TOKEN = 4  # beyond it a run is taken for endless
 
@@ -60,7 +62,8 @@ class Case:
         temperature, seed, top_k: of the sampling.
         sequence_ids: keys of the rows' random numbers; their places where there are none.
         stop_as_text: give each stop token as a stop string, the letter that it stands for.
-        shape_stable, cuda_graphs, drafter: as in DecodeConfig.
+        shape_stable, cuda_graphs, drafter, block_size: as in DecodeConfig.
+        spare_blocks: of a paged pool, beyond those that the longest row needs; None: as many as all rows need.
     """
 
     rows: tuple[Row, ...]
@@ -80,6 +83,8 @@ class Case:
     shape_stable: bool = False
     cuda_graphs: bool = False
     drafter: str = "model"
+    block_size: int = 16
+    spare_blocks: int | None = None
 
     @property
     def pair(self) -> Pair:
@@ -120,8 +125,19 @@ class Case:
             "shape_stable": self.shape_stable,
             "cuda_graphs": self.cuda_graphs,
             "drafter": self.drafter,
+            "block_size": self.block_size,
+            "kv_memory_gib": self._kv_memory_gib,
         }
         return make_config(**settings | overrides)
+
+    @property
+    def _kv_memory_gib(self) -> float | None:
+        if self.layout != "paged" or self.spare_blocks is None:
+            return None
+        longest = max(len(row.prompt) + row.max_new_tokens for row in self.rows)
+        blocks = blocks_for(longest, self.block_size) + self.spare_blocks + 1  # one for scratch
+        models = (self.pair.target, self.pair.draft)
+        return (blocks + 0.5) * self.block_size * sum(model.kv_shape.bytes_per_token for model in models) / GIB
 
     def permuted(self, order: Seq[int]) -> "Case":
         """The same rows handed in in another order, each with the random numbers it had."""

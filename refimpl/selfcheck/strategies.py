@@ -95,6 +95,8 @@ def cases(draw: Any, *, cancellations: bool = False, sampled: bool = False, max_
         aging_bound=draw(st.sampled_from([None, 0, 1, 4])),
         compaction_threshold=draw(st.sampled_from([0.25, 0.01, 1.0])),
         drafter=draw(st.sampled_from(DRAFTERS)),
+        block_size=draw(st.sampled_from([16, 1, 2, 4])),
+        spare_blocks=draw(st.none() | st.integers(0, 8)),
         **extra,
     )
 

@@ -64,7 +64,7 @@ ROWS: Final = 9
 
 
 class Request:
-    """A request on its way; what a scheduler may see is `ticket`, `seq_len`, `cache_state`, `finished`.
+    """A request on its way; what a scheduler may see is what `Schedulable` names.
 
     Attributes:
         index: place in the workload.
@@ -90,6 +90,7 @@ class Request:
         "admitted_s",
         "arrival_s",
         "begun_s",
+        "blocks",
         "cache_state",
         "cut",
         "drafted",
@@ -120,6 +121,7 @@ class Request:
     def __init__(self, index: int, lengths: tuple[int, int, int], draw: Callable[[int], list[int]], arrival_s: float):
         self.index, self.ticket, self.draw, self.arrival_s = index, -1, draw, arrival_s
         self.runs: list[int] = []
+        self.blocks: list[int] = []
         self.prompt_len, output_len, self.left = lengths
         self.output_len, self.cut = min(output_len, self.left), output_len > self.left
         self.seq_len, self.cache_state, self.finished = self.prompt_len, 1, False

@@ -8,7 +8,7 @@ from test_scheduling import Item
 
 from refimpl.core.errors import InvariantViolation
 from refimpl.scheduling import GroupedScheduler, SchedulingOptions, SequencePool, StaticScheduler, make_scheduler
-from refimpl.scheduling.policies import default_aging_bound
+from refimpl.scheduling.grouped import default_aging_bound
 
 
 def grouped(lengths: list[int], batch_size: int = 2, aging_bound: float = math.inf, **options) -> GroupedScheduler:

@@ -59,7 +59,7 @@ def test_gathers_take_turns_in_two_buffers(llama, method):
     assert len(places) > 2
     assert places == [places[i % 2] for i in range(len(places))]
     buffers = sum(buffer.numel() for buffer in (layout._buffer, layout._spare))
-    slots = layout.placement.num_slots(PoolSize(layout.pool.rows, layout.pool.columns, batch_rows=3))
+    slots = layout.placement.num_slots(PoolSize(layout.num_rows, layout.columns, batch_rows=3))
     assert layout.pool.data.numel() + buffers == slots * layout.shape.elements_per_token
 
 
@@ -82,7 +82,7 @@ def test_keys_and_values_of_any_widths_take_what_they_need(value_dim):
 
 
 def test_buffers_grow_with_the_batch_and_stay_as_large(llama):
-    layout = make_layout("realigned", llama.target.kv_shape, 4, 32, max_positions=256, tagged=False)
+    layout = make_layout("realigned", llama.target.kv_shape, PoolSize(4, 32, 4), max_positions=256, tagged=False)
     layout.pool.data.normal_()
     layout.stored = dict.fromkeys(range(4), 4)
     rows, seen = [RowState(slot, slot, 5, 4) for slot in range(4)], []

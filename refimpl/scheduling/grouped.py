@@ -1,142 +1,12 @@
-"""Schedulers: static batches, first in first out with refill, and equal-length groups from a window."""
+"""Groups of equal length from a window."""
 
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import Any, Generic, Literal, TypeVar
 
 from refimpl.core.errors import InvariantViolation
+from refimpl.scheduling.base import DEFAULT_OPTIONS, RoundMode, RoundPlan, Scheduler, SchedulingOptions, T
 from refimpl.scheduling.groups import GroupIndex, GroupKey
-from refimpl.scheduling.pool import Schedulable, SequencePool
-
-T = TypeVar("T", bound=Schedulable)
-RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged"]
-Estimate = Callable[[tuple[Any, ...]], float]
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulingOptions:
-    """Departures from the named schedulers, for studies; the defaults are the schedulers as named.
-
-    Attributes:
-        refill: whether a free place is filled at once; otherwise only when the window is empty.
-        choice: which full group runs: the first to be full, or the one with most members.
-        partial_groups: run the largest group of at least two when none is full.
-        bucket_tokens: lengths within one bucket count as equal. Above 1 a group needs padding, and INV-11 does not
-            apply to its lengths.
-        estimate: seconds per expected token of a choice of members; when given, a group runs only if it is no worse
-            than the oldest members.
-        aging_from: when a sequence begins to age: at its first round (or once it is the oldest), or when it enters the
-            window. With the latter a long window runs its rows in turns, which costs every request seconds.
-    """
-
-    refill: bool = True
-    choice: Literal["first", "largest"] = "first"
-    partial_groups: bool = False
-    bucket_tokens: int = 1
-    estimate: Estimate | None = None
-    aging_from: Literal["first_round", "admission"] = "first_round"
-
-
-DEFAULT_OPTIONS = SchedulingOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class RoundPlan(Generic[T]):
-    """The members of a round, in row order, and why they were chosen."""
-
-    members: tuple[T, ...]
-    mode: RoundMode
-
-
-class Scheduler(ABC, Generic[T]):
-    """Chooses the members of every round.
-
-    The engine calls, per round: `admit` (prefill what it returns), `select`, then `complete` with the plan once the
-    members' lengths and finished flags are up to date.
-
-    Args:
-        batch_size: rows a round runs at most, B.
-        window_size: sequences with K/V at a time, W ≥ B.
-        options: departures from the scheduler as named.
-    """
-
-    def __init__(self, batch_size: int, window_size: int, *, options: SchedulingOptions = DEFAULT_OPTIONS):
-        self.batch_size = batch_size
-        self.window_size = window_size
-        self.options = options
-        self.pool: SequencePool[T] = SequencePool()
-        self.round_index = 0
-
-    @property
-    def done(self) -> bool:
-        """Whether no unfinished sequence is left."""
-        return not self.pool.waiting and not self.pool.window
-
-    def submit(self, sequences: Iterable[T]) -> None:
-        """Add sequences to the queue, in order."""
-        for sequence in sequences:
-            self.pool.submit(sequence)
-
-    def admit(self) -> list[T]:
-        """Fill the window; return the sequences that entered it."""
-        if self.pool.window and not self.options.refill:
-            return []
-        return self.pool.admit(self.window_size - len(self.pool.window))
-
-    @abstractmethod
-    def select(self) -> RoundPlan[T]:
-        """Choose the members of the next round from the window, which is not empty."""
-
-    def complete(self, plan: RoundPlan[T]) -> list[T]:
-        """Record a round that has run; return the sequences that left the window."""
-        self.round_index += 1
-        return self._retire(plan.members)
-
-    def cancel(self, sequence: T) -> list[T]:
-        """Remove a sequence that was just marked as finished; return the sequences that left as a result."""
-        return self._retire([sequence])
-
-    def _retire(self, members: Iterable[T]) -> list[T]:
-        finished = [sequence for sequence in members if sequence.finished]
-        for sequence in finished:
-            self.pool.retire(sequence)
-        return finished
-
-
-class StaticScheduler(Scheduler[T]):
-    """A batch runs until all its members have finished; until then finished rows keep their place."""
-
-    def admit(self) -> list[T]:
-        """Take the next batch once the window is empty."""
-        return [] if self.pool.window else self.pool.admit(self.batch_size)
-
-    def select(self) -> RoundPlan[T]:
-        """Run the whole batch, finished rows included."""
-        return RoundPlan(tuple(self.pool.window.values()), "static")
-
-    def complete(self, plan: RoundPlan[T]) -> list[T]:
-        """Release the batch when its last member has finished."""
-        self.round_index += 1
-        return self._release_batch()
-
-    def cancel(self, sequence: T) -> list[T]:
-        """Remove a waiting sequence; a sequence in the batch keeps its place until the batch is released."""
-        return self._release_batch() if sequence.ticket in self.pool.window else super().cancel(sequence)
-
-    def _release_batch(self) -> list[T]:
-        batch = list(self.pool.window.values())
-        return self._retire(batch) if all(sequence.finished for sequence in batch) else []
-
-
-class FifoScheduler(Scheduler[T]):
-    """Every row runs in every round; a finished row is replaced at once."""
-
-    def select(self) -> RoundPlan[T]:
-        """Run everything in the window."""
-        return RoundPlan(tuple(self.pool.window.values()), "fifo")
 
 
 class GroupedScheduler(Scheduler[T]):
@@ -204,9 +74,14 @@ class GroupedScheduler(Scheduler[T]):
             return self._plan(chain(self._by_wait(), others), "aged")
         return self._unaged()
 
-    def complete(self, plan: RoundPlan[T]) -> list[T]:
+    def preempt(self, sequence: T) -> None:
+        """As every scheduler; it ages anew when it has run again."""
+        self._groups.remove(sequence.ticket)
+        self._last_run.pop(sequence.ticket, None)
+        super().preempt(sequence)
+
+    def _after(self, plan: RoundPlan[T]) -> list[T]:
         """Re-index the members under their new lengths and retire those that finished."""
-        self.round_index += 1
         groups, finished = self._groups, []
         for sequence in plan.members:
             groups.remove(sequence.ticket)
@@ -220,8 +95,8 @@ class GroupedScheduler(Scheduler[T]):
         self._check_waiting()
         return finished
 
-    def cancel(self, sequence: T) -> list[T]:
-        """Remove a sequence from the window and its index, or from the queue."""
+    def _take_out(self, sequence: T) -> list[T]:
+        """From the window and its index, or from the queue."""
         if sequence.ticket in self.pool.window:
             self._groups.remove(sequence.ticket)
         self._forget([sequence])
@@ -291,24 +166,3 @@ def default_aging_bound(batch_size: int, window_size: int) -> int:
     about ⌈W/B⌉ / (A + 1) are aged, less than one in eight.
     """
     return 8 * -(-window_size // batch_size)
-
-
-SCHEDULER_CLASSES: dict[str, type[Scheduler]] = {
-    "static": StaticScheduler,
-    "fifo": FifoScheduler,
-    "grouped": GroupedScheduler,
-}
-
-
-def make_scheduler(
-    name: str,
-    batch_size: int,
-    window_size: int,
-    aging_bound: float | None = None,
-    *,
-    options: SchedulingOptions = DEFAULT_OPTIONS,
-) -> Scheduler:
-    """Build a scheduler by name: one of `SCHEDULER_CLASSES`. `window_size` matters to ``"grouped"`` only."""
-    if name == "grouped":
-        return GroupedScheduler(batch_size, window_size, aging_bound, options=options)
-    return SCHEDULER_CLASSES[name](batch_size, batch_size, options=options)

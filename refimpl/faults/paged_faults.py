@@ -1,0 +1,91 @@
+"""What paged engines got wrong: reservations, tables, and what a preempted sequence keeps."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.engine import Engine
+from refimpl.faults.base import fault
+from refimpl.layouts.places import BlockRows
+from refimpl.scheduling.room import PagedRoom
+
+PAGED: dict[str, Any] = {"layouts": ("paged",), "schedulers": ("fifo",), "settings": {"block_size": 2}}
+SHORT: dict[str, Any] = PAGED | {"settings": {"block_size": 2, "spare_blocks": 0}}
+
+
+@fault(PagedRoom, "_missing", "output", "INV-16", **PAGED, source="NVIDIA/TensorRT-LLM#16280")
+def reserves_last_rounds_length(original: Any) -> Any:
+    """Blocks are reserved for the length before the round, without what the round writes."""
+
+    def missing(self: PagedRoom, sequence: Sequence) -> int:
+        span, self.span = self.span, 0
+        try:
+            return original(self, sequence)
+        finally:
+            self.span = span
+
+    return missing
+
+
+@fault(PagedRoom, "settle", "nothing", "INV-15", **PAGED, source="sgl-project/sglang#13741")
+def lookahead_leaks(original: Any) -> Any:
+    """Blocks that only rejected drafts needed stay with their row."""
+    return lambda self, members: original(self, [m for m in members if m.finished])
+
+
+@fault(PagedRoom, "_cut", "nothing", "INV-13", **PAGED, source="sgl-project/sglang#26972")
+def free_slice_clamped(original: Any) -> Any:
+    """Of a row that leaves, no more than four blocks are given back."""
+
+    def cut(self: PagedRoom, sequence: Sequence, keep: int) -> None:
+        original(self, sequence, keep) if keep else self.pool.give_back(sequence.blocks[:4])
+        del sequence.blocks[keep:]
+
+    return cut
+
+
+@fault(PagedRoom, "enter", "output", "INV-14", **PAGED, source="openvinotoolkit/openvino.genai#3722")
+def block_of_another_row(original: Any) -> Any:
+    """A sequence that enters takes over the first block of a resident, whatever tokens it holds."""
+
+    def enter(self: PagedRoom, sequence: Sequence, residents: Iterable[Sequence]) -> bool:
+        others = [m for m in residents if m.blocks]
+        entered = original(self, sequence, others)
+        if entered and others and sequence.blocks:
+            self.pool.give_back(sequence.blocks[:1])
+            sequence.blocks[0] = others[0].blocks[0]
+            self.pool.refs[sequence.blocks[0]] += 1
+        return entered
+
+    return enter
+
+
+@fault(BlockRows, "slots", "output", "INV-3", **PAGED, source="vllm-project/vllm#54498")
+def position_taken_for_slot(original: Any) -> Any:
+    """Entries are written at their position, as if the pool were one row."""
+
+    def slots(self: BlockRows, position: Tensor) -> Tensor:
+        return torch.where(position < 0, original(self, position).view(position.shape), position).flatten()
+
+    return slots
+
+
+@fault(BlockRows, "slots", "output", "INV-3", **PAGED)
+def place_in_block_forgotten(original: Any) -> Any:
+    """Entries go to the right block, each to its first place."""
+    return lambda self, position: original(self, position) // self.store.columns * self.store.columns
+
+
+@fault(Engine, "_preempt", "output", "INV-19", **SHORT, source="vllm-project/vllm#28558")
+def cached_length_survives_preemption(original: Any) -> Any:
+    """A preempted sequence counts as cached by the draft as far as it was."""
+
+    def preempt(self: Engine, sequence: Sequence) -> None:
+        cached = sequence.draft_cached
+        original(self, sequence)
+        sequence.draft_cached = cached
+
+    return preempt

@@ -1,0 +1,82 @@
+"""Where the rows of a pass are in the pool: pool rows, or blocks of a table."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from refimpl.core import kernels
+from refimpl.layouts.store import KVStore
+
+
+@runtime_checkable
+class Places(Protocol):
+    """Finds the slots of rows in a store, from tensors alone."""
+
+    def slots(self, position: Int[Tensor, "batch q"]) -> Int[Tensor, " n"]:
+        """Flat slots of positions, row-major; scratch where a position is below 0."""
+
+    def view(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values of the first `width` positions ``[batch, kv_heads, width, dim]``."""
+
+    def tags(self, width: int) -> Int[Tensor, "batch width 3"]:
+        """Provenance of the same slots, where it is tracked."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRows:
+    """Position p in column p of a pool row, whose last column is scratch.
+
+    Attributes:
+        store: the pool.
+        index, where: the same pool rows; as a slice they are viewed, as a tensor copied.
+    """
+
+    store: KVStore
+    index: Int[Tensor, " batch"]
+    where: slice | Tensor
+
+    def slots(self, position: Int[Tensor, "batch q"]) -> Int[Tensor, " n"]:
+        """Row · columns + column."""
+        column = torch.where(position < 0, self.store.columns - 1, position)
+        return (self.index[:, None] * self.store.columns + column).flatten()
+
+    def view(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
+        """Columns [0, width)."""
+        return self.store.view(layer, width, self.where)
+
+    def tags(self, width: int) -> Int[Tensor, "batch width 3"]:
+        """Columns [0, width)."""
+        assert self.store.tags is not None
+        return self.store.tags[self.index, :width]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """Position p in block ``table[row, p // block_size]``; the last block of the store is scratch.
+
+    Attributes:
+        store: one row a block, one column a token of it.
+        table: blocks of each row in order of position, then scratch.
+    """
+
+    store: KVStore
+    table: Int[Tensor, "batch blocks"]
+
+    def slots(self, position: Int[Tensor, "batch q"]) -> Int[Tensor, " n"]:
+        """Slots of the row's own blocks; scratch beyond them."""
+        size, scratch, count = self.store.columns, self.store.rows - 1, self.table.shape[1]
+        block = self.table.gather(1, (position // size).clamp(0, count - 1))
+        block = torch.where((position < 0) | (position >= count * size), scratch, block)
+        return kernels.paged_slot(block, position, size).flatten()
+
+    def view(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
+        """Whole blocks side by side, cut at the width."""
+        return self.store.view_blocks(layer, self.table, width)
+
+    def tags(self, width: int) -> Int[Tensor, "batch width 3"]:
+        """As the view."""
+        assert self.store.tags is not None
+        return self.store.tags[self.table].flatten(1, 2)[:, :width]

@@ -1,0 +1,138 @@
+"""What every scheduler does: a queue, a window, and room for what is in it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from refimpl.core.errors import InvariantViolation
+from refimpl.scheduling.pool import Schedulable, SequencePool
+from refimpl.scheduling.room import Room
+
+T = TypeVar("T", bound=Schedulable)
+RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged"]
+Estimate = Callable[[tuple[Any, ...]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingOptions:
+    """Departures from the named schedulers, for studies; the defaults are the schedulers as named.
+
+    Attributes:
+        refill: whether a free place is filled at once; otherwise only when the window is empty.
+        choice: which full group runs: the first to be full, or the one with most members.
+        partial_groups: run the largest group of at least two when none is full.
+        bucket_tokens: lengths within one bucket count as equal. Above 1 a group needs padding, and INV-11 does not
+            apply to its lengths.
+        estimate: seconds per expected token of a choice of members; when given, a group runs only if it is no worse
+            than the oldest members.
+        aging_from: when a sequence begins to age: at its first round (or once it is the oldest), or when it enters the
+            window. With the latter a long window runs its rows in turns, which costs every request seconds.
+    """
+
+    refill: bool = True
+    choice: Literal["first", "largest"] = "first"
+    partial_groups: bool = False
+    bucket_tokens: int = 1
+    estimate: Estimate | None = None
+    aging_from: Literal["first_round", "admission"] = "first_round"
+
+
+DEFAULT_OPTIONS = SchedulingOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan(Generic[T]):
+    """The members of a round, in row order, and why they were chosen."""
+
+    members: tuple[T, ...]
+    mode: RoundMode
+
+
+class Scheduler(ABC, Generic[T]):
+    """Chooses the members of every round.
+
+    The engine calls, per round: `admit` (prefill what it returns), `choose`, then `complete` with the plan once the
+    members' lengths and finished flags are up to date.
+
+    Args:
+        batch_size: rows a round runs at most, B.
+        window_size: sequences with K/V at a time, W ≥ B.
+        options: departures from the scheduler as named.
+    """
+
+    def __init__(self, batch_size: int, window_size: int, *, options: SchedulingOptions = DEFAULT_OPTIONS):
+        self.batch_size = batch_size
+        self.window_size = window_size
+        self.options = options
+        self.pool: SequencePool[T] = SequencePool()
+        self.room: Room[T] = Room()
+        self.round_index = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether no unfinished sequence is left."""
+        return not self.pool.waiting and not self.pool.window
+
+    def submit(self, sequences: Iterable[T]) -> None:
+        """Add sequences to the queue, in order."""
+        for sequence in sequences:
+            self.pool.submit(sequence)
+
+    def admit(self) -> list[T]:
+        """Fill the window; return the sequences that entered it."""
+        if self.pool.window and not self.options.refill:
+            return []
+        return self.pool.admit(self.window_size - len(self.pool.window), self.room.enter)
+
+    @abstractmethod
+    def select(self) -> RoundPlan[T]:
+        """Choose the members of the next round from the window, which is not empty."""
+
+    def choose(self) -> tuple[RoundPlan[T], list[T]]:
+        """Select the members of the next round and reserve room for it.
+
+        Where there is not enough, the youngest of the window are sent back to the head of the queue, one by one; they
+        are returned, too. The oldest is never among them, so that some sequence always comes to its end.
+        """
+        plan, preempted = self.select(), []
+        while not self.room.reserve(plan.members):
+            preempted.append(self._youngest())
+            self.preempt(preempted[-1])
+            plan = self.select()
+        return plan, preempted
+
+    def preempt(self, sequence: T) -> None:
+        """Take all room from a sequence of the window and send it back to the head of the queue."""
+        self.room.leave(sequence)
+        self.pool.send_back(sequence)
+
+    def complete(self, plan: RoundPlan[T]) -> list[T]:
+        """Record a round that has run; return the sequences that left the window."""
+        self.round_index += 1
+        self.room.settle(plan.members)
+        return self._after(plan)
+
+    def cancel(self, sequence: T) -> list[T]:
+        """Remove a sequence that was just marked as finished; return the sequences that left as a result."""
+        self.room.leave(sequence)
+        return self._take_out(sequence)
+
+    def _after(self, plan: RoundPlan[T]) -> list[T]:
+        return self._retire(plan.members)
+
+    def _take_out(self, sequence: T) -> list[T]:
+        return self._retire([sequence])
+
+    def _youngest(self) -> T:
+        oldest, *others = [sequence for sequence in self.pool.window.values() if not sequence.finished]
+        if not others:
+            found = f"{oldest.seq_len} of {oldest.most_tokens} tokens"
+            raise InvariantViolation("INV-16", "the longest row fits alone", row=None, expected="room", found=found)
+        return others[-1]
+
+    def _retire(self, members: Iterable[T]) -> list[T]:
+        finished = [sequence for sequence in members if sequence.finished]
+        for sequence in finished:
+            self.pool.retire(sequence)
+        return finished

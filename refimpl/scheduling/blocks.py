@@ -1,0 +1,82 @@
+"""Blocks of K/V: a free list and a reference count each. One block holds the same tokens for target and draft."""
+
+from collections.abc import Iterable
+
+from refimpl.core.errors import InvariantViolation
+
+OWNERSHIP = "a block is free or referenced, and its count is the number of tables that name it"
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """Blocks that so many tokens take."""
+    return -(-tokens // block_size)
+
+
+class BlockPool:
+    """Blocks of one size; a block that was given back last is taken first.
+
+    Args:
+        num_blocks: of the pool.
+        block_size: tokens of a block.
+
+    Attributes:
+        free: blocks that nobody uses.
+        refs: tables that name each block.
+        peak: blocks in use at most, so far.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int):
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.free = list(range(num_blocks))[::-1]
+        self.refs = [0] * num_blocks
+        self.peak = 0
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that are not free."""
+        return self.num_blocks - len(self.free)
+
+    def take(self, count: int) -> list[int]:
+        """Take free blocks; the caller knows that there are as many.
+
+        Raises:
+            InvariantViolation: one of them is still in use (INV-13).
+        """
+        blocks = [self.free.pop() for _ in range(count)]
+        for block in blocks:
+            self._require(self.refs[block] == 0, f"block {block} free", f"{self.refs[block]} references")
+            self.refs[block] = 1
+        self.peak = max(self.peak, self.num_used)
+        return blocks
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        """Drop one reference to each block; a block without references is free.
+
+        Raises:
+            InvariantViolation: one of them is in nobody's use (INV-13).
+        """
+        for block in blocks:
+            self._require(self.refs[block] > 0, f"block {block} in use", "no reference")
+            self.refs[block] -= 1
+            if self.refs[block] == 0:
+                self.free.append(block)
+
+    def check(self, tables: Iterable[Iterable[int]]) -> None:
+        """Compare counts and free list with the tables of all sequences.
+
+        Raises:
+            InvariantViolation: they do not fit together (INV-13), or blocks are lost (INV-15).
+        """
+        counts = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                counts[block] += 1
+        self._require(counts == self.refs, f"references {counts}", self.refs)
+        unused = [block for block, count in enumerate(counts) if count == 0]
+        if sorted(self.free) != unused:
+            statement = "every block is free or in use, and only once"
+            raise InvariantViolation("INV-15", statement, row=None, expected=unused, found=sorted(self.free))
+
+    def _require(self, holds: bool, expected: object, found: object) -> None:
+        if not holds:
+            raise InvariantViolation("INV-13", OWNERSHIP, row=None, expected=expected, found=found)

@@ -1,0 +1,202 @@
+"""Blocks: books and tables against a plain model, the same bits as in place, and rows that leave and come back."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition
+from hypothesis.stateful import rule as step
+
+from refimpl import InputError, Request, generate
+from refimpl.core import kernels
+from refimpl.core.config import make_config
+from refimpl.core.errors import InvariantViolation
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.engine import Engine
+from refimpl.requests import prepare
+from refimpl.scheduling import BlockPool, PagedRoom, blocks_for
+from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
+from refimpl.selfcheck.strategies import cases
+
+SETTINGS = {"max_new_tokens": 24, "num_speculative_tokens": 4, "batch_size": 3, "logprobs": 2}
+
+
+class Books(RuleBasedStateMachine):
+    """A pool beside a set of free blocks and a list of tables."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool, self.tables = BlockPool(12, 4), []
+
+    @step(count=st.integers(0, 5))
+    def take(self, count):
+        if count <= len(self.pool.free):
+            self.tables.append(self.pool.take(count))
+
+    @precondition(lambda self: self.tables)
+    @step(data=st.data())
+    def give_back(self, data):
+        table = data.draw(st.sampled_from(self.tables))
+        keep = data.draw(st.integers(0, len(table)))
+        self.pool.give_back(table[keep:])
+        del table[keep:]
+
+    @invariant()
+    def nothing_is_lost_or_used_twice(self):
+        used = [block for table in self.tables for block in table]
+        assert len(set(used)) == len(used) == self.pool.num_used
+        assert sorted([*used, *self.pool.free]) == list(range(12))
+        self.pool.check(self.tables)
+
+
+TestBooks = Books.TestCase
+
+
+def test_a_block_is_given_back_once():
+    pool = BlockPool(3, 4)
+    blocks = pool.take(2)
+    pool.give_back(blocks)
+    with pytest.raises(InvariantViolation, match="INV-13"):
+        pool.give_back(blocks[:1])
+    pool.refs[pool.free[-1]] = 1
+    with pytest.raises(InvariantViolation, match="INV-13"):
+        pool.take(1)
+
+
+def test_books_that_do_not_agree_are_told():
+    pool = BlockPool(3, 4)
+    table = pool.take(2)
+    with pytest.raises(InvariantViolation, match="INV-13"):
+        pool.check([table, table])
+    pool.free.clear()
+    with pytest.raises(InvariantViolation, match="INV-15"):
+        pool.check([table])
+
+
+@given(st.integers(0, 200), st.sampled_from([1, 2, 4, 8, 16, 32, 64]), st.randoms(use_true_random=False))
+def test_slots_of_a_row_are_its_own(longest, size, rng: random.Random):
+    """Every position has a slot of its own, in the row's blocks, in order within a block."""
+    blocks = rng.sample(range(300), blocks_for(longest, size))
+    slots = [kernels.paged_slot(blocks[p // size], p, size) for p in range(longest)]
+    assert len(set(slots)) == longest
+    assert [(slot // size, slot % size) for slot in slots] == [(blocks[p // size], p % size) for p in range(longest)]
+
+
+def test_who_enters_leaves_a_round_of_all_possible():
+    room = PagedRoom(BlockPool(5, 4), span=4)
+    first, second = Sequence(0, list(range(6)), 20), Sequence(1, list(range(6)), 20)
+    assert room.enter(first, [])
+    assert (len(first.blocks), len(room.pool.free)) == (2, 3)
+    assert not room.enter(second, [first])  # 3 blocks of its own, and 1 more for the first
+    second.token_ids.pop()
+    second.prompt_len = 5
+    assert not room.enter(second, [first])
+    second.token_ids = second.token_ids[:4]
+    assert room.enter(second, [first])
+    assert room.reserve([first, second])
+    assert (len(first.blocks), len(second.blocks), room.pool.free) == (3, 2, [])
+
+
+@pytest.mark.parametrize("scheduler", ["fifo", "static", "grouped"])
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_bits_are_those_of_inplace(llama, scheduler, block_size):
+    """Wherever the blocks are: the free list is shuffled."""
+    prompts = [[3 + i, 1, 4, 1, 5, 9, 2][: 1 + i % 7] * (1 + i) for i in range(6)]
+    wanted = generate(llama, prompts, method=f"inplace+{scheduler}", **SETTINGS)
+    config = make_config(method=f"paged+{scheduler}", block_size=block_size, **SETTINGS)
+    engine = Engine(llama, prepare(llama, prompts, config).sequences, config)
+    random.Random(0).shuffle(engine.scheduler.room.pool.free)
+    records = list(engine.rounds())
+    found = [
+        [entry for record in records for row in record.rows if row.sequence == i for entry in row.logprobs]
+        for i in range(6)
+    ]
+    assert [list(s.logprobs) for s in wanted.sequences] == found
+    assert engine.scheduler.room.pool.num_used == 0
+
+
+RULES = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 1.0, "acceptance": "rejection"}]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["greedy", "coupled", "rejection"])
+def test_every_sequence_preempted_gives_the_same_tokens(llama, rule, monkeypatch):
+    """All but the oldest of each moment leave at least once, and come back to the very same tokens."""
+    prompts = [[7, 1 + i, 2] for i in range(6)]
+    settings = {"batch_size": 6, "max_new_tokens": 30, **rule}
+    wanted = [s.token_ids for s in generate(llama, prompts, **settings).sequences]
+    config = make_config(method="paged", block_size=2, **settings)
+    engine = Engine(llama, prepare(llama, prompts, config).sequences, config)
+    away: list[int] = []
+    monkeypatch.setattr(Engine, "_preempt", counting(Engine._preempt, away))
+    for number, _ in enumerate(engine.rounds()):
+        if number % 3 == 1:
+            residents = [s for s in engine.scheduler.pool.window.values() if not s.finished][1:]
+            for sequence in residents[::-1]:
+                engine.scheduler.preempt(sequence)
+                engine._preempt(sequence)
+    assert set(away) >= set(range(1, 6))
+    assert [s.generated for s in engine.sequences] == wanted
+
+
+def counting(preempt, away):
+    def counted(self, sequence):
+        away.append(sequence.index)
+        preempt(self, sequence)
+
+    return counted
+
+
+def test_a_short_pool_preempts_and_is_never_exceeded(llama):
+    prompts = [[7, 1 + i, 2] for i in range(8)]
+    per_token = sum(model.kv_shape.bytes_per_token for model in (llama.target, llama.draft))
+    settings = {"method": "paged", "batch_size": 4, "max_new_tokens": 40, "block_size": 4}
+    config = make_config(**settings, kv_memory_gib=21 * 4 * per_token / 2**30)
+    engine = Engine(llama, prepare(llama, prompts, config).sequences, config)
+    outputs = [list(engine.rounds()), [s.generated for s in engine.sequences]][1]
+    assert engine.num_preemptions > 0
+    assert engine.scheduler.room.pool.num_blocks == 20
+    assert engine.context.target.layout.pool.rows == 21  # one for scratch
+    assert outputs == [s.token_ids for s in generate(llama, prompts, max_new_tokens=40).sequences]
+
+
+def test_only_the_longest_row_must_fit(llama):
+    per_token = sum(model.kv_shape.bytes_per_token for model in (llama.target, llama.draft))
+    requests = [Request([1, 2, 3], max_new_tokens=n) for n in (61, 5, 8)]
+    for blocks, fits in ((17, True), (16, False)):  # 16 for 64 tokens, one for scratch
+        settings = {"method": "paged", "block_size": 4, "kv_memory_gib": blocks * 4 * per_token / 2**30}
+        if fits:
+            assert [len(s.token_ids) for s in generate(llama, requests, **settings).sequences] == [61, 5, 8]
+        else:
+            with pytest.raises(InputError, match="may be used"):
+                generate(llama, requests, **settings)
+
+
+@pytest.mark.parametrize("size", [0, 3, 128, 2.5, "16", True])
+def test_a_block_size_is_a_power_of_two(llama, size):
+    with pytest.raises(InputError, match="block_size must be one of"):
+        generate(llama, [[1]], method="paged", block_size=size)
+
+
+@given(cases())
+def test_small_pools_do_not_change_a_token(case: Case):
+    case = replace(case, layout="paged", spare_blocks=case.spare_blocks or 0)
+    assert run_case(case, checks="device").outputs == oracle_outputs(case)
+
+
+def test_a_finished_row_of_a_static_batch_has_no_blocks():
+    case = Case((Row((1, 2), 3), Row((2, 3), 14)), "paged", "static", 2, block_size=2)
+    assert run_case(case, checks="oracle").outputs == oracle_outputs(case)
+
+
+def test_compared_with_rectangles_blocks_hold_more_rows(llama):
+    """At equal bytes at least twice the residents of `inplace`, when few of the rows are long."""
+    lengths = [4] * 7 + [120]
+    requests = [Request([5] * 8, max_new_tokens=n) for n in lengths]
+    config = make_config(method="paged", batch_size=8, block_size=16)
+    engine = Engine(llama, prepare(llama, requests, config).sequences, config)
+    inplace = Engine(llama, prepare(llama, requests, make_config(batch_size=8)).sequences, make_config(batch_size=8))
+    assert engine.kv_bytes * 3 < inplace.kv_bytes
+    assert torch.isfinite(engine.context.target.layout.pool.data).all()
