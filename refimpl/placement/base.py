@@ -66,6 +66,7 @@ class Placement(ABC):
     """
 
     commits_minimum = False  # whether every row commits the batch minimum (rollback)
+    always_gathers = False  # whether every pass copies what it reads (paged)
     width = 0
     columns = 0
 

@@ -7,6 +7,8 @@ from refimpl.placement.sizes import PoolSize
 class PagedPlacement(InplacePlacement):
     """Nothing ever moves, and a row has only the blocks that it needs; the scheduler's room takes and gives them."""
 
+    always_gathers = True
+
     @classmethod
     def store_shape(cls, size: PoolSize) -> tuple[int, int]:
         """The blocks, and one more where entries of no position go."""

@@ -63,8 +63,14 @@ class Pricing:
         before, move = self.members, self.placement.begin(members, span)
         if members != before:
             self.members = members
-            self.scattered = not self.placement.columns and not are_neighbours([row.slot for row in members])
+            self.scattered = self._copies(members)
         return self._move_s(move, before) if move else 0.0
+
+    def _copies(self, members: Members) -> bool:
+        """Whether passes copy what they read of the pool."""
+        if self.placement.columns:
+            return False
+        return self.placement.always_gathers or not are_neighbours([row.slot for row in members])
 
     def _move_s(self, move: Move, before: Members) -> float:
         """Seconds of a move, and of writing back what has not finished of the members before."""
@@ -90,9 +96,9 @@ class Pricing:
         k, rows = self.num_drafts(members), len(members)
         width = max([row.seq_len for row in members])
         lengths = {(row.seq_len, row.cache_state) for row in members}
-        draft, verify, host_s = self.lines(rows, k, False)
+        draft, verify, host_s = self.lines(rows, k, self.placement.always_gathers)
         seconds = draft[width] + verify[width]
-        if self.engine.layout != "inplace":
+        if self.placement.batch_columns(1):  # rows are gathered into a rectangle
             moves = members != self.members
             seconds += self.regroup_s(rows, width) if moves else 0.0
             seconds += self.cost.line("realign", rows, 0)[width] if len(lengths) > 1 and not moves else 0.0

@@ -68,7 +68,7 @@ def test_a_round_fits_and_its_rectangle_is_paid_for(layout: str, threshold: floa
         before = found.columns
         move = found.begin(rows, k + 1)
         assert found.columns == (move.columns if move else before) <= most
-        assert found.width + k + 1 <= found.columns or layout == "inplace"
+        assert found.width + k + 1 <= found.columns or layout in ("inplace", "paged")
         assert found.width >= max(row.num_cached for row in rows if row.live)
         assert move is None or len(move.shifts) == len(rows)
         found.append(k + 1)
@@ -141,6 +141,12 @@ def check_masked(run, threshold: float, spare: int) -> None:
 
 def test_nothing_is_beside_the_pool_in_place() -> None:
     assert placement.PLACEMENTS["inplace"].num_slots(PoolSize(5, 96, 4)) == 5 * 96
+
+
+def test_a_paged_pool_has_the_blocks_of_its_longest_rows_and_one_for_scratch() -> None:
+    size = PoolSize.of_run([5, 64, 7, 33], window_size=3, batch_size=2, span=6, block_size=8)
+    assert (size.block_size, size.num_blocks) == (8, 8 + 5 + 1)
+    assert placement.PLACEMENTS["paged"].num_slots(size) == (14 + 1) * 8
 
 
 @pytest.mark.parametrize("lengths", [[5], [5, 9, 7], [40] * 9])
