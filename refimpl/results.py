@@ -135,7 +135,8 @@ def make_result(
         _generated(pair, sequence, record, cut)
         for sequence, record, cut in zip(prepared.sequences, records, prepared.num_cut, strict=True)
     ]
-    header = trace_header(config, prepared.sequences, environment)
+    blocks = {} if known.num_blocks is None else {"block_size": config.block_size, "num_blocks": known.num_blocks}
+    header = trace_header(config, prepared.sequences, environment | blocks)
     return Result(sequences, known, rounds, config, environment, header)
 
 

@@ -45,7 +45,7 @@ class Engine:
         self.context = assemble(pair, self.sequences, config, self.scheduler.window_size, source)
         self.checker = self.context.checker
         self.scheduler.room = room_of(self.context.target.layout, self.sequences)
-        self.num_preemptions = 0
+        self.num_preemptions = self.kv_peak_bytes = self.kv_live_bytes = 0
         self._free_slots = list(range(self.context.target.layout.num_rows))[::-1]
         self._in_round = False
         self.scheduler.submit(self.sequences)
@@ -95,12 +95,14 @@ class Engine:
         for sequence in preempted:
             self._preempt(sequence)
         self.checker.before_round(plan, self.scheduler)
+        self._note_memory()
+        num_blocks = self.scheduler.room.num_blocks_used
         outcomes = run_round(self.context, sorted(plan.members, key=attrgetter("slot")))  # full batches: pool order
         for sequence in self.scheduler.complete(plan):
             self._release(sequence)
         self.checker.after_round(self.scheduler)
         index = self.scheduler.round_index - 1
-        return RoundRecord(index, plan.mode, tuple(outcomes), self.timer.take(), self._num_moves() - moves)
+        return RoundRecord(index, plan.mode, tuple(outcomes), self.timer.take(), self._num_moves() - moves, num_blocks)
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence between rounds; what it has generated stays."""
@@ -118,6 +120,16 @@ class Engine:
             for start in range(0, len(entered), batch_size):
                 for cached in self.context.models:
                     prefill(cached, entered[start : start + batch_size])
+
+    def _note_memory(self) -> None:
+        """Most K/V in use so far, and how much of it was of cached tokens."""
+        layout, residents = self.context.target.layout, self.scheduler.pool.window.values()
+        blocks = self.scheduler.room.num_blocks_used
+        slots = len(residents) * layout.columns if blocks is None else blocks * layout.block_size
+        per_token = sum(each.shape.bytes_per_token for each in self.layouts)
+        if slots * per_token > self.kv_peak_bytes:
+            self.kv_peak_bytes = slots * per_token
+            self.kv_live_bytes = sum(s.seq_len - 1 for s in residents if not s.finished) * per_token
 
     def _preempt(self, sequence: Sequence) -> None:
         """Forget what is cached; the tokens stay, and are prefilled when the sequence enters again."""

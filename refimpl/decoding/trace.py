@@ -26,6 +26,7 @@ class RoundRecord:
         rows: one outcome per unfinished member, in row order.
         stage_s: seconds of the round by stage, with ``host_s`` and ``round_s``.
         num_moves: fused gathers and write-backs of both layouts in this round.
+        num_blocks: blocks in use during the round, where the layout is paged.
     """
 
     round: int
@@ -33,9 +34,11 @@ class RoundRecord:
     rows: tuple[RowOutcome, ...]
     stage_s: dict[str, float]
     num_moves: int
+    num_blocks: int | None = None
 
     def as_rows(self) -> Iterator[dict[str, Any]]:
-        """One flat row per member; the stage seconds belong to the round and are repeated."""
+        """One flat row per member; what belongs to the round is repeated."""
+        blocks = {} if self.num_blocks is None else {"num_blocks": self.num_blocks}
         for i, row in enumerate(self.rows):
             yield {
                 "round": self.round,
@@ -52,6 +55,7 @@ class RoundRecord:
                 "finished": row.finished,
                 "looked_up": row.looked_up,
                 "num_moves": self.num_moves,
+                **blocks,
                 **self.stage_s,
             }
 

@@ -14,6 +14,13 @@ T = TypeVar("T", bound=Schedulable)
 class Room(Generic[T]):
     """Room without an end: every sequence of the window has a place of its own for its whole budget."""
 
+    num_blocks: int | None = None  # of the pool, where there are blocks
+
+    @property
+    def num_blocks_used(self) -> int | None:
+        """Blocks that are not free, where there are blocks."""
+        return None
+
     def enter(self, sequence: T, residents: Iterable[T]) -> bool:
         """Take what a sequence needs to be prefilled beside these residents; False where it must wait."""
         return True
@@ -41,7 +48,12 @@ class PagedRoom(Room[T]):
     """
 
     def __init__(self, pool: BlockPool, span: int):
-        self.pool, self.span = pool, span
+        self.pool, self.span, self.num_blocks = pool, span, pool.num_blocks
+
+    @property
+    def num_blocks_used(self) -> int:
+        """Blocks that are not free."""
+        return self.pool.num_used
 
     def enter(self, sequence: T, residents: Iterable[T]) -> bool:
         """Take the blocks of all tokens but the last.

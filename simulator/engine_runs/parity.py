@@ -28,6 +28,7 @@ class Parity:
         same_moves: rounds in which both move K/V, or neither does. Not a decision: the simulator follows the target's
             batch, while the draft's own may run out of columns, or be compacted, a round earlier or later.
         first_difference: where they part; empty when nowhere.
+        same_blocks: rounds with as many blocks in use, of a paged pool; all of them for other layouts.
     """
 
     trace: str
@@ -39,11 +40,13 @@ class Parity:
     same_rows: int
     same_moves: int
     first_difference: str
+    same_blocks: int
 
     @property
     def exact(self) -> bool:
         """Whether every decision and every length agrees."""
-        return self.same_mode == self.rounds and self.same_rows == self.rows and not self.first_difference
+        same = (self.same_mode, self.same_rows, self.same_blocks) == (self.rounds, self.rows, self.rounds)
+        return same and not self.first_difference
 
 
 def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec | None = None) -> Scenario:
@@ -73,6 +76,8 @@ def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec 
             num_speculative_tokens=trace.num_speculative_tokens,
             max_new_tokens=header["max_new_tokens"],
             compaction_threshold=header.get("compaction_threshold", Engine().compaction_threshold),
+            block_size=header.get("block_size", Engine().block_size),
+            num_blocks=header.get("num_blocks"),
         ),
         switches=Switches(aging_from=header.get("aging_from", "admission")),  # what traces without it were made with
         acceptance=acceptance or Spec.of("replay", path=trace.path),
@@ -90,7 +95,8 @@ def check_parity(path: str | Path) -> Parity:
     trace = read_engine_trace(path)
     simulation = simulate_once(replay_scenario(trace), keep_rows=True)
     parity = compare_rows(trace, simulation.log.row_frame())
-    return replace(parity, same_moves=count_same_moves(trace, simulation.log.round_frame()))
+    replayed = simulation.log.round_frame()
+    return replace(parity, same_moves=count_same_moves(trace, replayed), same_blocks=count_same_blocks(trace, replayed))
 
 
 def count_same_moves(trace: EngineTrace, replayed: pd.DataFrame) -> int:
@@ -99,6 +105,15 @@ def count_same_moves(trace: EngineTrace, replayed: pd.DataFrame) -> int:
     if pd.isna(real).any():
         return len(real)
     return int(((real > 0) == (replayed["realign_s"].to_numpy() > 0)).sum()) if len(real) == len(replayed) else 0
+
+
+def count_same_blocks(trace: EngineTrace, replayed: pd.DataFrame) -> int:
+    """Rounds in which engine and replay use as many blocks; all of them where there are no blocks."""
+    real = trace.rounds["num_blocks"].to_numpy()
+    if pd.isna(real).any():
+        return len(real)
+    ours = replayed["kv_tokens"].to_numpy() // trace.header["block_size"]
+    return int((real == ours).sum()) if len(real) == len(ours) else 0
 
 
 def compare_rows(trace: EngineTrace, replayed: pd.DataFrame) -> Parity:
@@ -118,4 +133,4 @@ def compare_rows(trace: EngineTrace, replayed: pd.DataFrame) -> Parity:
     scheduler, layout = trace.header["scheduler"], trace.header["layout"]
     rounds = int(real.index.get_level_values(0).nunique())
     counts = (rounds, int(members.sum()), len(real), int(rows.sum()), rounds)
-    return Parity(str(trace.path), scheduler, layout, *counts, first)
+    return Parity(str(trace.path), scheduler, layout, *counts, first, rounds)

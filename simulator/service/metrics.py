@@ -41,6 +41,7 @@ DEFINITIONS = {
     "draft_acceptance_rate": "accepted over drafted tokens",
     "mean_acceptance_length": "1 + accepted over (row, round) pairs; the rollback layout keeps less than that",
     "tokens_per_round": "committed tokens over rounds",
+    "preemptions": "requests sent back to the queue because the blocks of a paged pool ran out",
     "kv_peak_bytes, kv_mean_bytes": "K/V in use on one replica, at most, and on average over the observed seconds: "
     "tokens of the window, and columns of the working batch; not what an engine has allocated for them",
     "kv_allocated_bytes": "K/V that the engine would allocate, once, for all the requests of one replica: pool and "
@@ -213,6 +214,7 @@ def _seconds(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str
     kv = rounds["kv_tokens"] * simulation.cost.kv_bytes_per_token
     result = {
         "busy_share": busy_s / observed_s,
+        "preemptions": float(simulation.log.num_preemptions),
         "kv_peak_bytes": float(kv[rounds["round_s"] > 0].max(initial=0)),
         "kv_mean_bytes": float((kv * rounds["round_s"]).sum()) / observed_s,
         "kv_allocated_bytes": simulation.cost.kv_bytes_per_token * allocated_tokens(simulation),

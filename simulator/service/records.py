@@ -176,6 +176,7 @@ class EventLog:
         cut_lines: the same of the rounds that ran when the clock was stopped, with no tokens.
         rows: tuples of `ROW_COLUMNS`, kept only when asked for.
         accepted_histogram: row-rounds by number of accepted drafts.
+        num_preemptions: times that a request was sent back because the blocks ran out.
         last_round_s: end of the last round.
         end_s: end of the observation: the end of the study, or of the last round where nothing could follow it.
     """
@@ -186,6 +187,7 @@ class EventLog:
         self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
         self.accepted_histogram = [0] * (max_k + 1)
         self.requests: list[Request] = []
+        self.num_preemptions = 0
         self.last_round_s = self.end_s = 0.0
 
     @property

@@ -1,5 +1,6 @@
 """One server: the engine's scheduler in front, the cost of each round behind, one SimPy timeout per round."""
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -7,12 +8,13 @@ from typing import Any
 
 import simpy
 
+from refimpl.core.errors import require
 from refimpl.scheduling import RoundPlan
 from simulator.service.cost import CostModel, lognormal_factors
 from simulator.service.gate import Gate
 from simulator.service.pricing import make_pricing
 from simulator.service.records import ROWS, START_S, Begun, EventLog, Request
-from simulator.service.schedulers import pad_rows, scheduler_of
+from simulator.service.schedulers import pad_rows, room_of, scheduler_of
 from simulator.service.streams import Purpose, Streams
 from simulator.settings.scenario import Scenario
 
@@ -56,7 +58,10 @@ class Replica:
         self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
         capacity = scenario.service.kv_capacity_bytes
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
-        self.gate = Gate(self.scheduler, scenario.engine, capacity_tokens)
+        self.scheduler.room = room_of(scenario.engine, capacity_tokens)
+        self.block_size = scenario.engine.block_size
+        paged = self.scheduler.room.num_blocks is not None
+        self.gate = Gate(self.scheduler, scenario.engine, None if paged else capacity_tokens)
         self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
         self.kv_tokens = self.load_tokens = self.round_index = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]
@@ -72,11 +77,17 @@ class Replica:
         """Take requests in; they queue at the gate until their K/V fits."""
         self.arrivals.note(self.env.now, len(requests))
         for request in requests:
+            self._require_room(request)
             request.replica = self.number
             self.load_tokens += request.most_tokens
         self.gate.submit(requests)
         if not self.wake.triggered:
             self.wake.succeed()
+
+    def _require_room(self, request: Request) -> None:
+        blocks = self.scheduler.room.num_blocks
+        holds = math.inf if blocks is None else blocks * self.block_size
+        require(request.most_tokens <= holds, f"the pool holds {holds} tokens; a request needs {request.most_tokens}")
 
     @property
     def num_unfinished(self) -> int:
@@ -105,7 +116,9 @@ class Replica:
             if self.switches.cost_aware and (gap_s := self._worth_waiting_s()):
                 yield from self._wait(gap_s)
             prefill_s = self._admit() if waiting and len(window) < size else 0.0
-            plan = scheduler.select()
+            plan, preempted = scheduler.choose()
+            for request in preempted:
+                self._preempt(request)
             members = tuple(sorted(plan.members, key=SLOT))  # the engine runs rows in pool order
             live = [row for row in members if not row.finished] if plan.mode == "static" else members
             k, stages = price_of(plan.mode, members, live, prefill_s)
@@ -145,8 +158,15 @@ class Replica:
         for request in entered:
             request.admitted_s, request.last_round = self.env.now, self.round_index - 1
             request.slot = self.free_slots.pop()
-            self.kv_tokens += request.prompt_len
+            self.kv_tokens += request.seq_len
         return self.pricing.prefill_s(entered) if entered else 0.0
+
+    def _preempt(self, request: Request) -> None:
+        """Its tokens stay, and are prefilled when it enters again."""
+        self.kv_tokens -= request.seq_len
+        self.free_slots.append(request.slot)
+        request.slot, request.cache_state = -1, 1
+        self.log.num_preemptions += 1
 
     def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], k: int) -> None:
         """Commit, write the round's line, and let go who has finished."""
@@ -167,8 +187,10 @@ class Replica:
     def _load(self, rows: int) -> tuple[int, int, int]:
         """Slots in use with so many rows in the working batch, requests without K/V and with."""
         pool = self.scheduler.pool
-        waiting = len(self.gate.queue) + len(pool.waiting)
-        return self.kv_tokens + rows * self.pricing.placement.columns, waiting, len(pool.window)
+        waiting, blocks = len(self.gate.queue) + len(pool.waiting), self.scheduler.room.num_blocks_used
+        if blocks is None:
+            return self.kv_tokens + rows * self.pricing.placement.columns, waiting, len(pool.window)
+        return blocks * self.block_size, waiting, len(pool.window)
 
     def stop(self) -> None:
         """The clock has stopped: hand the round that runs to the log."""

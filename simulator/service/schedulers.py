@@ -3,7 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from refimpl.scheduling import GroupedScheduler, Scheduler, SchedulingOptions, make_scheduler
+from refimpl.scheduling import (
+    BlockPool,
+    GroupedScheduler,
+    PagedRoom,
+    Room,
+    Scheduler,
+    SchedulingOptions,
+    make_scheduler,
+)
 from simulator.service.records import Request
 from simulator.settings.scenario import Engine, Switches
 
@@ -25,6 +33,21 @@ def pad_rows(members: Sequence[Request], mode: str) -> None:
     padded = max([row.padded_len if mode == "grouped" else row.seq_len - row.last_kept for row in members])
     for row in members:
         row.padded_len = padded + row.last_kept
+
+
+def room_of(engine: Engine, capacity_tokens: float | None) -> Room[Request]:
+    """Blocks of a paged pool; room without an end where the layout has none, or nothing limits them.
+
+    Args:
+        engine: settings.
+        capacity_tokens: tokens whose K/V fit, where the settings do not say how many blocks there are.
+    """
+    count = engine.num_blocks
+    if count is None and capacity_tokens is not None:
+        count = int(capacity_tokens // engine.block_size)
+    if engine.layout != "paged" or count is None:
+        return Room()
+    return PagedRoom(BlockPool(count, engine.block_size), engine.num_speculative_tokens)
 
 
 def scheduler_of(engine: Engine, switches: Switches, estimate: Callable[[Any], float]) -> Scheduler[Request]:

@@ -19,7 +19,13 @@ from simulator.settings.tables import read_table
 SCHEMA = "raggedspec.calibration/3"
 ORIGINS = ("measured", "published", "synthetic")
 COMPONENTS = ("prefill", "draft", "verify", "realign", "concat", "split", "compact", "host", "draft_prefill")
-SAME_CODE = {"rollback": "realigned", "inplace_scattered": "inplace"}  # whose points are used where a layout has none
+# whose points are used where a layout has none; a paged pass copies what it reads, as one of scattered rows in place does
+SAME_CODE = {
+    "rollback": "realigned",
+    "paged": "inplace",
+    "paged_scattered": "inplace_scattered",
+    "inplace_scattered": "inplace",
+}
 POINT_COLUMNS = (
     "component", "layout", "batch_size", "tokens_per_row", "width_tokens", "repeats",
     "mean_s", "median_s", "p10_s", "p90_s",
@@ -49,9 +55,12 @@ class Calibration:
 
     def grid(self, component: str, layout: str) -> Grid:
         """Points of a component for a layout, or for any layout."""
-        for key in ((component, layout), (component, SAME_CODE.get(layout, layout)), (component, "any")):
-            if key in self.grids:
-                return self.grids[key]
+        names = [layout]
+        while names[-1] in SAME_CODE:
+            names.append(SAME_CODE[names[-1]])
+        for name in (*names, "any"):
+            if (component, name) in self.grids:
+                return self.grids[component, name]
         have = ", ".join(sorted({found for name, found in self.grids if name == component})) or "none"
         raise InputError(f"calibration {self.name}: no points of {component} for layout {layout}; it has {have}")
 

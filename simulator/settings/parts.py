@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from refimpl.core.config import MAX_SPECULATIVE_TOKENS, MAX_WINDOW, LayoutName, SchedulerName
+from refimpl.core.config import BLOCK_SIZES, MAX_SPECULATIVE_TOKENS, MAX_WINDOW, LayoutName, SchedulerName
 from refimpl.core.errors import require
 from simulator.settings.fields import (
     COUNT,
@@ -117,6 +117,8 @@ class Engine:
         max_new_tokens: budget per sequence; None for what each request of a service trace has generated, and for
             `DEFAULT_BUDGET` where no trace says. An engine trace brings the budgets of its own run.
         compaction_threshold: share of dead slots at which the masked layout compacts.
+        block_size: tokens of a block of the paged layout, a power of two.
+        num_blocks: of its pool; None for as many as ``service.kv_capacity_bytes`` holds, or for no limit.
     """
 
     layout: LayoutName = "inplace"
@@ -127,12 +129,15 @@ class Engine:
     num_speculative_tokens: int = number_field(Range(0, MAX_SPECULATIVE_TOKENS, integer=True), 5)
     max_new_tokens: int | None = number_field(Range(1, MAX_BUDGET, integer=True), None)
     compaction_threshold: float = number_field(Range(0, 1, open_low=True), 0.25)
+    block_size: int = number_field(Range(1, max(BLOCK_SIZES), integer=True), 16)
+    num_blocks: int | None = number_field(Range(1, 2**24, integer=True), None)
 
     expanded = staticmethod(engine_settings)
 
     def __post_init__(self) -> None:
         check_fields(self)
         small = self.scheduler == "grouped" and self.window_size is not None and self.window_size < self.batch_size
+        require(self.block_size in BLOCK_SIZES, f"block_size must be one of {BLOCK_SIZES}, not {self.block_size}")
         require(not small, f"window_size {self.window_size} is smaller than batch_size {self.batch_size}")
 
     @property

@@ -63,7 +63,10 @@ class Scenario:
     @property
     def content_hash(self) -> str:
         """Sixteen hex digits that change with anything but the name."""
-        return content_hash({key: value for key, value in to_mapping(self).items() if key != "name"})
+        data = {key: value for key, value in to_mapping(self).items() if key != "name"}
+        if self.engine.layout != "paged":  # blocks are of no effect then
+            data["engine"] = {key: value for key, value in data["engine"].items() if "block" not in key}
+        return content_hash(data)
 
     def to_yaml(self) -> str:
         """YAML text that `from_yaml` reads back to an equal scenario."""

@@ -49,7 +49,8 @@ class EngineTrace:
     Attributes:
         path: where it was read from.
         header: settings of the run.
-        rows: one line per row per round, columns `ROW_FIELDS` and ``num_moves``, NaN where the trace has none.
+        rows: one line per row per round, columns `ROW_FIELDS`; ``num_moves`` and ``num_blocks``, NaN where the trace
+            has none.
     """
 
     path: str
@@ -60,7 +61,7 @@ class EngineTrace:
     def rounds(self) -> pd.DataFrame:
         """One line per round: mode, rows, k and the stage seconds."""
         first = self.rows.groupby("round", sort=True)
-        frame = first[["mode", "k", *STAGES, "round_s", "num_moves"]].first()
+        frame = first[["mode", "k", *STAGES, "round_s", "num_moves", "num_blocks"]].first()
         return frame.assign(rows=first.size(), kept=first["kept"].sum(), accepted=first["accepted"].sum())
 
     @property
@@ -125,7 +126,7 @@ def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
     number, header = next(lines, (0, {}))
     require(number > 0, f"{path}: contains no rounds")
     _check_header(f"{path}:{number}", header)
-    names = (*ROW_FIELDS, "num_moves")
+    names = (*ROW_FIELDS, "num_moves", "num_blocks")
     records = []
     for number, record in lines:
         _require_fields(f"{path}:{number}", record, ROW_FIELDS)

@@ -24,8 +24,11 @@ def traced(pair, path, asked, **settings):
     return result
 
 
+METHODS = ["eqspec", "exspec", "rollback", "masked+fifo", "inplace", "inplace+grouped", "paged"]
+
+
 @pytest.mark.parametrize("stops", [{}, {"stop_token_ids": []}], ids=["stop tokens", "to the budget"])
-@pytest.mark.parametrize("method", ["eqspec", "exspec", "rollback", "masked+fifo", "inplace", "inplace+grouped"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_run_of_different_budgets_is_replayed_without_a_difference(llama, tmp_path, method, stops):
     path = tmp_path / "run.ndjson"
     result = traced(llama, path, requests(), method=method, window_size=5, temperature=0.5, **stops)
@@ -58,6 +61,20 @@ def test_drafts_that_requests_differ_in_are_refused(llama, tmp_path):
     traced(llama, path, [Request(first.prompt, num_speculative_tokens=1), *others], method="eqspec")
     with pytest.raises(InputError, match=r"run\.ndjson:1: requests draft 1, 3 tokens a round; a scenario has one k"):
         check_parity(path)
+
+
+@pytest.mark.parametrize("method", ["paged", "paged+static", "paged+grouped"])
+def test_blocks_and_preemptions_are_replayed_without_a_difference(llama, tmp_path, method):
+    path = tmp_path / "run.ndjson"
+    per_token = sum(model.kv_shape.bytes_per_token for model in (llama.target, llama.draft))
+    settings = {"block_size": 2, "kv_memory_gib": 19 * 2 * per_token / 2**30, "stop_token_ids": []}
+    result = traced(llama, path, requests(), method=method, **settings)
+    assert (result.stats.num_blocks, result.stats.num_preemptions > 0) == (18, True)
+    parity = check_parity(path)
+    assert parity.exact, parity
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([header, *(line.replace('"num_blocks": 1', '"num_blocks": 2') for line in lines)]) + "\n")
+    assert not check_parity(path).exact
 
 
 @pytest.mark.parametrize("name", ["prompt_lens", "max_new_tokens_each", "num_speculative_tokens_each"])

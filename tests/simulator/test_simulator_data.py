@@ -38,7 +38,7 @@ def test_every_engine_trace_is_replayed_without_a_difference(path):
 def test_the_traces_cover_every_scheduler_and_layout():
     headers = [read_engine_trace(path).header for path in TRACES]
     assert {header["scheduler"] for header in headers} == set(SCHEDULERS)
-    assert {header["layout"] for header in headers} == set(LAYOUTS)
+    assert {header["layout"] for header in headers} == set(LAYOUTS) - {"paged"}  # replayed in test_round_trip.py
     modes = {mode for path in TRACES for mode in read_engine_trace(path).rows["mode"]}
     assert modes == {"static", "fifo", "grouped", "fallback", "aged"}
 
