@@ -195,22 +195,22 @@ class CollapseWatch:
 class RunStats:
     """A run of the engine; seconds are wall-clock on the device named in the result.
 
-        Attributes:
-            acceptance: over all rows and rounds.
-            request_weighted_length, request_weighted_rate: means over requests of mean acceptance length and rate.
-            num_sequences: prompts decoded.
-            num_prompt_tokens: tokens of all prompts, as used.
-            num_prompt_tokens_cut: tokens cut from the front of prompts.
-            num_rounds, num_grouped_rounds: rounds, and those run on an equal-length group.
-            num_moves: fused gathers and write-backs of both layouts.
+    Attributes:
+        acceptance: over all rows and rounds.
+        request_weighted_length, request_weighted_rate: means over requests of mean acceptance length and rate.
+        num_sequences: prompts decoded.
+        num_prompt_tokens: tokens of all prompts, as used.
+        num_prompt_tokens_cut: tokens cut from the front of prompts.
+        num_rounds, num_grouped_rounds: rounds, and those run on an equal-length group.
+        num_moves: fused gathers and write-backs of both layouts.
         num_preemptions: times that a sequence was sent back because a paged pool ran dry.
         num_blocks: of a paged pool; None for other layouts.
         kv_bytes: K/V pools of all models.
         kv_peak_bytes: of them in use at most: blocks, or whole pool rows.
         kv_live_bytes: of the tokens that were cached at that moment.
-            wall_s: from the first prefill to the last token.
-            stage_s: seconds by stage: prefill, draft, verify, realign, record, host.
-            drafters: offers by drafter, of those that have made any.
+        wall_s: from the first prefill to the last token.
+        stage_s: seconds by stage: prefill, draft, verify, realign, record, host.
+        drafters: offers by drafter, of those that have made any.
     """
 
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)

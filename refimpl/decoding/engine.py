@@ -134,7 +134,8 @@ class Engine:
     def _preempt(self, sequence: Sequence) -> None:
         """Forget what is cached; the tokens stay, and are prefilled when the sequence enters again."""
         self._release(sequence)
-        sequence.target_cached = sequence.draft_cached = 0
+        sequence.target_cached = 0
+        sequence.draft_cached = None if sequence.draft_cached is None else 0
         self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:

@@ -190,7 +190,7 @@ def check_members(plan: RoundPlan[Sequence]) -> None:
 
 def check_preempted(sequence: Sequence) -> None:
     """INV-19: who waits has neither K/V nor a place for them."""
-    found = (sequence.target_cached, sequence.draft_cached, sequence.slot, len(sequence.blocks))
+    found = (sequence.target_cached, sequence.draft_cached or 0, sequence.slot, len(sequence.blocks))
     require(
         found == (0, 0, -1, 0),
         "INV-19",

@@ -81,11 +81,11 @@ def place_in_block_forgotten(original: Any) -> Any:
 
 @fault(Engine, "_preempt", "output", "INV-19", **SHORT, source="vllm-project/vllm#28558")
 def cached_length_survives_preemption(original: Any) -> Any:
-    """A preempted sequence counts as cached by the draft as far as it was."""
+    """A preempted sequence counts as cached by the target as far as it was."""
 
     def preempt(self: Engine, sequence: Sequence) -> None:
-        cached = sequence.draft_cached
+        cached = sequence.target_cached
         original(self, sequence)
-        sequence.draft_cached = cached
+        sequence.target_cached = cached
 
     return preempt

@@ -19,7 +19,7 @@ from simulator.settings.tables import read_table
 SCHEMA = "raggedspec.calibration/3"
 ORIGINS = ("measured", "published", "synthetic")
 COMPONENTS = ("prefill", "draft", "verify", "realign", "concat", "split", "compact", "host", "draft_prefill")
-# whose points are used where a layout has none; a paged pass copies what it reads, as one of scattered rows in place does
+# whose points are used where a layout has none; a paged pass copies what it reads, as one of scattered rows does
 SAME_CODE = {
     "rollback": "realigned",
     "paged": "inplace",
