@@ -176,6 +176,7 @@ class EngineOptions(Settings):
         float | None,
         option(ENGINE, "Most memory for both models' K/V.", "--kv-memory-gib", none="most of what is free"),
     ] = None
+    block_size: Annotated[int, option(ENGINE, "Tokens of a block of paged K/V: 1, 2, 4 … 64.")] = 16
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from refimpl.core.drafting import DraftingConfig
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, Request, SamplingConfig, make_config
+from refimpl.core.drafting import DraftingConfig
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import GIB
 from refimpl.decoding.trace import RoundRecord
@@ -137,7 +137,7 @@ class Case:
             return None
         longest = max(len(row.prompt) + row.max_new_tokens for row in self.rows)
         blocks = blocks_for(longest, self.block_size) + self.spare_blocks + 1  # one for scratch
-        models = self.pair.models(DraftingConfig(self.drafter).uses_draft)
+        models = self.pair.models(DraftingConfig(self.drafter).uses_draft)  # type: ignore[arg-type]
         return (blocks + 0.5) * self.block_size * sum(model.kv_shape.bytes_per_token for model in models) / GIB
 
     def permuted(self, order: Seq[int]) -> "Case":
