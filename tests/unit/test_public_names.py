@@ -11,6 +11,7 @@ import pytest
 from mypy import api
 
 import refimpl
+from refimpl.core.drafting import DraftingConfig
 from refimpl.core.keywords import Settings, VerifySettings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -103,7 +104,8 @@ def test_documented_names_are_public():
 
 
 def test_settings_are_those_of_the_configuration():
-    fields = [*dataclasses.fields(refimpl.DecodeConfig), *dataclasses.fields(refimpl.SamplingConfig)]
+    parts = (refimpl.DecodeConfig, refimpl.SamplingConfig, DraftingConfig)
+    fields = [field for part in parts for field in dataclasses.fields(part)]
     assert get_type_hints(Settings) == {field.name: field.type for field in fields}
     assert Settings.__optional_keys__ == set(get_type_hints(Settings))
     assert get_type_hints(VerifySettings).keys() ^ get_type_hints(Settings) == {
