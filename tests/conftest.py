@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from refimpl.pairs import load_pair
-from refimpl.pairs.loading import TINY
+from refimpl.pairs.names import TINY
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.prompts import read_prompts
 from refimpl.selfcheck.profiles import register_profiles

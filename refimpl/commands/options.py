@@ -113,7 +113,7 @@ class PromptOptions:
         Raises:
             InputError: the file cannot be read.
         """
-        from refimpl.pairs.loading import TINY
+        from refimpl.pairs.names import TINY
         from refimpl.prompts import read_prompts
 
         return read_prompts(self.prompts or TINY / "prompts.jsonl", self.turns, self.limit)

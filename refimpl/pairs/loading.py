@@ -19,19 +19,17 @@ from transformers import (
     PreTrainedModel,
 )
 
-from refimpl.core.drafting import DrafterName, DraftingConfig
+from refimpl.core.drafting import DrafterName
 from refimpl.core.errors import InputError, UnsupportedModelError
 from refimpl.core.request import check_stops
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails
+from refimpl.pairs.names import Named, find_device, find_dtype, find_models
 from refimpl.pairs.presets import PRESETS, ModelPreset
 from refimpl.pairs.reading import from_pretrained, is_folder
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
 
-TINY = Path(__file__).parent / "tiny"
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")
-
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_pair(
@@ -70,37 +68,18 @@ def load_pair(
     Raises:
         InputError: unknown name, unreachable hub, missing device, incompatible vocabularies, unsupported model.
     """
-    for given in (target, draft if draft is not None else ""):
-        if not isinstance(given, str | os.PathLike):
-            kind = type(given).__name__
-            raise InputError(f"target and draft must be a name or a path, not {kind}: make_pair takes models in memory")
-    where = _device(device)
-    alone = not DraftingConfig(drafter).uses_draft
-    if alone and draft is not None:
-        raise InputError(f"drafter {drafter!r} runs no draft: leave {draft} out")
-    number_format, names = _dtype(dtype, where), _names(target, draft, alone)
+    named, where = find_models(target, draft, drafter), find_device(device)
+    number_format = find_dtype(dtype, where)
     if random_weights:
-        if not names.presets:
-            given = str(target) if draft is None else f"{target} with a draft of its own"
-            raise InputError(f"random_weights needs a preset ({', '.join(PRESETS)}), not {given}")
-        models = [_random_model(preset, where, number_format, seed + i) for i, preset in enumerate(names.presets)]
-        tokenizer = None
+        models, tokenizer = _random_models(named, where, number_format, seed), None
     else:
-        roles = zip(("target", "draft"), names.paths, strict=False)  # a target alone has one
-        models = [_load_model(role, name, where, number_format, trust_remote_code) for role, name in roles]
-        tokenizer = _load_tokenizer("target", names.paths[0], trust_remote_code)
-        for other in set(names.paths[1:]) - {names.paths[0]}:
-            warn_of_other_meanings(tokenizer, _tokenizer_if_any(other, trust_remote_code))
+        models = _read_models(named, where, number_format, trust_remote_code)
+        tokenizer = _read_tokenizer(named, trust_remote_code)
     if compile_modules:
         for model in models:
             compile_elementwise(model)
     return make_pair(
-        models[0],
-        None if alone else models[1],
-        tokenizer=tokenizer,
-        stop_token_ids=stop_token_ids,
-        vocab_size=vocab_size,
-        name=str(target) if draft is None else f"{target} + {draft}",
+        *models, tokenizer=tokenizer, stop_token_ids=stop_token_ids, vocab_size=vocab_size, name=named.title
     )
 
 
@@ -167,53 +146,23 @@ def _role(role: str, model: PreTrainedModel, pair: str) -> str:
     return f"{role} {model.name_or_path or pair}"
 
 
-class _Names:
-    def __init__(self, paths: list[str], presets: list[ModelPreset]):
-        self.paths, self.presets = paths, presets
+def _read_models(named: Named, device: torch.device, dtype: torch.dtype, trust_code: bool) -> list[PreTrainedModel]:
+    roles = zip(("target", "draft"), named.paths, strict=False)  # a target alone has one
+    return [_load_model(role, path, device, dtype, trust_code) for role, path in roles]
 
 
-def _names(target: str | Path, draft: str | Path | None, alone: bool = False) -> _Names:
-    """Paths and presets of target and draft, or of the target alone."""
-    if alone:
-        found = _names(target, draft) if str(target) in ("tiny", *PRESETS) else _Names([str(target)], [])
-        return _Names(found.paths[:1], found.presets[:1])
-    if draft is not None:
-        return _Names([str(target), str(draft)], [])
-    if str(target) == "tiny":
-        return _Names([str(TINY / "target"), str(TINY / "draft")], [])
-    if str(target) in PRESETS:
-        preset = PRESETS[str(target)]
-        return _Names([preset.target.hub_id, preset.draft.hub_id], [preset.target, preset.draft])
-    raise InputError(
-        f"unknown pair {str(target)!r}: choose tiny, {', '.join(PRESETS)}, or give target and draft (path or hub id)"
-    )
+def _read_tokenizer(named: Named, trust_remote_code: bool) -> Any:
+    """The target's; warns if the draft's gives ids another meaning."""
+    tokenizer = _load_tokenizer("target", named.paths[0], trust_remote_code)
+    for other in set(named.paths[1:]) - {named.paths[0]}:
+        warn_of_other_meanings(tokenizer, _tokenizer_if_any(other, trust_remote_code))
+    return tokenizer
 
 
-def _device(device: str) -> torch.device:
-    try:
-        parsed = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise InputError(f"unknown device {device!r}: choose cpu, cuda or cuda:N") from error
-    if parsed.type not in ("cpu", "cuda"):
-        raise InputError(f"models cannot run on {parsed.type}: choose cpu, cuda or cuda:N")
-    if parsed.type == "cuda":
-        if not torch.cuda.is_available():
-            raise InputError("device 'cuda' was asked for, but no CUDA device is available; use --device cpu")
-        count = torch.cuda.device_count()
-        if parsed.index is not None and parsed.index >= count:
-            raise InputError(f"device {device!r} was asked for, but there are {count} CUDA devices, counted from 0")
-        torch.cuda.set_device(parsed.index or 0)
-    return parsed
-
-
-def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype is None:
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if dtype not in DTYPES:
-        raise InputError(f"unknown dtype {dtype!r}: choose {', '.join(DTYPES)}")
-    return DTYPES[dtype]
+def _random_models(named: Named, device: torch.device, dtype: torch.dtype, seed: int) -> list[PreTrainedModel]:
+    if not named.presets:
+        raise InputError(f"random_weights needs a preset ({', '.join(PRESETS)}), not {named.title}")
+    return [_random_model(preset, device, dtype, seed + i) for i, preset in enumerate(named.presets)]
 
 
 def _load_model(

@@ -10,7 +10,7 @@ from refimpl.core.config import make_config
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.recorded import RecordedPasses
 from refimpl.judging.equivalence import verify
-from refimpl.pairs.loading import TINY
+from refimpl.pairs.names import TINY
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.prompts import read_prompts
 from refimpl.requests import prepare

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from refimpl import verify
-from refimpl.pairs.loading import TINY
+from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
 
 SETTINGS = {"max_new_tokens": 16, "max_prompt_tokens": 64, "checks": "host"}

@@ -14,7 +14,7 @@ from refimpl.cli import main as refimpl_main
 from refimpl.core.config import make_config
 from refimpl.decoding.trace import write_trace
 from refimpl.generation import stream
-from refimpl.pairs.loading import TINY
+from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
 from simulator.cli import main as simulator_main
 from simulator.runner import simulate

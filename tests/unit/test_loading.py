@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from refimpl import InputError, generate, load_pair
 from refimpl.cli import main
 from refimpl.pairs import PRESETS, make_pair
-from refimpl.pairs.loading import TINY, _random_model, compile_elementwise
+from refimpl.pairs.loading import _random_model, compile_elementwise
+from refimpl.pairs.names import TINY
 from refimpl.pairs.presets import ModelPreset
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
 from refimpl.pairs.vocabulary import VocabularyWarning, shared_vocab_size, warn_of_other_meanings
@@ -328,7 +329,7 @@ def test_presets_build_on_no_memory_and_agree_on_the_vocabulary(name):
         ({"target": "tiny", "device": None}, "unknown device None"),
         ({"target": "tiny", "dtype": "int3"}, "unknown dtype 'int3'"),
         ({"target": "tiny", "random_weights": True}, "random_weights needs a preset"),
-        ({"target": "qwen3", "draft": "x", "random_weights": True}, "not qwen3 with a draft of its own"),
+        ({"target": "qwen3", "draft": "x", "random_weights": True}, r"not qwen3 \+ x"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -7,7 +7,7 @@ from refimpl import InputError, Request, generate, load_pair
 from refimpl.core import kernels
 from refimpl.core.errors import InvariantViolation
 from refimpl.judging.equivalence import verify
-from refimpl.pairs.loading import TINY
+from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
 
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
