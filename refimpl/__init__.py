@@ -16,6 +16,7 @@ _NAMES = {
     "refimpl.pairs": ("VocabularyWarning", "load_pair", "make_pair"),
     "refimpl.prompts": ("read_prompts",),
     "refimpl.core.records": ("RowOutcome", "TokenLogprobs"),
+    "refimpl.core.drafting": ("DraftingConfig",),
     "refimpl.core.request": ("Request",),
     "refimpl.requests": ("Prompt",),
     "refimpl.results": ("GeneratedSequence", "Result"),
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from refimpl.core.config import DecodeConfig as DecodeConfig
     from refimpl.core.config import SamplingConfig as SamplingConfig
+    from refimpl.core.drafting import DraftingConfig as DraftingConfig
     from refimpl.core.errors import InputError as InputError
     from refimpl.core.errors import InvariantViolation as InvariantViolation
     from refimpl.core.keywords import Settings as Settings

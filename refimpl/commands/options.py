@@ -11,6 +11,7 @@ from refimpl.core.errors import InputError
 from refimpl.core.option_groups import ENGINE, MODELS, PROMPTS, SAMPLING, option
 
 PAIRS = ("tiny", "vicuna", "qwen3", "glm4")
+Budget = Literal["fixed", "row_rate", "capacity", "goodput", "confidence"]  # by_load needs a table
 Rule = Literal["greedy", "rejection", "coupled"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Turns = Literal["first", "all"]
@@ -167,6 +168,8 @@ class EngineOptions(Settings):
         DrafterName,
         option(ENGINE, "Who proposes tokens: the draft model, a lookup in the text so far (ngram), or a lookup first."),
     ] = "model"
+    draft_budget: Annotated[Budget, option(ENGINE, "Rule for how many drafts of a row are verified.")] = "fixed"
+    draft_capacity: Annotated[int | None, option(ENGINE, "Drafts per round, for the budget capacity.")] = None
     checks: ChecksOption = None
     cuda_graphs: Annotated[
         bool | None,

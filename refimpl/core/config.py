@@ -123,7 +123,7 @@ class DecodeConfig:
         acceptance: rule that decides how many drafts survive; None picks ``"greedy"`` at temperature 0, else
             ``"coupled"``. Greedy and coupled reproduce the autoregressive tokens. ``"rejection"`` reproduces their
             law: its tokens are the same for any batch, order, layout and schedule, with the exception of the
-            rollback layout, where they depend on the batch because a row's rounds end with its neighbours'.
+            rollback layout and of draft budgets that look at the batch, where a row's rounds end with its neighbours'.
         forced_lengths: probability of 0, 1, … accepted drafts under acceptance ``"forced"``, for which both models
             do their full work. For timing only: its output is not the target's.
         sampling: shape of the distribution.
@@ -251,9 +251,9 @@ class DecodeConfig:
             f"cuda_graphs need rows that stay where they are: {self.method} gathers them; choose inplace",
         )
         require(
-            not (self.cuda_graphs and self.drafting.looks_up),
-            f"cuda_graphs record passes, and drafter {self.drafting.drafter!r} looks tokens up on the host: "
-            "choose drafter 'model'",
+            not self.cuda_graphs or self.drafting.recordable,
+            f"cuda_graphs record passes, but drafter {self.drafting.drafter!r} with draft_budget "
+            f"{self.drafting.draft_budget!r} decides on the host: choose 'model' and 'fixed'",
         )
 
     def check_level(self, device_type: str) -> CheckLevel:

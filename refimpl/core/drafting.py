@@ -1,32 +1,95 @@
-"""What proposes tokens: the settings of drafting."""
+"""What proposes tokens, and how many of them are verified: the settings of drafting."""
 
+import math
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from refimpl.core.errors import require, shown
-from refimpl.core.values import use_plain_numbers
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
 
 DrafterName = Literal["model", "ngram", "hybrid"]
+DraftBudgetName = Literal["fixed", "by_load", "row_rate", "capacity", "goodput", "confidence"]
+RankingScore = Literal["expected", "own_token"]
 
 DRAFTERS: tuple[str, ...] = get_args(DrafterName)
+DRAFT_BUDGETS: tuple[str, ...] = get_args(DraftBudgetName)
+RANKING_SCORES: tuple[str, ...] = get_args(RankingScore)
 WITHOUT_MODEL: tuple[str, ...] = ("ngram",)  # drafters that a pair without a draft can have
+OF_PROBABILITIES: tuple[str, ...] = ("capacity", "goodput", "confidence")  # budgets that read those of the draft
 
 
 @dataclass(frozen=True, slots=True)
 class DraftingConfig:
-    """What proposes tokens for the target to verify. Greedy and coupled outputs do not depend on it.
+    """What proposes tokens, and how many are verified. Greedy and coupled outputs depend on neither.
 
     Attributes:
         drafter: ``"model"``: the pair's draft. ``"ngram"``: what followed the row's last tokens where they stood
             before, in the prompt or in the output (prompt lookup); no draft is loaded or run. ``"hybrid"``: the same,
             and the draft for tokens that were not found.
+        draft_budget: drafts to verify, num_speculative_tokens a row at most. ``"fixed"``: that many. ``"by_load"``:
+            fewer in a crowd. ``"row_rate"``: by what the row has accepted. ``"capacity"``: a number for the whole
+            round, for the likeliest to survive. ``"goodput"``: as long as one more pays. ``"confidence"``: as long as
+            the draft is sure.
+        drafts_by_load: for by_load, pairs (rows, drafts): with so many rows or more, at most so many drafts each.
+        draft_capacity: for capacity: drafts of a round, over all rows.
+        draft_score: for capacity: what ranks drafts: ``"expected"``, or ``"own_token"`` as published, which is not
+            lossless under rejection sampling and refused there.
+        draft_cost: for row_rate and goodput: seconds of one more draft over those of a round without drafts.
+        draft_tile: for goodput: drafts that cost as much as one.
+        draft_threshold: for confidence: least estimated survival of a draft, in 0 … 1.
     """
 
     drafter: DrafterName = "model"
+    draft_budget: DraftBudgetName = "fixed"
+    drafts_by_load: Seq[tuple[int, int]] = ()
+    draft_capacity: int | None = None
+    draft_score: RankingScore = "expected"
+    draft_cost: float = 0.1
+    draft_tile: int = 1
+    draft_threshold: float = 0.4
 
     def __post_init__(self) -> None:
         use_plain_numbers(self)
-        require(self.drafter in DRAFTERS, f"drafter must be one of {', '.join(DRAFTERS)}, not {shown(self.drafter)}")
+        for name, known in (
+            ("drafter", DRAFTERS), ("draft_budget", DRAFT_BUDGETS), ("draft_score", RANKING_SCORES),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            require(value in known, f"{name} must be one of {', '.join(known)}, not {shown(value)}")
+        self._check_table()
+        self._check_numbers()
+        require(
+            self.drafter == "model" or self.draft_budget not in OF_PROBABILITIES,
+            f"draft_budget {self.draft_budget!r} reads the draft's probabilities, which drafter {self.drafter!r} does "
+            "not always have: choose drafter 'model'",
+        )
+
+    def _check_table(self) -> None:
+        is_table = isinstance(self.drafts_by_load, Seq) and not isinstance(self.drafts_by_load, str | bytes)
+        require(is_table, f"drafts_by_load must be pairs (rows, drafts), not {shown(self.drafts_by_load)}")
+        for pair in self.drafts_by_load:
+            right = isinstance(pair, Seq) and not isinstance(pair, str | bytes) and len(pair) == 2
+            require(right, f"drafts_by_load must be pairs (rows, drafts), not {shown(pair)}")
+            require_int("rows of drafts_by_load", pair[0], 1)
+            require_int("drafts of drafts_by_load", pair[1], 0, MAX_SPECULATIVE_TOKENS)
+        require(
+            (self.draft_budget == "by_load") == bool(self.drafts_by_load),
+            "draft_budget 'by_load' and drafts_by_load go together",
+        )
+
+    def _check_numbers(self) -> None:
+        require_int("draft_tile", self.draft_tile, 1)
+        for name, high in (("draft_cost", math.inf), ("draft_threshold", 1)):
+            value = getattr(self, name)
+            right = is_number(value) and 0 <= value <= high and value < math.inf
+            limit = "a finite number ≥ 0" if high == math.inf else "in 0 … 1"
+            require(right, f"{name} must be {limit}, not {shown(value)}")
+        if self.draft_capacity is not None:
+            require_int("draft_capacity", self.draft_capacity, 0)
+        require(
+            (self.draft_budget == "capacity") == (self.draft_capacity is not None),
+            "draft_budget 'capacity' and draft_capacity go together",
+        )
 
     @property
     def uses_draft(self) -> bool:
@@ -34,6 +97,6 @@ class DraftingConfig:
         return self.drafter not in WITHOUT_MODEL
 
     @property
-    def looks_up(self) -> bool:
-        """Whether the host looks tokens up, which no recording can do."""
-        return self.drafter != "model"
+    def recordable(self) -> bool:
+        """Whether a round's drafts can be recorded: nothing is looked up or decided on the host."""
+        return self.drafter == "model" and self.draft_budget == "fixed"

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import TypedDict
 
 from refimpl.core.config import AcceptanceName, CheckLevel, SamplingConfig
-from refimpl.core.drafting import DrafterName, DraftingConfig
+from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig, RankingScore
 
 
 class _Common(TypedDict, total=False):
@@ -25,6 +25,13 @@ class _Common(TypedDict, total=False):
     seed: int
     drafting: DraftingConfig
     drafter: DrafterName
+    draft_budget: DraftBudgetName
+    drafts_by_load: Seq[tuple[int, int]]
+    draft_capacity: int | None
+    draft_score: RankingScore
+    draft_cost: float
+    draft_tile: int
+    draft_threshold: float
     stop_token_ids: Seq[int] | None
     stop_strings: Seq[str]
     logprobs: int | None

@@ -49,6 +49,8 @@ class Sequence:
         stop_token_ids: a generated token among these ends the sequence and is kept as its last token.
         stop_strings: end the sequence, too, and stay out of its text.
         target_cached, draft_cached: leading tokens whose K/V the model has cached; None where no model drafts.
+        num_evaluated, num_accepted: drafts that the target has decided on, and those it accepted, at positions that
+            were committed.
         ticket: order of submission, set by the pool.
         slot: row of the K/V store, set by the engine while the sequence is in the window.
         blocks: of both models' K/V, in order of position, where the layout is paged.
@@ -65,6 +67,8 @@ class Sequence:
     prompt_len: int = field(init=False)
     target_cached: int = 0
     draft_cached: int | None = 0
+    num_evaluated: int = 0
+    num_accepted: int = 0
     stop_reason: StopReason | None = None
     ticket: int = -1
     slot: int = -1
@@ -123,6 +127,12 @@ class Sequence:
     def draft_limit(self) -> int:
         """Drafts that this row can use in the coming round."""
         return kernels.draft_limit(self.num_speculative_tokens, self.remaining)
+
+    def note_drafts(self, drafted: int, accepted: int, kept: int) -> None:
+        """Count a round's drafts at the `kept` positions that it committed; those behind them may be drawn again."""
+        committed = min(accepted, kept)
+        self.num_accepted += committed
+        self.num_evaluated += committed + (accepted < min(drafted, kept))
 
     def stops_at(self, token: int, generated: list[int]) -> bool:
         """Whether `token`, the last of `generated`, ends the sequence, whatever the budget."""

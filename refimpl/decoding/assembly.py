@@ -9,7 +9,7 @@ from refimpl.core.errors import InputError
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import make_rule
 from refimpl.decoding.cached import CachedModel, CheckedModel
-from refimpl.decoding.drafters import DRAFTERS, ModelDrafter
+from refimpl.decoding.drafters import DRAFTERS, CheckedBudget, ModelDrafter
 from refimpl.decoding.invariants import Checker
 from refimpl.decoding.memory import require_room, usable_bytes
 from refimpl.decoding.passes import EagerPasses, Passes
@@ -17,6 +17,7 @@ from refimpl.decoding.recorded import RecordedPasses
 from refimpl.decoding.rounds import RoundContext
 from refimpl.decoding.sampling import RandomSource
 from refimpl.decoding.timing import StageTimer
+from refimpl.drafting.budgets import make_budget
 from refimpl.layouts import Layout, make_layout
 from refimpl.models.adapter import Pair
 from refimpl.placement import PLACEMENTS, PoolSize
@@ -49,17 +50,22 @@ def assemble(
         InputError: the K/V cannot fit, or rounds cannot be recorded; nothing is allocated then.
     """
     checker, size = Checker(config.check_level(pair.device.type)), _pool_size(pair, sequences, config, window_size)
+    if source is None and (reason := bias(config)):  # an enumeration may run it, to see the bias
+        raise InputError(reason)
     if config.cuda_graphs:
         _require_recordable(pair, checker)
     num_slots = PLACEMENTS[config.resolved_method.layout or ""].num_slots(size)
     require_room(num_slots, _bytes_per_token(pair, config), config.kv_memory_gib, pair.device)
     timer = StageTimer(pair.device)
     target, rule = _cached_model(pair, "target", config, size, checker, timer), make_rule(config, source)
+    budget = make_budget(config.drafting)
+    if checker.covers("device"):
+        budget = CheckedBudget(budget)
     drafter = DRAFTERS[config.drafting.drafter](
-        lambda: ModelDrafter(_cached_model(pair, "draft", config, size, checker, timer), rule, pair.vocab_size)
+        lambda: ModelDrafter(_cached_model(pair, "draft", config, size, checker, timer), rule, pair.vocab_size, budget)
     )
     window = verify_window(sequences)
-    eager = EagerPasses(target, drafter, rule, pair.vocab_size, window if config.shape_stable else None)
+    eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, window if config.shape_stable else None)
     passes: Passes = eager
     if config.cuda_graphs and drafter.cached:
         passes = RecordedPasses(eager, drafter.cached, k=window - 1, stable=config.shape_stable)
@@ -92,6 +98,24 @@ def _pool_size(pair: Pair, sequences: Seq[Sequence], config: DecodeConfig, windo
 
 def _bytes_per_token(pair: Pair, config: DecodeConfig) -> int:
     return sum(model.kv_shape.bytes_per_token for model in pair.models(config.drafting.uses_draft))
+
+
+def bias(config: DecodeConfig) -> str:
+    """Why a run would not follow the target's law, and what to choose instead; empty where it does."""
+    budget = make_budget(config.drafting)
+    if config.resolved_acceptance != "rejection":
+        return ""
+    if budget.shares and config.resolved_method.layout == "rollback":
+        return (
+            f"draft_budget {config.drafting.draft_budget!r} ties the lengths of rounds to what other rows draw, which "
+            "changes the law of acceptance 'rejection' where all rows commit the batch minimum: choose another layout"
+        )
+    if not budget.predictable:
+        return (
+            f"draft_budget {config.drafting.draft_budget!r} with draft_score {config.drafting.draft_score!r} ranks a "
+            "draft by what was drawn, which changes the law under acceptance 'rejection': choose draft_score 'expected'"
+        )
+    return ""
 
 
 def _require_recordable(pair: Pair, checker: Checker) -> None:

@@ -42,6 +42,7 @@ STATEMENTS: dict[str, str] = {
     "INV-15": "free blocks and those in use are all blocks; between rounds a row has those of its cached tokens",
     "INV-16": "a row has blocks for every position that is fed, before the pass",
     "INV-19": "a preempted sequence keeps its tokens and nothing else",
+    "INV-20": "whether a draft is verified does not depend on the draft itself or on those after it",
 }
 
 

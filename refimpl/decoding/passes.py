@@ -14,6 +14,7 @@ from refimpl.decoding.acceptance import AcceptanceRule, Decision, Proposal, RowN
 from refimpl.decoding.cached import CachedModel, last_tokens
 from refimpl.decoding.drafters import Drafter, Feed, Offer
 from refimpl.decoding.sampling import RowKeys
+from refimpl.drafting.budgets import DraftBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class EagerPasses:
         drafter: proposes.
         rule: decides.
         vocab_size: leading logits that count.
+        budget: drafts that are asked for.
         window: tokens a row of every verify pass; None for as many as the round needs.
     """
 
@@ -70,17 +72,33 @@ class EagerPasses:
     drafter: Drafter
     rule: AcceptanceRule
     vocab_size: int
+    budget: DraftBudget
     window: int | None = None
 
     def run(self, members: Seq[Sequence], limits: list[int]) -> Verified:
         """As wide as the member that is offered most drafts."""
-        numbers = _row_numbers(members, limits, max(limits), self.target.layout.shape.device)
+        limits = self._budgeted(members, limits)
+        numbers = _row_numbers(members, limits, self._fresh, self.target.layout.shape.device)
         drafts = self.drafter.draft(members, limits, numbers)
         offered = drafts.offer.lengths
         if offered != limits:
             numbers = numbers.cut(offered)
         decision, logits = self._verify(members, drafts.proposal, numbers)
         return Verified(max(offered), list(range(len(members))), decision, logits, drafts.offer)
+
+    @property
+    def _fresh(self) -> bool:
+        """Whether every round needs numbers of its own.
+
+        After a rejection the positions behind it are drafted again. With the same numbers that is harmless, unless
+        other rows have learnt from the first draft, as they do from a budget that all share.
+        """
+        return self.budget.shares and not self.rule.keeps_tokens
+
+    def _budgeted(self, members: Seq[Sequence], limits: list[int]) -> list[int]:
+        """Drafts to ask for, of each member; none of one that has finished."""
+        wanted = iter(self.budget.before([m for m in members if not m.finished]))
+        return [0 if m.finished else min(limit, next(wanted)) for m, limit in zip(members, limits, strict=True)]
 
     def after(self) -> None:
         """Nothing is launched before the host knows what comes next."""
@@ -100,7 +118,8 @@ class EagerPasses:
         return self.target.forward(block, window)[:, :count, : self.vocab_size]
 
 
-def _row_numbers(members: Seq[Sequence], limits: list[int], k: int, device: torch.device) -> RowNumbers:
+def _row_numbers(members: Seq[Sequence], limits: list[int], fresh: bool, device: torch.device) -> RowNumbers:
     table = [[m.seed, m.sequence_id, m.seq_len, limit] for m, limit in zip(members, limits, strict=True)]
     seed, sequence, seq_len, limit = torch.tensor(table, dtype=torch.long, device=device).unbind(dim=1)
-    return RowNumbers(RowKeys(seed, sequence), seq_len[:, None] + torch.arange(k + 1, device=device), limit)
+    position = seq_len[:, None] + torch.arange(max(limits) + 1, device=device)
+    return RowNumbers(RowKeys(seed, sequence, seq_len if fresh else None), position, limit)

@@ -132,6 +132,7 @@ def _commit_row(
 ) -> RowOutcome:
     seq_len, draft_lag, offer, drafted = row.seq_len, row.draft_lag, verified.offer, verified.offer.lengths[index]
     kept = row.extend(tokens)
+    row.note_drafts(drafted, accepted, kept)
     row.target_cached = row.seq_len - 1
     if offer.passes:
         row.draft_cached = kernels.draft_cached_after(seq_len, offer.passes, row.seq_len)

@@ -35,10 +35,17 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowKeys:
-    """Keys of the rows of a batch: seed and sequence id, ``[batch]`` each."""
+    """Keys of the rows of a batch.
+
+    Attributes:
+        seed, sequence: seed and sequence id ``[batch]``.
+        start: lengths at which the rows' rounds began ``[batch]``, for numbers that no other round uses; None for
+            numbers that are the same whichever round asks for them.
+    """
 
     seed: Int[Tensor, " batch"]
     sequence: Int[Tensor, " batch"]
+    start: Int[Tensor, " batch"] | None = None
 
 
 def _shift_right(bits: Tensor, n: int) -> Tensor:
@@ -55,6 +62,8 @@ def _mix_(bits: Tensor) -> Tensor:
 def _stream(keys: RowKeys, position: Int[Tensor, "batch q"], purpose: Purpose) -> Int[Tensor, "batch q"]:
     state = _mix_(_mix_(keys.seed + _GOLDEN) ^ int(purpose))
     state = _mix_((state + _GOLDEN) ^ keys.sequence)
+    if keys.start is not None:
+        state = _mix_((state + _GOLDEN) ^ keys.start)
     return _mix_((state + _GOLDEN)[:, None] ^ position)
 
 

@@ -32,7 +32,7 @@ from refimpl.selfcheck.reported import wrong_report
 NUM_EXAMPLES = 60  # after so many without a notice, a detector counts as blind to a fault
 LEVELS = ("host", "device", "oracle")
 DETECTORS = (*LEVELS, "output", "acceptance", "report", "sampling")
-OF_LAW = {"top_k", "drafter"}  # settings that the law is tested with
+OF_LAW = {"top_k", "drafting"}  # settings that the law is tested with
 LOGPROBS = 2  # alternatives a token, where reports are compared
 
 
@@ -65,7 +65,7 @@ def applies(fault: Fault | None, detector: str) -> bool:
         "device": "cuda_graphs" not in settings,
         "oracle": "cuda_graphs" not in settings,
         "output": settings.get("acceptance") != "rejection",
-        "acceptance": not {"acceptance", "drafter"} & settings.keys(),
+        "acceptance": not {"acceptance", "drafting"} & settings.keys(),
         "report": settings.get("acceptance") != "rejection",
         "sampling": "acceptance" in settings,
     }

@@ -9,7 +9,7 @@ from refimpl.faults.base import Fault
 from refimpl.models.adapter import Pair
 from refimpl.models.table_model import table_pair, unrelated_pair
 
-PASSED_ON = ("top_k", "aging_bound", "shape_stable", "cuda_graphs", "drafter")  # settings that are the engine's own
+PASSED_ON = ("top_k", "aging_bound", "shape_stable", "cuda_graphs", "drafting")  # settings that are the engine's own
 
 
 class FaultyEngine(MethodEngine):

@@ -12,7 +12,7 @@ from itertools import product
 import torch
 
 from refimpl.core.config import Request, SamplingConfig
-from refimpl.core.drafting import DrafterName
+from refimpl.core.drafting import DraftingConfig
 from refimpl.decoding.acceptance import RULES
 from refimpl.faults import rule_law
 from refimpl.generation import generate
@@ -22,6 +22,7 @@ from refimpl.oracle.autoregressive import shape_distribution
 
 VOCAB_SIZE, NUM_TOKENS = 5, 3
 PROMPTS = {"model": (3, 1), "ngram": (3, 1, 4, 3, 1), "hybrid": (3, 1, 4, 3, 1)}  # there is something to be found
+MODEL = DraftingConfig()
 NUM_SEQUENCES = 4096
 FALSE_ALARM_RATE = 1e-6
 
@@ -52,12 +53,17 @@ def exact_law(target: TableModel, sampling: SamplingConfig, prompt: tuple[int, .
 
 
 def check_law(
-    layout: str = "inplace", *, drafter: DrafterName = "model", top_k: int = 0, seed: int = 0, temperature: float = 2.0
+    layout: str = "inplace",
+    *,
+    drafting: DraftingConfig = MODEL,
+    top_k: int = 0,
+    seed: int = 0,
+    temperature: float = 2.0,
 ) -> LawTest:
     """Sample with the rejection rule from a draft that has nothing in common with the target: the rule, and a run."""
     sampling = SamplingConfig(temperature, top_k, seed=seed)
     pair = Pair(TableModel(VOCAB_SIZE), TableModel(VOCAB_SIZE, salt=1), vocab_size=VOCAB_SIZE, name="law")
-    requests = [Request(PROMPTS[drafter], sequence_id=i) for i in range(NUM_SEQUENCES)]
+    requests = [Request(PROMPTS[drafting.drafter], sequence_id=i) for i in range(NUM_SEQUENCES)]
     result = generate(
         pair,
         requests,
@@ -68,10 +74,10 @@ def check_law(
         max_new_tokens=NUM_TOKENS,
         num_speculative_tokens=2,
         sampling=sampling,
-        drafter=drafter,
+        drafting=drafting,
     )
     counts = Counter(tuple(s.token_ids) for s in result.sequences)
-    run = compare(counts, exact_law(pair.target, sampling, PROMPTS[drafter]))  # type: ignore[arg-type]
+    run = compare(counts, exact_law(pair.target, sampling, PROMPTS[drafting.drafter]))  # type: ignore[arg-type]
     rule = rule_law.law_p_value(lambda: RULES["rejection"](sampling))
     return replace(run, p_value=min(1.0, 2 * min(run.p_value, rule)))
 

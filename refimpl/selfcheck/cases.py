@@ -63,7 +63,7 @@ class Case:
         temperature, seed, top_k: of the sampling.
         sequence_ids: keys of the rows' random numbers; their places where there are none.
         stop_as_text: give each stop token as a stop string, the letter that it stands for.
-        shape_stable, cuda_graphs, drafter, block_size: as in DecodeConfig.
+        shape_stable, cuda_graphs, drafting, block_size: as in DecodeConfig.
         spare_blocks: of a paged pool, beyond those that the longest row needs; None: as many as all rows need.
     """
 
@@ -83,7 +83,7 @@ class Case:
     stop_as_text: bool = False
     shape_stable: bool = False
     cuda_graphs: bool = False
-    drafter: str = "model"
+    drafting: DraftingConfig = field(default_factory=DraftingConfig)
     block_size: int = 16
     spare_blocks: int | None = None
 
@@ -125,7 +125,7 @@ class Case:
             "sampling": SamplingConfig(self.temperature, self.top_k, seed=self.seed),
             "shape_stable": self.shape_stable,
             "cuda_graphs": self.cuda_graphs,
-            "drafter": self.drafter,
+            "drafting": self.drafting,
             "block_size": self.block_size,
             "kv_memory_gib": self._kv_memory_gib,
         }
@@ -137,7 +137,7 @@ class Case:
             return None
         longest = max(len(row.prompt) + row.max_new_tokens for row in self.rows)
         blocks = blocks_for(longest, self.block_size) + self.spare_blocks + 1  # one for scratch
-        models = self.pair.models(DraftingConfig(self.drafter).uses_draft)  # type: ignore[arg-type]
+        models = self.pair.models(self.drafting.uses_draft)
         return (blocks + 0.5) * self.block_size * sum(model.kv_shape.bytes_per_token for model in models) / GIB
 
     def permuted(self, order: Seq[int]) -> "Case":

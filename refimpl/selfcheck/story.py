@@ -23,7 +23,8 @@ def tell(case: Case, rounds: Seq[RoundRecord], outputs: Seq[Seq[int]], wanted: S
 def _settings(case: Case) -> str:
     rule = case.acceptance if case.temperature == 0 else f"{case.acceptance} at temperature {case.temperature}"
     window = f", window {case.window_size}" if case.scheduler == "grouped" else ""
-    return f"{case.layout} × {case.scheduler}, batch {case.batch_size}{window}, {rule}, drafter {case.drafter}"
+    drafting = f"drafter {case.drafting.drafter}, draft budget {case.drafting.draft_budget}"
+    return f"{case.layout} × {case.scheduler}, batch {case.batch_size}{window}, {rule}, {drafting}"
 
 
 def _row(index: int, row: Row) -> str:

@@ -10,13 +10,23 @@ from typing import Any
 from hypothesis import strategies as st
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS
-from refimpl.core.drafting import DRAFTERS
+from refimpl.core.drafting import DraftingConfig
 from refimpl.core.tokens import EOS, PAD
 from refimpl.models.table_model import VOCAB_SIZE
 from refimpl.pairs.random_pairs import LEARNED_POSITIONS, TINY_ARCHITECTURES
 from refimpl.selfcheck.cases import Case, Row, acceptance_lengths
 from refimpl.selfcheck.pair_cases import PairCase
 
+DRAFTINGS = (  # a search begins with the first
+    DraftingConfig(),
+    DraftingConfig("ngram"),
+    DraftingConfig("hybrid"),
+    DraftingConfig(draft_budget="by_load", drafts_by_load=((2, 2), (3, 0))),
+    DraftingConfig("hybrid", "row_rate", draft_cost=0.3),
+    DraftingConfig(draft_budget="capacity", draft_capacity=4),
+    DraftingConfig(draft_budget="goodput", draft_cost=0.02, draft_tile=3),
+    DraftingConfig(draft_budget="confidence", draft_threshold=0.05),
+)
 KINDS = tuple(dict.fromkeys((*LEARNED_POSITIONS, *TINY_ARCHITECTURES)))  # a search begins with the first
 
 
@@ -94,7 +104,7 @@ def cases(draw: Any, *, cancellations: bool = False, sampled: bool = False, max_
         window_size=batch_size + draw(st.integers(0, 4)),
         aging_bound=draw(st.sampled_from([None, 0, 1, 4])),
         compaction_threshold=draw(st.sampled_from([0.25, 0.01, 1.0])),
-        drafter=draw(st.sampled_from(DRAFTERS)),
+        drafting=draw(st.sampled_from(DRAFTINGS)),
         block_size=draw(st.sampled_from([16, 1, 2, 4])),
         spare_blocks=draw(st.none() | st.integers(0, 8)),
         **extra,

@@ -19,6 +19,7 @@ BEYOND_THE_KIT = {  # an engine under test is asked for no texts, for too few sa
     "stop-string-trims-text-only",
     "recovery-reuses-draft-noise",
     "looked-up-with-the-q-of-a-draw",
+    "own-token-score",
 }
 DEAREST = 8  # examples that the test spends on one cell at most
 

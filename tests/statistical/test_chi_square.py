@@ -11,19 +11,19 @@ import pytest
 import torch
 import wrong_rules
 from scipy.stats import chi2
-from table_model import sequence_law, table_pair
 
 from refimpl import generate
 from refimpl.core.config import SamplingConfig
 from refimpl.decoding.acceptance import AcceptanceRule, CoupledRule, Proposal, RejectionRule, RowNumbers
 from refimpl.decoding.sampling import RowKeys
+from refimpl.selfcheck.fraction_model import fraction_pair, sequence_law
 
 FALSE_ALARM, MARGIN = 1e-7, 1e3
 NUM_SEQUENCES = 10_000
 BUDGET, K = 4, 2
 SHARPNESS, TOP_K = 2, 3
 SAMPLING = SamplingConfig(temperature=1 / SHARPNESS, top_k=TOP_K, seed=1)
-PAIR = table_pair(4, seed=26)  # gives 1e-47 or less to every wrong rule; most pairs are blind to one of them
+PAIR = fraction_pair(4, seed=26)  # gives 1e-47 or less to every wrong rule; most pairs are blind to one of them
 LAW = sequence_law(PAIR.target.table, [0], BUDGET, None, SHARPNESS, TOP_K)
 
 

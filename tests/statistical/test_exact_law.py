@@ -2,49 +2,49 @@
 
 import pytest
 import wrong_rules
-from enumeration import engine_law, rejection_config, target_law, total_variation
-from table_model import table_pair
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS, Request
 from refimpl.decoding import acceptance
 from refimpl.faults import FAULTS
+from refimpl.selfcheck.enumeration import engine_law, law_config, target_law, total_variation
+from refimpl.selfcheck.fraction_model import fraction_pair
 
 METHODS = [f"{layout}+{scheduler}" for layout in LAYOUTS for scheduler in SCHEDULERS]
 
 
 def variation(method: str, pair, requests: list[Request], sharpness: int = 1, top_k: int = 0, drafter: str = "model"):
-    config = rejection_config(method, drafter, temperature=1 / sharpness, top_k=top_k)
+    config = law_config(method, drafter=drafter, temperature=1 / sharpness, top_k=top_k)
     return total_variation(engine_law(pair, requests, config), target_law(pair, requests, sharpness, top_k))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_row_of_two_drafts(method):
-    assert variation(method, table_pair(2, seed=3), [Request([0], 3, 2)]) == 0
+    assert variation(method, fraction_pair(2, seed=3), [Request([0], 3, 2)]) == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_joint_law_of_two_ragged_rows(method):
     requests = [Request([0], 2, 1), Request([1, 0], 2, 1, stop_token_ids=[1])]
-    assert variation(method, table_pair(2, seed=3), requests) == 0
+    assert variation(method, fraction_pair(2, seed=3), requests) == 0
 
 
 @pytest.mark.parametrize("method", ["rollback+static", "realigned+grouped"])
 def test_joint_law_when_rows_draft_different_numbers(method):
     requests = [Request([0], 3, 2), Request([1, 0, 1], 2, 1)]
-    assert variation(method, table_pair(2, seed=6), requests) == 0
+    assert variation(method, fraction_pair(2, seed=6), requests) == 0
 
 
 @pytest.mark.parametrize("method", ["rollback+fifo", "masked+fifo", "inplace+grouped"])
 def test_joint_law_when_a_waiting_row_takes_a_free_place(method):
     requests = [Request([0], 1, 1), Request([1, 1], 2, 1), Request([1], 2, 1)]
-    assert variation(method, table_pair(2, seed=5), requests) == 0
+    assert variation(method, fraction_pair(2, seed=5), requests) == 0
 
 
 @pytest.mark.parametrize(
     ("method", "sharpness", "top_k"), [("inplace+grouped", 2, 0), ("masked+static", 1, 2), ("rollback+static", 2, 2)]
 )
 def test_law_of_processed_distributions(method, sharpness, top_k):
-    assert variation(method, table_pair(3, seed=3), [Request([2], 3, 2)], sharpness, top_k) == 0
+    assert variation(method, fraction_pair(3, seed=3), [Request([2], 3, 2)], sharpness, top_k) == 0
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "hybrid"])
@@ -52,20 +52,20 @@ def test_law_of_processed_distributions(method, sharpness, top_k):
 def test_joint_law_of_tokens_that_are_looked_up(method, drafter):
     """One row finds its last tokens before, one finds nothing at first."""
     requests = [Request([0, 1, 0, 1], 3, 2), Request([1, 0], 2, 1)]
-    assert variation(method, table_pair(2, seed=3), requests, drafter=drafter) == 0
+    assert variation(method, fraction_pair(2, seed=3), requests, drafter=drafter) == 0
 
 
 def test_enumeration_detects_the_q_of_a_draw_where_nothing_was_drawn():
     with FAULTS["looked-up-with-the-q-of-a-draw"].injected():
-        assert variation("inplace+fifo", table_pair(2, seed=3), [Request([0, 1, 0, 1], 3, 2)], drafter="ngram") > 0
+        assert variation("inplace+fifo", fraction_pair(2, seed=3), [Request([0, 1, 0, 1], 3, 2)], drafter="ngram") > 0
 
 
 def test_enumeration_detects_a_missing_residual(monkeypatch):
     monkeypatch.setitem(acceptance.RULES, "rejection", wrong_rules.ResidualNotTaken)
-    assert variation("inplace+fifo", table_pair(2, seed=3), [Request([0], 2, 1)]) > 0
+    assert variation("inplace+fifo", fraction_pair(2, seed=3), [Request([0], 2, 1)]) > 0
 
 
 def test_enumeration_detects_a_rollback_that_redraws(monkeypatch):
     monkeypatch.setitem(acceptance.RULES, "rejection", wrong_rules.RollbackRedraws)
     requests = [Request([0], 2, 1), Request([1, 0], 2, 1)]
-    assert variation("rollback+static", table_pair(2, seed=6), requests) > 0
+    assert variation("rollback+static", fraction_pair(2, seed=6), requests) > 0

@@ -129,7 +129,9 @@ def test_a_target_is_loaded_alone():
 
 @pytest.mark.parametrize("drafter", LOOKUP)
 def test_host_lookups_are_not_recorded(drafter):
-    with pytest.raises(InputError, match=f"cuda_graphs record passes, and drafter '{drafter}' looks tokens up"):
+    with pytest.raises(
+        InputError, match=f"cuda_graphs record passes, but drafter '{drafter}' with draft_budget 'fixed' decides on"
+    ):
         make_config(method="inplace", cuda_graphs=True, drafter=drafter)
 
 

@@ -1,6 +1,7 @@
 """What every acceptance rule can do."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,7 +17,12 @@ class AcceptanceRule(ABC):
     Args:
         sampling: shape of both models' distributions.
         source: where random numbers come from.
+
+    Attributes:
+        keeps_tokens: whether the output is that of plain decoding, token for token, and not in law alone.
     """
+
+    keeps_tokens: ClassVar[bool] = True
 
     def __init__(self, sampling: SamplingConfig, source: RandomSource | None = None):
         self.sampling = sampling

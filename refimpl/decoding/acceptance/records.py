@@ -63,7 +63,9 @@ class Proposal:
         return Proposal(torch.where(looked_up, tokens, self.tokens), self.probabilities, looked_up)
 
     def cut(self, k: int) -> "Proposal":
-        """The first k positions."""
+        """The first k positions; nothing was drawn from anything where there are none."""
+        if k == 0:
+            return Proposal(self.tokens[:, :0])
         mass = None if self.probabilities is None else self.probabilities[:, :k]
         return Proposal(self.tokens[:, :k], mass, None if self.looked_up is None else self.looked_up[:, :k])
 

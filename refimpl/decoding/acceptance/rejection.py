@@ -1,5 +1,7 @@
 """Accept with the ratio of the two distributions, else draw from what is left of the target's."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,8 +17,11 @@ class RejectionRule(AcceptanceRule):
 
     Source: Leviathan, Kalman, Matias 2023; Chen et al. 2023. Preserves the target's law, not its very tokens. The
     tokens still do not depend on batch, order or schedule, because every row's rounds begin where its own acceptance
-    put them; only the rollback layout moves those boundaries with the batch, and then only the law is kept.
+    put them; only the rollback layout and budgets that depend on the batch move those boundaries, and then only the law
+    is kept.
     """
+
+    keeps_tokens: ClassVar[bool] = False
 
     def propose(
         self, logits: Float[Tensor, "batch 1 vocab"], keys: RowKeys, position: Int[Tensor, "batch 1"]

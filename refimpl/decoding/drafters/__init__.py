@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from refimpl.core.drafting import DrafterName
 from refimpl.decoding.drafters.base import Drafter, Drafts, Offer
+from refimpl.decoding.drafters.checked import CheckedBudget
 from refimpl.decoding.drafters.hybrid import HybridDrafter
 from refimpl.decoding.drafters.model import Feed, ModelDrafter, propose
 from refimpl.decoding.drafters.ngram import NgramDrafter
@@ -18,6 +19,7 @@ DRAFTERS: dict[DrafterName, Callable[[MakeModelDrafter], Drafter]] = {
 
 __all__ = [
     "DRAFTERS",
+    "CheckedBudget",
     "Drafter",
     "Drafts",
     "Feed",

@@ -11,6 +11,8 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import AcceptanceRule, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel, last_tokens
 from refimpl.decoding.drafters.base import Drafts, Offer
+from refimpl.decoding.drafters.pace import Pace
+from refimpl.drafting.budgets import DraftBudget
 
 Feed = Callable[[Tensor, int, list[Tensor]], Tensor]  # tokens, their offset from seq_len, drafts so far -> logits
 
@@ -21,8 +23,9 @@ def propose(
     tail: Int[Tensor, "batch lag"],
     numbers: RowNumbers,
     given: Int[Tensor, "batch k"] | None = None,
+    pace: Pace | None = None,
 ) -> Proposal:
-    """Let the draft propose k tokens a row, at least one.
+    """Let the draft propose k tokens a row, or fewer where `pace` stops it.
 
     The first pass feeds `tail`, the tokens that the draft has not cached; each later one the token just proposed.
     Tokens that are `given` take the place of the draft's own, unless they are -1.
@@ -31,10 +34,12 @@ def propose(
     tokens, offset = tail, -tail.shape[1]
     for step in range(numbers.position.shape[1] - 1):
         logits = feed(tokens, offset, [s.tokens for s in steps])
+        if pace and not pace.goes_on(logits, steps):
+            break
         drawn = rule.propose(logits, numbers.keys, numbers.position[:, step : step + 1])
         steps.append(drawn if given is None else drawn.overruled(given[:, step : step + 1]))
         tokens, offset = steps[-1].tokens, step
-    return Proposal.join(steps)
+    return Proposal.join(steps) if steps else Proposal(tail[:, :0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +50,13 @@ class ModelDrafter:
         cached: the draft and its layout.
         rule: chooses tokens from logits.
         vocab_size: leading logits that count.
+        budget: may stop rows early, and have fewer drafts verified than were drawn.
     """
 
     cached: CachedModel
     rule: AcceptanceRule
     vocab_size: int
+    budget: DraftBudget
 
     def draft(
         self,
@@ -64,9 +71,11 @@ class ModelDrafter:
             return Drafts.none(len(members), device)
         lag = max(m.draft_lag for m in members if not m.finished)
         self.cached.begin(members, span=lag + k - 1)
+        pace = Pace(self.budget, self.rule.sampling, limits)
         with self.cached.timer.stage("draft"):
-            proposal = propose(self.rule, self._feed, last_tokens(members, lag, device), numbers, given)
-        return Drafts(proposal, Offer(limits, [0] * len(members), k))
+            proposal = propose(self.rule, self._feed, last_tokens(members, lag, device), numbers, given, pace)
+            lengths = pace.finish(proposal.tokens)
+        return Drafts(proposal.cut(max(lengths)), Offer(lengths, [0] * len(members), pace.passes))
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing is kept but K/V, which are the layout's."""

@@ -1,16 +1,21 @@
 """Run the real engine along every branch of its random choices, with exact probabilities."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import torch
-from table_model import joint, sequence_law
+from torch import Tensor
 
 from refimpl.core.config import DecodeConfig, Request, make_config
+from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
-from refimpl.decoding.sampling import Purpose, RandomSource
+from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys
+from refimpl.models.adapter import Pair
 from refimpl.requests import prepare
+from refimpl.selfcheck.fraction_model import JointLaw, joint, sequence_law
 
 
 @cache
@@ -31,38 +36,46 @@ class BranchingSource(RandomSource):
     """
 
     def __init__(self, script: list[int]):
-        self.script, self.widths, self.weight = script, [], Fraction(1)
-        self.sequences: list = []
-        self._tokens: dict = {}
-        self._interval: dict = {}
+        self.script, self.weight = script, Fraction(1)
+        self.widths: list[int] = []
+        self.sequences: Seq[Sequence] = []
+        self._tokens: dict[tuple[Any, ...], int] = {}
+        self._interval: dict[tuple[int, int, int], tuple[Fraction, Fraction]] = {}
 
-    def draw(self, weights, keys, position, purpose):
+    def draw(self, weights: Tensor, keys: RowKeys, position: Tensor, purpose: Purpose) -> Tensor:
+        """Take a branch for each token."""
+        starts = [0] * len(weights) if keys.start is None else keys.start.tolist()
         rows = [
-            [self._token(w, (int(keys.sequence[i]), p, purpose)) for w, p in zip(ws, ps, strict=True)]
+            [self._token(w, (int(keys.sequence[i]), p, purpose, starts[i])) for w, p in zip(ws, ps, strict=True)]
             for i, (ws, ps) in enumerate(zip(weights.tolist(), position.tolist(), strict=True))
         ]
         return torch.tensor(rows)
 
-    def accepts(self, target_probability, draft_probability, keys, position):
+    def accepts(self, target_probability: Tensor, draft_probability: Tensor, keys: RowKeys, position: Tensor) -> Tensor:
+        """Take a branch for each test."""
         p, q = target_probability.tolist(), draft_probability.tolist()
+        starts = [0] * len(p) if keys.start is None else keys.start.tolist()
         rows = [
-            [self._accept(exact(a) / exact(b), (int(keys.sequence[i]), at)) for a, b, at in zip(*lists, strict=True)]
+            [
+                self._accept(exact(a) / exact(b), (int(keys.sequence[i]), at, starts[i]))
+                for a, b, at in zip(*lists, strict=True)
+            ]
             for i, lists in enumerate(zip(p, q, position.tolist(), strict=True))
         ]
         return torch.tensor(rows)
 
-    def _token(self, weights: list[float], key: tuple[int, int, Purpose]) -> int:
+    def _token(self, weights: list[float], key: tuple[int, int, Purpose, int]) -> int:
         masses = [exact(w) for w in weights]
         tokens = [t for t, mass in enumerate(masses) if mass]
         if not self._matters(*key[:2], last=key[2] is not Purpose.DRAFT):
             return tokens[-1]
-        key = (key, *masses)
-        if key not in self._tokens:
-            self._tokens[key] = tokens[self._branch([masses[t] / sum(masses) for t in tokens])]
-        return self._tokens[key]
+        drawn = (key, *masses)
+        if drawn not in self._tokens:
+            self._tokens[drawn] = tokens[self._branch([masses[t] / sum(masses) for t in tokens])]
+        return self._tokens[drawn]
 
-    def _accept(self, ratio: Fraction, key: tuple[int, int]) -> bool:
-        if not self._matters(*key, last=False):
+    def _accept(self, ratio: Fraction, key: tuple[int, int, int]) -> bool:
+        if not self._matters(*key[:2], last=False):
             return True
         low, high = self._interval.get(key, (Fraction(0), Fraction(1)))
         cut = min(max(ratio, low), high)
@@ -99,9 +112,9 @@ def scripts() -> Iterator[BranchingSource]:
         script[-1] += 1
 
 
-def engine_law(pair, requests: list[Request], config: DecodeConfig) -> dict:
+def engine_law(pair: Pair, requests: list[Request], config: DecodeConfig) -> JointLaw:
     """Exact joint law of the outputs of the real engine."""
-    law: dict = {}
+    law: JointLaw = {}
     for source in scripts():
         source.sequences = sequences = prepare(pair, requests, config).sequences
         for _ in Engine(pair, sequences, config, source).rounds():
@@ -111,22 +124,24 @@ def engine_law(pair, requests: list[Request], config: DecodeConfig) -> dict:
     return law
 
 
-def target_law(pair, requests: list[Request], sharpness: int = 1, top_k: int = 0) -> dict:
-    """Exact joint law of autoregressive sampling from the target."""
-    table = pair.target.table
-    laws = [
-        sequence_law(
-            table, list(r.prompt), r.max_new_tokens, next(iter(r.stop_token_ids or ()), None), sharpness, top_k
+def target_law(pair: Pair, requests: list[Request], sharpness: int = 1, top_k: int = 0) -> JointLaw:
+    """Exact joint law of autoregressive sampling from the target, a `FractionModel`."""
+    table = pair.target.table  # type: ignore[attr-defined]
+    laws = []
+    for request in requests:
+        prompt, budget = [int(token) for token in request.prompt], request.max_new_tokens or 0
+        laws.append(
+            sequence_law(table, prompt, budget, next(iter(request.stop_token_ids or ()), None), sharpness, top_k)
         )
-        for r in requests
-    ]
     return joint(laws)
 
 
-def total_variation(a: dict, b: dict) -> Fraction:
+def total_variation(a: JointLaw, b: JointLaw) -> Fraction:
+    """Largest difference in the probability of any event."""
     return sum((abs(a.get(x, Fraction(0)) - b.get(x, Fraction(0))) for x in {*a, *b}), Fraction(0)) / 2
 
 
-def rejection_config(method: str, drafter: str = "model", **sampling) -> DecodeConfig:
-    settings = {"temperature": 1.0, "window_size": 2, "aging_bound": 1, "drafter": drafter} | sampling
-    return make_config(method=method, batch_size=2, acceptance="rejection", checks="host", **settings)
+def law_config(method: str = "inplace+fifo", **settings: Any) -> DecodeConfig:
+    """Settings of a run that can be enumerated: two rows, rejection sampling at temperature 1 unless told otherwise."""
+    usual = {"acceptance": "rejection", "temperature": 1.0, "window_size": 2, "aging_bound": 1, "checks": "host"}
+    return make_config(method=method, batch_size=2, **usual | settings)

@@ -3,13 +3,16 @@
 from fractions import Fraction
 from itertools import product
 from random import Random
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from refimpl.layouts.store import KVShape
-from refimpl.models.adapter import Pair
+from refimpl.layouts.store import Block, KVShape
+from refimpl.models.adapter import FeedRow, Pair
 
 Law = dict[tuple[int, ...], Fraction]
+JointLaw = dict[tuple[tuple[int, ...], ...], Fraction]
 Table = dict[tuple[int, ...], list[Fraction]]
 
 
@@ -32,7 +35,7 @@ def shaped(law: list[Fraction], sharpness: int = 1, top_k: int = 0) -> list[Frac
     return [m / sum(mass) for m in mass]
 
 
-class TableModel:
+class FractionModel:
     """A CausalLM; K/V of a token are (position, token), so a wrong cache changes the law."""
 
     kv_shape = KVShape(1, 1, 2, torch.float64, torch.device("cpu"))
@@ -48,7 +51,8 @@ class TableModel:
             before = context[0] if len(context) == 2 else none
             self._logits[before, context[-1]] = torch.tensor([float(p) for p in law], dtype=torch.float64).log()
 
-    def forward(self, block, num_logits):
+    def forward(self, block: Block, num_logits: int) -> Tensor:
+        """Look the law up by the two tokens that the query sees last."""
         entries = torch.stack([block.position_ids, block.tokens], dim=-1).double()[:, None]
         position, token = block.append(0, entries, entries)[0][:, 0].long().unbind(dim=-1)
         query = block.position_ids[:, -num_logits:, None]
@@ -56,32 +60,35 @@ class TableModel:
         before = self._lookup(visible & (position[:, None] == query - 1), token, self.vocab_size)
         return self.next_logits(before, self._lookup(visible & (position[:, None] == query), token, 0))
 
-    def next_logits(self, before, token):
+    def next_logits(self, before: Any, token: Any) -> Tensor:
         """Logits after two tokens; `before` is `vocab_size` where there is only one."""
         return self._logits[before, token]
 
-    def _lookup(self, hit, token, missing):
+    def _lookup(self, hit: Tensor, token: Tensor, missing: int) -> Tensor:
         found = (hit * token[:, None]).amax(dim=-1)
         return torch.where(hit.any(dim=-1), found, missing).clamp(0, self.vocab_size)
 
-    def fresh_row(self):
-        row = []
+    def fresh_row(self) -> FeedRow:
+        """Start one row, for the oracle."""
+        row: list[int] = []
 
-        def feed(tokens):
+        def feed(tokens: list[int]) -> Tensor:
             row.extend(tokens)
             before = row[-2] if len(row) > 1 else self.vocab_size
             return self.next_logits(before, row[-1])
 
         return feed
 
-    def fresh_kv(self, tokens):
+    def fresh_kv(self, tokens: list[int]) -> Tensor:
+        """Positions and tokens."""
         entries = torch.tensor([[float(p), float(t)] for p, t in enumerate(tokens)], dtype=torch.float64)
         return entries.expand(1, 2, 1, *entries.shape)
 
 
-def table_pair(vocab_size: int, seed: int) -> Pair:
+def fraction_pair(vocab_size: int, seed: int) -> Pair:
+    """Pair two random tables."""
     rng = Random(seed)
-    target, draft = (TableModel(random_table(vocab_size, rng)) for _ in range(2))
+    target, draft = (FractionModel(random_table(vocab_size, rng)) for _ in range(2))
     return Pair(target, draft, vocab_size=vocab_size, name="table")
 
 
@@ -99,9 +106,9 @@ def sequence_law(
     return law
 
 
-def joint(laws: list[Law]) -> dict[tuple[tuple[int, ...], ...], Fraction]:
+def joint(laws: list[Law]) -> JointLaw:
     """Law of independent rows."""
-    out: dict = {(): Fraction(1)}
+    out: JointLaw = {(): Fraction(1)}
     for law in laws:
         out = {(*rows, row): p * q for rows, p in out.items() for row, q in law.items()}
     return out

@@ -1,0 +1,38 @@
+"""`law`: which drafters and draft budgets keep the target's distribution."""
+
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
+from refimpl.core.option_groups import command
+
+app = typer.Typer()
+
+
+@command(app, "law --json")
+def law(*, output: ReportOptions) -> None:
+    """Enumerate the engine's outputs exactly, on pairs of two tokens, and compare them with the target's distribution.
+
+    Exit code 1 if a combination that the engine runs has another distribution.
+    """
+    import torch
+
+    from refimpl.selfcheck.law import law_rows
+
+    check_outputs([output.output], [])
+    rows = [row.as_dict() for row in law_rows()]
+    report = write_report(output.output, {"rows": rows}, torch.device("cpu"))
+    _print_table(rows, output.json_)
+    output.print(report)
+    if any(row["allowed"] and row["total_variation"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _print_table(rows: list[dict[str, Any]], json_: bool) -> None:
+    table = Table("drafter", "draft budget", "acceptance", "allowed", "total variation")
+    for row in rows:
+        allowed, distance = "yes" if row["allowed"] else "refused", f"{row['total_variation']:.4f}"
+        table.add_row(row["drafter"], row["draft_budget"], row["acceptance"], allowed, distance)
+    console_for_tables(json_=json_).print(table)

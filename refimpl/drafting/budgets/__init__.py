@@ -1,0 +1,39 @@
+"""How many drafts of each row are verified: one file for each budget. Pure Python, as the schedulers are."""
+
+from collections.abc import Callable
+
+from refimpl.core.drafting import DraftBudgetName, DraftingConfig
+from refimpl.drafting.budgets.base import BudgetRow, DraftBudget, Score
+from refimpl.drafting.budgets.by_load import LoadBudget
+from refimpl.drafting.budgets.capacity import CapacityBudget
+from refimpl.drafting.budgets.confidence import ConfidenceBudget
+from refimpl.drafting.budgets.goodput import GoodputBudget
+from refimpl.drafting.budgets.row_rate import RowRateBudget
+
+BUDGETS: dict[DraftBudgetName, Callable[[DraftingConfig], DraftBudget]] = {
+    "fixed": lambda config: DraftBudget(),
+    "by_load": lambda config: LoadBudget(config.drafts_by_load),
+    "row_rate": lambda config: RowRateBudget(config.draft_cost),
+    "capacity": lambda config: CapacityBudget(config.draft_capacity or 0, config.draft_score),
+    "goodput": lambda config: GoodputBudget(config.draft_cost, config.draft_tile),
+    "confidence": lambda config: ConfidenceBudget(config.draft_threshold),
+}
+
+
+def make_budget(config: DraftingConfig) -> DraftBudget:
+    """The budget that a config asks for."""
+    return BUDGETS[config.draft_budget](config)
+
+
+__all__ = [
+    "BUDGETS",
+    "BudgetRow",
+    "CapacityBudget",
+    "ConfidenceBudget",
+    "DraftBudget",
+    "GoodputBudget",
+    "LoadBudget",
+    "RowRateBudget",
+    "Score",
+    "make_budget",
+]

@@ -1,0 +1,80 @@
+"""What a draft budget is asked, and what it answers."""
+
+from collections.abc import Sequence as Seq
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+Score = Literal["expected", "own_token", "confidence"]
+
+
+@runtime_checkable
+class BudgetRow(Protocol):
+    """What a budget knows of a row before a round."""
+
+    @property
+    def draft_limit(self) -> int:
+        """Drafts that it can use."""
+
+    @property
+    def num_evaluated(self) -> int:
+        """Drafts so far that the target has decided on, among committed positions."""
+
+    @property
+    def num_accepted(self) -> int:
+        """Those of them that it accepted."""
+
+
+class DraftBudget:
+    """How many drafts of each row are verified: as many as the row can use, unless a subclass says otherwise.
+
+    A budget is lossless under rejection sampling only if it is predictable: whether a draft is verified may depend on
+    the row's tokens before it and on other rows, not on the draft itself or on what follows it (INV-20).
+
+    Attributes:
+        score: estimate of the drafts' survival that `go_on` and `after` read; None for none. ``expected``: product of
+            the probabilities of the drafts before, times the expected probability of the draft itself.
+            ``own_token``: the same with the draft's own probability, which depends on the draft. ``confidence``:
+            product of the largest probabilities.
+        stops: whether `go_on` is asked.
+        shares: whether a row's drafts are weighed against those of other rows, whose own rounds then depend on them.
+        predictable: whether the answers depend on nothing that rejection sampling must not know.
+    """
+
+    score: Score | None = None
+    stops: ClassVar[bool] = False
+    shares: ClassVar[bool] = False
+
+    @property
+    def predictable(self) -> bool:
+        """Whether no score reads the draft that it ranks."""
+        return self.score != "own_token"
+
+    def before(self, rows: Seq[BudgetRow]) -> list[int]:
+        """Drafts to propose for each row of a round, at most its limit."""
+        return [row.draft_limit for row in rows]
+
+    def go_on(self, survival: Seq[float]) -> list[bool]:
+        """Whether each row is to be offered the next draft, which has not been drawn, given its estimate."""
+        return [True] * len(survival)
+
+    def after(self, lengths: Seq[int], survival: Seq[Seq[float]]) -> list[int]:
+        """Drafts of each row to verify, at most the `lengths` proposed; `survival` has an estimate for each draft."""
+        return list(lengths)
+
+
+def expected_tokens(rate: float, k: int) -> float:
+    """Tokens that a row gains from k drafts, each accepted with `rate` if all before it were."""
+    return float(sum(rate**j for j in range(k + 1)))
+
+
+def ranked(lengths: Seq[int], survival: Seq[Seq[float]]) -> list[tuple[float, int]]:
+    """Estimate and row of every draft, best first; a row's drafts come in their order.
+
+    A deeper draft survives no more often than those before it, whatever the estimates say.
+    """
+    found = []
+    for row, length in enumerate(lengths):
+        least = 1.0
+        for depth in range(length):
+            least = min(least, survival[row][depth])
+            found.append((-least, depth, row))
+    return [(-worst, row) for worst, _, row in sorted(found)]

@@ -1,0 +1,70 @@
+"""Which drafters and budgets keep the target's law: exact enumeration of every branch of the engine's own runs."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+from refimpl.core.config import DecodeConfig, Request
+from refimpl.core.drafting import DRAFTERS, OF_PROBABILITIES
+from refimpl.decoding.assembly import bias
+from refimpl.generation import generate
+from refimpl.models.adapter import Pair
+from refimpl.selfcheck.enumeration import engine_law, law_config, target_law, total_variation
+from refimpl.selfcheck.fraction_model import JointLaw, fraction_pair
+
+RULES = ("greedy", "coupled", "rejection")
+REQUESTS = [Request([0, 1, 0, 1], 2, 1), Request([1, 0], 2, 1)]  # the first finds its last tokens before
+SEEDS = (3, 5)  # of the pairs
+BUDGETS: dict[str, dict[str, Any]] = {  # by name: settings that cut drafts on these pairs
+    "fixed": {"draft_budget": "fixed"},
+    "by_load": {"draft_budget": "by_load", "drafts_by_load": ((2, 0),)},
+    "row_rate": {"draft_budget": "row_rate", "draft_cost": 0.6},
+    "capacity": {"draft_budget": "capacity", "draft_capacity": 1},
+    "capacity of own tokens": {"draft_budget": "capacity", "draft_capacity": 1, "draft_score": "own_token"},
+    "goodput": {"draft_budget": "goodput", "draft_cost": 0.3},
+    "confidence": {"draft_budget": "confidence", "draft_threshold": 0.7},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LawRow:
+    """One combination.
+
+    Attributes:
+        drafter, draft_budget, acceptance: names.
+        allowed: whether the engine runs it.
+        total_variation: between the law of two rows' outputs and the target's, the largest over the pairs.
+    """
+
+    drafter: str
+    draft_budget: str
+    acceptance: str
+    allowed: bool
+    total_variation: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def law_rows() -> Iterator[LawRow]:
+    """Every drafter with every budget that it can have, under every rule that promises the law."""
+    for drafter, (budget, settings), rule in product(DRAFTERS, BUDGETS.items(), RULES):
+        if drafter == "model" or settings["draft_budget"] not in OF_PROBABILITIES:
+            shape = {"acceptance": rule, "temperature": float(rule != "greedy")}
+            config = law_config(drafter=drafter, **settings, **shape)
+            distance = max(variation(fraction_pair(2, seed), REQUESTS, config) for seed in SEEDS)
+            yield LawRow(drafter, budget, rule, not bias(config), float(distance))
+
+
+def variation(pair: Pair, requests: list[Request], config: DecodeConfig) -> Fraction:
+    """Total variation distance between the law of a run, at temperature 0 or 1, and the target's."""
+    wanted = _greedy_law(pair, requests) if config.sampling.greedy else target_law(pair, requests)
+    return total_variation(engine_law(pair, requests, config), wanted)
+
+
+def _greedy_law(pair: Pair, requests: list[Request]) -> JointLaw:
+    found = generate(pair, requests, method="autoregressive").sequences
+    return {tuple(tuple(sequence.token_ids) for sequence in found): Fraction(1)}

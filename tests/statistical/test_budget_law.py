@@ -1,0 +1,76 @@
+"""Budgets and drafters keep the target's law exactly where the engine runs them, and not where it refuses to."""
+
+from fractions import Fraction
+from random import Random
+
+import pytest
+
+from refimpl.core.config import Request
+from refimpl.faults import FAULTS
+from refimpl.models.adapter import Pair
+from refimpl.selfcheck.enumeration import law_config
+from refimpl.selfcheck.fraction_model import FractionModel, fraction_pair, random_table
+from refimpl.selfcheck.law import law_rows, variation
+
+ROWS = list(law_rows())
+TWO = [Request([0], 2, 1), Request([1, 0], 2, 1)]
+DEEPER = [Request([0], 3, 2), Request([1, 0], 2, 1)]
+SHARED = {"capacity": {"draft_capacity": 1}, "goodput": {"draft_cost": 0.25}}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.drafter}-{row.draft_budget}-{row.acceptance}")
+def test_allowed_means_exact(row):
+    assert (row.total_variation == 0) == row.allowed
+    assert row.allowed or row.total_variation > 0.01
+
+
+def test_what_is_refused():
+    assert [(row.draft_budget, row.acceptance) for row in ROWS if not row.allowed] == [
+        ("capacity of own tokens", "rejection")
+    ]
+
+
+@pytest.mark.parametrize("budget", SHARED)
+@pytest.mark.parametrize("method", ["inplace+fifo", "masked+static", "realigned+grouped"])
+def test_joint_law_of_rows_that_share_a_budget(method, budget):
+    config = law_config(method, draft_budget=budget, **SHARED[budget])
+    assert variation(fraction_pair(2, seed=3), TWO, config) == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", ["inplace+fifo", "masked+static", "realigned+grouped"])
+@pytest.mark.parametrize("seed", [3, 5, 6])
+@pytest.mark.parametrize("settings", [{"draft_budget": "capacity", "draft_capacity": 2}, {"draft_budget": "goodput"}])
+def test_joint_law_of_rows_that_share_a_budget_over_rounds(method, seed, settings):
+    assert variation(fraction_pair(2, seed), DEEPER, law_config(method, **settings)) == 0
+
+
+@pytest.mark.parametrize("budget", SHARED)
+def test_joint_law_where_drafts_do_not_depend_on_what_came_before(budget):
+    """The same noise then draws the same draft again after a rejection."""
+    rng = Random(3)
+    target, law = random_table(2, rng), [Fraction(5, 16), Fraction(11, 16)]
+    flat = dict.fromkeys(target, law)
+    pair = Pair(FractionModel(target), FractionModel(flat), vocab_size=2, name="flat")
+    config = law_config(draft_budget=budget, **SHARED[budget])
+    assert variation(pair, TWO, config) == 0
+
+
+@pytest.mark.parametrize("method", ["rollback+fifo", "inplace+fifo"])
+@pytest.mark.parametrize("settings", [{"draft_budget": "row_rate", "draft_cost": 0.5},
+                                      {"draft_budget": "confidence", "draft_threshold": 0.6}])  # fmt: skip
+def test_joint_law_of_rows_that_decide_alone(method, settings):
+    assert variation(fraction_pair(2, seed=6), TWO, law_config(method, **settings)) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "settings"),
+    [
+        ("own-token-score", {"draft_budget": "capacity", "draft_capacity": 1}),
+        ("stop-and-drop", {"draft_budget": "confidence", "draft_threshold": 0.3}),
+    ],
+)
+def test_enumeration_detects_a_budget_that_reads_the_draft(fault, settings):
+    with FAULTS[fault].injected():
+        distance = max(variation(fraction_pair(2, seed), TWO, law_config(**settings)) for seed in (3, 5))
+    assert distance > 0.01

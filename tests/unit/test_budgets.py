@@ -1,0 +1,189 @@
+"""Draft budgets: what each one cuts, that none reads what it cuts, and that no token depends on them."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refimpl import InputError, InvariantViolation, generate
+from refimpl.core.config import LAYOUTS, make_config
+from refimpl.core.drafting import DraftingConfig
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.drafters import CheckedBudget
+from refimpl.decoding.drafters.pace import survival
+from refimpl.drafting.budgets import CapacityBudget, ConfidenceBudget, GoodputBudget, LoadBudget, RowRateBudget
+from refimpl.faults import FAULTS
+from refimpl.pairs.random_pairs import random_pair
+
+SETTINGS = {"max_new_tokens": 16, "num_speculative_tokens": 4, "stop_token_ids": ()}
+BUDGETS = {
+    "by_load": {"drafts_by_load": ((2, 3), (3, 1))},
+    "row_rate": {"draft_cost": 0.4},
+    "capacity": {"draft_capacity": 5},
+    "goodput": {"draft_cost": 0.01, "draft_tile": 2},
+    "confidence": {"draft_threshold": 0.02},
+}
+ESTIMATES = st.lists(st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), max_size=4), min_size=1, max_size=4)
+
+
+@dataclass
+class Row:
+    draft_limit: int
+    num_evaluated: int = 0
+    num_accepted: int = 0
+
+
+def test_fewer_drafts_in_a_crowd():
+    budget = LoadBudget(((2, 3), (3, 1)))
+    assert [budget.before([Row(5)] * rows) for rows in (1, 2, 3)] == [[5], [3, 3], [1, 1, 1]]
+    assert budget.before([Row(0), Row(5)]) == [0, 3]
+
+
+def test_a_rows_own_rate():
+    rows = [Row(5, 40, 40), Row(5, 40, 2), Row(0, 40, 40), Row(5)]
+    assert RowRateBudget(0.2).before(rows) == [5, 0, 0, 3]
+    assert RowRateBudget(0.0).before(rows) == [5, 5, 0, 5]
+
+
+def test_what_is_not_decided_on_does_not_count():
+    row = Sequence(0, [1], 99)
+    for drafted, accepted, kept in ((4, 2, 3), (4, 4, 5), (4, 0, 1), (0, 0, 1), (4, 3, 2), (4, 2, 2)):
+        row.note_drafts(drafted, accepted, kept)
+    assert row.num_accepted == 2 + 4 + 0 + 0 + 2 + 2
+    assert row.num_evaluated == 3 + 4 + 1 + 0 + 2 + 2  # a rejection counts once; what was cut off does not
+
+
+def test_capacity_goes_to_the_likeliest():
+    estimates = [[0.9, 0.8, 0.1], [0.5, 0.4, 0.3]]
+    assert [CapacityBudget(c).after([3, 3], estimates) for c in (0, 1, 3, 4, 9)] == [
+        [0, 0], [1, 0], [2, 1], [2, 2], [3, 3],
+    ]  # fmt: skip
+    assert CapacityBudget(2).after([3, 1], [[0.1, 0.9, 0.9], [0.5]]) == [1, 1]  # deeper drafts are no likelier
+    assert CapacityBudget(3).after([2, 2], [[1.0, 1.0], [1.0, 1.0]]) == [2, 1]
+
+
+def test_goodput_stops_at_the_first_decline():
+    assert GoodputBudget(0.5).after([2, 1], [[0.9, 0.2], [0.4]]) == [0, 0]
+    assert GoodputBudget(0.2).after([2, 1], [[0.9, 0.2], [0.4]]) == [1, 0]
+    assert GoodputBudget(0.0).after([2, 1], [[0.9, 0.2], [0.4]]) == [2, 1]
+    tiled = GoodputBudget(0.1, tile=2)
+    assert [round(tiled.seconds(n), 9) for n in range(4)] == [1, 1.2, 1.2, 1.4]
+
+
+def test_confidence_compares_with_its_threshold():
+    assert ConfidenceBudget(0.4).go_on([0.5, 0.4, 0.3]) == [True, True, False]
+
+
+@given(estimates=ESTIMATES, capacity=st.integers(0, 12), cost=st.sampled_from([0.01, 0.1, 0.3]))
+def test_limits_are_prefixes_and_do_not_read_what_they_cut(estimates, capacity, cost):
+    """The checked budget asks again with redrawn drafts, and raises where an answer changes."""
+    lengths = [len(row) for row in estimates]
+    for budget in (CapacityBudget(capacity), GoodputBudget(cost), GoodputBudget(cost, tile=3)):
+        limits = CheckedBudget(budget).after(lengths, estimates)
+        assert all(0 <= limit <= length for limit, length in zip(limits, lengths, strict=True))
+    assert sum(CapacityBudget(capacity).after(lengths, estimates)) == min(capacity, sum(lengths))
+
+
+def test_a_budget_that_reads_what_it_cuts_is_noticed():
+    with FAULTS["argmax-budget"].injected(), pytest.raises(InvariantViolation, match="INV-20 in row 0"):
+        CheckedBudget(GoodputBudget(0.3, tile=3)).after([3], [[0.9, 0.9, 0.9]])
+
+
+@pytest.mark.parametrize("score", ["expected", "confidence"])
+def test_scores_do_not_read_the_draft_that_they_rank(score):
+    generator = torch.Generator().manual_seed(1)
+    q = torch.rand(5, 4, 7, generator=generator, dtype=torch.float64).softmax(dim=-1)
+    tokens = torch.randint(7, (5, 4), generator=generator)
+    wanted = survival(score, q, tokens)
+    for depth in range(4):
+        redrawn = tokens.clone()
+        redrawn[:, depth:] = (tokens[:, depth:] + 3) % 7
+        assert torch.equal(survival(score, q, redrawn)[:, : depth + 1], wanted[:, : depth + 1])
+        assert not torch.equal(survival("own_token", q, redrawn)[:, depth], survival("own_token", q, tokens)[:, depth])
+
+
+def test_scores_by_hand():
+    q = torch.tensor([[[0.75, 0.25], [0.5, 0.5]]], dtype=torch.float64)
+    tokens = torch.tensor([[1, 0]])
+    assert survival("expected", q, tokens).tolist() == [[0.625, 0.125]]
+    assert survival("own_token", q, tokens).tolist() == [[0.25, 0.125]]
+    assert survival("confidence", q, tokens).tolist() == [[0.75, 0.375]]
+
+
+@pytest.fixture(scope="module")
+def small():
+    pair, prompts = random_pair("gpt2", draft_noise=0.01, vocab_size=17), [[3], [1, 2, 3], [4, 5], [9, 8, 7, 6], [2]]
+    rules = {"greedy": {}, "coupled": {"temperature": 0.5, "seed": 3}}
+    plain = {
+        name: generate(pair, prompts, method="autoregressive", **SETTINGS, **rule).sequences
+        for name, rule in rules.items()
+    }
+    return pair, prompts, rules, {name: [s.token_ids for s in found] for name, found in plain.items()}
+
+
+@pytest.mark.parametrize("rule", ["greedy", "coupled"])
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("method", [*(f"{layout}+fifo" for layout in LAYOUTS), "exspec", "masked"])
+def test_equal_to_the_oracle(small, method, budget, rule):
+    pair, prompts, rules, wanted = small
+    given = SETTINGS | rules[rule] | {"draft_budget": budget} | BUDGETS[budget]
+    result = generate(pair, prompts, method=method, batch_size=3, window_size=4, **given)
+    assert [s.token_ids for s in result.sequences] == wanted[rule]
+    full = generate(pair, prompts, method=method, batch_size=3, window_size=4, **SETTINGS, **rules[rule])
+    assert 0 < result.stats.acceptance.drafted < full.stats.acceptance.drafted
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "hybrid"])
+def test_budgets_cut_what_is_looked_up(small, drafter):
+    pair, prompts, _, wanted = small
+    given = SETTINGS | {"drafter": drafter, "draft_budget": "by_load", "drafts_by_load": ((1, 1),)}
+    result = generate(pair, prompts, method="inplace", batch_size=3, **given)
+    assert [s.token_ids for s in result.sequences] == wanted["greedy"]
+    assert max(row.drafted for record in result.rounds for row in record.rows) == 1
+
+
+def test_the_published_score_is_refused_where_it_is_biased(small):
+    pair, prompts, _, wanted = small
+    own = SETTINGS | {"draft_budget": "capacity", "draft_capacity": 3, "draft_score": "own_token", "batch_size": 3}
+    assert [s.token_ids for s in generate(pair, prompts, **own).sequences] == wanted["greedy"]
+    with pytest.raises(InputError, match="ranks a draft by what was drawn, which changes the law"):
+        generate(pair, prompts, temperature=1.0, acceptance="rejection", **own)
+    shared = own | {"draft_score": "expected", "method": "rollback"}
+    with pytest.raises(InputError, match="where all rows commit the batch minimum: choose another layout"):
+        generate(pair, prompts, temperature=1.0, acceptance="rejection", **shared)
+
+
+BAD = [
+    ({"draft_budget": "all"}, "draft_budget must be one of fixed, by_load, .*, not 'all'"),
+    ({"draft_budget": "by_load"}, "draft_budget 'by_load' and drafts_by_load go together"),
+    ({"drafts_by_load": ((1, 2),)}, "draft_budget 'by_load' and drafts_by_load go together"),
+    ({"draft_budget": "by_load", "drafts_by_load": (3,)}, r"must be pairs \(rows, drafts\), not 3"),
+    ({"draft_budget": "by_load", "drafts_by_load": "no"}, r"must be pairs \(rows, drafts\), not 'no'"),
+    ({"draft_budget": "by_load", "drafts_by_load": ((0, 2),)}, "rows of drafts_by_load must be an integer at least 1"),
+    ({"draft_budget": "capacity"}, "draft_budget 'capacity' and draft_capacity go together"),
+    ({"draft_budget": "capacity", "draft_capacity": -1}, "draft_capacity must be an integer at least 0, not -1"),
+    ({"draft_cost": -1.0}, "draft_cost must be a finite number ≥ 0, not -1.0"),
+    ({"draft_cost": float("inf")}, "draft_cost must be a finite number ≥ 0, not inf"),
+    ({"draft_threshold": 1.5}, "draft_threshold must be in 0 … 1, not 1.5"),
+    ({"draft_tile": 0}, "draft_tile must be an integer at least 1, not 0"),
+    (
+        {"draft_budget": "goodput", "drafter": "ngram"},
+        "the draft's probabilities, which drafter 'ngram' does not",
+    ),
+    ({"draft_budget": "goodput", "cuda_graphs": True}, "with draft_budget 'goodput' decides on the host"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD)
+def test_bad_settings(settings, message):
+    with pytest.raises(InputError, match=message) as caught:
+        make_config(**settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_flag_is_that_of_the_score():
+    assert CapacityBudget(1).predictable
+    assert not CapacityBudget(1, "own_token").predictable
+    assert DraftingConfig().recordable
