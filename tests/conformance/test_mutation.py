@@ -1,6 +1,7 @@
 """The page on mutation testing is that of its data, each survivor has a reason, and the driver changes what it says."""
 
 import ast
+import builtins
 import json
 import sys
 from pathlib import Path
@@ -80,9 +81,23 @@ def test_equal_changes_on_one_line_have_names_of_their_own(made):
     assert [mutant.key for mutant in made("x = 1, 1")] == ["code.py:1 1 → 2 #1", "code.py:1 1 → 2 #2"]
 
 
+def unknown_names(source):
+    """Names that a module reads and nowhere binds."""
+    nodes = list(ast.walk(ast.parse(source)))
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler)}
+    bound |= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)} | {*vars(builtins), "__file__"}
+    return {node.id for node in nodes if isinstance(node, ast.Name)} - bound
+
+
+def test_an_unknown_name_is_seen():
+    assert unknown_names("import a.b\ndef f(x): return [len(y) + a.z(q) for y in x]") == {"q"}
+
+
 @pytest.mark.parametrize("error", planted.read_planted(), ids=lambda error: error.name)
 def test_a_planted_error_can_still_be_planted(error):
     """`python tools/planted.py` sees that it is rejected; here, that its place and its tests are there."""
-    ast.parse(error.mutant().source)
+    assert unknown_names(error.mutant().source) == set(), "it would fail for another reason"
     for file, _, test in (name.partition("::") for name in error.tests):
         assert f"\ndef {test}(" in (mutants.ROOT / "tests" / file).read_text()
