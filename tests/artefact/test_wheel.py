@@ -1,0 +1,88 @@
+"""The wheel holds what it should, and README's commands work with it, outside of a checkout."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+COMMANDS = [line for language, body in FENCE.findall(README) if not language for line in body.splitlines()]
+PACKAGES = ("raggedspec", "refimpl", "simulator")
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+
+pytestmark = pytest.mark.nightly
+
+
+def run(command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy, so that no older build in the checkout is packed."""
+    folder = tmp_path_factory.mktemp("wheel")
+    without_caches = shutil.ignore_patterns("__pycache__")
+    for name in (*PACKAGES, "tests", "tools", "LICENSES"):
+        shutil.copytree(ROOT / name, folder / "source" / name, ignore=without_caches)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "source")
+    run([*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, folder / "source"])
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel):
+    """The folder that the wheel was installed into."""
+    target = wheel.parent / "installed"
+    run([*PIP, "install", "--no-deps", "--no-index", "--target", target, wheel])
+    return target
+
+
+@pytest.fixture(scope="module")
+def outside(installed):
+    """Options of a run outside of the checkout that sees the installed packages alone."""
+    folder = installed.parent / "elsewhere"
+    folder.mkdir()
+    return {"cwd": folder, "env": os.environ | {"PYTHONPATH": str(installed)}}
+
+
+def test_it_has_every_file_of_the_packages_and_nothing_else(wheel):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    kept = [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()]
+    wanted = {str(path.relative_to(ROOT)) for path in kept if "__pycache__" not in path.parts}
+    assert names - wanted == set()
+    assert wanted - names == set()
+    assert {"refimpl/pairs/tiny/target/model.safetensors", "simulator/examples/scenario.yaml"} <= names
+
+
+def test_licences_are_in_it(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {Path(name).name for name in names if "/licenses/" in name} == {"LICENSE", "PSF-2.0.txt"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_packages_are_the_installed_ones(installed, outside, package):
+    place = run([sys.executable, "-c", f"import {package}; print({package}.__file__)"], **outside)
+    assert Path(place.strip()) == installed / package / "__init__.py"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_readme_run(installed, outside, command):
+    program, *arguments = shlex.split(command)
+    assert run([sys.executable, installed / "bin" / program, *arguments], **outside)
+
+
+def test_the_ten_lines_print_what_the_readme_says(outside):
+    blocks = FENCE.findall(README)
+    at = next(i for i, (language, _) in enumerate(blocks) if language == "python")
+    assert run([sys.executable, "-c", blocks[at][1]], **outside) == blocks[at + 1][1]
