@@ -82,7 +82,11 @@ def as_markdown(data: dict[str, Any], reasons: dict[str, dict[str, str]]) -> str
         "memory and shape-stable execution; stateful, property, statistical and sampling tests, with 25 examples per",
         "property. The slower tests and the proofs do not take part.",
         "",
-        f"**{killed} of {len(rows)} judged mutants are killed ({_percent(killed, len(rows))})**; there are "
+        "Files are listed as they were at the commits named at the end of this page, with the lines of that time. A",
+        "file that has changed since is judged anew by `make nightly`; until then its row says what was, not what is.",
+        *([data["meta"]["revised"]] if "revised" in data["meta"] else []),
+        "",
+        f"**{killed} of {len(rows)} judged mutants are killed ({_percent(killed, len(rows))})**; there were "
         f"{sum(data['mutants'].values())} mutants. {equivalent} of the {len(left)} survivors are equivalent to "
         f"the original; without them the share is {_percent(killed, len(rows) - equivalent)}.",
         "",

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import mutants
+import mutate
 import mutation_report
 import planted
 
@@ -28,6 +29,14 @@ def test_every_survivor_has_a_reason_and_nothing_else_has():
     data, reasons = json.loads(mutation_report.DATA.read_text()), mutation_report.read_reasons()
     assert {row["mutant"] for row in mutation_report.survivors(data)} == set(reasons)
     assert all(reason["kind"] in mutation_report.KINDS and reason["reason"] for reason in reasons.values())
+
+
+@needs_data
+def test_files_that_were_judged_exist():
+    data = json.loads(mutation_report.DATA.read_text())
+    files = {row["mutant"].partition(":")[0] for row in data["outcomes"]} | set(data["mutants"])
+    assert files <= set(mutate.FILES)
+    assert [file for file in mutate.FILES if not (mutants.ROOT / file).exists()] == []
 
 
 @needs_data
