@@ -38,6 +38,7 @@ class PerfectMemory:
 
     max_positions = 1 << 10
     recordable = True
+    forward_packed = None
 
     def __init__(self, table: Table, vocab_size: int):
         self.table, self.vocab_size = table, vocab_size

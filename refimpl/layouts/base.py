@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from refimpl.core import kernels
+from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.places import Places, PoolRows
 from refimpl.layouts.store import Block, KVShape, KVStore, RowState
 from refimpl.placement import Move, Placement, PoolSize, are_neighbours
@@ -121,6 +122,26 @@ class Layout(ABC):
     def placed(self, position: Int[Tensor, "batch q"], real: Tensor) -> Int[Tensor, "batch q"]:
         """Columns of a prompt's entries; those that are not real go where no query sees them."""
         return position.clamp(max=self.columns - 1)
+
+    def packed_prefill(self, rows: Seq[RowState], tokens: Int[Tensor, "batch q"], start: int) -> PackedBlock:
+        """As `prefill_block`, of the real tokens alone; rows that have none from `start` on are left out."""
+        position = torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        real = position < torch.tensor([[row.seq_len] for row in rows], device=tokens.device)
+        places = self.places(rows, start + tokens.shape[1])
+        slots = places.slots(torch.where(real, position, -1)).view(real.shape)[real]
+        if self.pool.tags is not None:
+            self.pool.tags.view(-1, 3)[slots] = tag_block(rows, position, tokens, real)[real]
+        fed = [(row, min(row.seq_len - start, tokens.shape[1])) for row in rows if row.seq_len > start]
+        views = [(self.places([row], start + count), start + count) for row, count in fed] if start else []
+
+        def write(layer: int, keys: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+            self.pool.write_slots(layer, slots, keys, values)
+            if not start:  # a row sees what it has just computed
+                return list(zip(keys.split(counts, dim=2), values.split(counts, dim=2), strict=True))
+            return [places.view(layer, width) for places, width in views]
+
+        counts = [count for _, count in fed]
+        return PackedBlock(tokens[real][None], position[real][None], counts, write)
 
     def end_prefill(self, rows: Seq[RowState]) -> None:
         """Note that the pool holds the first `seq_len` tokens of each of these prompts."""

@@ -14,10 +14,16 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from refimpl.core.errors import InputError, UnsupportedModelError
+from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models import attention
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails, ropes_of_batches, steady_positions
-from refimpl.models.probe import cache_entries, kv_shape_of, refuse_unless_positions_and_mask_count
+from refimpl.models.probe import (
+    cache_entries,
+    kv_shape_of,
+    refuse_unless_positions_and_mask_count,
+    runs_packed_blocks,
+)
 
 FeedRow = Callable[[list[int]], Tensor]
 
@@ -40,6 +46,10 @@ class CausalLM(Protocol):
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block, hand its K/V to ``block.append`` layer by layer, return the last `num_logits` logits."""
+
+    @property
+    def forward_packed(self) -> Callable[[PackedBlock], None] | None:
+        """Runs a packed block for its K/V alone; None for a model that is fed rectangles."""
 
     def fresh_row(self) -> FeedRow:
         """Start one sequence on the model's own ordinary cache, for the oracle.
@@ -92,7 +102,7 @@ class BlockCache(Cache):
     refused (UnsupportedModelError).
     """
 
-    def __init__(self, num_layers: int, block: Block):
+    def __init__(self, num_layers: int, block: Block | PackedBlock):
         super().__init__(layers=[_BlockCacheLayer() for _ in range(num_layers)])
         self._block = block
 
@@ -131,6 +141,8 @@ class HuggingFaceLM:
             heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
             self._groups = heads // self.kv_shape.num_kv_heads if implementation == attention.NAME else 1
             refuse_unless_positions_and_mask_count(self)
+        packs = implementation == attention.NAME and runs_packed_blocks(self, self._run_packed)
+        self.forward_packed = self._run_packed if packs else None
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block through the model with explicit positions and an explicit 4-D mask."""
@@ -142,6 +154,18 @@ class HuggingFaceLM:
             use_cache=True,
             logits_to_keep=num_logits,
         ).logits
+
+    def _run_packed(self, block: PackedBlock) -> None:
+        """Run a packed block: the attention function gets the block, and no mask."""
+        self.model(
+            input_ids=block.tokens,
+            position_ids=block.position_ids,
+            attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.kv_shape.dtype, device=self.kv_shape.device),
+            past_key_values=BlockCache(self.kv_shape.num_layers, block),
+            use_cache=True,
+            logits_to_keep=1,
+            packed=block,
+        )
 
     def fresh_row(self) -> FeedRow:
         """Start one row on transformers' own DynamicCache, positions and mask left to the model."""

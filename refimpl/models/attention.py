@@ -15,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from refimpl.core.errors import UnsupportedModelError
+from refimpl.layouts.packed import PackedBlock
 
 NAME = "grouped_sdpa"
 PLAIN_SETTINGS = {  # of an attention layer: they are None, or change nothing once positions and mask are explicit
@@ -41,17 +42,21 @@ def grouped_attention(
     value: Float[Tensor, "batch kv_heads width value_dim"],
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    packed: PackedBlock | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Fold the queries of a group into one head where the mask is that of `additive_mask`; else transformers' own.
 
-    A model may have expanded keys and values by itself; then the mask of one query head serves all.
+    A model may have expanded keys and values by itself; then the mask of one query head serves all. In a `packed` pass
+    each row's queries are answered by themselves; the mask is ignored.
 
     Returns the output ``[batch, q, heads, dim]``, as transformers' attention functions do.
 
     Raises:
         UnsupportedModelError: the layer asks for more than a masked softmax: a softcap, sinks, biases, chosen keys.
     """
+    if packed is not None:
+        return packed_attention(packed, query, scaling), None
     more = sorted(name for name, value in kwargs.items() if value is not None and name not in PLAIN_SETTINGS)
     if more:
         raise UnsupportedModelError(f"has attention that is more than a masked softmax ({', '.join(more)})")
@@ -63,6 +68,25 @@ def grouped_attention(
     folded = query.reshape(batch, kv_heads, heads // kv_heads * q, dim)
     output = nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
     return output.reshape(batch, heads, q, -1).transpose(1, 2).contiguous(), None
+
+
+def packed_attention(
+    block: PackedBlock, query: Float[Tensor, "1 heads tokens dim"], scaling: float | None
+) -> Float[Tensor, "1 tokens heads value_dim"]:
+    """Attention of a packed pass: the queries of each row on what that row sees, up to their own column."""
+    outputs = [_causal(mine, *seen, scaling) for mine, seen in zip(block.parts(query), block.seen, strict=True)]
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    """Attention of the last positions of a row on all of them ``[1, heads, q, value_dim]``."""
+    (heads, q), width, device = query.shape[1:3], key.shape[2], query.device
+    mask = None
+    if q < width:
+        mask = torch.arange(width, device=device) <= torch.arange(width - q, width, device=device)[:, None]
+    return nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=heads != key.shape[1]
+    )
 
 
 def leave_out_cudnn() -> None:

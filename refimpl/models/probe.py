@@ -12,6 +12,7 @@ A model that counts positions by itself, ignores the mask, lets rows depend on e
 columns, or scales attention by a length that it asks of the cache gives other logits.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from refimpl.core.errors import UnsupportedModelError
+from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block, KVShape, KVStore
 
 ROWS = ((1, 2, 3, 4), (4, 3, 2, 1), (2, 4, 1, 3))
@@ -40,6 +42,9 @@ class Probed(Protocol):
 
     def forward(self, block: Block, num_logits: int) -> Tensor:
         """Run a block."""
+
+    def fresh_kv(self, tokens: list[int]) -> Tensor:
+        """K/V of one row."""
 
 
 class _FarCache(DynamicCache):
@@ -70,6 +75,29 @@ def refuse_unless_positions_and_mask_count(lm: Probed) -> None:
     tolerance = max(1e-4, TOLERANCE * torch.finfo(lm.kv_shape.dtype).eps)
     if not (found - expected).abs().max() <= tolerance * expected.abs().max():
         raise UnsupportedModelError("does not honour explicit positions and a 4-D mask")
+
+
+@torch.inference_mode()
+def runs_packed_blocks(lm: Probed, forward: Callable[[PackedBlock], None]) -> bool:
+    """Whether rows in one packed block get the K/V that each gets by itself; False where the model fails, too."""
+    rows = [list(tokens[: COUNT - i]) for i, tokens in enumerate(ROWS)]
+    counts, found = [len(row) for row in rows], list[Tensor]()
+
+    def write(layer: int, keys: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+        found.append(lm.kv_shape.joined(keys[0], values[0]))
+        return list(zip(keys.split(counts, dim=2), values.split(counts, dim=2), strict=True))
+
+    device = lm.kv_shape.device
+    tokens = torch.tensor([[token for row in rows for token in row]], device=device)
+    positions = torch.tensor([[at for row in rows for at in range(len(row))]], device=device)
+    try:
+        forward(PackedBlock(tokens, positions, counts, write))
+    except Exception:  # whatever a model makes of what it does not know: it is driven by rectangles
+        return False
+    expected = torch.cat([lm.fresh_kv(row) for row in rows], dim=3).float()
+    tolerance = max(1e-4, TOLERANCE * torch.finfo(lm.kv_shape.dtype).eps)
+    error = (torch.stack(found).float() - expected).abs().max()
+    return bool(error <= tolerance * expected.abs().max())
 
 
 def _alone(lm: Probed, row: int, tokens: tuple[int, ...]) -> Float[Tensor, "half vocab"]:

@@ -1,0 +1,84 @@
+"""Packed passes: what a row computes depends neither on the rows beside it nor on the cut of its tokens into passes."""
+
+import pytest
+import torch
+
+from refimpl import Pair, generate
+from refimpl.core.config import make_config
+from refimpl.decoding import prefill
+from refimpl.decoding.engine import Engine
+from refimpl.models import attention, probe
+from refimpl.models.adapter import HuggingFaceLM
+from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
+from refimpl.requests import prepare
+
+PROMPTS = [[5, 3, 8, 1, 9, 2, 7], [4], [6, 2], [1, 1, 2, 3, 5, 8, 13, 21, 34, 3, 9, 14, 2]]
+
+
+def prefilled(pair: Pair, method: str = "inplace", **settings) -> list[torch.Tensor]:
+    """K/V of the prompts' tokens but the last, from the target's pool."""
+    config = make_config(method=method, batch_size=len(PROMPTS), checks="device", max_new_tokens=8, **settings)
+    engine = Engine(pair, prepare(pair, PROMPTS, config).sequences, config)
+    with torch.inference_mode():
+        engine._admit()
+    assert engine.scheduler.room.reserve(engine.sequences)
+    target = engine.context.target
+    target.begin(engine.sequences, span=1)
+    target.block(torch.tensor([[s.token_ids[-1]] for s in engine.sequences]), -1, [])
+    return [target.layout.read(i) for i in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("kind", sorted(TINY_ARCHITECTURES))
+@pytest.mark.parametrize("chunk", [512, 4, 1])
+def test_keys_and_values_are_those_of_each_prompt_by_itself(kind, chunk, monkeypatch):
+    monkeypatch.setattr(prefill, "PREFILL_CHUNK_TOKENS", chunk)
+    pair = random_pair(kind)
+    assert pair.target.forward_packed is not None
+    for prompt, found in zip(PROMPTS, prefilled(pair), strict=True):
+        if len(prompt) > 1:
+            wanted = pair.target.fresh_kv(prompt[:-1])
+            assert (found - wanted).abs().max() <= 1e-12 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("chunk", [512, 4])
+def test_blocks_get_the_same_bits(llama, chunk, monkeypatch):
+    monkeypatch.setattr(prefill, "PREFILL_CHUNK_TOKENS", chunk)
+    wanted = prefilled(llama)
+    for size in (1, 4, 16):
+        assert all(map(torch.equal, prefilled(llama, "paged", block_size=size), wanted))
+
+
+@pytest.mark.parametrize("method", ["eqspec", "exspec", "masked", "inplace", "paged"])
+def test_tokens_are_those_of_rectangles(llama, method, monkeypatch):
+    packed = generate(llama, PROMPTS, method=method, max_new_tokens=12, checks="device", batch_size=3)
+    monkeypatch.setattr(llama.target, "forward_packed", None)
+    monkeypatch.setattr(llama.draft, "forward_packed", None)
+    padded = generate(llama, PROMPTS, method=method, max_new_tokens=12, checks="device", batch_size=3)
+    assert [s.token_ids for s in packed.sequences] == [s.token_ids for s in padded.sequences]
+
+
+def test_no_pad_is_fed(llama, monkeypatch):
+    fed = []
+    forward = llama.target.forward_packed
+    monkeypatch.setattr(llama.target, "forward_packed", lambda block: (fed.append(block.tokens), forward(block)))
+    prefilled(llama)
+    assert [tokens.tolist() for tokens in fed] == [[[t for prompt in PROMPTS for t in prompt[:-1]]]]
+
+
+def leaks(block, query, scaling):
+    """The rows of a packed block see each other."""
+    keys, values = (torch.cat(parts, dim=2) for parts in zip(*block.seen, strict=True))
+    return attention._causal(query, keys, values, scaling).transpose(1, 2).contiguous()
+
+
+def test_a_model_that_mixes_packed_rows_is_fed_rectangles(llama, monkeypatch):
+    monkeypatch.setattr(attention, "packed_attention", leaks)
+    assert not probe.runs_packed_blocks(llama.target, llama.target._run_packed)
+    assert HuggingFaceLM(llama.target.model).forward_packed is None
+
+
+def test_a_model_that_fails_on_packed_blocks_is_fed_rectangles(llama):
+    def fail(block):
+        raise TypeError("unexpected keyword 'packed'")
+
+    assert not probe.runs_packed_blocks(llama.target, fail)
