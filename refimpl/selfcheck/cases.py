@@ -127,17 +127,16 @@ class Case:
             "cuda_graphs": self.cuda_graphs,
             "drafting": self.drafting,
             "block_size": self.block_size,
-            "kv_memory_gib": self._kv_memory_gib,
         }
         return make_config(**settings | overrides)
 
-    @property
-    def _kv_memory_gib(self) -> float | None:
+    def kv_memory_gib(self, pair: Pair) -> float | None:
+        """Memory that holds the longest row and the spare blocks, with the K/V of a pair."""
         if self.layout != "paged" or self.spare_blocks is None:
             return None
         longest = max(len(row.prompt) + row.max_new_tokens for row in self.rows)
         blocks = blocks_for(longest, self.block_size) + self.spare_blocks + 1  # one for scratch
-        models = self.pair.models(self.drafting.uses_draft)
+        models = pair.models(self.drafting.uses_draft)
         return (blocks + 0.5) * self.block_size * sum(model.kv_shape.bytes_per_token for model in models) / GIB
 
     def permuted(self, order: Seq[int]) -> "Case":
@@ -175,7 +174,8 @@ def run_case(case: Case, *, checks: str = "off", pair: Pair | None = None, **ove
         InvariantViolation: a check of the level failed.
         RunawayError: the run does not end.
     """
-    pair, config = pair or case.pair, case.config(checks=checks, **overrides)
+    pair = pair or case.pair
+    config = case.config(**{"checks": checks, "kv_memory_gib": case.kv_memory_gib(pair)} | overrides)
     limit = 8 + MAX_ROUNDS_PER_TOKEN * sum(row.max_new_tokens for row in case.rows)
     if case.cancellations:
         return _run_with_cancellations(case, pair, config, limit)

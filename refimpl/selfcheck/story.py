@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from refimpl.core.drafting import DraftingConfig
 from refimpl.core.tokens import first_difference
 from refimpl.decoding.trace import RoundRecord
 from refimpl.selfcheck.cases import Case, Row
@@ -23,8 +24,9 @@ def tell(case: Case, rounds: Seq[RoundRecord], outputs: Seq[Seq[int]], wanted: S
 def _settings(case: Case) -> str:
     rule = case.acceptance if case.temperature == 0 else f"{case.acceptance} at temperature {case.temperature}"
     window = f", window {case.window_size}" if case.scheduler == "grouped" else ""
-    drafting = f"drafter {case.drafting.drafter}, draft budget {case.drafting.draft_budget}"
-    return f"{case.layout} × {case.scheduler}, batch {case.batch_size}{window}, {rule}, {drafting}"
+    drafting = f", drafter {case.drafting.drafter}, draft budget {case.drafting.draft_budget}"
+    drafting = "" if case.drafting == DraftingConfig() else drafting
+    return f"{case.layout} × {case.scheduler}, batch {case.batch_size}{window}, {rule}{drafting}"
 
 
 def _row(index: int, row: Row) -> str:
