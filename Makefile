@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test lint types imports unit claims nightly test-bounds readme docs notebooks lab proof-tools proofs clean
 
 demo: $(STAMP)
-	$(BIN)/python -m refimpl demo
+	$(BIN)/raggedspec demo
 
 test: lint types imports unit claims
 

@@ -18,7 +18,7 @@
 # Inputs: the calibration and the held-out runs of `simulator/data` (`cpu/tiny`)
 
 # %%
-# To look at your own machine, change this cell: the folders that `python -m refimpl calibrate` has written.
+# To look at your own machine, change this cell: the folders that `raggedspec calibrate` has written.
 CALIBRATION, VALIDATION = "cpu/tiny", "cpu/tiny"
 
 # %%

@@ -144,7 +144,7 @@ def simulator(name: str) -> str:
     """Errors of the simulator against held-out runs of the engine; `name` is ``device/pair``."""
     found = read_validation(name)
     rows = [[label, *_error_cells(found.summary.loc[metric])] for metric, label in VALIDATION_METRICS.items()]
-    command = f"`python -m simulator validate --calibration {name}`, on runs measured by"
+    command = f"`raggedspec sim validate --calibration {name}`, on runs measured by"
     text = f"\n{_bands(found)}\n\n{_given(name, found.meta)}\n\n{command}\n"
     return markdown_table(["error", "mean size", "mean", "worst", "of"], rows) + text + origin(found.meta).lstrip("\n")
 

@@ -205,7 +205,7 @@ def demo_legend(rows: Seq[dict[str, Any]], prompt_lens: Seq[int]) -> list[str]:
 
 
 def demo_table(rows: list[DemoRow]) -> Table:
-    """The table that `python -m refimpl demo` prints."""
+    """The table that `raggedspec demo` prints."""
     table = Table(title="All methods produce the tokens of ordinary decoding; they differ in cost only")
     for heading in DEMO_HEADINGS:
         table.add_column(heading, justify="left" if heading == "method" else "right")

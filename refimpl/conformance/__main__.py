@@ -1,4 +1,4 @@
-"""``python -m refimpl.conformance --engine module:factory | --command "…"``."""
+"""``python -m refimpl.conformance``: the same as `raggedspec conformance`."""
 
 import sys
 

@@ -261,7 +261,7 @@ def summarize_errors(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_table(validation: Validation, path: Path) -> None:
-    """Write the table that `python -m simulator validate` prints, six significant digits; whole or not at all."""
+    """Write the table that `raggedspec sim validate` prints, six significant digits; whole or not at all."""
     table = validation.table.join(validation.stages.add_suffix("_stage_error"))
     write_whole(path, [table.to_csv(float_format="%.6g", lineterminator="\n").rstrip("\n")])
 

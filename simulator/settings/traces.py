@@ -181,7 +181,7 @@ def _require_rows(path: str, right: Any, message: str) -> None:
 
 
 def read_engine_trace(path: str | Path) -> EngineTrace:
-    """Read a trace that ``python -m refimpl … --trace`` wrote; or the shipped one of that name.
+    """Read a trace that ``raggedspec … --trace`` wrote; or the shipped one of that name.
 
     Raises:
         InputError: no such file, another schema, a missing field, an impossible number, or rounds that are missing at
