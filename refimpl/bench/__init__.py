@@ -1,4 +1,4 @@
-"""Throughput of every method against what a user would pick instead, and the anatomy of realignment.
+"""Throughput of every method compared with what a user would choose instead, and the anatomy of realignment.
 
 Machines drift, so every engine runs once per repeat, in turn, on the same prompts and budgets, after a warm-up; what is
 reported is the median and the spread over repeats, and the ratio to plain batched generation of transformers in the

@@ -1,6 +1,6 @@
 """Anatomy of realignment: one forced acceptance trace through every layout, over batch sizes and contexts.
 
-Forced acceptance depends on sequence and position alone, so every layout has to cope with the same ragged lengths (the
+Forced acceptance depends on sequence and position only, so every layout has to cope with the same ragged lengths (the
 `rollback` layout excepted, which commits the batch minimum). For each run it is counted how often K/V move, how many
 bytes that reads and writes, and how long it takes, also what the run-time checks take; `per_row` adds the published
 way of moving them.
@@ -78,7 +78,7 @@ def run_anatomy(
     Args:
         pair: the models.
         settings: see there.
-        progress: told (label, finished, all).
+        progress: called with (label, finished, all).
         save: given what was found so far, after each batch size and context.
 
     Raises:

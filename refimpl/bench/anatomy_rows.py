@@ -4,7 +4,7 @@
   interval. Only batches that K/V move in every round count: a single row is never ragged, and where moves are rare the
   mean mixes two different costs.
 - *bound*: "bandwidth" when the bytes move at half of the device's measured bandwidth or more, else "host": then the
-  time is that of issuing operations, whatever the number of bytes.
+  time is that of issuing operations and does not depend on the number of bytes.
 """
 
 import math
@@ -24,7 +24,7 @@ class AnatomyRow:
     """One method, or `per_row`, at a batch size and a context; means over rounds, medians over repeats.
 
     Attributes:
-        engine: method; or per_row, which moves the target's K/V alone and whose round is eqspec's with that instead.
+        engine: method; or per_row, which moves the target's K/V only and whose round is otherwise eqspec's.
         batch_size, context_tokens: rows, and tokens of the longest prompt.
         host_operations_per_round: fused gathers and write-backs; for per_row reads, slices and stacks.
         bytes_per_round: read plus written by them, of both models.

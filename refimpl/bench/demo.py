@@ -89,7 +89,7 @@ def run_demo(
         max_new_tokens: budget of a prompt.
         repeats: runs of every engine; ratios are taken within each.
         checks: level of the run-time checks.
-        progress: told (engine, repeats done, repeats).
+        progress: called with (engine, repeats done, repeats).
 
     Raises:
         InputError: an impossible setting.
@@ -186,7 +186,7 @@ def demo_cells(row: dict[str, Any]) -> list[str]:
 
 
 def demo_legend(rows: Seq[dict[str, Any]], prompt_lens: Seq[int]) -> list[str]:
-    """What the columns mean, and two figures that surprise."""
+    """What the columns mean, and two figures that may be surprising."""
     lines = [
         "exact: outputs with exactly the tokens of autoregressive, the oracle. of transformers: tokens/s divided by "
         "those of its generate at the same batch size, in the same run. moving K/V: share of time, prefill included.",

@@ -26,7 +26,7 @@ from refimpl.requests import prepare
 STAGES = ("draft", "verify", "realign", "host")
 BUSY_ROUNDS, BUSY_WARM_ROUNDS, BUSY_TRIES = 4, 3, 8
 EMPTY_STAGE_S = 5e-4  # more than two CUDA events with nothing between them are apart, less than a prefill takes
-ATTENTION = "sdpa"  # of transformers' own generation, whatever the adapter has the model use; cuDNN's is off for all
+ATTENTION = "sdpa"  # of transformers' own generation, regardless of what the adapter uses; cuDNN's is off for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Sample:
         peak_bytes: most memory allocated on the device at a time; None on a CPU.
         kv_bytes: K/V pools; None for engines that have none of ours.
         record_s: seconds spent on recording rounds, warm-ups included. Recordings live as long as their engine: every
-            run makes them anew, one for each width of the context.
+            run records them again, one for each width of the context.
         outputs: generated token ids of every prompt.
     """
 
@@ -75,7 +75,7 @@ class Bench:
 
     @property
     def device(self) -> torch.device:
-        """Where both models live."""
+        """Device of both models."""
         return self.pair.device
 
 
@@ -201,7 +201,7 @@ def _as_shipped(bench: Bench) -> Iterator[None]:
     """Have the models use transformers' standard attention and no generation settings of their own, then as before.
 
     What a generation config leaves open is filled from the model's: its stop tokens would end rows early. The draft is
-    told to propose a constant number of tokens whatever its confidence.
+    set to propose a constant number of tokens, regardless of its confidence.
     """
     constant = GenerationConfig(
         num_assistant_tokens=bench.settings.num_speculative_tokens,

@@ -1,4 +1,4 @@
-"""What the device can do, measured beside the engines: memory bandwidth, matrix rate, and how long it was busy."""
+"""What the device can do, measured along with the engines: memory bandwidth, matrix rate, and how long it was busy."""
 
 import statistics
 import time
@@ -64,7 +64,7 @@ def _wall_seconds(action: Callable[[], object]) -> float:
 def device_busy_s(action: Callable[[], object]) -> float | None:
     """Seconds in which a CUDA device ran kernels or copies during an action, as its profiler saw them.
 
-    Profiling slows the host down, not the kernels: what it tells is how long the device works, not how long a round
+    Profiling slows the host down, not the kernels: it shows how long the device works, not how long a round
     takes. One stream is assumed, so that nothing overlaps. None where the profiler sees nothing.
     """
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:

@@ -54,7 +54,7 @@ def run_bench(
         pair: two transformers models.
         prompts: token ids; `settings` says which of them are decoded at which batch size.
         settings: shared by all engines.
-        progress: told (batch size, finished, all).
+        progress: called with (batch size, finished, all).
         save: given the report so far whenever every engine of a batch size has run.
 
     Raises:

@@ -83,9 +83,9 @@ def takes_graphs(method: str) -> bool:
 
 
 def spread(items: Seq[Item], count: int) -> list[Item]:
-    """Take `count` items, evenly spaced over all of them, in order; all of them where there are not so many.
+    """Take `count` items, evenly spaced over all of them, in order; all of them if there are fewer.
 
-    The first items of a file are seldom representative of it.
+    The first items of a file are often not representative.
     """
     if count >= len(items):
         return list(items)

@@ -39,7 +39,7 @@ def total(work: Iterable[Work]) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device does at best: bytes read plus bytes written per second, FLOPs per second of a matrix product."""
+    """Best rates of a device: bytes read plus bytes written per second, FLOPs per second of a matrix product."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -51,7 +51,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one row brings into a forward pass: tokens cached before, tokens fed, logit rows asked for."""
+    """Input of one row to a forward pass: tokens cached before, tokens fed, logit rows asked for."""
 
     cached: int
     fed: int

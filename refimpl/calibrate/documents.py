@@ -1,4 +1,4 @@
-"""What every Python installation carries, as documents: text to train on and to draw prompts from."""
+"""Text that every Python installation contains, as documents to train on and to take prompts from."""
 
 import ast
 import hashlib

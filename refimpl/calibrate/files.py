@@ -1,4 +1,4 @@
-"""What a calibration leaves on disk: points.csv, and meta.json, which says where they come from."""
+"""The files of a calibration: points.csv, and meta.json, which says where the points come from."""
 
 import csv
 import json
@@ -49,7 +49,7 @@ def make_meta(
     skipped: list[str],
     runs_again: list[str],
 ) -> dict[str, Any]:
-    """Where the points come from, and how far measurements of one and the same thing differ."""
+    """Where the points come from, and how much repeated measurements differ."""
     drift_cv, component_cv = points.drift()
     models = {"target": pair.target.kv_shape, "draft": pair.require_draft().kv_shape}
     return {

@@ -11,10 +11,10 @@ class Variant:
 
     Attributes:
         method: layout+scheduler.
-        layout: what the points are filed under.
+        layout: name of its points in the table.
         rotating: the members change every round (twice as many sequences as rows, all of them always due).
-        moved: component that a round's K/V movement is filed under; empty where nothing moves.
-        only_moves: draft and verify of this layout are measured by another variant, so one k will do.
+        moved: component to which a round's K/V movement is charged; empty if nothing moves.
+        only_moves: draft and verify of this layout are measured by another variant, so one k is enough.
     """
 
     method: str
@@ -44,7 +44,7 @@ class Axes:
         drafts: values of k, from 0 on.
         prompt_lens: tokens that a row has before the timed rounds.
         prefill_lens: longest prompt of a prefill.
-        moving_drafts: the k of variants that are there for their moves alone.
+        moving_drafts: the k of variants that are there only for their moves.
     """
 
     batch_sizes: tuple[int, ...]

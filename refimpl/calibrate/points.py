@@ -1,4 +1,4 @@
-"""From visits to the table of points, and to how far it may be trusted."""
+"""From visits to the table of points and its uncertainty."""
 
 import statistics
 from collections import defaultdict
@@ -68,7 +68,7 @@ class Points:
     def holed(self) -> set[tuple[str, str, int]]:
         """Batch sizes without some point that longer rows or larger batches have: no grid can hold them.
 
-        That happens where K/V hardly ever move. At the far corner, which may not fit the device, points may be missing.
+        This happens if K/V hardly ever move. At the far corner, which may not fit the device, points may be missing.
         """
         places = self.executions.keys()
         return {

@@ -30,11 +30,11 @@ class Piece:
 class PromptSupply:
     """Deals prompts from two piles: for what calibrates, and for held-out runs. No document has pieces in both.
 
-    Within a pile pieces may overlap where they come from one document. A pile that is too small is dealt over again.
+    Within a pile pieces may overlap where they come from one document. A pile that is too small is dealt again.
 
     Args:
         pieces: to choose from.
-        fitted, held_out: how many what calibrates and held-out runs will ask for; half is for each if that is too many.
+        fitted, held_out: how many what calibrates and held-out runs will ask for; each gets half if there are too few.
         rng: shuffles.
 
     Raises:
@@ -79,7 +79,7 @@ def token_prompts(pair: Pair, given: list[Prompt] | None, rng: random.Random) ->
     A module is one document, with all its docstrings; a prompt that is given is a document of its own.
 
     Raises:
-        InputError: fewer prompts are given than a calibration can do with.
+        InputError: fewer prompts are given than a calibration needs.
     """
     if given is None:
         return _library_pieces(pair, rng) if pair.tokenizer is not None else _random_ids(pair, rng)

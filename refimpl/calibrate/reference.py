@@ -1,4 +1,4 @@
-"""A fixed pass of the target, timed along with everything else: machines drift, and this tells by how much."""
+"""A fixed pass of the target, timed along with everything else: machines drift, and this shows by how much."""
 
 import statistics
 import time
@@ -21,7 +21,7 @@ WARM = 5
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """When a reference pass was over, and how long it took, in seconds."""
+    """When a reference pass ended, and how long it took, in seconds."""
 
     at_s: float
     seconds: float
@@ -74,19 +74,19 @@ class Reference:
         return statistics.stdev(seconds) / statistics.mean(seconds)
 
     def near(self, begun_s: float, ended_s: float) -> float:
-        """Mean seconds of the passes around a stretch of time."""
+        """Mean seconds of the passes around an interval of time."""
         low, high = begun_s - NEARBY_S, ended_s + NEARBY_S
         return statistics.mean(uninterrupted(s.seconds for s in self.samples if low <= s.at_s <= high))
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a device has done all that it was told to do."""
+    """Wait until a device has done all work given to it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def uninterrupted(values: Iterable[float]) -> list[float]:
-    """Leave out executions during which the process was stopped or the machine was elsewhere."""
+    """Leave out executions during which the process was stopped or the machine did other work."""
     values = list(values)
     limit = INTERRUPTION * statistics.median(values)
     return [value for value in values if value <= limit]

@@ -36,7 +36,7 @@ LONGEST_REASON = 200  # characters of an error that are kept
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A visit or a run: what it is called in messages, and what does it."""
+    """A visit or a run: its name in messages, and the function that does it."""
 
     name: str
     do: Callable[[], object]
@@ -49,7 +49,7 @@ class Plan:
     Attributes:
         grids: axes of each level, from coarse to fine; a level holds all values of those before it.
         studies: the runs.
-        passes: over each level, at least two, so that drift can be told. All levels are visited once before the finer
+        passes: over each level, at least two, so that drift can be seen. All levels are visited once before the finer
             ones are visited again.
         repeats: how often each held-out study runs, each time on other prompts.
         forced_probability: of a draft to be accepted, where the pair is made of noise; None leaves it natural.
@@ -88,7 +88,7 @@ class Calibration:
 
     Attributes:
         visits, levels_done, probes, held_out: so far.
-        skipped: visits and runs that were refused or for which the memory did not suffice, and why, a line each.
+        skipped: visits and runs that were refused or ran out of memory, with the reason, one line each.
     """
 
     def __init__(self, pair: Pair, given: list[Prompt] | None, plan: Plan, seed: int, minutes: float | None):
@@ -233,7 +233,7 @@ def calibrate(
 ) -> None:
     """Measure, and write ``calibration/<device>/<pair>`` and ``validation/<device>/<pair>`` under `out`.
 
-    A calibration that is broken off, by whatever error, writes what it has if that is enough.
+    If an error or interrupt ends a calibration, it writes what it has, provided that is enough.
 
     Args:
         pair: what is timed.

@@ -1,4 +1,4 @@
-"""A run of the engine on a study's settings, its speed noted along with it, and its trace on disk."""
+"""Runs of the engine with a study's settings: their speed, and their traces on disk."""
 
 import gzip
 import statistics
@@ -38,7 +38,7 @@ class Run:
 
     @property
     def interrupted_rounds(self) -> int:
-        """Rounds during which the machine was elsewhere."""
+        """Rounds during which the machine did other work."""
         seconds = [record.stage_s["round_s"] - record.stage_s["prefill_s"] for record in self.records]
         return len(seconds) - len(uninterrupted(seconds))
 
@@ -98,7 +98,7 @@ class Runner:
 
 
 def run_cv(repeats: list[list[Run]]) -> float:
-    """Relative standard deviation of one and the same run's seconds at reference speed, pooled over the studies."""
+    """Relative standard deviation of the seconds of the same run at reference speed, pooled over the studies."""
     squares, freedom = 0.0, 0
     for runs in repeats:
         seconds = [run.seconds for run in runs]

@@ -25,12 +25,12 @@ from refimpl.requests import prepare
 from refimpl.scheduling import SchedulingOptions
 
 TIMED_ROUNDS = 5
-SLACK_TOKENS = 64  # columns beside a visit's own, as much as the layouts keep free
+SLACK_TOKENS = 64  # columns in addition to a visit's own, as many as the layouts keep free
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a point stands for: the first columns of the table, but that the width is the prompt's.
+    """What a point measures: the first columns of the table, except that the width is the prompt's.
 
     The growth during the timed rounds is added once it is known for all visits.
     """
@@ -53,7 +53,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TimedRound:
-    """A round, or a prefill alone.
+    """A round, or only a prefill.
 
     Attributes:
         kind: variant, batch size, prompt length and k: rounds of a kind should take equally long.
@@ -70,7 +70,7 @@ class TimedRound:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What one visit brought; `begun_s` and `ended_s` on the clock of `time.perf_counter`."""
+    """Results of one visit; `begun_s` and `ended_s` are on the clock of `time.perf_counter`."""
 
     pass_index: int
     begun_s: float
@@ -104,7 +104,7 @@ class Visitor:
         self.warm_rounds = 2 if pair.device.type == "cuda" else 1
 
     def fits(self, cell: Cell) -> bool:
-        """Whether `require_fit` has nothing against the cell."""
+        """Whether the cell passes `require_fit`."""
         try:
             self.require_fit(cell)
         except InputError:
@@ -112,7 +112,7 @@ class Visitor:
         return True
 
     def require_fit(self, cell: Cell) -> None:
-        """Raise InputError unless the cell's rows fit the models' context and its K/V what the device has free now."""
+        """Raise InputError unless the cell's rows fit the models' context and its K/V the free memory of the device."""
         longest = cell.prompt_len + self._budget(cell) + SLACK_TOKENS
         context = min(model.max_positions for model in self.pair.models())
         if longest > context:
@@ -164,7 +164,7 @@ class Visitor:
         return TimedRound(kind, stage_s["round_s"], stage_s["draft_s"] + stage_s["verify_s"], timings)
 
     def _time_prefill(self, cell: Cell) -> TimedRound:
-        engine = self._engine(cell, IN_PLACE)  # prefill writes straight into the pool, whatever the layout
+        engine = self._engine(cell, IN_PLACE)  # prefill writes straight into the pool, with any layout
         engine.timer.take()
         seconds = engine.run_one_round().stage_s["prefill_s"]
         place = Place("prefill", "any", cell.batch_size, cell.prompt_len - 1, -1)
@@ -208,13 +208,13 @@ def timed_write_backs(device: torch.device) -> Iterator[StageTimer]:
 
 
 def round_timings(cell: Cell, variant: Variant, k: int, record: RoundRecord, split_s: float) -> Iterator[Timing]:
-    """File the stages of a round under their places."""
+    """Assign the stages of a round to their places."""
     layout, rows, stage_s, at = variant.layout, cell.batch_size, record.stage_s, cell.prompt_len
     if k and not variant.only_moves:
         yield Timing(Place("draft", layout, rows, k, at), stage_s["draft_s"])
     if not variant.only_moves:
         yield Timing(Place("verify", layout, rows, k + 1, at), stage_s["verify_s"])
-    alone = rows == 1 and variant.moved == "realign"  # a single row is gathered anew at times, never shifted
+    alone = rows == 1 and variant.moved == "realign"  # a single row is sometimes gathered again, never shifted
     if record.num_moves and variant.moved and k and not alone:
         yield Timing(Place(variant.moved, layout, rows, 0, at), stage_s["realign_s"] - split_s)
     if split_s and k:

@@ -1,4 +1,4 @@
-"""Putting an engine together: from settings to models with layouts, an acceptance rule and passes."""
+"""Build an engine from settings: models with layouts, an acceptance rule and passes."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -25,7 +25,7 @@ from refimpl.scheduling import BlockPool, PagedRoom, Room, blocks_for
 
 
 def longest_row(sequences: Seq[Sequence]) -> int:
-    """Tokens of the longest row that a run can come to."""
+    """Tokens of the longest row that a run can reach."""
     return max(s.most_tokens for s in sequences)
 
 
@@ -43,7 +43,7 @@ def assemble(
         pair: the models.
         sequences: all of the run, for the sizes.
         config: settings; its method has a layout.
-        window_size: sequences that are resident at a time.
+        window_size: sequences that are admitted at a time.
         source: replaces the keyed random numbers.
 
     Raises:

@@ -35,4 +35,4 @@ def device_name(device: torch.device) -> str:
 def require_current(device: torch.device) -> None:
     """Raise InputError for a CUDA device other than the current one, on which events and recordings would be made."""
     if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
-        raise InputError(f"the pair lies on {device}, not on the current device: call torch.cuda.set_device first")
+        raise InputError(f"the pair is on {device}, not on the current device: call torch.cuda.set_device first")

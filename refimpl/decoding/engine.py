@@ -52,12 +52,12 @@ class Engine:
 
     @property
     def timer(self) -> StageTimer:
-        """Seconds of the round in flight, by stage."""
+        """Seconds of the current round, by stage."""
         return self.context.target.timer
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """The target's, and the draft's if one drafts."""
+        """The target's, and the draft's if it runs."""
         return tuple(cached.layout for cached in self.context.models)
 
     @property
@@ -72,7 +72,7 @@ class Engine:
 
     @torch.inference_mode()
     def run_one_round(self) -> RoundRecord:
-        """Admit, prefill, choose members, send away who has no room, run the round, let finished sequences go.
+        """Admit, prefill, choose members, preempt those without room, run the round, release finished sequences.
 
         Raises:
             InputError: an earlier round was interrupted, by an error or from the keyboard.
@@ -84,9 +84,9 @@ class Engine:
         return record
 
     def require_whole(self) -> None:
-        """Raise InputError if a round was interrupted: sequences and K/V may be out of step then."""
+        """Raise InputError if a round was interrupted: sequences and K/V may no longer agree then."""
         if self._in_round:
-            raise InputError("the run was interrupted in the middle of a round and cannot go on: start it anew")
+            raise InputError("the run was interrupted in the middle of a round and cannot continue: start it again")
 
     def _run_one_round(self) -> RoundRecord:
         moves = self._num_moves()

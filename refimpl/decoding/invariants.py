@@ -134,7 +134,7 @@ def check_layout_lengths(members: Seq[Sequence], layout: Layout) -> None:
 
 
 def check_growth(sequence: Sequence, record: RowOutcome) -> None:
-    """INV-8: a row grows by what the round says, whatever the tokens are."""
+    """INV-8: a row grows by what the round says, regardless of its tokens."""
     require(
         sequence.seq_len == record.seq_len + record.kept and record.kept >= 1,
         "INV-8",
@@ -190,7 +190,7 @@ def check_members(plan: RoundPlan[Sequence]) -> None:
 
 
 def check_preempted(sequence: Sequence) -> None:
-    """INV-19: who waits has neither K/V nor a place for them."""
+    """INV-19: waiting sequences have no K/V and no place for them."""
     found = (sequence.target_cached, sequence.draft_cached or 0, sequence.slot, len(sequence.blocks))
     require(
         found == (0, 0, -1, 0),

@@ -1,4 +1,4 @@
-"""K/V memory, reckoned before anything is allocated, so that a run that cannot fit ends before it begins."""
+"""K/V memory, computed before anything is allocated, so that a run that cannot fit fails before it starts."""
 
 import math
 import os
@@ -19,7 +19,7 @@ SAFETY = 0.9  # share of the free memory that K/V may take: passes need some, to
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that the device could still give, what its allocator holds in reserve included; None if it cannot tell."""
+    """Memory that is still free on the device, including what its allocator keeps in reserve; None if unknown."""
     if device.type == "cuda":
         reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserve
@@ -61,7 +61,7 @@ def _stat(folder: Path, name: str) -> int:
 
 
 def _available_bytes() -> int | None:
-    """What the host could give, the page cache included; where it does not say, what nobody uses at all."""
+    """Memory that the host can free, including the page cache; if it does not say, unused memory."""
     if MEMINFO.exists():
         for line in MEMINFO.read_text().splitlines():
             name, _, amount = line.partition(":")
@@ -74,7 +74,7 @@ def _available_bytes() -> int | None:
 
 
 def usable_bytes(budget_gib: float | None, device: torch.device) -> float:
-    """What K/V may take: the bound that the user has set, or SAFETY of what is free; infinite where nobody knows."""
+    """Bytes that K/V may take: the bound that the user has set, or SAFETY of what is free; infinite if unknown."""
     if budget_gib is not None:
         return budget_gib * GIB
     free = free_bytes(device)
@@ -85,7 +85,7 @@ def require_room(num_slots: int, bytes_per_token: int, budget_gib: float | None,
     """Raise InputError unless the K/V of a run fit.
 
     Args:
-        num_slots: of the pool and of the batches beside it, one token each.
+        num_slots: of the pool and of the working batches, one token each.
         bytes_per_token: of both models together.
         budget_gib: as for `usable_bytes`.
         device: where they would go.

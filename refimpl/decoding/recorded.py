@@ -6,7 +6,7 @@ the context and replayed (CUDA graphs). Every row of the pool takes part; idle o
 Without CUDA a recording is a plain call, so that every line but the recording itself is tested anywhere.
 
 While the host learns what a round has accepted, ends sequences and chooses the next members, the device goes on: where
-no row can come to its budget, the next round's drafts are launched right behind the verify pass, for the lengths that
+no row can reach its budget, the next round's drafts are launched right after the verify pass, for the lengths that
 the device itself has just found. They are used if the next round has no new member; if not, they are made again.
 """
 
@@ -58,7 +58,7 @@ class RecordedPasses:
     Args:
         eager: runs the rounds that nothing was recorded for; its layouts are in place and without provenance.
         draft: the draft, whose passes are recorded; `eager` drafts with it, too.
-        k: drafts of every recorded round, whatever the rows can use; their limits cut what they accept.
+        k: drafts of every recorded round, even if rows can use fewer; their limits cut what they accept.
         stable: let every pass see all columns.
     """
 
@@ -146,7 +146,7 @@ class RecordedPasses:
         self._ahead = _Ahead()
 
     def draft_ahead(self) -> bool:
-        """Launch the next round's drafts behind the verify pass; tells whether it did."""
+        """Launch the next round's drafts right after the verify pass; returns whether it did."""
         columns = max(m.seq_len for m in self._members) + self._k + 1 + self._k
         width = self._width_for(columns)
         recording, _ = self._recordings.get(width, (None, None))

@@ -24,7 +24,7 @@ class StageTimer:
 
     @contextmanager
     def stage(self, name: Stage, *, ahead: bool = False) -> Iterator[None]:
-        """Charge the body to a stage of this round, or of the next where it works ahead."""
+        """Charge the body to a stage of this round, or of the next if it works ahead."""
         stages = self._next if ahead else self._round
         if self._cuda:
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -1,4 +1,4 @@
-"""Where K/V live: one class for each way to store them, one protocol."""
+"""Where K/V are stored: one protocol, and one class for each way to store them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The protocol of a layout, and the pool in which every sequence's K/V rests between rounds."""
+"""The protocol of a layout, and the pool that stores every sequence's K/V between rounds."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
@@ -16,9 +16,9 @@ from refimpl.placement import Move, Placement, PoolSize, are_neighbours
 
 
 class Layout(ABC):
-    """Where one model's K/V live, for the rows of a round and for the sequences that wait.
+    """Where one model's K/V are stored, for the rows of a round and for waiting sequences.
 
-    Between rounds a waiting sequence rests in `pool`, one row a sequence, position p in column p. The cycle of a
+    Between rounds the K/V of a sequence are in `pool`, one row a sequence, position p in column p. The cycle of a
     round is ``begin(rows, span)``, ``block(...)`` for every forward pass, ``commit(num_cached)``. What moves, and when,
     is decided by the placement, in integers; the layout does it.
 
@@ -26,12 +26,12 @@ class Layout(ABC):
     |----------------------------|------------------------------------------------------------|
     | [0, num_cached)            | the row's real tokens, position = column                   |
     | [num_cached, columns - 1)  | stale entries, visible to no query                         |
-    | [columns - 1, columns)     | scratch, where entries of no position go                   |
+    | [columns - 1, columns)     | scratch, for entries without a position                   |
 
     Args:
         shape: what the model caches per token.
         placement: decides what moves.
-        size: of the pool: rows for the sequences resident at a time, each with a scratch column at the end.
+        size: of the pool: rows for the sequences admitted at a time, each with a scratch column at the end.
         max_positions: number of positions that the model knows.
         tagged: track which token each slot was written for.
         block_rows: rows of every pool block, idle ones included; None for as many as it feeds.
@@ -56,7 +56,7 @@ class Layout(ABC):
         self.num_moves = 0  # fused gathers so far
 
     def begin(self, rows: Seq[RowState], span: int) -> None:
-        """Make the members of a round ready for `block`, moving K/V where the placement says so.
+        """Make the members of a round ready for `block`, moving K/V if the placement says so.
 
         `span` is the number of tokens a row that the blocks of this round will feed, all together.
         """
@@ -68,7 +68,7 @@ class Layout(ABC):
             self.carry_out(move)
             self.num_moves += 1
 
-    def flush(self) -> None:  # noqa: B027 (nothing is beside the pool)
+    def flush(self) -> None:  # noqa: B027 (there is only the pool)
         """Write back to the pool what it does not hold yet."""
 
     def carry_out(self, move: Move) -> None:
@@ -98,16 +98,16 @@ class Layout(ABC):
 
     @property
     def width(self) -> int:
-        """Columns that the next block's first query could look back at."""
+        """Columns before the next block's first query."""
         return self.placement.width
 
     @property
     def num_pad(self) -> Seq[int] | None:
-        """Left pads per row, for left-padded layouts; None where there is no such thing."""
+        """Left pads per row, for left-padded layouts; None for other layouts."""
         return None
 
     def release(self, slot: int) -> None:
-        """Let go of a sequence; its pool row may be given to another one, whose prefill begins anew."""
+        """Release a sequence; its pool row may go to another one, which is prefilled from the start."""
         self.rows = tuple(row._replace(live=False) if row.slot == slot else row for row in self.rows)
 
     def prefill_block(self, rows: Seq[RowState], tokens: Int[Tensor, "batch q"], start: int) -> Block:
@@ -120,11 +120,11 @@ class Layout(ABC):
         return self.pool_block(rows, tokens, self.placed(position, real), real, start + tokens.shape[1])
 
     def placed(self, position: Int[Tensor, "batch q"], real: Tensor) -> Int[Tensor, "batch q"]:
-        """Columns of a prompt's entries; those that are not real go where no query sees them."""
+        """Columns of a prompt's entries; entries that are not real go where no query sees them."""
         return position.clamp(max=self.columns - 1)
 
     def packed_prefill(self, rows: Seq[RowState], tokens: Int[Tensor, "batch q"], start: int) -> PackedBlock:
-        """As `prefill_block`, of the real tokens alone; rows that have none from `start` on are left out."""
+        """As `prefill_block`, with real tokens only; rows that have none from `start` on are left out."""
         position = torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(tokens.shape)
         real = position < torch.tensor([[row.seq_len] for row in rows], device=tokens.device)
         places = self.places(rows, start + tokens.shape[1])
@@ -181,7 +181,7 @@ class Layout(ABC):
     def slot_block(
         self, places: Places, tokens: Int[Tensor, "batch q"], position: Int[Tensor, "batch q"], width: int
     ) -> Block:
-        """A pool block from tensors alone, so that it can be recorded."""
+        """A pool block computed from tensors only, so that it can be recorded."""
         flat = places.slots(position)
 
         def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,7 +202,7 @@ class Layout(ABC):
     def pool_mask(self, columns: Int[Tensor, " width"], position: Int[Tensor, "batch q"]) -> Tensor:
         """Visibility ``[batch, 1, q, width]`` in the pool, where a slot's position is its column.
 
-        A query of no position sees column 0, so that its softmax is defined; its output is never used.
+        A query without a position sees column 0, so that its softmax is defined; its output is never used.
         """
         return kernels.visible_by_position(columns, position.clamp(min=0)[:, None, :, None])
 

@@ -13,7 +13,7 @@ class InplaceLayout(Layout):
     """Position p is in column p of the row's own pool row.
 
     A rejected token's entry stays where it is: the next block starts at its column and overwrites it before any
-    query may see it, because a query at position p sees columns 0 … p only.
+    query can see it, because a query at position p sees columns 0 … p only.
     """
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int) -> Block:

@@ -34,7 +34,7 @@ class MaskedLayout(WorkingLayout):
     _first_offset: int | None  # offset of its first block
 
     def begin(self, rows: Seq[RowState], span: int) -> None:
-        """As every layout; then note where the round starts."""
+        """As in every layout; then note where the round starts."""
         super().begin(rows, span)
         self._round_start, self._first_offset = self.width, None
         self._lengths = torch.tensor([[row.seq_len, row.num_cached] for row in rows], device=self.shape.device)
@@ -74,7 +74,7 @@ class MaskedLayout(WorkingLayout):
         return Block(tokens, position.clamp(0, self.max_positions - 1), self._mask(position, start), append, tags)
 
     def commit(self, num_cached: Seq[int]) -> None:
-        """Let the slots of rejected tokens die."""
+        """Mark the slots of rejected tokens as dead."""
         super().commit(num_cached)
         kept = torch.tensor(num_cached, device=self.shape.device)[:, None]
         position = self._slot_position
@@ -95,7 +95,7 @@ class MaskedLayout(WorkingLayout):
         return (visible | itself)[:, None]  # a pad sees itself, so that its softmax is defined
 
     def _live_slots(self, move: Move) -> Int[Tensor, "rows columns"]:
-        """Flat slots of each row's cached positions behind its pads; pads and slack read the row's first slot."""
+        """Flat slots of each row's cached positions after its pads; pads and slack read the row's first slot."""
         slack = [0] * (move.columns - self.width)
         rows = [[0] * pads + columns + slack for pads, columns in zip(move.shifts, self._columns, strict=True)]
         first = torch.arange(len(rows), device=self.shape.device)[:, None] * self.batch.columns

@@ -20,7 +20,7 @@ class PagedLayout(Layout):
     """
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int) -> Block:
-        """Write to the row's own blocks, as far as they go."""
+        """Write to the row's own blocks; positions beyond them go to scratch."""
         q, device = tokens.shape[1], tokens.device
         seq_len = torch.tensor([[row.seq_len] for row in self.rows], device=device)
         ends = torch.tensor([[self._end(row)] for row in self.rows], device=device)

@@ -13,7 +13,7 @@ from refimpl.layouts.store import KVStore
 
 @runtime_checkable
 class Places(Protocol):
-    """Finds the slots of rows in a store, from tensors alone."""
+    """Finds the slots of rows in a store, from tensors only."""
 
     def slots(self, position: Int[Tensor, "batch q"]) -> Int[Tensor, " n"]:
         """Flat slots of positions, row-major; scratch where a position is below 0."""

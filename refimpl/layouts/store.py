@@ -66,12 +66,12 @@ class KVStore:
     """Keys and values of `rows` rows of `columns` slots, all layers in one tensor.
 
     Heads come before rows so that (row, column) flattens to one axis: moving any set of slots is a single
-    `index_select`, writing them a single `index_copy_`, whatever the number of layers.
+    `index_select`, writing them a single `index_copy_`, for any number of layers.
 
     Attributes:
         data: ``[layers, planes, kv_heads, rows, columns, plane_dim]``, keys in front of values along the planes, or
             along the last axis where there is one plane
-        tags: ``[rows, columns, 3]``: sequence, position and token each slot was written for; moved by the very same
+        tags: ``[rows, columns, 3]``: sequence, position and token each slot was written for; moved by the same
             indices as the data. None unless provenance is tracked (check level ``device`` and above).
     """
 
@@ -85,7 +85,7 @@ class KVStore:
 
     @classmethod
     def empty(cls, shape: KVShape, rows: int, columns: int, *, tagged: bool) -> "KVStore":
-        """Allocate once. Slots hold zeros, which no query may see before they are written."""
+        """Allocate once. Slots hold zeros, which no query sees before they are written."""
         size = (shape.num_layers, shape.planes, shape.num_kv_heads, rows, columns, shape.plane_dim)
         data = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         tags = torch.full((rows, columns, NUM_TAGS), -1, device=shape.device) if tagged else None
@@ -158,7 +158,7 @@ Append = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """``[batch, q]`` tokens to feed, where they stand, what they see, and where their K/V go.
+    """``[batch, q]`` tokens to feed, their positions, what they see, and where their K/V go.
 
     Attributes:
         tokens: token ids ``[batch, q]``; arbitrary where a row has nothing to feed.
@@ -187,7 +187,7 @@ class Block:
 
 
 class RowState(NamedTuple):
-    """What a layout is told about a row at the start of a round; all integers live on the host.
+    """What a layout knows about a row at the start of a round; all integers are on the host.
 
     Attributes:
         slot: row of the pool that belongs to the sequence.

@@ -1,4 +1,4 @@
-"""A rectangle beside the pool: what the left-padded and the masked layouts share."""
+"""A rectangle in addition to the pool: what the left-padded and the masked layouts share."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -40,17 +40,17 @@ class WorkingLayout(Layout):
             self.gather_batch(self.batch, self._slots(self.batch, range(len(self.rows)), source))
 
     def _slots(self, store: KVStore, rows: Iterable[int], columns: Int[Tensor, "n m"]) -> Int[Tensor, "n m"]:
-        """Flat slots of each row's columns; what lies outside of the row reads any of its slots."""
+        """Flat slots of each row's columns; columns outside of the row read any of its slots."""
         first = torch.tensor(list(rows), device=columns.device)[:, None] * store.columns
         return first + columns.clamp(0, store.columns - 1)
 
     def gather_batch(self, source: KVStore, slots: Int[Tensor, "rows columns"]) -> None:
-        """Make the batch anew from flat slots of the pool or of itself."""
+        """Rebuild the batch from flat slots of the pool or of itself."""
         self._buffer, self._spare = self._spare, self._buffer
         per_token = self.shape.elements_per_token
         if self._buffer.numel() < slots.numel() * per_token:
             most = slots.shape[0] * max(slots.shape[1], self.placement.batch_columns(self.pool.columns))
-            self._buffer = self._buffer.new_empty(0)  # let go before more is asked for
+            self._buffer = self._buffer.new_empty(0)  # freed before more is allocated
             self._buffer = self._buffer.new_empty(most * per_token)
         self.batch = source.gather(slots, self._buffer)
 

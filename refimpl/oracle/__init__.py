@@ -1,1 +1,1 @@
-"""Autoregressive decoding, written apart from the batched path: what every output is compared with."""
+"""Ordinary decoding, written separately from the batched path. Every output is compared with it."""

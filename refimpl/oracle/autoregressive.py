@@ -1,8 +1,8 @@
 """The oracle: one sequence, one token at a time, on the model's own forward pass.
 
 It shares no helper with the batched path: it has its own token choice, its own stop and budget test, and the model's
-ordinary cache. Only definitions are common, because the coupled rule promises to reproduce what follows from them: the
-random numbers, and how near to top-p counts as there.
+ordinary cache. It shares only definitions with it, because the coupled rule must reproduce their results: the
+random numbers, and which sums count as equal to top-p.
 """
 
 from collections.abc import Iterator
@@ -56,17 +56,17 @@ def stops(sequence: Sequence, generated: list[int]) -> bool:
 
 
 class WindowedRow:
-    """One sequence fed through passes of one shape, as shape-stable execution runs them: row 0, the others idle.
+    """One sequence fed through passes of one shape, as in shape-stable execution: in row 0, the other rows idle.
 
     A pass of ``[rows, window]`` carries one real token, or part of a prompt, and the rest of it is ignored: later
-    passes overwrite what it leaves behind before anything may see it.
+    passes overwrite what it leaves before anything can see it.
 
     Args:
         model: the target.
         rows: of every pass.
         window: tokens a row of every pass after the prompt.
         prompt_window: tokens a row of every pass over the prompt.
-        columns: of the K/V store, all of which every pass is given to see.
+        columns: of the K/V store, all of which are visible to every pass.
     """
 
     def __init__(self, model: CausalLM, *, rows: int, window: int, prompt_window: int, columns: int):

@@ -1,4 +1,4 @@
-"""Prompts decoded one by one with the oracle, and presented as every run is."""
+"""Decode prompts one by one with the oracle, and return them like any other run."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def decode_one_by_one(
 def _decode(
     feed: FeedRow, sequence: Sequence, vocab_size: int, config: DecodeConfig, timer: StageTimer
 ) -> tuple[TokenLogprobs, ...]:
-    """Bring one sequence to its end; log-probabilities where they were asked for."""
+    """Decode one sequence to its end, with log-probabilities if they are requested."""
     tokens, entries = [], []
     for token, logits in _timed(autoregressive.decode(feed, sequence, vocab_size, config.sampling), timer):
         tokens.append(token)
@@ -72,7 +72,7 @@ def _timed(steps: Iterator[tuple[int, Tensor]], timer: StageTimer) -> Iterator[t
 
 
 def _windowed_rows(pair: Pair, prepared: Prepared, config: DecodeConfig) -> Callable[[], FeedRow]:
-    """Starts rows in the very shapes that the engine's shape-stable passes have."""
+    """Starts rows in the same shapes as the engine's shape-stable passes."""
     window = verify_window(prepared.sequences)
     return partial(
         autoregressive.WindowedRow,

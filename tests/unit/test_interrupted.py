@@ -30,7 +30,7 @@ def test_it_is_refused_and_a_new_one_is_right(llama, monkeypatch, method, number
     with pytest.raises(KeyboardInterrupt):
         list(run)
     for again in (lambda: list(run), run.result, run.run_one_round):
-        with pytest.raises(InputError, match="was interrupted in the middle of a round and cannot go on"):
+        with pytest.raises(InputError, match="was interrupted in the middle of a round and cannot continue"):
             again()
     fresh = stream(llama, PROMPTS, **settings)
     assert sum(len(event.token_ids) for event in fresh) == 30

@@ -1,4 +1,4 @@
-"""How many drafted tokens survive, and which token follows them: one file for each family of rules.
+"""How many drafts are accepted, and which token follows them: one file for each family of rules.
 
 A rule proposes the draft's tokens and later decides on them, in pure functions on ``[batch, k]``. Greedy and coupled
 accept a draft when the target chose the same token (`matching`), rejection sampling compares probabilities

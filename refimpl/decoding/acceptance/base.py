@@ -19,7 +19,7 @@ class AcceptanceRule(ABC):
         source: where random numbers come from.
 
     Attributes:
-        keeps_tokens: whether the output is that of plain decoding, token for token, and not in law alone.
+        keeps_tokens: whether the output is that of ordinary decoding token for token, and not only in distribution.
     """
 
     keeps_tokens: ClassVar[bool] = True

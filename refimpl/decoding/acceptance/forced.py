@@ -12,7 +12,7 @@ from refimpl.decoding.sampling import Purpose, RandomSource, uniform
 
 
 class ForcedRule(GreedyRule):
-    """Accepts as many drafts as a given distribution says, whatever the target thinks of them. For timing only.
+    """Accepts as many drafts as a given distribution says, regardless of the target. For timing only.
 
     Args:
         lengths: probability of 0, 1, … accepted drafts; a row's own limit caps the number drawn.

@@ -1,4 +1,4 @@
-"""What is proposed, what a round computes with, and what is decided: tensors, one row each for every row."""
+"""Proposals, numbers of a round and decisions: tensors with one row for each row of the batch."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from refimpl.decoding.sampling import RowKeys
 
 @dataclass(frozen=True, slots=True)
 class RowNumbers:
-    """What a round computes with, for every row.
+    """Keys, positions and limits of a round, for every row.
 
     Attributes:
         keys: of the random numbers.
@@ -48,7 +48,7 @@ class Proposal:
 
     @classmethod
     def join(cls, steps: Seq["Proposal"]) -> "Proposal":
-        """Put proposals for consecutive positions, at least one, after each other."""
+        """Join proposals for consecutive positions, at least one."""
         mass = [step.probabilities for step in steps if step.probabilities is not None]
         found = [step.looked_up for step in steps if step.looked_up is not None]
         return cls(
@@ -58,7 +58,7 @@ class Proposal:
         )
 
     def overruled(self, tokens: Int[Tensor, "batch k"]) -> "Proposal":
-        """Put tokens that were looked up in the place of those that were drawn; -1 leaves the drawn one."""
+        """Replace drawn tokens by those that were looked up; -1 leaves the drawn one."""
         looked_up = tokens >= 0
         return Proposal(torch.where(looked_up, tokens, self.tokens), self.probabilities, looked_up)
 
@@ -133,7 +133,7 @@ class DrawnMass:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the target makes of a proposal.
+    """The target's decision on a proposal.
 
     Attributes:
         num_accepted: longest accepted prefix within each row's limit ``[batch]``.

@@ -15,10 +15,10 @@ from refimpl.decoding.sampling import Purpose, RowKeys, probabilities
 class RejectionRule(AcceptanceRule):
     """Accept with probability min(1, p/q), else draw from the residual max(p − q, 0).
 
-    Source: Leviathan, Kalman, Matias 2023; Chen et al. 2023. Preserves the target's law, not its very tokens. The
-    tokens still do not depend on batch, order or schedule, because every row's rounds begin where its own acceptance
-    put them; only the rollback layout and budgets that depend on the batch move those boundaries, and then only the law
-    is kept.
+    Source: Leviathan, Kalman, Matias 2023; Chen et al. 2023. Preserves the target's distribution, but not the exact
+    tokens. The tokens still do not depend on batch, order or schedule, because every row's rounds begin where its own
+    acceptance put them. Only the rollback layout and budgets that depend on the batch move those boundaries; then only
+    the distribution is preserved.
     """
 
     keeps_tokens: ClassVar[bool] = False
@@ -65,8 +65,8 @@ def next_weights(
 ) -> Float[Tensor, "batch vocab"]:
     """p after the accepted prefix; its residual, not normalised, where a draft was rejected there.
 
-    The residual of equal distributions is empty. Exact arithmetic rejects nothing then; should rounding do it, the
-    token is drawn from p, from which the residual's law differs by no more than that rounding.
+    The residual of equal distributions is empty. Exact arithmetic rejects nothing then; if rounding does, the
+    token is drawn from p, from which the residual differs by no more than that rounding.
     """
     rows = torch.arange(len(accepted), device=accepted.device)
     p = target[rows, accepted]

@@ -35,7 +35,7 @@ class Drafts:
 
     @classmethod
     def none(cls, num_members: int, device: torch.device) -> "Drafts":
-        """No tokens for anybody."""
+        """No tokens for any row."""
         tokens = torch.zeros(num_members, 0, dtype=torch.long, device=device)
         return cls(Proposal(tokens), Offer([0] * num_members, [0] * num_members, 0))
 
@@ -52,4 +52,4 @@ class Drafter(Protocol):
         """Propose up to `limits` tokens for each member; `numbers` are those of the largest limit."""
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what is known of a sequence that has left the window."""
+        """Drop what is stored about a sequence that has left the window."""

@@ -1,4 +1,4 @@
-"""A budget whose answers are checked while a run goes on."""
+"""A budget whose answers are checked during a run."""
 
 from collections.abc import Sequence as Seq
 

@@ -1,4 +1,4 @@
-"""Prompt lookup first, the draft for what was not found."""
+"""Prompt lookup first; the draft proposes what was not found."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ class HybridDrafter:
         return self.model.cached
 
     def draft(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> Drafts:
-        """Propose what is found; with the draft's help where a row finds nothing."""
+        """Propose what is found, and run the draft if some row finds nothing."""
         found, device = self.lookup.find(members, limits), numbers.limits.device
         if all(tokens or not limit for tokens, limit in zip(found, limits, strict=True)):
             return lookup_drafts(found, device)

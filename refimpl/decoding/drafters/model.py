@@ -44,7 +44,7 @@ def propose(
 
 @dataclass(frozen=True, slots=True)
 class ModelDrafter:
-    """The draft of the pair, as many passes as the member that can use most drafts has them.
+    """The draft of the pair, with as many passes as any member can use drafts.
 
     Attributes:
         cached: the draft and its layout.
@@ -78,7 +78,7 @@ class ModelDrafter:
         return Drafts(proposal.cut(max(lengths)), Offer(lengths, [0] * len(members), pace.passes))
 
     def forget(self, sequence: Sequence) -> None:
-        """Nothing is kept but K/V, which are the layout's."""
+        """Only K/V are stored, and they are the layout's."""
 
     def _feed(self, tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
         return self.cached.forward(self.cached.block(tokens, offset, drafts), 1)[..., : self.vocab_size]

@@ -15,7 +15,7 @@ NOT_FOUND = -1
 
 
 class NgramDrafter:
-    """Proposes what followed a row's last tokens where they stood before, and nothing where they did not."""
+    """Proposes what followed an earlier occurrence of a row's last tokens, or nothing if there is none."""
 
     cached = None
 

@@ -1,4 +1,4 @@
-"""Estimates of how far drafts survive, while they are drawn."""
+"""Estimates of how many drafts will be accepted, made while they are drawn."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -21,7 +21,7 @@ def survival(
     Args:
         score: see `DraftBudget`.
         draft: distributions that the tokens were drawn from.
-        tokens: the drafts. ``own_token`` alone reads a draft for its own estimate.
+        tokens: the drafts. Only ``own_token`` reads a draft for its own estimate.
     """
     if score == "confidence":
         return draft.amax(dim=-1).cumprod(dim=1)
@@ -49,7 +49,7 @@ class Pace:
         self.passes = 0  # of the draft
 
     def goes_on(self, logits: Float[Tensor, "batch 1 vocab"], steps: Seq[Proposal]) -> bool:
-        """Whether any row is to be offered the draft after `steps`, which these logits are for."""
+        """Whether any row should get the draft after `steps`, which these logits are for."""
         self.passes += 1
         if self._budget.score is None:
             return True
