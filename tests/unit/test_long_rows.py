@@ -8,6 +8,7 @@ from refimpl import generate
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
 
 CHUNK = 512  # queries of a prefill pass
+STABLE_CHUNK = 64  # the same under shape-stable execution
 _rng = random.Random(5)
 LONG = [[_rng.randrange(61) for _ in range(2 * CHUNK + n)] for n in (3, 2, 1, 0)]
 
@@ -42,3 +43,13 @@ def test_rows_that_never_become_ragged_outgrow_their_first_columns(llama, method
     expected = generate(llama, prompts[:1], method="autoregressive", **settings).sequences[0].token_ids
     result = generate(llama, prompts, method=method, batch_size=len(prompts), **settings)
     assert [s.token_ids for s in result.sequences] == [expected] * len(prompts)
+
+
+def test_prompts_around_the_borders_of_shape_stable_chunks(llama):
+    """Shape-stable execution prefills rectangles of 64 tokens a row; logits show what tokens may hide."""
+    prompts = [[1 + i % 7 for i in range(length)] for length in (STABLE_CHUNK + 1, STABLE_CHUNK + 2, 1)]
+    settings = {"max_new_tokens": 4, "num_speculative_tokens": 2, "stop_token_ids": [], "logprobs": 0}
+    expected = generate(llama, prompts, method="autoregressive", **settings).sequences
+    found = generate(llama, prompts, method="inplace", batch_size=3, shape_stable=True, **settings).sequences
+    for mine, wanted in zip(found, expected, strict=True):
+        assert [e.logprob for e in mine.logprobs] == pytest.approx([e.logprob for e in wanted.logprobs], abs=1e-9)
