@@ -1,7 +1,7 @@
-"""``python -m proofs.mutants [kernels|scheduling]``: change the code a little, and see whether the proofs notice.
+"""``python -m proofs.mutants [kernels|scheduling|room …]``: change the code a little, and see whether the proofs notice.
 
 On demand, not part of `check.sh`. Each mutant changes one operator, constant, condition or statement of a kernel or of
-the schedulers. It is killed when a claim fails, or when the code breaks; the survivors are printed, with the share
+the schedulers, or of one module of them. It is killed when a claim fails, or when the code breaks; the survivors are printed, with the share
 killed at the end.
 """
 
@@ -25,7 +25,7 @@ from proofs.z3 import choices, layouts
 from proofs.z3.obligation import prove
 from refimpl import scheduling
 from refimpl.core import kernels
-from refimpl.scheduling import base, fifo, grouped, pool, static
+from refimpl.scheduling import base, blocks, fifo, grouped, groups, pool, room, static
 
 LIMIT_S = 120  # a mutant that runs longer does not end: killed
 REQUIRED_SHARE = 0.9
@@ -45,7 +45,9 @@ SWAPS: dict[type, type] = {
 # Helpers of other value kinds, error texts, and options that no named scheduler uses.
 SKIPPED = {
     "where",
+    "check",
     "check_conservation",
+    "_require",
     "default_aging_bound",
     "_check_waiting",
     "_cheaper",
@@ -149,9 +151,9 @@ def scheduling_with(name: str, source: str) -> Iterator[ModuleType]:
 def scheduling_survives(name: str, mutant: Mutant) -> bool:
     with (
         scheduling_with(name, mutant.source) as package,
-        patch.object(schedulers, "make_scheduler", package.make_scheduler),
+        patch.object(schedulers, "scheduling", package),
     ):
-        return all(v.ok for v in schedulers.verdicts())
+        return all(v.ok for v in schedulers.all_verdicts())
 
 
 @contextlib.contextmanager
@@ -175,12 +177,13 @@ def survives(mutant: Mutant, judge: Callable[[Mutant], bool]) -> bool:
         return False
 
 
-SUBJECTS: dict[str, list[tuple[ModuleType, Callable[[Mutant], bool]]]] = {
+MODULES = {m.__name__.rpartition(".")[2]: m for m in (base, blocks, fifo, grouped, groups, pool, room, static)}
+Judge = Callable[[Mutant], bool]
+SUBJECTS: dict[str, list[tuple[ModuleType, Judge]]] = {
     "kernels": [(kernels, kernels_survive)],
-    "scheduling": [
-        (module, partial(scheduling_survives, module.__name__)) for module in (base, fifo, grouped, pool, static)
-    ],
+    **{name: [(module, partial(scheduling_survives, module.__name__))] for name, module in MODULES.items()},
 }
+SUBJECTS["scheduling"] = [pair for name in MODULES for pair in SUBJECTS[name]]
 
 
 def main(subject: str) -> int:
@@ -201,4 +204,4 @@ def main(subject: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(max([main(subject) for subject in sys.argv[1:] or SUBJECTS]))
+    sys.exit(max([main(subject) for subject in sys.argv[1:] or ("kernels", "scheduling")]))

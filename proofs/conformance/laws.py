@@ -21,7 +21,7 @@ from refimpl import faults as zoo
 from refimpl.core import kernels
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
 from refimpl.core.sequence import Sequence
-from refimpl.decoding import acceptance
+from refimpl.decoding.acceptance import rejection
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.sampling import Purpose, RandomSource
 
@@ -162,7 +162,7 @@ def engine_law(
         return source.branches
 
     paths = 0
-    with patch.object(acceptance, "probabilities", lambda logits, config: logits):
+    with patch.object(rejection, "probabilities", lambda logits, config: logits):
         for _ in scripts(run):
             paths += 1
             if paths >= MAX_PATHS:

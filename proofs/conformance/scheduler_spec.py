@@ -8,6 +8,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from proofs.conformance.room_spec import Blocks
+
 Key = tuple[int, int]
 
 
@@ -35,12 +37,13 @@ class State:
 
 @dataclass(frozen=True)
 class Rules:
-    """Which scheduler, with B, W and A."""
+    """Which scheduler, with B, W and A; `blocks` where room is short."""
 
     policy: str
     batch: int
     capacity: int
     aging: float = math.inf
+    blocks: Blocks | None = None
 
     @property
     def waiting_bound(self) -> float:
@@ -48,13 +51,19 @@ class Rules:
         return self.aging + (self.capacity - 1) // self.batch
 
 
-def admitted(state: State, rules: Rules) -> State:
-    """Oldest first, until the window is full; a static batch only once the window is empty."""
+def admitted(state: State, rules: Rules, fitting: int) -> State:
+    """Oldest first, until the window is full or no more fit; a static batch only once the window is empty."""
     room = rules.capacity - len(state.window)
     if rules.policy == "static":
         room = 0 if state.window else rules.batch
-    entering = state.waiting[:room]
+    entering = state.waiting[: min(room, fitting)]
     return replace(state, waiting=state.waiting[len(entering) :], window=state.window + tuple((t, 0) for t in entering))
+
+
+def sent_back(state: State, tickets: tuple[int, ...]) -> State:
+    """The state after these have left the window, one by one, for the head of the queue; their waiting starts anew."""
+    window = tuple((t, w) for t, w in state.window if t not in tickets)
+    return replace(state, waiting=(*tickets[::-1], *state.waiting), window=window, begun=state.begun - set(tickets))
 
 
 def choice_fault(state: State, keys: dict[int, Key], mode: str, members: tuple[int, ...], rules: Rules) -> str | None:
@@ -114,9 +123,12 @@ def cancelled(state: State, ticket: int, rules: Rules) -> State:
 
 
 def state_fault(state: State, submitted: int, rules: Rules) -> str | None:
-    """INV-9 and INV-10 of a state."""
+    """INV-9 and INV-10 of a state, and that nobody overtakes in the queue."""
     if state.everyone != list(range(submitted)):
         return f"INV-9: {state}"
+    line = [*state.tickets, *state.waiting]
+    if line != sorted(line):
+        return f"out of order: {state}"
     if rules.policy == "grouped" and any(w > rules.waiting_bound for _, w in state.window):
         return f"INV-10: {state.window} beyond {rules.waiting_bound}"
     return None

@@ -1,7 +1,8 @@
 """``python -m proofs.conformance.schedulers``: breadth-first search over the real scheduler classes.
 
 Pools of up to five sequences, every prompt length, acceptance, stop and cancellation: each transition of
-`refimpl.scheduling` is compared with the relation in `scheduler_spec`.
+`refimpl.scheduling` is compared with the relation in `scheduler_spec`, and with that in `room_spec` where the K/V are
+in a small pool of blocks. Every round makes some sequence longer, so that no path goes on for ever.
 """
 
 import itertools
@@ -9,13 +10,16 @@ import math
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from unittest.mock import patch
 
+from proofs.conformance import room_spec
 from proofs.conformance import scheduler_spec as spec
 from proofs.report import report
-from refimpl.faults import FAULTS
-from refimpl.scheduling import Scheduler, make_scheduler
+from refimpl import scheduling
+from refimpl.faults import FAULTS, Fault
+from refimpl.scheduling import BlockPool, PagedRoom, Scheduler, SequencePool
 
 PROMPTS = (1, 2)  # prompt lengths
 MAX_STATES = 200_000  # a search that reaches this was truncated: a failure
@@ -30,6 +34,8 @@ class Dummy:
     cache_state: int = 1
     finished: bool = False
     ticket: int = -1
+    most_tokens: int = 0
+    blocks: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,17 @@ class Node:
     rows: list[Dummy]
     state: spec.State
 
+    @property
+    def residents(self) -> room_spec.Lengths:
+        """Lengths of those in the window that run on."""
+        return {t: self.rows[t].seq_len for t in self.state.tickets if not self.rows[t].finished}
+
+    @property
+    def tables(self) -> room_spec.Tables:
+        return {row.ticket: tuple(row.blocks) for row in self.rows}
+
     def fingerprint(self) -> tuple:
+        """All that decides how it goes on; which blocks a row has does not."""
         rows = tuple((r.seq_len, r.cache_state, r.finished) for r in self.rows)
         by_wait = getattr(self.real, "_by_wait", tuple)
         return self.state, rows, tuple(by_wait())
@@ -71,29 +87,55 @@ class FaultError(Exception):
 
 
 def start(prompts: tuple[int, ...], rules: spec.Rules, limit: int) -> Node:
-    rows = [Dummy(n) for n in prompts]
+    rows = [Dummy(n, most_tokens=limit) for n in prompts]
     aging = rules.aging if rules.policy == "grouped" else None
-    real = make_scheduler(rules.policy, rules.batch, rules.capacity, aging)
+    real = scheduling.make_scheduler(rules.policy, rules.batch, rules.capacity, aging)
+    if rules.blocks:
+        real.room = scheduling.PagedRoom(scheduling.BlockPool(rules.blocks.total, rules.blocks.size), rules.blocks.span)
     real.submit(rows)
     return Node(limit, real, rows, spec.State(tuple(range(len(rows)))))
 
 
 def rounds(node: Node, rules: spec.Rules, modes: Counter[str]) -> Iterator[Node]:
-    """Admit and select once, then every combination of outcomes."""
+    """Admit and choose once, then every combination of outcomes."""
     node = clone(node)
-    entered = tuple(r.ticket for r in node.real.admit())
-    before = node.state
-    node.state = spec.admitted(before, rules)
-    demand(entered == node.state.tickets[len(before.window) :], f"admitted {entered}, expected {node.state.tickets}")
-    plan = node.real.select()
-    members = tuple(r.ticket for r in plan.members)
+    admit(node, rules)
+    resident, held = node.residents, node.tables
+    plan, preempted = node.real.choose()
+    members, sent = tuple(r.ticket for r in plan.members), tuple(r.ticket for r in preempted)
+    for row in preempted:
+        row.cache_state = 1  # as the prefill will leave it
+    node.state = spec.sent_back(node.state, sent)
     keys = {t: (node.rows[t].seq_len, node.rows[t].cache_state) for t in node.state.tickets}
-    fault = spec.choice_fault(node.state, keys, plan.mode, members, rules)
-    demand(fault is None, fault)
+    forbid(spec.choice_fault(node.state, keys, plan.mode, members, rules))
     modes[plan.mode] += 1
-    running = [t for t in members if not node.rows[t].finished]
+    modes["sent back"] += len(sent)
+    running = tuple(t for t in members if not node.rows[t].finished)
+    demand(bool(running), "a round in which nothing runs")
+    if rules.blocks:
+        forbid(room_spec.choice_fault(rules.blocks, resident, sent, running))
+        forbid(room_spec.moved_fault(rules.blocks, node.residents, held, node.tables))
+    check_blocks(node, rules, running)
     for outcomes in itertools.product(*(possible(node.rows[t], node.limit) for t in running)):
         yield played(node, members, dict(zip(running, outcomes, strict=True)), rules)
+
+
+def admit(node: Node, rules: spec.Rules) -> None:
+    """Let in whom the relation lets in."""
+    before, queue = node.state, [node.rows[t].seq_len for t in node.state.waiting]
+    fitting = room_spec.num_entering(rules.blocks, node.residents, queue) if rules.blocks else len(queue)
+    entered = tuple(r.ticket for r in node.real.admit())
+    node.state = spec.admitted(before, rules, fitting)
+    demand(entered == node.state.tickets[len(before.window) :], f"admitted {entered}, expected {node.state.tickets}")
+    check_blocks(node, rules)
+
+
+def check_blocks(node: Node, rules: spec.Rules, running: tuple[int, ...] = ()) -> None:
+    """Books and tables, while these run or between rounds."""
+    if rules.blocks:
+        pool = node.real.room.pool
+        forbid(room_spec.books_fault(rules.blocks, node.tables, pool.free, pool.refs))
+        forbid(room_spec.tables_fault(rules.blocks, node.residents, running, node.tables))
 
 
 def possible(row: Dummy, limit: int) -> list[tuple[int, int, bool]]:
@@ -101,7 +143,7 @@ def possible(row: Dummy, limit: int) -> list[tuple[int, int, bool]]:
 
 
 def played(node: Node, members: tuple[int, ...], outcomes: dict[int, tuple[int, int, bool]], rules: spec.Rules) -> Node:
-    child = clone(node)
+    child, held = clone(node), node.tables
     for ticket, (kept, lag, stopped) in outcomes.items():
         row = child.rows[ticket]
         row.seq_len, row.cache_state = row.seq_len + kept, lag
@@ -114,6 +156,9 @@ def played(node: Node, members: tuple[int, ...], outcomes: dict[int, tuple[int, 
     before = child.state.finished
     child.state = spec.played(child.state, members, ended, rules)
     demand(left == child.state.finished - before, f"left {left}")
+    check_blocks(child, rules)
+    if rules.blocks:
+        forbid(room_spec.moved_fault(rules.blocks, child.residents, held, child.tables))
     return child
 
 
@@ -125,6 +170,7 @@ def cancellations(node: Node, rules: spec.Rules) -> Iterator[Node]:
             target.finished = True
             child.real.cancel(target)
             child.state = spec.cancelled(child.state, row.ticket, rules)
+            check_blocks(child, rules)
             yield child
 
 
@@ -132,9 +178,14 @@ def clone(node: Node) -> Node:
     return pickle.loads(pickle.dumps(node, -1))
 
 
-def demand(holds: bool, why: str | None) -> None:
+def demand(holds: bool, why: str) -> None:
     if not holds:
         raise FaultError(why)
+
+
+def forbid(fault: str | None) -> None:
+    if fault is not None:
+        raise FaultError(fault)
 
 
 def search(size: int, rules: spec.Rules, *, limit: int, cancel: bool) -> tuple[int, int, Counter[str], int]:
@@ -147,8 +198,7 @@ def search(size: int, rules: spec.Rules, *, limit: int, cancel: bool) -> tuple[i
         node = frontier.pop()
         demand(len(seen) < MAX_STATES, "search truncated")
         demand(node.observed() == node.predicted(), f"real {node.observed()}, relation {node.predicted()}")
-        fault = spec.state_fault(node.state, size, rules)
-        demand(fault is None, fault)
+        forbid(spec.state_fault(node.state, size, rules))
         longest = max([longest, *(wait for _, wait in node.state.window)])
         if node.real.done:
             demand(len(node.state.finished) == size, "done too early")
@@ -176,13 +226,24 @@ def configurations() -> Iterator[tuple[int, spec.Rules, int, bool]]:
     yield 3, spec.Rules("grouped", 2, 3, 1), 4, True
 
 
-def verdicts(policies: tuple[str, ...] = ("static", "fifo", "grouped")) -> Iterator[Verdict]:
-    """One verdict per configuration, and one on what the searches have reached."""
-    reached: Counter[str] = Counter()
-    for size, rules, limit, cancel in configurations():
-        if rules.policy not in policies:
-            continue
+def with_blocks() -> Iterator[tuple[int, spec.Rules, int, bool]]:
+    """The same, in pools of blocks from the longest row's to one that is rarely short."""
+    span, limit = 1, 4
+    for policy, aging in (("fifo", math.inf), ("static", math.inf), ("grouped", 1)):
+        for size, total in ((1, 4), (1, 6), (2, 2), (2, 3)):
+            blocks = room_spec.Blocks(total, size, span, limit)
+            capacity = 3 if policy == "grouped" else 2
+            yield 3, spec.Rules(policy, 2, capacity, aging, blocks), limit, True
+    yield 3, spec.Rules("grouped", 1, 3, 1, room_spec.Blocks(9, 1, span, limit)), limit, False
+    yield 2, spec.Rules("fifo", 2, 2, math.inf, room_spec.Blocks(7, 1, span, 7)), 7, True
+
+
+def verdicts(some: Iterator[tuple[int, spec.Rules, int, bool]], reached: Counter[str]) -> Iterator[Verdict]:
+    """One verdict per configuration; `reached` counts the modes chosen, and who was sent back."""
+    for size, rules, limit, cancel in some:
         name = f"{rules.policy}, pool {size}, B = {rules.batch}, W = {rules.capacity}, A = {rules.aging}"
+        if rules.blocks:
+            name += f", {rules.blocks.total} blocks of {rules.blocks.size}"
         name += ", cancellations" if cancel else ""
         try:
             states, transitions, modes, longest = search(size, rules, limit=limit, cancel=cancel)
@@ -191,8 +252,21 @@ def verdicts(policies: tuple[str, ...] = ("static", "fifo", "grouped")) -> Itera
             continue
         reached += modes
         yield Verdict(f"{name}: {states} states, {transitions} transitions, longest wait {longest}", True)
-    missing = {"static", "fifo", "grouped", "fallback", "aged"} - set(reached)
-    yield Verdict("the searches reach every mode", not missing, f"never chosen: {sorted(missing)}")
+
+
+def all_verdicts() -> Iterator[Verdict]:
+    """Every configuration, and one verdict on what the searches have reached."""
+    reached: Counter[str] = Counter()
+    yield from verdicts(itertools.chain(configurations(), with_blocks()), reached)
+    missing = {"static", "fifo", "grouped", "fallback", "aged", "sent back"} - set(+reached)
+    yield Verdict("the searches reach every mode, and send sequences back", not missing, f"never: {sorted(missing)}")
+
+
+def noticed(fault: Fault) -> Verdict | None:
+    """The first search, of those that the fault is about, that finds it out."""
+    some = with_blocks() if fault.owner is PagedRoom else configurations()
+    mine = (each for each in some if each[1].policy in fault.schedulers)
+    return next((v for v in verdicts(mine, Counter()) if not v.ok), None)
 
 
 def zoo_verdicts() -> Iterator[Verdict]:
@@ -200,10 +274,53 @@ def zoo_verdicts() -> Iterator[Verdict]:
     for fault in FAULTS.values():
         if getattr(fault.owner, "__module__", "").startswith("refimpl.scheduling"):
             with fault.injected():
-                noticed = next((v for v in verdicts(fault.schedulers) if not v.ok), None)
-            detail = f"{noticed.name}: {noticed.detail}" if noticed else "no search notices"
-            yield Verdict(f"expected failure: {fault.name}: {detail}", noticed is not None)
+                found = noticed(fault)
+            yield expected_failure(fault.name, found)
+
+
+def expected_failure(name: str, found: Verdict | None) -> Verdict:
+    detail = f"{found.name}: {found.detail}" if found else "no search notices"
+    return Verdict(f"expected failure: {name}: {detail}", found is not None)
+
+
+# What rooms and queues can get wrong beyond the zoo: class, function, and its wrong variant.
+WRONG: dict[str, tuple[type, str, Callable]] = {
+    "the oldest is sent back": (Scheduler, "_youngest", lambda self: next(iter(self.pool.window.values()))),
+    "sent back to the end of the queue": (
+        SequencePool,
+        "send_back",
+        lambda self, sequence: self.waiting.append(self.window.pop(sequence.ticket)),
+    ),
+    "a sequence that was sent back keeps its blocks": (
+        Scheduler,
+        "preempt",
+        lambda self, sequence: self.pool.send_back(sequence),
+    ),
+    "a sequence enters where its prompt fits": (PagedRoom, "_fits", lambda self, some: len(self.pool.free) > 1),
+    "a block is free before its last reference is gone": (
+        BlockPool,
+        "give_back",
+        lambda self, blocks: self.free.extend(blocks),
+    ),
+    "blocks are asked for beyond the budget": (
+        PagedRoom,
+        "_missing",
+        lambda self, row: max(0, -(-(row.seq_len + self.span) // self.pool.block_size) - len(row.blocks)),
+    ),
+    "cached tokens change their blocks": (
+        PagedRoom,
+        "settle",
+        lambda self, members, right=PagedRoom.settle: [right(self, members), [m.blocks.reverse() for m in members]],
+    ),
+}
+
+
+def wrong_verdicts() -> Iterator[Verdict]:
+    """Expected failures: each variant must be found out in small pools of blocks."""
+    for name, (owner, attribute, wrong) in WRONG.items():
+        with patch.object(owner, attribute, wrong):
+            yield expected_failure(name, next((v for v in verdicts(with_blocks(), Counter()) if not v.ok), None))
 
 
 if __name__ == "__main__":
-    sys.exit(report("schedulers", itertools.chain(verdicts(), zoo_verdicts())))
+    sys.exit(report("schedulers", itertools.chain(all_verdicts(), zoo_verdicts(), wrong_verdicts())))
