@@ -1,8 +1,8 @@
-"""``python -m proofs.mutants [kernels|scheduling|room …]``: change the code a little, and see whether the proofs notice.
+"""``python -m proofs.mutants [kernels|scheduling|MODULE …]``: change the code a little; do the proofs notice?
 
 On demand, not part of `check.sh`. Each mutant changes one operator, constant, condition or statement of a kernel or of
-the schedulers, or of one module of them. It is killed when a claim fails, or when the code breaks; the survivors are printed, with the share
-killed at the end.
+the schedulers; a module of theirs may be named alone, as in ``room blocks``. It is killed when a claim fails, or when
+the code breaks; the survivors are printed, with the share killed at the end.
 """
 
 import ast
@@ -21,6 +21,7 @@ from types import ModuleType
 from unittest.mock import patch
 
 from proofs.conformance import schedulers
+from proofs.z3 import blocks as block_claims
 from proofs.z3 import choices, layouts
 from proofs.z3.obligation import prove
 from refimpl import scheduling
@@ -119,7 +120,7 @@ def load(name: str, source: str) -> ModuleType:
 
 def kernels_survive(mutant: Mutant) -> bool:
     module = load("mutant_kernels", mutant.source)
-    claims = [*layouts.obligations(module), *choices.obligations(module)]
+    claims = [*layouts.obligations(module), *choices.obligations(module), *block_claims.obligations(module)]
     return all(prove(claim, second_opinion=False).ok for claim in claims)
 
 

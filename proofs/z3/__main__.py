@@ -3,7 +3,7 @@
 import sys
 
 from proofs.report import report
-from proofs.z3 import choices, faults, layouts
+from proofs.z3 import blocks, choices, faults, layouts
 from proofs.z3.obligation import prove, refute, run_all
 from refimpl.core import kernels
 
@@ -12,9 +12,9 @@ def main(which: str) -> int:
     if which == "faults":
         from proofs.z3 import zoo  # loads the whole engine, which the claims do without
 
-        own = run_all(faults.obligations(kernels), refute)
+        own = run_all([*faults.obligations(kernels), *blocks.faults(kernels)], refute)
         return report("z3 faults", [*own, *map(zoo.judge, zoo.kernel_faults())], show_details=True)
-    claims = [*layouts.obligations(kernels), *choices.obligations(kernels)]
+    claims = [*layouts.obligations(kernels), *blocks.obligations(kernels), *choices.obligations(kernels)]
     return report("z3 claims", run_all(claims, prove))
 
 
