@@ -36,6 +36,7 @@ python_stages() {
   stage z3-faults "$python" -m proofs.z3 faults
   stage schedulers "$python" -m proofs.conformance.schedulers
   stage laws "$python" -m proofs.conformance.laws
+  stage reach "$python" -m proofs.conformance.reach
   if [ "$pip_only" = 1 ]; then
     stage runs "$python" -m proofs.conformance.runs
   else
@@ -45,7 +46,7 @@ python_stages() {
 }
 
 # Two lanes for two cores.
-stages=(z3 z3-faults schedulers laws)
+stages=(z3 z3-faults schedulers laws reach)
 if [ "$pip_only" = 1 ]; then
   stages+=(runs)
   python_stages

@@ -1,4 +1,4 @@
-"""``python -m proofs.conformance.laws``: the exact output law of the real engine, by enumeration.
+"""``python -m proofs.conformance.laws [long]``: the exact output law of the real engine, by enumeration.
 
 Every random branch of a run is taken in turn, with its probability as a fraction; the law of the outputs must be the
 product of the autoregressive laws, with total variation exactly 0. Random numbers are keyed as in the engine: asked
@@ -15,11 +15,13 @@ from unittest.mock import patch
 
 import torch
 
+from proofs.conformance.borders import BLOCK_SIZE, small_borders
 from proofs.conformance.perfect_memory import Table, Text, pair_of, random_table
 from proofs.report import report
 from refimpl import faults as zoo
 from refimpl.core import kernels
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
+from refimpl.core.drafting import DraftingConfig
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import rejection
 from refimpl.decoding.engine import Engine
@@ -138,7 +140,7 @@ def scripts(run: Callable[[list[int]], list[int]]) -> Iterator[None]:
 
 
 def engine_law(
-    method: str, jobs: list[Job], target: Table, draft: Table, vocab_size: int, checks: str
+    method: str, jobs: list[Job], target: Table, draft: Table, vocab_size: int, checks: str, drafter: str
 ) -> tuple[Law, int]:
     """Law of the outputs of complete runs, and the number of paths."""
     law: Law = defaultdict(Fraction)
@@ -150,6 +152,8 @@ def engine_law(
         acceptance="rejection",
         sampling=SamplingConfig(temperature=1.0),
         checks=checks,
+        block_size=BLOCK_SIZE,
+        drafting=DraftingConfig(drafter),
     )
     pair = pair_of(target, draft, vocab_size)
 
@@ -162,7 +166,7 @@ def engine_law(
         return source.branches
 
     paths = 0
-    with patch.object(rejection, "probabilities", lambda logits, config: logits):
+    with small_borders(), patch.object(rejection, "probabilities", lambda logits, config: logits):
         for _ in scripts(run):
             paths += 1
             if paths >= MAX_PATHS:
@@ -196,12 +200,18 @@ def total_variation(law: Law, other: Law) -> Fraction:
     return sum((abs(law.get(x, Fraction(0)) - other.get(x, Fraction(0))) for x in {*law, *other}), Fraction(0)) / 2
 
 
-SHAPES: dict[str, tuple[int, list[Job]]] = {
+Shape = tuple[int, list[Job]]  # size of the vocabulary, sequences
+SHAPES: dict[str, Shape] = {
     "ragged prompts, k = 1, one stop token": (2, [Job((0,), 2, 1), Job((1, 0, 1), 3, 1, frozenset({1}))]),
     "three rows, two at a time": (2, [Job((0,), 2, 1), Job((1,), 1, 1), Job((0, 1), 2, 1)]),
-    "three tokens, k = 2 beside k = 1": (3, [Job((2,), 2, 2), Job((1, 0), 2, 1, frozenset({2}))]),
+    "three drafts beside one, a stop token in the prompt": (2, [Job((1, 0), 4, 3, frozenset({1})), Job((0,), 2, 2)]),
 }
-LONG_SHAPE = "two rows, k = 2", (2, [Job((0,), 3, 2), Job((1, 1), 3, 2)])
+THREE_TOKENS = {"three tokens, k = 2 beside k = 1": (3, [Job((2,), 2, 2), Job((1, 0), 2, 1, frozenset({2}))])}
+ROLLED_BACK = {"two rows, k = 2": (2, [Job((0,), 3, 2), Job((1, 1), 3, 2)])}  # the batch minimum cuts both
+LOOKED_UP = {"what stood before is proposed": (2, [Job((0, 1, 0), 3, 2), Job((0, 1), 2, 1)])}
+LONG_SHAPES = (
+    ROLLED_BACK | THREE_TOKENS | {"three drafts beside a row that ends": (2, [Job((0,), 4, 3), Job((1, 0), 1, 1)])}
+)
 
 # What breaks the law: method, kernel, and its wrong variant.
 FAULTS: dict[str, tuple[str, str, Callable]] = {
@@ -214,8 +224,13 @@ FAULTS: dict[str, tuple[str, str, Callable]] = {
     "stale slots are visible": ("inplace+fifo", "visible_by_position", lambda slot, query: (slot >= 0) & (query >= 0)),
     "masked slots do not die": ("masked+static", "masked_slot_position", lambda position, cached, after: position),
 }
-# Faults of the engine's own zoo that change only the law.
-ZOO = {"residual-forgotten": "inplace+static", "rollback-draws-again": "rollback+static"}
+# Faults of the engine's own zoo that change only the law: method, drafter, shape.
+RAGGED, REPEATED = SHAPES["ragged prompts, k = 1, one stop token"], LOOKED_UP["what stood before is proposed"]
+ZOO: dict[str, tuple[str, str, Shape]] = {
+    "residual-forgotten": ("inplace+static", "model", RAGGED),
+    "rollback-draws-again": ("rollback+static", "model", RAGGED),
+    "looked-up-with-the-q-of-a-draw": ("inplace+fifo", "ngram", REPEATED),
+}
 
 
 def tables(vocab_size: int) -> tuple[Table, Table]:
@@ -223,48 +238,60 @@ def tables(vocab_size: int) -> tuple[Table, Table]:
     return random_table("target", vocab_size, zeros=True), random_table("draft", vocab_size, zeros=False)
 
 
-def distance(method: str, vocab_size: int, jobs: list[Job], checks: str = "host") -> tuple[Fraction, int]:
+def distance(
+    method: str, vocab_size: int, jobs: list[Job], checks: str = "host", drafter: str = "model"
+) -> tuple[Fraction, int]:
     """Total variation between the engine's law and the autoregressive one, and the number of paths."""
     target, draft = tables(vocab_size)
-    law, paths = engine_law(method, jobs, target, draft, vocab_size, checks)
+    law, paths = engine_law(method, jobs, target, draft, vocab_size, checks, drafter)
     return total_variation(law, autoregressive_law(jobs, target)), paths
 
 
-def check() -> list[Verdict]:
-    verdicts = []
+def verdict(method: str, name: str, shape: Shape, drafter: str = "model") -> Verdict:
+    """Whether the law of a shape is exact."""
+    try:
+        tv, paths = distance(method, *shape, drafter=drafter)
+    except Exception as error:
+        return Verdict(f"{method}, {name}", False, f"{type(error).__name__}: {error}")
+    return Verdict(f"{method}, {name}: total variation {tv} over {paths} paths", tv == 0)
+
+
+def check(shapes: dict[str, Shape]) -> Iterator[Verdict]:
+    """Every shape under every layout and scheduler."""
     for layout, scheduler in itertools.product(LAYOUTS, SCHEDULERS):
-        method = f"{layout}+{scheduler}"
-        for shape, (vocab_size, jobs) in dict(
-            [*SHAPES.items(), *([LONG_SHAPE] if method == "rollback+static" else [])]
-        ).items():
-            try:
-                tv, paths = distance(method, vocab_size, jobs)
-                verdicts.append(Verdict(f"{method}, {shape}: total variation {tv} over {paths} paths", tv == 0))
-            except Exception as error:
-                verdicts.append(Verdict(f"{method}, {shape}", False, f"{type(error).__name__}: {error}"))
-    return verdicts
+        yield from (verdict(f"{layout}+{scheduler}", *shape) for shape in shapes.items())
 
 
-def check_faults() -> list[Verdict]:
+def check_some() -> Iterator[Verdict]:
+    """What costs too much, or shows too little, under every layout and scheduler."""
+    yield from (verdict("rollback+static", *shape) for shape in ROLLED_BACK.items())
+    for layout, scheduler in zip(LAYOUTS, itertools.cycle(SCHEDULERS), strict=False):
+        yield from (verdict(f"{layout}+{scheduler}", *shape) for shape in THREE_TOKENS.items())
+    for method, drafter in itertools.product(
+        ("inplace+fifo", "realigned+static", "paged+grouped"), ("ngram", "hybrid")
+    ):
+        yield from (verdict(method, f"{drafter}: {name}", shape, drafter) for name, shape in LOOKED_UP.items())
+
+
+def check_faults() -> Iterator[Verdict]:
     """Expected failures: the enumeration must see that the law is off, with every run-time check switched off."""
-    verdicts = []
     for name, (method, kernel, wrong) in FAULTS.items():
         with patch.object(kernels, kernel, wrong):
-            verdicts.append(off_law(name, method, SHAPES["ragged prompts, k = 1, one stop token"]))
-    for name, method in ZOO.items():
+            yield off_law(name, method, RAGGED)
+    for name, (method, drafter, shape) in ZOO.items():
         with (
             zoo.FAULTS[name].injected(),
             patch.object(zoo.state_faults, "probabilities", lambda logits, config: logits),
         ):
-            verdicts.append(off_law(f"zoo: {name}", method, SHAPES["ragged prompts, k = 1, one stop token"]))
-    return verdicts
+            yield off_law(f"zoo: {name}", method, shape, drafter)
 
 
-def off_law(name: str, method: str, shape: tuple[int, list[Job]]) -> Verdict:
-    tv, _ = distance(method, *shape, checks="off")
+def off_law(name: str, method: str, shape: Shape, drafter: str = "model") -> Verdict:
+    tv, _ = distance(method, *shape, checks="off", drafter=drafter)
     return Verdict(f"expected failure: {name}: total variation {tv} = {float(tv):.3f}", tv > 0)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(report("laws", [*check(), *check_faults()]))
+    long = sys.argv[1:] == ["long"]
+    sys.exit(report("laws", check(LONG_SHAPES) if long else [*check(SHAPES), *check_some(), *check_faults()]))

@@ -1,0 +1,196 @@
+"""``python -m proofs.conformance.reach``: what the runs of every acceptance pattern never come to.
+
+Rejection sampling, cancelled sequences, drafters that look tokens up, and pools of blocks that are too small for a
+batch; and what must have happened in these runs, and in small borders, for the claims to mean anything.
+"""
+
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from proofs.conformance import runs
+from proofs.conformance.borders import BLOCK_SIZE, small_borders
+from proofs.conformance.laws import Verdict
+from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Run, Shape, sampled_pair, shape
+from proofs.report import report
+from refimpl.core.drafting import DraftingConfig
+from refimpl.decoding.engine import Engine
+from refimpl.faults import FAULTS
+from refimpl.layouts import Layout, PagedLayout, inplace
+from refimpl.placement import Move, RealignedPlacement, RectanglePlacement, sizes
+
+COUPLED = SAMPLINGS[0]
+LONGER = [shape((2, 2), (8, 8), (1, 1), 2, 2), shape((3, 1, 4), (8, 6, 7), (2, 1, 2), 2, 3, 1), SHAPES[-1]]
+Runs = Callable[[str, Counter[str]], Iterator[Run]]
+
+
+def finished(engine: Engine, method: str, shape: Shape, expected: list[list[int]], seen: Counter[str]) -> Run:
+    """Run an engine to its end and note what happened."""
+    rounds = list(engine.rounds())
+    for row in (row for record in rounds for row in record.rows):
+        seen["looked up"] += row.looked_up
+        seen[row.next_token] += 1
+    seen["preempted"] += engine.num_preemptions
+    left = engine.scheduler.room.num_blocks_used
+    outputs = [row.generated for row in engine.sequences]
+    return Run(method, shape, rounds, outputs if not left else [[-1]], expected)
+
+
+def rejection_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
+    """A row's tokens are those that it has alone: its rounds begin where its own acceptance puts them."""
+    for each, sampling in itertools.product(SHAPES, SAMPLINGS[:2]):
+        alone = replace(each, batch=1, window=1)
+        reference = runs.engine_for("inplace+fifo", alone, sampled_pair(), sampling, acceptance="rejection")
+        expected = finished(reference, "inplace+fifo", alone, [], Counter()).outputs
+        engine = runs.engine_for(method, each, sampled_pair(), sampling, acceptance="rejection")
+        yield finished(engine, method, each, expected, seen)
+
+
+def lookup_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
+    """Coupled tokens do not depend on what is proposed."""
+    for each, drafter in itertools.product(LONGER, ("ngram", "hybrid")):
+        expected = runs.autoregressive_outputs(each, sampled_pair(), COUPLED)
+        engine = runs.engine_for(method, each, sampled_pair(), COUPLED, drafting=DraftingConfig(drafter))
+        yield finished(engine, method, each, expected, seen)
+
+
+def cancelled_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
+    """A cancelled row keeps what it has, the others do not notice."""
+    for each in LONGER:
+        for row, after in itertools.product(range(len(each.jobs)), range(2)):
+            expected = runs.autoregressive_outputs(each, sampled_pair(), COUPLED)
+            engine = runs.engine_for(method, each, sampled_pair(), COUPLED)
+            for _ in range(after):
+                engine.run_one_round()
+            sequence = engine.sequences[row]
+            expected[row] = expected[row][: sequence.num_generated]
+            engine.cancel(sequence)
+            seen["cancelled"] += sequence.stop_reason == "cancelled"
+            yield finished(engine, method, each, expected, seen)
+
+
+def preempted_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
+    """Nothing of a sequence that was sent back survives but its tokens (INV-19)."""
+    for each, spare in itertools.product(map(without_stops, LONGER), range(4)):
+        expected = runs.autoregressive_outputs(each, sampled_pair(), COUPLED)
+        short = kv_memory_gib(each, spare)
+        engine = runs.engine_for(method, each, sampled_pair(), COUPLED, kv_memory_gib=short)
+        yield finished(engine, method, each, expected, seen)
+
+
+def without_stops(shape: Shape) -> Shape:
+    """Every row spends its budget, so that blocks run short."""
+    return replace(shape, jobs=tuple(replace(job, stops=frozenset()) for job in shape.jobs))
+
+
+def kv_memory_gib(shape: Shape, spare: int) -> float:
+    """Room for the longest row's blocks, so many more, and scratch."""
+    blocks = -(-max(job.end for job in shape.jobs) // BLOCK_SIZE) + spare + 1
+    pair = sampled_pair()
+    per_token = sum(model.kv_shape.bytes_per_token for model in pair.models(True))
+    return blocks * BLOCK_SIZE * per_token / 2**30
+
+
+KINDS: dict[str, Runs] = {
+    "rejection sampling": rejection_runs,
+    "drafts looked up": lookup_runs,
+    "cancelled": cancelled_runs,
+    "in a pool that is too small": preempted_runs,
+}
+EQUAL_TO = {"rejection sampling": "equal to those of each row alone"}
+
+
+def applies(kind: str, method: str) -> bool:
+    """Blocks are paged, and a rollback cuts a row's rounds by those of others."""
+    if kind == "in a pool that is too small":
+        return method.startswith("paged")
+    return not (method.startswith("rollback") and kind == "rejection sampling")
+
+
+@contextmanager
+def counted_moves(seen: Counter[str]) -> Iterator[None]:
+    begin = RectanglePlacement.begin
+
+    def counting(self: RectanglePlacement, *arguments: Any) -> Move | None:
+        move = begin(self, *arguments)
+        seen[move.kind if move else "nothing moves"] += 1
+        return move
+
+    with small_borders(), patch.object(RectanglePlacement, "begin", counting):
+        yield
+
+
+def check() -> Iterator[Verdict]:
+    """Every kind under every method, and whether the runs have come to what they are for."""
+    seen: Counter[str] = Counter()
+    with counted_moves(seen):
+        for method, (kind, some_runs) in itertools.product(METHODS, KINDS.items()):
+            if applies(kind, method):
+                yield runs.verdict(f"{method}, {kind}", some_runs(method, seen), EQUAL_TO.get(kind, runs.EQUAL))[0]
+    wanted = {"load", "grow", "realign", "compact", "recovered", "bonus", "looked up", "cancelled", "preempted"}
+    missing = wanted - set(+seen)
+    yield Verdict(
+        "the runs move K/V in every way, reject, look up, cancel and preempt", not missing, f"never {missing}"
+    )
+
+
+def never_regrown(self: RealignedPlacement, rows: Any, span: int) -> Move | None:
+    """Realign as if a rectangle had columns without end."""
+    self.columns = 1 << 10
+    return REALIGN(self, rows, span)
+
+
+REALIGN, PREFILL, PLACES = RealignedPlacement.realign, Layout.prefill_block, PagedLayout.places
+# What only small borders show: method, owner, function, wrong variant.
+WRONG: dict[str, tuple[str, Any, str, Callable]] = {
+    "a left-padded rectangle never grows": ("realigned+static", RealignedPlacement, "realign", never_regrown),
+    "pool rows are too short": ("inplace+fifo", sizes, "pool_columns", lambda longest, window: longest - 2),
+    "the second chunk of a prompt stands at position 0": (
+        "inplace+fifo",
+        Layout,
+        "prefill_block",
+        lambda self, rows, tokens, start: PREFILL(self, rows, tokens, 0),
+    ),
+    "the view ends one column early": ("inplace+fifo", inplace, "padded_columns", lambda columns: columns - 1),
+    "a row's blocks in reverse order": (
+        "paged+fifo",
+        PagedLayout,
+        "places",
+        lambda self, rows, width: PLACES(self, [row._replace(blocks=row.blocks[::-1]) for row in rows], width),
+    ),
+}
+ZOO = ("position-taken-for-slot", "place-in-block-forgotten", "cached-length-survives-preemption")  # of paged engines
+
+
+def check_faults() -> Iterator[Verdict]:
+    """Expected failures, with every run-time check switched off."""
+    for name, (method, owner, attribute, wrong) in WRONG.items():
+        with small_borders(), patch.object(owner, attribute, wrong):
+            found = runs.verdict(method, unchecked_runs(method))[0]
+        yield expected_failure(name, found)
+    for name in ZOO:
+        with small_borders(), FAULTS[name].injected():
+            yield expected_failure(f"zoo: {name}", runs.verdict(name, preempted_runs("paged+fifo", Counter()))[0])
+
+
+def expected_failure(name: str, found: Verdict) -> Verdict:
+    return Verdict(f"expected failure: {name}: {found.detail or 'no run notices'}", not found.ok)
+
+
+def unchecked_runs(method: str) -> Iterator[Run]:
+    for each in LONGER:
+        expected = runs.autoregressive_outputs(each, sampled_pair(), COUPLED)
+        engine = runs.engine_for(method, each, sampled_pair(), COUPLED, checks="off")
+        yield finished(engine, method, each, expected, Counter())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(report("reach", [*check(), *check_faults()]))
