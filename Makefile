@@ -40,6 +40,7 @@ claims: $(STAMP)
 nightly: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m nightly
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 tests/property tests/stateful tests/sampling
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m proofs.conformance.laws long
 	OMP_NUM_THREADS=1 $(BIN)/python tools/planted.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py
 
