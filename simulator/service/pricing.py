@@ -83,7 +83,7 @@ class Pricing:
         return self.cost.line("concat", rows, 0).at(width) + self.cost.point("split", rows, 0)
 
     def prefill_s(self, rows: Seq[Request]) -> float:
-        """Prefill of up to a batch of rows at a time, as rectangles padded to the longest prompt of those, less a token.
+        """Prefill of up to a batch of rows at a time, as a rectangle padded to the longest prompt, less a token.
 
         The engine ran it so when the shipped calibration and validation were measured. Packed prefill is faster for
         prompts of different lengths.
