@@ -119,6 +119,8 @@ class MethodReport:
             "partial": self.comparison.partial if self.comparison else 0.0,
             "mean_acceptance_length": self.stats.acceptance.mean_acceptance_length if self.stats else 0.0,
             "grouping_rate": self.stats.grouping_rate if self.stats else 0.0,
+            "kv_peak_bytes": self.stats.kv_peak_bytes if self.stats else 0,
+            "kv_live_bytes": self.stats.kv_live_bytes if self.stats else 0,
             "violations": list(self.violations),
             **({} if self.bitwise is None else {"bitwise": self.bitwise}),
             "divergences": [asdict(d) for d in self.comparison.divergences] if self.comparison else [],

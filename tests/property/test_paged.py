@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition
 from hypothesis.stateful import rule as step
 
-from refimpl import InputError, Request, generate
+from refimpl import InputError, Request, generate, verify
 from refimpl.core import kernels
 from refimpl.core.config import make_config
 from refimpl.core.errors import InvariantViolation
@@ -200,3 +200,14 @@ def test_compared_with_rectangles_blocks_hold_more_rows(llama):
     inplace = Engine(llama, prepare(llama, requests, make_config(batch_size=8)).sequences, make_config(batch_size=8))
     assert engine.kv_bytes * 3 < inplace.kv_bytes
     assert torch.isfinite(engine.context.target.layout.pool.data).all()
+
+
+def test_blocks_in_use_are_little_more_than_the_tokens_cached(llama):
+    """Peak ≤ 1.15 × cached tokens + one block a row, where rows in place hold whole pool rows."""
+    prompts = [[1 + i % 7] * (40 + 20 * i) for i in range(6)]
+    sizes = {"max_new_tokens": 24, "num_speculative_tokens": 3}
+    paged, inplace = (verify(llama, prompts, methods=[m], batch_sizes=[6], **sizes) for m in ("paged", "inplace"))
+    row, rectangle = paged.results[0].as_dict(), inplace.results[0].as_dict()
+    block = 16 * sum(model.kv_shape.bytes_per_token for model in (llama.target, llama.draft))
+    assert row["kv_live_bytes"] <= row["kv_peak_bytes"] <= 1.15 * row["kv_live_bytes"] + 6 * block
+    assert rectangle["kv_peak_bytes"] > 1.5 * row["kv_peak_bytes"]
