@@ -6,6 +6,7 @@ machine, so that a second run gives the same bytes.
 
 import argparse
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,11 @@ def first_invariant(cells: dict[str, Any]) -> str | None:
     return named[0] if named else None
 
 
-def build_matrix() -> Matrix:
-    """Ask every detector about every fault, and about the healthy engine."""
-    rows = []
+def build_matrix(known: Iterable[dict[str, Any]] = ()) -> Matrix:
+    """Ask every detector about every fault, and about the healthy engine; rows that are `known` stay as they are."""
+    rows, kept = [], {row["fault"]: row for row in known}
     for fault in (None, *FAULTS.values()):
-        rows.append(build_row(fault))
+        rows.append(kept.get(fault.name if fault else HEALTHY) or build_row(fault))
         print(rows[-1]["fault"], rows[-1]["first"], flush=True)
     return {"schema": SCHEMA, "examples_at_most": NUM_EXAMPLES, "rows": rows}
 
@@ -116,9 +117,12 @@ def main() -> None:
     """Write both files."""
     parser = argparse.ArgumentParser(description="Write the detection matrix of the fault zoo.")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder for detection_matrix.json and .md")
-    folder = parser.parse_args().output
+    parser.add_argument("--new", action="store_true", help="keep the rows that the folder's file has, build the others")
+    arguments = parser.parse_args()
+    folder = arguments.output
     torch.set_num_threads(1)
-    matrix = build_matrix()
+    known = json.loads((folder / "detection_matrix.json").read_text())["rows"] if arguments.new else []
+    matrix = build_matrix(known)
     write_whole(folder / "detection_matrix.json", json.dumps(matrix, indent=1, ensure_ascii=False).splitlines())
     write_whole(folder / "detection_matrix.md", as_markdown(matrix).splitlines())
 
