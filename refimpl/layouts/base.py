@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from refimpl.core import kernels
@@ -115,8 +115,7 @@ class Layout(ABC):
 
         `seq_len` of each row is the number of prompt tokens to cache; entries beyond it are stale.
         """
-        position = torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        real = position < torch.tensor([[row.seq_len] for row in rows], device=tokens.device)
+        position, real = _prompt_positions(rows, tokens, start)
         return self.pool_block(rows, tokens, self.placed(position, real), real, start + tokens.shape[1])
 
     def placed(self, position: Int[Tensor, "batch q"], real: Tensor) -> Int[Tensor, "batch q"]:
@@ -125,8 +124,7 @@ class Layout(ABC):
 
     def packed_prefill(self, rows: Seq[RowState], tokens: Int[Tensor, "batch q"], start: int) -> PackedBlock:
         """As `prefill_block`, with real tokens only; rows that have none from `start` on are left out."""
-        position = torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        real = position < torch.tensor([[row.seq_len] for row in rows], device=tokens.device)
+        position, real = _prompt_positions(rows, tokens, start)
         places = self.places(rows, start + tokens.shape[1])
         slots = places.slots(torch.where(real, position, -1)).view(real.shape)[real]
         if self.pool.tags is not None:
@@ -205,6 +203,14 @@ class Layout(ABC):
         A query without a position sees column 0, so that its softmax is defined; its output is never used.
         """
         return kernels.visible_by_position(columns, position.clamp(min=0)[:, None, :, None])
+
+
+def _prompt_positions(
+    rows: Seq[RowState], tokens: Int[Tensor, "batch q"], start: int
+) -> tuple[Int[Tensor, "batch q"], Bool[Tensor, "batch q"]]:
+    """Positions of prompt tokens from `start` on, and which of them are real: below the row's seq_len."""
+    position = torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    return position, position < torch.tensor([[row.seq_len] for row in rows], device=tokens.device)
 
 
 def _spread(values: Tensor, places: Int[Tensor, " n"], count: int, rest: int) -> Tensor:
