@@ -79,9 +79,9 @@ def place_in_block_forgotten(original: Any) -> Any:
     return lambda self, position: original(self, position) // self.store.columns * self.store.columns
 
 
-@fault(Engine, "_preempt", "output", "INV-19", **SHORT, source="vllm-project/vllm#28558")
+@fault(Engine, "_preempt", "nothing", "INV-19", **SHORT, source="vllm-project/vllm#28558")
 def cached_length_survives_preemption(original: Any) -> Any:
-    """A preempted sequence counts as cached by the target as far as it was."""
+    """A preempted sequence counts as cached by the target as far as it was, until it is prefilled again."""
 
     def preempt(self: Engine, sequence: Sequence) -> None:
         cached = sequence.target_cached
