@@ -126,10 +126,13 @@ class Layout(ABC):
         """As `prefill_block`, with real tokens only; rows that have none from `start` on are left out."""
         position, real = _prompt_positions(rows, tokens, start)
         places = self.places(rows, start + tokens.shape[1])
-        slots = places.slots(torch.where(real, position, -1)).view(real.shape)[real]
+        q = tokens.shape[1]
+        fed = [(row, min(row.seq_len - start, q)) for row in rows if row.seq_len > start]
+        kept = [i * q + j for i, row in enumerate(rows) for j in range(min(row.seq_len - start, q))]
+        index = torch.tensor(kept, dtype=torch.long, device=tokens.device)
+        slots = places.slots(torch.where(real, position, -1))[index]
         if self.pool.tags is not None:
-            self.pool.tags.view(-1, 3)[slots] = tag_block(rows, position, tokens, real)[real]
-        fed = [(row, min(row.seq_len - start, tokens.shape[1])) for row in rows if row.seq_len > start]
+            self.pool.tags.view(-1, 3)[slots] = tag_block(rows, position, tokens, real).flatten(0, 1)[index]
         views = [(self.places([row], start + count), start + count) for row, count in fed] if start else []
 
         def write(layer: int, keys: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -139,7 +142,7 @@ class Layout(ABC):
             return [places.view(layer, width) for places, width in views]
 
         counts = [count for _, count in fed]
-        return PackedBlock(tokens[real][None], position[real][None], counts, write)
+        return PackedBlock(tokens.flatten()[index][None], position.flatten()[index][None], counts, write)
 
     def end_prefill(self, rows: Seq[RowState]) -> None:
         """Note that the pool holds the first `seq_len` tokens of each of these prompts."""

@@ -9,6 +9,8 @@ from refimpl.conformance import adapters
 from refimpl.conformance.kit import check_engine
 from refimpl.faults import FAULTS
 from refimpl.faults.engine import FaultyEngine
+from refimpl.layouts import base as layouts_base
+from refimpl.layouts.packed import PackedBlock
 from refimpl.models.adapter import HuggingFaceLM
 from refimpl.pairs.random_pairs import LEARNED_POSITIONS, TINY_ARCHITECTURES, random_pair
 from refimpl.selfcheck.cases import Case, Row
@@ -26,7 +28,13 @@ def shifted(original: Any) -> Any:
     )
 
 
-SHIFT = replace(OFF_BY_ONE, owner=HuggingFaceLM, attribute="forward", make=shifted)
+def shifted_prompt(tokens: Any, positions: Any, *rest: Any) -> PackedBlock:
+    """The same of a packed prefill."""
+    return PackedBlock(tokens, positions + 1, *rest)
+
+
+PROMPTS_TOO = ((layouts_base, "PackedBlock", shifted_prompt),)
+SHIFT = replace(OFF_BY_ONE, owner=HuggingFaceLM, attribute="forward", make=shifted, conditions=PROMPTS_TOO)
 
 
 def status(engine: Any) -> str:
