@@ -12,11 +12,10 @@ import numpy as np
 
 from refimpl.core.errors import require
 from simulator.service.streams import Purpose, Streams
-from simulator.settings.calibration import COMPONENTS, Calibration, load_calibration
+from simulator.settings.calibration import COMPONENTS, Calibration
 from simulator.settings.fields import Spec
 from simulator.settings.grids import Grid
 from simulator.settings.kinds import COST
-from simulator.settings.scenario import Scenario
 
 BLOCK_WIDTHS = 1024  # widths whose seconds are computed at a time
 
@@ -58,12 +57,14 @@ class CostModel(ABC):
     Attributes:
         noise_cv: relative standard deviation of a round's duration.
         kv_bytes_per_token: target and draft together.
+        kv_capacity_bytes: room for them, where the cost model knows the device; None where it does not.
         extrapolated: what was asked for outside the calibrated range; empty means nothing.
         origin: calibration id and where its numbers come from.
     """
 
     noise_cv = 0.0
     kv_bytes_per_token = 0.0
+    kv_capacity_bytes: float | None = None
     origin = "linear"
 
     def __init__(self, factors: dict[str, float]):
@@ -182,16 +183,3 @@ def lognormal_factors(z: np.ndarray, cv: float) -> np.ndarray:
     """Lognormal numbers of mean 1 and relative standard deviation `cv`, from standard normal ones."""
     variance = np.log1p(cv**2)
     return np.exp(np.sqrt(variance) * z - variance / 2)
-
-
-def make_cost(scenario: Scenario, streams: Streams) -> CostModel:
-    """Build the cost model that a scenario names, with this replication's calibration uncertainty."""
-    spec = scenario.cost
-    values = spec.resolved(COST)
-    if spec.kind == "linear":
-        factors = draw_factors(streams, {}, values["run_cv"], scenario.noise)
-        return LinearCost(spec, factors)
-    calibration = load_calibration(values["calibration"])
-    factors = draw_factors(streams, calibration.meta["component_cv"], calibration.meta["run_cv"], scenario.noise)
-    extrapolate = values["outside"] == "extrapolate"
-    return TableCost(calibration, scenario.engine.layout, factors, extrapolate=extrapolate)

@@ -56,7 +56,7 @@ class Replica:
         self.padded_key = scenario.switches.group_key == "padded_length"
         self.pricing = make_pricing(scenario.engine, scenario.switches, cost)
         self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
-        capacity = scenario.service.kv_capacity_bytes
+        capacity = scenario.service.kv_capacity_bytes or cost.kv_capacity_bytes
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
         self.scheduler.room = room_of(scenario.engine, capacity_tokens)
         self.block_size = scenario.engine.block_size

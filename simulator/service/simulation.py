@@ -10,7 +10,8 @@ import simpy
 
 from refimpl.core.errors import require
 from simulator.service.acceptance import make_acceptance
-from simulator.service.cost import CostModel, make_cost
+from simulator.service.cost import CostModel
+from simulator.service.costs import make_cost
 from simulator.service.records import EventLog, Request
 from simulator.service.replica import Replica
 from simulator.service.streams import Purpose, Streams

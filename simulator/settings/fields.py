@@ -83,6 +83,7 @@ REQUESTS = Range(1, integer=True, most=10**7, bytes_each=2**11)
 REPLICATIONS = Range(1, integer=True, most=10**6, bytes_each=2**12)
 PAIRED = Range(2, integer=True, most=10**6, bytes_each=2**12)  # replications of a comparison
 WORKERS = Range(1, integer=True, most=max(64, 4 * (os.cpu_count() or 1)), bytes_each=150 * 2**20)
+DEVICES = Range(1, 64, integer=True)
 TEXT, COUNTS, PROBABILITIES = "text", "counts", "probabilities"
 
 NOUNS = {"str": "a text", "list": "a list", "NoneType": "nothing", "int": "a number", "float": "a number"}

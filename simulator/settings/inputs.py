@@ -6,8 +6,11 @@ from typing import Any
 
 from refimpl.core.reading import is_file
 from simulator.settings.calibration import find_calibration
+from simulator.settings.curves import TABLE
 from simulator.settings.fields import Spec
 from simulator.settings.folders import DATA
+from simulator.settings.hardware import hardware_file
+from simulator.settings.kinds import COST
 from simulator.settings.scenario import Scenario
 
 
@@ -23,7 +26,15 @@ def input_files(scenario: Scenario) -> dict[str, Path]:
     if scenario.cost.kind == "table":
         folder = find_calibration(scenario.cost["calibration"])
         files |= {"calibration": folder / "points.csv", "calibration meta": folder / "meta.json"}
+    if scenario.cost.kind == "roofline":
+        files |= _hardware(scenario.cost.resolved(COST))
     return files
+
+
+def _hardware(cost: dict[str, Any]) -> dict[str, Path]:
+    """Files with the facts of a device and its models, and the table of its efficiency."""
+    models = {name: hardware_file("architectures", cost[name]) for name in ("target", "draft") if cost[name]}
+    return {"device": hardware_file("devices", cost["device"]), **models, "operator table": TABLE}
 
 
 def input_digests(scenario: Scenario) -> dict[str, str]:

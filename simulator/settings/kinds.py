@@ -3,6 +3,7 @@
 from simulator.settings.fields import (
     COUNT,
     COUNTS,
+    DEVICES,
     MAX_TOKENS,
     NON_NEGATIVE,
     POSITIVE,
@@ -65,6 +66,18 @@ COST: Kinds = {
         "host_s_per_row": (NON_NEGATIVE, 0.0),
         "noise_cv": (VARIATION, 0.0),
         "run_cv": (VARIATION, 0.0),
+    },
+    "roofline": {
+        "device": TEXT,
+        "target": TEXT,
+        "draft": (TEXT, ""),
+        "dtype": (("float16", "bfloat16", "float8"), "bfloat16"),
+        "tensor_parallel": (DEVICES, 1),
+        "graphs": ((False, True), True),
+        "eager_pass_s": (NON_NEGATIVE, 1.6e-3),
+        "eager_layer_s": (NON_NEGATIVE, 7.3e-4),
+        "eager_cv": (VARIATION, 0.1),
+        "host_s": (NON_NEGATIVE, 0.0),
     },
 }
 KINDS = {  # setting -> its kinds

@@ -101,16 +101,19 @@ def from_data(data: Any) -> Scenario:
     return from_mapping(Scenario, data)
 
 
+# settings that name a file, or a folder that holds this one
+ANCHORED = {"path": "", "calibration": "points.csv"} | dict.fromkeys(("device", "target", "draft"), "")
+
+
 def anchored(data: Any, folder: Path) -> Any:
-    """Plain data in which every relative ``path`` and ``calibration`` that is found below `folder` starts there."""
+    """Plain data in which every relative file that is found below `folder` starts there, see `ANCHORED`."""
     if isinstance(data, dict):
         return {key: _anchored_value(str(key), value, folder) for key, value in data.items()}
     return [anchored(value, folder) for value in data] if isinstance(data, list) else data
 
 
 def _anchored_value(key: str, value: Any, folder: Path) -> Any:
-    files = {"path": "", "calibration": "points.csv"}
-    file = files.get(key.rpartition(".")[2])  # the paths of a sweep are dotted
+    file = ANCHORED.get(key.rpartition(".")[2])  # the paths of a sweep are dotted
     if file is None or isinstance(value, dict):
         return anchored(value, folder)
     if isinstance(value, list):
@@ -121,8 +124,8 @@ def _anchored_value(key: str, value: Any, folder: Path) -> Any:
 def load_scenario(path: str | Path) -> Scenario:
     """Read a scenario from a YAML file; ``example`` is the one that comes with the package.
 
-    A relative ``path`` or ``calibration`` in it is looked up beside the file, then in the working directory and, for
-    engine traces and calibrations, in the shipped data.
+    A relative path in it (see `ANCHORED`) is looked up beside the file, then in the working directory and, for engine
+    traces, calibrations, devices and models, in the shipped data.
 
     Raises:
         InputError: unreadable file, unknown key or bad value; one line that starts with the file's name.

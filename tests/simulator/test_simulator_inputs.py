@@ -18,7 +18,7 @@ from synthetic_inputs import (
 from refimpl.core.errors import InputError
 from simulator.runner import simulate
 from simulator.service.acceptance import make_acceptance
-from simulator.service.cost import make_cost
+from simulator.service.costs import make_cost
 from simulator.service.simulation import simulate_once
 from simulator.service.streams import Purpose, Streams
 from simulator.service.workload import arrival_times, draw_lengths

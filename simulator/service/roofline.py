@@ -1,0 +1,197 @@
+"""Seconds on a device that nobody has measured: bytes and operations of a model over what the device can do.
+
+Matrix products follow a published table of a like device, attention is bound by its bytes or its operations, small
+kernels and all-reduces cost what one of them takes. Without recorded graphs a pass takes at least what the host needs
+to launch it. Each constant is drawn per replication with its stated uncertainty.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from refimpl.core.errors import require
+from simulator.service.cost import CostModel, lognormal_factor
+from simulator.service.streams import Purpose, Streams
+from simulator.settings.calibration import COMPONENTS
+from simulator.settings.curves import curve_cv, load_curve, ridge_tokens
+from simulator.settings.fields import Spec
+from simulator.settings.hardware import KV_BYTES, WEIGHT_BYTES, Architecture, Device, load_architecture, load_device
+from simulator.settings.kinds import COST
+
+SMALL_KERNELS = 8  # of a layer in a recorded graph: two norms, rotation, activation, two sums, attention in two
+MEMORY_SHARE = 0.9  # of the memory that weights and K/V may take; the rest is for activations
+# Relative standard errors. Small kernels differ by 26 % between the two tables, all-reduces by half within one; eager
+# is a setting.
+UNCERTAINTY = {"attention": 0.15, "small_kernels": 0.2, "all_reduce": 0.3}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What runs a model: devices, how they are driven, and the constants of this replication.
+
+    Attributes:
+        device, dtype, tensor_parallel: one of the devices, type of the weights, and how many share them.
+        eager_s: seconds of the host per pass and per layer where nothing is recorded; zeros where it is.
+        factors: constant → factor drawn for the replication.
+    """
+
+    device: Device
+    dtype: str
+    tensor_parallel: int
+    eager_s: tuple[float, float]
+    factors: dict[str, float]
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second that large reads reach, of one device."""
+        return self.device.bandwidth_bytes_per_s * load_curve(self.device.curve).read_efficiency
+
+    def matrix_s(self, weights: float, tokens: float) -> float:
+        """Multiply so many weights with so many tokens."""
+        if not weights or not tokens:
+            return 0.0
+        device, share = self.device, weights / self.tensor_parallel
+        read_s = share * WEIGHT_BYTES[self.dtype] / device.bandwidth_bytes_per_s
+        slowness = load_curve(device.curve).at(tokens / ridge_tokens(device, self.dtype))
+        return read_s * slowness * self.factors["linear"]
+
+    def all_reduce_s(self, elements: float) -> float:
+        """Add up so many numbers of 16 bit over the devices."""
+        if self.tensor_parallel == 1:
+            return 0.0
+        moved = 2 * (self.tensor_parallel - 1) / self.tensor_parallel * elements * KV_BYTES
+        return (self.device.all_reduce_s + moved / self.device.link_bytes_per_s) * self.factors["all_reduce"]
+
+
+class ModelCost:
+    """Passes of one model on one machine."""
+
+    def __init__(self, model: Architecture, machine: Machine):
+        self.model, self.machine = model, machine
+        held = 1 if model.latent else model.kv_heads
+        self.kv_share = 1 / min(held, machine.tensor_parallel)  # what one device holds of the K/V
+
+    def pass_s(self, rows: int, tokens: int, context: np.ndarray, logits: int) -> np.ndarray:
+        """Seconds of one pass.
+
+        Args:
+            rows, tokens: sequences, and tokens that each of them feeds.
+            context: cached tokens that each row looks back at ``[n]``.
+            logits: tokens of each row that are projected to the vocabulary.
+
+        Returns:
+            ``[n]``
+        """
+        fed, machine = rows * tokens, self.machine
+        fixed_s = self._matrices_s(fed) + machine.matrix_s(self.model.head_weights, rows * logits) + self._small_s(fed)
+        fixed_s += 2 * self.model.layers * machine.all_reduce_s(fed * self.model.hidden)
+        per_pass_s, per_layer_s = machine.eager_s
+        launch_s = (per_pass_s + per_layer_s * self.model.layers) * machine.factors["eager"]
+        return np.maximum(fixed_s + self._attention_s(rows, tokens, context), launch_s)
+
+    def _matrices_s(self, fed: int) -> float:
+        model, experts = self.model, self.model.experts
+        dense_s = self.machine.matrix_s(model.dense_weights, fed)
+        if experts is None:
+            return dense_s
+        touched = experts.count * (1 - (1 - experts.active / experts.count) ** fed)
+        weights = model.expert_layers * touched * model.expert_weights
+        return dense_s + self.machine.matrix_s(weights, fed * experts.active / touched)
+
+    def _attention_s(self, rows: int, tokens: int, context: np.ndarray) -> np.ndarray:
+        machine, model = self.machine, self.model
+        read = rows * (context + tokens) * model.kv_bytes_per_token * self.kv_share
+        pairs = rows * tokens * (context + (tokens + 1) / 2)
+        peak = machine.device.peak_flops_per_s.bfloat16 * load_curve(machine.device.curve).compute_efficiency
+        compute_s = pairs * model.attention_flops / machine.tensor_parallel / peak
+        return np.maximum(read / machine.bandwidth, compute_s) * machine.factors["attention"]
+
+    def _small_s(self, fed: int) -> float:
+        """Norms, rotation, activation and sums: launched once, then bound by their bytes."""
+        model, machine = self.model, self.machine
+        wide = model.intermediate if model.experts is None else model.experts.active * model.experts.intermediate
+        moved = fed * (10 * model.hidden + 3 * wide) * KV_BYTES / machine.tensor_parallel
+        each_s = SMALL_KERNELS * machine.device.small_kernel_s + moved / machine.device.bandwidth_bytes_per_s
+        return model.layers * each_s * machine.factors["small_kernels"]
+
+
+class RooflineCost(CostModel):
+    """Costs of a pair of models on a device, by its facts.
+
+    Args:
+        spec: of kind ``roofline``.
+        streams: random numbers of the replication; None for the constants themselves.
+
+    Attributes:
+        kv_capacity_bytes: what is left of the memory for K/V.
+
+    Raises:
+        InputError: no such device or model, or the weights do not fit.
+    """
+
+    def __init__(self, spec: Spec, streams: Streams | None):
+        super().__init__(dict.fromkeys(COMPONENTS, 1.0))
+        self.p = spec.resolved(COST)
+        device, dtype = load_device(self.p["device"]), self.p["dtype"]
+        factors = draw_constants(device, self.p["eager_cv"], streams)
+        eager_s = (0.0, 0.0) if self.p["graphs"] else (self.p["eager_pass_s"], self.p["eager_layer_s"])
+        self.machine = Machine(device, dtype, self.p["tensor_parallel"], eager_s, factors)
+        self.target = ModelCost(load_architecture(self.p["target"]), self.machine)
+        alone = Machine(device, dtype, 1, eager_s, factors)  # a small draft is faster on one device
+        self.draft = ModelCost(load_architecture(self.p["draft"]), alone) if self.p["draft"] else None
+        models = [each.model for each in (self.target, self.draft) if each]
+        self.kv_bytes_per_token = float(sum(model.kv_bytes_per_token for model in models))
+        self.kv_capacity_bytes = self._room(sum(model.weights for model in models) * WEIGHT_BYTES[dtype])
+        self.origin = f"roofline of {device.name}, {' and '.join(model.name for model in models)}, {dtype}"
+
+    def _room(self, weights_bytes: float) -> float:
+        memory = self.machine.device.memory_bytes * self.p["tensor_parallel"] * MEMORY_SHARE
+        need = f"{weights_bytes / 1e9:.0f} GB of weights do not fit into {memory / 1e9:.0f} GB"
+        require(weights_bytes < memory, f"cost: {need}, {MEMORY_SHARE:.0%} of the memory of {self.p['device']}")
+        return memory - weights_bytes
+
+    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+        """Seconds of one execution."""
+        if component == "verify":
+            return self.target.pass_s(rows, tokens, widths, tokens) + self._copied_s(
+                self.target, rows, widths, scattered
+            )
+        if component == "draft":
+            return self._draft_s(rows, tokens, widths, scattered)
+        if component == "prefill":
+            nothing = np.zeros(len(widths))
+            return self.target.pass_s(rows, tokens, nothing, 1) + self._draft_pass_s(rows, tokens, nothing)
+        if component == "draft_prefill":
+            return self._draft_pass_s(rows, tokens, np.zeros(len(widths)))
+        if component == "host":
+            return np.full(len(widths), self.p["host_s"])
+        return self._moved_s(rows * widths * self.kv_bytes_per_token)
+
+    def _draft_s(self, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+        """So many passes of one token each, the first of them on `widths` cached ones."""
+        if self.draft is None:
+            return np.zeros(len(widths))
+        passes_s = tokens * self.draft.pass_s(rows, 1, widths + (tokens - 1) / 2, 1)
+        return passes_s + tokens * self._copied_s(self.draft, rows, widths, scattered)
+
+    def _draft_pass_s(self, rows: int, tokens: int, context: np.ndarray) -> np.ndarray:
+        return self.draft.pass_s(rows, tokens, context, 1) if self.draft else np.zeros(len(context))
+
+    def _copied_s(self, model: ModelCost, rows: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+        """Seconds of gathering the K/V of rows that are no neighbours before a pass."""
+        size = model.model.kv_bytes_per_token * model.kv_share
+        return self._moved_s(rows * widths * size) if scattered else np.zeros(len(widths))
+
+    def _moved_s(self, size: np.ndarray) -> np.ndarray:
+        """Read and write so many bytes with one kernel for all layers."""
+        return self.machine.device.small_kernel_s + 2 * size / self.machine.bandwidth
+
+
+def draw_constants(device: Device, eager_cv: float, streams: Streams | None) -> dict[str, float]:
+    """A factor of mean 1 for each constant; ones without random numbers."""
+    cvs = {"linear": curve_cv(device), "eager": eager_cv} | UNCERTAINTY
+    if streams is None:
+        return dict.fromkeys(cvs, 1.0)
+    normal = streams.generator(Purpose.CALIBRATION).standard_normal(len(cvs))
+    pairs = zip(cvs.items(), normal, strict=True)
+    return {name: lognormal_factor(z, cv) for (name, cv), z in pairs}

@@ -1,0 +1,221 @@
+"""Devices and architectures by their published facts: one YAML file each, shipped or the user's own."""
+
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from refimpl.core.errors import InputError, require, shown
+from refimpl.core.reading import is_file
+from simulator.settings.fields import COUNT, NON_NEGATIVE, WHOLE, Range, check_fields, from_mapping
+from simulator.settings.folders import DATA
+from simulator.settings.plain_yaml import read_yaml
+
+CurveName = Literal["a100", "h100"]  # of the operator tables in data/published/linear_ops.csv
+WEIGHT_BYTES = {"float16": 2, "bfloat16": 2, "float8": 1}
+KV_BYTES = 2  # of a number in the cache: K/V stay in 16 bit
+FACT = Range(0, open_low=True, least=1, most=1e18)  # bytes, and bytes or operations per second
+
+
+def number(limits: Any) -> Any:
+    """A field that every file must give."""
+    return field(metadata={"range": limits})
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Arithmetic of a device by the type of its operands, in floating-point operations per second."""
+
+    float16: float = number(FACT)
+    bfloat16: float = number(FACT)
+    float8: float = number(FACT)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator.
+
+    Attributes:
+        source: where the numbers were published.
+        peak_flops_per_s: dense.
+        curve: whose operator table gives the efficiency of matrix products.
+        memory_bytes, bandwidth_bytes_per_s: its memory.
+        small_kernel_s: one small kernel of a recorded graph.
+        link_bytes_per_s, all_reduce_s: to the other devices of a server; latency of one all-reduce.
+    """
+
+    name: str
+    source: str
+    peak_flops_per_s: Peaks
+    curve: CurveName
+    memory_bytes: float = number(FACT)
+    bandwidth_bytes_per_s: float = number(FACT)
+    small_kernel_s: float = number(NON_NEGATIVE)
+    link_bytes_per_s: float = number(FACT)
+    all_reduce_s: float = number(NON_NEGATIVE)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: how many there are, how many a token uses, and how wide each is.
+
+    Attributes:
+        shared: experts that run for every token beside the chosen ones.
+        dense_layers: first layers, which have one feed-forward network instead.
+    """
+
+    count: int = number(COUNT)
+    active: int = number(COUNT)
+    intermediate: int = number(COUNT)
+    shared: int = field(default=0, metadata={"range": WHOLE})
+    dense_layers: int = field(default=0, metadata={"range": WHOLE})
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(self.active <= self.count, f"active {self.active} is more than count {self.count}")
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention: a token caches one vector of `kv_rank` numbers and one rotated key of `rope_dim`."""
+
+    kv_rank: int = number(COUNT)
+    rope_dim: int = number(COUNT)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A decoder by the facts of its config.json; gated feed-forward networks of three matrices."""
+
+    name: str
+    source: str
+    tied_embeddings: bool
+    layers: int = number(COUNT)
+    hidden: int = number(COUNT)
+    heads: int = number(COUNT)
+    kv_heads: int = number(COUNT)
+    head_dim: int = number(COUNT)
+    intermediate: int = number(COUNT)
+    vocabulary: int = number(COUNT)
+    experts: Experts | None = None
+    latent: Latent | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(self.heads % self.kv_heads == 0, f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}")
+
+    @property
+    def attention_weights(self) -> int:
+        """Weights of one layer's projections."""
+        width = self.heads * self.head_dim
+        if self.latent is None:
+            return 2 * self.hidden * (width + self.kv_heads * self.head_dim)
+        rank, rope = self.latent.kv_rank, self.latent.rope_dim
+        values = self.heads * (self.head_dim - rope)  # as wide as the part of the keys that is not rotated
+        return self.hidden * (width + rank + rope + values) + 2 * rank * values
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with a mixture of experts."""
+        return 0 if self.experts is None else self.layers - self.experts.dense_layers
+
+    @property
+    def expert_weights(self) -> int:
+        """Weights of one expert."""
+        return 0 if self.experts is None else 3 * self.hidden * self.experts.intermediate
+
+    @property
+    def dense_weights(self) -> int:
+        """Weights of the layers that every token uses."""
+        wide = (self.layers - self.expert_layers) * 3 * self.hidden * self.intermediate
+        shared = 0 if self.experts is None else self.expert_layers * self.experts.shared * self.expert_weights
+        return self.layers * self.attention_weights + wide + shared
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the projection to the vocabulary."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def weights(self) -> int:
+        """All weights but those of norms and biases."""
+        count = 0 if self.experts is None else self.experts.count
+        embeddings = self.head_weights * (1 if self.tied_embeddings else 2)
+        return self.dense_weights + self.expert_layers * count * self.expert_weights + embeddings
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that the cache holds for one token."""
+        if self.latent is None:
+            return 2 * self.layers * self.kv_heads * self.head_dim * KV_BYTES
+        return self.layers * (self.latent.kv_rank + self.latent.rope_dim) * KV_BYTES
+
+    @property
+    def attention_flops(self) -> int:
+        """Operations of one query on one cached token, of all layers."""
+        if self.latent is None:
+            return 4 * self.layers * self.heads * self.head_dim
+        return 2 * self.layers * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
+
+
+def load_device(name: str) -> Device:
+    """A shipped device by its name, or the one in a YAML file.
+
+    Raises:
+        InputError: there is none, or a fact is missing or out of range.
+    """
+    return _load(Device, hardware_file("devices", name))
+
+
+def load_architecture(name: str) -> Architecture:
+    """A shipped architecture by its name, or the one in a YAML file; raises InputError as `load_device` does."""
+    return _load(Architecture, hardware_file("architectures", name))
+
+
+def shipped(folder: str) -> list[str]:
+    """Names of the shipped ``devices`` or ``architectures``."""
+    return sorted(path.stem for path in (DATA / folder).glob("*.yaml"))
+
+
+def hardware_file(folder: str, name: str) -> Path:
+    """The file behind a name; raises InputError, with the shipped names, if there is none."""
+    for path in (DATA / folder / f"{name}.yaml", Path(name)):
+        if is_file(path):
+            return path
+    known = ", ".join(shipped(folder))
+    raise InputError(f"cost: no {folder[:-1]} {shown(name)}: give a YAML file, or one of: {known}")
+
+
+def _load(cls: Any, path: Path) -> Any:
+    return _read(cls, path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _read(cls: Any, path: Path, stamp: int) -> Any:
+    data = read_yaml(path)
+    require(isinstance(data, dict), f"{path}: must be a mapping")
+    _require_facts(cls, data, f"{path}: ")
+    try:
+        return from_mapping(cls, data)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _require_facts(cls: Any, data: Any, where: str) -> None:
+    """Refuse a file that leaves something out: there are no defaults for facts."""
+    hints = get_type_hints(cls)
+    for item in fields(cls):
+        given = item.name in data
+        require(given or item.default is not MISSING, f"{where}{item.name} is missing")
+        part = next((kind for kind in (hints[item.name], *get_args(hints[item.name])) if is_dataclass(kind)), None)
+        if given and part is not None and isinstance(data[item.name], dict):
+            _require_facts(part, data[item.name], f"{where}{item.name}.")

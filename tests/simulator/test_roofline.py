@@ -1,0 +1,138 @@
+"""Costs of kind roofline: facts of models and devices, their errors, and what a scenario gets from them."""
+
+import pandas as pd
+import pytest
+
+from refimpl.core.errors import InputError
+from simulator.commands.options import read_scenario
+from simulator.runner import simulate
+from simulator.service.roofline import RooflineCost
+from simulator.service.simulation import Simulation
+from simulator.settings.curves import curve_cv, curve_errors
+from simulator.settings.fields import Spec
+from simulator.settings.hardware import hardware_file, load_architecture, load_device, shipped
+from simulator.settings.inputs import input_files
+from simulator.settings.scenario import Scenario
+from simulator.studies.roofline_checks import (
+    ERRORS,
+    EXPLAINED,
+    OUTLIER,
+    check_roofline,
+    published_sources,
+    summarize_checks,
+    write_checks,
+)
+
+PAIR = {"device": "h100", "target": "qwen3-8b", "draft": "qwen3-0.6b"}
+
+
+def cost_of(**more):
+    return RooflineCost(Spec.of("roofline", **PAIR | more), None)
+
+
+def verify_s(rows=4, tokens=6, context=512, **more):
+    return cost_of(**more).line("verify", rows, tokens)[context]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "kv_kib"),
+    [
+        ("vicuna-7b", 6.74, 512), ("qwen3-8b", 8.19, 144), ("glm-4-9b", 9.40, 40), ("qwen3-0.6b", 0.596, 112),
+        ("llama-3-8b", 8.03, 128), ("llama-3-70b", 70.6, 320), ("qwen3-30b-a3b", 30.5, 96), ("mixtral-8x7b", 46.7, 128),
+        ("deepseek-v2-lite", 15.7, 30.375),
+    ],
+)  # fmt: skip
+def test_weights_and_cache_are_those_that_the_makers_state(name, billions, kv_kib):
+    model = load_architecture(name)
+    assert model.weights / 1e9 == pytest.approx(billions, rel=0.005)
+    assert model.kv_bytes_per_token == kv_kib * 1024
+
+
+def test_every_shipped_file_is_whole():
+    assert {load_device(name).curve for name in shipped("devices")} == {"a100", "h100"}
+    assert all(load_architecture(name).source for name in shipped("architectures"))
+
+
+def test_tables_are_predicted_from_the_rest():
+    errors = pd.DataFrame(curve_errors()).set_index(["table", "left_out"])
+    print(errors)
+    assert (errors.xs("points", level=1)["median"] < 0.03).all()
+    assert (errors.xs("device", level=1)["median"] < 0.10).all()
+    assert curve_cv(load_device("h200")) > curve_cv(load_device("h100"))  # it has no table of its own
+
+
+def test_published_numbers_are_within_15_percent_and_outliers_are_explained():
+    checks = check_roofline()
+    summary = summarize_checks(checks)
+    print(summary)
+    assert len(checks) > 60
+    assert summary.loc["all", "median"] <= 0.15
+    assert set(checks.loc[checks["relative_error"].abs() > OUTLIER, "group"]) == set(EXPLAINED)
+    assert set(checks["source"]) <= set(published_sources())
+
+
+def test_committed_errors_are_fresh(tmp_path):
+    write_checks(check_roofline(), tmp_path / "errors.csv")
+    assert (tmp_path / "errors.csv").read_text() == ERRORS.read_text()
+
+
+def test_laws_of_a_pass():
+    assert verify_s(context=8192) > verify_s(context=512) > 0
+    assert verify_s(tokens=1) == pytest.approx(verify_s(tokens=6), rel=0.1)  # little context: bound by the weights
+    assert verify_s(rows=256) > 3 * verify_s(rows=4)
+    assert verify_s(dtype="float8") < 0.7 * verify_s()
+    assert 0.5 * verify_s() < verify_s(tensor_parallel=2) < verify_s()
+    assert verify_s(graphs=False) == pytest.approx(36 * 0.73e-3 + 1.6e-3)  # the host is slower than the device
+    assert verify_s(device="b200") < verify_s(device="h200") < verify_s() < verify_s(device="l40s")
+    few, many = (cost_of(target="qwen3-30b-a3b").line("verify", rows, 1)[512] for rows in (1, 64))
+    assert many > 2.5 * few  # more tokens meet more experts
+
+
+def test_a_model_of_one_s_own_is_one_file(tmp_path):
+    text = hardware_file("devices", "h100").read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("3.35e12", "6.70e12"))
+    (tmp_path / "scenario.yaml").write_text(
+        "cost: {kind: roofline, device: mine.yaml, target: qwen3-8b, draft: qwen3-0.6b}\n"
+    )
+    mine = read_scenario(tmp_path / "scenario.yaml", None)
+    assert set(input_files(mine)) == {"device", "target", "draft", "operator table"}
+    assert verify_s(device=mine.cost["device"]) < 0.7 * verify_s()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": "h1000"}, "no device 'h1000': give a YAML file, or one of: a100-80, b200"),
+        ({"target": "llama-3-405b"}, "GB of weights do not fit into 72 GB"),
+        ({"target": "BROKEN"}, "broken.yaml: vocabulary is missing"),
+        ({"target": "WILD"}, "wild.yaml: layers must be an integer"),
+    ],
+)
+def test_bad_facts_are_one_line(tmp_path, change, message):
+    text = hardware_file("architectures", "qwen3-8b").read_text()
+    (tmp_path / "broken.yaml").write_text(text.replace("vocabulary: 151936\n", ""))
+    (tmp_path / "wild.yaml").write_text(text.replace("layers: 36", "layers: many"))
+    paths = {"BROKEN": str(tmp_path / "broken.yaml"), "WILD": str(tmp_path / "wild.yaml")}
+    with pytest.raises(InputError) as error:
+        cost_of(**{name: paths.get(value, value) for name, value in change.items()})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_replications_draw_the_constants_unless_noise_is_off():
+    scenario = Scenario(study={"num_requests": 8}, cost={"kind": "roofline", **PAIR})
+    drawn = simulate(scenario, 4, keep_frames=False)
+    assert drawn.metrics["verify_share"].nunique() == 4
+    still = Simulation(scenario.but(noise=False)).cost, Simulation(scenario.but(noise=False), 1).cost
+    assert still[0].line("verify", 4, 6)[512] == still[1].line("verify", 4, 6)[512] == verify_s()
+
+
+def test_memory_of_the_device_is_the_room_for_the_cache():
+    scenario = Scenario(engine="paged", cost={"kind": "roofline", **PAIR | {"device": "rtx-4090"}})
+    cost = Simulation(scenario).cost
+    expected = 0.9 * 24e9 - 2 * sum(load_architecture(PAIR[name]).weights for name in ("target", "draft"))
+    assert cost.kv_capacity_bytes == pytest.approx(expected)
+    blocks = Simulation(scenario).replicas[0].scheduler.room.num_blocks
+    assert blocks == int(expected // (256 * 1024)) // 16
+    own = scenario.but({"service.kv_capacity_bytes": 1e9})
+    assert Simulation(own).replicas[0].scheduler.room.num_blocks == int(1e9 // (256 * 1024)) // 16
