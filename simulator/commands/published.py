@@ -1,14 +1,47 @@
-"""Commands that set the simulator beside published numbers: roofline."""
+"""Commands that set the simulator beside published numbers: reproduce, roofline."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from simulator.commands.options import Json
+from simulator.commands.options import Json, Replications
 from simulator.commands.output import print_json, show, tables
 
 app = typer.Typer()
+
+
+@app.command(epilog="Example: [bold]raggedspec sim reproduce --replications 5[/bold]")
+def reproduce(
+    targets: Annotated[
+        Path | None, typer.Option(help="Published figures as JSON; those of the paper are shipped.", show_default=False)
+    ] = None,
+    replications: Replications = 20,
+    spec_bench: Annotated[
+        Path | None, typer.Option(help="Spec-Bench's question.jsonl; without it a summary of its lengths is used.")
+    ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Fit the constants anew, to the EQSPEC row, and print them.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Simulate the paper's experiments with the behaviours of its code, and compare every published figure."""
+    from dataclasses import asdict
+
+    from simulator.studies.published import load_constants, read_lengths
+    from simulator.studies.reproduction import TARGETS, Reproduction, fit_constants, read_targets, to_frame
+
+    published = read_targets(targets or TARGETS)
+    constants = load_constants()
+    if fit:
+        constants = fit_constants(read_targets()["overhead_anatomy"]["eqspec"], constants, replications)
+    lengths = read_lengths(spec_bench) if spec_bench else None
+    rows = list(Reproduction(published, replications, constants, lengths).rows())
+    with tables(as_json):
+        show(to_frame(rows))
+        print("constants: " + ", ".join(f"{name} {value:.4g}" for name, value in asdict(constants).items()))
+    if as_json:
+        print_json({"constants": asdict(constants), "rows": [row.as_mapping() for row in rows]})
 
 
 @app.command(epilog="Example: [bold]raggedspec sim roofline --json[/bold]")

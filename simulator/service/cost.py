@@ -112,7 +112,7 @@ class LinearCost(CostModel):
         if component == "draft":
             return np.full(len(widths), p["draft_base_s"] * tokens + p["draft_s_per_token"] * fed)
         if component == "draft_prefill":
-            return np.full(len(widths), p["draft_s_per_token"] * fed)
+            return np.full(len(widths), p["draft_base_s"] + p["draft_s_per_token"] * fed)
         if component == "verify":
             return p["verify_base_s"] + p["verify_s_per_token"] * fed + context_s
         if component == "host":

@@ -138,9 +138,14 @@ class PublishedPricing(Pricing):
         k, (_, draft_s, verify_s, realign_s, host_s) = super().price(mode, members, live, prefill_s)
         rows, width = len(members), self.placement.width
         if k and not self.switches.draft_cache:
-            draft_s += self.cost.point("draft_prefill", rows, width)
+            draft_s = self._uncached_draft_s(rows, k, width)
         realign_s = self._moves(mode, rows, realign_s, width)
-        return k, (prefill_s + self._mixed_prefill(live), draft_s, verify_s, realign_s, host_s)
+        return k, (prefill_s + self._late_prefill(live), draft_s, verify_s, realign_s, host_s)
+
+    def _uncached_draft_s(self, rows: int, k: int, width: int) -> float:
+        """The first pass of the draft feeds the whole rows, k - 1 more a token each."""
+        first_s = self.cost.point("draft_prefill", rows, width)
+        return first_s + (self.cost.line("draft", rows, k - 1).at(width) if k > 1 else 0.0)
 
     def _moves(self, mode: str, rows: int, realign_s: float, width: int) -> float:
         switches = self.switches
@@ -148,16 +153,19 @@ class PublishedPricing(Pricing):
             return 0.0
         if switches.copy_groups and mode == "grouped" and realign_s == 0:
             realign_s = self.regroup_s(rows, width)
-        if realign_s > 0 and mode != "grouped":  # rows of equal length need no realignment
+        if mode == "static" or (realign_s > 0 and mode != "grouped"):  # the published static batch does it every round
             realign_s += (6 * rows + 2) * switches.realign_layers * switches.realign_read_s
-        return realign_s
+        gathers = 2 if mode == "grouped" else 2 * rows + 2
+        return realign_s + (gathers + rows) * switches.realign_layers * switches.copy_launch_s
 
-    def _mixed_prefill(self, live: Seq[Request]) -> float:
-        """Prefill of a batch that the published code strips of its caches because some of its rows have none yet."""
-        if not self.switches.discard_mixed_caches:
-            return 0.0
-        fresh = sum([row.rounds == 0 for row in live])
-        return self.prefill_s(live) if 0 < fresh < len(live) else 0.0
+    def prefill_s(self, rows: Seq[Request]) -> float:
+        """Of admitted rows; where a mixed batch loses its caches, they are prefilled in their first round instead."""
+        return 0.0 if self.switches.discard_mixed_caches else super().prefill_s(rows)
+
+    def _late_prefill(self, live: Seq[Request]) -> float:
+        """Prefill of a whole batch of which some row has no cache: the published code drops those of the others."""
+        late = self.switches.discard_mixed_caches and any(row.rounds == 0 for row in live)
+        return super().prefill_s(live) if late else 0.0
 
 
 def make_pricing(engine: Engine, switches: Switches, cost: CostModel) -> Pricing:

@@ -14,7 +14,7 @@ from simulator.service.cost import CostModel, lognormal_factors
 from simulator.service.gate import Gate
 from simulator.service.pricing import make_pricing
 from simulator.service.records import ROWS, START_S, Begun, EventLog, Request
-from simulator.service.schedulers import pad_rows, room_of, scheduler_of
+from simulator.service.schedulers import end_padded, pad_rows, room_of, scheduler_of
 from simulator.service.streams import Purpose, Streams
 from simulator.settings.scenario import Scenario
 
@@ -173,6 +173,8 @@ class Replica:
         scheduler, begun = self.scheduler, self.begun
         assert begun is not None
         tokens = self._advance(live, k, plan.mode, begun[START_S])
+        if self.switches.pad_ends and plan.mode == "fallback":
+            end_padded(live, self.env.now)
         self.pricing.placement.append(k + 1)
         if self.padded_key:
             pad_rows(live, plan.mode)

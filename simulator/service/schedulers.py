@@ -35,6 +35,14 @@ def pad_rows(members: Sequence[Request], mode: str) -> None:
         row.padded_len = padded + row.last_kept
 
 
+def end_padded(members: Sequence[Request], now_s: float) -> None:
+    """Finish the members of a fallback that were padded: the published code finds the end by the pad's own token."""
+    longest = max([row.seq_len - row.last_kept for row in members])
+    for row in members:
+        if not row.finished and row.seq_len - row.last_kept < longest:
+            row.output_len, row.finished, row.finished_s, row.runs = row.generated, True, now_s, []
+
+
 def room_of(engine: Engine, capacity_tokens: float | None) -> Room[Request]:
     """Blocks of a paged pool; room without an end where the layout has none, or nothing limits them.
 

@@ -118,7 +118,7 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
     path = Path(settings["path"])
     require(is_file(path), f"{path}: no such file")
     if kind == "spec_bench":
-        characters = np.array([len(turn) for turn in _first_turns(path)])
+        characters = np.array([len(turn) for turn in first_turns(path)])
         return np.maximum(1, np.round(characters / settings["characters_per_token"])).astype(int)
     frame = read_table(path)
     column = settings["column"]
@@ -129,7 +129,8 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
     return lengths.astype(int)
 
 
-def _first_turns(path: Path) -> list[str]:
+def first_turns(path: Path) -> list[str]:
+    """The first turn of each prompt in a file of JSON lines with ``turns``, as Spec-Bench has them."""
     turns = []
     for number, entry in read_mappings(path):
         texts = entry.get("turns")

@@ -165,10 +165,14 @@ class Switches:
         draft_cache: whether the draft keeps its cache between rounds; the published code prefills it every round.
         group_key: equal length and draft lag (engine), or equal padded length and whether a cache exists (published).
         aging_from: a request begins to age at its first round, or when it enters the window.
-        discard_mixed_caches: a fallback of fresh and cached rows prefills them all anew (published code).
+        discard_mixed_caches: rows are prefilled in their first round, and with them the whole batch, whose other rows
+            lose their caches (published code).
         copy_groups: an equal-length round still concatenates and splits its members' K/V (published code).
         realign_read_s: seconds of one host read of the published realignment, which makes (6 · B + 2) per layer.
-        realign_layers: layers that are read so.
+        copy_launch_s: seconds of launching one copy of the published pool, which makes 2 · B + 2 per layer to gather a
+            fallback, 2 to gather a group, and B to write rows back.
+        realign_layers: layers that are read or copied so.
+        pad_ends: whether a row that a fallback pads ends with that round (published code where the pad means the end).
         free_realign: realigning, gathering, writing back and compacting cost nothing.
     """
 
@@ -189,7 +193,9 @@ class Switches:
     discard_mixed_caches: bool = False
     copy_groups: bool = False
     realign_read_s: float = number_field(NON_NEGATIVE, 0.0)
+    copy_launch_s: float = number_field(NON_NEGATIVE, 0.0)
     realign_layers: int = number_field(COUNT, 32)
+    pad_ends: bool = False
     free_realign: bool = False
 
     def __post_init__(self) -> None:

@@ -27,10 +27,11 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "grouping": (
         "#grouping", "engine.window_size", "engine.aging_bound", "switches.aging_from", "switches.group_key",
         "switches.group_choice", "switches.partial_groups", "switches.bucket_tokens", "switches.cost_aware",
+        "switches.pad_ends",
     ),
     "alignment cost": (
         "engine.layout", "engine.compaction_threshold", "switches.free_realign", "switches.realign_read_s",
-        "switches.realign_layers", "switches.copy_groups", "switches.discard_mixed_caches",
+        "switches.copy_launch_s", "switches.realign_layers", "switches.copy_groups", "switches.discard_mixed_caches",
     ),
     "k throttling": ("switches.k_policy", "switches.k_by_load", "engine.num_speculative_tokens"),
     "draft caching": ("switches.draft_cache",),

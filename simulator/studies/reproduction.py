@@ -1,0 +1,207 @@
+"""The published figures, simulated: one row per figure, with an interval, and the constants that were fitted."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from refimpl.core.errors import require
+from refimpl.core.reading import read_mapping
+from simulator.runner import Results, simulate
+from simulator.settings.hardware import load_architecture
+from simulator.studies.published import (
+    OVERHEAD_PROMPTS,
+    PUBLISHED,
+    Constants,
+    caption_scenario,
+    committed_lengths,
+    load_constants,
+    overhead_scenario,
+)
+
+TARGETS = PUBLISHED / "targets.json"
+SECTIONS = ("overhead_anatomy", "grouping_rate_all_mean", "alignment_share_text", "headline")
+LEVEL = (0.025, 0.975)  # share of single runs below low, and below high
+FIT_STEPS, WHOLE_FILE_REPLICATIONS = 5, 6
+FITTED = ("ms_per_verify", "draft_s", "verify_s", "align_s", "draft_acceptance_rate")  # of EQSPEC, per round
+
+Values = dict[str, np.ndarray]  # measure -> its value in each replication
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published figure.
+
+    Attributes:
+        target: where it stands in the file of targets.
+        published: the figure.
+        simulated: mean over the replications; 95 % of them lie from `low` to `high`.
+        fitted: whether constants were fitted to it.
+    """
+
+    target: str
+    published: float
+    simulated: float
+    low: float
+    high: float
+    fitted: bool
+
+    @property
+    def relative_error(self) -> float:
+        """Simulated over published, less 1."""
+        return self.simulated / self.published - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether a single run may come out as published."""
+        return self.low <= self.published <= self.high
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Fields, relative error, and whether the figure is inside."""
+        return asdict(self) | {"relative_error": self.relative_error, "inside": self.inside}
+
+
+def read_targets(path: str | Path = TARGETS) -> dict[str, Any]:
+    """The published figures; raises InputError unless the file is a mapping with at least one known section."""
+    targets = read_mapping(Path(path))
+    known = any(name in targets for name in SECTIONS)
+    require(known, f"{path}: holds none of {', '.join(SECTIONS)}")
+    return targets
+
+
+def measures(results: Results) -> Values:
+    """What the published logs print, of each replication."""
+    metrics = {name: column.to_numpy() for name, column in results.metrics.items()}
+    rounds, total_s = metrics["rounds"], metrics["makespan_s"]
+    verify_s = (metrics["verify_share"] + metrics["prefill_share"]) * total_s  # the logs count prefill as verification
+    grouped = metrics["grouping_rate"] * rounds
+    return {
+        "tokens_per_s": metrics["tokens_per_s"],
+        "verify_calls": rounds,
+        "ms_per_verify": 1e3 * verify_s / rounds,
+        "draft_s": metrics["draft_share"] * total_s,
+        "verify_s": verify_s,
+        "align_s": metrics["realign_share"] * total_s,
+        "total_s": total_s,
+        "draft_acceptance_rate": metrics["draft_acceptance_rate"],
+        "grouped_rounds": grouped,
+        "fallback_rounds": rounds - grouped,
+        "get_batch_s + write_back_s": metrics["realign_share"] * total_s,
+        "align_percent": 100 * metrics["realign_share"],
+        "grouped_percent": 100 * metrics["grouping_rate"],
+    }
+
+
+class Reproduction:
+    """Runs each published experiment once and compares its figures.
+
+    Args:
+        targets: see `read_targets`.
+        replications: runs of every experiment.
+        constants: what the setting leaves open; the committed ones if None.
+        lengths: prompt lengths of Spec-Bench in tokens; the committed summary if None.
+    """
+
+    def __init__(
+        self,
+        targets: dict[str, Any],
+        replications: int = 20,
+        constants: Constants | None = None,
+        lengths: tuple[int, ...] | None = None,
+    ):
+        self.targets, self.replications = targets, replications
+        self.constants, self.lengths = constants or load_constants(), lengths or committed_lengths()
+        self.overhead = lru_cache(maxsize=None)(self._overhead)
+
+    def _overhead(self, method: str, batch_size: int) -> Values:
+        lengths = self.lengths[:OVERHEAD_PROMPTS]
+        scenario = overhead_scenario(method, batch_size, self.constants, lengths)
+        return measures(simulate(scenario, self.replications, keep_frames=False))
+
+    def _throughput(self, batch_size: int) -> np.ndarray:
+        """Tokens per second of EXSPEC on every prompt ``[replications]``."""
+        scenario = overhead_scenario("exspec", batch_size, self.constants, self.lengths)
+        results = simulate(scenario, min(self.replications, WHOLE_FILE_REPLICATIONS), keep_frames=False)
+        return measures(results)["tokens_per_s"]
+
+    def _captions(self, batch_size: int) -> Values:
+        scenario = caption_scenario(batch_size, self.constants)
+        return measures(simulate(scenario, self.replications, keep_frames=False))
+
+    def rows(self) -> Iterator[Row]:
+        """A row for every figure of the targets that is simulated."""
+        for method in ("eqspec", "exspec"):
+            yield from self._anatomy(method)
+        yield from self._by_batch("grouping_rate_all_mean", "grouped_percent", self._captions)
+        yield from self._by_batch("alignment_share_text", "align_percent", lambda size: self.overhead("eqspec", size))
+        ratio = self.targets.get("headline", {}).get("throughput_ratio_batch8_over_batch1")
+        if ratio is not None:
+            yield make_row(
+                "headline.throughput_ratio_batch8_over_batch1", ratio, self._throughput(8) / self._throughput(1)
+            )
+
+    def _anatomy(self, method: str) -> Iterator[Row]:
+        published = dict(self.targets.get("overhead_anatomy", {}).get(method, {}))
+        if not published:
+            return
+        if "get_batch_s" in published and "write_back_s" in published:
+            published["get_batch_s + write_back_s"] = published["get_batch_s"] + published["write_back_s"]
+        values = self.overhead(method, 4)
+        for name in [name for name in published if name in values]:
+            target = f"overhead_anatomy.{method}.{name}"
+            fitted = method == "eqspec" and name in FITTED
+            yield make_row(target, published[name], values[name], fitted=fitted)
+
+    def _by_batch(self, section: str, measure: str, run: Callable[[int], Values]) -> Iterator[Row]:
+        published = self.targets.get(section, {})
+        for size, percent in zip(published.get("batch_size", []), published.get("percent", []), strict=True):
+            yield make_row(f"{section}.batch {size}", percent, run(size)[measure])
+
+
+def make_row(target: str, published: float, values: np.ndarray, *, fitted: bool = False) -> Row:
+    """A row from the values of single runs."""
+    low, high = np.quantile(values, LEVEL)
+    return Row(target, float(published), float(values.mean()), float(low), float(high), fitted)
+
+
+def to_frame(rows: list[Row]) -> pd.DataFrame:
+    """A table of rows by target."""
+    return pd.DataFrame([row.as_mapping() for row in rows]).set_index("target")
+
+
+def fit_constants(row: dict[str, float], start: Constants, replications: int = 20) -> Constants:
+    """Fit everything but what is stated to one published row: that of EQSPEC.
+
+    Each step scales a constant by what its own figure is off: acceptance, tokens in all, and seconds of drafting, of
+    verifying and of aligning per round. The number of rounds, and what follows from it, stay predictions.
+    """
+    constants, lengths = start, committed_lengths()[:OVERHEAD_PROMPTS]
+    for _ in range(FIT_STEPS):
+        scenario = overhead_scenario("eqspec", 4, constants, lengths).but(noise=False)
+        found = measures(simulate(scenario, replications, keep_frames=False))
+        constants = _stepped(constants, row, {name: float(values.mean()) for name, values in found.items()})
+    return constants
+
+
+def _stepped(constants: Constants, row: dict[str, float], found: dict[str, float]) -> Constants:
+    def off(name: str) -> float:
+        return row[name] / row["verify_calls"] / (found[name] / found["verify_calls"])
+
+    deep, shallow = (load_architecture(name).layers for name in ("vicuna-7b", "vicuna-68m"))
+    verify_s = (constants.eager_pass_s + deep * constants.eager_layer_s) * off("verify_s")
+    draft_s = (constants.eager_pass_s + shallow * constants.eager_layer_s) * off("draft_s")
+    layer_s = (verify_s - draft_s) / (deep - shallow)
+    tokens = row["tokens_per_s"] * row["total_s"] / (found["tokens_per_s"] * found["total_s"])
+    rate = row["draft_acceptance_rate"] / found["draft_acceptance_rate"]
+    return replace(
+        constants,
+        acceptance_probability=constants.acceptance_probability * rate**0.5,  # the rate grows about as its square
+        output_mean_tokens=constants.output_mean_tokens * tokens**2,  # the budget cuts half of the change
+        eager_pass_s=draft_s - shallow * layer_s,
+        eager_layer_s=layer_s,
+        host_operation_s=constants.host_operation_s * off("align_s"),
+    )
