@@ -51,6 +51,7 @@ test-bounds:
 
 readme: $(STAMP)
 	$(BIN)/python tools/readme.py
+	$(BIN)/python tools/reproduction.py
 
 # The reference of all public names; the pages themselves are docs/*.md.
 docs: $(STAMP)

@@ -1,7 +1,7 @@
-"""Commands that set the simulator beside published numbers: reproduce, roofline."""
+"""Commands that set the simulator beside published numbers, or explain them: reproduce, explain, crossing, roofline."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -42,6 +42,44 @@ def reproduce(
         print("constants: " + ", ".join(f"{name} {value:.4g}" for name, value in asdict(constants).items()))
     if as_json:
         print_json({"constants": asdict(constants), "rows": [row.as_mapping() for row in rows]})
+
+
+@app.command(epilog="Example: [bold]raggedspec sim explain --replications 5[/bold]")
+def explain(replications: Replications = 20, as_json: Json = False) -> None:
+    """Change the behaviours of the published code one after the other, and print what each of them costs."""
+    import pandas as pd
+
+    from simulator.studies.explanation import explain as run_explain
+
+    steps = [step.as_mapping() for step in run_explain(replications)]
+    with tables(as_json):
+        show(pd.DataFrame(steps).set_index("name"))
+    if as_json:
+        print_json({"steps": steps})
+
+
+@app.command(epilog="Example: [bold]raggedspec sim crossing --device h100 --device l40s[/bold]")
+def crossing(
+    devices: Annotated[
+        list[str] | None, typer.Option("--device", help="Device or its YAML file; may be repeated.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="Target, or its YAML file.")] = "qwen3-8b",
+    draft: Annotated[str, typer.Option(help="Draft, or its YAML file.")] = "qwen3-0.6b",
+    dtype: Annotated[Literal["float16", "bfloat16", "float8"], typer.Option(help="Of the weights.")] = "bfloat16",
+    acceptance: Annotated[float, typer.Option(min=0, max=1, help="Probability that a draft is right.")] = 0.7,
+    as_json: Json = False,
+) -> None:
+    """Print up to which batch drafts pay, by device and context: with 5 drafts, and with the best number of them."""
+    import pandas as pd
+
+    from simulator.studies.crossing import DEVICES, find_crossings
+
+    cost = {"target": target, "draft": draft, "dtype": dtype}
+    found = [each.as_mapping() for each in find_crossings(cost, devices or DEVICES, acceptance)]
+    with tables(as_json):
+        show(pd.DataFrame(found).set_index(["device", "context_tokens"]), 3)
+    if as_json:
+        print_json({"crossings": found})
 
 
 @app.command(epilog="Example: [bold]raggedspec sim roofline --json[/bold]")

@@ -94,6 +94,25 @@ def test_targets_of_one_s_own(tmp_path, capsys):
         read_targets(path)
 
 
+def test_each_behaviour_is_changed_on_the_same_requests(capsys):
+    assert main(["explain", "--replications", "2", "--json"]) == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    speeds = [step["tokens_per_s"] for step in steps]
+    assert [step["gain"] for step in steps[1:]] == pytest.approx(np.diff(speeds).tolist())
+    refill, launched, grouping = (step["gain"] for step in steps[1:4])
+    assert refill > launched > 5 * grouping  # where the published gain comes from
+    assert [step["alone"] is None for step in steps] == [True] * 4 + [False] * 8
+
+
+def test_drafts_pay_longest_where_arithmetic_is_cheap(capsys):
+    assert main(["crossing", "--device", "h100", "--device", "l40s", "--acceptance", "0.7", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["crossings"]
+    sizes = {(line["device"], line["context_tokens"]): line["batch_size"] for line in found}
+    assert sizes["l40s", 256] > sizes["h100", 256] > sizes["h100", 16384] > 0
+    assert all(line["low"] <= line["batch_size"] <= line["high"] for line in found)
+    assert all(line["batch_size"] <= min(line["any_drafts"], line["fits"]) for line in found)
+
+
 def test_rows_wait_for_their_prefill_where_mixed_caches_are_dropped():
     """The first round of a static batch pays for it; no later round does."""
     scenario = overhead_scenario("eqspec", 4, load_constants(), (60,) * 8).but(noise=False)

@@ -1,0 +1,102 @@
+"""Where speculation stops paying: the largest batch at which it is faster than plain decoding, on each device."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from simulator.service.roofline import RooflineCost
+from simulator.service.streams import Streams
+from simulator.settings.fields import Spec
+
+DEVICES = ("a100-80", "h100", "h200", "l40s", "rtx-4090", "b200", "mi300x")
+BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+CONTEXTS = (256, 1024, 4096, 16384)  # tokens of each row
+NUM_DRAFTS, MOST_DRAFTS = 5, 8
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Of one device and context.
+
+    Attributes:
+        device, context_tokens: where.
+        batch_size: largest batch up to which `NUM_DRAFTS` drafts pay, of `BATCH_SIZES`; 0 where they never do.
+        low, high: 5 % and 95 % of what it may be, given the uncertainty of the constants.
+        any_drafts: the same with the best number of drafts for each batch, from 1 to `MOST_DRAFTS`.
+        fits: largest batch whose K/V fit into the memory.
+        gain: speed over plain decoding at batch 1, with `NUM_DRAFTS`.
+    """
+
+    device: str
+    context_tokens: int
+    batch_size: int
+    low: int
+    high: int
+    any_drafts: int
+    fits: int
+    gain: float
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Its fields."""
+        return asdict(self)
+
+
+def expected_tokens(acceptance_probability: float, num_drafts: int) -> float:
+    """Tokens of a row and round: 1 + α + … + α^k."""
+    return sum(acceptance_probability**i for i in range(num_drafts + 1))
+
+
+def speedups(cost: RooflineCost, acceptance_probability: float, contexts: Sequence[int]) -> np.ndarray:
+    """Tokens per second over those without drafts ``[drafts 1 … MOST_DRAFTS, batch sizes, contexts]``."""
+    widths = np.array(contexts)
+    gains = [_gains(cost, rows, widths, acceptance_probability) for rows in BATCH_SIZES]
+    return np.stack(gains, axis=1)
+
+
+def _gains(cost: RooflineCost, rows: int, widths: np.ndarray, probability: float) -> np.ndarray:
+    """Of one batch size ``[drafts, contexts]``."""
+
+    def seconds(component: str, tokens: int) -> np.ndarray:
+        return cost.seconds(component, rows, tokens, widths, False)
+
+    host_s, drafts = cost.p["host_s"], range(1, MOST_DRAFTS + 1)
+    plain_s = seconds("verify", 1) + host_s
+    rounds_s = [seconds("draft", k) + seconds("verify", k + 1) + host_s for k in drafts]
+    return np.array([expected_tokens(probability, k) * plain_s / s for k, s in zip(drafts, rounds_s, strict=True)])
+
+
+def find_crossings(
+    cost: dict[str, Any], devices: Sequence[str], acceptance_probability: float = 0.8, draws: int = 20
+) -> Iterator[Crossing]:
+    """Crossings of a pair of models on devices.
+
+    Args:
+        cost: settings of a cost of kind roofline, but for the device.
+        devices: names or files.
+        acceptance_probability: that a draft is right.
+        draws: of the uncertain constants.
+    """
+    for device in devices:
+        spec = Spec.of("roofline", **{key: value for key, value in cost.items() if key != "kind"}, device=device)
+        models = [RooflineCost(spec, None), *(RooflineCost(spec, Streams(0, draw)) for draw in range(draws))]
+        gains = np.array([speedups(model, acceptance_probability, CONTEXTS) for model in models])
+        room = models[0].kv_capacity_bytes or 0.0
+        for place, context in enumerate(CONTEXTS):
+            fits = int(room // (models[0].kv_bytes_per_token * (context + MOST_DRAFTS + 1)))
+            last = [_last_gain(gain[NUM_DRAFTS - 1, :, place], fits) for gain in gains]
+            low, high = np.quantile(last[1:], [0.05, 0.95], method="nearest")
+            any_drafts = _last_gain(gains[0].max(axis=0)[:, place], fits)
+            gain = float(gains[0][NUM_DRAFTS - 1, 0, place])
+            yield Crossing(device, context, last[0], int(low), int(high), any_drafts, fits, gain)
+
+
+def _last_gain(gains: np.ndarray, fits: int) -> int:
+    """Largest batch that fits and gains, with all smaller ones."""
+    pays = 0
+    for rows, gain in zip(BATCH_SIZES, gains, strict=True):
+        if gain <= 1 or rows > fits:
+            break
+        pays = rows
+    return pays

@@ -1,0 +1,132 @@
+"""docs/reproduction.md and its figures, from docs/reproduction.json.
+
+Run from the repository root: ``python tools/reproduction.py`` renders them, ``--check`` only reports what is stale
+(exit code 1), ``--run`` simulates everything anew first and writes the data (minutes).
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import reproduction_figures as figures
+from reproduction_page import page
+
+from refimpl.core import provenance
+
+ROOT = Path(__file__).parent.parent
+DATA, PAGE = ROOT / "docs" / "reproduction.json", ROOT / "docs" / "reproduction.md"
+REPLICATIONS = 40
+ACCEPTANCE = 0.7
+PAIRS = (  # whose crossings the page shows
+    ({"target": "qwen3-8b", "draft": "qwen3-0.6b"}, ("a100-80", "h100", "h200", "l40s", "rtx-4090", "b200", "mi300x")),
+    ({"target": "llama-3-70b", "draft": "llama-3-1b", "dtype": "float8"}, ("h200", "b200", "mi300x")),
+)
+OUTPUTS = {  # lengths of the captions' outputs -> settings
+    "50 tokens, the whole budget": {"workload.output_tokens": {"kind": "fixed", "tokens": 50}},
+    "50 tokens, and a pad is the end": {
+        "workload.output_tokens": {"kind": "fixed", "tokens": 50},
+        "switches.pad_ends": True,
+    },
+    "geometric, mean 3 tokens": {"workload.output_tokens": {"kind": "geometric", "mean_tokens": 3}},
+    "geometric, mean 1.8 tokens": {},
+}
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def measure() -> dict[str, Any]:
+    """Run every study of the page."""
+    from simulator.settings.curves import curve_errors
+    from simulator.studies.crossing import find_crossings
+    from simulator.studies.explanation import explain
+    from simulator.studies.published import load_constants
+    from simulator.studies.reproduction import Reproduction, read_targets
+    from simulator.studies.roofline_checks import EXPLAINED, check_roofline, summarize_checks
+
+    constants = load_constants()
+    rows = Reproduction(read_targets(), REPLICATIONS, constants).rows()
+    crossings = [
+        {"target": cost["target"], "draft": cost["draft"], **found.as_mapping()}
+        for cost, devices in PAIRS
+        for found in find_crossings(cost, devices, ACCEPTANCE)
+    ]
+    summary = summarize_checks(check_roofline()).reset_index()
+    return {
+        "meta": {"command": "python tools/reproduction.py --run", "replications": REPLICATIONS}
+        | provenance.stamp("numpy", "scipy", "simpy"),
+        "rows": [row.as_mapping() for row in rows],
+        "steps": [step.as_mapping() for step in explain(REPLICATIONS, constants)],
+        "captions": captions(constants),
+        "throughput": throughput(constants),
+        "acceptance_probability": ACCEPTANCE,
+        "crossings": crossings,
+        "curves": list(curve_errors()),
+        "checks": summary.to_dict(orient="records"),
+        "explained": EXPLAINED,
+    }
+
+
+def captions(constants: Any) -> list[dict[str, Any]]:
+    """Grouping rates of the captions by length of their outputs."""
+    from simulator.runner import simulate
+    from simulator.studies.published import caption_scenario
+
+    sizes = SIZES[1:]
+    return [
+        {
+            "outputs": name,
+            "percent": [
+                100 * simulate(caption_scenario(size, constants).but(change), 10, keep_frames=False)["grouping_rate"]
+                for size in sizes
+            ],
+        }
+        for name, change in OUTPUTS.items()
+    ]
+
+
+def throughput(constants: Any) -> list[dict[str, Any]]:
+    """Tokens per second on all 480 prompts by method and batch size, with the range of single runs."""
+    from simulator.runner import simulate
+    from simulator.studies.published import committed_lengths, overhead_scenario
+    from simulator.studies.reproduction import make_row
+
+    lines = []
+    for method in ("eqspec", "exspec"):
+        for size in SIZES:
+            results = simulate(overhead_scenario(method, size, constants, committed_lengths()), 6, keep_frames=False)
+            row = make_row("", 1.0, results.metrics["tokens_per_s"].to_numpy())
+            share = 100 * results["prefill_share"]
+            lines.append(
+                {"method": method, "batch_size": size, "tokens_per_s": row.simulated, "low": row.low, "high": row.high}
+                | {"prefill_percent": share, "align_percent": 100 * results["realign_share"]}
+            )
+    return lines
+
+
+def stale(data: dict[str, Any]) -> list[str]:
+    """What differs from the data."""
+    same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == page(data)
+    return ([] if same else [PAGE.name]) + [name for name in figures.FIGURES if not figures.is_fresh(name, data)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Render, check or run; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="report what is stale")
+    parser.add_argument("--run", action="store_true", help="simulate everything anew first")
+    options = parser.parse_args(arguments)
+    if options.run:
+        DATA.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
+    data = json.loads(DATA.read_text(encoding="utf-8"))
+    if options.check:
+        print(*stale(data) or ["nothing is stale"], sep="\n")
+        return 1 if stale(data) else 0
+    PAGE.write_text(page(data), encoding="utf-8")
+    for name in figures.FIGURES:
+        figures.write(name, data)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

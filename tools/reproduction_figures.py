@@ -1,0 +1,152 @@
+"""Figures of docs/reproduction.md; each file knows the digest of the data that it was drawn from."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from refimpl.viz.style import BLUE, GREY, ORANGE, Picture, captioned, draw_heat_map, new_axes, panels, series_styles
+from simulator.studies.crossing import BATCH_SIZES
+
+DOCS = Path(__file__).parent.parent / "docs"
+DPI = 120
+KEY = "Description"  # of the PNG's texts
+
+
+def figure_figures(data: dict[str, Any]) -> Picture:
+    """Simulated over published, with the range of single runs."""
+    rows = data["rows"]
+    axes = new_axes(7.0, 5.6)
+    axes.axvline(1, color=GREY, linewidth=1)
+    for at, row in enumerate(reversed(rows)):
+        color = BLUE if row["inside"] else ORANGE
+        low, middle, high = (row[name] / row["published"] for name in ("low", "simulated", "high"))
+        axes.plot([low, high], [at, at], color=color, linewidth=2)
+        axes.plot(middle, at, "o", color=color, markersize=4, markerfacecolor="white" if row["fitted"] else color)
+    axes.set_yticks(range(len(rows)), [short(row["target"]) for row in reversed(rows)], fontsize=8)
+    axes.set(xlabel="simulated / published; bars hold 95 % of single runs; hollow: fitted", xlim=(0.5, 1.5))
+    inside = sum(row["inside"] for row in rows)
+    outside = len(rows) - inside
+    return captioned(
+        axes,
+        f"{inside} of {len(rows)} published figures lie within the range of single simulated runs, {outside} do not",
+    )
+
+
+def short(target: str) -> str:
+    """A target without the name of its section."""
+    return target.removeprefix("overhead_anatomy.").replace("_", " ")
+
+
+def figure_waterfall(data: dict[str, Any]) -> Picture:
+    """Each behaviour's share on the way from EQSPEC to the engine, up to recorded graphs."""
+    steps = [step for step in data["steps"] if step["tokens_per_s"] < 3 * data["steps"][0]["tokens_per_s"]]
+    axes = new_axes(7.0, 4.0)
+    before = 0.0
+    for at, step in enumerate(steps):
+        gain = step["gain"] if at else step["tokens_per_s"]
+        color = GREY if at == 0 else BLUE if gain >= 0 else ORANGE
+        axes.barh(at, gain, left=before, color=color)
+        if at:
+            axes.plot([before + step["low"], before + step["high"]], [at, at], color="black", linewidth=1.2)
+        axes.text(step["tokens_per_s"] + 3, at, f"{step['tokens_per_s']:.0f}", va="center", fontsize=8)
+        before = step["tokens_per_s"]
+    axes.set_yticks(range(len(steps)), [step["name"] for step in steps], fontsize=8)
+    axes.invert_yaxis()
+    axes.set(xlabel="tokens/s; each change on top of those above it, with its 95 % interval", xlim=(0, 225))
+    refill, grouping = (data["steps"][at]["gain"] for at in (1, 3))
+    graphs = data["steps"][-2]["tokens_per_s"]
+    sentence = (
+        f"Replacing finished rows brings {refill:.0f} tokens/s, running equal lengths together {grouping:.1f}; "
+        f"recorded graphs would bring the last line to {graphs:.0f}"
+    )
+    return captioned(axes, sentence)
+
+
+def figure_throughput(data: dict[str, Any]) -> Picture:
+    """Tokens per second on all prompts against the batch size."""
+    axes = new_axes(6.0, 3.4)
+    for style, method in zip(series_styles(2), ("eqspec", "exspec"), strict=True):
+        lines = [line for line in data["throughput"] if line["method"] == method]
+        sizes, middle, low, high = (
+            [line[name] for line in lines] for name in ("batch_size", "tokens_per_s", "low", "high")
+        )
+        axes.fill_between(sizes, low, high, color=style["color"], alpha=0.25, linewidth=0)
+        axes.plot(sizes, middle, marker="o", markersize=4, label=method.upper(), **style)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set(xlabel="batch size", ylabel="tokens/s on 480 prompts", ylim=(0, None))
+    axes.legend(frameon=False)
+    best = max(
+        (line for line in data["throughput"] if line["method"] == "exspec"), key=lambda line: line["tokens_per_s"]
+    )
+    return captioned(
+        axes,
+        f"EXSPEC as published is fastest at batch {best['batch_size']}: beyond it dropped caches are prefilled again",
+    )
+
+
+def figure_crossing(data: dict[str, Any]) -> Picture:
+    """The largest batch at which five drafts pay, by device and context, a panel for each pair."""
+    pairs = list(dict.fromkeys((line["target"], line["draft"]) for line in data["crossings"]))
+    for axes, pair in zip(drawn := panels(len(pairs), 6.0, 2.6), pairs, strict=True):
+        lines = [line for line in data["crossings"] if (line["target"], line["draft"]) == pair]
+        devices, contexts = (list(dict.fromkeys(line[name] for line in lines)) for name in ("device", "context_tokens"))
+        values = [[math.log2(1 + at["batch_size"]) for at in lines if at["device"] == device] for device in devices]
+        draw_heat_map(axes, values, contexts, devices, numbers="", vmin=0, vmax=9)
+        for at in lines:
+            place = contexts.index(at["context_tokens"]), devices.index(at["device"])
+            text = f"{at['batch_size']}{'*' if is_full(at) else ''}"
+            color = "black" if at["batch_size"] > 30 else "white"
+            axes.text(*place, text, ha="center", va="center", fontsize=8, color=color)
+        axes.set_title(f"{pair[0]}, drafts from {pair[1]}", fontsize=9)
+        axes.set_xlabel("context of each row (tokens)")
+    return captioned(drawn[0], crossing_sentence(data))
+
+
+def is_full(line: dict[str, Any]) -> bool:
+    """Whether the memory ends before drafts stop paying."""
+    larger = [size for size in BATCH_SIZES if line["batch_size"] < size <= line["fits"]]
+    return not larger
+
+
+def crossing_sentence(data: dict[str, Any]) -> str:
+    """What the map says of the first pair at the shortest context."""
+    first = data["crossings"][0]
+    same = [line for line in data["crossings"] if line["target"] == first["target"]]
+    sizes = [line["batch_size"] for line in same if line["context_tokens"] == first["context_tokens"]]
+    return (
+        f"Largest batch at which five drafts pay: {min(sizes)} to {max(sizes)} rows of {first['context_tokens']} "
+        "tokens with a 0.6B draft for 8B, more for 70B (* the memory ends first)"
+    )
+
+
+FIGURES: dict[str, Callable[[dict[str, Any]], Picture]] = {
+    "reproduction-figures.png": figure_figures,
+    "reproduction-waterfall.png": figure_waterfall,
+    "reproduction-throughput.png": figure_throughput,
+    "reproduction-crossing.png": figure_crossing,
+}
+
+
+def digest(data: dict[str, Any]) -> str:
+    """Of the data behind all figures."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write(name: str, data: dict[str, Any]) -> None:
+    """Draw a figure."""
+    FIGURES[name](data).figure.savefig(DOCS / name, dpi=DPI, metadata={KEY: digest(data)})
+
+
+def is_fresh(name: str, data: dict[str, Any]) -> bool:
+    """Whether the file was drawn from these data."""
+    path = DOCS / name
+    if not path.exists():
+        return False
+    with Image.open(path) as image:
+        return image.info.get(KEY) == digest(data)
