@@ -1,6 +1,6 @@
 (** Every theorem of the register in one term: what it rests on is what any of them rests on. *)
-From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch Selection Scheduling EngineRound Layouts
-  Trace TraceWaiting Checker.
+From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch Selection Scheduling EngineRound Keyed
+  Layouts Machine Trace TraceWaiting Checker.
 
 Definition register := (
   @verified_token_law,
@@ -23,6 +23,16 @@ Definition register := (
   @schedule_independence,
   @greedy_is_autoregressive,
   @coupled_is_autoregressive,
+  @renaming,
+  @tick_is_fresh,
+  @next_draws_are_fresh,
+  @keyed_joint_law,
+  @attempt_law,
+  @choice_law,
+  @engine_round_reads_once,
+  @emit_looks_at_what_it_fills,
+  @cut_is_known,
+  @rejection_schedule_independence,
   @conservation,
   @bounded_waiting,
   @bounded_waiting_register,
@@ -38,6 +48,17 @@ Definition register := (
   @masked_block,
   @masked_commit,
   @compaction,
+  @view_is_plain,
+  @padded_feeds,
+  @padded_keeps,
+  @padded_moves,
+  @masked_feeds,
+  @masked_keeps,
+  @paged_feeds,
+  @logits_are_plain,
+  @machine_refines,
+  @machine_text,
+  @machine_law,
   @draft_lag,
   @draft_cached,
   @valid_within,

@@ -185,3 +185,46 @@ Theorem coupled_is_autoregressive sequence rounds :
 Proof. intro H. apply speculate_text, speculate_ends. cbn. lia. Qed.
 
 End Instances.
+
+(** ** Names of tokens *)
+Section Renaming.
+Variables token token' : Type.
+Variable token_dec : forall x y : token, {x = y} + {x <> y}.
+Variable token_dec' : forall x y : token', {x = y} + {x <> y}.
+Variable name : token -> token'.
+Hypothesis distinct : forall x y, name x = name y -> x = y.
+Notation text := (list token).
+Variables (j : job token) (j' : job token').
+Hypothesis same_choice : forall g, choose token' j' (map name g) = name (choose token j g).
+Hypothesis same_stops : forall g, stops token' j' (map name g) = stops token j g.
+Hypothesis same_budget : budget token' j' = budget token j.
+
+Lemma answer_renamed drafts g :
+  answer token' token_dec' j' (map name g) (map name drafts) = map name (answer token token_dec j g drafts).
+Proof.
+  revert g; induction drafts as [|x xs IH]; intro g; cbn [answer map]; rewrite same_choice; [reflexivity|].
+  destruct (token_dec x (choose token j g)) as [E|E], (token_dec' (name x) (name (choose token j g))) as [E'|E']; cbn.
+  - f_equal. rewrite <- IH, map_app. reflexivity.
+  - contradiction E'. now f_equal.
+  - contradiction E. now apply distinct.
+  - reflexivity.
+Qed.
+
+Lemma extend_renamed ys g : extend token' j' (map name g) (map name ys) = map name (extend token j g ys).
+Proof.
+  assert (End : forall h, ended token' j' (map name h) = ended token j h).
+  { intro h. unfold ended. rewrite map_length, same_stops, same_budget. reflexivity. }
+  revert g; induction ys as [|y ys IH]; intro g; cbn [extend map]; [reflexivity|].
+  rewrite End. destruct (ended token j g); [reflexivity|]. rewrite <- IH, map_app. reflexivity.
+Qed.
+
+(** THEOREM (INV-8). With other names for the tokens a row takes the same steps, and so has the same lengths, accepts
+    as many drafts and ends in the same round: no length is found by looking for a token. *)
+Theorem renaming rounds g :
+  speculate token' token_dec' j' (map (fun r => (map name (fst r), snd r)) rounds) (map name g)
+  = map name (speculate token token_dec j rounds g).
+Proof.
+  revert g; induction rounds as [|[drafts cap] rest IH]; intro g; cbn [speculate map fst snd]; [reflexivity|].
+  rewrite answer_renamed, firstn_map, extend_renamed. apply IH.
+Qed.
+End Renaming.
