@@ -25,7 +25,7 @@ from refimpl.core.drafting import DraftingConfig
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import rejection
 from refimpl.decoding.engine import Engine
-from refimpl.decoding.sampling import Purpose, RandomSource
+from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys
 
 Outputs = tuple[Text, ...]
 Law = dict[Outputs, Fraction]
@@ -68,9 +68,10 @@ class BranchSource(RandomSource):
     _uniform: dict = field(default_factory=dict)
 
     def draw(self, weights, keys, position, purpose):
+        starts = _starts(keys)
         rows = [
             [
-                self._token(weights[i, j], int(keys.sequence[i]), int(position[i, j]), purpose)
+                self._token(weights[i, j], int(keys.sequence[i]), int(position[i, j]), purpose, starts[i])
                 for j in range(position.shape[1])
             ]
             for i in range(position.shape[0])
@@ -78,10 +79,12 @@ class BranchSource(RandomSource):
         return torch.tensor(rows)
 
     def accepts(self, target_probability, draft_probability, keys, position):
-        p, q = target_probability.tolist(), draft_probability.tolist()
+        p, q, starts = target_probability.tolist(), draft_probability.tolist(), _starts(keys)
         rows = [
             [
-                self._accept(Fraction(p[i][j]), Fraction(q[i][j]), int(keys.sequence[i]), int(position[i, j]))
+                self._accept(
+                    Fraction(p[i][j]), Fraction(q[i][j]), int(keys.sequence[i]), int(position[i, j]), starts[i]
+                )
                 for j in range(len(p[i]))
             ]
             for i in range(len(p))
@@ -93,26 +96,26 @@ class BranchSource(RandomSource):
         end = row.prompt_len + row.max_new_tokens
         return not row.finished and position < (end if purpose is Purpose.NEXT else end - 1)
 
-    def _token(self, weights: torch.Tensor, sequence: int, position: int, purpose: Purpose) -> int:
+    def _token(self, weights: torch.Tensor, sequence: int, position: int, purpose: Purpose, start: int) -> int:
         masses = tuple(Fraction(w) for w in weights.tolist())
         tokens = [t for t, mass in enumerate(masses) if mass]
         if not self._matters(sequence, position, purpose):
             return tokens[-1] if tokens else 0
-        key = (sequence, position, purpose, masses)
+        key = (sequence, position, purpose, start, masses)
         if key not in self._drawn:
             total = sum(masses)
             self._drawn[key] = tokens[self._branch([masses[t] / total for t in tokens])]
         return self._drawn[key]
 
-    def _accept(self, p: Fraction, q: Fraction, sequence: int, position: int) -> bool:
+    def _accept(self, p: Fraction, q: Fraction, sequence: int, position: int, start: int) -> bool:
         """u < p/q for the key's uniform number u, known to lie in [low, high)."""
         if not self._matters(sequence, position, Purpose.ACCEPT):
             return True
-        low, high = self._uniform.get((sequence, position), (Fraction(0), Fraction(1)))
+        low, high = self._uniform.get((sequence, position, start), (Fraction(0), Fraction(1)))
         threshold = min(max(p / q, low), high)
         share = (threshold - low) / (high - low)
         yes = share == 1 or (share > 0 and self._branch([share, 1 - share]) == 0)
-        self._uniform[sequence, position] = (low, threshold) if yes else (threshold, high)
+        self._uniform[sequence, position, start] = (low, threshold) if yes else (threshold, high)
         return yes
 
     def _branch(self, probabilities: list[Fraction]) -> int:
@@ -123,6 +126,11 @@ class BranchSource(RandomSource):
         self.branches.append(len(probabilities))
         self.weight *= probabilities[chosen]
         return chosen
+
+
+def _starts(keys: RowKeys) -> list[int]:
+    """Where the rounds of the rows began, if their numbers depend on it."""
+    return [0] * len(keys.seed) if keys.start is None else keys.start.tolist()
 
 
 def scripts(run: Callable[[list[int]], list[int]]) -> Iterator[None]:
@@ -293,5 +301,9 @@ def off_law(name: str, method: str, shape: Shape, drafter: str = "model") -> Ver
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    from proofs.conformance import peek  # which stands on this module
+
     long = sys.argv[1:] == ["long"]
-    sys.exit(report("laws", check(LONG_SHAPES) if long else [*check(SHAPES), *check_some(), *check_faults()]))
+    every_day = [check(SHAPES), check_some(), check_faults(), peek.check()]
+    chosen = [check(LONG_SHAPES), peek.check_fresh()] if long else every_day
+    sys.exit(report("laws", itertools.chain(*chosen)))

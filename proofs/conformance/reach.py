@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 
-from proofs.conformance import runs
+from proofs.conformance import renamed, runs
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
 from proofs.conformance.laws import Verdict
 from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Run, Shape, sampled_pair, shape
@@ -193,4 +193,4 @@ def unchecked_runs(method: str) -> Iterator[Run]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(report("reach", [*check(), *check_faults()]))
+    sys.exit(report("reach", [*check(), *check_faults(), *renamed.check()]))

@@ -1,6 +1,6 @@
 (** Every theorem of the register in one term: what it rests on is what any of them rests on. *)
 From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch Selection Scheduling EngineRound Keyed
-  Layouts Machine Trace TraceWaiting Checker.
+  Layouts Machine Replay Trace TraceWaiting Checker.
 
 Definition register := (
   @verified_token_law,
@@ -64,5 +64,8 @@ Definition register := (
   @valid_within,
   @lag_after,
   @valid_waiting,
-  @check_correct).
+  @check_correct,
+  @replay_views,
+  @replay_text,
+  @replay_ends).
 Print Assumptions register.

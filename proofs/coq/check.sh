@@ -4,8 +4,8 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=$1
-files=(FiniteLaw Rejection Autoregressive EngineRound Batch Keyed Selection Scheduling Layouts Machine Trace TraceWaiting
-  Checker Extract Audit)
+files=(FiniteLaw Rejection Autoregressive EngineRound Batch Keyed Selection Scheduling Layouts Machine Replay Trace
+  TraceWaiting Checker Extract Audit)
 mkdir -p "$work"
 cp "$here"/*.v "$here"/check_trace.ml "$work"
 cd "$work"

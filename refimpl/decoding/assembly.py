@@ -9,6 +9,7 @@ from refimpl.core.errors import InputError
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import make_rule
 from refimpl.decoding.cached import CachedModel, CheckedModel
+from refimpl.decoding.checked_source import CheckedSource
 from refimpl.decoding.drafters import DRAFTERS, CheckedBudget, ModelDrafter
 from refimpl.decoding.invariants import Checker
 from refimpl.decoding.memory import require_room, usable_bytes
@@ -57,6 +58,8 @@ def assemble(
     num_slots = PLACEMENTS[config.resolved_method.layout or ""].num_slots(size)
     require_room(num_slots, _bytes_per_token(pair, config), config.kv_memory_gib, pair.device)
     timer = StageTimer(pair.device)
+    if checker.covers("device"):
+        source = CheckedSource(source or RandomSource())
     target, rule = _cached_model(pair, "target", config, size, checker, timer), make_rule(config, source)
     budget = make_budget(config.drafting)
     if checker.covers("device"):

@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.invariants import Checker
+from refimpl.decoding.fed import FedTokens
+from refimpl.decoding.invariants import Checker, check_draft_lag, check_target_lag
 from refimpl.decoding.timing import StageTimer
 from refimpl.layouts import Layout
 from refimpl.layouts.store import Block, RowState
@@ -51,11 +52,15 @@ class CachedModel:
         return sequence.target_cached if self.role == "target" else sequence.draft_cached or 0
 
     def note_cached(self, sequence: Sequence, count: int) -> None:
-        """Write that number down."""
+        """Write that number down, after a prefill."""
         if self.role == "target":
             sequence.target_cached = count
         else:
             sequence.draft_cached = count
+
+    def commit(self, members: Seq[Sequence]) -> None:
+        """Keep what counts as cached, forget the rest of the round."""
+        self.layout.commit([self.num_cached(m) for m in members])
 
     def rows(self, members: Seq[Sequence]) -> list[RowState]:
         """Host integers that the layout works on."""
@@ -77,15 +82,34 @@ class CheckedModel(CachedModel):
 
     checker: Checker
     _members: Seq[Sequence] = field(default=(), init=False)
+    _fed: FedTokens = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._fed = FedTokens("INV-5" if self.role == "target" else "INV-6")
 
     def begin(self, members: Seq[Sequence], span: int) -> None:
         """As every cached model; then lengths, pads and K/V are checked."""
         super().begin(members, span)
         self._members = members
+        if span == 0:  # recorded
+            self._fed.unseen(members)
         self.checker.after_begin(members, self.layout, self.model)
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int, drafts: Seq[Tensor]) -> Block:
         """As every cached model; then positions, mask and provenance are checked."""
         block = super().block(tokens, offset, drafts)
+        self._fed.feed(self._members, offset, tokens.shape[1])
         self.checker.before_forward(block, self._members, offset, drafts, self.layout)
         return block
+
+    def note_cached(self, sequence: Sequence, count: int) -> None:
+        """As every cached model; so many tokens were fed."""
+        super().note_cached(sequence, count)
+        self._fed.prefilled(sequence, count)
+
+    def commit(self, members: Seq[Sequence]) -> None:
+        """As every cached model; what counts as cached is compared with what was fed."""
+        super().commit(members)
+        check = check_target_lag if self.role == "target" else check_draft_lag
+        for m in (m for m in members if not m.finished):
+            check(m, self._fed.settle(m, self.num_cached(m)))

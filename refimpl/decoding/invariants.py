@@ -104,8 +104,7 @@ class Checker:
                 sequence = by_index[record.sequence]
                 check_budget_and_stop(sequence, record.kept)
                 check_growth(sequence, record)
-                check_target_lag(sequence)
-                check_draft_lag(sequence, record.draft_passes)
+                check_counts(sequence)
 
 
 def check_rectangle(layout: Layout) -> None:
@@ -144,22 +143,39 @@ def check_growth(sequence: Sequence, record: RowOutcome) -> None:
     )
 
 
-def check_target_lag(sequence: Sequence) -> None:
-    """INV-5."""
-    lag = sequence.seq_len - sequence.target_cached
-    require(lag == 1, "INV-5", row=sequence.index, expected="lag 1", found=f"lag {lag}")
+def check_target_lag(sequence: Sequence, fed: int) -> None:
+    """INV-5: all tokens but the last were fed, and count as cached."""
+    want = sequence.seq_len - 1
+    require(
+        (fed, sequence.target_cached) == (want, want),
+        "INV-5",
+        row=sequence.index,
+        expected=f"{want} tokens fed and counted",
+        found=f"{fed} fed, {sequence.target_cached} counted",
+    )
 
 
-def check_draft_lag(sequence: Sequence, passes: int) -> None:
-    """INV-6; a round without passes of the draft leaves its cache behind, to be caught up later."""
-    if passes:
-        require(
-            1 <= sequence.draft_lag <= 2,
-            "INV-6",
-            row=sequence.index,
-            expected="lag 1 or 2",
-            found=f"lag {sequence.draft_lag}",
-        )
+def check_draft_lag(sequence: Sequence, fed: int) -> None:
+    """INV-6: what counts as cached is what was fed of the committed text; that is all but one token, or all but two."""
+    require(
+        sequence.draft_cached == fed and 1 <= sequence.draft_lag <= 2,
+        "INV-6",
+        row=sequence.index,
+        expected=f"{fed} tokens fed and counted, lag 1 or 2",
+        found=f"{sequence.draft_cached} counted, lag {sequence.draft_lag}",
+    )
+
+
+def check_counts(sequence: Sequence) -> None:
+    """INV-20: a budget may know how many drafts were decided on at committed positions, where there is one each."""
+    counts = (sequence.num_accepted, sequence.num_evaluated, sequence.num_generated)
+    require(
+        counts[0] <= counts[1] <= counts[2],
+        "INV-20",
+        row=sequence.index,
+        expected="accepted ≤ evaluated ≤ generated",
+        found=" ≤ ".join(map(str, counts)),
+    )
 
 
 def check_budget_and_stop(sequence: Sequence, kept: int) -> None:

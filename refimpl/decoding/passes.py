@@ -14,7 +14,7 @@ from refimpl.decoding.acceptance import AcceptanceRule, Decision, Proposal, RowN
 from refimpl.decoding.cached import CachedModel, last_tokens
 from refimpl.decoding.drafters import Drafter, Feed, Offer
 from refimpl.decoding.sampling import RowKeys
-from refimpl.drafting.budgets import DraftBudget
+from refimpl.drafting.budgets import CommittedRow, DraftBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ class EagerPasses:
 
     def _budgeted(self, members: Seq[Sequence], limits: list[int]) -> list[int]:
         """Drafts to ask for, of each member; none of one that has finished."""
-        wanted = iter(self.budget.before([m for m in members if not m.finished]))
+        known = [CommittedRow(m.draft_limit, m.num_evaluated, m.num_accepted) for m in members if not m.finished]
+        wanted = iter(self.budget.before(known))
         return [0 if m.finished else min(limit, next(wanted)) for m, limit in zip(members, limits, strict=True)]
 
     def after(self) -> None:

@@ -115,9 +115,9 @@ def _commit(
         for i, m in enumerate(members)
         if not m.finished
     ]
-    context.target.layout.commit([m.target_cached for m in members])
+    context.target.commit(members)
     if context.drafter.cached and verified.offer.passes:
-        context.drafter.cached.layout.commit([m.draft_cached or 0 for m in members])
+        context.drafter.cached.commit(members)
     context.checker.after_commit(members, outcomes)
     return outcomes
 

@@ -19,7 +19,7 @@ PAD_TOKEN = 0
 # --- cached lengths ----------------------------------------------------------------------------------------------
 
 
-@fault(kernels, "draft_cached_after", "acceptance", "INV-3", source="vllm-project/vllm#9730")
+@fault(kernels, "draft_cached_after", "acceptance", "INV-6", source="vllm-project/vllm#9730")
 def draft_cache_hole(original: Any) -> Any:
     """After a full acceptance the last draft's entry, which was never written, counts as cached."""
     return lambda seq_len, num_drafted, new_seq_len: new_seq_len - 1
@@ -171,7 +171,7 @@ def row_limit_ignored(original: Any) -> Any:
 # --- chance ------------------------------------------------------------------------------------------------------
 
 
-@fault(RandomSource, "draw", "output", None, settings=COUPLED, source="NVIDIA/TensorRT-LLM#19487")
+@fault(RandomSource, "draw", "output", "INV-12", settings=COUPLED, source="NVIDIA/TensorRT-LLM#19487")
 def shared_random_stream(original: Any) -> Any:
     """All draws come from one generator, so that a row's tokens depend on its neighbours and on the drafts."""
     generator = torch.Generator().manual_seed(0)
@@ -183,7 +183,7 @@ def shared_random_stream(original: Any) -> Any:
     return draw
 
 
-@fault(RandomSource, "draw", "output", None, settings=COUPLED)
+@fault(RandomSource, "draw", "output", "INV-12", settings=COUPLED)
 def noise_keyed_by_batch_row(original: Any) -> Any:
     """Random numbers are keyed by the row of the batch instead of the sequence."""
 

@@ -91,6 +91,24 @@ def test_a_budget_that_reads_what_it_cuts_is_noticed():
         CheckedBudget(GoodputBudget(0.3, tile=3)).after([3], [[0.9, 0.9, 0.9]])
 
 
+class Remembering(RowRateBudget):
+    """Lets the drafts of the round before decide on those of the next."""
+
+    last = 3
+
+    def before(self, rows):
+        return [min(row.draft_limit, self.last) for row in rows]
+
+
+def test_a_budget_that_remembers_drafts_is_noticed():
+    budget = Remembering(0.1)
+    checked, rows = CheckedBudget(budget), [Row(5), Row(2)]
+    assert checked.before(rows) == [3, 2]
+    budget.last = 1
+    with pytest.raises(InvariantViolation, match=r"INV-20: .*expected drafts \[3, 2\], from what .* found \[1, 1\]"):
+        checked.before(rows)
+
+
 @pytest.mark.parametrize("score", ["expected", "confidence"])
 def test_scores_do_not_read_the_draft_that_they_rank(score):
     generator = torch.Generator().manual_seed(1)

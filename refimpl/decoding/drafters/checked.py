@@ -1,6 +1,7 @@
 """A budget whose answers are checked during a run."""
 
 from collections.abc import Sequence as Seq
+from copy import deepcopy
 
 from refimpl.decoding.invariants import require
 from refimpl.drafting.budgets import BudgetRow, DraftBudget
@@ -10,6 +11,7 @@ class CheckedBudget(DraftBudget):
     """Asks a budget again with the estimates that other drafts would have had (INV-20)."""
 
     def __init__(self, budget: DraftBudget):
+        self._untouched = deepcopy(budget)
         self.budget, self.score = budget, budget.score
         self.stops, self.shares = budget.stops, budget.shares  # type: ignore[misc]
 
@@ -19,8 +21,12 @@ class CheckedBudget(DraftBudget):
         return self.budget.predictable
 
     def before(self, rows: Seq[BudgetRow]) -> list[int]:
-        """The budget's own."""
-        return self.budget.before(rows)
+        """The budget's own; one that has seen no draft must give the same, from what is committed."""
+        limits = self.budget.before(rows)
+        want = deepcopy(self._untouched).before(rows)
+        statement = f"drafts {want}, from what is committed alone"
+        require(limits == want, "INV-20", row=None, expected=statement, found=limits)
+        return limits
 
     def go_on(self, survival: Seq[float]) -> list[bool]:
         """The budget's own."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from refimpl.core.drafting import DraftBudgetName, DraftingConfig
-from refimpl.drafting.budgets.base import BudgetRow, DraftBudget, Score
+from refimpl.drafting.budgets.base import BudgetRow, CommittedRow, DraftBudget, Score
 from refimpl.drafting.budgets.by_load import LoadBudget
 from refimpl.drafting.budgets.capacity import CapacityBudget
 from refimpl.drafting.budgets.confidence import ConfidenceBudget
@@ -29,6 +29,7 @@ __all__ = [
     "BUDGETS",
     "BudgetRow",
     "CapacityBudget",
+    "CommittedRow",
     "ConfidenceBudget",
     "DraftBudget",
     "GoodputBudget",

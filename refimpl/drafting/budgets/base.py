@@ -1,7 +1,7 @@
 """What a draft budget is asked, and what it answers."""
 
 from collections.abc import Sequence as Seq
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 Score = Literal["expected", "own_token", "confidence"]
 
@@ -21,6 +21,14 @@ class BudgetRow(Protocol):
     @property
     def num_accepted(self) -> int:
         """Those of them that it accepted."""
+
+
+class CommittedRow(NamedTuple):
+    """A `BudgetRow` with nothing else: a budget that is given no more cannot look at what was offered and cut."""
+
+    draft_limit: int
+    num_evaluated: int
+    num_accepted: int
 
 
 class DraftBudget:

@@ -1,0 +1,124 @@
+"""``python -m proofs.register``: write the register of README.md from register.toml, or find names that are gone."""
+
+import importlib
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from refimpl.core.files import write_whole
+from refimpl.decoding.invariants import STATEMENTS
+from refimpl.faults import FAULTS
+
+HERE = Path(__file__).parent
+README, BEGIN, END = HERE / "README.md", "<!-- register -->", "<!-- end of register -->"
+HEAD = [
+    "id", "statement", "theorem", "solver and search", "run-time check", "test", "counterexample", "assumptions",
+    "not covered",
+]  # fmt: skip
+ISSUES = "https://github.com/{}/issues/{}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands behind one invariant; see the head of register.toml."""
+
+    id: str
+    theorems: list[str]
+    claims: list[str]
+    checks: list[str]
+    tests: list[str]
+    faults: list[str]
+    variants: list[str]
+    assumptions: str
+    not_covered: str
+
+
+def entries() -> list[Entry]:
+    """In the order of the file."""
+    return [Entry(**fields) for fields in tomllib.loads((HERE / "register.toml").read_text())["invariant"]]
+
+
+def problems(register: list[Entry]) -> list[str]:
+    """Every name that is not in the code, and every invariant without an entry or without a check, test or fault."""
+    found = [f"{id} has no entry" for id in STATEMENTS if id not in {entry.id for entry in register}]
+    theorems = set(re.findall(r"^  @(\w+)[,)]", (HERE / "coq" / "Audit.v").read_text(), re.MULTILINE))
+    for entry in register:
+        missing = [
+            *(name for name in entry.theorems if name not in theorems),
+            *(name for name in entry.claims + entry.variants if not _is_in_file(HERE, *name.split(": ", 1))),
+            *(name for name in entry.checks if not _exists(name)),
+            *(name for name in entry.tests if not _is_test(name)),
+            *(name for name in entry.faults if name not in FAULTS),
+            *(kind for kind in ("checks", "tests", "faults") if not getattr(entry, kind)),
+            *([] if entry.id in STATEMENTS else [entry.id]),
+        ]
+        found += [f"{entry.id}: {name}" for name in missing]
+    return found
+
+
+def _is_in_file(folder: Path, file: str, text: str) -> bool:
+    path = folder / file
+    return path.exists() and text in path.read_text()
+
+
+def _is_test(name: str) -> bool:
+    file, _, function = name.partition("::")
+    return _is_in_file(HERE.parent, file, f"def {function}(")
+
+
+def _exists(dotted: str) -> bool:
+    """Whether a module has the name, or a class in a module."""
+    parts = dotted.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part, None)
+        return found is not None
+    return False
+
+
+def table(register: list[Entry]) -> str:
+    """The register as Markdown."""
+    rows = [f"| {' | '.join(_cells(entry))} |" for entry in register]
+    return "\n".join([f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|", *rows])
+
+
+def _cells(entry: Entry) -> Iterator[str]:
+    yield entry.id
+    yield STATEMENTS[entry.id]
+    yield ", ".join(f"`{name}`" for name in entry.theorems) or "–"
+    yield "; ".join(map(_quoted, entry.claims)) or "–"
+    yield ", ".join(f"`{'.'.join(name.split('.')[-2:])}`" for name in entry.checks)
+    yield ", ".join(f"[{name.partition('::')[2]}](../{name.partition('::')[0]})" for name in entry.tests)
+    yield "; ".join([*map(_fault, entry.faults), *map(_quoted, entry.variants)])
+    yield entry.assumptions
+    yield entry.not_covered
+
+
+def _quoted(name: str) -> str:
+    file, text = name.split(": ", 1)
+    text = f"`{text.removeprefix('def ')}`" if text.startswith("def ") else f"“{text}”"
+    return f"{text}, {file}"
+
+
+def _fault(name: str) -> str:
+    source = FAULTS[name].source
+    if source is None:
+        return f"`{name}`"
+    repository, _, number = source.partition("#")
+    return f"`{name}` ([{source}]({ISSUES.format(repository, number)}))"
+
+
+def page(register: list[Entry]) -> str:
+    """README.md with the table of today."""
+    before, rest = README.read_text().split(BEGIN)
+    return f"{before}{BEGIN}\n{table(register)}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    write_whole(README, page(entries()).removesuffix("\n").split("\n"))
