@@ -1,5 +1,6 @@
-(** The checker as OCaml. Numbers stay unary: nothing of Coq's arithmetic is replaced. *)
+(** The checkers as OCaml. Numbers stay as Coq has them: nothing of its arithmetic is replaced. *)
 From Coq Require Import Extraction ExtrOcamlBasic.
-From RaggedSpec Require Import Trace Checker.
+From RaggedSpec Require Import Trace Checker Replay.
 Extraction Language OCaml.
 Extraction "checker.ml" check.
+Extraction "machine.ml" step untouched all_over.

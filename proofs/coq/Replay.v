@@ -153,7 +153,7 @@ Definition step (exact : bool) (st : state) (e : event) : option state :=
   | Cancel who => match of_row st who with Some r => Some (with_row st who (cancelled r)) | None => None end
   end.
 
-Definition empty : state := {| slots := M.empty entry; rows := M.empty row |}.
+Definition untouched : state := {| slots := M.empty entry; rows := M.empty row |}.
 Definition all_over (st : state) : bool := forallb (fun kr => over (snd kr)) (M.elements (rows st)).
 
 (** ** What it means *)
@@ -288,9 +288,9 @@ Qed.
 
 (** THEOREM (texts). If the network answers each view as it would after the text that it shows, the texts of a run that
     is replayed are those of plain decoding: every token is the choice after the tokens before it. *)
-Theorem replay_text plain es st who r : replayed true plain empty es st -> M.find who (rows st) = Some r -> is_plain plain r.
+Theorem replay_text plain es st who r : replayed true plain untouched es st -> M.find who (rows st) = Some r -> is_plain plain r.
 Proof.
-  intros X F. assert (R : right plain empty) by (intros w q G; cbn in G; rewrite M.gempty in G; discriminate).
+  intros X F. assert (R : right plain untouched) by (intros w q G; cbn in G; rewrite M.gempty in G; discriminate).
   revert R. induction X as [st|st e es st' st'' H S X IH]; intro R; [apply (R who r F)|].
   apply IH; [exact F|]. exact (step_right plain st e st' R H S).
 Qed.
@@ -331,7 +331,7 @@ Qed.
 
 (** THEOREM (ends, INV-7). When a run has been replayed to its end, no row has more than its budget, and each one that
     was not cancelled has a stop token as its last or its budget used up: an end without an explanation is invalid. *)
-Theorem replay_ends exact es st : replay exact empty es = Some st -> all_over st = true -> forall who r,
+Theorem replay_ends exact es st : replay exact untouched es = Some st -> all_over st = true -> forall who r,
   M.find who (rows st) = Some r -> ~ was_cancelled es who ->
   size (text r) <= prompt r + budget r /\
   (existsb (N.eqb (last (text r) 0)) (stops r) = true \/ size (text r) = prompt r + budget r).
@@ -344,7 +344,7 @@ Proof.
       - destruct (step exact st0 e) as [st1|] eqn:S; [|discriminate].
         replace (gone ++ e :: es0) with ((gone ++ [e]) ++ es0) by (rewrite <- app_assoc; reflexivity).
         apply (IH _ st1); [exact (step_ends exact gone st0 e st1 A S)|exact B]. }
-    apply (G [] empty es); [|exact X]. intros w q Z. cbn in Z. rewrite M.gempty in Z. discriminate. }
+    apply (G [] untouched es); [|exact X]. intros w q Z. cbn in Z. rewrite M.gempty in Z. discriminate. }
   destruct (E who r F) as [[L K]|K]; [|contradiction]. split; [exact L|]. apply K.
   unfold all_over in O. rewrite forallb_forall in O. apply (O (who, r)). apply M.elements_correct. exact F.
 Qed.

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Compile the theorems, demand that they rest on nothing, re-check them with coqchk, build the trace checker.
-# Usage: check.sh WORK_FOLDER; leaves WORK_FOLDER/check_trace.
+# Compile the theorems, demand that they rest on nothing, re-check them with coqchk, build the trace checkers.
+# Usage: check.sh WORK_FOLDER; leaves WORK_FOLDER/check_trace and WORK_FOLDER/replay.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=$1
 files=(FiniteLaw Rejection Autoregressive EngineRound Batch Keyed Selection Scheduling Layouts Machine Replay Trace
   TraceWaiting Checker Extract Audit)
 mkdir -p "$work"
-cp "$here"/*.v "$here"/check_trace.ml "$work"
+cp "$here"/*.v "$here"/*.ml "$work"
 cd "$work"
 failed=0
 fault() { echo "  FAIL  $*"; failed=$((failed + 1)); }
@@ -26,6 +26,7 @@ for file in "${files[@]}"; do
 done
 grep -qx "Closed under the global context" Audit.out || { fault "the register has assumptions"; cat Audit.out; }
 ocamlopt -w -a checker.mli checker.ml check_trace.ml -o check_trace
+ocamlopt -w -a machine.mli machine.ml replay.ml -o replay
 
 theorems=$(grep -c '^  @' Audit.v)
 sed -nE 's/^  @([a-z_]+)[,)].*/  ok    \1/p' Audit.v

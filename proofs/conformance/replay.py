@@ -1,0 +1,181 @@
+"""``python -m proofs.conformance.replay REPLAYER [ROUNDS | sample]``: tokens and slots before the machine from Coq.
+
+Small runs of every method, and a committed sample of rounds of the bundled pair, must be replayed to their end; copies
+with one thing wrong must not. With a number: so many real rounds of the bundled pair, recorded and replayed at once.
+`sample` writes the committed sample.
+"""
+
+import gzip
+import itertools
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proofs.conformance import reach, runs
+from proofs.conformance.borders import small_borders
+from proofs.conformance.laws import Verdict
+from proofs.conformance.recorder import recorded
+from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Shape
+from proofs.report import report
+from refimpl.core.config import DecodeConfig, Request, SamplingConfig
+from refimpl.decoding.engine import Engine
+from refimpl.pairs import load_pair
+from refimpl.pairs.names import TINY
+from refimpl.prompts import read_prompts
+from refimpl.requests import prepare
+
+SAMPLE = Path(__file__).with_name("real_rounds.txt.gz")
+SAMPLED = ("realigned+grouped", "masked+fifo", "rollback+static", "inplace+fifo", "paged+grouped")
+PATTERNS = 2  # of acceptance, for each method and shape
+TOKENS, PROMPTS, BATCH = 96, 8, 2  # of the real runs
+FEW_TOKENS, FEW_PROMPTS = 6, 5  # of those in the sample
+Lines = list[str]
+
+
+def small_runs(method: str) -> Iterator[Lines]:
+    """Greedy, coupled and rejection sampling; cancelled; and in pools that are too small."""
+    for shape in SHAPES:
+        patterns = list(shape.patterns)
+        for pattern in patterns[:: -(-len(patterns) // PATTERNS)]:
+            yield recorded(_engine(method, shape, runs.greedy_pair(shape.jobs, pattern)), exact=True)
+        for acceptance in ("coupled", "rejection"):
+            settings = {"sampling": SAMPLINGS[0], "acceptance": acceptance}
+            yield recorded(_engine(method, shape, runs.sampled_pair(), **settings), exact=False)
+    longest = reach.LONGER[1]
+    yield recorded(_engine(method, longest, runs.sampled_pair(), sampling=SAMPLINGS[0]), exact=False, cancel=(0, 1))
+    if method.startswith("paged"):
+        short = {"sampling": SAMPLINGS[0], "kv_memory_gib": reach.kv_memory_gib(longest, 1)}
+        yield recorded(_engine(method, reach.without_stops(longest), runs.sampled_pair(), **short), exact=False)
+
+
+def _engine(method: str, shape: Shape, pair: Any, **settings: Any) -> Callable[[], Engine]:
+    sampling = settings.pop("sampling", SamplingConfig())
+    return lambda: runs.engine_for(method, shape, pair, sampling, **({"checks": "off"} | settings))
+
+
+def corrupted(lines: Lines, rng: random.Random) -> Iterator[tuple[str, Lines]]:
+    """Copies with one thing wrong each; what it is."""
+
+    def changed(word: str, change: Callable[[list[str]], list[str]]) -> Iterator[tuple[str, Lines]]:
+        places = [i for i, line in enumerate(lines) if line.startswith(word + " ")]
+        if places:
+            at = rng.choice(places)
+            new = " ".join(change(lines[at].split(" ")))
+            yield word, [*lines[:at], *([new] if new else []), *lines[at + 1 :]]
+
+    def add(field: int) -> Callable[[list[str]], list[str]]:
+        return lambda words: [*words[:field], str(int(words[field]) + 1), *words[field + 1 :]]
+
+    yield from changed("query 1", lambda words: words[:-1])  # nothing, or too little, is seen
+    yield from changed("query 0", add(3))  # a position too far
+    yield from changed("feed", add(3))  # another token
+    yield from changed("feed", lambda words: [])  # not fed at all
+    yield from changed("commit", lambda w: [*w[:3], str((int(w[3]) + 1) % 3), *w[4:]])  # ends otherwise, or not
+    yield from changed("commit", add(4))  # another token
+    yield from changed("commit", lambda words: [*words, "1"])  # one too many
+    yield "last commit", [line for i, line in enumerate(lines) if i != max(_places(lines, "commit"))]
+
+
+def _places(lines: Lines, word: str) -> list[int]:
+    return [i for i, line in enumerate(lines) if line.startswith(word)]
+
+
+def judge(replayer: str, some: list[Lines]) -> list[str]:
+    """What the machine says of each run."""
+    text = "\n".join(itertools.chain(*some)) + "\n"
+    return subprocess.run([replayer], input=text, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def rounds_of(lines: Lines) -> int:
+    """Rounds of the engine: commits of rows without anything between."""
+    commits = set(_places(lines, "commit"))
+    return sum(at - 1 not in commits for at in commits)
+
+
+def verdicts(replayer: str, name: str, some: list[Lines]) -> Iterator[Verdict]:
+    """All are replayed, and no corrupted copy of an exact one is."""
+    answers = judge(replayer, some)
+    wrong = [f"run {i}: {answer}" for i, answer in enumerate(answers) if answer != "valid"]
+    ok = len(answers) == len(some) > 0 and not wrong
+    rounds = sum(map(rounds_of, some))
+    yield Verdict(f"{name}: {len(some)} runs, {rounds} rounds are replayed", ok, f"{wrong[:3]}")
+    rng, exact = random.Random(0), [lines for lines in some if lines[0] == "run 1"]
+    copies = [copy for lines in exact[::3] for copy in corrupted(lines, rng)]
+    missed = [copies[i][0] for i, answer in enumerate(judge(replayer, [c for _, c in copies])) if answer == "valid"]
+    name = f"expected failure: {name}: {len(copies)} corrupted runs are not replayed"
+    yield Verdict(name, bool(copies) and not missed, f"accepted {Counter(missed)}")
+
+
+def check(replayer: str) -> Iterator[Verdict]:
+    """Small runs of every method, and the committed sample."""
+    for method in METHODS:
+        with small_borders():
+            yield from verdicts(replayer, method, list(small_runs(method)))
+    yield from verdicts(replayer, "the bundled pair", read_sample())
+
+
+def read_sample() -> list[Lines]:
+    """Runs of the committed sample."""
+    with gzip.open(SAMPLE, "rt") as file:
+        lines = file.read().splitlines()
+    ends = [i + 1 for i, line in enumerate(lines) if line == "end"]
+    return [lines[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def real_runs(
+    methods: tuple[str, ...], batches: Iterator[int], tokens: int, num_prompts: int
+) -> Iterator[tuple[str, Lines]]:
+    """Runs of the bundled pair: greedy and rejection sampling, prompts in turn, without packed prefill."""
+    pair, prompts = load_pair("tiny"), read_prompts(TINY / "prompts.jsonl")
+    for model in pair.models():
+        model.forward_packed = None  # its blocks have no rows
+    for number, method, acceptance in zip(batches, itertools.cycle(methods), itertools.cycle(("greedy", "rejection"))):
+        first = number * num_prompts % len(prompts)
+        some = (prompts * 2)[first : first + num_prompts]
+        chosen = [Request(prompt, max_new_tokens=tokens) for prompt in some]
+        sampling = SamplingConfig(temperature=float(acceptance == "rejection"), seed=number)
+        batch = {"batch_size": BATCH, "window_size": 2 * BATCH}
+        config = DecodeConfig(method=method, acceptance=acceptance, sampling=sampling, checks="off", **batch)
+        sequences = prepare(pair, chosen, config).sequences
+        yield method, recorded(lambda s=sequences, c=config: Engine(pair, s, c), exact=acceptance == "greedy")
+
+
+def many(replayer: str, wanted: int) -> Iterator[Verdict]:
+    """Real runs until so many rounds of the engine were replayed."""
+    done, faults = Counter[str](), []
+    methods = tuple(METHODS[i] for i in random.Random(0).sample(range(len(METHODS)), len(METHODS)))
+    for method, lines in real_runs(methods, itertools.count(), TOKENS, PROMPTS):
+        (answer,) = judge(replayer, [lines])
+        faults += [] if answer == "valid" else [f"{method}: {answer}"]
+        done[method] += rounds_of(lines)
+        print(f"{sum(done.values())} rounds, last {method}", file=sys.stderr, flush=True)
+        if sum(done.values()) >= wanted:
+            break
+    name = f"the bundled pair: {sum(done.values())} rounds are replayed, with tokens and slots"
+    yield Verdict(name, not faults and min(done.values()) > 0, f"{faults[:3]}")
+
+
+def write_sample() -> None:
+    """One short run of each layout."""
+    some = [lines for _, lines in real_runs(SAMPLED, iter(range(len(SAMPLED))), FEW_TOKENS, FEW_PROMPTS)]
+    text = "\n".join(itertools.chain(*some)) + "\n"
+    SAMPLE.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def main(replayer: str, what: str = "") -> int:
+    """See the head of this file."""
+    if what == "sample":
+        write_sample()
+        return 0
+    return report("replay", many(replayer, int(what)) if what else check(replayer))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main(*sys.argv[1:]))
