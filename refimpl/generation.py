@@ -28,7 +28,7 @@ class TokenEvent:
     """Tokens that a round has committed to one sequence.
 
     Attributes:
-        index: place of the prompt in the caller's list.
+        index: place in the results, see `GeneratedSequence`.
         token_ids: the new tokens.
         stop_reason: set on a sequence's last event.
         logprobs: one entry per token when asked for.
@@ -143,6 +143,7 @@ class Stream:
             num_grouped_rounds=sum(record.mode == "grouped" for record in self._rounds),
             num_moves=sum(record.num_moves for record in self._rounds),
             num_preemptions=self._engine.num_preemptions,
+            num_found=self._engine.num_found,
             num_blocks=self._engine.scheduler.room.num_blocks,
             kv_bytes=self._engine.kv_bytes,
             kv_peak_bytes=self._engine.kv_peak_bytes,

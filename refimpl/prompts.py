@@ -16,7 +16,7 @@ OTHER_NAMES = {  # that other programs have for wishes
     **dict.fromkeys(("stop", "stop_sequences", "stop_words"), "stop_strings"),
     **dict.fromkeys(("stop_tokens", "eos_token_id"), "stop_token_ids"),
 }
-OF_THE_RUN = {"n", "best_of", "temperature", "top_k", "top_p", "min_p", "logprobs"}
+OF_THE_RUN = {"best_of", "temperature", "top_k", "top_p", "min_p", "logprobs"}
 NEAR = 0.9  # similarity from which on a key is taken for a misspelt wish
 
 

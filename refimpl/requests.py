@@ -18,10 +18,17 @@ Prompt = str | Seq[int] | Request
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Sequences ready to run, and the number of prompt tokens cut from the front of each."""
+    """Sequences ready to run.
+
+    Attributes:
+        sequences: the samples of the first request, then those of the second, and so on.
+        num_cut: prompt tokens cut from the front of each.
+        samples: which of its request's samples each is, from 0.
+    """
 
     sequences: list[Sequence]
     num_cut: list[int]
+    samples: list[int]
 
 
 def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_tokens: int | None = None) -> Prepared:
@@ -47,16 +54,19 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
         pair.require_draft()
     if config.logprobs is not None and config.logprobs > pair.vocab_size:
         raise InputError(f"logprobs must be at most the vocabulary of {pair.vocab_size}, not {config.logprobs}")
-    sequences, num_cut = [], []
-    for index, prompt in enumerate(prompts):
+    prepared = Prepared([], [], [])
+    for place, prompt in enumerate(prompts):
         request = prompt if isinstance(prompt, Request) else Request(prompt)
-        token_ids = encode(pair, request.prompt, index)
+        token_ids = encode(pair, request.prompt, place)
         cut = 0 if max_prompt_tokens is None else max(0, len(token_ids) - max_prompt_tokens)
-        sequences.append(_sequence(pair, request, token_ids[cut:], config, index))
-        num_cut.append(cut)
+        for sample in range(request.n):
+            index = len(prepared.sequences)
+            prepared.sequences.append(_sequence(pair, request, token_ids[cut:], config, place, index, sample))
+            prepared.num_cut.append(cut)
+            prepared.samples.append(sample)
     if not config.sampling.greedy:
-        _require_distinct_ids(sequences)
-    return Prepared(sequences, num_cut)
+        _require_distinct_ids(prepared.sequences)
+    return prepared
 
 
 def listed(prompts: Iterable[Prompt]) -> list[Prompt]:
@@ -113,12 +123,15 @@ def _integers(prompt: Seq[int], index: int) -> list[int]:
         ) from None
 
 
-def _sequence(pair: Pair, request: Request, token_ids: list[int], config: DecodeConfig, index: int) -> Sequence:
+def _sequence(
+    pair: Pair, request: Request, token_ids: list[int], config: DecodeConfig, place: int, index: int, sample: int
+) -> Sequence:
+    """One sample of the request that is at that place of the caller's list."""
     max_new_tokens = request.max_new_tokens or config.max_new_tokens
     context = min(model.max_positions for model in pair.models(config.drafting.uses_draft))
     if len(token_ids) + max_new_tokens > context:
         raise InputError(
-            f"prompt {index} has {len(token_ids)} tokens: with {max_new_tokens} new ones it does not fit "
+            f"prompt {place} has {len(token_ids)} tokens: with {max_new_tokens} new ones it does not fit "
             f"the context of {context} (see max_prompt_tokens)"
         )
     stop_token_ids = _first(request.stop_token_ids, config.stop_token_ids, pair.stop_token_ids)
@@ -131,9 +144,9 @@ def _sequence(pair: Pair, request: Request, token_ids: list[int], config: Decode
         max_new_tokens=max_new_tokens,
         num_speculative_tokens=_first(request.num_speculative_tokens, config.num_speculative_tokens),
         stop_token_ids=frozenset(stop_token_ids),
-        sequence_id=_first(request.sequence_id, index),
+        sequence_id=index if request.sequence_id is None else request.sequence_id + sample,
         seed=_first(request.seed, config.sampling.seed),
-        stop_strings=_stop_strings(pair, stop_strings, index),
+        stop_strings=_stop_strings(pair, stop_strings, place),
         draft_cached=0 if config.drafting.uses_draft else None,
     )
 
@@ -173,5 +186,5 @@ def _require_distinct_ids(sequences: list[Sequence]) -> None:
         double = next(key for key in keys if keys.count(key) > 1)
         raise InputError(
             f"two prompts share seed {double[0]} and sequence id {double[1]}, so their samples would be tied: "
-            "give one another seed or sequence id (a prompt's own is its place in the list)"
+            "give one another seed or sequence id (a sample's own is its place in the results)"
         )

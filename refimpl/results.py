@@ -23,7 +23,7 @@ class GeneratedSequence:
     """What was generated after one prompt.
 
     Attributes:
-        index: place of the prompt in the caller's list.
+        index: place in the results: that of the prompt in the caller's list, if each asks for one sample.
         token_ids: generated tokens, a stop token included.
         text: decoded, without special tokens, cut before a stop string; None for a pair without tokenizer.
         stop_reason: "stop", "length", or "cancelled".
@@ -31,6 +31,7 @@ class GeneratedSequence:
         logprobs: one entry per token when asked for.
         num_prompt_tokens, num_prompt_tokens_cut: used, and cut from the front.
         prompt: text of the tokens that were used; None for a pair without tokenizer.
+        sample: which of the prompt's samples this is, from 0.
     """
 
     index: int
@@ -42,6 +43,7 @@ class GeneratedSequence:
     num_prompt_tokens: int = 0
     num_prompt_tokens_cut: int = 0
     prompt: str | None = None
+    sample: int = 0
 
     def __repr__(self) -> str:
         output = self.token_ids if self.text is None else shortened(self.text)
@@ -53,7 +55,7 @@ class Result(Shown):
     """A finished run.
 
     Attributes:
-        sequences: in input order.
+        sequences: in input order, the samples of a prompt one after the other.
         stats: over the whole run.
         rounds: one record per round; empty for `autoregressive`.
         config: what was asked for.
@@ -132,8 +134,10 @@ def make_result(
         num_prompt_tokens_cut=sum(prepared.num_cut),
     )
     sequences = [
-        _generated(pair, sequence, record, cut)
-        for sequence, record, cut in zip(prepared.sequences, records, prepared.num_cut, strict=True)
+        _generated(pair, sequence, record, cut, sample)
+        for sequence, record, cut, sample in zip(
+            prepared.sequences, records, prepared.num_cut, prepared.samples, strict=True
+        )
     ]
     blocks = {} if known.num_blocks is None else {"block_size": config.block_size, "num_blocks": known.num_blocks}
     header = trace_header(config, prepared.sequences, environment | blocks)
@@ -150,7 +154,7 @@ def environment_of(pair: Pair, config: DecodeConfig) -> dict[str, str]:
     }
 
 
-def _generated(pair: Pair, sequence: Sequence, record: SequenceRecord, cut: int) -> GeneratedSequence:
+def _generated(pair: Pair, sequence: Sequence, record: SequenceRecord, cut: int, sample: int) -> GeneratedSequence:
     assert sequence.stop_reason is not None
     return GeneratedSequence(
         index=sequence.index,
@@ -162,6 +166,7 @@ def _generated(pair: Pair, sequence: Sequence, record: SequenceRecord, cut: int)
         num_prompt_tokens=sequence.prompt_len,
         num_prompt_tokens_cut=cut,
         prompt=None if pair.tokenizer is None else pair.decode(sequence.token_ids[: sequence.prompt_len]),
+        sample=sample,
     )
 
 

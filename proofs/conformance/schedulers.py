@@ -18,7 +18,7 @@ from proofs.conformance import room_spec
 from proofs.conformance import scheduler_spec as spec
 from proofs.report import report
 from refimpl import scheduling
-from refimpl.faults import FAULTS, Fault
+from refimpl.faults import FAULTS, Fault, sharing_faults
 from refimpl.scheduling import BlockPool, PagedRoom, Scheduler, SequencePool
 
 PROMPTS = (1, 2)  # prompt lengths
@@ -36,6 +36,7 @@ class Dummy:
     ticket: int = -1
     most_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
+    num_found: int = 0
 
 
 @dataclass(frozen=True)
@@ -270,9 +271,13 @@ def noticed(fault: Fault) -> Verdict | None:
 
 
 def zoo_verdicts() -> Iterator[Verdict]:
-    """Expected failures: the search must find out every fault of the engine's zoo that is a scheduler's."""
+    """Expected failures: the search must find out every fault of the engine's zoo that is a scheduler's.
+
+    Rows share no blocks here; tests/property/test_sharing.py finds out what sharing gets wrong.
+    """
     for fault in FAULTS.values():
-        if getattr(fault.owner, "__module__", "").startswith("refimpl.scheduling"):
+        of_scheduler = getattr(fault.owner, "__module__", "").startswith("refimpl.scheduling")
+        if of_scheduler and fault.make.__module__ != sharing_faults.__name__:
             with fault.injected():
                 found = noticed(fault)
             yield expected_failure(fault.name, found)

@@ -180,6 +180,7 @@ class EngineOptions(Settings):
         option(ENGINE, "Most memory for both models' K/V.", "--kv-memory-gib", none="most of what is free"),
     ] = None
     block_size: Annotated[int, option(ENGINE, "Tokens of a block of paged K/V: 1, 2, 4 … 64.")] = 16
+    prefix_sharing: Annotated[bool, option(ENGINE, "Let rows of paged share blocks of equal first tokens.")] = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,6 +145,9 @@ class DecodeConfig:
             that needs more is refused before it starts. A paged pool is made smaller instead, as long as the longest
             row fits; where it runs dry, the youngest sequences are preempted, and prefilled again later.
         block_size: tokens of a block of the `paged` layout, a power of two, at most 64.
+        prefix_sharing: let rows of the `paged` layout share full blocks of equal first tokens. Blocks that are given
+            back can be found until they are needed. With `shape_stable` only what a prefill has cached is shared, as
+            rounds cache in passes of another shape.
     """
 
     method: str = "inplace"
@@ -166,6 +169,7 @@ class DecodeConfig:
     cuda_graphs: bool = False
     kv_memory_gib: float | None = None
     block_size: int = 16
+    prefix_sharing: bool = True
 
     def __post_init__(self) -> None:
         use_plain_numbers(self)
@@ -204,7 +208,8 @@ class DecodeConfig:
         )
 
     def _check_choices(self) -> None:
-        for name, flag in (("shape_stable", self.shape_stable), ("cuda_graphs", self.cuda_graphs)):
+        for name in ("shape_stable", "cuda_graphs", "prefix_sharing"):
+            flag = getattr(self, name)
             require(isinstance(flag, bool), f"{name} must be true or false, not {flag!r}")
         for name, value, known in (
             ("acceptance", self.acceptance, ACCEPTANCE_RULES),

@@ -41,6 +41,7 @@ class _Common(TypedDict, total=False):
     cuda_graphs: bool
     kv_memory_gib: float | None
     block_size: int
+    prefix_sharing: bool
 
 
 class Settings(_Common, total=False):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from refimpl.core.errors import require, shown
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, require_int, use_plain_numbers
 
+MAX_SAMPLES = 4096  # of one request
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -20,7 +22,9 @@ class Request:
         stop_token_ids: replaces the pair's stop tokens; may be empty.
         stop_strings: generation ends when the generated text contains one of them.
         seed: replaces SamplingConfig.seed.
-        sequence_id: key of this sequence's random numbers; None takes its place in the list.
+        sequence_id: key of the random numbers; None takes the place in the results.
+        n: samples to draw, each a sequence of its own. The i-th of them has the key `sequence_id` + i. At temperature 0
+            all are equal.
     """
 
     prompt: str | Seq[int]
@@ -30,15 +34,17 @@ class Request:
     stop_strings: Seq[str] | None = None
     seed: int | None = None
     sequence_id: int | None = None
+    n: int = 1
 
     def __post_init__(self) -> None:
         use_plain_numbers(self)
         for name, low, high in (("max_new_tokens", 1, math.inf), ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS)):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), low, high)
-        for name in ("seed", "sequence_id"):
+        require_int("n", self.n, 1, MAX_SAMPLES)
+        for name, more in (("seed", 0), ("sequence_id", self.n - 1)):
             if getattr(self, name) is not None:
-                require_int(name, getattr(self, name), -(2**63), 2**63 - 1)
+                require_int(name, getattr(self, name), -(2**63), 2**63 - 1 - more)
         check_stops(self.stop_token_ids, () if self.stop_strings is None else self.stop_strings)
 
 

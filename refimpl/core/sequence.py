@@ -40,7 +40,7 @@ class Sequence:
     (INV-8).
 
     Attributes:
-        index: place of the prompt in the caller's list.
+        index: place in the caller's list, a prompt of n samples counted n times.
         sequence_id: key of the sequence's random numbers (INV-12).
         token_ids: prompt tokens followed by generated tokens.
         prompt_len: how many of `token_ids` are the prompt.
@@ -54,6 +54,7 @@ class Sequence:
         ticket: order of submission, set by the pool.
         slot: row of the K/V store, set by the engine while the sequence is in the window.
         blocks: of both models' K/V, in order of position, where the layout is paged.
+        num_found: leading tokens whose blocks others had filled when it entered the window.
     """
 
     index: int
@@ -73,6 +74,7 @@ class Sequence:
     ticket: int = -1
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
+    num_found: int = 0
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.token_ids)
@@ -116,6 +118,11 @@ class Sequence:
         return 0 if self.draft_cached is None else kernels.lag(self.seq_len, self.draft_cached)
 
     @property
+    def cached_by_all(self) -> int:
+        """Leading tokens that every model has cached."""
+        return self.target_cached if self.draft_cached is None else min(self.target_cached, self.draft_cached)
+
+    @property
     def cache_state(self) -> int:
         """What must be equal among the members of a group, in addition to the length (INV-11).
 
@@ -127,6 +134,10 @@ class Sequence:
     def draft_limit(self) -> int:
         """Drafts that this row can use in the coming round."""
         return kernels.draft_limit(self.num_speculative_tokens, self.remaining)
+
+    def content(self, start: int, stop: int) -> tuple[int, ...]:
+        """The tokens from `start` to `stop`."""
+        return tuple(self.token_ids[start:stop])
 
     def note_drafts(self, drafted: int, accepted: int, kept: int) -> None:
         """Count a round's drafts at the `kept` positions that it committed; those behind them may be drawn again."""

@@ -204,6 +204,7 @@ class RunStats:
         num_rounds, num_grouped_rounds: rounds, and those run on an equal-length group.
         num_moves: fused gathers and write-backs of both layouts.
         num_preemptions: times that a sequence was sent back because a paged pool ran dry.
+        num_found: tokens that were cached already when their sequence entered, as others had cached them.
         num_blocks: of a paged pool; None for other layouts.
         kv_bytes: K/V pools of all models.
         kv_peak_bytes: of them in use at most: blocks, or whole pool rows.
@@ -223,6 +224,7 @@ class RunStats:
     num_grouped_rounds: int = 0
     num_moves: int = 0
     num_preemptions: int = 0
+    num_found: int = 0
     num_blocks: int | None = None
     kv_bytes: int = 0
     kv_peak_bytes: int = 0

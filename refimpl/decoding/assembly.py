@@ -22,7 +22,7 @@ from refimpl.drafting.budgets import make_budget
 from refimpl.layouts import Layout, make_layout
 from refimpl.models.adapter import Pair
 from refimpl.placement import PLACEMENTS, PoolSize
-from refimpl.scheduling import BlockPool, PagedRoom, Room, blocks_for
+from refimpl.scheduling import BlockPool, PagedRoom, Room, Sharing, blocks_for
 
 
 def longest_row(sequences: Seq[Sequence]) -> int:
@@ -76,11 +76,19 @@ def assemble(
     return RoundContext(target, drafter, passes, checker, config.logprobs)
 
 
-def room_of(layout: Layout, sequences: Seq[Sequence]) -> Room[Sequence]:
+def room_of(layout: Layout, sequences: Seq[Sequence], config: DecodeConfig) -> Room[Sequence]:
     """Room for the K/V that a layout stores, as the scheduler sees it."""
     if not layout.block_size:
         return Room()
-    return PagedRoom(BlockPool(layout.pool.rows - 1, layout.block_size), verify_window(sequences) - 1)
+    pool = BlockPool(layout.pool.rows - 1, layout.block_size)
+    return PagedRoom(pool, verify_window(sequences) - 1, sharing_of(config))
+
+
+def sharing_of(config: DecodeConfig) -> Sharing:
+    """What rows share: under fixed shapes only what passes of one shape have cached."""
+    if not config.prefix_sharing:
+        return "nothing"
+    return "prompts" if config.shape_stable else "texts"
 
 
 def _pool_size(pair: Pair, sequences: Seq[Sequence], config: DecodeConfig, window_size: int) -> PoolSize:

@@ -44,8 +44,8 @@ class Engine:
         )
         self.context = assemble(pair, self.sequences, config, self.scheduler.window_size, source)
         self.checker = self.context.checker
-        self.scheduler.room = room_of(self.context.target.layout, self.sequences)
-        self.num_preemptions = self.kv_peak_bytes = self.kv_live_bytes = 0
+        self.scheduler.room = room_of(self.context.target.layout, self.sequences, config)
+        self.num_preemptions = self.num_found = self.kv_peak_bytes = self.kv_live_bytes = 0
         self._free_slots = list(range(self.context.target.layout.num_rows))[::-1]
         self._in_round = False
         self.scheduler.submit(self.sequences)
@@ -115,6 +115,9 @@ class Engine:
         entered = self.scheduler.admit()
         for sequence in entered:
             sequence.slot = self._free_slots.pop()
+            for cached in self.context.models:
+                cached.note_cached(sequence, sequence.num_found)
+            self.num_found += sequence.num_found
         batch_size = self.scheduler.batch_size
         with self.timer.stage("prefill"):
             for start in range(0, len(entered), batch_size):
@@ -129,7 +132,7 @@ class Engine:
         per_token = sum(each.shape.bytes_per_token for each in self.layouts)
         if slots * per_token > self.kv_peak_bytes:
             self.kv_peak_bytes = slots * per_token
-            self.kv_live_bytes = sum(s.seq_len - 1 for s in residents if not s.finished) * per_token
+            self.kv_live_bytes = self.scheduler.room.num_cached(residents) * per_token
 
     def _preempt(self, sequence: Sequence) -> None:
         """Forget what is cached; the tokens stay, and are prefilled when the sequence enters again."""

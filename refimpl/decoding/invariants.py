@@ -3,8 +3,8 @@
 | level  | what is checked                                                                               |
 |--------|-----------------------------------------------------------------------------------------------|
 | off    | nothing                                                                                       |
-| host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-16, INV-19 (INV-10 and INV-13 are   |
-|        | the scheduler's own assertions)                                                               |
+| host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-16, INV-18, INV-19 (INV-10 and      |
+|        | INV-13 are the scheduler's own assertions)                                                    |
 | device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4)   |
 | oracle | also every row's K/V against a fresh forward pass over the row (INV-4 numerically)            |
 """
@@ -41,6 +41,7 @@ STATEMENTS: dict[str, str] = {
     "INV-14": "a row writes to blocks of its own alone",
     "INV-15": "free blocks and those in use are all blocks; between rounds a row has those of its cached tokens",
     "INV-16": "a row has blocks for every position that is fed, before the pass",
+    "INV-18": "a full block that can be found is read only, and holds the tokens of every row that names it",
     "INV-19": "a preempted sequence keeps its tokens and nothing else",
     "INV-20": "whether a draft is verified does not depend on the draft itself or on those after it",
 }
@@ -71,6 +72,7 @@ class Checker:
                 check_preempted(sequence)
             check_members(plan)
             check_group(plan)
+            scheduler.room.check_round(plan.members)
 
     def after_round(self, scheduler: Scheduler[Sequence]) -> None:
         """Check what the sequences keep between rounds."""
@@ -90,7 +92,7 @@ class Checker:
     def before_forward(
         self, block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor], layout: Layout
     ) -> None:
-        """Check the blocks that it writes to and, once its provenance is written, what it sees."""
+        """Check that it has room and, once its provenance is written, what it sees."""
         if self.covers("host") and layout.block_size:
             check_reservation(members, offset + block.tokens.shape[1], layout.block_size)
         if self.covers("device"):
@@ -207,25 +209,27 @@ def check_members(plan: RoundPlan[Sequence]) -> None:
 
 def check_preempted(sequence: Sequence) -> None:
     """INV-19: waiting sequences have no K/V and no place for them."""
-    found = (sequence.target_cached, sequence.draft_cached or 0, sequence.slot, len(sequence.blocks))
+    found = (
+        sequence.target_cached,
+        sequence.draft_cached or 0,
+        sequence.num_found,
+        len(sequence.blocks),
+        sequence.slot,
+    )
     require(
-        found == (0, 0, -1, 0),
+        found == (0, 0, 0, 0, -1),
         "INV-19",
         row=sequence.index,
-        expected="nothing cached, no slot, no blocks",
-        found=f"{found[0]} and {found[1]} tokens cached, slot {found[2]}, {found[3]} blocks",
+        expected="nothing cached or found, no blocks, no slot",
+        found="{} and {} tokens cached, {} found, {} blocks, slot {}".format(*found),
     )
 
 
 def check_reservation(members: Seq[Sequence], end: int, block_size: int) -> None:
-    """INV-16, for a block that feeds positions below seq_len + `end`; INV-14, since no table shares a block."""
-    owners: dict[int, int] = {}
+    """INV-16, for a block that feeds positions below seq_len + `end`."""
     for m in (m for m in members if not m.finished):
         need, have = min(m.seq_len + end, m.most_tokens), len(m.blocks) * block_size
         require(need <= have, "INV-16", row=m.index, expected=f"blocks for {need} tokens", found=have)
-        for block in m.blocks:
-            other = owners.setdefault(block, m.index)
-            require(other == m.index, "INV-14", row=m.index, expected=f"block {block} alone", found=f"row {other} too")
 
 
 def check_group(plan: RoundPlan[Sequence]) -> None:
@@ -265,9 +269,10 @@ def check_visibility(
     """INV-3 and INV-4: position by position, each query sees one slot, of its own row, with the right token."""
     assert block.tags is not None
     sequence, position, token = block.tags.unbind(dim=-1)
-    owner = torch.tensor([[m.index] for m in members], device=table.device)
+    owner, found = torch.tensor([[[m.index], [m.num_found]] for m in members], device=table.device).unbind(dim=1)
     visible = block.mask[:, 0] & real[..., None]
-    foreign = visible & ((sequence != owner)[:, None] | (position[:, None] > expected[..., None]))
+    of_others = (sequence != owner) & ((position < 0) | (position >= found))
+    foreign = visible & (of_others[:, None] | (position[:, None] > expected[..., None]))
     _report(foreign, "INV-3", expected, "no slot of another row or of a later position", block.tags)
     position = position.clamp(0, table.shape[1] - 1)
     seen = torch.zeros(*expected.shape, table.shape[1], dtype=torch.long, device=table.device)

@@ -6,6 +6,7 @@ from refimpl.faults import (
     paged_faults,
     scheduling_faults,
     serving_faults,
+    sharing_faults,
     state_faults,
 )
 from refimpl.faults.base import FAULTS, Fault
@@ -18,5 +19,6 @@ __all__ = [
     "paged_faults",
     "scheduling_faults",
     "serving_faults",
+    "sharing_faults",
     "state_faults",
 ]

@@ -9,7 +9,9 @@ from refimpl.faults.base import Fault
 from refimpl.models.adapter import Pair
 from refimpl.models.table_model import table_pair, unrelated_pair
 
-PASSED_ON = ("top_k", "aging_bound", "shape_stable", "cuda_graphs", "drafting")  # settings that are the engine's own
+PASSED_ON = (  # settings that are the engine's own
+    "top_k", "aging_bound", "shape_stable", "cuda_graphs", "drafting", "block_size", "prefix_sharing",
+)  # fmt: skip
 
 
 class FaultyEngine(MethodEngine):

@@ -14,6 +14,7 @@ from refimpl.scheduling.room import PagedRoom
 
 PAGED: dict[str, Any] = {"layouts": ("paged",), "schedulers": ("fifo",), "settings": {"block_size": 2}}
 SHORT: dict[str, Any] = PAGED | {"settings": {"block_size": 2, "spare_blocks": 0}}
+UNSHARED: dict[str, Any] = PAGED | {"settings": {"block_size": 2, "prefix_sharing": False}}
 
 
 @fault(PagedRoom, "_missing", "output", "INV-16", **PAGED, source="NVIDIA/TensorRT-LLM#16280")
@@ -47,7 +48,7 @@ def free_slice_clamped(original: Any) -> Any:
     return cut
 
 
-@fault(PagedRoom, "enter", "output", "INV-14", **PAGED, source="openvinotoolkit/openvino.genai#3722")
+@fault(PagedRoom, "enter", "output", "INV-14", **UNSHARED, source="Avarok-Cybersecurity/atlas#373")
 def block_of_another_row(original: Any) -> Any:
     """A sequence that enters takes over the first block of a resident, whatever tokens it holds."""
 

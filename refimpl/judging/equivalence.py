@@ -265,7 +265,7 @@ def verify(
         ]
     else:
         reports = _run_in_processes(pair, prompts, runs, references, given, jobs, _named(progress, "methods"))
-    return VerifyReport(len(prompts), references, reports)
+    return VerifyReport(len(references[runs[0][1]].sequences), references, reports)
 
 
 def _references(

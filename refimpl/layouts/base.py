@@ -123,25 +123,27 @@ class Layout(ABC):
         return position.clamp(max=self.columns - 1)
 
     def packed_prefill(self, rows: Seq[RowState], tokens: Int[Tensor, "batch q"], start: int) -> PackedBlock:
-        """As `prefill_block`, with real tokens only; rows that have none from `start` on are left out."""
+        """As `prefill_block`, with real tokens only, from `num_cached` on; rows that have none of them are left out."""
         position, real = _prompt_positions(rows, tokens, start)
-        places = self.places(rows, start + tokens.shape[1])
         q = tokens.shape[1]
-        fed = [(row, min(row.seq_len - start, q)) for row in rows if row.seq_len > start]
-        kept = [i * q + j for i, row in enumerate(rows) for j in range(min(row.seq_len - start, q))]
+        places = self.places(rows, start + q)
+        spans = [(i, max(start, row.num_cached), min(row.seq_len, start + q)) for i, row in enumerate(rows)]
+        fed = [(i, first, last) for i, first, last in spans if first < last]
+        kept = [i * q + at - start for i, first, last in fed for at in range(first, last)]
         index = torch.tensor(kept, dtype=torch.long, device=tokens.device)
         slots = places.slots(torch.where(real, position, -1))[index]
         if self.pool.tags is not None:
             self.pool.tags.view(-1, 3)[slots] = tag_block(rows, position, tokens, real).flatten(0, 1)[index]
-        views = [(self.places([row], start + count), start + count) for row, count in fed] if start else []
+        looks_back = any(first > 0 for _, first, _ in fed)
+        views = [(self.places([rows[i]], last), last) for i, _, last in fed] if looks_back else []
 
         def write(layer: int, keys: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
             self.pool.write_slots(layer, slots, keys, values)
-            if not start:  # a row sees what it has just computed
+            if not looks_back:  # a row sees what it has just computed
                 return list(zip(keys.split(counts, dim=2), values.split(counts, dim=2), strict=True))
             return [places.view(layer, width) for places, width in views]
 
-        counts = [count for _, count in fed]
+        counts = [last - first for _, first, last in fed]
         return PackedBlock(tokens.flatten()[index][None], position.flatten()[index][None], counts, write)
 
     def end_prefill(self, rows: Seq[RowState]) -> None:

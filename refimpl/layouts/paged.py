@@ -37,7 +37,8 @@ class PagedLayout(Layout):
         """The rows' block tables, filled up with scratch."""
         count, scratch = -(-width // self.pool.columns), self.pool.rows - 1
         table = [[*row.blocks[:count], *[scratch] * (count - len(row.blocks))] for row in rows]
-        return BlockRows(self.pool, torch.tensor(table, device=self.shape.device))
+        cached, device = [[row.num_cached] for row in rows], self.shape.device
+        return BlockRows(self.pool, torch.tensor(table, device=device), torch.tensor(cached, device=device))
 
     def read(self, row: int) -> Tensor:
         """The blocks side by side, up to num_cached."""

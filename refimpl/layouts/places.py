@@ -60,16 +60,18 @@ class BlockRows:
     Attributes:
         store: one row a block, one column a token of it.
         table: blocks of each row in order of position, then scratch.
+        cached: positions of each row that are stored already, and not written again: others may read them.
     """
 
     store: KVStore
     table: Int[Tensor, "batch blocks"]
+    cached: Int[Tensor, "batch 1"]
 
     def slots(self, position: Int[Tensor, "batch q"]) -> Int[Tensor, " n"]:
-        """Slots of the row's own blocks; scratch beyond them."""
+        """Slots of the row's own blocks; scratch beyond them, and for what is stored already."""
         size, scratch, count = self.store.columns, self.store.rows - 1, self.table.shape[1]
         block = self.table.gather(1, (position // size).clamp(0, count - 1))
-        block = torch.where((position < 0) | (position >= count * size), scratch, block)
+        block = torch.where((position < self.cached) | (position >= count * size), scratch, block)
         return kernels.paged_slot(block, position, size).flatten()
 
     def view(self, layer: int, width: int) -> tuple[Tensor, Tensor]:

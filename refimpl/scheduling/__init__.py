@@ -5,7 +5,7 @@ from refimpl.scheduling.blocks import BlockPool, blocks_for
 from refimpl.scheduling.fifo import FifoScheduler
 from refimpl.scheduling.grouped import GroupedScheduler
 from refimpl.scheduling.pool import Schedulable, SequencePool
-from refimpl.scheduling.room import PagedRoom, Room
+from refimpl.scheduling.room import PagedRoom, Room, Sharing
 from refimpl.scheduling.static import StaticScheduler
 
 SCHEDULER_CLASSES: dict[str, type[Scheduler]] = {
@@ -43,6 +43,7 @@ __all__ = [
     "Scheduler",
     "SchedulingOptions",
     "SequencePool",
+    "Sharing",
     "StaticScheduler",
     "blocks_for",
     "make_scheduler",

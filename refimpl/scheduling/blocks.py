@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from refimpl.core.errors import InvariantViolation
+from refimpl.scheduling.texts import Texts
 
 OWNERSHIP = "a block is free or referenced, and its count is the number of tables that name it"
 
@@ -15,12 +16,17 @@ def blocks_for(tokens: int, block_size: int) -> int:
 class BlockPool:
     """Blocks of one size; a block that was given back last is taken first.
 
+    Blocks whose text is known stay as they are until there are no others. Then those go first that were used longest
+    ago.
+
     Args:
         num_blocks: of the pool.
         block_size: tokens of a block.
 
     Attributes:
-        free: blocks that nobody uses.
+        free: blocks that nobody uses, and whose text is not known.
+        idle: blocks that nobody uses, and whose text can be found; the one used longest ago comes first.
+        texts: what full blocks hold, as far as they may be shared.
         refs: tables that name each block.
         peak: blocks in use at most, so far.
     """
@@ -28,13 +34,20 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.free = list(range(num_blocks))[::-1]
+        self.idle: dict[int, None] = {}
+        self.texts = Texts()
         self.refs = [0] * num_blocks
         self.peak = 0
 
     @property
+    def num_free(self) -> int:
+        """Blocks that can be taken."""
+        return len(self.free) + len(self.idle)
+
+    @property
     def num_used(self) -> int:
-        """Blocks that are not free."""
-        return self.num_blocks - len(self.free)
+        """Blocks that are in some table."""
+        return self.num_blocks - self.num_free
 
     def take(self, count: int) -> list[int]:
         """Take free blocks; the caller knows that there are as many.
@@ -42,10 +55,18 @@ class BlockPool:
         Raises:
             InvariantViolation: one of them is still in use (INV-13).
         """
-        blocks = [self.free.pop() for _ in range(count)]
+        blocks = [self.free.pop() if self.free else self._oldest() for _ in range(count)]
         for block in blocks:
             self._require(self.refs[block] == 0, f"block {block} free", f"{self.refs[block]} references")
             self.refs[block] = 1
+        self.peak = max(self.peak, self.num_used)
+        return blocks
+
+    def share(self, blocks: list[int]) -> list[int]:
+        """Add one reference to each of these blocks, whose text was found; return them."""
+        for block in blocks:
+            self.idle.pop(block, None)
+            self.refs[block] += 1
         self.peak = max(self.peak, self.num_used)
         return blocks
 
@@ -59,7 +80,7 @@ class BlockPool:
             self._require(self.refs[block] > 0, f"block {block} in use", "no reference")
             self.refs[block] -= 1
             if self.refs[block] == 0:
-                self.free.append(block)
+                self._set_free(block)
 
     def check(self, tables: Iterable[Iterable[int]]) -> None:
         """Compare counts and free list with the tables of all sequences.
@@ -72,10 +93,24 @@ class BlockPool:
             for block in table:
                 counts[block] += 1
         self._require(counts == self.refs, f"references {counts}", self.refs)
-        unused = [block for block, count in enumerate(counts) if count == 0]
-        if sorted(self.free) != unused:
+        unused, found = [b for b, count in enumerate(counts) if count == 0], sorted([*self.free, *self.idle])
+        if found != unused:
             statement = "every block is free or in use, and only once"
-            raise InvariantViolation("INV-15", statement, row=None, expected=unused, found=sorted(self.free))
+            raise InvariantViolation("INV-15", statement, row=None, expected=unused, found=found)
+
+    def _set_free(self, block: int) -> None:
+        if self.texts.finds(block):
+            self.idle[block] = None
+        else:
+            self.texts.forget(block)
+            self.free.append(block)
+
+    def _oldest(self) -> int:
+        """The block that was used longest ago; its text is forgotten."""
+        block = next(iter(self.idle))
+        del self.idle[block]
+        self.texts.forget(block)
+        return block
 
     def _require(self, holds: bool, expected: object, found: object) -> None:
         if not holds:

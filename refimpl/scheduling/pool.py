@@ -1,7 +1,7 @@
 """Every unfinished sequence, and which of them are eligible now."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from refimpl.core.errors import InvariantViolation
@@ -13,6 +13,7 @@ class Schedulable(Protocol):
 
     ticket: int
     blocks: list[int]  # of its K/V, in order of position; empty where the layout has no blocks
+    num_found: int  # leading tokens whose blocks others had filled when it entered the window
 
     @property
     def seq_len(self) -> int:
@@ -27,8 +28,15 @@ class Schedulable(Protocol):
         """Tokens of its prompt and its whole budget."""
 
     @property
+    def cached_by_all(self) -> int:
+        """Leading tokens that every model has cached."""
+
+    @property
     def finished(self) -> bool:
         """Whether the sequence has finished and no longer runs."""
+
+    def content(self, start: int, stop: int) -> Hashable:
+        """What its tokens from `start` to `stop` are: equal to that of another where those tokens are equal."""
 
 
 T = TypeVar("T", bound=Schedulable)

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from refimpl.core.errors import InvariantViolation
 from refimpl.scheduling.blocks import BlockPool, blocks_for
 from refimpl.scheduling.pool import Schedulable
+from refimpl.scheduling.texts import NOTHING
 
 T = TypeVar("T", bound=Schedulable)
+Sharing = Literal["nothing", "prompts", "texts"]
+OWN_BLOCKS = "a row writes to blocks of its own alone"
+SHARED_BLOCKS = "a full block that can be found is read only, and holds the tokens of every row that names it"
 
 
 class Room(Generic[T]):
@@ -20,6 +24,10 @@ class Room(Generic[T]):
     def num_blocks_used(self) -> int | None:
         """Blocks that are not free, where there are blocks."""
         return None
+
+    def num_cached(self, residents: Iterable[T]) -> int:
+        """Tokens that are cached for these residents, those that they share counted once."""
+        return sum(sequence.seq_len - 1 for sequence in residents if not sequence.finished)
 
     def enter(self, sequence: T, residents: Iterable[T]) -> bool:
         """Take what a sequence needs to be prefilled beside these residents; False where it must wait."""
@@ -35,6 +43,9 @@ class Room(Generic[T]):
     def leave(self, sequence: T) -> None:
         """Give back all of a sequence."""
 
+    def check_round(self, members: Iterable[T]) -> None:
+        """Before a round of these members: raise InvariantViolation unless each may write where it will."""
+
     def check(self, residents: Iterable[T]) -> None:
         """Between rounds: raise InvariantViolation unless the books are right."""
 
@@ -45,24 +56,41 @@ class PagedRoom(Room[T]):
     Args:
         pool: the blocks.
         span: tokens that a round may write beyond the length of a row.
+        shares: which full blocks can be found by sequences that enter later: those that a prefill has written, or
+            those written by rounds, too.
     """
 
-    def __init__(self, pool: BlockPool, span: int):
-        self.pool, self.span, self.num_blocks = pool, span, pool.num_blocks
+    def __init__(self, pool: BlockPool, span: int, shares: Sharing = "nothing"):
+        self.pool, self.span, self.shares, self.num_blocks = pool, span, shares, pool.num_blocks
 
     @property
     def num_blocks_used(self) -> int:
         """Blocks that are not free."""
         return self.pool.num_used
 
-    def enter(self, sequence: T, residents: Iterable[T]) -> bool:
-        """Take the blocks of all tokens but the last.
+    def num_cached(self, residents: Iterable[T]) -> int:
+        """Tokens that are cached for these residents, those that they share counted once."""
+        size, filled = self.pool.block_size, dict[int, int]()
+        for sequence in (s for s in residents if not s.finished):
+            rest = [max(0, sequence.seq_len - 1 - i * size) for i in range(len(sequence.blocks))]
+            filled |= {block: min(size, more) for block, more in zip(sequence.blocks, rest, strict=True)}
+        return sum(filled.values())
 
-        A round of all residents stays possible, so that a sequence does not enter just to be sent away.
+    def enter(self, sequence: T, residents: Iterable[T]) -> bool:
+        """Take the blocks of all tokens but the last; those that hold its first tokens already are shared.
+
+        A round of all residents stays possible, so that a sequence does not enter just to be sent away. Who enters
+        next may share what this one is about to write: it is prefilled in the same pass, or later.
         """
+        cached = sequence.seq_len - 1
+        sequence.blocks += self.pool.share(self._found(sequence, cached))
         if not self._fits([*residents, sequence]):
+            self.leave(sequence)
             return False
-        sequence.blocks += self.pool.take(blocks_for(sequence.seq_len - 1, self.pool.block_size))
+        sequence.num_found = len(sequence.blocks) * self.pool.block_size
+        sequence.blocks += self.pool.take(blocks_for(cached, self.pool.block_size) - len(sequence.blocks))
+        if self.shares != "nothing":
+            self._note(sequence, cached)
         return True
 
     def reserve(self, members: Seq[T]) -> bool:
@@ -74,13 +102,26 @@ class PagedRoom(Room[T]):
         return True
 
     def settle(self, members: Iterable[T]) -> None:
-        """Give back what only rejected drafts needed."""
+        """Give back what only rejected drafts needed; blocks that have become full can be found."""
         for member in members:
-            self._cut(member, 0 if member.finished else blocks_for(member.seq_len - 1, self.pool.block_size))
+            if self.shares == "texts":
+                self._note(member, member.cached_by_all)
+            if member.finished:
+                self.leave(member)
+            else:
+                self._cut(member, blocks_for(member.seq_len - 1, self.pool.block_size))
 
     def leave(self, sequence: T) -> None:
         """Give back all of a sequence."""
         self._cut(sequence, 0)
+        sequence.num_found = 0
+
+    def check_round(self, members: Iterable[T]) -> None:
+        """Before a round: raise InvariantViolation unless rows share only what none of them writes (INV-14, INV-18)."""
+        for member in members:
+            if not member.finished:
+                self._check_own(member)
+                self._check_shared(member)
 
     def check(self, residents: Iterable[T]) -> None:
         """Between rounds: raise InvariantViolation unless books and tables agree (INV-13, INV-15)."""
@@ -93,8 +134,49 @@ class PagedRoom(Room[T]):
                 found = len(sequence.blocks)
                 raise InvariantViolation("INV-15", statement, row=sequence.ticket, expected=need, found=found)
 
+    def _found(self, sequence: T, cached: int) -> list[int]:
+        """Blocks that hold the sequence's first tokens already, of so many that it will have cached."""
+        size = self.pool.block_size
+        starts = range(0, cached - size + 1, size)
+        return self.pool.texts.find(sequence.content(start, start + size) for start in starts)
+
+    def _note(self, sequence: T, cached: int) -> None:
+        """Let the sequence's full blocks be found, of so many tokens."""
+        size, texts, blocks = self.pool.block_size, self.pool.texts, sequence.blocks
+        full = min(cached // size, len(blocks))
+        known = next((i for i in range(full, 0, -1) if blocks[i - 1] in texts), 0)
+        for i in range(known, full):
+            texts.note(blocks[i], blocks[i - 1] if i else None, sequence.content(i * size, (i + 1) * size))
+
+    def _check_own(self, sequence: T) -> None:
+        """Blocks from the first token on that some model has not cached."""
+        for block in sequence.blocks[sequence.cached_by_all // self.pool.block_size :]:
+            if block in self.pool.texts:
+                found = f"block {block} is written, and can be found"
+                raise InvariantViolation("INV-18", SHARED_BLOCKS, row=sequence.ticket, expected="no text", found=found)
+            if self.pool.refs[block] > 1:
+                found = f"block {block} is in {self.pool.refs[block]} tables"
+                raise InvariantViolation("INV-14", OWN_BLOCKS, row=sequence.ticket, expected="one table", found=found)
+
+    def _check_shared(self, sequence: T) -> None:
+        """Blocks that the sequence has found, and those that others name, too."""
+        size, texts, before = self.pool.block_size, self.pool.texts, NOTHING
+        for i, block in enumerate(sequence.blocks):
+            text = texts.of(block)
+            if text is None and self.pool.refs[block] > 1:
+                found = f"block {block} is in {self.pool.refs[block]} tables"
+                raise InvariantViolation("INV-14", OWN_BLOCKS, row=sequence.ticket, expected="one table", found=found)
+            if i * size < sequence.num_found or self.pool.refs[block] > 1:
+                wanted, held = (
+                    (before, sequence.content(i * size, (i + 1) * size)),
+                    text and (text.before, text.content),
+                )
+                if wanted != held:
+                    raise InvariantViolation("INV-18", SHARED_BLOCKS, row=sequence.ticket, expected=wanted, found=held)
+            before = NOTHING if text is None else text.number
+
     def _fits(self, sequences: Iterable[T]) -> bool:
-        return sum(map(self._missing, sequences)) <= len(self.pool.free)
+        return sum(map(self._missing, sequences)) <= self.pool.num_free
 
     def _missing(self, sequence: T) -> int:
         """Blocks that a round of this sequence needs and it does not have."""
@@ -104,5 +186,6 @@ class PagedRoom(Room[T]):
         return max(0, blocks_for(end, self.pool.block_size) - len(sequence.blocks))
 
     def _cut(self, sequence: T, keep: int) -> None:
-        self.pool.give_back(sequence.blocks[keep:])
+        """Give back blocks; the last first, so that of a text its end is forgotten before its beginning."""
+        self.pool.give_back(sequence.blocks[keep:][::-1])
         del sequence.blocks[keep:]

@@ -63,7 +63,7 @@ class Case:
         temperature, seed, top_k: of the sampling.
         sequence_ids: keys of the rows' random numbers; their places where there are none.
         stop_as_text: give each stop token as a stop string, the letter that it stands for.
-        shape_stable, cuda_graphs, drafting, block_size: as in DecodeConfig.
+        shape_stable, cuda_graphs, drafting, block_size, prefix_sharing: as in DecodeConfig.
         spare_blocks: of a paged pool, beyond those that the longest row needs; None: as many as all rows need.
     """
 
@@ -85,6 +85,7 @@ class Case:
     cuda_graphs: bool = False
     drafting: DraftingConfig = field(default_factory=DraftingConfig)
     block_size: int = 16
+    prefix_sharing: bool = True
     spare_blocks: int | None = None
 
     @property
@@ -127,6 +128,7 @@ class Case:
             "cuda_graphs": self.cuda_graphs,
             "drafting": self.drafting,
             "block_size": self.block_size,
+            "prefix_sharing": self.prefix_sharing,
         }
         return make_config(**settings | overrides)
 

@@ -106,6 +106,7 @@ class Request:
         "left",
         "longest_gap_s",
         "longest_wait",
+        "num_found",
         "on_finish",
         "output_len",
         "padded_len",
@@ -122,6 +123,7 @@ class Request:
         self.index, self.ticket, self.draw, self.arrival_s = index, -1, draw, arrival_s
         self.runs: list[int] = []
         self.blocks: list[int] = []
+        self.num_found = 0
         self.prompt_len, output_len, self.left = lengths
         self.output_len, self.cut = min(output_len, self.left), output_len > self.left
         self.seq_len, self.cache_state, self.finished = self.prompt_len, 1, False
@@ -144,6 +146,11 @@ class Request:
         return self.seq_len - 1
 
     @property
+    def cached_by_all(self) -> int:
+        """Tokens that both models have cached between rounds."""
+        return self.seq_len - max(1, self.cache_state)
+
+    @property
     def live(self) -> bool:
         """Whether it still runs."""
         return not self.finished
@@ -152,6 +159,10 @@ class Request:
     def most_tokens(self) -> int:
         """Prompt and whole budget."""
         return self.prompt_len + self.generated + self.left
+
+    def content(self, start: int, stop: int) -> tuple[int, int]:
+        """Its tokens from `start` to `stop`, which no other request has."""
+        return self.index, start
 
     def next_run(self) -> int:
         """Right proposals from the next token on; draws them where nobody has asked so far."""

@@ -185,7 +185,7 @@ def test_prompt_files_of_every_kind(tmp_path):
         ({"stop": ["x"]}, "line 1: unknown key `stop`: write stop_strings"),
         ({"max_new_token": 3}, "line 1: unknown key `max_new_token`: write max_new_tokens"),
         ({"Max-New-Tokens": 3}, "line 1: unknown key `Max-New-Tokens`: write max_new_tokens"),
-        ({"n": 2}, "line 1: `n` cannot be chosen for one prompt"),
+        ({"best_of": 2}, "line 1: `best_of` cannot be chosen for one prompt"),
         ({"temperature": 1}, "line 1: `temperature` cannot be chosen for one prompt"),
     ],
 )

@@ -1,0 +1,71 @@
+"""What engines got wrong whose rows share blocks of equal first tokens."""
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from refimpl.core.sequence import Sequence
+from refimpl.decoding import engine
+from refimpl.decoding.cached import CachedModel
+from refimpl.faults.base import fault
+from refimpl.faults.paged_faults import PAGED, SHORT
+from refimpl.scheduling.blocks import BlockPool
+from refimpl.scheduling.room import PagedRoom
+from refimpl.scheduling.texts import Texts
+from refimpl.selfcheck.cases import Row
+
+ONE, OTHER = (3, 1, 4, 1, 5, 9, 2, 6, 5), (2, 7, 1, 8, 2, 8, 1, 8, 2)
+ALIKE_ROWS = (Row(ONE, 2), Row(ONE, 12), Row(OTHER, 12), Row(ONE[:8], 3), Row(OTHER, 5))
+ALIKE: dict[str, Any] = PAGED | {"settings": {"block_size": 2, "spare_blocks": 4, "rows": ALIKE_ROWS}}
+
+
+@fault(Texts, "key", "output", "INV-18", **PAGED, source="openvinotoolkit/openvino.genai#3722")
+def block_matched_by_hash_alone(original: Any) -> Any:
+    """Blocks are found by a checksum of their tokens, and the tokens are not compared."""
+    return staticmethod(lambda before, content: original(before, sum(content) % 3))
+
+
+@fault(Texts, "key", "output", "INV-18", **ALIKE, source="vllm-project/aibrix#2329")
+def block_matched_without_what_is_before(original: Any) -> Any:
+    """Blocks are found by their own tokens, whatever is before them."""
+
+    def key(before: int, content: Hashable) -> Hashable:
+        return original(0, content)
+
+    return staticmethod(key)
+
+
+@fault(Texts, "forget", "output", "INV-18", **SHORT, source="ovg-project/kvcached#362")
+def text_outlives_its_block(original: Any) -> Any:
+    """A block that is taken for other tokens can still be found by the tokens it held before."""
+    return lambda self, block: None
+
+
+@fault(BlockPool, "give_back", "output", "INV-13", **ALIKE, source="sgl-project/sglang#23392")
+def shared_block_freed_with_its_first_owner(original: Any) -> Any:
+    """A block is free as soon as one of the rows that share it ends or is sent away."""
+
+    def give_back(self: BlockPool, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self.refs[block] = 0
+            self._set_free(block)
+
+    return give_back
+
+
+@fault(PagedRoom, "_found", "nothing", "INV-18", **ALIKE, source="sgl-project/sglang#22819")
+def prefix_hit_at_block_edge(original: Any) -> Any:
+    """A prompt whose length is a multiple of the block is found whole, the token that is fed next included."""
+    return lambda self, sequence, cached: original(self, sequence, cached + 1)
+
+
+@fault(engine, "prefill", "acceptance", "INV-3", **ALIKE, source="vllm-project/vllm#47930")
+def prefix_hit_skips_draft(original: Any) -> Any:
+    """Of a prompt whose beginning is found, the draft does not cache the rest."""
+
+    def prefill(cached: CachedModel, sequences: list[Sequence]) -> None:
+        skipped = [s for s in sequences if cached.role == "draft" and s.num_found]
+        original(cached, [s for s in sequences if s not in skipped])
+        for sequence in skipped:
+            cached.note_cached(sequence, sequence.seq_len - 1)
+
+    return prefill

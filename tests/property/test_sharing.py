@@ -1,0 +1,292 @@
+"""Sharing of first tokens: what a row reads is its own text, whoever has written it, and the bits are the same."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import Phase, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, run_state_machine_as_test
+from hypothesis.stateful import rule as step
+
+from refimpl import InputError, Request, generate, verify
+from refimpl.core.errors import InvariantViolation
+from refimpl.core.sequence import Sequence
+from refimpl.decoding import engine
+from refimpl.faults import FAULTS, sharing_faults
+from refimpl.pairs.random_pairs import random_pair
+from refimpl.scheduling import BlockPool, PagedRoom
+from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
+from refimpl.selfcheck.strategies import cases
+
+SIZE, SPAN = 2, 2
+RULES = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 1.0, "acceptance": "rejection"}]
+texts = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+
+
+class Residents(RuleBasedStateMachine):
+    """A room beside a memory that says which text each slot was written for, as K/V depend on all tokens before."""
+
+    def __init__(self):
+        super().__init__()
+        self.room, self.rows, self.memory = PagedRoom(BlockPool(9, SIZE), SPAN, "texts"), [], {}
+
+    def write(self, row, start, stop, tokens):
+        for position in range(start, stop):
+            self.memory[row.blocks[position // SIZE], position % SIZE] = tuple(tokens[: position + 1])
+
+    @step(text=texts, budget=st.integers(1, 6))
+    def enter(self, text, budget):
+        row = Sequence(0, list(text), budget)
+        if self.room.enter(row, self.rows):
+            self.write(row, row.num_found, row.seq_len - 1, row.token_ids)
+            row.target_cached = row.draft_cached = row.seq_len - 1
+            self.rows.append(row)
+
+    @precondition(lambda self: self.rows)
+    @step(data=st.data())
+    def run(self, data):
+        members = data.draw(st.lists(st.sampled_from(self.rows), min_size=1, unique=True))
+        if not self.room.reserve(members):
+            return
+        self.room.check_round(members)
+        for row in members:
+            drafts = data.draw(st.lists(st.integers(0, 1), min_size=SPAN, max_size=SPAN))[: row.remaining - 1]
+            tokens = row.token_ids + drafts
+            self.write(row, row.cached_by_all, len(tokens), tokens)
+            row.extend([*drafts, 0][: data.draw(st.integers(1, len(drafts) + 1))])
+            row.target_cached = row.seq_len - 1
+            row.draft_cached = row.seq_len - data.draw(st.integers(1, 2))
+        self.room.settle(members)
+        self.rows = [row for row in self.rows if not row.finished]
+
+    @precondition(lambda self: self.rows)
+    @step(data=st.data())
+    def leave(self, data):
+        row = data.draw(st.sampled_from(self.rows))
+        self.room.leave(row)
+        self.rows.remove(row)
+
+    @invariant()
+    def a_row_reads_its_own_text(self):
+        self.room.check(self.rows)
+        for row in self.rows:
+            seen = [self.memory[row.blocks[p // SIZE], p % SIZE] for p in range(row.cached_by_all)]
+            assert seen == [tuple(row.token_ids[: p + 1]) for p in range(row.cached_by_all)]
+
+    @invariant()
+    def what_is_found_is_what_was_written(self):
+        for block in range(9):
+            if text := self.room.pool.texts.of(block):
+                assert self.memory[block, SIZE - 1][-SIZE:] == text.content
+
+
+TestResidents = Residents.TestCase
+OF_ROOMS = [
+    fault for fault in FAULTS.values() if fault.make.__module__ == sharing_faults.__name__ and fault.owner is not engine
+]
+
+
+@pytest.mark.parametrize("fault", OF_ROOMS, ids=lambda fault: fault.name)
+def test_every_fault_of_sharing_is_noticed(fault):
+    phases = hypothesis_settings(
+        max_examples=300, phases=[Phase.generate], derandomize=True, database=None, print_blob=False
+    )
+    with fault.injected(), pytest.raises((InvariantViolation, AssertionError, KeyError)):
+        run_state_machine_as_test(Residents, settings=phases)
+
+
+def entered(room, tokens, others=()):
+    row = Sequence(0, list(tokens), 4)
+    assert room.enter(row, others)
+    row.target_cached = row.draft_cached = row.seq_len - 1
+    return row
+
+
+def test_full_blocks_are_found_and_the_last_token_is_always_left():
+    room = PagedRoom(BlockPool(30, 4), 2, "texts")
+    first = entered(room, range(9))
+    for tokens, found in ((range(9), 8), (range(8), 4), ([*range(7), 0, 8], 4), ([1, *range(1, 9)], 0), ([0], 0)):
+        row = entered(room, tokens)
+        assert row.num_found == found
+        assert row.blocks[: found // 4] == first.blocks[: found // 4]
+        assert not set(row.blocks[found // 4 :]) & set(first.blocks)
+
+
+def test_blocks_given_back_are_found_until_they_are_needed_oldest_first():
+    room = PagedRoom(BlockPool(6, 2), 0, "texts")
+    for tokens in ([1, 1, 1, 1, 1], [2, 2, 2, 2, 2]):
+        room.leave(entered(room, tokens))
+    assert (room.pool.num_used, len(room.pool.idle)) == (0, 4)
+    assert entered(room, [2, 2, 2, 2, 2]).num_found == 4
+    room.pool.take(3)  # two were never used, one is the end of the first text
+    assert len(room.pool.texts.find([(1, 1), (1, 1)])) == 1
+
+
+def test_of_two_equal_texts_one_is_found():
+    room = PagedRoom(BlockPool(9, 2), 2, "texts")
+    rows = [entered(room, [1, 2]), entered(room, [1, 2])]
+    for row in rows:
+        row.extend([3])
+        row.target_cached = row.draft_cached = 2
+        assert room.reserve([row])
+    room.settle(rows)
+    assert rows[0].blocks != rows[1].blocks
+    assert entered(room, [1, 2, 3]).blocks[0] == rows[0].blocks[0]
+    room.check_round(rows)
+
+
+def test_what_the_draft_has_not_cached_is_not_found():
+    room = PagedRoom(BlockPool(9, 2), 2, "texts")
+    row = entered(room, [1, 2])
+    row.extend([3])
+    row.target_cached, row.draft_cached = 2, 1
+    assert room.reserve([row])
+    room.settle([row])
+    assert entered(room, [1, 2, 3]).num_found == 0
+
+
+def test_rounds_are_not_shared_where_only_prefills_are():
+    room = PagedRoom(BlockPool(9, 2), 2, "prompts")
+    row = entered(room, [1, 2, 3])
+    row.extend([4, 5])
+    row.target_cached = row.draft_cached = 4
+    room.settle([row])
+    assert entered(room, [1, 2, 3, 4, 5]).num_found == 2
+
+
+def test_a_block_that_can_be_found_is_not_written():
+    room = PagedRoom(BlockPool(9, 2), 2, "texts")
+    row = entered(room, [1, 2, 3])
+    row.draft_cached = 1
+    with pytest.raises(InvariantViolation, match="INV-18"):
+        room.check_round([row])
+
+
+def test_a_block_of_two_rows_is_not_written():
+    room = PagedRoom(BlockPool(9, 2), 2)
+    rows = [entered(room, [1, 2, 3]), entered(room, [1, 2, 3])]
+    room.pool.give_back(rows[1].blocks)
+    rows[1].blocks = room.pool.share(list(rows[0].blocks))
+    with pytest.raises(InvariantViolation, match="INV-14"):
+        room.check_round(rows)
+
+
+def test_a_text_of_another_beginning_is_told():
+    room = PagedRoom(BlockPool(9, 2), 2, "texts")
+    row, other = entered(room, [1, 2, 3, 4, 5]), entered(room, [7, 2, 3, 4, 5])
+    row.blocks, row.num_found = room.pool.share(list(other.blocks)), 4
+    with pytest.raises(InvariantViolation, match="INV-18"):
+        room.check_round([row])
+
+
+# --- the engine --------------------------------------------------------------------------------------------------
+
+SETTINGS = {"max_new_tokens": 8, "num_speculative_tokens": 4, "batch_size": 3, "logprobs": 2}
+
+
+def begun_alike(size):
+    """Prompts that share their first tokens, up to numbers around multiples of a block."""
+    common = [(7 * i) % 50 + 3 for i in range(3 * size + 2)]
+    cuts = [2 * size - 1, 2 * size, 2 * size + 1, size, 3 * size + 1, 2 * size]
+    return [[*common[:cut], 5 + i] for i, cut in enumerate(cuts)] + [common, common[: 2 * size]]
+
+
+def logprobs_of(result):
+    return [s.logprobs for s in result.sequences]
+
+
+SHAPES = [
+    ("fifo", 1, torch.float32),
+    ("static", 4, torch.float32),
+    ("grouped", 16, torch.float32),
+    ("fifo", 64, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("scheduler", "block_size", "dtype"), SHAPES, ids=str)
+def test_bits_are_those_of_inplace_and_without_sharing(scheduler, block_size, dtype):
+    pair = random_pair("llama", draft_noise=0.01, dtype=dtype)
+    settings = SETTINGS | {"shape_stable": True, "block_size": block_size}
+    inplace = generate(pair, begun_alike(block_size), method=f"inplace+{scheduler}", **settings)
+    shared, alone = (
+        generate(pair, begun_alike(block_size), method=f"paged+{scheduler}", prefix_sharing=sharing, **settings)
+        for sharing in (True, False)
+    )
+    assert logprobs_of(shared) == logprobs_of(alone) == logprobs_of(inplace)
+    assert (shared.stats.num_found > 0, alone.stats.num_found) == (True, 0)
+    assert shared.stats.kv_live_bytes <= shared.stats.kv_peak_bytes <= alone.stats.kv_peak_bytes
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["greedy", "coupled", "rejection"])
+def test_without_fixed_shapes_the_tokens_are_the_same(llama, rule):
+    settings = {"method": "paged", "max_new_tokens": 8, "batch_size": 4, "block_size": 4, **rule}
+    shared, alone = (generate(llama, begun_alike(4), prefix_sharing=sharing, **settings) for sharing in (True, False))
+    assert [s.token_ids for s in shared.sequences] == [s.token_ids for s in alone.sequences]
+    assert shared.stats.num_found > 0
+
+
+@hypothesis_settings(max_examples=30)
+@given(cases(cancellations=True), st.integers(0, 6))
+def test_rows_that_begin_alike_give_the_oracles_tokens(case: Case, common: int):
+    """In small pools, so that rows are preempted, too."""
+    first = (3, 5, 7, 5, 3, 4)[:common]
+    rows = tuple(replace(row, prompt=first + row.prompt, agreements=case.rows[0].agreements) for row in case.rows)
+    case = replace(case, rows=rows, layout="paged", spare_blocks=case.spare_blocks or 0)
+    found, wanted = run_case(case, checks="device"), oracle_outputs(case)
+    ends = [
+        len(o) if reason == "cancelled" else None for o, reason in zip(found.outputs, found.stop_reasons, strict=True)
+    ]
+    assert found.outputs == [w[:end] for w, end in zip(wanted, ends, strict=True)]
+
+
+def test_k_v_that_are_shared_are_those_of_a_fresh_pass(llama):
+    generate(llama, begun_alike(4), method="paged", block_size=4, checks="oracle", **SETTINGS)
+
+
+# --- several samples of a prompt ---------------------------------------------------------------------------------
+
+
+def test_samples_are_those_of_as_many_prompts_and_share_their_blocks(llama):
+    settings = {"max_new_tokens": 10, "batch_size": 5, "temperature": 0.9, "seed": 2, "block_size": 4}
+    prompt, other = [*range(3, 16)], [9, 8, 7]
+    wanted = generate(llama, [prompt] * 3 + [other] * 2, **settings)
+    found = generate(llama, [Request(prompt, n=3), Request(other, n=2)], method="paged", **settings)
+    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in wanted.sequences]
+    assert [(s.index, s.sample) for s in found.sequences] == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
+    assert len({tuple(s.token_ids) for s in found.sequences}) == 5
+    assert found.stats.num_found == 2 * 12
+
+
+def test_a_sample_has_the_key_that_it_is_given(llama):
+    settings = {"max_new_tokens": 10, "temperature": 0.9}
+    found = generate(llama, [Request([3, 4], n=3, sequence_id=7)], **settings)
+    for i, sequence in enumerate(found.sequences):
+        alone = generate(llama, [Request([3, 4], sequence_id=7 + i)], **settings)
+        assert alone.sequences[0].token_ids == sequence.token_ids
+    with pytest.raises(InputError, match="share seed 0 and sequence id 8"):
+        generate(llama, [Request([3, 4], n=3, sequence_id=7), Request([5], sequence_id=8)], **settings)
+
+
+def test_samples_are_verified_one_by_one(llama):
+    settings = {"temperature": 0.9, "max_new_tokens": 6}
+    report = verify(llama, [Request([3, 4, 5], n=3)], methods="paged,inplace", batch_sizes=[2], **settings)
+    assert repr(report) == "VerifyReport(3 prompts: 2 of 2 runs exact)"
+
+
+@pytest.mark.parametrize("n", [0, -1, 4097, 1.5, "2", True, None])
+def test_a_number_of_samples_is_one_or_more(n):
+    with pytest.raises(InputError, match=r"^n must be an integer"):
+        Request([1], n=n)
+
+
+def test_the_last_key_is_a_key(llama):
+    with pytest.raises(InputError, match="sequence_id"):
+        Request([1], n=2, sequence_id=2**63 - 1)
+
+
+@pytest.mark.parametrize("sharing", [1, "no", None])
+def test_sharing_is_true_or_false(llama, sharing):
+    with pytest.raises(InputError, match="prefix_sharing must be true or false"):
+        generate(llama, [[1]], method="paged", prefix_sharing=sharing)
