@@ -21,8 +21,7 @@ from types import ModuleType
 from unittest.mock import patch
 
 from proofs.conformance import schedulers
-from proofs.z3 import blocks as block_claims
-from proofs.z3 import choices, layouts
+from proofs.z3 import claims
 from proofs.z3.obligation import prove
 from refimpl import scheduling
 from refimpl.core import kernels
@@ -120,8 +119,7 @@ def load(name: str, source: str) -> ModuleType:
 
 def kernels_survive(mutant: Mutant) -> bool:
     module = load("mutant_kernels", mutant.source)
-    claims = [*layouts.obligations(module), *choices.obligations(module), *block_claims.obligations(module)]
-    return all(prove(claim, second_opinion=False).ok for claim in claims)
+    return all(prove(claim, second_opinion=False).ok for claim in claims.obligations(module))
 
 
 class Planted(Loader):

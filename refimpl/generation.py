@@ -150,7 +150,9 @@ class Stream:
             kv_live_bytes=self._engine.kv_live_bytes,
             wall_s=self._wall_s,
             stage_s=sum_stages([record.stage_s for record in self._rounds]),
-            drafters=drafter_stats(row for record in self._rounds for row in record.rows),
+            drafters=drafter_stats(
+                (row for record in self._rounds for row in record.rows), self._config.drafting.lookup
+            ),
         )
         return make_result(self._pair, self._prepared, self._config, self._records(), stats, self._rounds)
 

@@ -16,11 +16,11 @@ from unittest.mock import patch
 import torch
 
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
-from proofs.conformance.perfect_memory import Table, Text, pair_of, random_table
+from proofs.conformance.perfect_memory import Table, Text, halving_table, pair_of, random_table
 from proofs.report import report
 from refimpl import faults as zoo
 from refimpl.core import kernels
-from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
+from refimpl.core.config import LAYOUTS, SCHEDULERS, AcceptanceName, DecodeConfig, SamplingConfig
 from refimpl.core.drafting import DraftingConfig
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import rejection
@@ -148,7 +148,14 @@ def scripts(run: Callable[[list[int]], list[int]]) -> Iterator[None]:
 
 
 def engine_law(
-    method: str, jobs: list[Job], target: Table, draft: Table, vocab_size: int, checks: str, drafter: str
+    method: str,
+    jobs: list[Job],
+    target: Table,
+    draft: Table,
+    vocab_size: int,
+    checks: str,
+    drafter: str,
+    acceptance: AcceptanceName,
 ) -> tuple[Law, int]:
     """Law of the outputs of complete runs, and the number of paths."""
     law: Law = defaultdict(Fraction)
@@ -157,7 +164,7 @@ def engine_law(
         batch_size=2,
         window_size=2 + method.endswith("grouped"),
         aging_bound=1,
-        acceptance="rejection",
+        acceptance=acceptance,
         sampling=SamplingConfig(temperature=1.0),
         checks=checks,
         block_size=BLOCK_SIZE,
@@ -217,6 +224,10 @@ SHAPES: dict[str, Shape] = {
 THREE_TOKENS = {"three tokens, k = 2 beside k = 1": (3, [Job((2,), 2, 2), Job((1, 0), 2, 1, frozenset({2}))])}
 ROLLED_BACK = {"two rows, k = 2": (2, [Job((0,), 3, 2), Job((1, 1), 3, 2)])}  # the batch minimum cuts both
 LOOKED_UP = {"what stood before is proposed": (2, [Job((0, 1, 0), 3, 2), Job((0, 1), 2, 1)])}
+BLOCKS = {
+    "two drafts beside one": (2, [Job((0,), 3, 2), Job((1, 0), 2, 1)]),
+    "three tokens, two drafts": (3, [Job((0, 2), 3, 2)]),
+}
 LONG_SHAPES = (
     ROLLED_BACK | THREE_TOKENS | {"three drafts beside a row that ends": (2, [Job((0,), 4, 3), Job((1, 0), 1, 1)])}
 )
@@ -232,33 +243,45 @@ FAULTS: dict[str, tuple[str, str, Callable]] = {
     "stale slots are visible": ("inplace+fifo", "visible_by_position", lambda slot, query: (slot >= 0) & (query >= 0)),
     "masked slots do not die": ("masked+static", "masked_slot_position", lambda position, cached, after: position),
 }
-# Faults of the engine's own zoo that change only the law: method, drafter, shape.
+# Faults of the engine's own zoo that change only the law, under the rule that they need: method, drafter, shape.
 RAGGED, REPEATED = SHAPES["ragged prompts, k = 1, one stop token"], LOOKED_UP["what stood before is proposed"]
 ZOO: dict[str, tuple[str, str, Shape]] = {
     "residual-forgotten": ("inplace+static", "model", RAGGED),
     "rollback-draws-again": ("rollback+static", "model", RAGGED),
     "looked-up-with-the-q-of-a-draw": ("inplace+fifo", "ngram", REPEATED),
+    "block-with-the-residual-of-a-token": ("inplace+fifo", "model", (3, [Job((1,), 3, 2)])),
+    "block-ends-at-the-first-rejection": ("inplace+fifo", "model", BLOCKS["two drafts beside one"]),
+    "block-draws-with-old-numbers": ("inplace+fifo", "model", BLOCKS["three tokens, two drafts"]),
 }
 
 
-def tables(vocab_size: int) -> tuple[Table, Table]:
+def tables(vocab_size: int, acceptance: AcceptanceName) -> tuple[Table, Table]:
     """Target with zeros, draft without: every token may be proposed, some must be rejected."""
-    return random_table("target", vocab_size, zeros=True), random_table("draft", vocab_size, zeros=False)
+    exact = acceptance == "block"  # it divides by the draft's probabilities
+    draft = halving_table("draft", vocab_size) if exact else random_table("draft", vocab_size, zeros=False)
+    return random_table("target", vocab_size, zeros=True), draft
 
 
 def distance(
-    method: str, vocab_size: int, jobs: list[Job], checks: str = "host", drafter: str = "model"
+    method: str,
+    vocab_size: int,
+    jobs: list[Job],
+    checks: str = "host",
+    drafter: str = "model",
+    acceptance: AcceptanceName = "rejection",
 ) -> tuple[Fraction, int]:
     """Total variation between the engine's law and the autoregressive one, and the number of paths."""
-    target, draft = tables(vocab_size)
-    law, paths = engine_law(method, jobs, target, draft, vocab_size, checks, drafter)
+    target, draft = tables(vocab_size, acceptance)
+    law, paths = engine_law(method, jobs, target, draft, vocab_size, checks, drafter, acceptance)
     return total_variation(law, autoregressive_law(jobs, target)), paths
 
 
-def verdict(method: str, name: str, shape: Shape, drafter: str = "model") -> Verdict:
+def verdict(
+    method: str, name: str, shape: Shape, drafter: str = "model", acceptance: AcceptanceName = "rejection"
+) -> Verdict:
     """Whether the law of a shape is exact."""
     try:
-        tv, paths = distance(method, *shape, drafter=drafter)
+        tv, paths = distance(method, *shape, drafter=drafter, acceptance=acceptance)
     except Exception as error:
         return Verdict(f"{method}, {name}", False, f"{type(error).__name__}: {error}")
     return Verdict(f"{method}, {name}: total variation {tv} over {paths} paths", tv == 0)
@@ -276,9 +299,13 @@ def check_some() -> Iterator[Verdict]:
     for layout, scheduler in zip(LAYOUTS, itertools.cycle(SCHEDULERS), strict=False):
         yield from (verdict(f"{layout}+{scheduler}", *shape) for shape in THREE_TOKENS.items())
     for method, drafter in itertools.product(
-        ("inplace+fifo", "realigned+static", "paged+grouped"), ("ngram", "hybrid")
+        ("inplace+fifo", "realigned+static", "paged+grouped"), ("ngram", "suffix", "hybrid")
     ):
         yield from (verdict(method, f"{drafter}: {name}", shape, drafter) for name, shape in LOOKED_UP.items())
+    for method, (name, shape) in itertools.product(
+        ("inplace+fifo", "rollback+static", "paged+grouped"), BLOCKS.items()
+    ):
+        yield verdict(method, f"block: {name}", shape, acceptance="block")
 
 
 def check_faults() -> Iterator[Verdict]:
@@ -291,11 +318,14 @@ def check_faults() -> Iterator[Verdict]:
             zoo.FAULTS[name].injected(),
             patch.object(zoo.state_faults, "probabilities", lambda logits, config: logits),
         ):
-            yield off_law(f"zoo: {name}", method, shape, drafter)
+            acceptance = zoo.FAULTS[name].settings["acceptance"]
+            yield off_law(f"zoo: {name}", method, shape, drafter, acceptance)
 
 
-def off_law(name: str, method: str, shape: Shape, drafter: str = "model") -> Verdict:
-    tv, _ = distance(method, *shape, checks="off", drafter=drafter)
+def off_law(
+    name: str, method: str, shape: Shape, drafter: str = "model", acceptance: AcceptanceName = "rejection"
+) -> Verdict:
+    tv, _ = distance(method, *shape, checks="off", drafter=drafter, acceptance=acceptance)
     return Verdict(f"expected failure: {name}: total variation {tv} = {float(tv):.3f}", tv > 0)
 
 

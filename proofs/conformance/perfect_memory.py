@@ -33,6 +33,16 @@ def random_table(role: str, vocab_size: int, *, zeros: bool, denominator: int = 
     return lookup
 
 
+def halving_table(role: str, vocab_size: int) -> Table:
+    """Fixed probabilities 1/2, 1/4 and so on for every text, in an order of its own; dividing by them is exact."""
+    shares = [2.0 ** -min(i, vocab_size - 1) for i in range(1, vocab_size + 1)]
+
+    def lookup(text: Text) -> tuple[float, ...]:
+        return tuple(random.Random(repr((role, vocab_size, text))).sample(shares, vocab_size))
+
+    return lookup
+
+
 class PerfectMemory:
     """A `CausalLM` over a table."""
 

@@ -55,7 +55,7 @@ def rejection_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
 
 def lookup_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
     """Coupled tokens do not depend on what is proposed."""
-    for each, drafter in itertools.product(LONGER, ("ngram", "hybrid")):
+    for each, drafter in itertools.product(LONGER, ("ngram", "suffix", "hybrid")):
         expected = runs.autoregressive_outputs(each, sampled_pair(), COUPLED)
         engine = runs.engine_for(method, each, sampled_pair(), COUPLED, drafting=DraftingConfig(drafter))
         yield finished(engine, method, each, expected, seen)

@@ -1,6 +1,6 @@
 """The engine's own fault zoo before the claims: every fault that replaces a kernel must break one of them."""
 
-from proofs.z3 import blocks, choices, layouts
+from proofs.z3 import claims
 from proofs.z3.obligation import Verdict, prove
 from refimpl.core import kernels
 from refimpl.faults import FAULTS, Fault
@@ -14,10 +14,8 @@ def kernel_faults() -> list[Fault]:
 def judge(fault: Fault) -> Verdict:
     """Inject a fault and demand a counterexample to a claim about the kernels as they then are."""
     with fault.injected():
-        claims = [*layouts.obligations(kernels), *choices.obligations(kernels), *blocks.obligations(kernels)]
-        broken = next(
-            (v for v in (prove(claim, second_opinion=False) for claim in claims) if "z3: sat" in v.detail), None
-        )
+        verdicts = (prove(claim, second_opinion=False) for claim in claims.obligations(kernels))
+        broken = next((v for v in verdicts if "z3: sat" in v.detail), None)
     if broken is None:
         return Verdict(f"zoo: {fault.name}", False, "no claim notices")
     return Verdict(f"zoo: {fault.name}", True, f"breaks «{broken.name}»: {broken.detail.removeprefix('z3: sat ')}")

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from refimpl.core.config import LAYOUTS, NAMED_METHODS, SCHEDULERS, CheckLevel
-from refimpl.core.drafting import DrafterName, DraftingConfig
+from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig
 from refimpl.core.errors import InputError
 from refimpl.core.option_groups import ENGINE, MODELS, PROMPTS, SAMPLING, option
 
 PAIRS = ("tiny", "vicuna", "qwen3", "glm4")
-Budget = Literal["fixed", "row_rate", "capacity", "goodput", "confidence"]  # by_load needs a table
-Rule = Literal["greedy", "rejection", "coupled"]
+Rule = Literal["greedy", "coupled", "rejection", "block"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Turns = Literal["first", "all"]
 
@@ -166,9 +165,18 @@ class EngineOptions(Settings):
     ] = None
     drafter: Annotated[
         DrafterName,
-        option(ENGINE, "Who proposes tokens: the draft model, a lookup in the text so far (ngram), or a lookup first."),
+        option(
+            ENGINE,
+            "What proposes tokens: the draft model, a lookup in the text so far (ngram, suffix), or ngram first.",
+        ),
     ] = "model"
-    draft_budget: Annotated[Budget, option(ENGINE, "Rule for how many drafts of a row are verified.")] = "fixed"
+    draft_budget: Annotated[DraftBudgetName, option(ENGINE, "Rule for how many drafts of a row are verified.")] = (
+        "fixed"
+    )
+    drafts_by_load: Annotated[
+        str | None,
+        option(ENGINE, "ROWS=DRAFTS,… for the budget by_load: from so many rows on, at most so many drafts each."),
+    ] = None
     draft_capacity: Annotated[int | None, option(ENGINE, "Drafts per round, for the budget capacity.")] = None
     checks: ChecksOption = None
     cuda_graphs: Annotated[
@@ -181,6 +189,13 @@ class EngineOptions(Settings):
     ] = None
     block_size: Annotated[int, option(ENGINE, "Tokens of a block of paged K/V: 1, 2, 4 … 64.")] = 16
     prefix_sharing: Annotated[bool, option(ENGINE, "Let rows of paged share blocks of equal first tokens.")] = True
+
+    def settings(self) -> dict[str, Any]:
+        """The same, with the table as pairs."""
+        given = super().settings()
+        if self.drafts_by_load is not None:
+            given["drafts_by_load"] = parse_table(self.drafts_by_load)
+        return given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,3 +243,16 @@ def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:
     if not sizes or min(sizes) < 1:
         raise InputError(f"{option} must be at least 1, not {text!r}")
     return sizes
+
+
+def parse_table(text: str) -> tuple[tuple[int, int], ...]:
+    """Read pairs of integers like ``1=7,4=5,16=2``.
+
+    Raises:
+        InputError: the text is something else.
+    """
+    try:
+        pairs = [part.split("=") for part in text.split(",")]
+        return tuple((int(rows), int(drafts)) for rows, drafts in pairs)
+    except ValueError as error:
+        raise InputError(f"--drafts-by-load must look like 1=7,4=5,16=2, not {text!r}") from error

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from refimpl.conformance.protocol import EngineFailure, EngineSettings, NotSupported
-from refimpl.core.config import CheckLevel, Request
+from refimpl.core.config import AcceptanceName, CheckLevel, Request
 from refimpl.generation import generate
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.table_model import VOCAB_SIZE, table_pair, unrelated_pair
@@ -20,15 +20,21 @@ from refimpl.pairs.random_pairs import LEARNED_POSITIONS, random_pair
 class MethodEngine:
     """One of our methods on a pair; `settings` are further fields of DecodeConfig.
 
-    Under the rejection rule, samples keep the reference's law but are not its very tokens.
+    Under `law_rule`, samples keep the reference's law but are not its very tokens.
     """
 
     def __init__(
-        self, method: str, pair: Pair, *, checks: CheckLevel = "oracle", rejection: bool = False, **settings: Any
+        self,
+        method: str,
+        pair: Pair,
+        *,
+        checks: CheckLevel = "oracle",
+        law_rule: AcceptanceName | None = None,
+        **settings: Any,
     ):
         self.method, self.pair, self.checks, self.settings = method, pair, checks, settings
-        self.vocab_size, self.rejection = pair.vocab_size, rejection
-        self.supports = frozenset({"sampling"} if rejection else {"sampling", "keyed_sampling"})
+        self.vocab_size, self.law_rule = pair.vocab_size, law_rule
+        self.supports = frozenset({"sampling"} if law_rule else {"sampling", "keyed_sampling"})
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
         """Run the method with the checks on: a broken invariant is an engine failure."""
@@ -39,7 +45,7 @@ class MethodEngine:
         return self._decode("autoregressive", prompts, settings)
 
     def _decode(self, method: str, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
-        sampled: dict[str, Any] = {"acceptance": "rejection"} if self.rejection and settings.temperature else {}
+        sampled: dict[str, Any] = {"acceptance": self.law_rule} if self.law_rule and settings.temperature else {}
         result = generate(
             self.pair,
             [Request(tuple(prompt)) for prompt in prompts],
@@ -76,7 +82,7 @@ def method(name: str = "inplace") -> MethodEngine:
 
 def rejection(name: str = "inplace") -> MethodEngine:
     """Test one of our methods on the integer model, sampling under the rejection rule."""
-    return MethodEngine(name, unrelated_pair(), checks="device", rejection=True)
+    return MethodEngine(name, unrelated_pair(), checks="device", law_rule="rejection")
 
 
 def method_on_tiny(name: str = "inplace") -> MethodEngine:

@@ -13,7 +13,7 @@ from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, 
 
 LayoutName = Literal["realigned", "masked", "rollback", "inplace", "paged"]
 SchedulerName = Literal["static", "fifo", "grouped"]
-AcceptanceName = Literal["greedy", "rejection", "coupled", "forced"]
+AcceptanceName = Literal["greedy", "rejection", "block", "coupled", "forced"]
 CheckLevel = Literal["off", "host", "device", "oracle"]
 
 LAYOUTS: tuple[str, ...] = get_args(LayoutName)
@@ -124,6 +124,7 @@ class DecodeConfig:
             ``"coupled"``. Greedy and coupled reproduce the autoregressive tokens. ``"rejection"`` reproduces their
             law: its tokens are the same for any batch, order, layout and schedule, with the exception of the
             rollback layout and of draft budgets that look at the batch, where a row's rounds end with its neighbours'.
+            ``"block"`` does the same and accepts more drafts, as it weighs all of a row together.
         forced_lengths: probability of 0, 1, … accepted drafts under acceptance ``"forced"``, for which both models
             do their full work. For timing only: its output is not the target's.
         sampling: shape of the distribution.

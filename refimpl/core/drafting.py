@@ -8,14 +8,14 @@ from typing import Literal, get_args
 from refimpl.core.errors import require, shown
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
 
-DrafterName = Literal["model", "ngram", "hybrid"]
+DrafterName = Literal["model", "ngram", "suffix", "hybrid"]
 DraftBudgetName = Literal["fixed", "by_load", "row_rate", "capacity", "goodput", "confidence"]
 RankingScore = Literal["expected", "own_token"]
 
 DRAFTERS: tuple[str, ...] = get_args(DrafterName)
 DRAFT_BUDGETS: tuple[str, ...] = get_args(DraftBudgetName)
 RANKING_SCORES: tuple[str, ...] = get_args(RankingScore)
-WITHOUT_MODEL: tuple[str, ...] = ("ngram",)  # drafters that a pair without a draft can have
+WITHOUT_MODEL: tuple[str, ...] = ("ngram", "suffix")  # drafters that a pair without a draft can have
 OF_PROBABILITIES: tuple[str, ...] = ("capacity", "goodput", "confidence")  # budgets that read those of the draft
 
 
@@ -25,8 +25,9 @@ class DraftingConfig:
 
     Attributes:
         drafter: ``"model"``: the pair's draft. ``"ngram"``: what followed the row's last tokens where they stood
-            before, in the prompt or in the output (prompt lookup); no draft is loaded or run. ``"hybrid"``: the same,
-            and the draft for tokens that were not found.
+            before, in the prompt or in the output (prompt lookup); no draft is loaded or run. ``"suffix"``:
+            what followed the longest earlier match of the row's end, at most as many tokens as agree; no draft either.
+            ``"hybrid"``: as ngram, and the draft for tokens that were not found.
         draft_budget: drafts to verify, num_speculative_tokens a row at most. ``"fixed"``: that many. ``"by_load"``:
             fewer in a crowd. ``"row_rate"``: by what the row has accepted. ``"capacity"``: a number for the whole
             round, for the likeliest to survive. ``"goodput"``: as long as one more pays. ``"confidence"``: as long as
@@ -95,6 +96,11 @@ class DraftingConfig:
     def uses_draft(self) -> bool:
         """Whether the pair's draft runs."""
         return self.drafter not in WITHOUT_MODEL
+
+    @property
+    def lookup(self) -> str:
+        """Name of the lookup that finds drafts, if any is made."""
+        return "suffix" if self.drafter == "suffix" else "ngram"
 
     @property
     def recordable(self) -> bool:

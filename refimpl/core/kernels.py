@@ -57,6 +57,17 @@ def num_accepted(matches: Iterable[Value], limit: Value) -> Value:
     return minimum(total, limit)
 
 
+def last_accepted(matches: Iterable[Value], limit: Value) -> Value:
+    """Depth of the last accepted draft within the row's own limit, whatever came before it; 0 if none is accepted.
+
+    `matches` yields, per drafted position, 1 where the test passes and 0 where not.
+    """
+    found: Value = 0
+    for depth, match in enumerate(matches, start=1):
+        found = where((match == 1) & (depth <= limit), depth, found)
+    return found
+
+
 def num_kept(accepted: Value) -> Value:
     """Tokens a row commits in a round: the accepted drafts and the next token (recovered or bonus)."""
     return accepted + 1
@@ -146,3 +157,16 @@ def residual(target_probability: Value, draft_probability: Value) -> Value:
     """Unnormalised mass to draw from after a rejection: max(p - q, 0)."""
     difference = target_probability - draft_probability
     return where(difference > 0, difference, difference * 0)
+
+
+def block_mass(mass: Value, target_probability: Value, draft_probability: Value) -> Value:
+    """Probability that a prefix of drafts survives block verification, given that of the prefix without its last."""
+    return minimum(mass * target_probability / draft_probability, 1)
+
+
+def block_total(mass: Value, rest: Value) -> Value:
+    """What `rest` is compared with: a prefix that survives with probability `mass` passes with rest / total.
+
+    `rest` is the mass that the target has left after it: the sum of its residuals, themselves scaled by `mass`.
+    """
+    return rest + 1 - mass

@@ -113,18 +113,18 @@ def _bytes_per_token(pair: Pair, config: DecodeConfig) -> int:
 
 def bias(config: DecodeConfig) -> str:
     """Why a run would not follow the target's law, and what to choose instead; empty where it does."""
-    budget = make_budget(config.drafting)
-    if config.resolved_acceptance != "rejection":
+    budget, rule = make_budget(config.drafting), config.resolved_acceptance
+    if make_rule(config).keeps_tokens:
         return ""
     if budget.shares and config.resolved_method.layout == "rollback":
         return (
             f"draft_budget {config.drafting.draft_budget!r} ties the lengths of rounds to what other rows draw, which "
-            "changes the law of acceptance 'rejection' where all rows commit the batch minimum: choose another layout"
+            f"changes the law of acceptance {rule!r} where all rows commit the batch minimum: choose another layout"
         )
     if not budget.predictable:
         return (
             f"draft_budget {config.drafting.draft_budget!r} with draft_score {config.drafting.draft_score!r} ranks a "
-            "draft by what was drawn, which changes the law under acceptance 'rejection': choose draft_score 'expected'"
+            f"draft by what was drawn, which changes the law under acceptance {rule!r}: choose draft_score 'expected'"
         )
     return ""
 

@@ -91,9 +91,9 @@ class EagerPasses:
         """Whether every round needs numbers of its own.
 
         After a rejection the positions behind it are drafted again. With the same numbers that is harmless, unless
-        other rows have learnt from the first draft, as they do from a budget that all share.
+        other rows have learnt from the first draft, as they do from a budget that all share, or the decision has.
         """
-        return self.budget.shares and not self.rule.keeps_tokens
+        return self.rule.fresh_numbers or (self.budget.shares and not self.rule.keeps_tokens)
 
     def _budgeted(self, members: Seq[Sequence], limits: list[int]) -> list[int]:
         """Drafts to ask for, of each member; none of one that has finished."""

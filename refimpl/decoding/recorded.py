@@ -182,7 +182,8 @@ class RecordedPasses:
     def _row_numbers(self) -> RowNumbers:
         limits, seed, sequence = self._numbers[:, DRAFT_LAG + 1 :].unbind(dim=1)
         position = self._seq_len + torch.arange(self._k + 1, device=self._device)
-        return RowNumbers(RowKeys(seed, sequence), position, limits)
+        start = self._seq_len[:, 0] if self._rule.fresh_numbers else None
+        return RowNumbers(RowKeys(seed, sequence, start), position, limits)
 
     def _propose(self) -> Proposal:
         return propose(self._rule, self._feed(self._draft, 1), self._numbers[:, :DRAFT_LAG], self._row_numbers())

@@ -1,6 +1,7 @@
 """The fault zoo: deliberately broken variants of the engine, each with what must catch it."""
 
 from refimpl.faults import (
+    block_faults,
     drafting_faults,
     layout_faults,
     paged_faults,
@@ -14,6 +15,7 @@ from refimpl.faults.base import FAULTS, Fault
 __all__ = [
     "FAULTS",
     "Fault",
+    "block_faults",
     "drafting_faults",
     "layout_faults",
     "paged_faults",

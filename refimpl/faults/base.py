@@ -12,6 +12,8 @@ Effect = Literal["output", "acceptance", "law", "report", "nothing"]
 Break = Callable[[Any], Any]
 COUPLED = {"acceptance": "coupled", "temperature": 1.0}
 REJECTION = {"acceptance": "rejection", "temperature": 1.0}
+BLOCK = {"acceptance": "block", "temperature": 1.0}
+LAW_ONLY = ("rejection", "block")  # rules that keep the law of the tokens, and not the tokens
 
 
 @dataclass(frozen=True)

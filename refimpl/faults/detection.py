@@ -23,7 +23,7 @@ from refimpl.conformance.adapters import method
 from refimpl.conformance.kit import ALL_PROPERTIES, check_engine
 from refimpl.conformance.python_engine import PythonEngine
 from refimpl.core.errors import InvariantViolation
-from refimpl.faults.base import Fault
+from refimpl.faults.base import LAW_ONLY, Fault
 from refimpl.faults.engine import FaultyEngine
 from refimpl.faults.law import check_law
 from refimpl.selfcheck.cases import Case, Run, expected_accepted, oracle_run, random_case, run_case
@@ -55,8 +55,8 @@ def example(fault: Fault | None, number: int) -> Case:
 def applies(fault: Fault | None, detector: str) -> bool:
     """Whether the detector can be asked.
 
-    Recorded rounds are checked on the host only, the script is greedy and the draft's, under the rejection rule only
-    the law is that of plain decoding, and the sampling test is for chance.
+    Recorded rounds are checked on the host only, the script is greedy and the draft's, under the rules of
+    rejection only the law is that of plain decoding, and the sampling test is for chance.
     """
     if fault is None:
         return True
@@ -64,9 +64,9 @@ def applies(fault: Fault | None, detector: str) -> bool:
     asked = {
         "device": "cuda_graphs" not in settings,
         "oracle": "cuda_graphs" not in settings,
-        "output": settings.get("acceptance") != "rejection",
+        "output": settings.get("acceptance") not in LAW_ONLY,
         "acceptance": not {"acceptance", "drafting"} & settings.keys(),
-        "report": settings.get("acceptance") != "rejection",
+        "report": settings.get("acceptance") not in LAW_ONLY,
         "sampling": "acceptance" in settings,
     }
     return asked.get(detector, True)
@@ -123,9 +123,12 @@ def _follows_script(case: Case, run: Run) -> bool:
 def _detect_by_law(fault: Fault | None) -> Notice | None:
     layout = "inplace" if fault is None or "inplace" in fault.layouts else fault.layouts[0]
     settings = fault.settings if fault else {}
+    asked = {name: settings[name] for name in OF_LAW & settings.keys()}
+    if settings.get("acceptance") in LAW_ONLY:
+        asked["acceptance"] = settings["acceptance"]
     try:
         with _injected(fault):
-            test = check_law(layout, **{name: settings[name] for name in OF_LAW & settings.keys()})
+            test = check_law(layout, **asked)
     except InvariantViolation as violation:
         return Notice(violation.invariant, 1)
     return Notice("differs", 1) if test.rejected else None

@@ -5,7 +5,7 @@ from refimpl.conformance.protocol import EngineSettings
 from refimpl.core.config import CheckLevel
 from refimpl.core.errors import InputError
 from refimpl.faults import FAULTS
-from refimpl.faults.base import Fault
+from refimpl.faults.base import LAW_ONLY, Fault
 from refimpl.models.adapter import Pair
 from refimpl.models.table_model import table_pair, unrelated_pair
 
@@ -20,12 +20,13 @@ class FaultyEngine(MethodEngine):
     def __init__(self, fault: Fault, *, checks: CheckLevel = "oracle", pair: Pair | None = None):
         scheduler = "fifo" if "fifo" in fault.schedulers else fault.schedulers[0]
         settings = {name: value for name, value in fault.settings.items() if name in PASSED_ON}
-        rejection = fault.settings.get("acceptance") == "rejection"
+        acceptance = fault.settings.get("acceptance")
+        law_rule = acceptance if acceptance in LAW_ONLY else None
         super().__init__(
             f"{fault.layouts[0]}+{scheduler}",
-            pair or (unrelated_pair() if rejection else table_pair(mixed_script())),
+            pair or (unrelated_pair() if law_rule else table_pair(mixed_script())),
             checks="host" if checks == "oracle" and "cuda_graphs" in settings else checks,
-            rejection=rejection,
+            law_rule=law_rule,
             **settings,
         )
         self.fault = fault

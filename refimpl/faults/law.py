@@ -1,4 +1,4 @@
-"""The sampling test: do the tokens that the rejection rule gives follow the target's law?
+"""The sampling test: do the tokens that a rule of rejection gives follow the target's law?
 
 The exact law of the first tokens after one prompt is enumerated from the target's distributions; a few thousand
 sequences with keys of their own are counted against it with Pearson's chi-squared test. The rule alone is tested on
@@ -11,7 +11,7 @@ from itertools import product
 
 import torch
 
-from refimpl.core.config import Request, SamplingConfig
+from refimpl.core.config import AcceptanceName, Request, SamplingConfig
 from refimpl.core.drafting import DraftingConfig
 from refimpl.decoding.acceptance import RULES
 from refimpl.faults import rule_law
@@ -21,7 +21,8 @@ from refimpl.models.table_model import TableModel
 from refimpl.oracle.autoregressive import shape_distribution
 
 VOCAB_SIZE, NUM_TOKENS = 5, 3
-PROMPTS = {"model": (3, 1), "ngram": (3, 1, 4, 3, 1), "hybrid": (3, 1, 4, 3, 1)}  # there is something to be found
+REPEATED = (3, 1, 4, 3, 1)  # there is something to be found
+PROMPTS = {"model": (3, 1), "ngram": REPEATED, "suffix": REPEATED, "hybrid": REPEATED}
 MODEL = DraftingConfig()
 NUM_SEQUENCES = 4096
 FALSE_ALARM_RATE = 1e-6
@@ -55,12 +56,13 @@ def exact_law(target: TableModel, sampling: SamplingConfig, prompt: tuple[int, .
 def check_law(
     layout: str = "inplace",
     *,
+    acceptance: AcceptanceName = "rejection",
     drafting: DraftingConfig = MODEL,
     top_k: int = 0,
     seed: int = 0,
     temperature: float = 2.0,
 ) -> LawTest:
-    """Sample with the rejection rule from a draft that has nothing in common with the target: the rule, and a run."""
+    """Sample with a rule of rejection from a draft that has nothing in common with the target: the rule, and a run."""
     sampling = SamplingConfig(temperature, top_k, seed=seed)
     pair = Pair(TableModel(VOCAB_SIZE), TableModel(VOCAB_SIZE, salt=1), vocab_size=VOCAB_SIZE, name="law")
     requests = [Request(PROMPTS[drafting.drafter], sequence_id=i) for i in range(NUM_SEQUENCES)]
@@ -69,7 +71,7 @@ def check_law(
         requests,
         method=f"{layout}+static",
         batch_size=256,
-        acceptance="rejection",
+        acceptance=acceptance,
         checks="off",
         max_new_tokens=NUM_TOKENS,
         num_speculative_tokens=2,
@@ -78,7 +80,7 @@ def check_law(
     )
     counts = Counter(tuple(s.token_ids) for s in result.sequences)
     run = compare(counts, exact_law(pair.target, sampling, PROMPTS[drafting.drafter]))  # type: ignore[arg-type]
-    rule = rule_law.law_p_value(lambda: RULES["rejection"](sampling))
+    rule = rule_law.law_p_value(lambda: RULES[acceptance](sampling))
     return replace(run, p_value=min(1.0, 2 * min(run.p_value, rule)))
 
 

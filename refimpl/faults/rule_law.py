@@ -78,7 +78,8 @@ def _decode(rule: AcceptanceRule, keys: RowKeys, first: Int[Tensor, " rows"]) ->
     tokens = torch.zeros(NUM_ROWS, NUM_TOKENS + NUM_DRAFTS + 1, dtype=torch.long)
     done = torch.zeros(NUM_ROWS, dtype=torch.long)
     while len(live := (done < NUM_TOKENS).nonzero()[:, 0]):
-        mine = RowKeys(keys.seed[live], keys.sequence[live])
+        start = first[live] + done[live] if rule.fresh_numbers else None
+        mine = RowKeys(keys.seed[live], keys.sequence[live], start)
         emitted, kept = _one_round(rule, mine, first[live], done[live])
         at = done[live, None] + torch.arange(NUM_DRAFTS + 1)
         tokens[live] = tokens[live].scatter(1, at, emitted)

@@ -201,9 +201,10 @@ def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], settings: dic
 
 
 def _require_comparable(config: DecodeConfig) -> None:
-    if config.acceptance == "rejection" and not config.sampling.greedy:
+    if config.acceptance in ("rejection", "block") and not config.sampling.greedy:
         raise InputError(
-            "acceptance 'rejection' preserves the distribution, not the tokens, and cannot be compared: choose coupled"
+            f"acceptance {config.acceptance!r} preserves the distribution, not the tokens, and cannot be compared: "
+            "choose coupled"
         )
     if config.acceptance == "forced":
         raise InputError("acceptance 'forced' is for timing: its tokens are not the target's and cannot be compared")

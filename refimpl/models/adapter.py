@@ -244,7 +244,7 @@ class Pair:
             InputError: there is none.
         """
         if self.draft is None:
-            raise InputError(f"the pair {self.name!r} has no draft: choose drafter ngram, or load one")
+            raise InputError(f"the pair {self.name!r} has no draft: choose drafter ngram or suffix, or load one")
         return self.draft
 
     def decode(self, token_ids: list[int]) -> str:

@@ -51,7 +51,8 @@ def load_pair(
     Args:
         target: ``"tiny"`` (bundled), ``"vicuna"``, ``"qwen3"``, ``"glm4"`` (published pairs), or a path or hub id.
         draft: path or hub id of the draft; needed when `target` is not the name of a pair.
-        drafter: what will propose tokens; for ``"ngram"`` no draft is loaded, and `target` may be any path or hub id.
+        drafter: what will propose tokens; for ``"ngram"`` and ``"suffix"`` no draft is loaded, and
+            `target` may be any path or hub id.
         device: for example ``"cpu"`` or ``"cuda"``; a CUDA device becomes the process's current one.
         dtype: number format; None takes float32 on a CPU and bfloat16 elsewhere.
         random_weights: build a preset's architecture with random weights on the device, without any download.

@@ -14,7 +14,7 @@ from refimpl.models.adapter import Pair
 from refimpl.selfcheck.enumeration import engine_law, law_config, target_law, total_variation
 from refimpl.selfcheck.fraction_model import JointLaw, fraction_pair
 
-RULES = ("greedy", "coupled", "rejection")
+RULES = ("greedy", "coupled", "rejection", "block")
 REQUESTS = [Request([0, 1, 0, 1], 2, 1), Request([1, 0], 2, 1)]  # the first finds its last tokens before
 SEEDS = (3, 5)  # of the pairs
 BUDGETS: dict[str, dict[str, Any]] = {  # by name: settings that cut drafts on these pairs

@@ -20,6 +20,7 @@ from refimpl.selfcheck.pair_cases import PairCase
 DRAFTINGS = (  # a search begins with the first
     DraftingConfig(),
     DraftingConfig("ngram"),
+    DraftingConfig("suffix"),
     DraftingConfig("hybrid"),
     DraftingConfig(draft_budget="by_load", drafts_by_load=((2, 2), (3, 0))),
     DraftingConfig("hybrid", "row_rate", draft_cost=0.3),

@@ -23,6 +23,7 @@ from refimpl.commands import measure
 from refimpl.commands.measure import RepeatOptions, WorkOptions
 from refimpl.commands.options import EngineOptions, ModelOptions, RunOptions
 from refimpl.core.console import run_application
+from refimpl.core.errors import InputError
 from refimpl.core.option_groups import command, option
 from refimpl.core.provenance import command_line
 
@@ -157,6 +158,14 @@ def test_an_option_of_the_engine_is_one_of_every_command_that_decodes():
     config = settings.config("exspec", 2)
     assert (config.kv_memory_gib, config.window_size, config.checks) == (2.0, 9, "host")
     assert settings.cuda_graphs is False
+
+
+def test_a_table_of_drafts_by_load():
+    given = EngineOptions(draft_budget="by_load", drafts_by_load="1=7,4=5").settings()
+    assert given["drafts_by_load"] == ((1, 7), (4, 5))
+    for text in ("7", "1=7,", "1=a", "1=2=3", ""):
+        with pytest.raises(InputError, match=f"must look like 1=7,4=5,16=2, not '{text}'"):
+            EngineOptions(drafts_by_load=text).settings()
 
 
 @pytest.mark.parametrize(

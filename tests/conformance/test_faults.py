@@ -20,6 +20,12 @@ BEYOND_THE_KIT = {  # an engine under test is asked for no texts, for too few sa
     "recovery-reuses-draft-noise",
     "looked-up-with-the-q-of-a-draw",
     "own-token-score",
+    "block-with-the-residual-of-a-token",
+    "block-draws-with-old-numbers",
+}
+BY_ENUMERATION = {  # they move the law by a percent or two: see tests/statistical/test_block_rule.py
+    "block-with-the-residual-of-a-token",
+    "block-draws-with-old-numbers",
 }
 DEAREST = 8  # examples that the test spends on one cell at most
 
@@ -58,7 +64,7 @@ def test_every_fault_is_caught_by_what_it_claims(fault: Fault) -> None:
         assert noticed.get("output") != "differs", "a draft's fault never changes the output"
         assert "acceptance" in noticed
     elif fault.effect == "law":
-        assert "sampling" in noticed
+        assert ("sampling" in noticed) != (fault.name in BY_ENUMERATION)
     elif fault.effect == "report":
         assert "output" not in noticed
         assert "report" in noticed

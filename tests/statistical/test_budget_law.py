@@ -26,7 +26,8 @@ def test_allowed_means_exact(row):
 
 def test_what_is_refused():
     assert [(row.draft_budget, row.acceptance) for row in ROWS if not row.allowed] == [
-        ("capacity of own tokens", "rejection")
+        ("capacity of own tokens", "rejection"),
+        ("capacity of own tokens", "block"),
     ]
 
 

@@ -9,7 +9,7 @@ import wrong_rules
 
 from refimpl.core.config import SamplingConfig
 from refimpl.decoding import acceptance
-from refimpl.decoding.acceptance import CoupledRule, RejectionRule
+from refimpl.decoding.acceptance import BlockRule, CoupledRule, RejectionRule
 from refimpl.faults.law import check_law
 from refimpl.faults.rule_law import KEY_PARTS, rule_p_value
 
@@ -22,7 +22,7 @@ ONLY_WITH_FILTERS = (wrong_rules.TopPAfterTheRatio, wrong_rules.DraftDrawnFromAn
 
 @pytest.mark.parametrize("vary", KEY_PARTS)
 @pytest.mark.parametrize("sampling", [PLAIN, NUCLEUS, TOP_3], ids=["plain", "top-p", "top-k"])
-@pytest.mark.parametrize("rule", [RejectionRule, CoupledRule])
+@pytest.mark.parametrize("rule", [RejectionRule, BlockRule, CoupledRule])
 def test_a_right_rule_draws_the_targets_law(rule, sampling, vary):
     assert rule_p_value(rule(sampling), vary) > FALSE_ALARM
 

@@ -36,7 +36,7 @@ from refimpl.prompts import read_prompts
         ({"method": "exspec", "window_size": 4}, "window_size 4 is smaller than batch_size 8"),
         ({"aging_bound": -1}, "aging_bound must be at least 0"),
         ({"checks": "loud"}, "checks must be one of off, host, device, oracle"),
-        ({"acceptance": "magic"}, "acceptance must be one of greedy, rejection, coupled, forced"),
+        ({"acceptance": "magic"}, "acceptance must be one of greedy, rejection, block, coupled, forced"),
         ({"acceptance": "greedy", "temperature": 1.0}, "acceptance 'greedy' needs temperature 0"),
         ({"stop_strings": ("",)}, "a stop string must not be empty"),
         ({"compaction_threshold": 0}, "compaction_threshold must lie in"),

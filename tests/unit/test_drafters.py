@@ -25,6 +25,10 @@ def tokens(result):
     return [s.token_ids for s in result.sequences]
 
 
+def looked_up(result, drafter):
+    return result.stats.drafters["suffix" if drafter == "suffix" else "ngram"]
+
+
 class TestNgramIndex:
     def read(self, token_ids):
         index = NgramIndex()
@@ -83,7 +87,7 @@ def test_equal_to_the_oracle(small, method, drafter, rule):
     pair, prompts, wanted = small
     result = generate(pair, prompts, method=method, batch_size=3, drafter=drafter, **SETTINGS, **RULES[rule])
     assert tokens(result) == wanted[rule]
-    assert result.stats.drafters["ngram"].accepted > 0
+    assert looked_up(result, drafter).accepted > 0
     assert ("model" in result.stats.drafters) == (drafter == "hybrid")
 
 
@@ -103,7 +107,7 @@ def test_equal_on_the_bundled_pair(temperature):
     for drafter, method in itertools.product(LOOKUP, ("exspec", "inplace", "masked+fifo", "rollback")):
         found = generate(pair, [COPIES, "import os"], method=method, batch_size=2, drafter=drafter, **given)
         assert tokens(found) == tokens(wanted)
-        assert found.stats.drafters["ngram"].accepted > 0
+        assert looked_up(found, drafter).accepted > 0
 
 
 def test_a_target_alone(small):
@@ -115,7 +119,7 @@ def test_a_target_alone(small):
     assert result.stats.kv_bytes == both.stats.kv_bytes
     assert generate(pair, prompts, method="inplace", **SETTINGS).stats.kv_bytes == 2 * result.stats.kv_bytes
     assert tokens(generate(alone, prompts, method="autoregressive", **SETTINGS)) == wanted["greedy"]
-    with pytest.raises(InputError, match="the pair 'alone' has no draft: choose drafter ngram, or load one"):
+    with pytest.raises(InputError, match="the pair 'alone' has no draft: choose drafter ngram or suffix, or load one"):
         generate(alone, prompts, method="inplace", drafter="hybrid")
 
 
@@ -136,7 +140,7 @@ def test_host_lookups_are_not_recorded(drafter):
 
 
 def test_unknown_drafter():
-    with pytest.raises(InputError, match="drafter must be one of model, ngram, hybrid, not 'oracle'"):
+    with pytest.raises(InputError, match="drafter must be one of model, ngram, suffix, hybrid, not 'oracle'"):
         make_config(drafter="oracle")
     with pytest.raises(InputError, match="drafting must be a DraftingConfig, not 'ngram'"):
         make_config(drafting="ngram")

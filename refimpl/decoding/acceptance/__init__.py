@@ -2,11 +2,12 @@
 
 A rule proposes the draft's tokens and later decides on them, in pure functions on ``[batch, k]``. Greedy and coupled
 accept a draft when the target chose the same token (`matching`), rejection sampling compares probabilities
-(`rejection`), and `forced` accepts given lengths.
+(`rejection`: draft by draft, `block`: all drafts of a row together), and `forced` accepts given lengths.
 """
 
 from refimpl.core.config import AcceptanceName, DecodeConfig
 from refimpl.decoding.acceptance.base import AcceptanceRule
+from refimpl.decoding.acceptance.block import BlockRule
 from refimpl.decoding.acceptance.forced import ForcedRule
 from refimpl.decoding.acceptance.matching import CoupledRule, GreedyRule, MatchingRule
 from refimpl.decoding.acceptance.records import Decision, DrawnMass, Proposal, RowNumbers
@@ -16,6 +17,7 @@ from refimpl.decoding.sampling import RandomSource
 __all__ = [
     "RULES",
     "AcceptanceRule",
+    "BlockRule",
     "CoupledRule",
     "Decision",
     "DrawnMass",
@@ -32,6 +34,7 @@ RULES: dict[AcceptanceName, type[AcceptanceRule]] = {
     "greedy": GreedyRule,
     "coupled": CoupledRule,
     "rejection": RejectionRule,
+    "block": BlockRule,
 }
 
 

@@ -20,9 +20,12 @@ class AcceptanceRule(ABC):
 
     Attributes:
         keeps_tokens: whether the output is that of ordinary decoding token for token, and not only in distribution.
+        fresh_numbers: whether every round needs random numbers of its own, because where it ends depends on drafts and
+            numbers behind that place.
     """
 
     keeps_tokens: ClassVar[bool] = True
+    fresh_numbers: ClassVar[bool] = False
 
     def __init__(self, sampling: SamplingConfig, source: RandomSource | None = None):
         self.sampling = sampling

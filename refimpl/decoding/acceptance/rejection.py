@@ -41,12 +41,22 @@ class RejectionRule(AcceptanceRule):
             accepted, weights = torch.zeros_like(limits), target[:, 0]
         else:
             mass = DrawnMass.of("draft", draft, proposal.tokens, limits)
-            accepted, drawn = self._num_accepted(mass, target, numbers), (mass,)
-            weights = next_weights(target, draft, accepted, limits)
+            (accepted, weights), drawn = self._accept(mass, draft, target, numbers), (mass,)
         at = accepted[:, None]
         next_token = self.source.draw(weights[:, None], numbers.keys, numbers.position.gather(1, at), Purpose.NEXT)
         emitted = torch.cat([proposal.tokens, next_token], dim=1).scatter(1, at, next_token)
         return Decision(accepted, emitted, (*drawn, DrawnMass.of("target", target, emitted, accepted + 1)))
+
+    def _accept(
+        self,
+        drawn: DrawnMass,
+        draft: Float[Tensor, "batch k vocab"],
+        target: Float[Tensor, "batch k1 vocab"],
+        numbers: RowNumbers,
+    ) -> tuple[Int[Tensor, " batch"], Float[Tensor, "batch vocab"]]:
+        """Drafts accepted of those drawn, and weights of the token after them."""
+        accepted = self._num_accepted(drawn, target, numbers)
+        return accepted, next_weights(target, draft, accepted, numbers.limits)
 
     def _num_accepted(
         self, draft: DrawnMass, target: Float[Tensor, "batch k1 vocab"], numbers: RowNumbers

@@ -6,14 +6,16 @@ from refimpl.core.drafting import DrafterName
 from refimpl.decoding.drafters.base import Drafter, Drafts, Offer
 from refimpl.decoding.drafters.checked import CheckedBudget
 from refimpl.decoding.drafters.hybrid import HybridDrafter
+from refimpl.decoding.drafters.lookup import LookupDrafter
 from refimpl.decoding.drafters.model import Feed, ModelDrafter, propose
-from refimpl.decoding.drafters.ngram import NgramDrafter
+from refimpl.drafting import NgramIndex, SuffixIndex
 
 MakeModelDrafter = Callable[[], ModelDrafter]
 
 DRAFTERS: dict[DrafterName, Callable[[MakeModelDrafter], Drafter]] = {
     "model": lambda model: model(),
-    "ngram": lambda model: NgramDrafter(),
+    "ngram": lambda model: LookupDrafter(NgramIndex),
+    "suffix": lambda model: LookupDrafter(SuffixIndex),
     "hybrid": lambda model: HybridDrafter(model()),
 }
 
@@ -24,8 +26,8 @@ __all__ = [
     "Drafts",
     "Feed",
     "HybridDrafter",
+    "LookupDrafter",
     "ModelDrafter",
-    "NgramDrafter",
     "Offer",
     "propose",
 ]

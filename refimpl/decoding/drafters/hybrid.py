@@ -7,8 +7,9 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import RowNumbers
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.drafters.base import Drafts
+from refimpl.decoding.drafters.lookup import LookupDrafter, as_tensor, lookup_drafts
 from refimpl.decoding.drafters.model import ModelDrafter
-from refimpl.decoding.drafters.ngram import NgramDrafter, as_tensor, lookup_drafts
+from refimpl.drafting import NgramIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class HybridDrafter:
     """
 
     model: ModelDrafter
-    lookup: NgramDrafter = field(default_factory=NgramDrafter)
+    lookup: LookupDrafter = field(default_factory=lambda: LookupDrafter(NgramIndex))
 
     @property
     def cached(self) -> CachedModel:

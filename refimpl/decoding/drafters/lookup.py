@@ -1,6 +1,8 @@
-"""Drafting by prompt lookup: no passes, no K/V."""
+"""Drafting by lookup in the row itself: no passes, no K/V."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import Protocol
 
 import torch
 from jaxtyping import Int
@@ -9,18 +11,32 @@ from torch import Tensor
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import Proposal, RowNumbers
 from refimpl.decoding.drafters.base import Drafts, Offer
-from refimpl.drafting import NgramIndex
 
 NOT_FOUND = -1
 
 
-class NgramDrafter:
-    """Proposes what followed an earlier occurrence of a row's last tokens, or nothing if there is none."""
+class Index(Protocol):
+    """What one row has said so far."""
+
+    def read(self, token_ids: Seq[int]) -> None:
+        """Take in a row, which begins with what was read of it before."""
+
+    def propose(self, limit: int) -> list[int]:
+        """Up to `limit` tokens that may follow; none if nothing is found."""
+
+
+class LookupDrafter:
+    """Proposes what followed an earlier occurrence of a row's last tokens, or nothing if there is none.
+
+    Args:
+        new_index: makes the index of a row; which occurrence counts is its choice.
+    """
 
     cached = None
 
-    def __init__(self) -> None:
-        self._indices: dict[int, NgramIndex] = {}  # by sequence
+    def __init__(self, new_index: Callable[[], Index]) -> None:
+        self._new_index = new_index
+        self._indices: dict[int, Index] = {}  # by sequence
 
     def draft(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> Drafts:
         """Propose what is found."""
@@ -35,7 +51,9 @@ class NgramDrafter:
         self._indices.pop(sequence.index, None)
 
     def _find(self, sequence: Sequence, limit: int) -> list[int]:
-        index = self._indices.setdefault(sequence.index, NgramIndex())
+        if sequence.index not in self._indices:
+            self._indices[sequence.index] = self._new_index()
+        index = self._indices[sequence.index]
         index.read(sequence.token_ids)
         return index.propose(limit)
 
