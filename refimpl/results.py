@@ -10,7 +10,7 @@ from refimpl.core.records import TokenLogprobs
 from refimpl.core.sequence import Sequence, StopReason
 from refimpl.core.shown import Shown, shortened
 from refimpl.core.stats import AcceptanceStats, RunStats, request_weighted_length, request_weighted_rate
-from refimpl.decoding.trace import RoundRecord, trace_header, write_trace
+from refimpl.decoding.trace import RoundRecord, number_texts, trace_header, write_trace
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prepared
 
@@ -139,9 +139,16 @@ def make_result(
             prepared.sequences, records, prepared.num_cut, prepared.samples, strict=True
         )
     ]
-    blocks = {} if known.num_blocks is None else {"block_size": config.block_size, "num_blocks": known.num_blocks}
-    header = trace_header(config, prepared.sequences, environment | blocks)
+    header = trace_header(config, prepared.sequences, environment | _blocks(config, prepared.sequences, known))
     return Result(sequences, known, rounds, config, environment, header)
+
+
+def _blocks(config: DecodeConfig, sequences: Seq[Sequence], stats: RunStats) -> dict[str, Any]:
+    """What a trace says of the blocks of a paged pool, and of the texts that they may share."""
+    if stats.num_blocks is None:
+        return {}
+    texts = {"texts": number_texts(sequences, config.block_size)} if config.prefix_sharing else {}
+    return {"block_size": config.block_size, "num_blocks": stats.num_blocks, **texts}
 
 
 def environment_of(pair: Pair, config: DecodeConfig) -> dict[str, str]:

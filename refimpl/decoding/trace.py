@@ -92,6 +92,19 @@ def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: di
     }
 
 
+def number_texts(sequences: Seq[Sequence], block_size: int) -> list[list[int]]:
+    """For each sequence, a number for each of its full blocks: equal for equal texts up to the end of the block."""
+    known: dict[tuple[int, tuple[int, ...]], int] = {}
+    numbers: list[list[int]] = []
+    for sequence in sequences:
+        mine = [0]
+        for start in range(0, sequence.seq_len - block_size + 1, block_size):
+            text = mine[-1], sequence.content(start, start + block_size)
+            mine.append(known.setdefault(text, len(known) + 1))
+        numbers.append(mine[1:])
+    return numbers
+
+
 def write_trace(path: Path, header: dict[str, Any], rounds: Iterable[RoundRecord]) -> None:
     """Write a trace: the header on the first line, then one line per row per round.
 

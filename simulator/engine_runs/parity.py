@@ -66,7 +66,9 @@ def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec 
     return Scenario(
         name=Path(trace.path).name,
         study=Study(num_requests=header["num_sequences"]),
-        workload=Workload(prompt_tokens=lengths, output_tokens=lengths),
+        workload=Workload(
+            prompt_tokens=lengths, output_tokens=lengths, common=lengths if "texts" in header else Spec.of("none")
+        ),
         engine=Engine(
             layout=header["layout"],
             scheduler=header["scheduler"],
@@ -78,6 +80,7 @@ def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec 
             compaction_threshold=header.get("compaction_threshold", Engine().compaction_threshold),
             block_size=header.get("block_size", Engine().block_size),
             num_blocks=header.get("num_blocks"),
+            prefix_sharing="texts" in header,
         ),
         switches=Switches(aging_from=header.get("aging_from", "admission")),  # what traces without it were made with
         acceptance=acceptance or Spec.of("replay", path=trace.path),

@@ -42,6 +42,8 @@ DEFINITIONS = {
     "mean_acceptance_length": "1 + accepted over (row, round) pairs; the rollback layout keeps less than that",
     "tokens_per_round": "committed tokens over rounds",
     "preemptions": "requests sent back to the queue because the blocks of a paged pool ran out",
+    "cache_hit_rate": "tokens that requests found in the cache when they were admitted, over those that they needed "
+    "there: all but the last of each, again after a preemption",
     "kv_peak_bytes, kv_mean_bytes": "K/V in use on one replica, at most, and on average over the observed seconds: "
     "tokens of the window, and columns of the working batch; not what an engine has allocated for them",
     "kv_allocated_bytes": "K/V that the engine would allocate, once, for all the requests of one replica: pool and "
@@ -215,6 +217,7 @@ def _seconds(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str
     result = {
         "busy_share": busy_s / observed_s,
         "preemptions": float(simulation.log.num_preemptions),
+        "cache_hit_rate": simulation.log.num_found / max(simulation.log.num_to_cache, 1),
         "kv_peak_bytes": float(kv[rounds["round_s"] > 0].max(initial=0)),
         "kv_mean_bytes": float((kv * rounds["round_s"]).sum()) / observed_s,
         "kv_allocated_bytes": simulation.cost.kv_bytes_per_token * allocated_tokens(simulation),

@@ -85,13 +85,13 @@ class Pricing:
     def prefill_s(self, rows: Seq[Request]) -> float:
         """Prefill of up to a batch of rows at a time, as a rectangle padded to the longest prompt, less a token.
 
-        The engine ran it so when the shipped calibration and validation were measured. Packed prefill is faster for
-        prompts of different lengths.
+        What was found in the cache is not fed. The engine ran it so when the shipped calibration and validation were
+        measured. Packed prefill is faster for prompts of different lengths.
         """
         size, total = self.engine.batch_size, 0.0
         for start in range(0, len(rows), size):
             chunk = rows[start : start + size]
-            tokens = max([row.seq_len for row in chunk]) - 1
+            tokens = max([row.seq_len - row.num_found for row in chunk]) - 1
             total += self.cost.point("prefill", len(chunk), tokens) if tokens else 0.0
         return total
 

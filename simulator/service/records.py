@@ -1,6 +1,6 @@
 """What a simulation writes down: one record per request, one line per round, optionally one line per row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -76,6 +76,8 @@ class Request:
         runs: right proposals from each generated position on, as far as it has come, see `service.acceptance`; empty
             when it has finished.
         draw: number of a tile of positions → their runs.
+        content: start and stop → what its tokens between them are, equal for equal tokens.
+        num_found: leading tokens whose blocks others had filled when it was admitted.
         slot: row of the K/V pool while it is in the window.
         padded_len: tokens and pads after its last round; the published code groups by it.
         last_kept: tokens of its last round.
@@ -92,6 +94,7 @@ class Request:
         "begun_s",
         "blocks",
         "cache_state",
+        "content",
         "cut",
         "drafted",
         "draw",
@@ -119,8 +122,15 @@ class Request:
         "ticket",
     )  # fmt: skip
 
-    def __init__(self, index: int, lengths: tuple[int, int, int], draw: Callable[[int], list[int]], arrival_s: float):
-        self.index, self.ticket, self.draw, self.arrival_s = index, -1, draw, arrival_s
+    def __init__(
+        self,
+        index: int,
+        lengths: tuple[int, int, int],
+        draw: Callable[[int], list[int]],
+        content: Callable[[int, int], Hashable],
+        arrival_s: float,
+    ):
+        self.index, self.ticket, self.draw, self.content, self.arrival_s = index, -1, draw, content, arrival_s
         self.runs: list[int] = []
         self.blocks: list[int] = []
         self.num_found = 0
@@ -160,10 +170,6 @@ class Request:
         """Prompt and whole budget."""
         return self.prompt_len + self.generated + self.left
 
-    def content(self, start: int, stop: int) -> tuple[int, int]:
-        """Its tokens from `start` to `stop`, which no other request has."""
-        return self.index, start
-
     def next_run(self) -> int:
         """Right proposals from the next token on; draws them where nobody has asked so far."""
         while self.generated >= len(self.runs):
@@ -188,6 +194,8 @@ class EventLog:
         rows: tuples of `ROW_COLUMNS`, kept only when asked for.
         accepted_histogram: row-rounds by number of accepted drafts.
         num_preemptions: times that a request was sent back because the blocks ran out.
+        num_to_cache, num_found: tokens that requests needed in the cache when they were admitted, and those of them
+            that were there.
         last_round_s: end of the last round.
         end_s: end of the observation: the end of the study, or of the last round where nothing could follow it.
     """
@@ -198,7 +206,7 @@ class EventLog:
         self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
         self.accepted_histogram = [0] * (max_k + 1)
         self.requests: list[Request] = []
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_to_cache = self.num_found = 0
         self.last_round_s = self.end_s = 0.0
 
     @property

@@ -159,6 +159,8 @@ class Replica:
             request.admitted_s, request.last_round = self.env.now, self.round_index - 1
             request.slot = self.free_slots.pop()
             self.kv_tokens += request.seq_len
+            self.log.num_to_cache += request.num_cached
+            self.log.num_found += request.num_found
         return self.pricing.prefill_s(entered) if entered else 0.0
 
     def _preempt(self, request: Request) -> None:

@@ -10,6 +10,7 @@ from refimpl.scheduling import (
     Room,
     Scheduler,
     SchedulingOptions,
+    Sharing,
     make_scheduler,
 )
 from simulator.service.records import Request
@@ -55,7 +56,8 @@ def room_of(engine: Engine, capacity_tokens: float | None) -> Room[Request]:
         count = int(capacity_tokens // engine.block_size)
     if engine.layout != "paged" or count is None:
         return Room()
-    return PagedRoom(BlockPool(count, engine.block_size), engine.num_speculative_tokens)
+    sharing: Sharing = "texts" if engine.prefix_sharing else "nothing"
+    return PagedRoom(BlockPool(count, engine.block_size), engine.num_speculative_tokens, sharing)
 
 
 def scheduler_of(engine: Engine, switches: Switches, estimate: Callable[[Any], float]) -> Scheduler[Request]:

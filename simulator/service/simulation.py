@@ -81,7 +81,8 @@ class Simulation:
 
     def _arrive(self, index: int) -> Request:
         lengths = self.source.lengths(index)
-        request = Request(index, lengths, partial(self.acceptance.tile, index), self.env.now)
+        content = partial(self.source.content, index)
+        request = Request(index, lengths, partial(self.acceptance.tile, index), content, self.env.now)
         self.log.requests.append(request)
         return request
 

@@ -1,6 +1,6 @@
 """Requests: when they come, how long their prompts are and, unseen by any scheduler, their outputs will be."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from scipy.special import gammaincinv, ndtri
 
 from refimpl.core.errors import InputError, require
 from refimpl.core.reading import is_file, read_mappings
+from simulator.service.common import make_common
 from simulator.service.streams import REQUEST_BLOCK, Purpose, Streams
 from simulator.settings.fields import MAX_TOKENS, Spec
 from simulator.settings.kinds import ARRIVALS, LENGTHS
@@ -40,10 +41,20 @@ class RequestSource:
         of_trace = study.kind == "open" and study.arrivals.kind == "trace"
         self.arrivals = _service_trace(study.arrivals) if of_trace else None
         self.budgets = _budgets(scenario, self.arrivals)
+        self.common = make_common(scenario.workload.common)
         self._blocks: dict[int, Lengths] = {}
 
     def lengths(self, index: int) -> tuple[int, int, int]:
-        """Prompt, output and budget of one request, in tokens."""
+        """Prompt, output and budget of one request, in tokens; a prompt contains the conversation before it."""
+        prompt, output, budget = self._own(index)
+        before = [self._own(earlier) for earlier in self.common.before(index)]
+        return prompt + sum([p + min(o, b) for p, o, b in before]), output, budget
+
+    def content(self, index: int, start: int, stop: int) -> Hashable:
+        """What the tokens of a request between two positions are: equal for equal tokens."""
+        return self.common.content(index, start, stop)
+
+    def _own(self, index: int) -> tuple[int, int, int]:
         block, place = divmod(index, REQUEST_BLOCK)
         if block not in self._blocks:
             self._blocks[block] = self._draw(block)

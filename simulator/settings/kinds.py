@@ -25,6 +25,12 @@ LENGTHS: Kinds = {
     "spec_bench": {"path": TEXT, "characters_per_token": (POSITIVE, 4.0)},
     "trace": {"path": TEXT},
 }
+COMMON: Kinds = {
+    "none": {},
+    "system_prompt": {"tokens": COUNT, "prompts": (COUNT, 1)},
+    "sessions": {"sessions": COUNT, "turns": COUNT},
+    "trace": {"path": TEXT},
+}
 ARRIVALS: Kinds = {
     "fixed": {"interval_s": POSITIVE},
     "poisson": {"rate_per_s": POSITIVE},
@@ -84,6 +90,7 @@ KINDS = {  # setting -> its kinds
     "study.arrivals": ARRIVALS,
     "workload.prompt_tokens": LENGTHS,
     "workload.output_tokens": LENGTHS,
+    "workload.common": COMMON,
     "acceptance": ACCEPTANCE,
     "cost": COST,
 }

@@ -19,7 +19,7 @@ from simulator.settings.fields import (
     number_field,
     spec_field,
 )
-from simulator.settings.kinds import ARRIVALS, LENGTHS
+from simulator.settings.kinds import ARRIVALS, COMMON, LENGTHS
 from simulator.settings.methods import engine_settings
 
 DEFAULT_BUDGET = 128
@@ -94,11 +94,20 @@ class Workload:
     """Lengths of prompts and outputs, in tokens; a service trace of arrivals brings its own.
 
     An output longer than the budget is cut there, and counts in the metric `cut_outputs`.
+
+    Attributes:
+        prompt_tokens, output_tokens: lengths.
+        sort_prompts: whether an offline study starts with the shortest prompt.
+        common: which requests begin with the same tokens, and may share blocks: none; ``system_prompt``: the first
+            `tokens` of every prompt, one of so many `prompts`; ``sessions``: users in turn, who each come back with all
+            of their conversation before their new prompt, until it has so many `turns`; ``trace``: as an engine has
+            found it.
     """
 
     prompt_tokens: Spec = spec_field(LENGTHS, Spec.of("fixed", tokens=64))
     output_tokens: Spec = spec_field(LENGTHS, Spec.of("fixed", tokens=128))
     sort_prompts: bool = False
+    common: Spec = spec_field(COMMON, Spec.of("none"))
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -118,6 +127,7 @@ class Engine:
             `DEFAULT_BUDGET` where no trace says. An engine trace brings the budgets of its own run.
         compaction_threshold: share of dead slots at which the masked layout compacts.
         block_size: tokens of a block of the paged layout, a power of two.
+        prefix_sharing: let requests that begin with the same tokens share full blocks of the paged layout.
         num_blocks: of its pool; None for as many as ``service.kv_capacity_bytes`` holds, or for no limit.
     """
 
@@ -131,6 +141,7 @@ class Engine:
     compaction_threshold: float = number_field(Range(0, 1, open_low=True), 0.25)
     block_size: int = number_field(Range(1, max(BLOCK_SIZES), integer=True), 16)
     num_blocks: int | None = number_field(Range(1, 2**24, integer=True), None)
+    prefix_sharing: bool = True
 
     expanded = staticmethod(engine_settings)
 

@@ -65,7 +65,10 @@ class Scenario:
         """Sixteen hex digits that change with anything but the name."""
         data = {key: value for key, value in to_mapping(self).items() if key != "name"}
         if self.engine.layout != "paged":  # blocks are of no effect then
-            data["engine"] = {key: value for key, value in data["engine"].items() if "block" not in key}
+            idle = ("block_size", "num_blocks", "prefix_sharing")
+            data["engine"] = {key: value for key, value in data["engine"].items() if key not in idle}
+        if self.workload.common.kind == "none":
+            del data["workload"]["common"]
         return content_hash(data)
 
     def to_yaml(self) -> str:

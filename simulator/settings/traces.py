@@ -149,9 +149,23 @@ def _check_header(where: str, header: dict[str, Any]) -> None:
         require(complete, f"{where}: {name} must contain {size} numbers, one per sequence")
         for i, value in enumerate(each):
             EACH_FIELDS[name].check(value, f"{where}: {name}[{i}]")
+    _check_texts(where, header, size)
     names = header.get("documents", [""] * size)
     named = isinstance(names, list) and len(names) == size and all(isinstance(name, str) for name in names)
     require(named, f"{where}: documents must contain {size} names, one per sequence")
+
+
+def _check_texts(where: str, header: dict[str, Any], size: int) -> None:
+    """Raise InputError unless there is a number for every full block of every sequence, where there are any."""
+    texts = header.get("texts", [[]] * size)
+    listed = isinstance(texts, list) and len(texts) == size and all(isinstance(each, list) for each in texts)
+    require(listed, f"{where}: texts must contain {size} lists of numbers, one per sequence")
+    lengths = zip(header["prompt_lens"], header.get("output_lens", [0] * size), strict=True)
+    for i, ((prompt, output), each) in enumerate(zip(lengths, texts, strict=True)):
+        blocks = (prompt + output) // header.get("block_size", 1) if "texts" in header else 0
+        require(len(each) >= blocks, f"{where}: texts[{i}] must contain a number for each of {blocks} blocks")
+        for number in each:
+            WHOLE.check(number, f"{where}: texts[{i}]")
 
 
 def _frame(path: str, header: dict[str, Any], frame: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,9 @@ import pytest
 
 from refimpl import Request, generate
 from refimpl.core.errors import InputError
-from simulator.engine_runs.parity import check_parity, replay_scenario
+from simulator.engine_runs.parity import check_parity, count_same_blocks, replay_scenario
+from simulator.service.metrics import measure
+from simulator.service.simulation import simulate_once
 from simulator.settings.traces import read_engine_trace
 
 BUDGETS = (3, 17, 1, 9, 24, 5, 12)
@@ -75,6 +77,48 @@ def test_blocks_and_preemptions_are_replayed_without_a_difference(llama, tmp_pat
     header, *lines = path.read_text().splitlines()
     path.write_text("\n".join([header, *(line.replace('"num_blocks": 1', '"num_blocks": 2') for line in lines)]) + "\n")
     assert not check_parity(path).exact
+
+
+@pytest.mark.parametrize("blocks", [19, 40])
+@pytest.mark.parametrize("method", ["paged", "paged+grouped"])
+def test_shared_blocks_are_replayed_without_a_difference(llama, tmp_path, method, blocks):
+    """Prompts and samples that begin alike, in a pool that preempts and in one that does not."""
+    path = tmp_path / "run.ndjson"
+    per_token = sum(model.kv_shape.bytes_per_token for model in (llama.target, llama.draft))
+    settings = {"block_size": 2, "kv_memory_gib": blocks * 2 * per_token / 2**30, "stop_token_ids": []}
+    common = [5, 6, 7, 8, 9, 10]
+    asked = [Request([*common[: 6 - i], *range(i)], max_new_tokens=6 + 2 * i) for i in range(4)]
+    result = traced(llama, path, [*asked, Request(common, n=3, max_new_tokens=9)], method=method, **settings)
+    assert (result.stats.num_found > 0, result.stats.num_preemptions > 0) == (True, blocks == 19)
+    assert check_parity(path).exact, check_parity(path)
+    simulation = simulate_once(replay_scenario(read_engine_trace(path)))
+    assert simulation.log.num_found == result.stats.num_found
+    assert measure(simulation)["cache_hit_rate"] == simulation.log.num_found / simulation.log.num_to_cache
+    assert not compare_blocks_without_sharing(path)
+
+
+def compare_blocks_without_sharing(path):
+    trace = read_engine_trace(path)
+    alone = simulate_once(replay_scenario(trace).but({"engine.prefix_sharing": False}))
+    return count_same_blocks(trace, alone.log.round_frame()) == len(trace.rounds)
+
+
+def test_a_trace_without_texts_has_none_in_common(llama, tmp_path):
+    path = tmp_path / "run.ndjson"
+    traced(llama, path, requests(), method="inplace")
+    common = {"workload.common": {"kind": "trace", "path": str(path)}}
+    with pytest.raises(InputError, match="does not say which sequences begin with the same tokens"):
+        simulate_once(replay_scenario(read_engine_trace(path)).but(common))
+
+
+@pytest.mark.parametrize("texts", [[], [[1]] * 7, [["a"]] * 7, 3])
+def test_texts_that_are_no_numbers_of_blocks_are_refused(llama, tmp_path, texts):
+    path = tmp_path / "run.ndjson"
+    traced(llama, path, requests(), method="paged", block_size=2)
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(header) | {"texts": texts}), *lines]) + "\n")
+    with pytest.raises(InputError, match=":1: texts"):
+        read_engine_trace(path)
 
 
 @pytest.mark.parametrize("name", ["prompt_lens", "max_new_tokens_each", "num_speculative_tokens_each"])

@@ -1,0 +1,79 @@
+"""Which requests begin with the same tokens: system prompts, conversations, or what an engine has found."""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from refimpl.core.errors import require
+from simulator.settings.fields import Spec
+from simulator.settings.kinds import COMMON
+from simulator.settings.traces import read_engine_trace
+
+
+class Common:
+    """No two requests have a token in common."""
+
+    def before(self, index: int) -> Iterable[int]:
+        """Requests whose prompts and outputs a request has before its own prompt."""
+        return ()
+
+    def content(self, index: int, start: int, stop: int) -> Hashable:
+        """What the tokens of a request between two positions are: equal for equal tokens."""
+        return index, start
+
+
+@dataclass(frozen=True)
+class SystemPrompts(Common):
+    """The first `tokens` of a request are one of so many `prompts`, in turn."""
+
+    tokens: int
+    prompts: int
+
+    def content(self, index: int, start: int, stop: int) -> Hashable:
+        """Those of the system prompt, or its own."""
+        return (-1 - index % self.prompts if stop <= self.tokens else index), start
+
+
+@dataclass(frozen=True)
+class Sessions(Common):
+    """So many conversations at a time take turns; each ends after so many `turns`, and another begins."""
+
+    sessions: int
+    turns: int
+
+    def before(self, index: int) -> Iterable[int]:
+        """The earlier turns of its conversation."""
+        turn = index // self.sessions % self.turns
+        return range(index - turn * self.sessions, index, self.sessions)
+
+    def content(self, index: int, start: int, stop: int) -> Hashable:
+        """Those of the conversation, named by its first turn."""
+        return next(iter([*self.before(index), index])), start
+
+
+@dataclass(frozen=True)
+class Traced(Common):
+    """As in a run of the engine, whose trace numbers the texts up to the end of each block."""
+
+    texts: list[list[int]]
+
+    def content(self, index: int, start: int, stop: int) -> Hashable:
+        """The text up to `stop`."""
+        return self.texts[index % len(self.texts)][start // (stop - start)]
+
+
+def make_common(spec: Spec) -> Common:
+    """Build what a scenario names.
+
+    Raises:
+        InputError: a trace that does not say which texts its blocks hold.
+    """
+    values = spec.resolved(COMMON)
+    if spec.kind == "system_prompt":
+        return SystemPrompts(**values)
+    if spec.kind == "sessions":
+        return Sessions(**values)
+    if spec.kind == "none":
+        return Common()
+    texts = read_engine_trace(values["path"]).header.get("texts")
+    require(texts is not None, f"{values['path']}: does not say which sequences begin with the same tokens")
+    return Traced(texts or [])

@@ -1,0 +1,68 @@
+"""Workloads whose requests begin with the same tokens: what they share, and what that saves."""
+
+import pytest
+
+from simulator.service.metrics import measure
+from simulator.service.simulation import simulate_once
+from simulator.settings.scenario import Scenario
+
+BASE = Scenario().but(
+    {
+        "engine.layout": "paged",
+        "engine.num_blocks": 400,
+        "engine.batch_size": 4,
+        "study.num_requests": 12,
+        "workload.prompt_tokens.tokens": 64,
+        "workload.output_tokens.tokens": 20,
+        "cost.prefill_s_per_token": 0.001,
+    }
+)
+
+
+def run(changes):
+    simulation = simulate_once(BASE.but(changes))
+    return simulation, measure(simulation)
+
+
+@pytest.mark.parametrize(("tokens", "found"), [(15, 0), (16, 16), (47, 32), (48, 48), (64, 48)])
+def test_full_blocks_of_a_system_prompt_are_found_by_all_but_the_first(tokens, found):
+    """Of 64 tokens 63 are cached, so that the last block is never found whole."""
+    _, metrics = run({"workload.common": {"kind": "system_prompt", "tokens": tokens}})
+    assert metrics["cache_hit_rate"] == 11 * found / (12 * 63)
+
+
+def test_of_several_system_prompts_each_is_cached_once():
+    _, metrics = run({"workload.common": {"kind": "system_prompt", "tokens": 32, "prompts": 3}})
+    assert metrics["cache_hit_rate"] == 9 * 32 / (12 * 63)
+
+
+def test_a_turn_finds_the_conversation_before_it():
+    common = {"kind": "sessions", "sessions": 4, "turns": 3}
+    simulation, metrics = run({"workload.common": common, "engine.max_new_tokens": 15})
+    assert [r.prompt_len for r in simulation.log.requests] == [64] * 4 + [64 + 79] * 4 + [64 + 2 * 79] * 4
+    found = [78 // 16 * 16, 157 // 16 * 16]  # all but the last token of an answer is cached
+    needed = 63 + 63 + 79 + 63 + 158
+    assert metrics["cache_hit_rate"] == pytest.approx(sum(found) / needed)
+
+
+def test_sharing_saves_prefill_and_blocks_and_no_token():
+    common = {"workload.common": {"kind": "system_prompt", "tokens": 48}}
+    (_, shared), (_, alone) = run(common), run(common | {"engine.prefix_sharing": False})
+    assert alone["cache_hit_rate"] == 0
+    assert shared["tokens_per_round"] == alone["tokens_per_round"]
+    assert shared["prefill_share"] < alone["prefill_share"]
+
+
+def test_a_pool_that_is_too_small_forgets_what_could_be_found():
+    """Conversations that come back find nothing when others have needed the blocks in between."""
+    sessions = {"kind": "sessions", "sessions": 6, "turns": 2}
+    common = {"workload.common": sessions, "engine.batch_size": 1, "engine.max_new_tokens": 20}
+    rates = [run(common | {"engine.num_blocks": n})[1]["cache_hit_rate"] for n in (12, 30, 400)]
+    assert rates[0] == 0 < rates[2]
+    assert rates == sorted(rates)
+
+
+def test_without_a_common_text_nothing_is_found_and_nothing_changes():
+    _, metrics = run({})
+    assert metrics["cache_hit_rate"] == 0
+    assert metrics == run({"engine.prefix_sharing": False})[1]
