@@ -23,6 +23,8 @@ from readme_measured import (
 )
 
 from refimpl.bench.demo import DEMO_HEADINGS, PLAIN, demo_cells, demo_legend
+from refimpl.commands.acceptance import HEADINGS as ACCEPTANCE_HEADINGS
+from refimpl.commands.acceptance import cells as acceptance_cells
 from simulator.engine_runs.acceptance_fit import clustered_error
 from simulator.engine_runs.validation import FIT, Validation, read_validation
 from simulator.settings.folders import VALIDATION
@@ -124,6 +126,11 @@ def ties(data: dict[str, Any]) -> str:
     return measured(data, ties_table(data))
 
 
+def acceptance(data: dict[str, Any]) -> str:
+    """Drafts accepted by the rules that keep the law."""
+    return measured(data, (list(ACCEPTANCE_HEADINGS), [acceptance_cells(row) for row in data["rows"]]))
+
+
 def gpu(data: dict[str, Any]) -> str:
     """Pieces of the GPU script."""
     return markdown_table(*pieces_table(data))
@@ -195,6 +202,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "bitwise": bitwise,
     "ties": ties,
     "gpu": gpu,
+    "acceptance": acceptance,
 }
 
 

@@ -1,0 +1,49 @@
+"""Expected numbers of accepted drafts: by hand, ordered as the theory says, and refused where they mean nothing."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+from refimpl import InputError
+from refimpl.bench.acceptance import AcceptanceSettings, measure_acceptance, survival
+from refimpl.commands.acceptance import cells, parse_temperatures
+from refimpl.core.config import SamplingConfig
+from refimpl.models.adapter import Pair
+from refimpl.selfcheck.fraction_model import FractionModel
+
+CONTEXTS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_survival_by_hand():
+    """Drafts from (2/3, 1/3) for a target of (1/3, 2/3): a likely second draft makes up for an unlikely first."""
+    laws = [Fraction(1, 3), Fraction(2, 3)], [Fraction(2, 3), Fraction(1, 3)]
+    pair = Pair(*(FractionModel(dict.fromkeys(CONTEXTS, law)) for law in laws), vocab_size=2, name="example")
+    generator, found = torch.Generator().manual_seed(0), set()
+    for _ in range(24):
+        alone, block = survival(pair, [0], 2, SamplingConfig(1.0), generator)
+        found.add((*(round(x, 9) for x in alone), *(round(x, 9) for x in block)))
+    assert found == {(0.5, 0.25, 0.5, 0.25), (0.5, 0.5, 0.5, 1.0), (1.0, 0.5, 1.0, 0.5), (1.0, 1.0, 1.0, 1.0)}
+
+
+def test_block_accepts_more_of_the_same_drafts(llama):
+    settings = AcceptanceSettings(temperatures=(1.0,), drafts=(1, 4), contexts=2, new_tokens=6)
+    one, four = measure_acceptance(llama, [[1, 2, 3], [4], [5, 6]], settings)
+    assert one.rounds == four.rounds == 6
+    assert one.gain == pytest.approx(0)
+    assert 0 < one.rejection < four.rejection <= four.block <= 4
+    assert four.low <= four.gain <= four.high
+    assert four.token_gain <= four.gain
+    assert [row.num_speculative_tokens for row in (one, four)] == [1, 4]
+
+
+def test_a_line_of_the_table():
+    row = {"temperature": 1.0, "num_speculative_tokens": 3, "rejection": 1.5, "block": 1.6, "gain": 0.0667,
+           "low": 0.04, "high": 0.09, "token_gain": 0.04}  # fmt: skip
+    assert cells(row) == ["1", "3", "1.500", "1.600", "+6.7 %", "+4.0 … +9.0 %", "+4.0 %"]
+
+
+@pytest.mark.parametrize("text", ["", "warm", "0", "1,-1", "inf", "nan"])
+def test_bad_temperatures(text):
+    with pytest.raises(InputError, match="--temperatures must be"):
+        parse_temperatures(text)
