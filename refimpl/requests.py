@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from refimpl.core.config import DecodeConfig, Request
+from refimpl.core.config import DecodeConfig, Request, require_verify_tokens
 from refimpl.core.errors import InputError, shown
 from refimpl.core.request import check_stops
 from refimpl.core.sequence import Sequence, StopStrings
@@ -64,6 +64,9 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
             prepared.sequences.append(_sequence(pair, request, token_ids[cut:], config, place, index, sample))
             prepared.num_cut.append(cut)
             prepared.samples.append(sample)
+    if config.resolved_token_budget is not None:
+        most = max(s.num_speculative_tokens for s in prepared.sequences)
+        require_verify_tokens(config.resolved_token_budget, most)
     if not config.sampling.greedy:
         _require_distinct_ids(prepared.sequences)
     return prepared

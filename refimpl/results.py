@@ -147,7 +147,7 @@ def _blocks(config: DecodeConfig, sequences: Seq[Sequence], stats: RunStats) -> 
     """What a trace says of the blocks of a paged pool, and of the texts that they may share."""
     if stats.num_blocks is None:
         return {}
-    texts = {"texts": number_texts(sequences, config.block_size)} if config.prefix_sharing else {}
+    texts = {"texts": number_texts(sequences, config.block_size)} if config.shares_blocks else {}
     return {"block_size": config.block_size, "num_blocks": stats.num_blocks, **texts}
 
 

@@ -189,6 +189,10 @@ class EngineOptions(Settings):
     ] = None
     block_size: Annotated[int, option(ENGINE, "Tokens of a block of paged K/V: 1, 2, 4 … 64.")] = 16
     prefix_sharing: Annotated[bool, option(ENGINE, "Let rows of paged share blocks of equal first tokens.")] = True
+    token_budget: Annotated[
+        int | None,
+        option(ENGINE, "Most tokens of a round of +continuous.", none="a verify pass of the batch, and 256 of prompts"),
+    ] = None
 
     def settings(self) -> dict[str, Any]:
         """The same, with the table as pairs."""

@@ -12,7 +12,7 @@ from refimpl.core.request import check_stops
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
 
 LayoutName = Literal["realigned", "masked", "rollback", "inplace", "paged"]
-SchedulerName = Literal["static", "fifo", "grouped"]
+SchedulerName = Literal["static", "fifo", "grouped", "continuous"]
 AcceptanceName = Literal["greedy", "rejection", "block", "coupled", "forced"]
 CheckLevel = Literal["off", "host", "device", "oracle"]
 
@@ -22,6 +22,8 @@ ACCEPTANCE_RULES: tuple[str, ...] = get_args(AcceptanceName)
 CHECK_LEVELS: tuple[str, ...] = get_args(CheckLevel)
 
 MAX_WINDOW = 2**20  # sequences
+MAX_TOKEN_BUDGET = 2**20  # tokens of a round
+CHUNK_TOKENS = 256  # of prompts, in a round whose budget is not given
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens
 RECORDABLE = (("inplace", "static"), ("inplace", "fifo"))  # rows stay in their places from round to round
 
@@ -148,7 +150,9 @@ class DecodeConfig:
         block_size: tokens of a block of the `paged` layout, a power of two, at most 64.
         prefix_sharing: let rows of the `paged` layout share full blocks of equal first tokens. Blocks that are given
             back can be found until they are needed. With `shape_stable` only what a prefill has cached is shared, as
-            rounds cache in passes of another shape.
+            rounds cache in passes of another shape. The `continuous` scheduler shares nothing.
+        token_budget: tokens that a round of the `continuous` scheduler feeds at most, those of prompts included; at
+            least k + 1. None for a verify pass of the whole batch and 256 tokens of prompts.
     """
 
     method: str = "inplace"
@@ -171,6 +175,7 @@ class DecodeConfig:
     kv_memory_gib: float | None = None
     block_size: int = 16
     prefix_sharing: bool = True
+    token_budget: int | None = None
 
     def __post_init__(self) -> None:
         use_plain_numbers(self)
@@ -189,6 +194,9 @@ class DecodeConfig:
         require_int("max_new_tokens", self.max_new_tokens, 1)
         if self.window_size is not None:
             require_int("window_size", self.window_size, 1, MAX_WINDOW)
+        if self.token_budget is not None:
+            require_int("token_budget", self.token_budget, 1, MAX_TOKEN_BUDGET)
+            require_verify_tokens(self.token_budget, self.num_speculative_tokens)
         if self.logprobs is not None:
             require_int("logprobs", self.logprobs, 0, 1000)
         require(
@@ -284,9 +292,35 @@ class DecodeConfig:
         return self.window_size or 4 * self.batch_size
 
     @property
+    def resolved_token_budget(self) -> int | None:
+        """Tokens of a round at most, for a scheduler that has such a bound."""
+        if self.resolved_method.scheduler != "continuous":
+            return None
+        return self.token_budget or default_token_budget(self.resolved_batch_size, self.num_speculative_tokens)
+
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether rows of the `paged` layout may share blocks: not where a block would be found before its chunk."""
+        return self.prefix_sharing and self.resolved_token_budget is None
+
+    @property
     def resolved_acceptance(self) -> AcceptanceName:
         """The acceptance rule in force."""
         return self.acceptance or ("greedy" if self.sampling.greedy else "coupled")
+
+
+def default_token_budget(batch_size: int, num_speculative_tokens: int) -> int:
+    """Tokens of a verify pass of the whole batch, and of one chunk of prompts."""
+    return batch_size * (num_speculative_tokens + 1) + CHUNK_TOKENS
+
+
+def require_verify_tokens(token_budget: int, num_speculative_tokens: int) -> None:
+    """Raise InputError where a row's drafts, and the token before them, would not fit into a round."""
+    require(
+        token_budget > num_speculative_tokens,
+        f"token_budget {token_budget} is too small: a row with {num_speculative_tokens} drafts takes "
+        f"{num_speculative_tokens + 1} tokens",
+    )
 
 
 def make_config(**settings: Any) -> DecodeConfig:

@@ -42,6 +42,7 @@ class _Common(TypedDict, total=False):
     kv_memory_gib: float | None
     block_size: int
     prefix_sharing: bool
+    token_budget: int | None
 
 
 class Settings(_Common, total=False):

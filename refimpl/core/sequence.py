@@ -139,6 +139,11 @@ class Sequence:
         """The tokens from `start` to `stop`."""
         return tuple(self.token_ids[start:stop])
 
+    @property
+    def to_prefill(self) -> int:
+        """Tokens that the target must cache before this row can decode: all but the last."""
+        return self.seq_len - 1 - self.target_cached
+
     def note_drafts(self, drafted: int, accepted: int, kept: int) -> None:
         """Count a round's drafts at the `kept` positions that it committed; those behind them may be drawn again."""
         committed = min(accepted, kept)

@@ -86,7 +86,7 @@ def room_of(layout: Layout, sequences: Seq[Sequence], config: DecodeConfig) -> R
 
 def sharing_of(config: DecodeConfig) -> Sharing:
     """What rows share: under fixed shapes only what passes of one shape have cached."""
-    if not config.prefix_sharing:
+    if not config.shares_blocks:
         return "nothing"
     return "prompts" if config.shape_stable else "texts"
 

@@ -13,8 +13,11 @@ from refimpl.decoding.fed import FedTokens
 from refimpl.decoding.invariants import Checker, check_draft_lag, check_target_lag
 from refimpl.decoding.timing import StageTimer
 from refimpl.layouts import Layout
+from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block, RowState
-from refimpl.models.adapter import CausalLM
+from refimpl.models.adapter import CausalLM, ForwardPacked
+
+MOST_PACKED = 0.75  # of a rectangle that is real: with more, leaving the pads out costs about what it saves
 
 
 @dataclass
@@ -46,6 +49,26 @@ class CachedModel:
         """Run a block of the layout; logits of the members' rows."""
         logits = self.model.forward(block, num_logits)
         return logits if block.members is None else logits[block.members]
+
+    @property
+    def forward_packed(self) -> ForwardPacked | None:
+        """Runs packed blocks; None where passes are rectangles, as their shape is fixed or the model knows no other."""
+        return self.model.forward_packed if self.layout.block_rows is None else None
+
+    def forward_rows(
+        self, block: Block, counts: Seq[int], beside: Seq[PackedBlock] = ()
+    ) -> Float[Tensor, "batch q vocab"]:
+        """Run a block whose row i feeds its first `counts[i]` tokens; the logits after them are arbitrary.
+
+        Pads are left out where that saves enough, and where prompts are cached in the same pass (`beside`).
+        """
+        q, forward = block.tokens.shape[1], self.forward_packed
+        if forward is None or (sum(counts) > MOST_PACKED * len(counts) * q and not beside):
+            return self.forward(block, q)
+        rows = PackedBlock.of_rows(block, counts)
+        logits = forward(PackedBlock.join([*beside, rows]) if beside else rows, sum(counts))
+        assert rows.rectangle is not None
+        return logits[rows.rectangle.index]
 
     def num_cached(self, sequence: Sequence) -> int:
         """Leading tokens of the sequence whose K/V this model holds."""

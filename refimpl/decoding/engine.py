@@ -40,7 +40,11 @@ class Engine:
         require_current(pair.device)
         self.pair, self.config, self.sequences = pair, config, list(sequences)
         self.scheduler: Scheduler[Sequence] = make_scheduler(
-            method.scheduler, config.resolved_batch_size, config.resolved_window_size, config.aging_bound
+            method.scheduler,
+            config.resolved_batch_size,
+            config.resolved_window_size,
+            config.aging_bound,
+            token_budget=config.resolved_token_budget,
         )
         self.context = assemble(pair, self.sequences, config, self.scheduler.window_size, source)
         self.checker = self.context.checker
@@ -72,7 +76,7 @@ class Engine:
 
     @torch.inference_mode()
     def run_one_round(self) -> RoundRecord:
-        """Admit, prefill, choose members, preempt those without room, run the round, release finished sequences.
+        """Admit, prefill, choose members, preempt those without room, run the round, release who has finished.
 
         Raises:
             InputError: an earlier round was interrupted, by an error or from the keyboard.
@@ -97,12 +101,20 @@ class Engine:
         self.checker.before_round(plan, self.scheduler)
         self._note_memory()
         num_blocks = self.scheduler.room.num_blocks_used
-        outcomes = run_round(self.context, sorted(plan.members, key=attrgetter("slot")))  # full batches: pool order
+        members = sorted(plan.members, key=attrgetter("slot"))  # full batches: pool order
+        outcomes = run_round(self.context, members, plan.chunks)
         for sequence in self.scheduler.complete(plan):
             self._release(sequence)
         self.checker.after_round(self.scheduler)
-        index = self.scheduler.round_index - 1
-        return RoundRecord(index, plan.mode, tuple(outcomes), self.timer.take(), self._num_moves() - moves, num_blocks)
+        return RoundRecord(
+            self.scheduler.round_index - 1,
+            plan.mode,
+            tuple(outcomes),
+            self.timer.take(),
+            self._num_moves() - moves,
+            num_blocks,
+            tuple((chunk.sequence.index, chunk.count) for chunk in plan.chunks),
+        )
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence between rounds; what it has generated stays."""
@@ -118,11 +130,11 @@ class Engine:
             for cached in self.context.models:
                 cached.note_cached(sequence, sequence.num_found)
             self.num_found += sequence.num_found
-        batch_size = self.scheduler.batch_size
+        batch_size, whole = self.scheduler.batch_size, self.scheduler.token_budget is None
         with self.timer.stage("prefill"):
             for start in range(0, len(entered), batch_size):
                 for cached in self.context.models:
-                    prefill(cached, entered[start : start + batch_size])
+                    prefill(cached, entered[start : start + batch_size], whole=whole)
 
     def _note_memory(self) -> None:
         """Most K/V in use so far, and how much of it was of cached tokens."""

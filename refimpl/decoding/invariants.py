@@ -3,8 +3,8 @@
 | level  | what is checked                                                                               |
 |--------|-----------------------------------------------------------------------------------------------|
 | off    | nothing                                                                                       |
-| host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-16, INV-18, INV-19 (INV-10 and      |
-|        | INV-13 are the scheduler's own assertions)                                                    |
+| host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-19 (INV-10 and INV-13 are      |
+|        | the scheduler's own assertions)                                                               |
 | device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4)   |
 | oracle | also every row's K/V against a fresh forward pass over the row (INV-4 numerically)            |
 """
@@ -41,6 +41,7 @@ STATEMENTS: dict[str, str] = {
     "INV-14": "a row writes to blocks of its own alone",
     "INV-15": "free blocks and those in use are all blocks; between rounds a row has those of its cached tokens",
     "INV-16": "a row has blocks for every position that is fed, before the pass",
+    "INV-17": "a round stays within its budget of tokens; all rows that decode run, and the oldest prompt goes on",
     "INV-18": "a full block that can be found is read only, and holds the tokens of every row that names it",
     "INV-19": "a preempted sequence keeps its tokens and nothing else",
     "INV-20": "whether a draft is verified does not depend on the draft itself or on those after it",
@@ -73,6 +74,7 @@ class Checker:
             check_members(plan)
             check_group(plan)
             scheduler.room.check_round(plan.members)
+            check_token_budget(plan, scheduler)
 
     def after_round(self, scheduler: Scheduler[Sequence]) -> None:
         """Check what the sequences keep between rounds."""
@@ -237,6 +239,20 @@ def check_group(plan: RoundPlan[Sequence]) -> None:
     if plan.mode == "grouped":
         states = {(m.seq_len, m.cache_state) for m in plan.members}
         require(len(states) == 1, "INV-11", row=None, expected="one (seq_len, cache state)", found=sorted(states))
+
+
+def check_token_budget(plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence]) -> None:
+    """INV-17, for a scheduler with a budget."""
+    if scheduler.token_budget is None:
+        return
+    residents = list(scheduler.pool.window.values())
+    tokens = sum(m.draft_limit + 1 for m in plan.members) + sum(chunk.count for chunk in plan.chunks)
+    within = f"1 to {scheduler.token_budget} tokens"
+    require(1 <= tokens <= scheduler.token_budget, "INV-17", row=None, expected=within, found=tokens)
+    decoding, running = ([s.index for s in some] for some in ([s for s in residents if not s.to_prefill], plan.members))
+    require(running == decoding, "INV-17", row=None, expected=f"rows {decoding}", found=running)
+    first, chunks = [s.index for s in residents if s.to_prefill][:1], [chunk.sequence.index for chunk in plan.chunks]
+    require(chunks[:1] == first, "INV-17", row=None, expected=f"a chunk of {first}", found=chunks)
 
 
 def check_block(block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -12,9 +13,11 @@ from torch.nn.functional import pad
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import AcceptanceRule, Decision, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel, last_tokens
-from refimpl.decoding.drafters import Drafter, Feed, Offer
+from refimpl.decoding.drafters import Drafter, Drafts, Feed, Offer
+from refimpl.decoding.prefill import Chunks, packed_chunks
 from refimpl.decoding.sampling import RowKeys
 from refimpl.drafting.budgets import CommittedRow, DraftBudget
+from refimpl.layouts.packed import PackedBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,11 @@ class Verified:
 class Passes(Protocol):
     """Runs a round's forward passes, from the members' lengths to a decision."""
 
-    def run(self, members: Seq[Sequence], limits: list[int]) -> Verified:
-        """Draft, verify and decide; `limits` are the drafts that each member can use, at most."""
+    def run(self, members: Seq[Sequence], limits: list[int], chunks: Chunks = ()) -> Verified:
+        """Draft, verify and decide; `limits` are the drafts that each member can use, at most.
+
+        The verify pass also caches chunks of prompts, for a target that runs packed blocks.
+        """
 
     def after(self) -> None:
         """Give the device work that may be done while the host commits the round."""
@@ -75,7 +81,7 @@ class EagerPasses:
     budget: DraftBudget
     window: int | None = None
 
-    def run(self, members: Seq[Sequence], limits: list[int]) -> Verified:
+    def run(self, members: Seq[Sequence], limits: list[int], chunks: Chunks = ()) -> Verified:
         """As wide as the member that is offered most drafts."""
         limits = self._budgeted(members, limits)
         numbers = _row_numbers(members, limits, self._fresh, self.target.layout.shape.device)
@@ -83,7 +89,7 @@ class EagerPasses:
         offered = drafts.offer.lengths
         if offered != limits:
             numbers = numbers.cut(offered)
-        decision, logits = self._verify(members, drafts.proposal, numbers)
+        decision, logits = self._verify(members, drafts, numbers, chunks)
         return Verified(max(offered), list(range(len(members))), decision, logits, drafts.offer)
 
     @property
@@ -105,18 +111,23 @@ class EagerPasses:
         """Nothing is launched before the host knows what comes next."""
 
     def _verify(
-        self, members: Seq[Sequence], proposal: Proposal, numbers: RowNumbers
+        self, members: Seq[Sequence], drafts: Drafts, numbers: RowNumbers, chunks: Chunks
     ) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
+        counts = [0 if m.finished else n + 1 for m, n in zip(members, drafts.offer.lengths, strict=True)]
         self.target.begin(members, span=self.window or numbers.position.shape[1])
         with self.target.timer.stage("verify"):
             last = last_tokens(members, 1, numbers.limits.device)
-            return verify(self.rule, self._feed_target, last, proposal, numbers)
+            feed = partial(self._feed_target, counts, packed_chunks(self.target, chunks))
+            return verify(self.rule, feed, last, drafts.proposal, numbers)
 
-    def _feed_target(self, tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
+    def _feed_target(
+        self, counts: list[int], beside: list[PackedBlock], tokens: Tensor, offset: int, drafts: list[Tensor]
+    ) -> Tensor:
+        """Row i feeds its first `counts[i]` tokens."""
         count, window = tokens.shape[1], self.window or tokens.shape[1]
         drafts = [pad(d, (0, window - count)) for d in drafts]
         block = self.target.block(pad(tokens, (0, window - count)), offset, drafts)
-        return self.target.forward(block, window)[:, :count, : self.vocab_size]
+        return self.target.forward_rows(block, counts, beside)[:, :count, : self.vocab_size]
 
 
 def _row_numbers(members: Seq[Sequence], limits: list[int], fresh: bool, device: torch.device) -> RowNumbers:

@@ -1,42 +1,88 @@
-"""Caching the prompts of sequences that join."""
+"""Caching prompts: whole ones of sequences that join, or chunks of them beside rows that decode."""
 
 from collections.abc import Sequence as Seq
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.cached import CachedModel
+from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import RowState
+from refimpl.scheduling import Chunk
 
 PREFILL_CHUNK_TOKENS = 512  # queries a row in one prefill pass, which bounds the mask
 STABLE_PREFILL_TOKENS = 64  # queries a row in every prefill pass under shape-stable execution
 
+Chunks = Seq[Chunk[Sequence]]
 
-def prefill(cached: CachedModel, sequences: Seq[Sequence]) -> None:
+
+def prefill(cached: CachedModel, sequences: Seq[Sequence], *, whole: bool) -> None:
     """Cache all prompt tokens but the last, so that every sequence starts with lag 1 (INV-5).
 
-    What is cached already is not fed again. Real tokens alone are fed where the model runs packed blocks; else a
-    rectangle as wide as the longest prompt.
+    What is cached already is not fed again. Where prompts are not cached as a whole, that is all so far.
     """
-    lengths = [s.seq_len - 1 for s in sequences]
-    stable = cached.layout.block_rows is not None
-    step = STABLE_PREFILL_TOKENS if stable else PREFILL_CHUNK_TOKENS
-    rows = [row._replace(seq_len=row.seq_len - 1) for row in cached.rows(sequences)]
-    device = cached.layout.shape.device
-    for start in _chunks(rows, step):
-        stop = start + step if stable else min(start + step, max(lengths))
-        chunk = [s.token_ids[start:stop] + [0] * (stop - max(start, s.seq_len)) for s in sequences]
-        tokens = torch.tensor([row[: stop - start] for row in chunk], device=device)
-        if (forward_packed := cached.model.forward_packed) and not stable:
-            forward_packed(cached.layout.packed_prefill(rows, tokens, start))
-        else:
-            cached.forward(cached.layout.prefill_block(rows, tokens, start), 1)
+    chunks = [Chunk(s, s.seq_len - 1 - cached.num_cached(s) if whole else 0) for s in sequences]
+    _feed(cached, chunks, 0)
+    note_chunks(cached, chunks)
+
+
+def prefill_chunks(cached: CachedModel, chunks: Chunks) -> None:
+    """Cache chunks of prompts in passes of their own: in one where the model runs packed blocks."""
+    if not chunks:
+        return
+    with cached.timer.stage("prefill"):
+        if forward := cached.forward_packed:
+            forward(PackedBlock.join(packed_chunks(cached, chunks)), 1)
+            return
+        for chunk in chunks:
+            _feed(cached, [chunk], cached.num_cached(chunk.sequence))
+
+
+def packed_chunks(cached: CachedModel, chunks: Chunks) -> list[PackedBlock]:
+    """Chunks of prompts to be cached beside other rows, a block each."""
+    rows = zip(_rows(cached, chunks), chunks, strict=True)
+    return [_packed(cached, [chunk], row.num_cached, row.seq_len) for row, chunk in rows]
+
+
+def note_chunks(cached: CachedModel, chunks: Chunks) -> None:
+    """Write down that chunks are cached."""
+    rows = _rows(cached, chunks)
     cached.layout.end_prefill(rows)
-    for sequence, length in zip(sequences, lengths, strict=True):
-        cached.note_cached(sequence, length)
+    for row, chunk in zip(rows, chunks, strict=True):
+        cached.note_cached(chunk.sequence, row.seq_len)
 
 
-def _chunks(rows: Seq[RowState], step: int) -> list[int]:
-    """Where the passes of so many positions begin in which some row has a token to cache."""
-    starts = range(0, max([row.seq_len for row in rows], default=0), step)
-    return [a for a in starts if any(max(a, row.num_cached) < min(a + step, row.seq_len) for row in rows)]
+def _feed(cached: CachedModel, chunks: Chunks, first: int) -> None:
+    """Feed chunks, none of which begins before `first`, step by step.
+
+    Real tokens alone are fed where the model runs packed blocks; else a rectangle as wide as the longest chunk.
+    """
+    rows, stable = _rows(cached, chunks), cached.layout.block_rows is not None
+    step, end = STABLE_PREFILL_TOKENS if stable else PREFILL_CHUNK_TOKENS, max([r.seq_len for r in rows], default=0)
+    for start in range(first, end, step):
+        stop = start + step if stable else min(start + step, end)
+        if not any(max(start, row.num_cached) < min(stop, row.seq_len) for row in rows):
+            continue
+        if forward := cached.forward_packed:
+            forward(_packed(cached, chunks, start, stop), 1)
+        else:
+            cached.forward(cached.layout.prefill_block(rows, _tokens(cached, chunks, start, stop), start), 1)
+
+
+def _packed(cached: CachedModel, chunks: Chunks, start: int, stop: int) -> PackedBlock:
+    return cached.layout.packed_prefill(_rows(cached, chunks), _tokens(cached, chunks, start, stop), start)
+
+
+def _rows(cached: CachedModel, chunks: Chunks) -> list[RowState]:
+    """Each prompt up to the end of its chunk."""
+    rows = cached.rows([chunk.sequence for chunk in chunks])
+    return [row._replace(seq_len=row.num_cached + chunk.count) for row, chunk in zip(rows, chunks, strict=True)]
+
+
+def _tokens(cached: CachedModel, chunks: Chunks, start: int, stop: int) -> Int[Tensor, "rows q"]:
+    """Tokens of the prompts at positions [start, stop); 0 behind the end of a chunk."""
+    ends = [(chunk.sequence.token_ids, row.seq_len) for row, chunk in zip(_rows(cached, chunks), chunks, strict=True)]
+    texts = [tokens[start : min(stop, end)] for tokens, end in ends]
+    return torch.tensor([text + [0] * (stop - start - len(text)) for text in texts], device=cached.layout.shape.device)

@@ -23,6 +23,7 @@ from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.drafters import Feed, Offer, propose
 from refimpl.decoding.graphs import Recording, stream_of
 from refimpl.decoding.passes import EagerPasses, Verified, verify
+from refimpl.decoding.prefill import Chunks
 from refimpl.decoding.sampling import RowKeys
 from refimpl.layouts.places import PoolRows
 from refimpl.layouts.store import Block
@@ -93,12 +94,12 @@ class RecordedPasses:
         """Whether the round is one that was recorded for: no draft lags further behind than a round can leave it."""
         return self._k == 0 or all(m.finished or m.draft_lag <= DRAFT_LAG for m in members)
 
-    def run(self, members: Seq[Sequence], limits: list[int]) -> Verified:
+    def run(self, members: Seq[Sequence], limits: list[int], chunks: Chunks = ()) -> Verified:
         """Replay the recorded work, for every row of the pool, where it covers the round."""
-        self._replayed = self.covers(members)
+        self._replayed = self.covers(members) and not chunks
         if not self._replayed:
             self._ahead = _Ahead()
-            return self._eager.run(members, limits)
+            return self._eager.run(members, limits, chunks)
         self.load(members, limits)
         timer = self._target.timer
         with timer.stage("record"):

@@ -14,6 +14,7 @@ from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.drafters import Drafter
 from refimpl.decoding.invariants import Checker
 from refimpl.decoding.passes import Passes, Verified
+from refimpl.decoding.prefill import Chunks, note_chunks, prefill_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,24 @@ class RoundContext:
         return (self.target,) if draft is None else (self.target, draft)
 
 
-def run_round(context: RoundContext, members: Seq[Sequence]) -> list[RowOutcome]:
-    """Draft, verify, accept, commit: advance every unfinished member by at least one token."""
+def run_round(context: RoundContext, members: Seq[Sequence], chunks: Chunks = ()) -> list[RowOutcome]:
+    """Advance every unfinished member by at least one token, and cache chunks of prompts.
+
+    The target caches them in its verify pass, if there is one and it can; the draft does before it drafts.
+    """
+    beside = chunks if members and context.target.forward_packed else ()
+    for cached in context.models[1:] if beside else context.models:
+        prefill_chunks(cached, chunks)
+    outcomes = _advance(context, members, beside) if members else []
+    for cached in context.models:
+        note_chunks(cached, chunks)
+    return outcomes
+
+
+def _advance(context: RoundContext, members: Seq[Sequence], chunks: Chunks) -> list[RowOutcome]:
+    """Draft, verify, accept, commit."""
     limits = [0 if m.finished else m.draft_limit for m in members]
-    verified = context.passes.run(members, limits)
+    verified = context.passes.run(members, limits, chunks)
     table = _ToHost(verified.decision.table())
     context.passes.after()
     return _commit(context, members, verified, _on_host(table, verified, context.logprobs))

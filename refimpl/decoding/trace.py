@@ -22,11 +22,12 @@ class RoundRecord:
 
     Attributes:
         round: index, from 0.
-        mode: why the members were chosen (static, fifo, grouped, fallback, aged).
+        mode: why the members were chosen (static, fifo, grouped, fallback, aged, continuous).
         rows: one outcome per unfinished member, in row order.
         stage_s: seconds of the round by stage, with ``host_s`` and ``round_s``.
         num_moves: fused gathers and write-backs of both layouts in this round.
         num_blocks: blocks in use during the round, where the layout is paged.
+        chunks: sequence and number of tokens, for each prompt that was cached in part.
     """
 
     round: int
@@ -35,9 +36,10 @@ class RoundRecord:
     stage_s: dict[str, float]
     num_moves: int
     num_blocks: int | None = None
+    chunks: tuple[tuple[int, int], ...] = ()
 
     def as_rows(self) -> Iterator[dict[str, Any]]:
-        """One flat row per member; what belongs to the round is repeated."""
+        """One flat row per member, then one per chunk; what belongs to the round is repeated."""
         blocks = {} if self.num_blocks is None else {"num_blocks": self.num_blocks}
         for i, row in enumerate(self.rows):
             yield {
@@ -58,6 +60,8 @@ class RoundRecord:
                 **blocks,
                 **self.stage_s,
             }
+        of_round = {"round": self.round, "mode": self.mode, "num_moves": self.num_moves, **blocks, **self.stage_s}
+        yield from ({"sequence": sequence, "chunk": count, **of_round} for sequence, count in self.chunks)
 
 
 def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: dict[str, Any]) -> dict[str, Any]:
@@ -79,6 +83,7 @@ def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: di
         "aging_bound": config.aging_bound,
         "aging_from": DEFAULT_OPTIONS.aging_from,
         "compaction_threshold": config.compaction_threshold,
+        **({} if config.resolved_token_budget is None else {"token_budget": config.resolved_token_budget}),
         "num_speculative_tokens": config.num_speculative_tokens,
         "num_speculative_tokens_each": [s.num_speculative_tokens for s in sequences],
         "max_new_tokens": config.max_new_tokens,

@@ -2,6 +2,7 @@
 
 from refimpl.faults import (
     block_faults,
+    chunk_faults,
     drafting_faults,
     layout_faults,
     paged_faults,
@@ -16,6 +17,7 @@ __all__ = [
     "FAULTS",
     "Fault",
     "block_faults",
+    "chunk_faults",
     "drafting_faults",
     "layout_faults",
     "paged_faults",

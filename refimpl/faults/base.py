@@ -29,7 +29,8 @@ class Fault:
             distribution of sampled tokens; ``report`` changes what is said beside the tokens: log-probabilities, texts,
             statistics; ``nothing`` of these (fairness, cost, a promise to other code).
         invariant: the invariant that must be the first to break, None where the register cannot see the fault.
-        layouts, schedulers: where it is looked for; faults of blocks name `paged`, others leave it out.
+        layouts, schedulers: where it is looked for; faults of blocks name `paged`, those of chunks `continuous`, and
+            others leave them out.
         settings: fields of a case that it needs, for example a temperature.
         conditions: (owner, attribute, value) set while it is injected, harmless alone, without which a CPU never comes
             to the broken line.
@@ -44,7 +45,7 @@ class Fault:
     effect: Effect
     invariant: str | None
     layouts: tuple[str, ...] = tuple(name for name in LAYOUTS if name != "paged")
-    schedulers: tuple[str, ...] = SCHEDULERS
+    schedulers: tuple[str, ...] = tuple(name for name in SCHEDULERS if name != "continuous")
     settings: dict[str, Any] = field(default_factory=dict)
     conditions: tuple[tuple[Any, str, Any], ...] = ()
     source: str | None = None

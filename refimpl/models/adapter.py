@@ -4,7 +4,7 @@ Only this file, its two neighbours `model_checks` and `model_probe`, and `refimp
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
@@ -26,6 +26,7 @@ from refimpl.models.probe import (
 )
 
 FeedRow = Callable[[list[int]], Tensor]
+ForwardPacked = Callable[[PackedBlock, int], Tensor]  # block and n -> logits of its last n tokens ``[n, vocab]``
 
 
 @runtime_checkable
@@ -48,8 +49,8 @@ class CausalLM(Protocol):
         """Run a block, hand its K/V to ``block.append`` layer by layer, return the last `num_logits` logits."""
 
     @property
-    def forward_packed(self) -> Callable[[PackedBlock], None] | None:
-        """Runs a packed block for its K/V alone; None for a model that is fed rectangles."""
+    def forward_packed(self) -> ForwardPacked | None:
+        """Runs a packed block; None for a model that is fed rectangles."""
 
     def fresh_row(self) -> FeedRow:
         """Start one sequence on the model's own ordinary cache, for the oracle.
@@ -155,17 +156,20 @@ class HuggingFaceLM:
             logits_to_keep=num_logits,
         ).logits
 
-    def _run_packed(self, block: PackedBlock) -> None:
+    def _run_packed(self, block: PackedBlock, num_logits: int) -> Float[Tensor, "num_logits vocab"]:
         """Run a packed block: the attention function gets the block, and no mask."""
-        self.model(
+        if rows := block.rectangle:
+            mask = attention.additive_mask(rows.mask, self.kv_shape.dtype, self._groups)
+            block = replace(block, rectangle=replace(rows, mask=mask))
+        return self.model(
             input_ids=block.tokens,
             position_ids=block.position_ids,
             attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.kv_shape.dtype, device=self.kv_shape.device),
             past_key_values=BlockCache(self.kv_shape.num_layers, block),
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=num_logits,
             packed=block,
-        )
+        ).logits[0]
 
     def fresh_row(self) -> FeedRow:
         """Start one row on transformers' own DynamicCache, positions and mask left to the model."""

@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from refimpl.core.errors import UnsupportedModelError
-from refimpl.layouts.packed import PackedBlock
+from refimpl.layouts.packed import PackedBlock, Rectangle
 
 NAME = "grouped_sdpa"
 PLAIN_SETTINGS = {  # of an attention layer: they are None, or change nothing once positions and mask are explicit
@@ -60,22 +60,45 @@ def grouped_attention(
     more = sorted(name for name, value in kwargs.items() if value is not None and name not in PLAIN_SETTINGS)
     if more:
         raise UnsupportedModelError(f"has attention that is more than a masked softmax ({', '.join(more)})")
-    (batch, heads, q, dim), kv_heads = query.shape, key.shape[1]
+    (heads, q), kv_heads = query.shape[1:3], key.shape[1]
     if attention_mask is not None and heads == kv_heads:
         attention_mask = attention_mask[:, :, :q]
     if attention_mask is None or heads == kv_heads or attention_mask.shape[2] != q * (heads // kv_heads):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    folded = query.reshape(batch, kv_heads, heads // kv_heads * q, dim)
-    output = nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
-    return output.reshape(batch, heads, q, -1).transpose(1, 2).contiguous(), None
+    return _folded(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
 
 
 def packed_attention(
     block: PackedBlock, query: Float[Tensor, "1 heads tokens dim"], scaling: float | None
 ) -> Float[Tensor, "1 tokens heads value_dim"]:
-    """Attention of a packed pass: the queries of each row on what that row sees, up to their own column."""
-    outputs = [_causal(mine, *seen, scaling) for mine, seen in zip(block.parts(query), block.seen, strict=True)]
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
+    """Attention of a packed pass: the queries of each part on what it sees, up to their own position."""
+    parts = zip(block.parts(query), block.seen, strict=True)
+    outputs = [_of_part(mine, rectangle, *seen, scaling) for (mine, rectangle), seen in parts]
+    output = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
+    return output.transpose(1, 2).contiguous()
+
+
+def _of_part(
+    query: Float[Tensor, "1 heads tokens dim"],
+    rectangle: Rectangle | None,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+) -> Float[Tensor, "1 heads tokens value_dim"]:
+    """Attention of one row, or of the rows of a rectangle with the mask of `additive_mask`."""
+    if rectangle is None:
+        return _causal(query, key, value, scaling)
+    spread = rectangle.spread(query[0])
+    mask = rectangle.mask[:, :, : spread.shape[1] // key.shape[1] * spread.shape[2]]
+    return rectangle.collect(_folded(spread, key, value, mask, scaling))[None]
+
+
+def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """Attention with the queries of heads that share keys laid side by side ``[batch, heads, q, value_dim]``."""
+    (batch, heads, q, dim), kv_heads = query.shape, key.shape[1]
+    folded = query.reshape(batch, kv_heads, heads // kv_heads * q, dim)
+    output = nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    return output.reshape(batch, heads, q, -1)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:

@@ -78,7 +78,7 @@ def refuse_unless_positions_and_mask_count(lm: Probed) -> None:
 
 
 @torch.inference_mode()
-def runs_packed_blocks(lm: Probed, forward: Callable[[PackedBlock], None]) -> bool:
+def runs_packed_blocks(lm: Probed, forward: Callable[[PackedBlock, int], Tensor]) -> bool:
     """Whether rows in one packed block get the K/V that each gets by itself; False where the model fails, too."""
     rows = [list(tokens[: COUNT - i]) for i, tokens in enumerate(ROWS)]
     counts, found = [len(row) for row in rows], list[Tensor]()
@@ -91,7 +91,7 @@ def runs_packed_blocks(lm: Probed, forward: Callable[[PackedBlock], None]) -> bo
     tokens = torch.tensor([[token for row in rows for token in row]], device=device)
     positions = torch.tensor([[at for row in rows for at in range(len(row))]], device=device)
     try:
-        forward(PackedBlock(tokens, positions, counts, write))
+        forward(PackedBlock(tokens, positions, counts, write), 1)
     except Exception:  # whatever a model makes of what it does not know: it is driven by rectangles
         return False
     expected = torch.cat([lm.fresh_kv(row) for row in rows], dim=3).float()

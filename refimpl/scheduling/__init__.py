@@ -1,7 +1,8 @@
 """Which rows run in a round. Pure Python: the simulator runs the same classes, and no tensor library is loaded."""
 
-from refimpl.scheduling.base import DEFAULT_OPTIONS, RoundMode, RoundPlan, Scheduler, SchedulingOptions
+from refimpl.scheduling.base import DEFAULT_OPTIONS, Chunk, RoundMode, RoundPlan, Scheduler, SchedulingOptions
 from refimpl.scheduling.blocks import BlockPool, blocks_for
+from refimpl.scheduling.continuous import ContinuousScheduler
 from refimpl.scheduling.fifo import FifoScheduler
 from refimpl.scheduling.grouped import GroupedScheduler
 from refimpl.scheduling.pool import Schedulable, SequencePool
@@ -12,6 +13,7 @@ SCHEDULER_CLASSES: dict[str, type[Scheduler]] = {
     "static": StaticScheduler,
     "fifo": FifoScheduler,
     "grouped": GroupedScheduler,
+    "continuous": ContinuousScheduler,
 }
 
 
@@ -21,11 +23,19 @@ def make_scheduler(
     window_size: int,
     aging_bound: float | None = None,
     *,
+    token_budget: int | None = None,
     options: SchedulingOptions = DEFAULT_OPTIONS,
 ) -> Scheduler:
-    """Build a scheduler by name: one of `SCHEDULER_CLASSES`. `window_size` matters to ``"grouped"`` only."""
+    """Build a scheduler by name: one of `SCHEDULER_CLASSES`.
+
+    `window_size` and `aging_bound` matter to ``"grouped"`` only, `token_budget` to ``"continuous"``, which needs one.
+    """
     if name == "grouped":
         return GroupedScheduler(batch_size, window_size, aging_bound, options=options)
+    if name == "continuous":
+        if token_budget is None:
+            raise ValueError("a continuous scheduler needs a token budget")
+        return ContinuousScheduler(batch_size, token_budget, options=options)
     return SCHEDULER_CLASSES[name](batch_size, batch_size, options=options)
 
 
@@ -33,6 +43,8 @@ __all__ = [
     "DEFAULT_OPTIONS",
     "SCHEDULER_CLASSES",
     "BlockPool",
+    "Chunk",
+    "ContinuousScheduler",
     "FifoScheduler",
     "GroupedScheduler",
     "PagedRoom",

@@ -10,7 +10,7 @@ from refimpl.scheduling.pool import Schedulable, SequencePool
 from refimpl.scheduling.room import Room
 
 T = TypeVar("T", bound=Schedulable)
-RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged"]
+RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged", "continuous"]
 Estimate = Callable[[tuple[Any, ...]], float]
 
 
@@ -42,24 +42,39 @@ DEFAULT_OPTIONS = SchedulingOptions()
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk(Generic[T]):
+    """The next `count` tokens of a prompt that are to be cached."""
+
+    sequence: T
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundPlan(Generic[T]):
-    """The members of a round, in row order, and why they were chosen."""
+    """The members of a round, in row order, why they were chosen, and what is cached of prompts beside them."""
 
     members: tuple[T, ...]
     mode: RoundMode
+    chunks: tuple[Chunk[T], ...] = ()
 
 
 class Scheduler(ABC, Generic[T]):
     """Chooses the members of every round.
 
-    The engine calls, per round: `admit` (prefill what it returns), `choose`, then `complete` with the plan once the
-    members' lengths and finished flags are up to date.
+    The engine calls, per round: `admit` (prefill what it returns, unless prompts come in chunks), `choose`, then
+    `complete` with the plan once the members' lengths and finished flags are up to date.
 
     Args:
         batch_size: rows a round runs at most, B.
         window_size: sequences with K/V at a time, W ≥ B.
         options: departures from the scheduler as named.
+
+    Attributes:
+        token_budget: tokens that a round feeds at most, chunks of prompts included; None for no bound, and prompts that
+            are prefilled as a whole when they enter.
     """
+
+    token_budget: int | None = None
 
     def __init__(self, batch_size: int, window_size: int, *, options: SchedulingOptions = DEFAULT_OPTIONS):
         self.batch_size = batch_size
@@ -83,7 +98,11 @@ class Scheduler(ABC, Generic[T]):
         """Fill the window; return the sequences that entered it."""
         if self.pool.window and not self.options.refill:
             return []
-        return self.pool.admit(self.window_size - len(self.pool.window), self.room.enter)
+        return self.pool.admit(self.window_size - len(self.pool.window), self.enters)
+
+    def enters(self, sequence: T, residents: Iterable[T]) -> bool:
+        """Take the room that a sequence needs beside these residents; False where it must wait."""
+        return self.room.enter(sequence, residents)
 
     @abstractmethod
     def select(self) -> RoundPlan[T]:

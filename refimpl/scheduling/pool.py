@@ -32,6 +32,14 @@ class Schedulable(Protocol):
         """Leading tokens that every model has cached."""
 
     @property
+    def draft_limit(self) -> int:
+        """Drafts that it can use in the coming round; never more than before."""
+
+    @property
+    def to_prefill(self) -> int:
+        """Tokens that must be cached before it can decode."""
+
+    @property
     def finished(self) -> bool:
         """Whether the sequence has finished and no longer runs."""
 

@@ -17,6 +17,7 @@ from refimpl.requests import prepare
 from refimpl.results import Result
 from refimpl.scheduling import blocks_for
 
+WHOLE_PROMPTS = tuple(name for name in SCHEDULERS if name != "continuous")  # older seeds draw the same with them
 MAX_ROUNDS_PER_TOKEN = 4  # beyond it a run is taken for endless
 
 
@@ -65,6 +66,7 @@ class Case:
         stop_as_text: give each stop token as a stop string, the letter that it stands for.
         shape_stable, cuda_graphs, drafting, block_size, prefix_sharing: as in DecodeConfig.
         spare_blocks: of a paged pool, beyond those that the longest row needs; None: as many as all rows need.
+        spare_tokens: of a round's budget, beyond a verify pass of the row that drafts most; None: as in DecodeConfig.
     """
 
     rows: tuple[Row, ...]
@@ -87,6 +89,7 @@ class Case:
     block_size: int = 16
     prefix_sharing: bool = True
     spare_blocks: int | None = None
+    spare_tokens: int | None = None
 
     @property
     def pair(self) -> Pair:
@@ -129,8 +132,14 @@ class Case:
             "drafting": self.drafting,
             "block_size": self.block_size,
             "prefix_sharing": self.prefix_sharing,
+            "token_budget": self.token_budget,
         }
         return make_config(**settings | overrides)
+
+    @property
+    def token_budget(self) -> int | None:
+        """Verify tokens of the row that drafts most, and the spare ones."""
+        return None if self.spare_tokens is None else max(row.k for row in self.rows) + 1 + self.spare_tokens
 
     def kv_memory_gib(self, pair: Pair) -> float | None:
         """Memory that holds the longest row and the spare blocks, with the K/V of a pair."""
@@ -243,7 +252,7 @@ def random_row(rng: random.Random) -> Row:
     return Row(prompt, budget, k, stop_at, acceptance_lengths(lengths, k)[:budget])
 
 
-def random_case(rng: random.Random, *, layouts: Seq[str] = LAYOUTS, schedulers: Seq[str] = SCHEDULERS) -> Case:
+def random_case(rng: random.Random, *, layouts: Seq[str] = LAYOUTS, schedulers: Seq[str] = WHOLE_PROMPTS) -> Case:
     """Draw a case without any library, so that a seed means the same everywhere."""
     rows = [random_row(rng) for _ in range(rng.choice([1, 2, 3, 5, 7]))]
     if rng.random() < 0.3:

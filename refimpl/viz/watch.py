@@ -113,12 +113,12 @@ def watch(
 
 
 class _WatchedModel:
-    """A model that remembers the last block it was fed."""
+    """A model that remembers the last block it was fed, and is fed nothing but whole blocks."""
 
     def __init__(self, model: CausalLM):
         self._model = model
         self.vocab_size, self.max_positions = model.vocab_size, model.max_positions
-        self.recordable, self.forward_packed, self.kv_shape = model.recordable, model.forward_packed, model.kv_shape
+        self.recordable, self.forward_packed, self.kv_shape = model.recordable, None, model.kv_shape
         self.fresh_row, self.fresh_kv = model.fresh_row, model.fresh_kv
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:

@@ -29,6 +29,8 @@ class Parity:
             batch, while the draft's own may run out of columns, or be compacted, a round earlier or later.
         first_difference: where they part; empty when nowhere.
         same_blocks: rounds with as many blocks in use, of a paged pool; all of them for other layouts.
+        chunks: chunks of prompts of the engine.
+        same_chunks: those that the replay has in the same round, as long and at the same place in it.
     """
 
     trace: str
@@ -41,12 +43,14 @@ class Parity:
     same_moves: int
     first_difference: str
     same_blocks: int
+    chunks: int = 0
+    same_chunks: int = 0
 
     @property
     def exact(self) -> bool:
         """Whether every decision and every length agrees."""
         same = (self.same_mode, self.same_rows, self.same_blocks) == (self.rounds, self.rows, self.rounds)
-        return same and not self.first_difference
+        return same and self.same_chunks == self.chunks and not self.first_difference
 
 
 def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec | None = None) -> Scenario:
@@ -81,6 +85,7 @@ def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec 
             block_size=header.get("block_size", Engine().block_size),
             num_blocks=header.get("num_blocks"),
             prefix_sharing="texts" in header,
+            token_budget=header.get("token_budget"),
         ),
         switches=Switches(aging_from=header.get("aging_from", "admission")),  # what traces without it were made with
         acceptance=acceptance or Spec.of("replay", path=trace.path),
@@ -99,7 +104,14 @@ def check_parity(path: str | Path) -> Parity:
     simulation = simulate_once(replay_scenario(trace), keep_rows=True)
     parity = compare_rows(trace, simulation.log.row_frame())
     replayed = simulation.log.round_frame()
-    return replace(parity, same_moves=count_same_moves(trace, replayed), same_blocks=count_same_blocks(trace, replayed))
+    ours = [(index, request, count) for _, index, request, count in simulation.log.chunks or []]
+    return replace(
+        parity,
+        same_moves=count_same_moves(trace, replayed),
+        same_blocks=count_same_blocks(trace, replayed),
+        chunks=len(trace.chunks),
+        same_chunks=count_same_chunks(trace, ours),
+    )
 
 
 def count_same_moves(trace: EngineTrace, replayed: pd.DataFrame) -> int:
@@ -119,6 +131,13 @@ def count_same_blocks(trace: EngineTrace, replayed: pd.DataFrame) -> int:
     return int((real == ours).sum()) if len(real) == len(ours) else 0
 
 
+def count_same_chunks(trace: EngineTrace, replayed: list[tuple[int, int, int]]) -> int:
+    """Chunks of prompts that engine and replay have in common; one less where the replay has more."""
+    real = list(trace.chunks[["round", "sequence", "chunk"]].itertuples(index=False, name=None))
+    same = sum(a == b for a, b in zip(real, replayed, strict=False))
+    return same if len(replayed) == len(real) else min(same, len(real) - 1)
+
+
 def compare_rows(trace: EngineTrace, replayed: pd.DataFrame) -> Parity:
     """Compare row by row; rows are matched by round and place."""
     real = trace.rows.set_index(["round", "row"])
@@ -134,6 +153,6 @@ def compare_rows(trace: EngineTrace, replayed: pd.DataFrame) -> Parity:
         wrong = [f"{name}: engine {joined.loc[at, name]}, replay {joined.loc[at, f'{name}_ours']}" for name in parts]
         first = f"round {at[0]}, row {at[1]}: {'; '.join(wrong)}"
     scheduler, layout = trace.header["scheduler"], trace.header["layout"]
-    rounds = int(real.index.get_level_values(0).nunique())
-    counts = (rounds, int(members.sum()), len(real), int(rows.sum()), rounds)
+    rounds, quiet = len(trace.rounds), trace.rounds.index.difference(members.index)  # without rows, in both
+    counts = (rounds, int(members.sum()) + len(quiet), len(real), int(rows.sum()), rounds)
     return Parity(str(trace.path), scheduler, layout, *counts, first, rounds)

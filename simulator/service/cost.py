@@ -108,7 +108,7 @@ class LinearCost(CostModel):
         context_s = p["context_s_per_token"] * rows * widths
         moved_s = 2 * rows * widths * p["kv_bytes_per_token"] / p["move_bytes_per_s"]  # read and write
         if component == "prefill":
-            return np.full(len(widths), p["prefill_base_s"] + p["prefill_s_per_token"] * fed)
+            return p["prefill_base_s"] + p["prefill_s_per_token"] * fed + context_s
         if component == "draft":
             return np.full(len(widths), p["draft_base_s"] * tokens + p["draft_s_per_token"] * fed)
         if component == "draft_prefill":

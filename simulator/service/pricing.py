@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from refimpl.placement import Move, are_neighbours, make_placement
+from refimpl.scheduling import Chunk
 from simulator.service.cost import CostModel, Line
 from simulator.service.records import Request
 from simulator.settings.scenario import Engine, Switches
@@ -52,6 +53,8 @@ class Pricing:
 
     def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float) -> tuple[int, Stages]:
         """Drafts of the round to come, and seconds of its stages; `prefill_s` of what was admitted for it."""
+        if not members:
+            return 0, (prefill_s, 0.0, 0.0, 0.0, self.cost.point("host", 1, 1))
         k = self.num_drafts(live)
         realign_s = self.begin(members, k + 1)
         draft, verify, host_s = self.lines(len(members), k, self.scattered)
@@ -94,6 +97,16 @@ class Pricing:
             tokens = max([row.seq_len - row.num_found for row in chunk]) - 1
             total += self.cost.point("prefill", len(chunk), tokens) if tokens else 0.0
         return total
+
+    def chunks_s(self, chunks: Seq[Chunk[Request]], *, beside: bool) -> float:
+        """Seconds that chunks of prompts add to a round; beside rows that decode, they share the passes of these.
+
+        Counted are the tokens of all chunks together, after the longest context before one of them.
+        """
+        tokens = sum([chunk.count for chunk in chunks])
+        start = max([chunk.sequence.num_cached - chunk.sequence.to_prefill for chunk in chunks])
+        alone_s = self.cost.line("prefill", 1, tokens).at(start)
+        return max(0.0, alone_s - self.cost.line("prefill", 1, 1).at(0)) if beside else alone_s
 
     def seconds_per_token(self, members: Members) -> float:
         """Estimate for the cost-aware choice: seconds of the round over the tokens it may be expected to yield."""

@@ -71,7 +71,9 @@ class Request:
         prompt_len: tokens.
         output_len: tokens it will generate; hidden from the scheduler.
         cut: whether it would generate more, had it the budget.
+        k: drafts a round, at most.
         left: tokens left in its budget.
+        to_prefill: tokens that must be cached before it can decode, while its prompt is cached in chunks.
         generated: tokens so far.
         runs: right proposals from each generated position on, as far as it has come, see `service.acceptance`; empty
             when it has finished.
@@ -103,6 +105,7 @@ class Request:
         "first_token_s",
         "generated",
         "index",
+        "k",
         "last_end_s",
         "last_kept",
         "last_round",
@@ -120,6 +123,7 @@ class Request:
         "seq_len",
         "slot",
         "ticket",
+        "to_prefill",
     )  # fmt: skip
 
     def __init__(
@@ -138,7 +142,7 @@ class Request:
         self.output_len, self.cut = min(output_len, self.left), output_len > self.left
         self.seq_len, self.cache_state, self.finished = self.prompt_len, 1, False
         self.generated = self.last_kept = self.last_round = self.rounds = 0
-        self.drafted = self.accepted = self.longest_wait = 0
+        self.drafted = self.accepted = self.longest_wait = self.k = self.to_prefill = 0
         self.replica = self.slot = -1
         self.padded_len = self.prompt_len
         self.admitted_s = self.begun_s = self.first_token_s = self.finished_s = float("nan")
@@ -170,6 +174,11 @@ class Request:
         """Prompt and whole budget."""
         return self.prompt_len + self.generated + self.left
 
+    @property
+    def draft_limit(self) -> int:
+        """Drafts that it can use in the coming round."""
+        return min(self.k, self.left - 1)
+
     def next_run(self) -> int:
         """Right proposals from the next token on; draws them where nobody has asked so far."""
         while self.generated >= len(self.runs):
@@ -192,6 +201,7 @@ class EventLog:
         lines: fields of `RoundLine`, round by round, in order of their ends.
         cut_lines: the same of the rounds that ran when the clock was stopped, with no tokens.
         rows: tuples of `ROW_COLUMNS`, kept only when asked for.
+        chunks: replica, round, request and tokens of each chunk of a prompt, kept with the rows.
         accepted_histogram: row-rounds by number of accepted drafts.
         num_preemptions: times that a request was sent back because the blocks ran out.
         num_to_cache, num_found: tokens that requests needed in the cache when they were admitted, and those of them
@@ -204,6 +214,7 @@ class EventLog:
         self.lines: list[tuple[Any, ...]] = []
         self.cut_lines: list[tuple[Any, ...]] = []
         self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
+        self.chunks: list[tuple[int, int, int, int]] | None = [] if keep_rows else None
         self.accepted_histogram = [0] * (max_k + 1)
         self.requests: list[Request] = []
         self.num_preemptions = self.num_to_cache = self.num_found = 0

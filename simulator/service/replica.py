@@ -9,7 +9,7 @@ from typing import Any
 import simpy
 
 from refimpl.core.errors import require
-from refimpl.scheduling import RoundPlan
+from refimpl.scheduling import Chunk, RoundPlan
 from simulator.service.cost import CostModel, lognormal_factors
 from simulator.service.gate import Gate
 from simulator.service.pricing import make_pricing
@@ -60,6 +60,7 @@ class Replica:
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
         self.scheduler.room = room_of(scenario.engine, capacity_tokens)
         self.block_size = scenario.engine.block_size
+        self.in_chunks = self.scheduler.token_budget is not None
         paged = self.scheduler.room.num_blocks is not None
         self.gate = Gate(self.scheduler, scenario.engine, None if paged else capacity_tokens)
         self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
@@ -78,7 +79,7 @@ class Replica:
         self.arrivals.note(self.env.now, len(requests))
         for request in requests:
             self._require_room(request)
-            request.replica = self.number
+            request.replica, request.k = self.number, self.pricing.k
             self.load_tokens += request.most_tokens
         self.gate.submit(requests)
         if not self.wake.triggered:
@@ -121,6 +122,8 @@ class Replica:
                 self._preempt(request)
             members = tuple(sorted(plan.members, key=SLOT))  # the engine runs rows in pool order
             live = [row for row in members if not row.finished] if plan.mode == "static" else members
+            if plan.chunks:
+                prefill_s += self.pricing.chunks_s(plan.chunks, beside=bool(members))
             k, stages = price_of(plan.mode, members, live, prefill_s)
             factor, rows = next(noise), len(members)
             self.begun = number, env.now, factor, *stages, plan.mode, rows, len(live), k, placement.width
@@ -161,7 +164,8 @@ class Replica:
             self.kv_tokens += request.seq_len
             self.log.num_to_cache += request.num_cached
             self.log.num_found += request.num_found
-        return self.pricing.prefill_s(entered) if entered else 0.0
+            request.to_prefill = request.num_cached if self.in_chunks else 0
+        return self.pricing.prefill_s(entered) if entered and not self.in_chunks else 0.0
 
     def _preempt(self, request: Request) -> None:
         """Its tokens stay, and are prefilled when it enters again."""
@@ -174,10 +178,13 @@ class Replica:
         """Commit, write the round's line, and let go who has finished."""
         scheduler, begun = self.scheduler, self.begun
         assert begun is not None
-        tokens = self._advance(live, k, plan.mode, begun[START_S])
+        tokens = self._advance(live, k, plan.mode, begun[START_S]) if live else (0, 0, 0)
         if self.switches.pad_ends and plan.mode == "fallback":
             end_padded(live, self.env.now)
-        self.pricing.placement.append(k + 1)
+        if live:
+            self.pricing.placement.append(k + 1)
+        for chunk in plan.chunks:
+            self._cache(chunk)
         if self.padded_key:
             pad_rows(live, plan.mode)
         self.log.lines.append((*begun, *tokens, *self._load(begun[ROWS])))
@@ -187,6 +194,14 @@ class Replica:
         left = scheduler.complete(plan)
         if left:
             self._release(left)
+
+    def _cache(self, chunk: Chunk[Request]) -> None:
+        """A chunk of a prompt is cached."""
+        request = chunk.sequence
+        request.to_prefill -= chunk.count
+        request.last_round = self.round_index
+        if self.log.chunks is not None:
+            self.log.chunks.append((self.number, self.round_index, request.index, chunk.count))
 
     def _load(self, rows: int) -> tuple[int, int, int]:
         """Slots in use with so many rows in the working batch, requests without K/V and with."""

@@ -56,7 +56,8 @@ def room_of(engine: Engine, capacity_tokens: float | None) -> Room[Request]:
         count = int(capacity_tokens // engine.block_size)
     if engine.layout != "paged" or count is None:
         return Room()
-    sharing: Sharing = "texts" if engine.prefix_sharing else "nothing"
+    shares = engine.prefix_sharing and engine.scheduler != "continuous"
+    sharing: Sharing = "texts" if shares else "nothing"
     return PagedRoom(BlockPool(count, engine.block_size), engine.num_speculative_tokens, sharing)
 
 
@@ -80,4 +81,5 @@ def scheduler_of(engine: Engine, switches: Switches, estimate: Callable[[Any], f
     if name == "grouped" and switches.group_key == "padded_length":
         window = engine.resolved_window_size
         return PaddedKeyScheduler(engine.batch_size, window, engine.aging_bound, options=options)
-    return make_scheduler(name, engine.batch_size, engine.resolved_window_size, engine.aging_bound, options=options)
+    sizes = engine.batch_size, engine.resolved_window_size, engine.aging_bound
+    return make_scheduler(name, *sizes, token_budget=engine.resolved_token_budget, options=options)

@@ -5,7 +5,16 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from refimpl.core.config import BLOCK_SIZES, MAX_SPECULATIVE_TOKENS, MAX_WINDOW, LayoutName, SchedulerName
+from refimpl.core.config import (
+    BLOCK_SIZES,
+    MAX_SPECULATIVE_TOKENS,
+    MAX_TOKEN_BUDGET,
+    MAX_WINDOW,
+    LayoutName,
+    SchedulerName,
+    default_token_budget,
+    require_verify_tokens,
+)
 from refimpl.core.errors import require
 from simulator.settings.fields import (
     COUNT,
@@ -128,6 +137,8 @@ class Engine:
         compaction_threshold: share of dead slots at which the masked layout compacts.
         block_size: tokens of a block of the paged layout, a power of two.
         prefix_sharing: let requests that begin with the same tokens share full blocks of the paged layout.
+        token_budget: tokens of a round of the continuous scheduler, those of prompts included; at least k + 1. None for
+            a verify pass of the whole batch and 256 tokens of prompts.
         num_blocks: of its pool; None for as many as ``service.kv_capacity_bytes`` holds, or for no limit.
     """
 
@@ -142,6 +153,7 @@ class Engine:
     block_size: int = number_field(Range(1, max(BLOCK_SIZES), integer=True), 16)
     num_blocks: int | None = number_field(Range(1, 2**24, integer=True), None)
     prefix_sharing: bool = True
+    token_budget: int | None = number_field(Range(1, MAX_TOKEN_BUDGET, integer=True), None)
 
     expanded = staticmethod(engine_settings)
 
@@ -150,11 +162,18 @@ class Engine:
         small = self.scheduler == "grouped" and self.window_size is not None and self.window_size < self.batch_size
         require(self.block_size in BLOCK_SIZES, f"block_size must be one of {BLOCK_SIZES}, not {self.block_size}")
         require(not small, f"window_size {self.window_size} is smaller than batch_size {self.batch_size}")
+        if self.token_budget is not None:
+            require_verify_tokens(self.token_budget, self.num_speculative_tokens)
 
     @property
     def resolved_window_size(self) -> int:
         """Sequences with K/V at a time."""
         return (self.window_size or 4 * self.batch_size) if self.scheduler == "grouped" else self.batch_size
+
+    @property
+    def resolved_token_budget(self) -> int:
+        """Tokens of a round of the continuous scheduler."""
+        return self.token_budget or default_token_budget(self.batch_size, self.num_speculative_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,9 @@ class Scenario:
     def content_hash(self) -> str:
         """Sixteen hex digits that change with anything but the name."""
         data = {key: value for key, value in to_mapping(self).items() if key != "name"}
-        if self.engine.layout != "paged":  # blocks are of no effect then
-            idle = ("block_size", "num_blocks", "prefix_sharing")
-            data["engine"] = {key: value for key, value in data["engine"].items() if key not in idle}
+        idle = ["block_size", "num_blocks", "prefix_sharing"] * (self.engine.layout != "paged")
+        idle += ["token_budget"] * (self.engine.scheduler != "continuous")
+        data["engine"] = {key: value for key, value in data["engine"].items() if key not in idle}
         if self.workload.common.kind == "none":
             del data["workload"]["common"]
         return content_hash(data)

@@ -31,8 +31,10 @@ ROW_FIELDS = (
     "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "next_token",
     "finished", "draft_s", "verify_s", "realign_s", "prefill_s", "host_s", "round_s",
 )  # fmt: skip
-COUNTS = ("round", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept")
 STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
+CHUNK_FIELDS = ("round", "mode", "sequence", "chunk", *STAGES, "round_s")
+CHUNK_COLUMNS = (*CHUNK_FIELDS, "num_moves", "num_blocks")
+COUNTS = ("round", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept")
 
 SERVICE_COLUMNS = {  # format -> (time column, prompt column, output column, seconds per unit of time)
     "plain": ("time_s", "prompt_tokens", "output_tokens", 1.0),
@@ -51,18 +53,21 @@ class EngineTrace:
         header: settings of the run.
         rows: one line per row per round, columns `ROW_FIELDS`; ``num_moves`` and ``num_blocks``, NaN where the trace
             has none.
+        chunks: one line per chunk of a prompt: sequence, tokens, and those fields of a row that belong to its round.
     """
 
     path: str
     header: dict[str, Any]
     rows: pd.DataFrame
+    chunks: pd.DataFrame
 
     @property
     def rounds(self) -> pd.DataFrame:
         """One line per round: mode, rows, k and the stage seconds."""
-        first = self.rows.groupby("round", sort=True)
+        lines = pd.concat([self.rows, self.chunks.assign(k=0)]) if len(self.chunks) else self.rows
+        first = lines.groupby("round", sort=True)
         frame = first[["mode", "k", *STAGES, "round_s", "num_moves", "num_blocks"]].first()
-        return frame.assign(rows=first.size(), kept=first["kept"].sum(), accepted=first["accepted"].sum())
+        return frame.assign(rows=first["kept"].count(), kept=first["kept"].sum(), accepted=first["accepted"].sum())
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -127,12 +132,17 @@ def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
     require(number > 0, f"{path}: contains no rounds")
     _check_header(f"{path}:{number}", header)
     names = (*ROW_FIELDS, "num_moves", "num_blocks")
-    records = []
+    records, chunks = [], []
     for number, record in lines:
-        _require_fields(f"{path}:{number}", record, ROW_FIELDS)
-        records.append([record.get(name) for name in names])
+        if "chunk" in record:
+            _require_fields(f"{path}:{number}", record, CHUNK_FIELDS)
+            chunks.append([record.get(name) for name in CHUNK_COLUMNS])
+        else:
+            _require_fields(f"{path}:{number}", record, ROW_FIELDS)
+            records.append([record.get(name) for name in names])
     require(bool(records), f"{path}: contains no rounds")
-    return EngineTrace(path, header, _frame(path, header, pd.DataFrame.from_records(records, columns=list(names))))
+    rows = _frame(path, header, pd.DataFrame.from_records(records, columns=list(names)))
+    return EngineTrace(path, header, rows, pd.DataFrame.from_records(chunks, columns=list(CHUNK_COLUMNS)))
 
 
 def _check_header(where: str, header: dict[str, Any]) -> None:

@@ -33,7 +33,13 @@ def shifted_prompt(tokens: Any, positions: Any, *rest: Any) -> PackedBlock:
     return PackedBlock(tokens, positions + 1, *rest)
 
 
-PROMPTS_TOO = ((layouts_base, "PackedBlock", shifted_prompt),)
+def shifted_rows(block: Any, counts: Any, original: Any = PackedBlock.of_rows) -> PackedBlock:
+    """The same of packed rows that decode."""
+    packed = original(block, counts)
+    return replace(packed, position_ids=packed.position_ids + 1)
+
+
+PROMPTS_TOO = ((layouts_base, "PackedBlock", shifted_prompt), (PackedBlock, "of_rows", staticmethod(shifted_rows)))
 SHIFT = replace(OFF_BY_ONE, owner=HuggingFaceLM, attribute="forward", make=shifted, conditions=PROMPTS_TOO)
 
 

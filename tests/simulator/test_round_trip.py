@@ -26,7 +26,10 @@ def traced(pair, path, asked, **settings):
     return result
 
 
-METHODS = ["eqspec", "exspec", "rollback", "masked+fifo", "inplace", "inplace+grouped", "paged"]
+METHODS = [
+    "eqspec", "exspec", "rollback", "masked+fifo", "inplace", "inplace+grouped", "paged", "masked+continuous",
+    "rollback+continuous",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("stops", [{}, {"stop_token_ids": []}], ids=["stop tokens", "to the budget"])
@@ -119,6 +122,24 @@ def test_texts_that_are_no_numbers_of_blocks_are_refused(llama, tmp_path, texts)
     path.write_text("\n".join([json.dumps(json.loads(header) | {"texts": texts}), *lines]) + "\n")
     with pytest.raises(InputError, match=":1: texts"):
         read_engine_trace(path)
+
+
+@pytest.mark.parametrize("token_budget", [4, 9, 40, None])
+@pytest.mark.parametrize("blocks", [18, None])
+def test_chunks_beside_decoding_rows_are_replayed_without_a_difference(llama, tmp_path, token_budget, blocks):
+    path = tmp_path / "run.ndjson"
+    per_token = sum(model.kv_shape.bytes_per_token for model in (llama.target, llama.draft))
+    memory = {} if blocks is None else {"kv_memory_gib": (blocks + 1) * 2 * per_token / 2**30}
+    settings = {"method": "paged+continuous", "block_size": 2, "token_budget": token_budget, "stop_token_ids": []}
+    result = traced(llama, path, requests(), **settings, **memory)
+    assert (result.stats.num_preemptions > 0) == (blocks is not None and token_budget != 4)
+    parity = check_parity(path)
+    assert parity.exact, parity
+    assert (parity.rounds, parity.chunks) == (len(result.rounds), sum(len(r.chunks) for r in result.rounds))
+    assert any(record.rows and record.chunks for record in result.rounds)
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([header, *(line.replace('"chunk": ', '"chunk": 1') for line in lines)]) + "\n")
+    assert not check_parity(path).exact
 
 
 @pytest.mark.parametrize("name", ["prompt_lens", "max_new_tokens_each", "num_speculative_tokens_each"])

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from refimpl import Pair, generate
+from refimpl import Pair, Request, generate
 from refimpl.core.config import make_config
 from refimpl.decoding import prefill
 from refimpl.decoding.engine import Engine
+from refimpl.layouts.packed import PackedBlock
 from refimpl.models import attention, probe
 from refimpl.models.adapter import HuggingFaceLM
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
@@ -60,7 +61,7 @@ def test_tokens_are_those_of_rectangles(llama, method, monkeypatch):
 def test_no_pad_is_fed(llama, monkeypatch):
     fed = []
     forward = llama.target.forward_packed
-    monkeypatch.setattr(llama.target, "forward_packed", lambda block: (fed.append(block.tokens), forward(block)))
+    monkeypatch.setattr(llama.target, "forward_packed", lambda block, n: (fed.append(block.tokens), forward(block, n)))
     prefilled(llama)
     assert [tokens.tolist() for tokens in fed] == [[[t for prompt in PROMPTS for t in prompt[:-1]]]]
 
@@ -78,7 +79,62 @@ def test_a_model_that_mixes_packed_rows_is_fed_rectangles(llama, monkeypatch):
 
 
 def test_a_model_that_fails_on_packed_blocks_is_fed_rectangles(llama):
-    def fail(block):
+    def fail(block, num_logits):
         raise TypeError("unexpected keyword 'packed'")
 
     assert not probe.runs_packed_blocks(llama.target, fail)
+
+
+REQUESTS = [
+    Request(prompt, num_speculative_tokens=k, max_new_tokens=n)
+    for prompt, k, n in zip([*PROMPTS, [7, 7, 3]], (1, 6, 0, 3, 2), (9, 14, 5, 12, 11), strict=True)
+]
+SHAPES = ["inplace", "paged", "eqspec", "exspec", "masked", "rollback", "inplace+continuous", "masked+continuous"]
+
+
+@pytest.fixture
+def rectangles(monkeypatch):
+    """Tokens of each row, for every packed pass of rows that decode."""
+    fed = []
+    of_rows = PackedBlock.of_rows
+    monkeypatch.setattr(PackedBlock, "of_rows", lambda block, counts: (fed.append(counts), of_rows(block, counts))[1])
+    return fed
+
+
+@pytest.mark.parametrize("rule", [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 1.0, "acceptance": "rejection"}])
+@pytest.mark.parametrize("method", SHAPES)
+def test_rows_that_draft_differently_feed_their_own_tokens_alone(llama, method, rule, rectangles, monkeypatch):
+    settings = {"method": method, "batch_size": 4, "num_speculative_tokens": 6, "checks": "device", **rule}
+    found = generate(llama, REQUESTS, **settings)
+    assert any(len(set(counts)) > 1 for counts in rectangles)
+    assert all(0 < sum(counts) <= 0.75 * len(counts) * max(counts) for counts in rectangles if "+" not in method)
+    monkeypatch.setattr(llama.target, "forward_packed", None)
+    assert [s.token_ids for s in found.sequences] == [
+        s.token_ids for s in generate(llama, REQUESTS, **settings).sequences
+    ]
+
+
+@pytest.mark.parametrize("kind", sorted(TINY_ARCHITECTURES))
+def test_every_architecture_verifies_packed_rows(kind, rectangles):
+    pair = random_pair(kind, draft_noise=0.01)
+    found = generate(pair, REQUESTS, batch_size=4, checks="device")
+    wanted = generate(pair, REQUESTS, method="autoregressive")
+    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in wanted.sequences]
+    assert rectangles
+
+
+def test_packed_rows_in_blocks_get_the_same_bits(llama, rectangles):
+    wanted, found = (generate(llama, REQUESTS, method=m, batch_size=4, logprobs=2) for m in ("inplace", "paged"))
+    assert [s.logprobs for s in found.sequences] == [s.logprobs for s in wanted.sequences]
+    assert rectangles
+
+
+def test_rows_of_a_static_batch_that_have_finished_feed_nothing(llama, rectangles):
+    requests = [Request([1, 2], max_new_tokens=n) for n in (2, 24)]
+    generate(llama, requests, method="eqspec", batch_size=2, stop_token_ids=[])
+    assert any(0 in counts for counts in rectangles)
+
+
+def test_passes_of_one_shape_are_not_packed(llama, rectangles):
+    generate(llama, REQUESTS, shape_stable=True)
+    assert not rectangles

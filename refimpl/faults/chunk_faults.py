@@ -1,0 +1,59 @@
+"""What engines that mix prompts with decoding rows got wrong: who runs, and how far a prompt is cached."""
+
+from dataclasses import replace
+from typing import Any
+
+from refimpl.core.sequence import Sequence
+from refimpl.decoding import rounds
+from refimpl.decoding.cached import CachedModel
+from refimpl.decoding.prefill import Chunks
+from refimpl.faults.base import fault
+from refimpl.scheduling import Chunk, ContinuousScheduler, RoundPlan
+
+CHUNKS: dict[str, Any] = {"layouts": ("inplace",), "schedulers": ("continuous",), "settings": {"spare_tokens": 1}}
+
+
+@fault(ContinuousScheduler, "select", "nothing", "INV-17", **CHUNKS)
+def chunks_beside_the_budget(original: Any) -> Any:
+    """Prompts get the whole budget of a round, whatever the rows that decode take of it."""
+
+    def select(self: ContinuousScheduler[Sequence]) -> RoundPlan[Sequence]:
+        prompts = [s for s in self.pool.window.values() if s.to_prefill]
+        chunks = tuple(Chunk(s, min(self.token_budget, s.to_prefill)) for s in prompts[:1])
+        return replace(original(self), chunks=chunks)
+
+    return select
+
+
+@fault(ContinuousScheduler, "select", "nothing", "INV-17", **CHUNKS)
+def decoding_waits_for_prompts(original: Any) -> Any:
+    """No row decodes while a prompt is being cached."""
+
+    def select(self: ContinuousScheduler[Sequence]) -> RoundPlan[Sequence]:
+        plan = original(self)
+        return replace(plan, members=()) if plan.chunks else plan
+
+    return select
+
+
+@fault(ContinuousScheduler, "select", "output", "INV-17", **CHUNKS, source="vllm-project/vllm#30618")
+def chunk_row_drafts(original: Any) -> Any:
+    """A row is drafted for as soon as the first chunk of its prompt is cached."""
+
+    def select(self: ContinuousScheduler[Sequence]) -> RoundPlan[Sequence]:
+        window = self.pool.window.values()
+        members = tuple(s for s in window if s.target_cached or not s.to_prefill)
+        return replace(original(self), members=members, chunks=()) if members else original(self)
+
+    return select
+
+
+@fault(rounds, "note_chunks", "output", "INV-3", **CHUNKS)
+def chunk_border_skipped(original: Any) -> Any:
+    """A chunk that is not the last of its prompt counts as one token longer than it is."""
+
+    def note(cached: CachedModel, chunks: Chunks) -> None:
+        rest = [chunk.sequence.seq_len - 1 - cached.num_cached(chunk.sequence) - chunk.count for chunk in chunks]
+        original(cached, [replace(c, count=c.count + (n > 0)) for c, n in zip(chunks, rest, strict=True)])
+
+    return note
