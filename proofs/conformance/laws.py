@@ -23,12 +23,14 @@ from refimpl.core import kernels
 from refimpl.core.config import LAYOUTS, SCHEDULERS, AcceptanceName, DecodeConfig, SamplingConfig
 from refimpl.core.drafting import DraftingConfig
 from refimpl.core.sequence import Sequence
+from refimpl.decoding import sampling
 from refimpl.decoding.acceptance import rejection
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys
 
 Outputs = tuple[Text, ...]
 Law = dict[Outputs, Fraction]
+CERTAIN = 1e-30  # a number in the race that no other token wins against
 MAX_PATHS = 20_000  # an enumeration that reaches this was truncated: a failure
 
 
@@ -68,28 +70,33 @@ class BranchSource(RandomSource):
     _uniform: dict = field(default_factory=dict)
 
     def draw(self, weights, keys, position, purpose):
+        """The engine's own race, with numbers in which the token of the branch wins."""
         starts = _starts(keys)
-        rows = [
+        chosen = [
             [
                 self._token(weights[i, j], int(keys.sequence[i]), int(position[i, j]), purpose, starts[i])
                 for j in range(position.shape[1])
             ]
             for i in range(position.shape[0])
         ]
-        return torch.tensor(rows)
+        noise = torch.full(weights.shape, 1.0, dtype=torch.float64)
+        noise.scatter_(-1, torch.tensor(chosen)[..., None], CERTAIN)
+        with patch.object(sampling, "exponentials", lambda *_: noise):
+            return super().draw(weights, keys, position, purpose)
 
     def accepts(self, target_probability, draft_probability, keys, position):
+        """The engine's own test, with a number on the side of the branch."""
         p, q, starts = target_probability.tolist(), draft_probability.tolist(), _starts(keys)
-        rows = [
+        numbers = [
             [
-                self._accept(
-                    Fraction(p[i][j]), Fraction(q[i][j]), int(keys.sequence[i]), int(position[i, j]), starts[i]
-                )
+                self._number(Fraction(p[i][j]), Fraction(q[i][j]), int(keys.sequence[i]), int(position[i, j]), starts[i])
                 for j in range(len(p[i]))
             ]
             for i in range(len(p))
         ]
-        return torch.tensor(rows).reshape(position.shape)
+        uniform = torch.tensor(numbers, dtype=torch.float64).reshape(position.shape)
+        with patch.object(sampling, "uniform", lambda *_: uniform):
+            return super().accepts(target_probability, draft_probability, keys, position)
 
     def _matters(self, sequence: int, position: int, purpose: Purpose) -> bool:
         row = self.sequences[sequence]
@@ -107,16 +114,16 @@ class BranchSource(RandomSource):
             self._drawn[key] = tokens[self._branch([masses[t] / total for t in tokens])]
         return self._drawn[key]
 
-    def _accept(self, p: Fraction, q: Fraction, sequence: int, position: int, start: int) -> bool:
-        """u < p/q for the key's uniform number u, known to lie in [low, high)."""
+    def _number(self, p: Fraction, q: Fraction, sequence: int, position: int, start: int) -> float:
+        """The key's uniform number: below p/q or not, by the branch, in the interval that it is known to lie in."""
         if not self._matters(sequence, position, Purpose.ACCEPT):
-            return True
+            return 0.0
         low, high = self._uniform.get((sequence, position, start), (Fraction(0), Fraction(1)))
         threshold = min(max(p / q, low), high)
         share = (threshold - low) / (high - low)
         yes = share == 1 or (share > 0 and self._branch([share, 1 - share]) == 0)
-        self._uniform[sequence, position, start] = (low, threshold) if yes else (threshold, high)
-        return yes
+        self._uniform[sequence, position, start] = low, high = (low, threshold) if yes else (threshold, high)
+        return float((low + high) / 2)
 
     def _branch(self, probabilities: list[Fraction]) -> int:
         if len(probabilities) == 1:

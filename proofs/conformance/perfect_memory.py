@@ -1,5 +1,7 @@
 """A language model that remembers exactly: its K/V are (token, position), its answer a table entry for what it sees.
 
+It has two layers of two heads, with keys and values of their own. They must tell the same, or the answer is another.
+
 Attention is replaced by reading: a query collects the slots that its mask shows, puts them in order of position and
 looks the text up. A slot missing, seen twice, stale, of another row or of a wrong position changes the text, and so
 the answer. Probabilities are multiples of 1/16, exact in floating point; they are returned in place of logits.
@@ -17,6 +19,7 @@ from refimpl.models.adapter import Pair
 
 Text = tuple[int, ...]
 Table = Callable[[Text], tuple[float, ...]]
+LAYERS = HEADS = 2
 JUNK = -1  # first token of the text that a query reads when what it sees is not one whole prefix
 
 
@@ -52,15 +55,14 @@ class PerfectMemory:
 
     def __init__(self, table: Table, vocab_size: int):
         self.table, self.vocab_size = table, vocab_size
-        self.kv_shape = KVShape(1, 1, 2, torch.float64, torch.device("cpu"))
+        self.kv_shape = KVShape(LAYERS, HEADS, 2, torch.float64, torch.device("cpu"))
 
     def forward(self, block: Block, num_logits: int) -> Tensor:
-        entries = torch.stack([block.tokens, block.position_ids], dim=-1).double()[:, None]
-        keys, _ = block.append(0, entries, entries)
+        told, agree = self._remember(block)
         batch, q = block.tokens.shape
         answers = [
             [
-                self._answer(keys[i, 0], block.mask[i, 0, j], int(block.position_ids[i, j]))
+                self._answer(told[i], agree[i], block.mask[i, 0, j], int(block.position_ids[i, j]))
                 for j in range(q - num_logits, q)
             ]
             for i in range(batch)
@@ -76,10 +78,22 @@ class PerfectMemory:
 
         return feed
 
-    def _answer(self, slots: Tensor, visible: Tensor, position: int) -> tuple[float, ...]:
+    def _remember(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Write to all layers, heads and planes; what the slots tell ``[batch, width, 2]``, and whether all agree."""
+        entries = torch.stack([block.tokens, block.position_ids], dim=-1).double()[:, None]
+        marks = torch.arange(HEADS, dtype=torch.float64)[:, None, None]
+        planes = []
+        for layer in range(LAYERS):
+            own = 1000.0 * (layer + 1) + 100 * marks
+            keys, values = block.append(layer, entries + own, -entries - own)
+            planes += [keys - own, -values - own]
+        told = torch.cat(planes, dim=1)
+        return told[:, 0], (told == told[:, :1]).all(dim=-1).all(dim=1)
+
+    def _answer(self, slots: Tensor, agree: Tensor, visible: Tensor, position: int) -> tuple[float, ...]:
         seen = sorted((int(p), int(token)) for token, p in slots[visible].tolist())
         text = tuple(token for _, token in seen)
-        whole = [p for p, _ in seen] == list(range(position + 1))
+        whole = [p for p, _ in seen] == list(range(position + 1)) and bool(agree[visible].all())
         return self.table(text if whole else (JUNK, *text))
 
 

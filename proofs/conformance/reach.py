@@ -98,17 +98,29 @@ def kv_memory_gib(shape: Shape, spare: int) -> float:
     return blocks * BLOCK_SIZE * per_token / 2**30
 
 
+def replayed_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
+    """Rounds that were recorded, and passes of one shape."""
+    for each, settings in itertools.product(LONGER, ({"cuda_graphs": True}, {"shape_stable": True})):
+        expected = runs.autoregressive_outputs(each, sampled_pair(), COUPLED)
+        engine = runs.engine_for(method, each, sampled_pair(), COUPLED, checks="host", **settings)
+        seen[next(iter(settings))] += 1
+        yield finished(engine, method, each, expected, seen)
+
+
 KINDS: dict[str, Runs] = {
     "rejection sampling": rejection_runs,
     "drafts looked up": lookup_runs,
     "cancelled": cancelled_runs,
     "in a pool that is too small": preempted_runs,
+    "recorded, and in passes of one shape": replayed_runs,
 }
 EQUAL_TO = {"rejection sampling": "equal to those of each row alone"}
 
 
 def applies(kind: str, method: str) -> bool:
-    """Blocks are paged, and a rollback cuts a row's rounds by those of others."""
+    """Blocks are paged; what is recorded is in place; and a rollback cuts a row's rounds by those of others."""
+    if kind == "recorded, and in passes of one shape":
+        return method in ("inplace+static", "inplace+fifo")
     if kind == "in a pool that is too small":
         return method.startswith("paged")
     return not (method.startswith("rollback") and kind == "rejection sampling")
@@ -135,6 +147,7 @@ def check() -> Iterator[Verdict]:
             if applies(kind, method):
                 yield runs.verdict(f"{method}, {kind}", some_runs(method, seen), EQUAL_TO.get(kind, runs.EQUAL))[0]
     wanted = {"load", "grow", "realign", "compact", "recovered", "bonus", "looked up", "cancelled", "preempted"}
+    wanted |= {"cuda_graphs", "shape_stable"}
     missing = wanted - set(+seen)
     yield Verdict(
         "the runs move K/V in every way, reject, look up, cancel and preempt", not missing, f"never {missing}"

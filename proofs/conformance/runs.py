@@ -137,7 +137,11 @@ def engine_for(method: str, shape: Shape, pair: Pair, sampling: SamplingConfig, 
         block_size=BLOCK_SIZE,
         **{"checks": "device", **settings},
     )
-    return Engine(pair, sequences_of(shape, sampling.seed), config)
+    sequences = sequences_of(shape, sampling.seed)
+    if not config.drafting.uses_draft:
+        for sequence in sequences:
+            sequence.draft_cached = None
+    return Engine(pair, sequences, config)
 
 
 def run(method: str, shape: Shape, pair: Pair, sampling: SamplingConfig, pattern: Pattern | None = None) -> Run:
