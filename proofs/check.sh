@@ -43,6 +43,7 @@ python_stages() {
     until [ -f "$log/coq.status" ]; do sleep 1; done
     stage traces "$python" -m proofs.conformance.traces "$log/coq/check_trace"
     stage replay "$python" -m proofs.conformance.replay "$log/coq/replay"
+    stage drift "$python" -m proofs.conformance.drift "$log/coq/formulas"
   fi
 }
 
@@ -52,7 +53,7 @@ if [ "$pip_only" = 1 ]; then
   stages+=(runs)
   python_stages
 else
-  stages=(coq coqchk spin "${stages[@]}" traces replay)
+  stages=(coq coqchk spin "${stages[@]}" traces replay drift)
   python_stages &
   stage coq proofs/coq/check.sh "$log/coq"
   stage coqchk proofs/coq/recheck.sh "$log/coq"

@@ -1,6 +1,7 @@
 """How every stage reports: one line a claim, and a last line that the driver adds up."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -8,6 +9,15 @@ class Judged(Protocol):
     name: str
     ok: bool
     detail: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, whether it holds, and why not."""
+
+    name: str
+    ok: bool
+    detail: str = ""
 
 
 def report(stage: str, verdicts: Iterable[Judged], *, show_details: bool = False, quiet: bool = False) -> int:

@@ -89,7 +89,9 @@ class BranchSource(RandomSource):
         p, q, starts = target_probability.tolist(), draft_probability.tolist(), _starts(keys)
         numbers = [
             [
-                self._number(Fraction(p[i][j]), Fraction(q[i][j]), int(keys.sequence[i]), int(position[i, j]), starts[i])
+                self._number(
+                    Fraction(p[i][j]), Fraction(q[i][j]), int(keys.sequence[i]), int(position[i, j]), starts[i]
+                )
                 for j in range(len(p[i]))
             ]
             for i in range(len(p))

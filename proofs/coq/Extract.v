@@ -1,6 +1,8 @@
-(** The checkers as OCaml. Numbers stay as Coq has them: nothing of its arithmetic is replaced. *)
+(** The checkers, and the layouts' formulas, as OCaml. Numbers stay as Coq has them: nothing of its arithmetic is
+    replaced. *)
 From Coq Require Import Extraction ExtrOcamlBasic.
-From RaggedSpec Require Import Trace Checker Replay.
+From RaggedSpec Require Import Trace Checker Replay Layouts.
 Extraction Language OCaml.
 Extraction "checker.ml" check.
 Extraction "machine.ml" step untouched all_over.
+Extraction "layouts_formulas.ml" padded_claims append_claims kill.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compile the theorems, demand that they rest on nothing, re-check them with coqchk, build the trace checkers.
-# Usage: check.sh WORK_FOLDER; leaves WORK_FOLDER/check_trace and WORK_FOLDER/replay.
+# Usage: check.sh WORK_FOLDER; leaves check_trace, replay and formulas in it.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=$1
@@ -27,6 +27,7 @@ done
 grep -qx "Closed under the global context" Audit.out || { fault "the register has assumptions"; cat Audit.out; }
 ocamlopt -w -a checker.mli checker.ml check_trace.ml -o check_trace
 ocamlopt -w -a machine.mli machine.ml replay.ml -o replay
+ocamlopt -w -a layouts_formulas.mli layouts_formulas.ml formulas.ml -o formulas
 
 theorems=$(grep -c '^  @' Audit.v)
 sed -nE 's/^  @([a-z_]+)[,)].*/  ok    \1/p' Audit.v

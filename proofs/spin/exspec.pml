@@ -28,6 +28,13 @@ bool tagged_ran = false;
 byte longest_wait = 0;
 byte size, i, j, best, count;
 
+/* With TRACE a simulation prints its rounds, for proofs/conformance/drift.py. */
+#ifdef TRACE
+#define show(word) printf(word); for (i : 0 .. W - 1) { printf(" %d,%d,%d,%d,%d", tokens[i], lag[i], wait[i], begun[i], runs[i]) } printf("\n")
+#else
+#define show(word) skip
+#endif
+
 #define same_key(x, y) (tokens[x] == tokens[y] && lag[x] == lag[y])
 
 inline choose_by_age() {
@@ -108,6 +115,7 @@ init {
   :: atomic {
        choose();
        check_round();
+       show("BEFORE");
        tagged_ran = runs[tagged];
        longest_wait = 0;
        for (i : 0 .. W - 1) {
@@ -117,6 +125,7 @@ init {
          fi;
          if :: wait[i] > longest_wait -> longest_wait = wait[i] :: else fi
        }
+       show("AFTER");
        i = 0;
        do
        :: i < W -> if :: tokens[i] >= END -> replace(i) :: else -> i++ fi
