@@ -182,7 +182,10 @@ def engine_law(
     pair = pair_of(target, draft, vocab_size)
 
     def run(script: list[int]) -> list[int]:
-        rows = [Sequence(i, list(j.prompt), j.budget, j.k, j.stops, sequence_id=i) for i, j in enumerate(jobs)]
+        no_cache = {} if config.drafting.uses_draft else {"draft_cached": None}
+        rows = [
+            Sequence(i, list(j.prompt), j.budget, j.k, j.stops, sequence_id=i, **no_cache) for i, j in enumerate(jobs)
+        ]
         source = BranchSource(script, rows)
         for _ in Engine(pair, rows, config, source).rounds():
             pass
