@@ -33,10 +33,23 @@ OUTPUTS = {  # lengths of the captions' outputs -> settings
     "geometric, mean 1.8 tokens": {},
 }
 SIZES = (1, 2, 4, 8, 16, 32)
+RATES = ((2, 0.8), (4, 1.1), (8, 1.2), (2, 1.2), (4, 1.65), (8, 1.8))  # batch size, requests per second
+SCHEDULERS = {  # what serves requests that arrive -> changes to EXSPEC as published
+    "EXSPEC as published": {},
+    "with aging after 16 rounds": {"engine.aging_bound": 16},
+    "oldest first, no groups": {
+        "engine.scheduler": "fifo", "engine.window_size": None, "engine.aging_bound": None,
+        "switches.group_key": "length_and_lag", "switches.copy_groups": False,
+    },
+    "EXSPEC that keeps its caches": {"switches.discard_mixed_caches": False},
+}  # fmt: skip
+ONLINE_METRICS = ("busy_share", "latency_p50_s", "latency_p90_s", "latency_p99_s", "longest_gap_s", "prefill_share")
 
 
 def measure() -> dict[str, Any]:
     """Run every study of the page."""
+    from reproduction_forensics import measure as forensics
+
     from simulator.settings.curves import curve_errors
     from simulator.studies.crossing import find_crossings
     from simulator.studies.explanation import explain
@@ -59,6 +72,8 @@ def measure() -> dict[str, Any]:
         "steps": [step.as_mapping() for step in explain(REPLICATIONS, constants)],
         "captions": captions(constants),
         "throughput": throughput(constants),
+        "online": online(constants),
+        "forensics": forensics(),
         "acceptance_probability": ACCEPTANCE,
         "crossings": crossings,
         "curves": list(curve_errors()),
@@ -101,6 +116,20 @@ def throughput(constants: Any) -> list[dict[str, Any]]:
                 {"method": method, "batch_size": size, "tokens_per_s": row.simulated, "low": row.low, "high": row.high}
                 | {"prefill_percent": share, "align_percent": 100 * results["realign_share"]}
             )
+    return lines
+
+
+def online(constants: Any) -> list[dict[str, Any]]:
+    """Latency of requests that arrive, by batch size, load and scheduler."""
+    from simulator.runner import simulate
+    from simulator.studies.published import online_scenario
+
+    lines = []
+    for size, rate in RATES:
+        for name, change in SCHEDULERS.items():
+            results = simulate(online_scenario(size, rate, constants).but(change), 6, keep_frames=False)
+            metrics = {metric: results[metric] for metric in ONLINE_METRICS}
+            lines.append({"batch_size": size, "rate_per_s": rate, "scheduler": name} | metrics)
     return lines
 
 

@@ -1,8 +1,11 @@
-"""Batch speculative decoding by masking (BSP), rebuilt on transformers' own cache and attention mask.
+"""Two published methods that return wrong texts, rebuilt on transformers' own cache and attention mask: BSP and DSD.
 
-Rejected tokens stay in the cache as columns that the 2-D attention mask hides. The published code passes no position
-ids, so the model derives them itself: Llama-like models count cache columns, holes included, and go wrong; OPT sums
-the attention mask and is right. With explicit positions the method is exact on both.
+BSP masks: rejected tokens stay in the cache as columns that the 2-D attention mask hides. The published code passes no
+position ids, so the model derives them itself: Llama-like models count cache columns, holes included, and go wrong; OPT
+sums the attention mask and is right. With explicit positions the method is exact on both.
+
+DSD appends, at the first mismatch, the token of the draft in place of the target's; it passes no attention mask, so
+that pads are seen; and it pads rows again without removing the pads that they have.
 """
 
 from dataclasses import dataclass
@@ -88,6 +91,49 @@ class MaskingEngine:
         for _ in range(k):
             tokens.append(int(self.draft(input_ids=torch.tensor([tokens])).logits[0, -1].argmax()))
         return tokens[-k:]
+
+
+class UnmaskedEngine:
+    """DSD on a target and a draft of transformers; greedy.
+
+    Args:
+        target, draft: models with full attention.
+    """
+
+    supports: frozenset[str] = frozenset()
+
+    def __init__(self, target: Any, draft: Any):
+        self.target, self.draft = target, draft
+        self.vocab_size = target.config.vocab_size
+
+    @torch.inference_mode()
+    def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
+        """Decode all prompts as one batch until each has its budget."""
+        if settings.temperature:
+            raise NotSupported("sampling")
+        rows, made = _padded([list(prompt) for prompt in prompts]), [0] * len(prompts)
+        while min(made) < settings.max_new_tokens:
+            kept = self._round(torch.tensor(rows), max(1, settings.num_speculative_tokens))
+            made = [count + len(tokens) for count, tokens in zip(made, kept, strict=True)]
+            rows = _padded([row + tokens for row, tokens in zip(rows, kept, strict=True)])
+        outputs = [row[-count:][: settings.max_new_tokens] for row, count in zip(rows, made, strict=True)]
+        return [_finish(tokens, settings.stop_token_ids) for tokens in outputs]
+
+    def _round(self, ids: Tensor, k: int) -> list[list[int]]:
+        """Tokens that each row appends: accepted drafts and the draft at the first mismatch."""
+        width = ids.shape[1]
+        for _ in range(k):
+            ids = torch.cat([ids, self.draft(input_ids=ids).logits[:, -1:].argmax(dim=-1)], dim=1)
+        chosen = self.target(input_ids=ids).logits[:, width - 1 : -1].argmax(dim=-1)
+        drafts = ids[:, width:]
+        right = (drafts == chosen).long().cumprod(dim=1).sum(dim=1).tolist()
+        return [row[: count + 1] for row, count in zip(drafts.tolist(), right, strict=True)]
+
+
+def _padded(rows: list[list[int]]) -> list[list[int]]:
+    """Rows of one length, with pads before the pads that they have."""
+    width = max(map(len, rows))
+    return [[PAD_TOKEN] * (width - len(row)) + row for row in rows]
 
 
 def _finish(tokens: list[int], stops: tuple[int, ...]) -> list[int]:

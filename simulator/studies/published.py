@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from refimpl.core.reading import read_mapping
@@ -15,6 +16,7 @@ CONSTANTS, LENGTHS = PUBLISHED / "constants.json", PUBLISHED / "spec_bench_lengt
 CHARACTERS_PER_TOKEN, MOST_PROMPT_TOKENS = 4.0, 1024
 OVERHEAD_PROMPTS, WINDOW, BUDGET, NUM_DRAFTS = 100, 48, 128, 5
 CAPTIONS, CAPTION_TOKENS, CAPTION_BUDGET, CAPTION_WINDOW = 100, 16, 50, 50
+ONLINE_REQUESTS, SHUFFLE_SEED = 300, 0
 FITTED_CV = 0.03  # how much the speed of a host differs between two runs on one machine
 
 
@@ -75,6 +77,15 @@ def overhead_scenario(method: str, batch_size: int, constants: Constants, length
     outputs = {"kind": "geometric", "mean_tokens": constants.output_mean_tokens}
     scenario = _scenario(method, batch_size, constants, (prompts, outputs), WINDOW, BUDGET)
     return scenario.but({"study.num_requests": len(lengths)})
+
+
+def online_scenario(batch_size: int, rate_per_s: float, constants: Constants) -> Scenario:
+    """The published ``exspec`` on requests that arrive: Poisson, with the prompts of Spec-Bench in shuffled order."""
+    lengths = list(committed_lengths())
+    Random(SHUFFLE_SEED).shuffle(lengths)
+    arrivals = {"kind": "poisson", "rate_per_s": rate_per_s}
+    scenario = overhead_scenario("exspec", batch_size, constants, tuple(lengths))
+    return scenario.but({"study.kind": "open", "study.num_requests": ONLINE_REQUESTS, "study.arrivals": arrivals})
 
 
 def caption_scenario(batch_size: int, constants: Constants) -> Scenario:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from refimpl.conformance.protocol import EngineSettings
-from refimpl.faults.published import bsp, bsp_as_shipped
+from refimpl.faults.published import UnmaskedEngine, bsp, bsp_as_shipped
 from refimpl.generation import generate
 from refimpl.pairs.random_pairs import random_pair
 
@@ -30,3 +30,11 @@ def test_as_shipped_is_wrong_on_llama() -> None:
 
 def test_as_shipped_is_exact_on_opt_which_sums_the_mask() -> None:
     assert num_right(bsp_as_shipped("opt")(PROMPTS, SETTINGS), "opt") == 12
+
+
+def test_dsd_is_wrong_for_every_row_and_alone_too() -> None:
+    pair = random_pair("llama")
+    engine = UnmaskedEngine(pair.target.model, pair.draft.model)
+    assert num_right(engine(PROMPTS, SETTINGS), "llama") <= 2
+    alone = [engine([prompt], SETTINGS)[0] for prompt in PROMPTS]
+    assert num_right(alone, "llama") <= 2  # no pads, but the draft's token at every mismatch
