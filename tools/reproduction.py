@@ -55,7 +55,7 @@ def measure() -> dict[str, Any]:
     from simulator.studies.explanation import explain
     from simulator.studies.published import load_constants
     from simulator.studies.reproduction import Reproduction, read_targets
-    from simulator.studies.roofline_checks import EXPLAINED, check_roofline, summarize_checks
+    from simulator.studies.roofline_checks import EXPLAINED, check_roofline, needed_lengths, summarize_checks
 
     constants = load_constants()
     rows = Reproduction(read_targets(), REPLICATIONS, constants).rows()
@@ -79,6 +79,7 @@ def measure() -> dict[str, Any]:
         "curves": list(curve_errors()),
         "checks": summary.to_dict(orient="records"),
         "explained": EXPLAINED,
+        "speculative": needed_lengths().to_dict(orient="records"),
     }
 
 

@@ -312,6 +312,41 @@ Rows that are off by more than a quarter:
 
 {reasons}
 There is no trustworthy published number for L40S and RTX 4090 in 16 bit among them.
+
+{speculative_speeds(data)}"""
+
+
+def speculative_speeds(data: dict[str, Any]) -> str:
+    """Published speeds with drafts."""
+    lines = data["speculative"]
+    rows = [
+        [
+            f"{line['target']}, {line['draft']}, {line['device']}",
+            str(line["num_speculative_tokens"]),
+            f"{line['tokens_per_s']:g}",
+            f"{1e3 * line['round_s']:.1f}",
+            f"{line['needed_tokens']:.2f}",
+            f"{line['acceptance_probability']:.2f}",
+        ]
+        for line in lines
+    ]
+    heads = [
+        "target, draft, device",
+        "drafts",
+        "published tokens/s",
+        "predicted ms a round",
+        "tokens a round needed",
+        "α",
+    ]
+    two, seven = lines[0], lines[1]
+    length = sum(two["acceptance_probability"] ** i for i in range(seven["num_speculative_tokens"] + 1))
+    predicted = length / seven["round_s"]
+    return f"""Speeds with drafts are published without the tokens that a round yields. The table says how many the published speed needs,
+and the probability α of independent drafts that yields them; more than the drafts plus one would be impossible.
+
+{table(heads, rows)}
+The first line's α predicts the second: {predicted:.0f} tokens/s with 7 drafts, {100 * (predicted / seven["tokens_per_s"] - 1):+.0f} % of
+the {seven["tokens_per_s"]:g} that are published. So the loss from 2 to 7 drafts is found.
 """
 
 

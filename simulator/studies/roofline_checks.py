@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import brentq
 
 from refimpl.core.errors import InputError
 from refimpl.core.files import write_whole
@@ -15,6 +16,7 @@ from simulator.settings.plain_yaml import read_yaml
 
 PUBLISHED = DATA / "published"
 CHECKS, SOURCES, ERRORS = (PUBLISHED / name for name in ("checks.csv", "sources.yaml", "check_errors.csv"))
+SPECULATIVE = PUBLISHED / "speculative.csv"
 OUTLIER = 0.25  # relative error beyond which a row needs an explanation
 EXPLAINED = {  # group -> why rows of it are beyond
     "NeMo": "the release spent 1.5 to 2.5 ms of a step outside of the kernels, which counts most where they are short: "
@@ -72,6 +74,35 @@ def summarize_checks(checks: pd.DataFrame) -> pd.DataFrame:
 
     groups = [line(str(name), group["relative_error"]) for name, group in checks.groupby("group", sort=False)]
     return pd.DataFrame([*groups, line("all", checks["relative_error"])]).set_index("group")
+
+
+def needed_lengths() -> pd.DataFrame:
+    """Published speculative speeds at batch 1, with the tokens that a round must yield at its predicted seconds.
+
+    Columns round_s, needed_tokens, which cannot exceed the drafts + 1, and acceptance_probability: that of independent
+    drafts that would yield as many.
+    """
+    rows = pd.read_csv(SPECULATIVE)
+    rounds_s = np.array([_round_s(row) for row in rows.to_dict(orient="records")])
+    needed, drafts = rows["tokens_per_s"] * rounds_s, rows["num_speculative_tokens"]
+    probabilities = [_probability(length, k) for length, k in zip(needed, drafts, strict=True)]
+    return rows.assign(round_s=rounds_s, needed_tokens=needed, acceptance_probability=probabilities)
+
+
+def _round_s(row: dict[str, Any]) -> float:
+    """Seconds of drafting and verifying for one row."""
+    cost = RooflineCost(
+        Spec.of("roofline", **{name: row[name] for name in ("device", "target", "draft", "dtype")}), None
+    )
+    width, k = np.array([float(row["context_tokens"])]), row["num_speculative_tokens"]
+    return float((cost.seconds("draft", 1, k, width, False) + cost.seconds("verify", 1, k + 1, width, False))[0])
+
+
+def _probability(length: float, k: int) -> float:
+    """Solve 1 + α + … + α^k = length; NaN where no probability does."""
+    if not 1 <= length <= k + 1:
+        return float("nan")
+    return float(brentq(lambda probability: sum(probability**i for i in range(k + 1)) - length, 0, 1))
 
 
 def write_checks(checks: pd.DataFrame, path: str | Path) -> None:

@@ -19,6 +19,9 @@ def test_page_and_figures_are_fresh(tool, capsys):
     assert tool.main(["--check"]) == 0
     text = tool.PAGE.read_text(encoding="utf-8")
     assert all(f"]({name})" in text for name in tool.figures.FIGURES)
+    rows = json.loads(tool.DATA.read_text())["rows"]
+    count = f"{sum(row['inside'] for row in rows)} of {len(rows)} figures"
+    assert count in " ".join((ROOT / "README.md").read_text().split())
 
 
 def test_what_is_stale_is_seen(tool, monkeypatch, tmp_path):

@@ -1,5 +1,7 @@
 """Costs of kind roofline: facts of models and devices, their errors, and what a scenario gets from them."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -18,6 +20,7 @@ from simulator.studies.roofline_checks import (
     EXPLAINED,
     OUTLIER,
     check_roofline,
+    needed_lengths,
     published_sources,
     summarize_checks,
     write_checks,
@@ -69,11 +72,25 @@ def test_published_numbers_are_within_15_percent_and_outliers_are_explained():
     assert summary.loc["all", "median"] <= 0.15
     assert set(checks.loc[checks["relative_error"].abs() > OUTLIER, "group"]) == set(EXPLAINED)
     assert set(checks["source"]) <= set(published_sources())
+    page = " ".join((Path(__file__).parents[2] / "docs" / "scenarios.md").read_text().split())
+    assert f"[{len(checks)} published numbers]" in page
+    worst = checks["relative_error"].abs().max()
+    assert f"median is {summary.loc['all', 'median']:.0%}, the worst {worst:.0%}".replace("%", " %") in page
 
 
 def test_committed_errors_are_fresh(tmp_path):
     write_checks(check_roofline(), tmp_path / "errors.csv")
     assert (tmp_path / "errors.csv").read_text() == ERRORS.read_text()
+
+
+def test_published_speculative_speeds_are_possible_and_predict_each_other():
+    rows = needed_lengths()
+    assert (rows["needed_tokens"] > 1).all()
+    assert (rows["needed_tokens"] < rows["num_speculative_tokens"] + 1).all()
+    assert rows["acceptance_probability"].between(0.3, 0.95).all()
+    two, seven = rows.iloc[0], rows.iloc[1]
+    predicted = sum(two["acceptance_probability"] ** i for i in range(8)) / seven["round_s"]
+    assert predicted == pytest.approx(seven["tokens_per_s"], rel=0.15)
 
 
 def test_laws_of_a_pass():
