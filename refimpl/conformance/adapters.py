@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from refimpl.conformance.protocol import EngineFailure, EngineSettings, NotSupported
-from refimpl.core.config import AcceptanceName, CheckLevel, Request
+from refimpl.conformance.protocol import BLOCK_SIZE, EngineFailure, EngineSettings, NotSupported
+from refimpl.conformance.service import serve
+from refimpl.core.config import AcceptanceName, CheckLevel, DecodeConfig, Request, make_config
 from refimpl.generation import generate
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.table_model import VOCAB_SIZE, table_pair, unrelated_pair
@@ -34,11 +35,19 @@ class MethodEngine:
     ):
         self.method, self.pair, self.checks, self.settings = method, pair, checks, settings
         self.vocab_size, self.law_rule = pair.vocab_size, law_rule
-        self.supports = frozenset({"sampling"} if law_rule else {"sampling", "keyed_sampling"})
+        self.supports = frozenset({"serving", "sampling"} if law_rule else {"serving", "sampling", "keyed_sampling"})
+        self.block_size = settings.get("block_size", BLOCK_SIZE)
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
         """Run the method with the checks on: a broken invariant is an engine failure."""
+        if settings.submit_at:
+            return serve(self.pair, self.config(settings), prompts, settings)
         return self._decode(self.method, prompts, settings)
+
+    def config(self, settings: EngineSettings) -> DecodeConfig:
+        """Settings of a greedy run."""
+        given = {name: getattr(settings, name) for name in ("batch_size", "num_speculative_tokens", "max_new_tokens")}
+        return make_config(method=self.method, checks=self.checks, stop_token_ids=(), **self.settings | given)
 
     def reference(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
         """Run the oracle."""

@@ -77,6 +77,32 @@ def engine_cases(draw: Any, vocab_size: int, *, sampled: bool = False) -> Engine
     return EngineCase(prompts, settings, tuple(stop_at))
 
 
+@st.composite
+def serving_cases(draw: Any, vocab_size: int, block_size: int) -> EngineCase:
+    """Prompts that come and are cancelled while others run.
+
+    Args:
+        draw: given by Hypothesis.
+        vocab_size: of the engine.
+        block_size: of the engine; first tokens are shared up to a token around multiples of it.
+    """
+    token = st.sampled_from(offered_ids(vocab_size))
+    common = draw(st.lists(token, min_size=1, max_size=5)) * (2 * block_size + 1)
+    cuts = [n * block_size + more for n in (0, 1, 2) for more in (-1, 0, 1) if n * block_size + more >= 0]
+    begun = st.tuples(st.sampled_from(cuts), st.lists(token, min_size=1, max_size=2))
+    prompts = [(*common[:cut], *tail) for cut, tail in draw(st.lists(begun, min_size=1, max_size=5))]
+    prompts += draw(st.lists(st.sampled_from(prompts), max_size=3))
+    when, size = st.integers(0, 8), len(prompts)
+    settings = EngineSettings(
+        max_new_tokens=draw(st.sampled_from(BUDGETS)),
+        batch_size=draw(st.sampled_from(BATCHES)),
+        num_speculative_tokens=draw(st.sampled_from(DRAFTS)),
+        submit_at=tuple(draw(st.lists(when, min_size=size, max_size=size))),
+        cancel_at=tuple(draw(st.lists(st.none() | when, min_size=size, max_size=size))),
+    )
+    return EngineCase(tuple(prompts), settings)
+
+
 @dataclass(frozen=True)
 class Limits:
     """How far the cases go; the kit knows nothing about what an engine does beyond.

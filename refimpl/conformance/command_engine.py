@@ -24,6 +24,7 @@ import threading
 from typing import Any
 
 from refimpl.conformance.protocol import (
+    BLOCK_SIZE,
     Call,
     EngineFailure,
     EngineGone,
@@ -31,6 +32,7 @@ from refimpl.conformance.protocol import (
     EngineSettings,
     NotSupported,
     check_answer,
+    check_block_size,
     check_description,
     short,
 )
@@ -58,6 +60,7 @@ class CommandEngine:
             self.vocab_size, self.supports = check_description(
                 command, about.get("vocab_size"), about.get("supports", ())
             )
+            self.block_size = check_block_size(command, about.get("block_size", BLOCK_SIZE))
         except BaseException:
             self.close()
             raise

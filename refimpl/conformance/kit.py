@@ -9,9 +9,10 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis.errors import Flaky
 
-from refimpl.conformance.cases import EngineCase, Limits, engine_cases
-from refimpl.conformance.properties import ENGINE_PROPERTIES, FIXED, SAMPLED
+from refimpl.conformance.cases import EngineCase, Limits, engine_cases, serving_cases
+from refimpl.conformance.properties import ENGINE_PROPERTIES, FIXED, SAMPLED, SERVED
 from refimpl.conformance.protocol import (
+    BLOCK_SIZE,
     EngineFailure,
     EngineGone,
     EngineLost,
@@ -144,6 +145,9 @@ class Trial:
             self._check(self._measure)
         elif self.name in FIXED:
             self._check_case(FIXED[self.name](limits, vocab_size))
+        elif self.name in SERVED:
+            block_size = getattr(self.subject.engine, "block_size", BLOCK_SIZE)
+            self._search(serving_cases(vocab_size, block_size), max_examples, shrink, seed)
         else:
             sampled = self.name in SAMPLED
             self._search(engine_cases(vocab_size, sampled=sampled), max_examples, shrink, seed)

@@ -155,8 +155,22 @@ def samples_follow_the_law(subject: Subject, case: EngineCase) -> None:
         raise CaseFailure(f"{many} {at} are not distributed as the reference's (p = {p_value:.1e})")
 
 
+def serving_equals_reference(subject: Subject, case: EngineCase) -> None:
+    """Prompts that come, and are cancelled, while others run get the reference's tokens, or the first of them.
+
+    Many begin with the same tokens, and some come twice.
+    """
+    if "serving" not in subject.engine.supports:
+        raise NotSupported("serving")
+    found = subject.run(case.prompts, case.settings)
+    wanted = subject.reference(case.prompts, replace(case.settings, submit_at=(), cancel_at=()))
+    cancelled = [at is not None for at in case.settings.cancel_at]
+    begun = [w[: len(f)] if c else w for f, w, c in zip(found, wanted, cancelled, strict=True)]
+    require_equal(found, begun, "not the autoregressive output")
+
+
 def _needs_sampling(subject: Subject) -> None:
-    if not subject.engine.supports:  # both abilities are ways of sampling
+    if not subject.engine.supports & {"sampling", "keyed_sampling"}:
         raise NotSupported("sampling")
 
 
@@ -177,9 +191,11 @@ ENGINE_PROPERTIES: dict[str, Property] = {
         seeds_give_different_samples,
         temperature_matters,
         samples_follow_the_law,
+        serving_equals_reference,
     )
 }
 SAMPLED = {"samples_are_keyed"}  # their cases have a temperature and a seed
+SERVED = {"serving_equals_reference"}  # their prompts come and go while others run
 FIXED: dict[str, Callable[[Limits, int], EngineCase]] = {  # these have one case; the others are searched
     "seeds_give_different_samples": Limits.seed_case,
     "temperature_matters": Limits.warm_case,

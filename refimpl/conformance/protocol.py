@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 from refimpl.core.errors import InputError
 
-ABILITIES = ("sampling", "keyed_sampling")
+ABILITIES = ("sampling", "keyed_sampling", "serving")
+BLOCK_SIZE = 16  # tokens of a block of K/V, where an engine does not say
+MAX_BLOCK_SIZE = 4096
 Prompts = tuple[tuple[int, ...], ...]
 
 
@@ -29,6 +31,10 @@ class EngineSettings:
         stop_token_ids: end a row and are kept as its last token; nothing else may end it before the budget.
         temperature, seed: with one seed, the sample of the i-th prompt is the same for any batch size, if the
             engine supports ``"keyed_sampling"``.
+        submit_at: rounds that have run when each prompt comes; empty: all come at once. With no row left to run, the
+            next prompt comes at once. For engines that support ``"serving"``.
+        cancel_at: rounds after its submission at which each prompt is cancelled, None for never; a cancelled row's
+            answer is what it has generated.
     """
 
     max_new_tokens: int = 16
@@ -37,6 +43,8 @@ class EngineSettings:
     stop_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0
     seed: int = 0
+    submit_at: tuple[int, ...] = ()
+    cancel_at: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,10 @@ class Call:
 
     def as_request(self, number: int) -> dict[str, Any]:
         """The request of the protocol of servers, see `refimpl.conformance.command_engine`."""
-        return {"op": "generate", "id": number, "prompts": self.prompts, **asdict(self.settings)}
+        settings = asdict(self.settings)
+        if not self.settings.submit_at:
+            del settings["submit_at"], settings["cancel_at"]
+        return {"op": "generate", "id": number, "prompts": self.prompts, **settings}
 
 
 class EngineUnderTest(Protocol):
@@ -56,7 +67,11 @@ class EngineUnderTest(Protocol):
 
     Attributes:
         vocab_size: prompts contain ids in [0, vocab_size).
-        supports: optional abilities: ``"sampling"`` from the reference's law, ``"keyed_sampling"`` of the same tokens.
+        supports: optional abilities: ``"sampling"`` from the reference's law, ``"keyed_sampling"`` of the same tokens,
+            ``"serving"`` of prompts that come and are cancelled while others run.
+
+    An engine whose rows share blocks of K/V may state their `block_size` (16 tokens otherwise): prompts then have first
+    tokens in common around multiples of it. To be tested under preemption it should have a small pool.
     """
 
     vocab_size: int
@@ -100,6 +115,18 @@ def check_description(name: str, vocab_size: Any, supports: Any) -> tuple[int, f
         if ability not in ABILITIES:
             raise InputError(f"{name!r}: unknown ability {short(ability)} in supports: choose {', '.join(ABILITIES)}")
     return int(vocab_size), frozenset(supports)
+
+
+def check_block_size(name: str, block_size: Any) -> int:
+    """Return the block size that an engine states.
+
+    Raises:
+        InputError: it is no positive integer.
+    """
+    is_integer = isinstance(block_size, Integral) and not isinstance(block_size, bool)
+    if not is_integer or not 1 <= int(block_size) <= MAX_BLOCK_SIZE:
+        raise InputError(f"{name!r}: block_size must be an integer from 1 to {MAX_BLOCK_SIZE}, not {short(block_size)}")
+    return int(block_size)
 
 
 def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[int]]:

@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from refimpl.conformance.protocol import (
+    BLOCK_SIZE,
     EngineFailure,
     EngineGone,
     EngineSettings,
     NotSupported,
+    check_block_size,
     check_description,
     one_line,
     short,
@@ -41,6 +43,7 @@ class PythonEngine:
         if not (callable(engine) and hasattr(engine, "vocab_size") and hasattr(engine, "supports")):
             raise InputError(f"{name!r} makes {short(engine)}, no callable with vocab_size and supports")
         self.vocab_size, self.supports = check_description(name, engine.vocab_size, engine.supports)
+        self.block_size = check_block_size(name, getattr(engine, "block_size", BLOCK_SIZE))
         own = getattr(engine, "reference", None)
         if own is not None and not callable(own):
             raise InputError(f"{name!r}: reference must be a function, not {short(own)}")

@@ -79,6 +79,8 @@ def describe(call: Call) -> str:
     other: dict[str, Any] = {"stop_token_ids": list(settings.stop_token_ids)} if settings.stop_token_ids else {}
     if settings.temperature != usual.temperature:
         other |= {"temperature": settings.temperature, "seed": settings.seed}
+    if settings.submit_at:
+        other |= {"submit_at": list(settings.submit_at), "cancel_at": list(settings.cancel_at)}
     told = ", ".join(f"{name} {value}" for name, value in (always | other).items())
     return f"prompts {_prompts(call.prompts)}; {told}"
 

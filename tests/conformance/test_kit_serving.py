@@ -1,0 +1,130 @@
+"""The ability `serving`: prompts that come and are cancelled while others run, and begin with the same tokens."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as search
+from toy_engines import Toy, continuation
+
+from refimpl.conformance import service
+from refimpl.conformance.adapters import MethodEngine, mixed_script
+from refimpl.conformance.cases import serving_cases
+from refimpl.conformance.kit import check_property
+from refimpl.conformance.protocol import Call, EngineSettings
+from refimpl.conformance.python_engine import PythonEngine
+from refimpl.conformance.report import describe
+from refimpl.conformance.subject import Subject
+from refimpl.core.errors import InputError
+from refimpl.decoding.engine import Engine
+from refimpl.faults import FAULTS
+from refimpl.models.table_model import table_pair
+
+PROPERTY = "serving_equals_reference"
+TIMETABLE = EngineSettings(8, 2, 2, submit_at=(0, 0, 3, 1), cancel_at=(None, 2, None, 0))
+
+
+def ours(method="paged", checks="host"):
+    return MethodEngine(method, table_pair(mixed_script()), checks=checks, block_size=4)
+
+
+def judged(engine, max_examples=20):
+    return check_property(Subject(PythonEngine(engine)), PROPERTY, max_examples, shrink=False)
+
+
+@pytest.mark.parametrize("method", ["paged", "paged+grouped", "inplace+static"])
+def test_our_engine_serves(method):
+    verdict = judged(ours(method), 8)
+    assert (verdict.status, verdict.asked) == ("pass", 8)
+
+
+@pytest.mark.parametrize("fault", ["block-matched-by-hash-alone", "shared-block-freed-with-its-first-owner"])
+def test_what_sharing_gets_wrong_is_seen_from_outside(fault):
+    with FAULTS[fault].injected():
+        assert judged(ours(checks="off"), 60).status == "fail"
+
+
+def test_cases_preempt_find_and_cancel(monkeypatch):
+    engines = []
+    right = Engine.__init__
+    monkeypatch.setattr(Engine, "__init__", lambda self, *a, **k: (right(self, *a, **k), engines.append(self))[0])
+    assert judged(ours(), 20).status == "pass"
+    assert sum(engine.num_preemptions > 0 for engine in engines) >= 2
+    assert sum(engine.num_found > 0 for engine in engines) >= 5
+    reasons = [s.stop_reason for engine in engines for s in engine.sequences]
+    assert {"cancelled", "length"} == set(reasons)
+
+
+def test_first_tokens_are_shared_around_multiples_of_a_block():
+    seen = set()
+
+    @search(max_examples=200, database=None, derandomize=True)
+    @given(serving_cases(40, 4))
+    def look(case):
+        assert len(case.prompts) == len(case.settings.submit_at) == len(case.settings.cancel_at)
+        seen.add(shared(case.prompts))
+
+    look()
+    assert {3, 4, 5, 7, 8, 9} <= seen
+
+
+def shared(prompts):
+    """First tokens that two different prompts have in common, at most."""
+    pairs = [(a, b) for a in prompts for b in prompts if a != b]
+    return max(
+        (next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), -1) for a, b in pairs), default=-1
+    )
+
+
+def test_a_timetable_is_kept():
+    prompts = [[1, 2, 3], [4, 5], [1, 2, 3], [6]]
+    outputs = ours("inplace")(prompts, TIMETABLE)
+    assert [len(tokens) for tokens in outputs] == [8, pytest.approx(4, abs=3), 8, 0]
+    assert outputs[0] == outputs[2]
+    assert service.SPARE_BLOCKS < 8
+
+
+def served(settings, outputs):
+    """What a right engine answers, whose cancelled rows have ended early."""
+    ends = [None if at is None else at for at in settings.cancel_at]
+    return [tokens[:end] for tokens, end in zip(outputs, ends, strict=True)] if ends else outputs
+
+
+def test_a_toy_that_serves_passes_and_one_that_mixes_rows_up_fails():
+    right = Toy(lambda prompts, settings, outputs: served(settings, outputs), supports={"serving"}, block_size=3)
+    assert judged(right).status == "pass"
+
+    def tied(prompts, settings, outputs):
+        """A prompt that comes again gets what the cancelled one before it left."""
+        answers = served(settings, outputs)
+        first = {tuple(p): i for i, p in reversed(list(enumerate(prompts)))}
+        return [answers[first[tuple(p)]] for p in prompts] if settings.submit_at else answers
+
+    verdict = judged(Toy(tied, supports={"serving"}, block_size=3), 60)
+    assert verdict.status == "fail"
+    assert "submit_at" in describe(verdict.calls[-1])
+
+
+def test_an_engine_that_does_not_serve_is_not_asked():
+    verdict = judged(Toy())
+    assert (verdict.status, verdict.reason) == ("not supported", "serving")
+
+
+def test_a_timetable_is_in_the_line_of_the_protocol_only_where_there_is_one():
+    call = Call(((1, 2), (3,), (4,), (5,)), TIMETABLE)
+    line = json.loads(json.dumps(call.as_request(1)))
+    assert (line["submit_at"], line["cancel_at"]) == ([0, 0, 3, 1], [None, 2, None, 0])
+    plain = replace(call, settings=EngineSettings()).as_request(1)
+    assert not {"submit_at", "cancel_at"} & plain.keys()
+
+
+@pytest.mark.parametrize("block_size", [0, -1, 2.5, "4", True, None, 10**9])
+def test_a_block_size_is_a_positive_integer(block_size):
+    with pytest.raises(InputError, match="block_size must be an integer from 1 to 4096"):
+        PythonEngine(Toy(block_size=block_size))
+
+
+def test_the_toy_is_the_reference():
+    prompts = [[1], [2, 3]]
+    assert Toy()(prompts, EngineSettings(5)) == [continuation(p, EngineSettings(5)) for p in prompts]

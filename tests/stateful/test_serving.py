@@ -1,0 +1,76 @@
+"""The engine as a service: prompts come, leave and come again at any moment, beside what the oracle says."""
+
+from hypothesis import settings, strategies
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from refimpl.conformance.adapters import mixed_script
+from refimpl.core.config import make_config
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.memory import GIB
+from refimpl.models.table_model import greedy_continuation, table_pair
+from refimpl.requests import prepare
+from refimpl.scheduling import PagedRoom
+
+BUDGET, BLOCK, BLOCKS = 7, 2, 13
+COMMON = [3, 1, 4, 1, 5, 9]
+PROMPTS = [[*COMMON[:cut], *tail] for tail in ([2], [7, 1]) for cut in (0, 1, 2, 3, 4, 5, 6)] * 2
+PAIR = table_pair(mixed_script())
+
+
+class Service(RuleBasedStateMachine):
+    """A small pool, in which sequences wait at the door until they come."""
+
+    @initialize(scheduler=strategies.sampled_from(["fifo", "static", "grouped"]), k=strategies.integers(0, 3))
+    def open(self, scheduler, k):
+        per_token = sum(model.kv_shape.bytes_per_token for model in PAIR.models(True))
+        config = make_config(
+            method=f"paged+{scheduler}",
+            batch_size=3,
+            num_speculative_tokens=k,
+            max_new_tokens=BUDGET,
+            block_size=BLOCK,
+            kv_memory_gib=(BLOCKS + 1.5) * BLOCK * per_token / GIB,
+            checks="device",
+        )
+        self.rows = prepare(PAIR, PROMPTS, config).sequences
+        self.engine = Engine(PAIR, self.rows, config)
+        self.outside = list(self.rows)
+        self.engine.scheduler.pool.waiting.clear()
+        self.engine.scheduler.pool.num_submitted = 0
+
+    @rule(data=strategies.data())
+    @precondition(lambda self: self.outside)
+    def come(self, data):
+        row = data.draw(strategies.sampled_from(self.outside))
+        self.outside.remove(row)
+        self.engine.scheduler.submit([row])
+
+    @rule(data=strategies.data())
+    @precondition(lambda self: len(self.outside) < len(self.rows))
+    def cancel(self, data):
+        self.engine.cancel(data.draw(strategies.sampled_from([r for r in self.rows if r not in self.outside])))
+
+    @rule(rounds=strategies.integers(1, 3))
+    def run(self, rounds):
+        for _ in range(rounds):
+            if not self.engine.scheduler.done:
+                self.engine.run_one_round()
+
+    @invariant()
+    def rows_have_what_the_oracle_generates(self):
+        for row in getattr(self, "rows", ()):
+            wanted = greedy_continuation(row.token_ids[: row.prompt_len], BUDGET)
+            end = None if row.stop_reason == "length" else row.num_generated
+            assert row.generated == wanted[:end]
+
+    def teardown(self):
+        if hasattr(self, "engine"):
+            for _ in self.engine.rounds():
+                pass
+            self.rows_have_what_the_oracle_generates()
+            assert isinstance(self.engine.scheduler.room, PagedRoom)
+            assert self.engine.scheduler.room.num_blocks_used == 0
+
+
+TestService = Service.TestCase
+TestService.settings = settings(max_examples=10, stateful_step_count=15)
