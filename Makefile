@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports unit claims nightly test-bounds readme docs notebooks lab proof-tools proofs clean
+.PHONY: demo test lint types imports unit claims nightly test-bounds readme docs notebooks html lab proof-tools proofs clean
 
 demo: $(STAMP)
 	$(BIN)/raggedspec demo
@@ -62,6 +62,12 @@ docs: $(STAMP)
 # Runs notebooks/*.py, writes the .ipynb files with their figures and answers.
 notebooks: $(STAMP)
 	$(BIN)/python tools/notebooks.py
+
+# Pages for people without Jupyter: the notebooks as they are committed, and the what-if panel.
+html: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'
+	$(BIN)/jupyter nbconvert --to html --output-dir build/html notebooks/*.ipynb
+	$(BIN)/raggedspec sim panel --set cost.kind=table --set cost.calibration=cpu/tiny --workers 2 --out build/html/panel.html
 
 lab: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'

@@ -76,10 +76,11 @@ decided | {"largest error of the number of rounds": float(found.table["scheduler
 # %%
 outside = found.table[~found.table["in_cost_band"]].groupby("study").size()
 size = 100 * found.table["cost_error"].abs().mean()
+width = "too narrow" if found.cost_coverage < 0.85 else "too wide" if found.cost_coverage > 0.95 else "as wide as it should be"
 plots.captioned(
     plots.held_out_runs(found, acceptance=False),
     f"With the acceptance known, {100 * found.cost_coverage:.0f} % of {len(found.table)} runs lie within the 90 % band: "
-    f"it is too narrow. The mean error is {size:.1f} %.",
+    f"it is {width}. The mean error is {size:.1f} %.",
 )
 
 # %% [markdown]

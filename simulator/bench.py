@@ -11,7 +11,7 @@ from simulator.service.simulation import Simulation
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
 
-WINDOWS = (64, 1024)
+WINDOWS = (64, 1024, 4096)
 TIMEOUTS = 50_000
 
 
@@ -30,10 +30,10 @@ class Speed:
     rounds_per_wall_s: float
 
 
-def bench_scenario(window_size: int, batch_size: int, num_requests: int = 3000) -> Scenario:
+def bench_scenario(window_size: int, batch_size: int) -> Scenario:
     """EXSPEC on requests of varied prompts, with noise, so that nothing of a usual study is left out."""
     return Scenario(
-        study=Study(num_requests=num_requests),
+        study=Study(num_requests=max(3000, 2 * window_size)),
         workload=Workload(prompt_tokens=Spec.of("uniform", low_tokens=16, high_tokens=256)),
         engine=Engine(layout="realigned", scheduler="grouped", batch_size=batch_size, window_size=window_size),
         acceptance=Spec.of("beta", a=4.0, b=2.0),

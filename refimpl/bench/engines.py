@@ -120,7 +120,7 @@ def hf_generate(bench: Bench, prompts: list[list[int]], batch_size: int, *, assi
     outputs: list[Tensor] = []
     extra = {"assistant_model": draft} if assisted else {}
     pads: list[int] = []
-    with _peak_memory(device) as peak, _as_shipped(bench), _recorded_passes(bench, pads) as passes:
+    with _peak_memory(device) as peak, as_shipped(bench), _recorded_passes(bench, pads) as passes:
         _synchronize(device)
         begun = time.perf_counter()
         for start in range(0, len(prompts), batch_size):
@@ -197,7 +197,7 @@ def _peak_memory(device: torch.device) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _as_shipped(bench: Bench) -> Iterator[None]:
+def as_shipped(bench: Bench) -> Iterator[None]:
     """Have the models use transformers' standard attention and no generation settings of their own, then as before.
 
     What a generation config leaves open is filled from the model's: its stop tokens would end rows early. The draft is

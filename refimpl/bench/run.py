@@ -11,6 +11,7 @@ from typing import Any
 import transformers
 
 from refimpl.bench.engines import Bench, Sample, busy_s_per_round, hf_generate, run_method
+from refimpl.bench.generate_batch import hf_generate_batch, runs_generate_batch
 from refimpl.bench.probe import measure_rates
 from refimpl.bench.rows import BenchRow, make_row
 from refimpl.bench.settings import EAGER, BenchSettings, takes_graphs
@@ -19,7 +20,8 @@ from refimpl.core.errors import InputError
 from refimpl.judging.equivalence import expand_methods
 from refimpl.models.adapter import HuggingFaceLM, Pair
 
-PLAIN, ASSISTED, BATCHED = "hf_generate", "hf_assisted", "autoregressive_batched"
+PLAIN, ASSISTED, CONTINUOUS = "hf_generate", "hf_assisted", "hf_generate_batch"
+BATCHED = "autoregressive_batched"
 PLAIN_SETTINGS = {"num_speculative_tokens": 0, "acceptance": None, "forced_lengths": ()}
 Run = Callable[[list[list[int]]], Sample]
 
@@ -154,6 +156,8 @@ class Interleaved:
         runs: dict[str, Run] = {PLAIN: lambda prompts: hf_generate(bench, prompts, size)}
         if size == 1:
             runs[ASSISTED] = lambda prompts: hf_generate(bench, prompts, 1, assisted=True)
+        if self.settings.generate_batch and runs_generate_batch(bench):
+            runs[CONTINUOUS] = lambda prompts: hf_generate_batch(bench, prompts, size)
         for name, (method, changes) in self._ours(size).items():
             runs[name] = partial(_run_ours, bench, method, size, changes)
         return runs

@@ -30,6 +30,7 @@ class BenchSettings:
         prompts_per_row: at batch B decode B times so many of the prompts, evenly spaced; 0 decodes all of them.
         max_minutes: no further repeat is begun after so long; the first one always ends.
         cuda_graphs: record rounds where a method can, and run it without as well (see `EAGER`).
+        generate_batch: time transformers' own continuous batching, too, where it runs.
         options: further settings of the engine, as for `generate`.
     """
 
@@ -43,6 +44,7 @@ class BenchSettings:
     prompts_per_row: int = 0
     max_minutes: float = math.inf
     cuda_graphs: bool = False
+    generate_batch: bool = False
     options: tuple[tuple[str, Any], ...] = ()
 
     def prompts_at(self, batch_size: int, prompts: list[list[int]]) -> list[list[int]]:

@@ -58,6 +58,9 @@ class RepeatOptions:
 
     repeats: Annotated[int, option(ENGINE, "Runs in turn, after a warm-up.", min=1)] = 3
     max_minutes: Annotated[float, option(ENGINE, "Begin no repeat after this many minutes.", min=0)] = math.inf
+    generate_batch: Annotated[
+        bool, option(ENGINE, "Time transformers' own continuous batching (generate_batch), too, where it runs.")
+    ] = False
     engine_option: Annotated[
         list[str] | None, option(ENGINE, "NAME=VALUE, another setting of the engine; may be repeated.")
     ] = None
@@ -118,6 +121,7 @@ def bench_settings(
         forced_lengths=forced_lengths(work.acceptance, engine.num_speculative_tokens) if forced else (),
         prompts_per_row=work.prompts_per_row,
         max_minutes=repeat.max_minutes,
+        generate_batch=repeat.generate_batch,
         options=tuple((name, value) for name, value in given.items() if name not in names)
         + engine_options(repeat.engine_option),
         **{name: value for name, value in given.items() if name in names},

@@ -55,6 +55,11 @@ def _reasons(model: PreTrainedModel, config: PretrainedConfig) -> Iterator[str]:
         yield f"caps attention scores (attn_logit_softcapping = {softcap:g}), which SDPA cannot do"
     if not model._supports_sdpa and model._supports_attention_backend:
         yield "has attention that SDPA cannot compute (it declares _supports_sdpa = False), such as sinks or biases"
+    if getattr(config, "alibi", False):
+        yield "biases attention by distances between columns (alibi = True), which are not those of positions"
+    offset = _first_position(model)
+    if offset:
+        yield f"counts positions from {offset}, behind its padding id, and not from 0"
     window = getattr(config, "keep_window_size", None)
     if window is not None:
         yield f"attends only to the {window} strongest keys of a longer row (keep_window_size)"
@@ -71,6 +76,13 @@ def _is_half(model: PreTrainedModel) -> bool:
     ):
         return True
     return any(getattr(module, "encoder_attn", None) is not None for module in model.modules())
+
+
+def _first_position(model: PreTrainedModel) -> int:
+    """Position of the first token: not 0 where the table of positions keeps a row for padding, as RoBERTa's does."""
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    paddings = [getattr(table, "padding_idx", None) for table in tables]
+    return max([0, *(padding + 1 for padding in paddings if padding is not None)])
 
 
 def _layers_of_other_kinds(config: PretrainedConfig) -> list[str]:

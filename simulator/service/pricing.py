@@ -86,16 +86,15 @@ class Pricing:
         return self.cost.line("concat", rows, 0).at(width) + self.cost.point("split", rows, 0)
 
     def prefill_s(self, rows: Seq[Request]) -> float:
-        """Prefill of up to a batch of rows at a time, as a rectangle padded to the longest prompt, less a token.
+        """Prefill of up to a batch of rows at a time, less a token each and what was found in the cache.
 
-        What was found in the cache is not fed. The engine ran it so when the shipped calibration and validation were
-        measured. Packed prefill is faster for prompts of different lengths.
+        Real tokens are fed: as many rows of their mean.
         """
         size, total = self.engine.batch_size, 0.0
         for start in range(0, len(rows), size):
-            chunk = rows[start : start + size]
-            tokens = max([row.seq_len - row.num_found for row in chunk]) - 1
-            total += self.cost.point("prefill", len(chunk), tokens) if tokens else 0.0
+            lengths = [row.seq_len - row.num_found - 1 for row in rows[start : start + size]]
+            tokens = max(lengths) if self.switches.pad_prompts else -(-sum(lengths) // len(lengths))
+            total += self.cost.point("prefill", len(lengths), tokens) if tokens else 0.0
         return total
 
     def chunks_s(self, chunks: Seq[Chunk[Request]], *, beside: bool) -> float:

@@ -195,6 +195,8 @@ class Switches:
         draft_cache: whether the draft keeps its cache between rounds; the published code prefills it every round.
         group_key: equal length and draft lag (engine), or equal padded length and whether a cache exists (published).
         aging_from: a request begins to age at its first round, or when it enters the window.
+        pad_prompts: prompts that are prefilled together are padded to the longest (published code, and models that run
+            rectangles only).
         discard_mixed_caches: rows are prefilled in their first round, and with them the whole batch, whose other rows
             lose their caches (published code).
         copy_groups: an equal-length round still concatenates and splits its members' K/V (published code).
@@ -220,6 +222,7 @@ class Switches:
     draft_cache: bool = True
     group_key: Literal["length_and_lag", "padded_length"] = "length_and_lag"
     aging_from: Literal["first_round", "admission"] = "first_round"
+    pad_prompts: bool = False
     discard_mixed_caches: bool = False
     copy_groups: bool = False
     realign_read_s: float = number_field(NON_NEGATIVE, 0.0)

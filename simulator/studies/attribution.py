@@ -35,6 +35,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     ),
     "k throttling": ("switches.k_policy", "switches.k_by_load", "engine.num_speculative_tokens"),
     "draft caching": ("switches.draft_cache",),
+    "padded prompts": ("switches.pad_prompts",),
     "bonus token": ("switches.keep_bonus",),
     "batch size": ("engine.batch_size",),
     "sorting": ("workload.sort_prompts",),

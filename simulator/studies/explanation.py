@@ -66,7 +66,7 @@ def first_changes(constants: Constants) -> dict[str, Changes]:
 def further_changes(constants: Constants) -> dict[str, Changes]:
     """From EXSPEC as published to the engine's own methods."""
     return {
-        "a mixed batch keeps its caches": {"switches.discard_mixed_caches": False},
+        "a mixed batch keeps its caches": {"switches.discard_mixed_caches": False, "switches.pad_prompts": False},
         "one gather moves all rows and layers": {"switches.copy_launch_s": 0.0, "switches.copy_groups": False},
         "each row drafts to its own budget": {"switches.k_policy": "per_row"},
         "the bonus token is kept": {"switches.keep_bonus": True},

@@ -108,7 +108,7 @@ def _scenario(
     pool = {"window_size": max(window, batch_size), "aging_bound": float("inf")}
     operation = "copy_launch_s" if grouped else "realign_read_s"
     switches = {"keep_bonus": False, "draft_cache": False, "k_policy": "batch_min", "discard_mixed_caches": True}
-    switches |= {operation: constants.host_operation_s}
+    switches |= {"pad_prompts": True, operation: constants.host_operation_s}
     return Scenario(
         name=f"published {method}, batch {batch_size}",
         study={"num_requests": CAPTIONS},  # type: ignore[arg-type]

@@ -51,6 +51,7 @@ switches = st.builds(
     draft_cache=st.booleans(),
     group_key=st.sampled_from(["length_and_lag", "padded_length"]),
     discard_mixed_caches=st.booleans(),
+    pad_prompts=st.booleans(),
     copy_groups=st.booleans(),
     realign_read_s=st.sampled_from([0.0, 1e-5]),
     free_realign=st.booleans(),

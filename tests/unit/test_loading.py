@@ -167,7 +167,8 @@ SMALL_LAYERS = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "nu
         ("GPTNeoXJapaneseConfig", SMALL_LAYERS, "attention of its own"),
         ("BloomConfig", {"vocab_size": 61, "hidden_size": 16, "n_layer": 2, "n_head": 2}, "attention of its own"),
         ("OpenAIGPTConfig", SMALL_GPT, "attention of its own"),
-        ("FalconConfig", SMALL_LAYERS | {"alibi": True}, "cannot be driven: RuntimeError: The size of tensor"),
+        ("FalconConfig", SMALL_LAYERS | {"alibi": True}, "biases attention by distances between columns"),
+        ("RobertaConfig", SMALL_LAYERS | {"is_decoder": True}, "counts positions from 2, behind its padding id"),
     ],
 )
 def test_models_that_cannot_be_driven_are_refused_in_one_line(config_class, settings, reason):

@@ -1,0 +1,86 @@
+"""The answers to many what-if questions, computed ahead, for a page that runs without a server."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from refimpl.core.errors import InputError
+from simulator.runner import run_parallel
+from simulator.settings.scenario import Scenario
+from simulator.studies.whatif import METHODS, METRICS, Outlook, WhatIf, outlook
+
+AXES: dict[str, tuple[float, ...]] = {  # field of WhatIf -> values
+    "batch_size": (1, 2, 4, 8, 16),
+    "num_speculative_tokens": (1, 3, 5, 8),
+    "acceptance": (0.3, 0.5, 0.7, 0.8, 0.9),
+    "deviation": (0.0, 0.15),
+}
+DIGITS = 4
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class WhatIfGrid:
+    """Answers by place in the grid.
+
+    Attributes:
+        title: name of the scenario.
+        axes: field of `WhatIf` → its values.
+        answers: one for each point, the last axis fastest: ``answer`` in words, ``methods`` with their metrics, the
+            best first; without methods where there is none, and the answer tells why.
+    """
+
+    title: str
+    axes: dict[str, tuple[float, ...]]
+    answers: list[Answer]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"title": self.title, "axes": self.axes, "metrics": list(METRICS), "answers": self.answers}
+
+
+def answer_grid(
+    base: Scenario,
+    methods: Sequence[str] = METHODS,
+    replications: int = 5,
+    axes: dict[str, tuple[float, ...]] = AXES,
+    workers: int = 1,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> WhatIfGrid:
+    """Ask every question of a grid.
+
+    Args:
+        base: costs, lengths and whatever no axis moves.
+        methods: to compare, at least two.
+        replications: of each, at least two.
+        axes: field of `WhatIf` → values.
+        workers: processes; answers do not depend on them.
+        progress: called with (what, done, all).
+    """
+    questions = [WhatIf(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+    jobs = [(question, base, tuple(methods), replications) for question in questions]
+    answers = []
+    for answer in run_parallel(answer_of, jobs, workers, {}):
+        answers.append(answer)
+        if progress:
+            progress("questions", len(answers), len(jobs))
+    return WhatIfGrid(base.name, axes, answers)
+
+
+def answer_of(question: WhatIf, base: Scenario, methods: Sequence[str], replications: int) -> Answer:
+    """One answer: numbers to four digits, or the reason why there are none."""
+    try:
+        found = outlook(question, base, methods, replications)
+    except InputError as error:
+        return {"answer": str(error), "methods": {}}
+    return {"answer": str(found), "methods": {method: _numbers(found, method) for method in found.ranking}}
+
+
+def _numbers(found: Outlook, method: str) -> list[list[float]]:
+    """Mean, low and high of each metric, at 95 %."""
+    summary = found.results[method].summary()
+    return [
+        [float(f"{summary.loc[name, column]:.{DIGITS}g}") for column in ("mean", "low", "high")] for name in METRICS
+    ]
