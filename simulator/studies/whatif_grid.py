@@ -10,7 +10,7 @@ from simulator.runner import run_parallel
 from simulator.settings.scenario import Scenario
 from simulator.studies.whatif import METHODS, METRICS, Outlook, WhatIf, outlook
 
-AXES: dict[str, tuple[float, ...]] = {  # field of WhatIf -> values
+AXES: dict[str, tuple[Any, ...]] = {  # field of WhatIf -> values
     "batch_size": (1, 2, 4, 8, 16),
     "num_speculative_tokens": (1, 3, 5, 8),
     "acceptance": (0.3, 0.5, 0.7, 0.8, 0.9),
@@ -33,7 +33,7 @@ class WhatIfGrid:
     """
 
     title: str
-    axes: dict[str, tuple[float, ...]]
+    axes: dict[str, tuple[Any, ...]]
     answers: list[Answer]
 
     def as_dict(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def answer_grid(
     base: Scenario,
     methods: Sequence[str] = METHODS,
     replications: int = 5,
-    axes: dict[str, tuple[float, ...]] = AXES,
+    axes: dict[str, tuple[Any, ...]] = AXES,
     workers: int = 1,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> WhatIfGrid:
