@@ -93,7 +93,7 @@ def examples():
         for command in APP.commands.values()
         for line in re.findall(r"\[bold\]raggedspec sim (.*?)\[/bold\]", command.epilog)
     ]
-    return [line for line in [*COMMANDS, *found] if line.split()[0] not in ("bench", "validate")]
+    return [line for line in [*COMMANDS, *found] if line.split()[0] not in ("bench", "panel", "validate")]
 
 
 @pytest.mark.parametrize("line", examples())
