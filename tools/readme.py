@@ -131,6 +131,18 @@ def acceptance(data: dict[str, Any]) -> str:
     return measured(data, (list(ACCEPTANCE_HEADINGS), [acceptance_cells(row) for row in data["rows"]]))
 
 
+def law(data: dict[str, Any]) -> str:
+    """Total variation of every combination of drafter, budget and rule, one column a rule."""
+    rules = list(dict.fromkeys(row["acceptance"] for row in data["rows"]))
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in data["rows"]:
+        distance = f"{row['total_variation']:.4f}" if row["total_variation"] else "0"
+        cells = found.setdefault((row["drafter"], row["draft_budget"]), [])
+        cells.append(distance if row["allowed"] else f"{distance}, refused")
+    rows = [[f"`{drafter}`, {budget}", *cells] for (drafter, budget), cells in found.items()]
+    return measured(data, (["drafter, draft budget", *rules], rows))
+
+
 def gpu(data: dict[str, Any]) -> str:
     """Pieces of the GPU script."""
     return markdown_table(*pieces_table(data))
@@ -203,6 +215,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "ties": ties,
     "gpu": gpu,
     "acceptance": acceptance,
+    "law": law,
 }
 
 

@@ -65,7 +65,8 @@ def run_bench(
     bench = make_bench(pair, settings)
     for size in settings.batch_sizes:
         for method in expand_methods(list(settings.methods)):
-            settings.config(method, size)
+            for changes in [{"drafter": name} for name in settings.drafters] or [{}]:
+                settings.config(method, size, **changes)
     transformers.utils.logging.set_verbosity_error()
     return Interleaved(bench, prompts, progress, save).run()
 
@@ -167,10 +168,15 @@ class Interleaved:
         ours: dict[str, tuple[str, dict[str, Any]]] = {BATCHED: ("inplace", PLAIN_SETTINGS)}
         for method in expand_methods(list(self.settings.methods)):
             if method != "speculative" or size == 1:
-                ours[method] = (method, {})
-                if self.settings.cuda_graphs and takes_graphs(method):
-                    ours[method + EAGER] = (method, {"cuda_graphs": False})
+                ours |= self._rows_of(method)
         return ours
+
+    def _rows_of(self, method: str) -> dict[str, tuple[str, dict[str, Any]]]:
+        """With each drafter, if the settings name some; else recorded where that is possible, and not recorded."""
+        if self.settings.drafters:
+            return {f"{method} {name}": (method, {"drafter": name}) for name in self.settings.drafters}
+        recorded = self.settings.cuda_graphs and takes_graphs(method)
+        return {method: (method, {})} | ({method + EAGER: (method, {"cuda_graphs": False})} if recorded else {})
 
 
 def _run_ours(bench: Bench, method: str, size: int, changes: dict[str, Any], prompts: list[list[int]]) -> Sample:

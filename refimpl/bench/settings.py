@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from refimpl.core.config import DecodeConfig, make_config
+from refimpl.core.drafting import DrafterName
 from refimpl.core.errors import InputError
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, encode
@@ -32,6 +33,7 @@ class BenchSettings:
         cuda_graphs: record rounds where a method can, and run it without as well (see `EAGER`).
         generate_batch: time transformers' own continuous batching, too, where it runs.
         options: further settings of the engine, as for `generate`.
+        drafters: what proposes tokens: a row for every method with each; none for the drafter of `options` alone.
     """
 
     batch_sizes: tuple[int, ...] = (1, 8)
@@ -46,6 +48,7 @@ class BenchSettings:
     cuda_graphs: bool = False
     generate_batch: bool = False
     options: tuple[tuple[str, Any], ...] = ()
+    drafters: tuple[DrafterName, ...] = ()
 
     def prompts_at(self, batch_size: int, prompts: list[list[int]]) -> list[list[int]]:
         """The prompts that every engine decodes at a batch size."""

@@ -32,9 +32,10 @@ app = typer.Typer()
 class WorkOptions:
     """What a benchmark decodes."""
 
-    limit: Annotated[
-        int | None, option(PROMPTS, "Prompts, evenly spaced over the bundled ones.", min=1, none="32 or more")
+    prompts: Annotated[
+        Path | None, option(PROMPTS, "File with prompts, as for generate.", none="the bundled prompts")
     ] = None
+    limit: Annotated[int | None, option(PROMPTS, "Prompts, evenly spaced over them.", min=1, none="32 or more")] = None
     prompts_per_row: Annotated[
         int, option(PROMPTS, "Decode B times this many prompts at batch size B; 0 for all prompts.", min=0)
     ] = 0
@@ -49,13 +50,17 @@ class WorkOptions:
         from refimpl.bench.settings import prompt_ids
 
         count = self.limit or max(32, (self.prompts_per_row or 2) * largest_batch)
-        return prompt_ids(pair, PromptOptions().read(), count, self.prompt_tokens, self.seed)
+        return prompt_ids(pair, PromptOptions(prompts=self.prompts).read(), count, self.prompt_tokens, self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatOptions:
-    """How often, how long, and with which further settings a benchmark runs."""
+    """With which drafters and further settings a benchmark runs, how often and how long."""
 
+    drafters: Annotated[
+        str | None,
+        option(ENGINE, "Run every method with each of these: names separated by commas.", none="that of --drafter"),
+    ] = None
     repeats: Annotated[int, option(ENGINE, "Runs in turn, after a warm-up.", min=1)] = 3
     max_minutes: Annotated[float, option(ENGINE, "Begin no repeat after this many minutes.", min=0)] = math.inf
     generate_batch: Annotated[
@@ -88,7 +93,7 @@ def bench(
     """
     from refimpl.bench import as_rows, run_bench
 
-    check_outputs([output.output], [])
+    check_outputs([output.output], [work.prompts])
     settings = bench_settings(models, work, runs, engine, repeat)
     pair = models.load()
     ids = work.prompt_ids(pair, max(settings.batch_sizes))
@@ -110,7 +115,9 @@ def bench_settings(
     """Settings of a benchmark; those of the engine that it has no field for are its `options`."""
     from refimpl.bench import BenchSettings
 
-    on_gpu = models.device.startswith("cuda") and engine.checks in ("off", "host") and engine.drafter == "model"
+    drafters = tuple(repeat.drafters.split(",")) if repeat.drafters else ()
+    recordable = engine.drafter == "model" and not drafters
+    on_gpu = models.device.startswith("cuda") and engine.checks in ("off", "host") and recordable
     given = {"cuda_graphs": on_gpu} | engine.settings()
     names = {field.name for field in fields(BenchSettings)}
     forced = work.acceptance != "natural"
@@ -118,6 +125,7 @@ def bench_settings(
         batch_sizes=tuple(runs.sizes),
         methods=tuple(runs.methods.split(",")),
         repeats=repeat.repeats,
+        drafters=drafters,  # type: ignore[arg-type]
         forced_lengths=forced_lengths(work.acceptance, engine.num_speculative_tokens) if forced else (),
         prompts_per_row=work.prompts_per_row,
         max_minutes=repeat.max_minutes,

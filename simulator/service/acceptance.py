@@ -11,9 +11,11 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import betaincinv
 
 from refimpl.core.errors import require
+from simulator.analytic import tokens_per_round
 from simulator.service.streams import TILE_POSITIONS, TILE_REQUESTS, Purpose, Streams
 from simulator.settings.fields import Spec
 from simulator.settings.kinds import ACCEPTANCE
@@ -85,6 +87,26 @@ class IidAcceptance(AcceptanceModel):
     def right(self, block: int, number: int) -> np.ndarray:
         """Compare with the shared uniform numbers."""
         return self.uniform(block, number) < self.probability
+
+
+class MeanLengthAcceptance(IidAcceptance):
+    """The same, with the probability that makes rounds of `drafts` drafts yield `tokens` tokens on average.
+
+    Args:
+        streams, max_run: as for every model.
+        tokens: mean acceptance length, the token after the drafts included.
+        drafts: of the rounds that it was measured in; None for those of the scenario.
+    """
+
+    def __init__(self, streams: Streams, max_run: int, *, tokens: float, drafts: int | None = None):
+        k = max_run if drafts is None else drafts
+        require(tokens <= k + 1, f"acceptance.tokens {tokens:g} is too long: {k} drafts yield at most {k + 1} tokens")
+        super().__init__(streams, max_run, probability=float(brentq(_excess, 0, 1, args=(k, tokens))) if k else 0.0)
+
+
+def _excess(probability: float, k: int, tokens: float) -> float:
+    """Tokens of a round above those wanted."""
+    return tokens_per_round(probability, k) - tokens
 
 
 class ProfileAcceptance(AcceptanceModel):
@@ -209,6 +231,7 @@ class ReplayAcceptance(BootstrapAcceptance):
 
 MODELS: dict[str, type[AcceptanceModel]] = {
     "iid": IidAcceptance,
+    "mean_length": MeanLengthAcceptance,
     "profile": ProfileAcceptance,
     "beta": BetaAcceptance,
     "markov": MarkovAcceptance,

@@ -1,5 +1,6 @@
 """The kinds of lengths, arrivals, acceptance and cost that a scenario may name, with their parameters."""
 
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from simulator.settings.fields import (
     COUNT,
     COUNTS,
@@ -46,6 +47,7 @@ ARRIVALS: Kinds = {
 }
 ACCEPTANCE: Kinds = {
     "iid": {"probability": PROBABILITY},
+    "mean_length": {"tokens": Range(1, MAX_SPECULATIVE_TOKENS + 1), "drafts": (COUNT, None)},
     "profile": {"probabilities": PROBABILITIES},
     "beta": {"a": Range(1e-3, 1e9), "b": Range(1e-3, 1e9)},
     "markov": {"probability": PROBABILITY, "correlation": PROBABILITY},

@@ -259,6 +259,18 @@ def test_models_keep_their_mean(kind):
     assert runs.mean() == pytest.approx(0.7, abs=0.03)
 
 
+@pytest.mark.parametrize(("tokens", "drafts", "probability"), [(1.0, None, 0.0), (6.0, None, 1.0), (2.3056, 4, 0.6)])
+def test_a_mean_length_stands_for_a_probability(tokens, drafts, probability):
+    model = make_acceptance(Spec.of("mean_length", tokens=tokens, drafts=drafts), STREAMS, 5)
+    assert model.probability == pytest.approx(probability, abs=1e-9)
+
+
+def test_a_mean_length_that_no_round_has():
+    with pytest.raises(InputError, match=r"acceptance\.tokens 6\.5 is too long: 5 drafts yield at most 6 tokens"):
+        make_acceptance(Spec.of("mean_length", tokens=6.5), STREAMS, 5)
+    assert make_acceptance(Spec.of("mean_length", tokens=1), STREAMS, 0).probability == 0
+
+
 def test_correlated_models_spread_more():
     def spread(spec):
         model = make_acceptance(spec, STREAMS, 1)

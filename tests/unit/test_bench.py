@@ -230,6 +230,14 @@ class TestBench:
         assert all(0 < r.share_outside_forward < 1 for r in rows[1:])
         assert len({r.mean_acceptance_length for r in rows[2:]}) == 1
 
+    def test_every_drafter_has_a_row(self, llama):
+        settings = BenchSettings((2,), ("inplace",), 3, 12, repeats=1, drafters=("model", "ngram"))
+        rows = run_bench(llama, [[5, 6, 5, 6], [7, 8, 9], [4, 4, 4]], settings).rows
+        assert [r.engine for r in rows] == [PLAIN, BATCHED, "inplace model", "inplace ngram"]
+        assert rows[2].ms_draft > 0 and rows[3].ms_draft == 0  # noqa: PT018
+        with pytest.raises(InputError, match="drafter must be one of"):
+            run_bench(llama, [[1]], BenchSettings((1,), ("inplace",), drafters=("model", "oracle")))
+
     def test_other_models_are_refused(self):
         with pytest.raises(InputError, match="needs two transformers models"):
             run_bench(table_pair(), [[1]], BenchSettings())
