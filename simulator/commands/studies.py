@@ -17,9 +17,10 @@ SHOWN = (
     "latency_p99_s", "queueing_mean_s", "first_token_p50_s", "first_token_p99_s", "per_token_mean_s", "slo_attainment",
     "goodput_per_s", "busy_share", "rounds", "tokens_per_round", "occupancy", "grouping_rate", "draft_share",
     "verify_share", "realign_share", "draft_acceptance_rate", "mean_acceptance_length", "kv_peak_bytes",
-    "kv_allocated_bytes", "longest_wait_rounds",
+    "kv_allocated_bytes", "longest_wait_rounds", "preemptions", "cache_hit_rate",
 )  # fmt: skip
 WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario has limits
+WITH_BLOCKS = ("preemptions", "cache_hit_rate")  # shown where the layout has blocks
 
 
 @app.command(epilog="Example: [bold]raggedspec sim init[/bold]")
@@ -82,8 +83,10 @@ def run(
 
 
 def _shown(*scenarios: Scenario) -> list[str]:
-    limits = [s.service.slo_first_token_s or s.service.slo_per_token_s for s in scenarios]
-    return [name for name in SHOWN if any(limits) or name not in WITH_LIMITS]
+    limits = any(s.service.slo_first_token_s or s.service.slo_per_token_s for s in scenarios)
+    blocks = any(s.engine.layout == "paged" for s in scenarios)
+    left_out = (() if limits else WITH_LIMITS) + (() if blocks else WITH_BLOCKS)
+    return [name for name in SHOWN if name not in left_out]
 
 
 @app.command(epilog="Example: [bold]raggedspec sim compare example -s method=exspec[/bold]")
