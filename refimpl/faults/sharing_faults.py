@@ -62,9 +62,9 @@ def prefix_hit_at_block_edge(original: Any) -> Any:
 def prefix_hit_skips_draft(original: Any) -> Any:
     """Of a prompt whose beginning is found, the draft does not cache the rest."""
 
-    def prefill(cached: CachedModel, sequences: list[Sequence]) -> None:
+    def prefill(cached: CachedModel, sequences: list[Sequence], *, whole: bool) -> None:
         skipped = [s for s in sequences if cached.role == "draft" and s.num_found]
-        original(cached, [s for s in sequences if s not in skipped])
+        original(cached, [s for s in sequences if s not in skipped], whole=whole)
         for sequence in skipped:
             cached.note_cached(sequence, sequence.seq_len - 1)
 
