@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,13 @@ BY_ENUMERATION = {  # they move the law by a percent or two: see tests/statistic
     "block-draws-with-old-numbers",
 }
 DEAREST = 8  # examples that the test spends on one cell at most
+DEAR_FOR_THE_KIT = {
+    "block-ends-at-the-first-rejection",
+    "block-mass-is-not-capped",
+    "free-slice-clamped",
+    "ratio-of-the-raw-draft",
+    "stop-and-drop",
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
@@ -112,7 +120,13 @@ def test_the_healthy_engine_samples_the_targets_law(layout: str, top_k: int) -> 
     assert not check_law(layout, top_k=top_k, seed=5).rejected
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row["kit"]])
+def kit_rows() -> list[Any]:
+    """Faults that the kit fails; those that take it more than ten seconds are for the night."""
+    names = [name for name, row in ROWS.items() if row["kit"]]
+    return [pytest.param(name, marks=[pytest.mark.nightly] * (name in DEAR_FOR_THE_KIT)) for name in names]
+
+
+@pytest.mark.parametrize("name", kit_rows())
 def test_the_kit_fails_what_the_matrix_says(name: str) -> None:
     wanted = ROWS[name]["kit"]
     assert kit_property(FAULTS[name], [wanted]) == wanted
