@@ -147,9 +147,11 @@ def test_the_error_of_a_fit_is_clustered_by_document():
     twice = pd.concat([trace.rows, trace.rows.assign(sequence=trace.rows["sequence"] + count)])
     header = apart | {"num_sequences": 2 * count}
     same = [f"document {i % count}" for i in range(2 * count)]
-    alone = clustered_error(EngineTrace("run", apart, trace.rows))
+    alone = clustered_error(EngineTrace("run", apart, trace.rows, trace.chunks))
     assert 0.01 < alone < 0.2
-    assert clustered_error(EngineTrace("run", header | {"documents": same}, twice)) == pytest.approx(alone)
-    assert clustered_error(EngineTrace("run", header, twice)) < 0.8 * alone
+    assert clustered_error(EngineTrace("run", header | {"documents": same}, twice, trace.chunks)) == pytest.approx(
+        alone
+    )
+    assert clustered_error(EngineTrace("run", header, twice, trace.chunks)) < 0.8 * alone
     with pytest.raises(InputError, match="at least two documents"):
-        clustered_error(EngineTrace("run", header | {"documents": ["one"] * 2 * count}, twice))
+        clustered_error(EngineTrace("run", header | {"documents": ["one"] * 2 * count}, twice, trace.chunks))

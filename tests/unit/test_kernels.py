@@ -12,7 +12,7 @@ from refimpl.core import kernels
 INDEX_KERNELS = [
     f
     for name, f in inspect.getmembers(kernels, inspect.isfunction)
-    if name not in {"where", "num_accepted", "accepts", "overlap", "residual"}
+    if name not in {"where", "num_accepted", "last_accepted", "accepts", "overlap", "residual", "block_mass"}
 ]
 
 
@@ -32,6 +32,22 @@ def test_num_accepted_is_the_leading_run(matches, limit):
     run = (*matches, 0).index(0)
     assert kernels.num_accepted(matches, limit) == min(run, limit)
     assert kernels.num_accepted(torch.tensor([matches]).unbind(1), torch.tensor([limit])).tolist() == [min(run, limit)]
+
+
+@pytest.mark.parametrize("matches", list(itertools.product([0, 1], repeat=4)))
+@pytest.mark.parametrize("limit", range(5))
+def test_last_accepted_is_the_deepest_match_within_the_limit(matches, limit):
+    last = max([i + 1 for i in range(limit) if matches[i]], default=0)
+    assert kernels.last_accepted(matches, limit) == last
+    assert kernels.last_accepted(torch.tensor([matches]).unbind(1), torch.tensor([limit])).tolist() == [last]
+
+
+@pytest.mark.parametrize(
+    ("mass", "p", "q", "expected"), [(1.0, 0.5, 0.25, 1.0), (0.5, 0.25, 0.5, 0.25), (0.5, 0.5, 0.25, 1.0)]
+)
+def test_block_mass_is_a_product_of_ratios_capped_at_one(mass, p, q, expected):
+    assert kernels.block_mass(mass, p, q) == expected
+    assert kernels.block_mass(*(torch.tensor([x]) for x in (mass, p, q))).tolist() == [expected]
 
 
 @pytest.mark.parametrize(("accepted", "lag"), [(0, 1), (2, 1), (4, 1), (5, 2)])
