@@ -38,6 +38,10 @@ class Dummy:
     blocks: list[int] = field(default_factory=list)
     num_found: int = 0
 
+    def content(self, start: int, stop: int) -> tuple[int, int, int]:
+        """Tokens that no other sequence has: the searches run without sharing."""
+        return self.ticket, start, stop
+
 
 @dataclass(frozen=True)
 class Verdict:
