@@ -252,6 +252,8 @@ def verdicts(some: Iterator[tuple[int, spec.Rules, int, bool]], reached: Counter
         name += ", cancellations" if cancel else ""
         try:
             states, transitions, modes, longest = search(size, rules, limit=limit, cancel=cancel)
+        except (AttributeError, NameError, TypeError):  # the search does not fit the code: that is no finding
+            raise
         except Exception as error:
             yield Verdict(name, False, f"{type(error).__name__}: {error}")
             continue
