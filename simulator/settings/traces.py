@@ -1,7 +1,7 @@
 """Traces: what the engine did round by round, and what services have seen arrive."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ class EngineTrace:
     path: str
     header: dict[str, Any]
     rows: pd.DataFrame
-    chunks: pd.DataFrame
+    chunks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(CHUNK_COLUMNS)))
 
     @property
     def rounds(self) -> pd.DataFrame:

@@ -31,7 +31,7 @@ def test_the_files_say_of_themselves_what_is_lossless():
     """Exact rules give the tokens of one-at-a-time decoding, by any layout and schedule."""
     for rule in ("greedy", "coupled"):
         cases = [name for name in ENGINE if name.endswith(rule) and "bundled" not in name]
-        assert len(cases) == 1 + 15 + 2, "the oracle, layouts × schedulers, recorded rounds"
+        assert len(cases) == 1 + 20 + 2, "the oracle, layouts × schedulers, recorded rounds"
         assert {ENGINE[name]["tokens"] for name in cases} == {ENGINE[f"autoregressive {rule}"]["tokens"]}
 
 
