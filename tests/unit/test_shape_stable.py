@@ -5,6 +5,7 @@ import torch
 
 from refimpl import InputError, Request, generate, load_pair
 from refimpl.core import kernels
+from refimpl.core.config import SCHEDULERS
 from refimpl.core.errors import InvariantViolation
 from refimpl.judging.equivalence import verify
 from refimpl.pairs.names import TINY
@@ -25,7 +26,7 @@ def test_every_bit_is_plain_decodings(tiny, prompts, dtype, sampling):
     pair = in_dtype(tiny, dtype)
     report = verify(pair, prompts, bitwise=True, batch_sizes=(1, 3), num_speculative_tokens=3, **SHORT, **sampling)
     assert [(row.method, row.batch_size, row.bitwise) for row in report.results] == [
-        (f"inplace+{scheduler}", size, 6) for scheduler in ("static", "fifo", "grouped") for size in (1, 3)
+        (f"inplace+{scheduler}", size, 6) for scheduler in SCHEDULERS for size in (1, 3)
     ]
     assert report.exact
 
