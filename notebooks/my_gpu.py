@@ -29,28 +29,14 @@ from dataclasses import replace
 import pandas as pd
 from IPython.display import Markdown
 
-from simulator import Scenario, plots, simulate
-from simulator.runner import mean_interval
-from simulator.studies.whatif import WhatIf, outlook
+from simulator import Scenario, plots
+from simulator.studies.whatif import WhatIf, outlook, speedup
 
-SIZES, DRAFTS, REPLICATIONS = (1, 4, 16, 64), (1, 2, 3, 4, 6, 8), 5
-base = Scenario(
-    cost={"kind": "roofline", "device": DEVICE, "target": TARGET, "draft": DRAFT},
-    workload=WORKLOAD,
-    engine={"max_new_tokens": 512},
-)
+# %%
+SIZES, DRAFTS = (1, 4, 16, 64), (1, 2, 3, 4, 6, 8)
+COST = {"kind": "roofline", "device": DEVICE, "target": TARGET, "draft": DRAFT}
+base = Scenario(cost=COST, workload=WORKLOAD, engine={"max_new_tokens": 512})
 usual = WhatIf(acceptance=ACCEPTANCE, deviation=SPREAD)
-
-
-def speeds(question, method="inplace"):
-    """Tokens per second of every replication."""
-    return simulate(question.scenario(base, method), REPLICATIONS, keep_frames=False).metrics["tokens_per_s"].to_numpy()
-
-
-def gain(question):
-    """Speed over decoding without drafts at the same batch size, and the ends of its 95 % interval."""
-    return mean_interval(speeds(question) / speeds(replace(question, num_speculative_tokens=0)), 0.95)[:3]
-
 
 # %% [markdown]
 # ## Drafts against no drafts
@@ -58,12 +44,8 @@ def gain(question):
 # The same requests, in place, with and without drafts. Below 1 speculation loses.
 
 # %%
-lines = [
-    {"batch": size, "drafts": k, "gain": gain(replace(usual, batch_size=size, num_speculative_tokens=k))[0]}
-    for size in SIZES
-    for k in DRAFTS
-]
-gains = pd.DataFrame(lines)
+asked = [replace(usual, batch_size=size, num_speculative_tokens=k) for size in SIZES for k in DRAFTS]
+gains = pd.DataFrame([{"batch": q.batch_size, "drafts": q.num_speculative_tokens, "gain": speedup(q, base)[0]} for q in asked])
 best = gains.loc[gains.groupby("batch")["gain"].idxmax()].set_index("batch")
 axes = plots.heat_map(gains, "batch", "drafts", "gain", numbers="{:.2f}")
 axes.set(xlabel="batch size (rows)", ylabel="drafts per row and round")
@@ -86,14 +68,16 @@ changes = {
     "twice the drafts": replace(chosen, num_speculative_tokens=2 * chosen.num_speculative_tokens),
     "batch 64": replace(chosen, batch_size=64),
 }
-sensitivity = pd.DataFrame({name: gain(question) for name, question in changes.items()}, index=["gain", "low", "high"]).T
+
+# %%
+sensitivity = pd.DataFrame({name: speedup(question, base) for name, question in changes.items()}, index=["gain", "low", "high"]).T
 sensitivity
 
 # %% [markdown]
 # ## Which method
 
 # %%
-methods = outlook(replace(chosen, window_size=64), base, ("inplace", "exspec", "eqspec", "masked"), REPLICATIONS)
+methods = outlook(replace(chosen, window_size=64), base, ("inplace", "exspec", "eqspec", "masked"))
 methods
 
 # %% [markdown]

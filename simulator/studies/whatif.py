@@ -1,7 +1,7 @@
 """What if batch, window, drafts, acceptance or load were others? One question, every method, a recommendation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -139,3 +139,27 @@ def outlook(
     return Outlook(
         question, {m: simulate(question.scenario(base, m), replications, keep_frames=False) for m in methods}
     )
+
+
+def speedup(
+    question: WhatIf, base: Scenario | None = None, method: str = "inplace", replications: int = 5
+) -> tuple[float, float, float]:
+    """Tokens per second over those without drafts at the same batch size, and the ends of its 95 % interval.
+
+    Both meet the same requests, so that the ratio is paired.
+
+    Args:
+        question, base: as for `outlook`.
+        method: of both.
+        replications: at least two.
+
+    Example::
+
+        speedup(WhatIf(batch_size=8), Scenario(cost={"kind": "roofline", "device": "h100"}))
+    """
+    PAIRED.check(replications, "replications")
+    speeds = [
+        simulate(each.scenario(base or Scenario(), method), replications, keep_frames=False).metrics["tokens_per_s"]
+        for each in (question, replace(question, num_speculative_tokens=0))
+    ]
+    return mean_interval((speeds[0] / speeds[1]).to_numpy(), 0.95)[:3]

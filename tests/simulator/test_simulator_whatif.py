@@ -7,7 +7,7 @@ from refimpl.core.errors import InputError
 from simulator.panel import SLIDERS, panel
 from simulator.runner import mean_interval, simulate
 from simulator.settings.scenario import Scenario
-from simulator.studies.whatif import METRICS, WhatIf, outlook
+from simulator.studies.whatif import METRICS, WhatIf, outlook, speedup
 
 DEAR = Scenario(cost={"kind": "linear", "verify_base_s": 0.02, "realign_base_s": 0.02, "concat_base_s": 0.02})
 TWO = ("eqspec", "inplace")
@@ -68,3 +68,9 @@ def test_the_panel_follows_its_sliders():
     assert "take inplace" in answer.value
     sliders[3].value, sliders[4].value = 0.95, 0.4
     assert "deviation must be below 0.22" in answer.value
+
+
+def test_speed_over_no_drafts_is_a_paired_ratio():
+    assert speedup(WhatIf(num_speculative_tokens=0), replications=2) == (1.0, 1.0, 1.0)
+    gain, low, high = speedup(WhatIf(acceptance=0.9, deviation=0.0), replications=3)
+    assert 1 < low < gain < high
