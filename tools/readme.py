@@ -8,10 +8,11 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pages import markdown_table
 from readme_measured import (
     Table,
     anatomy_table,
@@ -33,13 +34,6 @@ from simulator.settings.traces import read_engine_trace
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 BLOCK = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
-
-
-def markdown_table(headings: Iterator[str] | tuple[str, ...] | list[str], rows: list[list[str]]) -> str:
-    """A table whose first column is flush left, the others flush right."""
-    heads = list(headings)
-    rule = ["---"] + ["---:"] * (len(heads) - 1)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in [heads, rule, *rows])
 
 
 def origin(meta: dict[str, Any]) -> str:

@@ -1,13 +1,9 @@
 """The text of docs/reproduction.md, with its numbers from the data."""
 
-from collections.abc import Sequence
 from typing import Any
 
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first column is flush left, the others flush right."""
-    rule = ["---"] + ["---:"] * (len(heads) - 1)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in [heads, rule, *rows])
+from pages import markdown_table
+from reproduction_costs import accuracy, crossings
 
 
 def page(data: dict[str, Any]) -> str:
@@ -16,9 +12,14 @@ def page(data: dict[str, Any]) -> str:
     return "\n".join(part(data) for part in parts)
 
 
+def line_of(lines: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    """The first line with these values."""
+    return next(line for line in lines if all(line[name] == value for name, value in wanted.items()))
+
+
 def row_of(data: dict[str, Any], target: str) -> dict[str, Any]:
     """The row of a published figure."""
-    return next(row for row in data["rows"] if row["target"] == target)
+    return line_of(data["rows"], target=target)
 
 
 def step_of(data: dict[str, Any], start: str) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def step_of(data: dict[str, Any], start: str) -> dict[str, Any]:
 
 def speed_of(data: dict[str, Any], method: str, size: int) -> dict[str, Any]:
     """A line of the throughput on all prompts."""
-    return next(line for line in data["throughput"] if (line["method"], line["batch_size"]) == (method, size))
+    return line_of(data["throughput"], method=method, batch_size=size)
 
 
 def opening(data: dict[str, Any]) -> str:
@@ -68,7 +69,7 @@ def figures(data: dict[str, Any]) -> str:
 
 ![Simulated over published figures, with the range of single runs](reproduction-figures.png)
 
-{table(heads, rows)}
+{markdown_table(heads, rows)}
 The logs are of Vicuna 7B with a draft of 68M: 100 prompts of Spec-Bench, 128 new tokens, 5 drafts, batch 4, window 48. The grouping
 rates are of 100 captions of 16 tokens, with 50 new tokens. The headline is of all 480 prompts. Prompt lengths are counted as four
 characters a token. *Fitted* figures are so per round; the number of rounds is not.
@@ -125,7 +126,7 @@ Each line adds one change to those above it, at batch 4. *Alone* is the same cha
 
 ![Tokens per second after each change](reproduction-waterfall.png)
 
-{table(["change", "tokens/s", "gain", "95 % interval", "alone"], rows)}
+{markdown_table(["change", "tokens/s", "gain", "95 % interval", "alone"], rows)}
 EXSPEC gains {gain:.0f} tokens/s over EQSPEC. {100 * refill["gain"] / gain:.0f} % of that is from replacing finished rows,
 {100 * launched["gain"] / gain:.0f} % from cheaper copies, {100 * grouping["gain"] / gain:.0f} % from grouping. What the code leaves on the
 table is larger: copies row by row and layer by layer, caches dropped when a batch mixes fresh and cached rows, a lost bonus
@@ -149,7 +150,7 @@ def scaling(data: dict[str, Any]) -> str:
 
 ![Tokens per second against the batch size](reproduction-throughput.png)
 
-{table(["all 480 prompts, batch", *map(str, sizes)], rows)}
+{markdown_table(["all 480 prompts, batch", *map(str, sizes)], rows)}
 A round that mixes a fresh row with cached ones throws the caches of all rows away and prefills them again. At batch
 {eight["batch_size"]} that takes {eight["prefill_percent"]:.0f} % of the time, at batch {most["batch_size"]} {most["prefill_percent"]:.0f} %. The
 fallback to mixed batches, not the length of the batch, limits EXSPEC. EQSPEC never mixes, and goes on growing.
@@ -171,11 +172,8 @@ def arrivals(data: dict[str, Any]) -> str:
     ]
 
     def found(size: int, rate: float, scheduler: str) -> dict[str, Any]:
-        return next(
-            line
-            for line in data["online"]
-            if (line["batch_size"], line["rate_per_s"]) == (size, rate) and line["scheduler"].startswith(scheduler)
-        )
+        lines = [line for line in data["online"] if line["scheduler"].startswith(scheduler)]
+        return line_of(lines, batch_size=size, rate_per_s=rate)
 
     starved, aged, oldest = (found(2, 1.2, name) for name in ("EXSPEC as", "with aging", "oldest"))
     rare = found(4, 1.65, "EXSPEC as")
@@ -185,7 +183,7 @@ def arrivals(data: dict[str, Any]) -> str:
 Poisson arrivals of shuffled Spec-Bench prompts. The *longest gap* is the longest time that a request waits between two of its
 rounds.
 
-{table(heads, rows)}
+{markdown_table(heads, rows)}
 - Groups starve a request where full ones are frequent. At batch 2 a request waits up to {starved["longest_gap_s"]:.0f} s between two
   rounds, at batch 4 up to {rare["longest_gap_s"]:.0f} s; at batch 8 full groups are too rare to pass anybody over. Aging after 16 rounds
   makes the {starved["longest_gap_s"]:.0f} s {aged["longest_gap_s"]:.1f} s.
@@ -204,7 +202,7 @@ def groups(data: dict[str, Any]) -> str:
     rows += [[line["outputs"], *(f"{value:.1f}" for value in line["percent"])] for line in data["captions"]]
     return f"""## Grouping rates need short outputs
 
-{table(["outputs of the captions; grouped rounds in %, batch", *map(str, sizes)], rows)}
+{markdown_table(["outputs of the captions; grouped rounds in %, batch", *map(str, sizes)], rows)}
 The length of the outputs is not published. With outputs that use the budget of 50 tokens, rows drift apart and hardly any round is
 grouped from batch 8 on. The published rates follow from outputs of about two tokens. That is plausible, as the prompts are
 complete sentences. It is also the one number on this page that was chosen to fit other rows than EQSPEC's. If a
@@ -229,7 +227,7 @@ def failures(data: dict[str, Any]) -> str:
 Exact / partial matches with ordinary decoding, in %: here with 16 prompts of 16 new tokens and the bundled pair in float32, beside the paper's (Vicuna, Qwen3,
 GLM-4; exact, in 16 bit). The methods are rebuilt in `refimpl/faults/published.py`.
 
-{table(heads, rows)}
+{markdown_table(heads, rows)}
 An invariant that is named is the first to fire when the same fault is put into the engine ([detection matrix](detection_matrix.md)).
 In 16 bit, passes of different shapes round differently, which is why the published counts of right methods stay below 100 %;
 comparing whole texts, pads and all, adds errors that no method has made.
@@ -249,105 +247,6 @@ REASONS = {
     "BSP with positions": "none: the same mask, right positions",
     "transformers, texts with their pads": "the comparison",
 }
-
-
-def crossings(data: dict[str, Any]) -> str:
-    """Where drafts stop paying."""
-    heads = [
-        "target, draft, device",
-        "tokens of context",
-        "5 drafts pay up to",
-        "90 % range",
-        "best number of drafts",
-        "fit",
-    ]
-    rows = [
-        [
-            f"{line['target']}, {line['draft']}, {line['device']}",
-            str(line["context_tokens"]),
-            str(line["batch_size"]),
-            f"{line['low']} … {line['high']}",
-            str(line["any_drafts"]),
-            str(line["fits"]),
-        ]
-        for line in data["crossings"]
-    ]
-    return f"""## Where drafts stop paying
-
-Costs of kind `roofline` answer this for any GPU: the largest batch at which a round of drafting and verifying yields more tokens
-per second than plain steps. A draft is right with probability {data["acceptance_probability"]:g}; passes are recorded as graphs.
-
-![Largest batch at which five drafts pay, by device and context](reproduction-crossing.png)
-
-With a fixed number of drafts the limit is the arithmetic of the verify pass at short contexts, and the cache of the draft at long
-ones: Qwen3 0.6B keeps 112 KiB per token where its 8B target keeps 144 KiB, and reads them for each of its drafts. Llama 3.2 1B keeps
-32 KiB where its 70B target keeps 320 KiB, so that there the memory ends before drafts stop paying. Fewer drafts in larger batches move the limit
-outwards (fifth column).
-
-<details><summary>The numbers</summary>
-
-{table(heads, rows)}
-</details>
-"""
-
-
-def accuracy(data: dict[str, Any]) -> str:
-    """Errors of the costs."""
-    rows = [
-        [line["group"], str(line["rows"]), f"{100 * line['median']:.1f} %", f"{100 * line['worst']:+.0f} %"]
-        for line in data["checks"]
-    ]
-    curves = {(line["table"], line["left_out"]): line for line in data["curves"]}
-    points = " and ".join(f"{100 * curves[name, 'points']['median']:.1f} %" for name in ("a100", "h100"))
-    devices = " and ".join(f"{100 * curves[name, 'device']['median']:.1f} %" for name in ("a100", "h100"))
-    reasons = "".join(f"- **{group}**: {why}.\n" for group, why in data["explained"].items())
-    return f"""## How far the costs are off
-
-The tables that the efficiency comes from, of A100 and H100: each point predicted from the others, median error {points}; each
-device predicted from the other's table, {devices}. Published numbers that nothing was fitted to
-([rows](../simulator/data/published/check_errors.csv), [sources](../simulator/data/published/sources.yaml)):
-
-{table(["published by", "rows", "median error", "worst"], rows)}
-Rows that are off by more than a quarter:
-
-{reasons}
-There is no trustworthy published number for L40S and RTX 4090 in 16 bit among them.
-
-{speculative_speeds(data)}"""
-
-
-def speculative_speeds(data: dict[str, Any]) -> str:
-    """Published speeds with drafts."""
-    lines = data["speculative"]
-    rows = [
-        [
-            f"{line['target']}, {line['draft']}, {line['device']}",
-            str(line["num_speculative_tokens"]),
-            f"{line['tokens_per_s']:g}",
-            f"{1e3 * line['round_s']:.1f}",
-            f"{line['needed_tokens']:.2f}",
-            f"{line['acceptance_probability']:.2f}",
-        ]
-        for line in lines
-    ]
-    heads = [
-        "target, draft, device",
-        "drafts",
-        "published tokens/s",
-        "predicted ms a round",
-        "tokens a round needed",
-        "α",
-    ]
-    two, seven = lines[0], lines[1]
-    length = sum(two["acceptance_probability"] ** i for i in range(seven["num_speculative_tokens"] + 1))
-    predicted = length / seven["round_s"]
-    return f"""Speeds with drafts are published without the tokens that a round yields. The table says how many the published speed needs,
-and the probability α of independent drafts that yields them; more than the drafts plus one would be impossible.
-
-{table(heads, rows)}
-The first line's α predicts the second: {predicted:.0f} tokens/s with 7 drafts, {100 * (predicted / seven["tokens_per_s"] - 1):+.0f} % of
-the {seven["tokens_per_s"]:g} that are published. So the loss from 2 to 7 drafts is found.
-"""
 
 
 def ending(data: dict[str, Any]) -> str:

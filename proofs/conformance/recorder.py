@@ -7,7 +7,7 @@ masks are those of the blocks that models are given. Lengths are the sequences' 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -135,13 +135,12 @@ def _row_list(store: KVStore, rows: Any) -> list[int]:
     return rows.tolist() if isinstance(rows, Tensor) else list(range(store.rows))[rows]
 
 
-def _listeners(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
-    """Functions of the engine that are wrapped while a run is recorded."""
+def _of_stores(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
+    """Functions that write, read and copy slots, wrapped."""
     init, gather, copy, write, columns = (
         KVStore.__init__, KVStore.gather, KVStore.copy_slots, KVStore.write_slots, KVStore.write_columns,
     )  # fmt: skip
-    view, view_blocks, prefill = KVStore.view, KVStore.view_blocks, Layout.prefill_block
-    begin, block, forward = CachedModel.begin, CachedModel.block, CachedModel.forward
+    view, view_blocks = KVStore.view, KVStore.view_blocks
 
     def initialised(self: Any, *arguments: Any) -> None:
         init(self, *arguments)
@@ -181,6 +180,13 @@ def _listeners(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
     yield from ((KVStore, "write_slots", wrote), (KVStore, "write_columns", wrote_columns))
     yield from ((KVStore, "view", viewed), (KVStore, "view_blocks", viewed_blocks))
 
+
+def _of_passes(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
+    """Functions that feed a model, wrapped."""
+    prefill, begin, block, forward = (
+        Layout.prefill_block, CachedModel.begin, CachedModel.block, CachedModel.forward,
+    )  # fmt: skip
+
     def prefilling(self: Any, rows: Any, tokens: Tensor, start: int) -> Block:
         recorder.prefills(rows, start)
         return prefill(self, rows, tokens, start)
@@ -206,7 +212,7 @@ def _listeners(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
 def listening(recorder: Recorder) -> Iterator[None]:
     """Inside, an engine that is made and run tells the recorder."""
     with ExitStack() as stack:
-        for owner, name, listener in _listeners(recorder):
+        for owner, name, listener in chain(_of_stores(recorder), _of_passes(recorder)):
             stack.enter_context(patch.object(owner, name, listener))
         yield
 

@@ -1,0 +1,102 @@
+"""What docs/reproduction.md says about costs: where drafts stop paying, and how far the costs are off."""
+
+from typing import Any
+
+from pages import markdown_table
+
+
+def crossings(data: dict[str, Any]) -> str:
+    """Where drafts stop paying."""
+    heads = [
+        "target, draft, device",
+        "tokens of context",
+        "5 drafts pay up to",
+        "90 % range",
+        "best number of drafts",
+        "fit",
+    ]
+    rows = [
+        [
+            f"{line['target']}, {line['draft']}, {line['device']}",
+            *(str(line[name]) for name in ("context_tokens", "batch_size")),
+            f"{line['low']} … {line['high']}",
+            *(str(line[name]) for name in ("any_drafts", "fits")),
+        ]
+        for line in data["crossings"]
+    ]
+    return f"""## Where drafts stop paying
+
+Costs of kind `roofline` answer this for any GPU: the largest batch at which a round of drafting and verifying yields more tokens
+per second than plain steps. A draft is right with probability {data["acceptance_probability"]:g}; passes are recorded as graphs.
+
+![Largest batch at which five drafts pay, by device and context](reproduction-crossing.png)
+
+With a fixed number of drafts the limit is the arithmetic of the verify pass at short contexts, and the cache of the draft at long
+ones: Qwen3 0.6B keeps 112 KiB per token where its 8B target keeps 144 KiB, and reads them for each of its drafts. Llama 3.2 1B keeps
+32 KiB where its 70B target keeps 320 KiB, so that there the memory ends before drafts stop paying. Fewer drafts in larger batches move the limit
+outwards (fifth column).
+
+<details><summary>The numbers</summary>
+
+{markdown_table(heads, rows)}
+</details>
+"""
+
+
+def accuracy(data: dict[str, Any]) -> str:
+    """Errors of the costs."""
+    rows = [
+        [line["group"], str(line["rows"]), f"{100 * line['median']:.1f} %", f"{100 * line['worst']:+.0f} %"]
+        for line in data["checks"]
+    ]
+    curves = {(line["table"], line["left_out"]): line for line in data["curves"]}
+    points = " and ".join(f"{100 * curves[name, 'points']['median']:.1f} %" for name in ("a100", "h100"))
+    devices = " and ".join(f"{100 * curves[name, 'device']['median']:.1f} %" for name in ("a100", "h100"))
+    reasons = "".join(f"- **{group}**: {why}.\n" for group, why in data["explained"].items())
+    return f"""## How far the costs are off
+
+The tables that the efficiency comes from, of A100 and H100: each point predicted from the others, median error {points}; each
+device predicted from the other's table, {devices}. Published numbers that nothing was fitted to
+([rows](../simulator/data/published/check_errors.csv), [sources](../simulator/data/published/sources.yaml)):
+
+{markdown_table(["published by", "rows", "median error", "worst"], rows)}
+Rows that are off by more than a quarter:
+
+{reasons}
+There is no trustworthy published number for L40S and RTX 4090 in 16 bit among them.
+
+{speculative_speeds(data)}"""
+
+
+def speculative_speeds(data: dict[str, Any]) -> str:
+    """Published speeds with drafts."""
+    lines = data["speculative"]
+    rows = [
+        [
+            f"{line['target']}, {line['draft']}, {line['device']}",
+            str(line["num_speculative_tokens"]),
+            f"{line['tokens_per_s']:g}",
+            f"{1e3 * line['round_s']:.1f}",
+            f"{line['needed_tokens']:.2f}",
+            f"{line['acceptance_probability']:.2f}",
+        ]
+        for line in lines
+    ]
+    heads = [
+        "target, draft, device",
+        "drafts",
+        "published tokens/s",
+        "predicted ms a round",
+        "tokens a round needed",
+        "α",
+    ]
+    two, seven = lines[0], lines[1]
+    length = sum(two["acceptance_probability"] ** i for i in range(seven["num_speculative_tokens"] + 1))
+    predicted = length / seven["round_s"]
+    return f"""Speeds with drafts are published without the tokens that a round yields. The table says how many the published speed needs,
+and the probability α of independent drafts that yields them; more than the drafts plus one would be impossible.
+
+{markdown_table(heads, rows)}
+The first line's α predicts the second: {predicted:.0f} tokens/s with 7 drafts, {100 * (predicted / seven["tokens_per_s"] - 1):+.0f} % of
+the {seven["tokens_per_s"]:g} that are published. So the loss from 2 to 7 drafts is found.
+"""
