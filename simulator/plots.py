@@ -39,6 +39,24 @@ def latency_cdf(results: dict[str, Results], axes: Axes | None = None, *, level:
     return axes
 
 
+def backlog(results: dict[str, Results], axes: Axes | None = None, *, replication: int = 0) -> Axes:
+    """Requests that wait for a row of any replica, over time, in one replication of each.
+
+    Example::
+
+        plots.backlog({"steady": simulate(scenario), "bursty": simulate(scenario.but({"study.arrivals": bursts}))})
+    """
+    axes = axes or new_axes()
+    for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
+        rounds = result.frame("rounds").query("replication == @replication")
+        rounds = rounds.assign(end_s=rounds["start_s"] + rounds["round_s"])
+        waiting = rounds.pivot_table(index="end_s", columns="replica", values="waiting").ffill().sum(axis=1)
+        axes.step(waiting.index, waiting, where="post", label=name, **style)
+    axes.set(xlabel="time (s)", ylabel="waiting requests", ylim=(0, None))
+    add_legend(axes, len(results))
+    return axes
+
+
 def throughput_against(
     frame: pd.DataFrame, setting: str, axes: Axes | None = None, *, by: str | None = None, metric: str = "tokens_per_s"
 ) -> Axes:

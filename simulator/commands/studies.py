@@ -14,10 +14,11 @@ from simulator.settings.scenario import Scenario, load_scenario
 app = typer.Typer()
 SHOWN = (
     "tokens_per_s", "requests_per_s", "makespan_s", "completed", "censored", "cut_outputs", "latency_mean_s",
-    "latency_p99_s", "queueing_mean_s", "first_token_p50_s", "first_token_p99_s", "per_token_mean_s", "slo_attainment",
-    "goodput_per_s", "busy_share", "rounds", "tokens_per_round", "occupancy", "grouping_rate", "draft_share",
-    "verify_share", "realign_share", "draft_acceptance_rate", "mean_acceptance_length", "kv_peak_bytes",
-    "kv_allocated_bytes", "longest_wait_rounds", "preemptions", "cache_hit_rate",
+    "latency_p99_s", "queueing_mean_s", "first_token_p50_s", "first_token_p99_s", "per_token_mean_s",
+    "inter_token_p99_s", "slo_attainment", "goodput_per_s", "busy_share", "rounds", "tokens_per_round", "occupancy",
+    "grouping_rate", "draft_share", "verify_share", "realign_share", "draft_acceptance_rate",
+    "mean_acceptance_length", "kv_peak_bytes", "kv_allocated_bytes", "longest_wait_rounds", "preemptions",
+    "cache_hit_rate",
 )  # fmt: skip
 WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario has limits
 WITH_BLOCKS = ("preemptions", "cache_hit_rate")  # shown where the layout has blocks

@@ -9,7 +9,7 @@ import pandas as pd
 
 from refimpl.core.errors import require
 from refimpl.placement import PLACEMENTS, PoolSize
-from simulator.service.records import STAGES, Columns
+from simulator.service.records import STAGES, Columns, EventLog
 from simulator.service.simulation import Simulation
 from simulator.settings.scenario import Engine, Scenario, Service, Study
 
@@ -27,9 +27,12 @@ DEFINITIONS = {
     "rounds": "rounds of all replicas",
     "first_token_*_s": "arrival to the end of the round that yields the first token, of the requests that have one",
     "per_token_*_s": "(finish - first token) / (output tokens - 1), of finished requests",
+    "inter_token_*_s": "from the end of one round that yields tokens of a request to the end of its next; over all "
+    "pairs of such rounds, with the requests that do not finish; a round may yield several tokens",
     "latency_*_s": "arrival to finish, of finished requests: where many are censored, those that took long are missing",
-    "*_p50_s, *_p90_s, *_p99_s": "quantile over the requests of one replication; its mean over the replications lies "
-    "below the quantile of all their requests where few requests, or few busy periods, make up a replication",
+    "*_p50_s, *_p90_s, *_p99_s": "quantile over the requests of one replication, or over its pairs of rounds "
+    "(inter_token); its mean over the replications lies below the quantile of all their requests where few requests, "
+    "or few busy periods, make up a replication",
     "queueing_mean_s": "arrival to the start of the first round, of the requests that have begun",
     "longest_gap_s": "longest time between two rounds of a request, from the end of one to the start of the next: "
     "the wait for the first round counts in queueing_mean_s",
@@ -112,6 +115,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
     start_s = warmup_s(simulation, requests)
     observed = _clipped(simulation.log.round_columns(cut=True), start_s, simulation.log.end_s)
     finishing = _keep(requests, requests["finished_s"] >= start_s)  # not those that never finish
+    gaps_s = inter_token_s(simulation.log, rounds, start_s)
     rounds = _keep(rounds, rounds["start_s"] >= start_s)
     requests = _keep(requests, requests["arrival_s"] >= start_s)
     done = _keep(requests, ~np.isnan(requests["finished_s"]))
@@ -127,7 +131,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
         "cut_outputs": float(requests["cut"].sum()),
         "warmup_s": start_s,
     }
-    result |= _latencies(requests, done)
+    result |= _latencies(requests, done) | _spread("inter_token", gaps_s)
     result |= {
         "goodput_per_s": float(_meets(finishing, service).sum()) / span_s,
         "slo_attainment": float(_meets(done, service).sum()) / arrived if arrived else float("nan"),
@@ -177,12 +181,23 @@ def _latencies(requests: Columns, done: Columns) -> dict[str, float]:
     begun = requests["begun_s"] - requests["arrival_s"]
     result = {"queueing_mean_s": _mean(begun[~np.isnan(begun)])}
     for name, values in (("first_token", first_token), ("per_token", per_token), ("latency", latency)):
-        result[f"{name}_mean_s"] = _mean(values)
-        quantiles = np.quantile(values, list(QUANTILES.values())) if len(values) else [np.nan] * len(QUANTILES)
-        result |= {f"{name}_{label}_s": float(value) for label, value in zip(QUANTILES, quantiles, strict=True)}
+        result |= _spread(name, values)
     speed = done["generated_tokens"] / np.maximum(latency, 1e-300)
     fairness = float(speed.sum() ** 2 / (len(speed) * (speed**2).sum())) if len(speed) else float("nan")
     return result | {"fairness": fairness}
+
+
+def inter_token_s(log: EventLog, rounds: Columns, start_s: float) -> np.ndarray:
+    """Time between two rounds that yield tokens of one request, where the later one begins at `start_s` or after."""
+    gaps_s = np.array(log.gaps_s)[np.repeat(rounds["start_s"] >= start_s, rounds["live"].astype(int))]
+    return gaps_s[~np.isnan(gaps_s)]
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, float]:
+    """Mean and quantiles, by the names of their metrics; NaN where there is nothing."""
+    quantiles = np.quantile(values, list(QUANTILES.values())) if len(values) else [np.nan] * len(QUANTILES)
+    found = {f"{name}_{label}_s": float(value) for label, value in zip(QUANTILES, quantiles, strict=True)}
+    return {f"{name}_mean_s": _mean(values)} | found
 
 
 def _mean(values: np.ndarray) -> float:

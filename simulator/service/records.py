@@ -1,5 +1,6 @@
 """What a simulation writes down: one record per request, one line per round, optionally one line per row."""
 
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -85,7 +86,8 @@ class Request:
         last_kept: tokens of its last round.
         begun_s: start of its first round.
         last_round: round in which it last ran, or the one before it was admitted.
-        last_end_s, longest_gap_s: end of that round, and the longest time between two rounds so far.
+        last_end_s: end of that round; NaN before the first.
+        longest_gap_s: longest time between two rounds so far.
         on_finish: told when it finishes.
     """
 
@@ -145,8 +147,8 @@ class Request:
         self.drafted = self.accepted = self.longest_wait = self.k = self.to_prefill = 0
         self.replica = self.slot = -1
         self.padded_len = self.prompt_len
-        self.admitted_s = self.begun_s = self.first_token_s = self.finished_s = float("nan")
-        self.last_end_s = self.longest_gap_s = 0.0
+        self.admitted_s = self.begun_s = self.first_token_s = self.finished_s = self.last_end_s = float("nan")
+        self.longest_gap_s = 0.0
         self.on_finish: Callable[[], Any] | None = None
 
     @property
@@ -203,6 +205,7 @@ class EventLog:
         rows: tuples of `ROW_COLUMNS`, kept only when asked for.
         chunks: replica, round, request and tokens of each chunk of a prompt, kept with the rows.
         accepted_histogram: row-rounds by number of accepted drafts.
+        gaps_s: of each live row of each line, seconds from the end of its round before; NaN where that is its first.
         num_preemptions: times that a request was sent back because the blocks ran out.
         num_to_cache, num_found: tokens that requests needed in the cache when they were admitted, and those of them
             that were there.
@@ -216,6 +219,7 @@ class EventLog:
         self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
         self.chunks: list[tuple[int, int, int, int]] | None = [] if keep_rows else None
         self.accepted_histogram = [0] * (max_k + 1)
+        self.gaps_s = array("d")
         self.requests: list[Request] = []
         self.num_preemptions = self.num_to_cache = self.num_found = 0
         self.last_round_s = self.end_s = 0.0

@@ -219,6 +219,19 @@ def test_the_longest_gap_is_the_time_between_two_rounds_of_a_request():
     assert measure(switched)["longest_gap_s"] == 1.0
 
 
+def test_time_between_tokens_runs_from_the_end_of_a_round_to_that_of_the_next():
+    """Turn by turn for 6 s, then the second request alone: pauses of 2, 2 and of 2, 2, 1, 1, 1 s."""
+    workload = Workload(Spec.of("values", tokens=[3, 4]), Spec.of("values", tokens=[3, 6]))
+    engine = Engine(scheduler="grouped", batch_size=1, window_size=2, num_speculative_tokens=0, aging_bound=1)
+    cost = Spec.of("linear", verify_base_s=1.0)
+    turns = Scenario(study=Study(num_requests=2), workload=workload, engine=engine, cost=cost)
+    found = simulate(turns.but({"switches.aging_from": "admission"}), 1)
+    assert found["inter_token_mean_s"] == pytest.approx(11 / 7)
+    assert [found[f"inter_token_{name}_s"] for name in ("p50", "p90", "p99")] == [2.0, 2.0, 2.0]
+    one_round = simulate(turns.but({"workload.output_tokens": {"kind": "fixed", "tokens": 1}}), 1)
+    assert np.isnan(one_round["inter_token_p50_s"])
+
+
 # --- aging, in seconds -----------------------------------------------------------------------------------------------
 
 

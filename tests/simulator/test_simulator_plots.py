@@ -135,3 +135,18 @@ def test_every_latency_curve_is_drawn_with_its_band():
         expected = np.quantile(curves[:, 0], 0.25), np.quantile(curves[:, -1], 0.75)
         edges = band.get_paths()[0].vertices[:, 0]
         assert (edges.min(), edges.max()) == pytest.approx(expected)
+
+
+def test_a_backlog_counts_who_waits_at_all_replicas():
+    """Five requests at once on two servers of one row, 3 rounds of 1 s each: three wait, then one, then none."""
+    cost = {"kind": "linear", "verify_base_s": 1.0}
+    lengths = {"prompt_tokens": {"kind": "fixed", "tokens": 4}, "output_tokens": {"kind": "fixed", "tokens": 3}}
+    servers = {"service.replicas": 2, "engine.batch_size": 1, "engine.num_speculative_tokens": 0}
+    scenario = Scenario(study=Study(num_requests=5)).but(servers, cost=cost, workload=lengths)
+    axes = plots.backlog({"five": simulate(scenario, 2), "two": simulate(scenario.but({"study.num_requests": 2}), 1)})
+    five, two = axes.lines
+    assert (five.get_label(), two.get_label()) == ("five", "two")
+    assert dict(zip(*five.get_data(), strict=True)) == {
+        **dict.fromkeys((1.0, 2.0, 3.0), 3), **dict.fromkeys((4.0, 5.0, 6.0), 1), **dict.fromkeys((7.0, 8.0, 9.0), 0),
+    }  # fmt: skip
+    assert set(two.get_ydata()) == {0}

@@ -9,6 +9,7 @@ import pytest
 
 from simulator.engine_runs.acceptance_fit import fit_markov
 from simulator.runner import simulate, summarize
+from simulator.service.metrics import measure
 from simulator.service.simulation import simulate_once
 from simulator.settings.calibration import POINT_COLUMNS, load_calibration
 from simulator.settings.fields import Spec
@@ -63,21 +64,41 @@ def test_the_range_of_replications_is_from_5_to_95_percent():
     assert (line["p05"], line["p95"]) == pytest.approx((plain_quantile(values, 0.05), plain_quantile(values, 0.95)))
 
 
-def test_attainment_is_of_those_that_came_after_the_warm_up(tmp_path):
-    """A rush, then a stream: some came before the warm-up ends and finished after, some have not finished."""
+def after_a_rush(folder):
+    """A rush, then a stream: some come before the warm-up ends and finish after, some do not finish."""
     times = np.concatenate([np.zeros(200), 1 + np.arange(1000) * 0.05])
     lengths = {"prompt_tokens": 20, "output_tokens": 1 + np.arange(len(times)) % 23}
-    pd.DataFrame({"time_s": times, **lengths}).to_csv(tmp_path / "t.csv")
-    arrivals = {"kind": "trace", "path": str(tmp_path / "t.csv")}
-    study = {"kind": "open", "duration_s": float(times[-1]), "warmup": "mser5", "arrivals": arrivals}
+    pd.DataFrame({"time_s": times, **lengths}).to_csv(folder / "t.csv")
+    arrivals = {"kind": "trace", "path": str(folder / "t.csv")}
+    return CLOSED.but(study={"kind": "open", "duration_s": float(times[-1]), "warmup": "mser5", "arrivals": arrivals})
+
+
+def test_attainment_is_of_those_that_came_after_the_warm_up(tmp_path):
     limit_s = 0.4
-    found = simulate(CLOSED.but({"service.slo_first_token_s": limit_s}, study=study), 1)
+    found = simulate(after_a_rush(tmp_path).but({"service.slo_first_token_s": limit_s}), 1)
     requests, start_s = found.frame("requests"), found["warmup_s"]
     good = (requests["first_token_s"] - requests["arrival_s"] <= limit_s) & requests["finished_s"].notna()
     later = requests["arrival_s"] >= start_s
     assert (good & ~later & (requests["finished_s"] >= start_s)).any()
     assert 0 < found["slo_attainment"] < 1
     assert found["slo_attainment"] == pytest.approx((good & later).sum() / later.sum())
+
+
+CROWDED = {"engine.layout": "paged", "engine.num_blocks": 10, "study.warmup": "none"}
+
+
+@pytest.mark.parametrize("changes", [{}, {"service.replicas": 2}, CROWDED])
+def test_time_between_tokens_is_that_between_the_rounds_of_a_row(tmp_path, changes):
+    """After the warm-up alone, in rounds of several replicas, and across preemptions."""
+    simulation = simulate_once(after_a_rush(tmp_path).but(changes), keep_rows=True)
+    metrics, rounds, rows = measure(simulation), simulation.log.round_frame(), simulation.log.row_frame()
+    rounds["round"], rounds["end_s"] = rounds.groupby("replica").cumcount(), rounds["start_s"] + rounds["round_s"]
+    rows = rows.merge(rounds[["replica", "round", "start_s", "end_s"]]).sort_values(["sequence", "round"])
+    gaps = rows.groupby("sequence")["end_s"].diff()[rows["start_s"] >= metrics["warmup_s"]].dropna()
+    assert (metrics["warmup_s"] > 1, metrics["preemptions"] > 0) == (changes != CROWDED, changes == CROWDED)
+    assert metrics["inter_token_mean_s"] == pytest.approx(gaps.mean())
+    for label, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        assert metrics[f"inter_token_{label}_s"] == pytest.approx(plain_quantile(gaps, share))
 
 
 def test_busy_share_is_the_mean_of_the_replicas():
