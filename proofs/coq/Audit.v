@@ -1,6 +1,6 @@
 (** Every theorem of the register in one term: what it rests on is what any of them rests on. *)
 From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch Selection Scheduling EngineRound Keyed
-  Layouts Machine Replay Trace TraceWaiting Checker.
+  Layouts Machine Cases Replay Trace TraceWaiting Checker.
 
 Definition register := (
   @verified_token_law,
@@ -59,6 +59,12 @@ Definition register := (
   @machine_refines,
   @machine_text,
   @machine_law,
+  @layout_refines,
+  @layout_text,
+  @inplace_text,
+  @left_padded_text,
+  @masked_text,
+  @paged_text,
   @draft_lag,
   @draft_cached,
   @valid_within,

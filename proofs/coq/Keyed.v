@@ -176,16 +176,23 @@ Proof.
     rewrite expect_swap. apply expect_ext; intro x. apply (IH ps rows (fun xs => F (x :: xs)) A).
 Qed.
 
-Hypothesis plan_reads : forall m rows, all_right jobs (plan m rows) rows.
+Hypothesis plan_reads : forall m rows, length rows = length jobs -> all_right jobs (plan m rows) rows.
 
-Lemma fresh_run_exact n m rows F :
+Lemma tick_laws_length ps rows : length ps = length rows -> length (tick_laws ps rows) = length rows.
+Proof.
+  revert ps; induction rows as [|r rows IH]; intros [|p ps] L; cbn in *; try lia. rewrite IH; lia.
+Qed.
+
+Lemma fresh_run_exact n m rows F : length rows = length jobs ->
   expect (fresh_run n m rows) (fun state => expect (finish token vocab jobs (map fst (snd state))) F)
   == expect (finish token vocab jobs (map fst rows)) F.
 Proof.
-  revert m rows; induction n as [|n IH]; intros m rows; cbn [fresh_run].
+  revert m rows; induction n as [|n IH]; intros m rows L; cbn [fresh_run].
   - apply (expect_ret (m, rows) (fun state => expect (finish token vocab jobs (map fst (snd state))) F)).
-  - rewrite expect_bind, <- (tick_exact jobs (plan m rows) rows F (plan_reads m rows)).
-    apply expect_ext; intro os. rewrite IH. unfold texts. rewrite map_map. reflexivity.
+  - rewrite expect_bind, <- (tick_exact jobs (plan m rows) rows F (plan_reads m rows L)).
+    apply (expect_ext_always _ _ _ _ (always_product_length (tick_laws (plan m rows) rows))). intros os Hos.
+    rewrite IH; [unfold texts; rewrite map_map; reflexivity|].
+    rewrite map_length, Hos, tick_laws_length; [exact L|apply plan_covers].
 Qed.
 
 Lemma mass_world rows : mass (world rows) == 1.
@@ -195,14 +202,14 @@ Qed.
 
 (** THEOREM (joint law with keys). Once every row has ended, the texts of a run on keyed numbers have the product of
     the autoregressive laws. *)
-Theorem keyed_joint_law n m rows :
+Theorem keyed_joint_law n m rows : length rows = length jobs ->
   always (fun state => all_ended token vocab jobs (map fst (snd state))) (fresh_run n m rows) -> forall F,
   expect (world rows) (fun css => F (map fst (snd (fst (keyed_run n m rows css)))))
   == expect (finish token vocab jobs (map fst rows)) F.
 Proof.
-  intros Done F.
+  intros L Done F.
   rewrite (next_draws_are_fresh n m rows (fun state _ => F (map fst (snd state)))).
-  rewrite <- (fresh_run_exact n m rows F). apply (expect_ext_always _ _ _ _ Done). intros state E.
+  rewrite <- (fresh_run_exact n m rows F L). apply (expect_ext_always _ _ _ _ Done). intros state E.
   rewrite (expect_sure _ _ (mass_world (snd state))). symmetry. apply finish_all_ended. exact E.
 Qed.
 End Ticks.

@@ -1,4 +1,5 @@
-(** From slots and schedule to the text: one machine, and every layout a case of it.
+(** From slots and schedule to the text: one machine. Layouts.v says what layouts do to slots, Cases.v that each of them
+    is a case of the machine.
 
     The state of a row is its text and a store: which position each column claims, and the text that its entry was
     computed from. A round feeds the last token and the drafts, reads one answer of the network at each of them, and
@@ -151,7 +152,9 @@ Qed.
 End Machine.
 
 (** ** The machine with deterministic selection: greedy, and coupled noise *)
-Section Texts.
+
+(** *** One row *)
+Section Row.
 Variable token : Type.
 Variable token_dec : forall x y : token, {x = y} + {x <> y}.
 Notation text := (list token).
@@ -248,34 +251,54 @@ Proof.
     destruct (extend_agrees (said r) drafts cap) as (A & N & L).
     split; [split; [lia|exact (K F A N)]|reflexivity].
 Qed.
+End Row.
 
-(** A batch: rows by number, and what each does in each round. *)
+(** *** A batch *)
+Section Texts.
+Variable token : Type.
+Variable token_dec : forall x y : token, {x = y} + {x <> y}.
+Notation text := (list token).
+Notation row := (row token).
+Notation said := (said token).
+
+(** Rows by number. Each has its own network, that is, its own choices: the noise of coupled sampling is a row's own.
+    Each has its own stops and budget, too. *)
+Variable network : nat -> store token -> Z -> token.
+Hypothesis sees_only : forall i p a b, alike token p a b -> network i a p = network i b p.
+Variable stop_rule : nat -> text -> bool.
+Variable limit : nat -> nat.
+
+Definition job_of (i : nat) : job token := plain_job token (network i) (stop_rule i) (limit i).
+
+(** What each row does in each round. *)
 Inductive batch_run : schedule token -> (nat -> row) -> (nat -> row) -> Prop :=
   | stays rs : batch_run [] rs rs
   | goes moves rest rs rs' rs'' :
-      (forall i, row_step (moves i) (rs i) (rs' i)) -> batch_run rest rs' rs'' -> batch_run (moves :: rest) rs rs''.
+      (forall i, row_step token token_dec (network i) (stop_rule i) (limit i) (moves i) (rs i) (rs' i)) ->
+      batch_run rest rs' rs'' -> batch_run (moves :: rest) rs rs''.
 
 (** THEOREM (refinement). From sound rows, under any schedule, drafts, cuts and layouts that feed, keep and move as
     layouts do, the texts are those of plain rounds, and the rows stay sound. *)
-Theorem machine_refines s rs rs' : batch_run s rs rs' -> (forall i, sound (rs i)) -> forall i,
-  sound (rs' i) /\ said (rs' i) = run token token_dec (fun _ => plain_job) s (fun i => said (rs i)) i.
+Theorem machine_refines s rs rs' : batch_run s rs rs' -> (forall i, sound token (rs i)) -> forall i,
+  sound token (rs' i) /\ said (rs' i) = run token token_dec job_of s (fun i => said (rs i)) i.
 Proof.
   intro B. induction B as [rs|moves rest rs rs' rs'' S _ IH]; intros A i; cbn [run]; [auto|].
-  assert (A' : forall i, sound (rs' i) /\ said (rs' i) = step_row token token_dec plain_job (moves i) (said (rs i))).
-  { intro n. apply step_sound; auto. }
+  assert (A' : forall i, sound token (rs' i)
+    /\ said (rs' i) = step_row token token_dec (job_of i) (moves i) (said (rs i))).
+  { intro n. apply (step_sound token token_dec (network n) (sees_only n) (stop_rule n) (limit n)); auto. }
   destruct (IH (fun i => proj1 (A' i)) i) as [Snd T]. split; [exact Snd|]. rewrite T. clear - A'.
   assert (X : forall s gs gs', (forall i, gs i = gs' i) -> forall i,
-    run token token_dec (fun _ => plain_job) s gs i = run token token_dec (fun _ => plain_job) s gs' i).
+    run token token_dec job_of s gs i = run token token_dec job_of s gs' i).
   { induction s as [|m s IH]; intros gs gs' E n; cbn [run]; [apply E|]. apply IH. intro x. rewrite E. reflexivity. }
   apply X. intro n. apply A'.
 Qed.
 
 (** THEOREM (slots to text). A row of the machine that has ended holds the text of plain decoding. *)
-Theorem machine_text s rs rs' i : batch_run s rs rs' -> (forall i, sound (rs i)) ->
-  ended token plain_job (said (rs' i)) = true -> said (rs' i) = complete token plain_job (said (rs i)).
+Theorem machine_text s rs rs' i : batch_run s rs rs' -> (forall i, sound token (rs i)) ->
+  ended token (job_of i) (said (rs' i)) = true -> said (rs' i) = complete token (job_of i) (said (rs i)).
 Proof.
   intros B A E. destruct (machine_refines s rs rs' B A i) as [_ T]. rewrite T in *.
-  apply (run_text token token_dec (fun _ => plain_job) s (fun i => said (rs i)) i). exact E.
+  apply (run_text token token_dec job_of s (fun i => said (rs i)) i). exact E.
 Qed.
 End Texts.
 

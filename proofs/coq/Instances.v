@@ -1,0 +1,178 @@
+(** A theorem whose premises cannot hold says nothing. Each theorem that rests on hypotheses is applied here to one
+    small case, so that they can. Those about traces and replayed runs are applied to recorded runs by their stages. *)
+From Coq Require Import ZArith QArith Arith List Lia Lqa Bool.
+From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch EngineRound Keyed Layouts Machine Cases.
+From RaggedSpec Require Selection.
+Import ListNotations.
+Open Scope Q_scope.
+
+(** ** Laws: fair coins *)
+Definition coins : list bool := [true; false].
+Definition half (_ : bool) : Q := 1 # 2.
+
+Lemma half_pmf : is_pmf bool coins half.
+Proof. split; [intro; unfold half; lra|reflexivity]. Qed.
+
+(** Two tosses. *)
+Definition toss : job bool coins :=
+  {| target := fun _ => half; stops := fun _ => false; budget := 2; target_pmf := fun _ => half_pmf |}.
+
+Definition cells : law bool := pmf_law bool coins half.
+Lemma cells_mass : mass cells == 1.
+Proof. reflexivity. Qed.
+
+(** *** Batch.v: one draft a round *)
+Program Definition alike_draft : drafter bool coins toss :=
+  {| draft := fun _ => half; accept := fun _ _ => 1; residual := fun _ => half |}.
+Next Obligation. exact half_pmf. Qed.
+Next Obligation. split; intros [|]; reflexivity. Qed.
+
+Definition round_plan (_ : unit) (gs : list (list bool)) : list (law (list bool * list bool)) :=
+  map (fun g => ys <- round bool coins alike_draft 1 g ;; ret (extend bool coins toss g (firstn 2 ys), ys)) gs.
+Definition forget (_ : unit) (_ : list (list bool)) (_ : list (list bool * list bool)) : unit := tt.
+
+Lemma round_plan_moves m gs : length gs = length [toss] -> each bool coins _ (move bool coins) [toss] gs (round_plan m gs).
+Proof. destruct gs as [|g [|]]; intro L; try discriminate L. split; [constructor|exact I]. Qed.
+
+Example joint_law_applies F :
+  expect (run bool unit (scheduled_round bool coins unit [toss] round_plan forget) 2 tt [[]]) (fun gm => F (fst gm))
+  == expect (finish bool coins [toss] [[]]) F.
+Proof.
+  apply joint_law; [apply scheduled_round_exact, round_plan_moves|].
+  unfold always. vm_compute. repeat constructor.
+Qed.
+
+(** *** Keyed.v: two rows, a position each in every tick *)
+Definition tick_plan (_ : unit) (rows : list (list bool * nat)) : list (option (bool -> bool * bool)) :=
+  map (fun r => if ended bool coins toss (fst r) then None else Some (fun c => (c, false))) rows.
+Definition forget_tick (_ : unit) (_ : list (list bool * nat * option bool)) : unit := tt.
+Definition two_rows : list (list bool * nat) := [([], 2%nat); ([], 2%nat)].
+
+Lemma tick_plan_reads m rows : length rows = length [toss; toss] ->
+  all_right bool coins bool cells [toss; toss] (tick_plan m rows) rows.
+Proof.
+  assert (R : forall r, reads_right bool coins bool cells toss
+    (if ended bool coins toss (fst r) then None else Some (fun c => (c, false))) r).
+  { intro r. destruct (ended bool coins toss (fst r)) eqn:E; [exact I|]. split; [exact E|]. intro f. reflexivity. }
+  destruct rows as [|r [|r' [|]]]; intro L; try discriminate L. split; [apply R|]. split; [apply R|exact I].
+Qed.
+
+Example keyed_joint_law_applies F :
+  expect (world bool bool cells two_rows)
+    (fun css => F (map fst (snd (fst (keyed_run bool bool unit tick_plan forget_tick 2 tt two_rows css)))))
+  == expect (finish bool coins [toss; toss] [[]; []]) F.
+Proof.
+  apply (keyed_joint_law bool coins bool cells cells_mass unit tick_plan forget_tick
+    (fun m rows => map_length _ rows) [toss; toss] tick_plan_reads); [reflexivity|].
+  unfold always. vm_compute. repeat constructor.
+Qed.
+
+Example attempt_law_applies f :
+  expect (three bool cells) (fun c => f (fst (attempt bool bool (fun _ u => u) (fun _ _ _ => true) (fun _ u => u) [] c)))
+  == expect (pmf_law bool coins half) f.
+Proof.
+  apply (attempt_law bool coins toss alike_draft bool cells (fun _ u => u) (fun _ u => u) (fun _ u => u)
+    (fun _ _ _ => true) cells_mass).
+  split; intros; try reflexivity. cbn. unfold half. ring.
+Qed.
+
+Example rejection_schedule_independence_applies :
+  let over := fun g : list bool => (2 <=? length g)%nat in
+  let cut := fun g ys : list bool => if over g then g else g ++ ys in
+  let w := fun _ : nat => {| of_draft := true; of_test := true; of_next := false |} in
+  let rounds := scheduled bool bool (fun _ u => u) (fun _ _ u => u) (fun _ u => u) (fun _ u => u) (fun _ => 1%nat) cut w in
+  rounds [true; false; true] [] = rounds [false; true] [].
+Proof.
+  intros over cut w rounds.
+  apply (rejection_schedule_independence bool bool (fun _ u => u) (fun _ _ u => u) (fun _ u => u) (fun _ u => u) over
+    (fun _ => 1%nat) cut); [|reflexivity|reflexivity].
+  intros g ys E. unfold cut. rewrite E. reflexivity.
+Qed.
+
+(** ** Texts: the network chooses by the position *)
+Definition by_position (_ : nat) (_ : store bool) (p : Z) : bool := Z.even p.
+Lemma by_position_sees_only i p a b : alike bool p a b -> by_position i a p = by_position i b p.
+Proof. reflexivity. Qed.
+Definition no_stop (_ : nat) (_ : list bool) : bool := false.
+Definition two (_ : nat) : nat := 2.
+
+(** A round after [true]: the draft [false] is not what the network chooses there. *)
+Lemma one_round (l : layout bool) m s m' f m'' s'' : ok bool l m s [true] -> fed bool l m s [true] [false] m' f ->
+  kept bool l m' f [true; true] m'' s'' ->
+  [true; true] = Selection.complete bool (job_of bool by_position no_stop two 0) [true].
+Proof.
+  intros O F K.
+  apply (layout_text bool bool_dec l by_position no_stop two by_position_sees_only
+    [fun _ => Some ([false], 0%nat)] (fun _ => ({| said := [true]; held := s |}, m))
+    (fun _ => ({| said := [true; true]; held := s'' |}, m'')) 0%nat).
+  - eapply runs_on; [|apply stays_on]. intro i.
+    exact (plays_on bool bool_dec l (by_position i) (no_stop i) (two i) [true] s m [false] 0%nat m' f m'' s'' F K).
+  - intro n. split; [apply le_n|exact O].
+  - reflexivity.
+Qed.
+
+Notation written_store cl := {| claims := cl; entry := write bool (fun _ => []) [true; false] cl 0 2 |}.
+
+Example left_padded_text_applies (pad : Z) :
+  [true; true] = Selection.complete bool (job_of bool by_position no_stop two 0) [true].
+Proof.
+  apply (one_round (left_padded bool) pad (padded bool pad (fun _ => [])) pad (written_store (padded_claims pad))
+    pad (written_store (padded_claims pad))).
+  - split; [intro; reflexivity|]. intros p P. cbn in P. lia.
+  - split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
+  - split; reflexivity.
+Qed.
+
+Example inplace_text_applies : [true; true] = Selection.complete bool (job_of bool by_position no_stop two 0) [true].
+Proof.
+  apply (one_round (inplace bool) tt (padded bool 0 (fun _ => [])) tt (written_store (padded_claims 0))
+    tt (written_store (padded_claims 0))).
+  - split; [intro; reflexivity|]. intros p P. cbn in P. lia.
+  - split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
+  - split; reflexivity.
+Qed.
+
+(** The block has a third slot, of no token. *)
+Example masked_text_applies : [true; true] = Selection.complete bool (job_of bool by_position no_stop two 0) [true].
+Proof.
+  set (dead := loose bool (fun _ => (-1)%Z) (fun _ => [])).
+  set (block := loose bool (append_claims (fun _ => (-1)%Z) 0 0 0 2) (append_entry bool (fun _ => []) [true; false] 0 0 2)).
+  apply (one_round (masked bool) 0%Z dead 3%Z block 3%Z (loose bool (kill (claims bool block) 1) (entry bool block))).
+  - split; [intro c; cbn; lia|]. intros p P. cbn in P. lia.
+  - exists 0%Z. cbn. split; [lia|]. split; [lia|]. split; intros; reflexivity.
+  - split; [reflexivity|]. intro c. split; reflexivity.
+Qed.
+
+(** The row has the slots 8 … 11. *)
+Example paged_text_applies : [true; true] = Selection.complete bool (job_of bool by_position no_stop two 0) [true].
+Proof.
+  set (at_slot := fun c => (if (8 <=? c) && (c <? 12) then c - 8 else -1)%Z).
+  apply (one_round (paged bool) tt (paged_store bool at_slot (fun _ => [])) tt (written_store at_slot)
+    tt (written_store at_slot)).
+  - intros p P. cbn in P. lia.
+  - exists (fun p => p + 8)%Z, 4%Z. split; [|split; [cbn; lia|intros c _; split; reflexivity]].
+    intros p P. cbn. unfold at_slot. split.
+    + destruct (Z.leb_spec 8 (p + 8)), (Z.ltb_spec (p + 8) 12); cbn; lia.
+    + intros c E. destruct (Z.leb_spec 8 c), (Z.ltb_spec c 12); cbn in E; lia.
+  - intros c _. split; reflexivity.
+Qed.
+
+Example machine_law_applies s drafts f : feeds bool s [true] drafts f ->
+  cached bool (claims bool s) (entry bool s) [true] 0 -> half = target bool coins toss ([] ++ firstn (length drafts) drafts).
+Proof.
+  intros F H. pose proof (machine_law bool coins bool (by_position 0) (by_position_sees_only 0) (fun _ => half) [true] toss
+    (fun _ => eq_refl) s [] drafts f (length drafts) F H) as L.
+  apply L; [cbn; lia|apply le_n].
+Qed.
+
+(** ** Names of tokens: each is called by the other's *)
+Example renaming_applies rounds g :
+  let j choose : Selection.job bool := {| Selection.choose := choose; Selection.stops := no_stop 0; Selection.budget := 3 |} in
+  let even (h : list bool) := Nat.even (length h) in
+  Selection.speculate bool bool_dec (j (fun h => negb (even h))) (map (fun r => (map negb (fst r), snd r)) rounds) (map negb g)
+  = map negb (Selection.speculate bool bool_dec (j even) rounds g).
+Proof.
+  intros j even. apply Selection.renaming; try reflexivity.
+  - intros [|] [|]; cbn; congruence.
+  - intro h. cbn. unfold even. rewrite map_length. reflexivity.
+Qed.
