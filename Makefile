@@ -41,7 +41,7 @@ nightly: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m nightly
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 tests/property tests/stateful tests/sampling
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m proofs.conformance.laws long
-	if command -v coqc > /dev/null; then proofs/coq/check.sh .work/coq && \
+	if command -v coqc > /dev/null; then proofs/coq/check.sh .work/coq && proofs/coq/recheck.sh .work/coq all && \
 	  OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m proofs.conformance.replay .work/coq/replay 10000; fi
 	OMP_NUM_THREADS=1 $(BIN)/python tools/planted.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py
