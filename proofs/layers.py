@@ -2,12 +2,13 @@
 
 The errors are those of errors.toml, and those of tools/planted.toml that are in the engine. Each gets a forked child
 that loads the altered text instead of the file, and every layer is asked within a limit of processor time. Rows are
-written to layers.json and layers.md as they come; errors that are there already are not asked about again.
+written to layers.json and layers.md as they come; errors that are there already are not asked about again, unless
+their text has changed. Without a replayer nothing is measured, and rows of changed errors are dropped.
 
 | layer       | what it does with the altered code                                                           |
 |-------------|------------------------------------------------------------------------------------------------|
-| solver      | Z3 looks for a counterexample to the claims on the kernels; asked where it reads the file      |
-| search      | breadth-first search over the schedulers; asked where it reads the file                        |
+| solver      | Z3 looks for a counterexample to the claims on kernels or placements; asked where it reads the file |
+| search      | a third of the exhaustive searches over the schedulers; asked where it reads the file          |
 | enumeration | the exact law of small runs under rejection sampling                                           |
 | runs        | tokens of small runs, every layout, greedy and coupled, cancelled, preempted, recorded         |
 | replay      | small runs, with tokens and slots, before the machine extracted from Coq                       |
@@ -22,91 +23,43 @@ import json
 import os
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
-sys.path.insert(0, str(ROOT / "tools"))
-
-import planted  # noqa: E402 (in tools)
-from mutants import Mutant  # noqa: E402
-from mutate import MutantFinder, in_child  # noqa: E402
+from proofs.layer_errors import HERE, ROOT, Error, Mutant, errors, in_child, planted
 
 DATA, PAGE = HERE / "layers.json", HERE / "layers.md"
 LIMIT_S = 60  # of processor time, for each layer
-NOT_ASKED = "not asked"
+NOT_ASKED, ENDLESS = "not asked", "does not end"
+NO_FINDING = (ImportError, NameError, AttributeError, TypeError)  # the layer does not fit the altered code
 Seen = str | None
 Cells = dict[str, Seen]
-
-
-@dataclass(frozen=True)
-class Error:
-    """One text of the engine replaced by another; `then` are further replacements in the same file."""
-
-    name: str
-    old: str
-    new: str
-    then: list[list[str]] = field(default_factory=list)
-    tests: list[str] = field(default_factory=list)
-    why: str = ""
-
-    def file(self) -> str:
-        """The file of the engine that has the text, once.
-
-        Raises:
-            ValueError: there is none, or the text is there more than once.
-        """
-        files = [file for file, text in engine().items() for _ in range(text.count(self.old))]
-        if len(files) != 1:
-            raise ValueError(f"{self.name}: {self.old!r} is in the engine {len(files)} times, not once")
-        return files[0]
-
-    def mutant(self) -> Mutant:
-        """The file, altered."""
-        source = engine()[self.file()]
-        for old, new in [[self.old, self.new], *self.then]:
-            source = source.replace(old, new)
-        return Mutant(self.file(), (0, 0), 0, self.name, 1, source, False)
-
-
-@cache
-def engine() -> dict[str, str]:
-    """The engine's texts, by file."""
-    return {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "refimpl").rglob("*.py")}
-
-
-def errors() -> list[Error]:
-    """Those of errors.toml, then those of tools/planted.toml that are in the engine."""
-    own = [Error(**entry) for entry in tomllib.loads((HERE / "errors.toml").read_text())["error"]]
-    others = [e for e in planted.read_planted() if any(e.old in text for text in engine().values())]
-    reasons = tomllib.loads((HERE / "errors.toml").read_text())["only_a_test"]
-    return own + [Error(e.name, e.old, e.new, tests=list(e.tests), why=reasons.get(e.name, "")) for e in others]
+Rows = dict[str, Cells]  # by the name of the error
 
 
 # --- layers ------------------------------------------------------------------------------------------------------
 # Imports are inside: a child must load the altered code.
 
+SAMPLED = ("inplace+fifo", "realigned+static", "rollback+fifo", "masked+grouped", "paged+grouped")
 
-def by_solver() -> Seen:
-    """The first claim on a kernel that Z3 refutes."""
-    from proofs.z3 import blocks, choices, layouts
+
+def by_solver(about: str) -> Seen:
+    """The first claim, on `kernels` or on the `placement` of rows, that Z3 refutes."""
+    from proofs.z3 import claims, placements
     from proofs.z3.obligation import prove
+    from refimpl import placement
     from refimpl.core import kernels
 
-    claims = [o for module in (layouts, choices, blocks) for o in module.obligations(kernels)]
-    found = (prove(claim, second_opinion=False) for claim in claims)
+    some = claims.obligations(kernels) if about == "kernels" else placements.obligations(placement)
+    found = (prove(claim, second_opinion=False) for claim in some)
     return next((v.name for v in found if "z3: sat" in v.detail), None)  # no answer in time is no counterexample
 
 
 def by_search() -> Seen:
-    """The first search that meets a wrong transition."""
+    """The first of a third of the searches that meets a wrong transition."""
     from collections import Counter
 
     from proofs.conformance import schedulers as s
@@ -133,10 +86,12 @@ def small_runs(checks: str) -> Iterator[tuple[str, Any]]:
     from proofs.conformance.borders import small_borders
 
     original = runs.engine_for
-    runs.engine_for = lambda *a, **settings: original(*a, **settings | {"checks": settings.get("checks") or checks})
-    methods = ("inplace+fifo", "realigned+static", "rollback+fifo", "masked+grouped", "paged+grouped")
-    with small_borders():
-        for method in methods:
+
+    def engine_for(*arguments: Any, **settings: Any) -> Any:
+        return original(*arguments, **{"checks": checks} | settings)
+
+    with small_borders(), patch.object(runs, "engine_for", engine_for):
+        for method in SAMPLED:
             yield method, islice(runs.greedy_runs(method), 0, None, 29)
             yield method, islice(runs.coupled_runs(method), 0, None, 5)
             for kind, some in reach.KINDS.items():
@@ -163,7 +118,7 @@ def by_replay(replayer: str) -> Seen:
     from proofs.conformance import replay
     from proofs.conformance.borders import small_borders
 
-    for method in ("inplace+fifo", "realigned+static", "rollback+fifo", "masked+grouped", "paged+grouped"):
+    for method in SAMPLED:
         with small_borders():
             some = list(replay.small_runs(method))
         for answer in replay.judge(replayer, some):
@@ -184,7 +139,7 @@ def time_limit() -> Iterator[None]:
     """Raise TimeoutError in the body when it has used its processor time."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError("does not end")
+        raise TimeoutError
 
     signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
@@ -195,18 +150,27 @@ def time_limit() -> Iterator[None]:
 
 
 def asked(layer: Callable[[], Seen]) -> Seen:
-    """What a layer sees; an error of its own is seen, too."""
+    """What a layer sees; what the engine raises is seen, too.
+
+    Raises:
+        NO_FINDING: an error that says that the layer could not be asked.
+    """
     try:
         with time_limit():
             return layer()
-    except BaseException as error:
+    except NO_FINDING:
+        raise
+    except TimeoutError:
+        return ENDLESS
+    except Exception as error:
         return f"{type(error).__name__}: {str(error)[:80]}"
 
 
 def layers_of(file: str, replayer: str) -> dict[str, Callable[[], Seen]]:
-    """The layers that read a file; None of them sees anything in the engine as it is."""
+    """The layers that read a file."""
     every = {"enumeration": by_law, "runs": by_runs, "replay": lambda: by_replay(replayer), "checks": by_checks}
-    solver = {"solver": by_solver} if file.endswith("core/kernels.py") else {}
+    about = next((word for word in ("kernels", "placement") if word in file), "")
+    solver = {"solver": lambda: by_solver(about)} if about else {}
     search = {"search": by_search} if "/scheduling/" in file else {}
     return solver | search | every
 
@@ -215,24 +179,29 @@ LAYERS = ("solver", "search", "enumeration", "runs", "replay", "checks", "test")
 PROOFS = LAYERS[:5]
 
 
-def judge(mutant: Mutant | None, file: str, replayer: str, tests: list[str]) -> Cells:
-    """What every layer sees of an altered engine, or of the engine as it is."""
+def judge(mutant: Mutant | None, layers: dict[str, Callable[[], Seen]], tests: list[str]) -> Cells:
+    """What some layers see of an altered engine, or of the engine as it is; if they see nothing, the tests are asked.
 
-    def work() -> tuple[int, Cells]:
+    Raises:
+        RuntimeError: a layer could not be asked, or did not load the altered code.
+    """
+
+    def work() -> tuple[int, Any]:
         os.chdir(ROOT)
         importlib.import_module("torch").set_num_threads(1)
-        if mutant:
-            finder = MutantFinder(mutant)
-            sys.meta_path.insert(0, finder)
-        cells: Cells = {name: asked(layer) for name, layer in layers_of(file, replayer).items()}
-        if tests and not any(cells.values()):
-            cells["test"] = asked(lambda: by_tests(tests))
-        return 0, cells
+        try:
+            finder = planted.plant(mutant) if mutant else None
+            cells: Cells = {name: asked(layer) for name, layer in layers.items()}
+            if tests and not any(cells.values()):
+                cells["test"] = asked(lambda: by_tests(tests))
+        except NO_FINDING as error:
+            return 2, f"{type(error).__name__}: {error}"
+        return (0, cells) if finder is None or finder.loaded() else (2, "the altered file was not loaded")
 
-    status, cells = in_child(work)
+    status, found = in_child(work)
     if status != 0:
-        raise SystemExit(f"the layers did not run: {status}")
-    return {name: cells.get(name, NOT_ASKED) for name in LAYERS}
+        raise RuntimeError(found or f"the child ended with status {status}")
+    return dict(found)
 
 
 # --- the table ---------------------------------------------------------------------------------------------------
@@ -243,19 +212,37 @@ def seen(cell: Seen) -> bool:
     return cell is not None and cell != NOT_ASKED
 
 
-def share_seen(rows: list[dict[str, Any]], layers: tuple[str, ...]) -> float:
-    """Of the errors, those that one of the layers sees."""
-    return sum(any(seen(row["cells"][layer]) for layer in layers) for row in rows) / len(rows)
+def num_seen(rows: Rows, layers: tuple[str, ...]) -> int:
+    """How many errors one of the layers sees."""
+    return sum(any(seen(cells[layer]) for layer in layers) for cells in rows.values())
 
 
-def as_markdown(rows: list[dict[str, Any]]) -> str:
+def read_rows() -> Rows:
+    """What was measured, of errors that are still the same, in their order."""
+    stored = {row["error"]: row for row in (json.loads(DATA.read_text()) if DATA.exists() else [])}
+    some = [e for e in errors() if stored.get(e.name, {}).get("digest") == e.digest()]
+    return {e.name: stored[e.name]["cells"] for e in some}
+
+
+def write_rows(rows: Rows) -> None:
+    """Both files."""
+    some = [e for e in errors() if e.name in rows]
+    stored = [{"error": e.name, "file": e.file(), "digest": e.digest(), "cells": rows[e.name]} for e in some]
+    DATA.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(as_markdown({e.name: rows[e.name] for e in some}))
+
+
+def as_markdown(rows: Rows) -> str:
     """The page."""
     parts = [layer.strip("| ") for layer in (__doc__ or "").splitlines() if layer.startswith("| ")]
+    every = errors()
+    left = [f"- {e.name}" for e in every if e.name not in rows]
     lines = [
         "# Which layer sees which error",
         "",
         "Written by `python -m proofs.layers REPLAYER`, with one row for each planted error (`proofs/errors.toml`,",
-        "`tools/planted.toml`). ✓: the layer notices; ·: it does not; an empty cell: it was not asked.",
+        "`tools/planted.toml`). ✓: the layer notices; ∞: it does not end; ·: it does not notice; an empty cell: it was",
+        f"not asked. A layer that uses {LIMIT_S} s of processor time does not end; the engine as it is needs less.",
         "",
         "| " + " | ".join(["layer", "what it does with the altered code"]) + " |",
         "|---|---|",
@@ -263,60 +250,61 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         "",
         "Theorems are about relations and formulas, not about the code, so no error in the code can break one.",
         "",
-        f"**{len(rows)} errors; {share_seen(rows, PROOFS):.0%} are seen by a proof stage, "
-        f"{share_seen(rows, LAYERS):.0%} by something.**",
+        f"**{len(rows)} of {len(every)} errors measured. Of these, {num_seen(rows, PROOFS)} are seen by a proof stage, "
+        f"{num_seen(rows, LAYERS)} by something.**",
         "",
         "| error | file | " + " | ".join(LAYERS) + " |",
         "|---" * (len(LAYERS) + 2) + "|",
-        *(_line(row) for row in rows),
+        *(_line(e, rows[e.name]) for e in every if e.name in rows),
         "",
-        "## What no proof stage sees",
+        "## Not measured yet",
         "",
-        *(f"- {row['error']}: {row['why']}" for row in rows if not any(seen(row["cells"][name]) for name in PROOFS)),
+        *(left or ["None."]),
+        "",
+        "## What no proof stage can see, and why",
+        "",
+        *(f"- {e.name}: {e.why}" for e in every if e.why),
         "",
         "## What was seen first",
         "",
-        *(f"- {row['error']}: {_first(row)}" for row in rows),
+        *(f"- {name}: {_first(cells)}" for name, cells in rows.items()),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _line(row: dict[str, Any]) -> str:
-    marks = ["" if cell == NOT_ASKED else "✓" if cell else "·" for cell in row["cells"].values()]
-    return "| " + " | ".join([row["error"], f"`{row['file'].removeprefix('refimpl/')}`", *marks]) + " |"
+def _line(error: Error, cells: Cells) -> str:
+    signs = {NOT_ASKED: "", ENDLESS: "∞", None: "·"}
+    marks = [signs.get(cells[name], "✓") for name in LAYERS]
+    return "| " + " | ".join([error.name, f"`{error.file().removeprefix('refimpl/')}`", *marks]) + " |"
 
 
-def _first(row: dict[str, Any]) -> str:
-    name, cell = next(((name, cell) for name, cell in row["cells"].items() if seen(cell)), ("nothing", ""))
+def _first(cells: Cells) -> str:
+    name, cell = next(((name, cells[name]) for name in LAYERS if seen(cells[name])), ("nothing", ""))
     return f"{name}: {' '.join(str(cell).split())[:100]}".replace("|", "/")
 
 
-def write(rows: list[dict[str, Any]]) -> None:
-    """Both files."""
-    DATA.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
-    PAGE.write_text(as_markdown(rows))
-
-
 def main(replayer: str, words: list[str]) -> int:
-    """Ask about the engine as it is, then about every error that has no row yet."""
-    known = {row["error"]: row for row in (json.loads(DATA.read_text()) if DATA.exists() else [])}
+    """Ask about the engine as it is, then about every error that has no row yet; 1 if one could not be measured."""
     planted.preload()
-    for file in ("refimpl/core/kernels.py", "refimpl/scheduling/pool.py"):
-        healthy = judge(None, file, replayer, [])
-        if any(map(seen, healthy.values())):
-            raise SystemExit(f"seen without any error: {healthy}")
-    rows = []
+    every = layers_of("core/kernels.py", replayer) | layers_of("/scheduling/", replayer)
+    healthy = judge(None, every | {"placements": lambda: by_solver("placement")}, [])
+    if any(map(seen, healthy.values())):
+        raise SystemExit(f"seen without any error: {healthy}")
+    rows, failed = read_rows(), 0
     for error in errors():
-        row = known.get(error.name)
-        if row is None and (not words or any(word in error.name for word in words)):
-            cells = judge(error.mutant(), error.file(), replayer, error.tests)
-            row = {"error": error.name, "file": error.file(), "why": error.why, "cells": cells}
-            print(error.name, [name for name, cell in cells.items() if seen(cell)], flush=True)
-        if row:
-            rows.append(row | {"why": error.why})
-            write(rows + [known[e.name] for e in errors()[len(rows) :] if e.name in known])
-    return 0
+        if error.name in rows or (words and not any(word in error.name for word in words)):
+            continue
+        try:
+            found = judge(error.mutant(), layers_of(error.file(), replayer), error.tests)
+        except RuntimeError as why:
+            failed = 1
+            print(f"{error.name}: not measured: {why}", flush=True)
+            continue
+        print(error.name, [name for name, cell in found.items() if seen(cell)], flush=True)
+        rows[error.name] = {name: found.get(name, NOT_ASKED) for name in LAYERS}
+        write_rows(rows)
+    return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1], sys.argv[2:]) if sys.argv[1:] else write_rows(read_rows()))

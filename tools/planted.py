@@ -80,7 +80,7 @@ def first_failure(tests: tuple[str, ...], error: Planted | None = None) -> str:
 
     def work() -> tuple[int, str]:
         os.chdir(ROOT)
-        finder = _plant(mutant) if mutant else None
+        finder = plant(mutant) if mutant else None
         plugin = FirstFailure()
         status = run_pytest(["-x", *(f"tests/{test}" for test in tests)], plugin)
         loaded = finder is None or finder.loaded()
@@ -92,7 +92,8 @@ def first_failure(tests: tuple[str, ...], error: Planted | None = None) -> str:
     return str(failed)
 
 
-def _plant(mutant: Mutant) -> MutantFinder:
+def plant(mutant: Mutant) -> MutantFinder:
+    """Import the altered text in this process, instead of the file."""
     finder = MutantFinder(mutant)
     sys.meta_path.insert(0, finder)
     importlib.import_module(finder.module)

@@ -6,36 +6,79 @@ import json
 import pytest
 
 from proofs import layers
+from proofs.layer_errors import Error, engine, errors
 
-ERRORS = layers.errors()
-ROWS = json.loads(layers.DATA.read_text())
+ERRORS = errors()
+ROWS = layers.read_rows()
 
 
 def test_the_page_is_that_of_the_data():
     assert layers.PAGE.read_text() == layers.as_markdown(ROWS)
 
 
-def test_rows_are_of_errors_that_there_are():
+def test_names_are_distinct_and_rows_are_stored_in_their_order():
     names = [error.name for error in ERRORS]
     assert len(names) == len(set(names)) >= 48
-    assert [row["error"] for row in ROWS] == [name for name in names if name in {row["error"] for row in ROWS}]
+    stored = [row["error"] for row in json.loads(layers.DATA.read_text())]
+    assert stored == [name for name in names if name in stored]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.name)
 def test_an_error_can_be_planted(error):
     mutant = error.mutant()
-    assert mutant.source != layers.engine()[mutant.file]
+    assert mutant.source != engine()[mutant.file]
     ast.parse(mutant.source)
 
 
-def test_every_error_is_seen_and_nine_of_ten_by_a_proof_stage():
-    unseen = [row["error"] for row in ROWS if not any(map(layers.seen, row["cells"].values()))]
-    assert unseen == []
-    assert layers.share_seen(ROWS, layers.PROOFS) >= 0.9
-    alone = [row for row in ROWS if not any(layers.seen(row["cells"][name]) for name in layers.PROOFS)]
-    assert [row["error"] for row in alone if not row["why"]] == []
+def test_every_measured_error_is_seen_and_nine_of_ten_by_a_proof_stage():
+    assert [name for name, cells in ROWS.items() if not any(map(layers.seen, cells.values()))] == []
+    assert layers.num_seen(ROWS, layers.PROOFS) >= 0.9 * len(ROWS)
+
+
+def test_there_is_a_reason_for_each_error_that_no_proof_stage_sees_and_for_no_other():
+    by_proofs = {name for name, cells in ROWS.items() if any(layers.seen(cells[layer]) for layer in layers.PROOFS)}
+    measured = [error for error in ERRORS if error.name in ROWS]
+    assert [error.name for error in measured if bool(error.why) == (error.name in by_proofs)] == []
 
 
 def test_a_text_that_is_gone_is_noticed():
     with pytest.raises(ValueError, match="moon: 'the moon is round' is in the engine 0 times, not once"):
-        layers.Error("moon", "the moon is round", "").mutant()
+        Error("moon", "the moon is round", "").mutant()
+
+
+def test_a_row_of_another_text_does_not_count(tmp_path, monkeypatch):
+    first, second, *_ = ({"error": e.name, "digest": e.digest(), "cells": {}} for e in ERRORS)
+    data = tmp_path / "layers.json"
+    data.write_text(json.dumps([first, second | {"digest": "of the text before"}]))
+    monkeypatch.setattr(layers, "DATA", data)
+    assert list(layers.read_rows()) == [first["error"]]
+
+
+def raising(error):
+    def layer():
+        raise error
+
+    return layer
+
+
+def test_what_the_engine_raises_is_seen():
+    assert layers.asked(raising(IndexError("out of bounds"))) == "IndexError: out of bounds"
+    assert layers.asked(raising(ValueError("wrong"))) == "ValueError: wrong"
+    assert layers.asked(lambda: None) is None
+
+
+@pytest.mark.parametrize("kind", [ImportError, NameError, AttributeError, TypeError, SystemExit])
+def test_a_layer_that_cannot_be_asked_has_seen_nothing(kind):
+    with pytest.raises(kind):
+        layers.asked(raising(kind("does not fit")))
+
+
+def test_a_layer_that_does_not_end_has_a_sign_of_its_own(monkeypatch):
+    def endless():
+        while True:
+            pass
+
+    monkeypatch.setattr(layers, "LIMIT_S", 0.05)
+    assert layers.asked(endless) == layers.ENDLESS
+    cells = dict.fromkeys(layers.LAYERS, layers.NOT_ASKED) | {"runs": layers.ENDLESS}
+    assert "| ∞ |" in layers.as_markdown({ERRORS[0].name: cells})

@@ -1,0 +1,67 @@
+"""The errors that `proofs.layers` plants: those of errors.toml, and of tools/planted.toml those in the engine."""
+
+import hashlib
+import json
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import planted  # noqa: E402 (in tools)
+from mutants import Mutant  # noqa: E402
+from mutate import in_child  # noqa: E402
+
+__all__ = ["HERE", "ROOT", "Error", "Mutant", "engine", "errors", "in_child", "planted"]
+
+
+@dataclass(frozen=True)
+class Error:
+    """One text of the engine replaced by another; `then` are further replacements in the same file."""
+
+    name: str
+    old: str
+    new: str
+    then: list[list[str]] = field(default_factory=list)
+    tests: list[str] = field(default_factory=list)
+    why: str = ""
+
+    def file(self) -> str:
+        """The file of the engine that has the text, once.
+
+        Raises:
+            ValueError: there is none, or the text is there more than once.
+        """
+        files = [file for file, text in engine().items() for _ in range(text.count(self.old))]
+        if len(files) != 1:
+            raise ValueError(f"{self.name}: {self.old!r} is in the engine {len(files)} times, not once")
+        return files[0]
+
+    def digest(self) -> str:
+        """Of what is replaced, where, and by what."""
+        return hashlib.sha256(json.dumps([self.file(), self.old, self.new, self.then]).encode()).hexdigest()[:12]
+
+    def mutant(self) -> Mutant:
+        """The file, altered."""
+        source = engine()[self.file()]
+        for old, new in [[self.old, self.new], *self.then]:
+            source = source.replace(old, new)
+        return Mutant(self.file(), (0, 0), 0, self.name, 1, source, False)
+
+
+@cache
+def engine() -> dict[str, str]:
+    """The engine's texts, by file."""
+    return {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "refimpl").rglob("*.py")}
+
+
+def errors() -> list[Error]:
+    """Those of errors.toml, then those of tools/planted.toml that are in the engine."""
+    own = [Error(**entry) for entry in tomllib.loads((HERE / "errors.toml").read_text())["error"]]
+    others = [e for e in planted.read_planted() if any(e.old in text for text in engine().values())]
+    reasons = tomllib.loads((HERE / "errors.toml").read_text())["only_a_test"]
+    return own + [Error(e.name, e.old, e.new, tests=list(e.tests), why=reasons.get(e.name, "")) for e in others]
