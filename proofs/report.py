@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
-
-class Judged(Protocol):
-    name: str
-    ok: bool
-    detail: str
+# What a run of the engine may raise because it is wrong; an InvariantViolation is a RuntimeError. Anything else says
+# that a stage does not fit the code: it ends the stage.
+FINDINGS = (IndexError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -20,13 +17,12 @@ class Verdict:
     detail: str = ""
 
 
-def report(stage: str, verdicts: Iterable[Judged], *, show_details: bool = False, quiet: bool = False) -> int:
+def report(stage: str, verdicts: Iterable[Verdict], *, show_details: bool = False) -> int:
     """Print the verdicts and ``stage: N claims checked, M failed``; return an exit status."""
     verdicts = list(verdicts)
     failed = [v for v in verdicts if not v.ok]
     for v in verdicts:
-        if not quiet or not v.ok:
-            detail = f"\n         {v.detail}" if v.detail and (show_details or not v.ok) else ""
-            print(f"  {'ok  ' if v.ok else 'FAIL'}  {v.name}{detail}")
+        detail = f"\n         {v.detail}" if v.detail and (show_details or not v.ok) else ""
+        print(f"  {'ok  ' if v.ok else 'FAIL'}  {v.name}{detail}")
     print(f"{stage}: {len(verdicts)} claims checked, {len(failed)} failed", flush=True)
     return 1 if failed or not verdicts else 0

@@ -18,7 +18,7 @@ import torch
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
 from proofs.conformance.branches import BranchSource, scripts
 from proofs.conformance.perfect_memory import Table, Text, halving_table, pair_of, random_table
-from proofs.report import report
+from proofs.report import FINDINGS, Verdict, report
 from refimpl import faults as zoo
 from refimpl.core import kernels
 from refimpl.core.config import LAYOUTS, SCHEDULERS, AcceptanceName, DecodeConfig, SamplingConfig
@@ -30,13 +30,6 @@ from refimpl.decoding.engine import Engine
 Outputs = tuple[Text, ...]
 Law = dict[Outputs, Fraction]
 MAX_PATHS = 20_000  # an enumeration that reaches this was truncated: a failure
-
-
-@dataclass(frozen=True)
-class Verdict:
-    name: str
-    ok: bool
-    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -191,7 +184,7 @@ def verdict(
     """Whether the law of a shape is exact."""
     try:
         tv, paths = distance(method, *shape, drafter=drafter, acceptance=acceptance)
-    except Exception as error:
+    except FINDINGS as error:
         return Verdict(f"{method}, {name}", False, f"{type(error).__name__}: {error}")
     return Verdict(f"{method}, {name}: total variation {tv} over {paths} paths", tv == 0)
 

@@ -94,25 +94,28 @@ class Recorder:
         """A pass has run: what it wrote, and what its queries saw and answered."""
         of_target, members = self._pass
         places = range(len(members)) if block.members is None else block.members.tolist()
-        tokens, q = block.tokens.tolist(), block.tokens.shape[1]
+        tokens, positions, q = block.tokens.tolist(), block.position_ids.tolist(), block.tokens.shape[1]
         mask, choices = block.mask[:, 0].tolist(), logits.argmax(dim=-1).tolist()
         junk = set(self._written)
         for fed, at in zip(members, places, strict=True):
-            junk -= self._feed(fed, tokens[at], self._written[at * q : at * q + q])
+            junk -= self._feed(fed, tokens[at], positions[at], self._written[at * q : at * q + q])
         self.say("junk", *_spans(sorted(junk)))
         for i, (fed, at) in enumerate(zip(members, places, strict=True)):
             late = q - len(choices[i])  # the first queries may have no logits
             for j in _real(fed, q):
                 seen = [slot for slot, shown in zip(self._seen[at], mask[at][j], strict=True) if shown]
-                choice = choices[i][j - late] if of_target and j >= late else 0
-                self.say("query", int(of_target), fed.sequence + 1, fed.first + j, choice, *_spans(seen))
+                chosen = of_target and j >= late
+                choice = choices[i][j - late] if chosen else 0
+                self.say("query", int(chosen), fed.sequence + 1, positions[at][j], choice, *_spans(seen))
 
-    def _feed(self, fed: Fed, tokens: list[int], slots: list[int]) -> set[int]:
+    def _feed(self, fed: Fed, tokens: list[int], positions: list[int], slots: list[int]) -> set[int]:
         """The real tokens of a row; their slots."""
         real = _real(fed, len(tokens))
         if real:
+            first = positions[real[0]]
+            assert [positions[j] for j in real] == list(range(first, first + len(real))), "a line has no room for gaps"
             pairs = (n for j in real for n in (tokens[j], slots[j]))
-            self.say("feed", fed.sequence + 1, fed.first + real[0], *pairs)
+            self.say("feed", fed.sequence + 1, first, *pairs)
         return {slots[j] for j in real}
 
 

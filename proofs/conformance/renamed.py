@@ -10,14 +10,15 @@ from typing import Any
 
 from proofs.conformance import runs
 from proofs.conformance.borders import small_borders
-from proofs.conformance.laws import Verdict
 from proofs.conformance.perfect_memory import Text, pair_of
 from proofs.conformance.runs import METHODS, SHAPES, STOP, VOCAB_SIZE, Shape
+from proofs.report import Verdict
 from refimpl.core.config import SamplingConfig
 from refimpl.faults import FAULTS
 
 NAMES = tuple((id * 3 + 5) % VOCAB_SIZE for id in range(VOCAB_SIZE))  # a permutation without a fixed point
 AGREES = (True, False, True, True)
+OTHER_ROUNDS = "other rounds"
 
 
 def draft_choice(text: Text) -> int:
@@ -47,12 +48,9 @@ def verdict(method: str, checks: str = "host") -> Verdict:
     name = f"{method}: other names for the tokens change no length (INV-8)"
     with small_borders():
         for shape in SHAPES:
-            try:
-                first, second = (records(method, shape, names, checks) for names in (tuple(range(VOCAB_SIZE)), NAMES))
-            except Exception as error:
-                return Verdict(name, False, f"{type(error).__name__}: {error}")
+            first, second = (records(method, shape, names, checks) for names in (tuple(range(VOCAB_SIZE)), NAMES))
             if first != second:
-                return Verdict(name, False, f"other rounds in {shape}")
+                return Verdict(name, False, f"{OTHER_ROUNDS} in {shape}")
     return Verdict(name, True)
 
 
@@ -61,4 +59,5 @@ def check() -> Iterator[Verdict]:
     yield from map(verdict, METHODS)
     with FAULTS["pad-found-by-token-value"].injected():
         found = verdict("inplace+fifo", checks="off")
-    yield Verdict(f"expected failure: zoo: pad-found-by-token-value: {found.detail}", not found.ok)
+    noticed = found.detail.startswith(OTHER_ROUNDS)
+    yield Verdict(f"expected failure: zoo: pad-found-by-token-value: {found.detail}", noticed)

@@ -1,8 +1,8 @@
 """``python -m proofs.conformance.replay REPLAYER [ROUNDS | sample]``: tokens and slots before the machine from Coq.
 
-Small runs of every layout and scheduler, and a committed sample of rounds of the bundled pair, must be replayed to
-their end; copies with one thing wrong must not. With a number: so many real rounds of the bundled pair, recorded and
-replayed at once. `sample` writes the committed sample.
+Small runs of every layout with two schedulers, every scheduler among them, and a committed sample of rounds of the
+bundled pair, must be replayed to their end; copies with one thing wrong must not. With a number: so many real rounds of
+the bundled pair, recorded and replayed at once. `sample` writes the committed sample.
 """
 
 import gzip
@@ -19,11 +19,10 @@ import torch
 
 from proofs.conformance import reach, runs
 from proofs.conformance.borders import small_borders
-from proofs.conformance.laws import Verdict
 from proofs.conformance.recorder import recorded
 from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Shape
-from proofs.report import report
-from refimpl.core.config import DecodeConfig, Request, SamplingConfig
+from proofs.report import Verdict, report
+from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, Request, SamplingConfig
 from refimpl.decoding.engine import Engine
 from refimpl.pairs import load_pair
 from refimpl.pairs.names import TINY
@@ -32,6 +31,8 @@ from refimpl.requests import prepare
 
 SAMPLE = Path(__file__).with_name("real_rounds.txt.gz")
 SAMPLED = ("realigned+grouped", "masked+fifo", "rollback+static", "inplace+fifo", "paged+grouped")
+# Every layout with two schedulers, so that all four have their turn.
+REPLAYED = [f"{layout}+{SCHEDULERS[(i + j) % len(SCHEDULERS)]}" for i, layout in enumerate(LAYOUTS) for j in (0, 1)]
 PATTERNS = 2  # of acceptance, for each method and shape
 TOKENS, PROMPTS, BATCH = 96, 8, 2  # of the real runs
 FEW_TOKENS, FEW_PROMPTS = 6, 5  # of those in the sample
@@ -74,8 +75,16 @@ def corrupted(lines: Lines, rng: random.Random) -> Iterator[tuple[str, Lines]]:
 
     yield from changed("query 1", lambda words: words[:-1])  # nothing, or too little, is seen
     yield from changed("query 0", add(3))  # a position too far
+    yield from changed("feed", add(2))  # a position too far
     yield from changed("feed", add(3))  # another token
+    yield from changed("feed", add(4))  # another slot
     yield from changed("feed", lambda words: [])  # not fed at all
+    if needed := [at for at in _places(lines, "copy ") if _is_needed(lines, at)]:
+        at = rng.choice(needed)
+        yield "copy", [*lines[:at], *lines[at + 1 :]]  # not moved at all
+    junk = rng.choice([at for at in _places(lines, "junk") if lines[at + 1].startswith("query")])
+    overwritten = lines[junk + 1].split(" ")[-1].split("-")[0]
+    yield "junk", [*lines[:junk], f"{lines[junk]} {overwritten}", *lines[junk + 1 :]]  # what is seen is nobody's
     yield from changed("commit", lambda w: [*w[:3], str((int(w[3]) + 1) % 3), *w[4:]])  # ends otherwise, or not
     yield from changed("commit", add(4))  # another token
     yield from changed("commit", lambda words: [*words, "1"])  # one too many
@@ -86,10 +95,30 @@ def _places(lines: Lines, word: str) -> list[int]:
     return [i for i, line in enumerate(lines) if line.startswith(word)]
 
 
+def _is_needed(lines: Lines, at: int) -> bool:
+    """Whether a query of the same round sees a slot that was copied to, and was not fed since."""
+    targets = {int(slot) for slot in lines[at].split(" ")[1::2]}
+    for line in itertools.takewhile(lambda line: not line.startswith(("copy", "commit")), lines[at + 1 :]):
+        words = line.split(" ")
+        if words[0] == "feed":
+            targets -= {int(slot) for slot in words[4::2]}
+        spans = [span.split("-") for span in words[5:]] if words[0] == "query" else []
+        if any(int(span[0]) <= slot <= int(span[-1]) for span in spans for slot in targets):
+            return True
+    return False
+
+
 def judge(replayer: str, some: list[Lines]) -> list[str]:
-    """What the machine says of each run."""
+    """What the machine says of each run.
+
+    Raises:
+        RuntimeError: it has not answered for each.
+    """
     text = "\n".join(itertools.chain(*some)) + "\n"
-    return subprocess.run([replayer], input=text, capture_output=True, text=True, check=True).stdout.splitlines()
+    answers = subprocess.run([replayer], input=text, capture_output=True, text=True, check=True).stdout.splitlines()
+    if len(answers) != len(some):
+        raise RuntimeError(f"{len(answers)} answers for {len(some)} runs")
+    return answers
 
 
 def rounds_of(lines: Lines) -> int:
@@ -100,9 +129,8 @@ def rounds_of(lines: Lines) -> int:
 
 def verdicts(replayer: str, name: str, some: list[Lines]) -> Iterator[Verdict]:
     """All are replayed, and no corrupted copy of an exact one is."""
-    answers = judge(replayer, some)
-    wrong = [f"run {i}: {answer}" for i, answer in enumerate(answers) if answer != "valid"]
-    ok = len(answers) == len(some) > 0 and not wrong
+    wrong = [f"run {i}: {answer}" for i, answer in enumerate(judge(replayer, some)) if answer != "valid"]
+    ok = bool(some) and not wrong
     rounds = sum(map(rounds_of, some))
     yield Verdict(f"{name}: {len(some)} runs, {rounds} rounds are replayed", ok, f"{wrong[:3]}")
     rng, exact = random.Random(0), [lines for lines in some if lines[0] == "run 1"]
@@ -113,10 +141,12 @@ def verdicts(replayer: str, name: str, some: list[Lines]) -> Iterator[Verdict]:
 
 
 def check(replayer: str) -> Iterator[Verdict]:
-    """Small runs of every layout and every scheduler, and the committed sample."""
-    for method in METHODS[::2]:
+    """Small runs of every layout with two schedulers, that no scheduler was left out, and the committed sample."""
+    for method in REPLAYED:
         with small_borders():
             yield from verdicts(replayer, method, list(small_runs(method)))
+    missing = {*SCHEDULERS} - {method.split("+")[1] for method in REPLAYED}
+    yield Verdict("every scheduler is among them", not missing, f"never {missing}")
     yield from verdicts(replayer, "the bundled pair", read_sample())
 
 
@@ -135,7 +165,8 @@ def real_runs(
     pair, prompts = load_pair("tiny"), read_prompts(TINY / "prompts.jsonl")
     for model in pair.models():
         model.forward_packed = None  # its blocks have no rows
-    for number, method, acceptance in zip(batches, itertools.cycle(methods), itertools.cycle(("greedy", "rejection"))):
+    for number, method in zip(batches, itertools.cycle(methods)):
+        acceptance = ("greedy", "rejection")[number // len(methods) % 2]  # by turns, each with every method
         first = number * num_prompts % len(prompts)
         some = (prompts * 2)[first : first + num_prompts]
         chosen = [Request(prompt, max_new_tokens=tokens) for prompt in some]

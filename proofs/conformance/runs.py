@@ -12,14 +12,15 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
-from proofs.conformance.laws import Job, Verdict
+from proofs.conformance.laws import Job
 from proofs.conformance.perfect_memory import Text, pair_of, random_table
-from proofs.report import report
+from proofs.report import FINDINGS, Verdict, report
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
@@ -127,6 +128,18 @@ def autoregressive_outputs(shape: Shape, pair: Pair, sampling: SamplingConfig) -
     return [[t for t, _ in autoregressive.decode(pair.target.fresh_row(), row, VOCAB_SIZE, sampling)] for row in rows]
 
 
+@cache
+def greedy_outputs(shape: Shape) -> list[list[int]]:
+    """Whatever the draft: only the target counts."""
+    return autoregressive_outputs(shape, greedy_pair(shape.jobs, next(shape.patterns)), SamplingConfig())
+
+
+@cache
+def sampled_outputs(shape: Shape, sampling: SamplingConfig) -> list[list[int]]:
+    """Of the pair of random tables."""
+    return autoregressive_outputs(shape, sampled_pair(), sampling)
+
+
 def engine_for(method: str, shape: Shape, pair: Pair, sampling: SamplingConfig, **settings: Any) -> Engine:
     config = DecodeConfig(
         method=method,
@@ -144,18 +157,16 @@ def engine_for(method: str, shape: Shape, pair: Pair, sampling: SamplingConfig, 
     return Engine(pair, sequences, config)
 
 
-def run(method: str, shape: Shape, pair: Pair, sampling: SamplingConfig, pattern: Pattern | None = None) -> Run:
-    expected = autoregressive_outputs(shape, pair, sampling)
+def finished(engine: Engine) -> tuple[list[RoundRecord], list[list[int]]]:
     with small_borders():
-        engine = engine_for(method, shape, pair, sampling)
-        rounds = list(engine.rounds())
-    return Run(method, shape, rounds, [row.generated for row in engine.sequences], expected, pattern)
+        return list(engine.rounds()), [row.generated for row in engine.sequences]
 
 
 def greedy_runs(method: str) -> Iterator[Run]:
     for shape_ in SHAPES:
         for pattern in shape_.patterns:
-            yield run(method, shape_, greedy_pair(shape_.jobs, pattern), SamplingConfig(), pattern)
+            engine = engine_for(method, shape_, greedy_pair(shape_.jobs, pattern), SamplingConfig())
+            yield Run(method, shape_, *finished(engine), greedy_outputs(shape_), pattern)
 
 
 def sampled_pair() -> Pair:
@@ -174,7 +185,8 @@ SAMPLINGS = [
 
 def coupled_runs(method: str) -> Iterator[Run]:
     for shape_, sampling in itertools.product(SHAPES, SAMPLINGS):
-        yield run(method, shape_, sampled_pair(), sampling)
+        engine = engine_for(method, shape_, sampled_pair(), sampling)
+        yield Run(method, shape_, *finished(engine), sampled_outputs(shape_, sampling))
 
 
 EQUAL = "equal to autoregressive decoding"
@@ -184,7 +196,7 @@ def verdict(name: str, runs: Iterator[Run], equal: str = EQUAL) -> tuple[Verdict
     done: list[Run] = []
     try:
         done.extend(runs)
-    except Exception as error:
+    except FINDINGS as error:
         return Verdict(name, False, f"run {len(done)}: {type(error).__name__}: {error}"), done
     wrong = [r.fault for r in done if r.fault]
     detail = f"{len(wrong)} wrong, first {wrong[0]}" if wrong else ""

@@ -13,9 +13,8 @@ from dataclasses import replace
 import torch
 
 from proofs.conformance import runs
-from proofs.conformance.laws import Verdict
 from proofs.conformance.runs import Run
-from proofs.report import report
+from proofs.report import Verdict, report
 from refimpl.decoding.trace import RoundRecord
 
 MODES = {"static": 0, "fifo": 1, "grouped": 2, "fallback": 3, "aged": 4}
@@ -67,16 +66,22 @@ def with_row(record: RoundRecord, row: int, field: str, value: int) -> RoundReco
 
 
 def judge(checker: str, some_runs: list[Run]) -> list[str]:
+    """What the checker says of each trace.
+
+    Raises:
+        RuntimeError: it has not answered for each.
+    """
     text = "\n".join(line for run in some_runs for line in lines(run)) + "\n"
-    answer = subprocess.run([checker], input=text, capture_output=True, text=True, check=True)
-    return answer.stdout.splitlines()
+    answers = subprocess.run([checker], input=text, capture_output=True, text=True, check=True).stdout.splitlines()
+    if len(answers) != len(some_runs):
+        raise RuntimeError(f"{len(answers)} answers for {len(some_runs)} traces")
+    return answers
 
 
 def judge_valid(checker: str, method: str, mine: list[Run]) -> Verdict:
     """All traces of a method are valid."""
-    answers = judge(checker, mine)
-    faults = [a for a in answers if a != "valid"]
-    ok = len(answers) == len(mine) > 0 and not faults
+    faults = [answer for answer in judge(checker, mine) if answer != "valid"]
+    ok = bool(mine) and not faults
     return Verdict(f"{method}: {len(mine)} traces are valid", ok, f"{len(faults)} faults {faults[:3]}")
 
 

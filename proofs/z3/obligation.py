@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import cvc5
 import z3
 
+from proofs.report import Verdict
+
 TIMEOUT_MS = 20_000
 
 
@@ -24,15 +26,6 @@ class Obligation:
     given: Sequence[z3.BoolRef]
     claim: z3.BoolRef
     shown: dict[str, z3.ExprRef]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What came of an obligation: whether it went as expected, and why not or by which counterexample."""
-
-    name: str
-    ok: bool
-    detail: str = ""
 
 
 def prove(obligation: Obligation, second_opinion: bool = True) -> Verdict:

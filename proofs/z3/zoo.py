@@ -1,7 +1,8 @@
 """The engine's own fault zoo before the claims: every fault that replaces a kernel must break one of them."""
 
+from proofs.report import Verdict
 from proofs.z3 import claims
-from proofs.z3.obligation import Verdict, prove
+from proofs.z3.obligation import prove
 from refimpl.core import kernels
 from refimpl.faults import FAULTS, Fault
 
