@@ -193,8 +193,9 @@ def many(replayer: str, wanted: int) -> Iterator[Verdict]:
 
 
 def write_sample() -> None:
-    """One short run of each layout."""
-    some = [lines for _, lines in real_runs(SAMPLED, iter(range(len(SAMPLED))), FEW_TOKENS, FEW_PROMPTS)]
+    """One short run of each layout, greedy and rejection in turn."""
+    batches = (n + n % 2 * len(SAMPLED) for n in range(len(SAMPLED)))
+    some = [lines for _, lines in real_runs(SAMPLED, batches, FEW_TOKENS, FEW_PROMPTS)]
     text = "\n".join(itertools.chain(*some)) + "\n"
     SAMPLE.write_bytes(gzip.compress(text.encode(), mtime=0))
 
