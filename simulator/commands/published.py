@@ -7,6 +7,7 @@ import typer
 
 from simulator.commands.options import Json, Replications
 from simulator.commands.output import print_json, show, tables
+from simulator.settings.kinds import DEFAULT_PROBABILITY
 
 app = typer.Typer()
 
@@ -21,7 +22,7 @@ def reproduce(
         Path | None, typer.Option(help="Spec-Bench's question.jsonl; without it a summary of its lengths is used.")
     ] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Fit the constants anew, to the EQSPEC row, and print them.")
+        bool, typer.Option("--fit", help="Fit the constants anew, to the EQSPEC row of the targets, and print them.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -29,13 +30,14 @@ def reproduce(
     from dataclasses import asdict
 
     from simulator.studies.published import load_constants, read_lengths
-    from simulator.studies.reproduction import TARGETS, Reproduction, fit_constants, read_targets, to_frame
+    from simulator.studies.reproduction import FITTED_WITH, Reproduction, fit_constants, to_frame
+    from simulator.studies.targets import TARGETS, read_targets
 
     published = read_targets(targets or TARGETS)
+    lengths = read_lengths(spec_bench) if spec_bench else None
     constants = load_constants()
     if fit:
-        constants = fit_constants(read_targets()["overhead_anatomy"]["eqspec"], constants, replications)
-    lengths = read_lengths(spec_bench) if spec_bench else None
+        constants = fit_constants(published.row("eqspec", FITTED_WITH), constants, replications, lengths)
     rows = list(Reproduction(published, replications, constants, lengths).rows())
     with tables(as_json):
         show(to_frame(rows))
@@ -66,7 +68,9 @@ def crossing(
     target: Annotated[str, typer.Option(help="Target, or its YAML file.")] = "qwen3-8b",
     draft: Annotated[str, typer.Option(help="Draft, or its YAML file.")] = "qwen3-0.6b",
     dtype: Annotated[Literal["float16", "bfloat16", "float8"], typer.Option(help="Of the weights.")] = "bfloat16",
-    acceptance: Annotated[float, typer.Option(min=0, max=1, help="Probability that a draft is right.")] = 0.7,
+    acceptance: Annotated[
+        float, typer.Option(min=0, max=1, help="Probability that a draft is right.")
+    ] = DEFAULT_PROBABILITY,
     as_json: Json = False,
 ) -> None:
     """Print up to which batch drafts pay, by device and context: with 5 drafts, and with the best number of them."""

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import betaincinv
 
 from refimpl.core.errors import require
-from simulator.analytic import tokens_per_round
+from simulator.analytic import probability_of
 from simulator.service.streams import TILE_POSITIONS, TILE_REQUESTS, Purpose, Streams
 from simulator.settings.fields import Spec
 from simulator.settings.kinds import ACCEPTANCE
@@ -90,23 +89,22 @@ class IidAcceptance(AcceptanceModel):
 
 
 class MeanLengthAcceptance(IidAcceptance):
-    """The same, with the probability that makes rounds of `drafts` drafts yield `tokens` tokens on average.
+    """Independent drafts, all right with the one probability that makes rounds of `drafts` yield `tokens` on average.
 
     Args:
         streams, max_run: as for every model.
         tokens: mean acceptance length, the token after the drafts included.
         drafts: of the rounds that it was measured in; None for those of the scenario.
+
+    Raises:
+        InputError: more tokens than drafts + 1, unless the scenario drafts nothing.
     """
 
     def __init__(self, streams: Streams, max_run: int, *, tokens: float, drafts: int | None = None):
-        k = max_run if drafts is None else drafts
-        require(tokens <= k + 1, f"acceptance.tokens {tokens:g} is too long: {k} drafts yield at most {k + 1} tokens")
-        super().__init__(streams, max_run, probability=float(brentq(_excess, 0, 1, args=(k, tokens))) if k else 0.0)
-
-
-def _excess(probability: float, k: int, tokens: float) -> float:
-    """Tokens of a round above those wanted."""
-    return tokens_per_round(probability, k) - tokens
+        k = drafts or max_run
+        most = f"{k} draft{'s yield' if k > 1 else ' yields'} at most {k + 1} tokens"
+        require(max_run == 0 or tokens <= k + 1, f"acceptance.tokens {tokens:g} is too long: {most}")
+        super().__init__(streams, max_run, probability=probability_of(tokens, k) if max_run else 0.0)
 
 
 class ProfileAcceptance(AcceptanceModel):

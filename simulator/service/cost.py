@@ -81,9 +81,9 @@ class CostModel(ABC):
             self.lines[key] = Line(lambda widths: self.seconds(component, rows, tokens, widths, scattered) * factor)
         return self.lines[key]
 
-    def _point(self, component: str, rows: int, tokens: int) -> float:
-        """Seconds of a component that does not depend on the width."""
-        return float(self.seconds(component, rows, tokens, np.zeros(1), False)[0]) * self.factors[component]
+    def _point(self, component: str, rows: int, tokens: int, width: int = 0) -> float:
+        """Seconds of a component at one width: where few come up, or none matters."""
+        return float(self.seconds(component, rows, tokens, np.array([width]), False)[0]) * self.factors[component]
 
     def check_widths(self) -> None:  # noqa: B027 (most cost models know no range)
         """Refuse, or mark, a study with stages that were wider than what was measured; called at its end."""

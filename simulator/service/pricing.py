@@ -88,13 +88,15 @@ class Pricing:
     def prefill_s(self, rows: Seq[Request]) -> float:
         """Prefill of up to a batch of rows at a time, less a token each and what was found in the cache.
 
-        Real tokens are fed: as many rows of their mean.
+        Real tokens are fed: as many rows of their mean, each after the mean of what was found.
         """
         size, total = self.engine.batch_size, 0.0
         for start in range(0, len(rows), size):
-            lengths = [row.seq_len - row.num_found - 1 for row in rows[start : start + size]]
+            batch = rows[start : start + size]
+            lengths = [row.seq_len - row.num_found - 1 for row in batch]
             tokens = max(lengths) if self.switches.pad_prompts else -(-sum(lengths) // len(lengths))
-            total += self.cost.point("prefill", len(lengths), tokens) if tokens else 0.0
+            found = sum([row.num_found for row in batch]) // len(batch)
+            total += self.cost.point("prefill", len(batch), tokens, found) if tokens else 0.0
         return total
 
     def chunks_s(self, chunks: Seq[Chunk[Request]], *, beside: bool) -> float:

@@ -6,6 +6,7 @@ to launch it. Each constant is drawn per replication with its stated uncertainty
 """
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class Machine:
         return self.device.bandwidth_bytes_per_s * load_curve(self.device.curve).read_efficiency
 
     def matrix_s(self, weights: float, tokens: float) -> float:
-        """Multiply so many weights with so many tokens."""
+        """Seconds of multiplying `weights` numbers with `tokens` columns, on all devices; 0 where there are none."""
         if not weights or not tokens:
             return 0.0
         device, share = self.device, weights / self.tensor_parallel
@@ -56,7 +57,10 @@ class Machine:
         return read_s * slowness * self.factors["linear"]
 
     def all_reduce_s(self, elements: float) -> float:
-        """Add up so many numbers of 16 bit over the devices."""
+        """Seconds of one ring all-reduce; 0 on one device.
+
+        It takes a latency, and 2 (n - 1) / n of the bytes of `elements` 16-bit numbers over one link.
+        """
         if self.tensor_parallel == 1:
             return 0.0
         moved = 2 * (self.tensor_parallel - 1) / self.tensor_parallel * elements * KV_BYTES
@@ -64,12 +68,23 @@ class Machine:
 
 
 class ModelCost:
-    """Passes of one model on one machine."""
+    """Passes of one model on one machine.
+
+    Raises:
+        InputError: the devices cannot share its heads evenly.
+
+    Attributes:
+        weights_bytes: of the weights, on each device.
+        kv_bytes_per_token: of a token's K/V, on the device with most heads; none has less than one.
+    """
 
     def __init__(self, model: Architecture, machine: Machine):
         self.model, self.machine = model, machine
-        held = 1 if model.latent else model.kv_heads
-        self.kv_share = 1 / min(held, machine.tensor_parallel)  # what one device holds of the K/V
+        devices, heads = machine.tensor_parallel, 1 if model.latent else model.kv_heads
+        even = model.heads % devices == 0
+        require(even, f"cost.tensor_parallel {devices} does not divide the {model.heads} heads of {model.name}")
+        self.weights_bytes = model.weights * WEIGHT_BYTES[machine.dtype] / devices
+        self.kv_bytes_per_token = model.kv_bytes_per_token * ceil(heads / devices) / heads
 
     def pass_s(self, rows: int, tokens: int, context: np.ndarray, logits: int) -> np.ndarray:
         """Seconds of one pass.
@@ -100,7 +115,7 @@ class ModelCost:
 
     def _attention_s(self, rows: int, tokens: int, context: np.ndarray) -> np.ndarray:
         machine, model = self.machine, self.model
-        read = rows * (context + tokens) * model.kv_bytes_per_token * self.kv_share
+        read = rows * (context + tokens) * self.kv_bytes_per_token
         pairs = rows * tokens * (context + (tokens + 1) / 2)
         peak = machine.device.peak_flops_per_s.bfloat16 * load_curve(machine.device.curve).compute_efficiency
         compute_s = pairs * model.attention_flops / machine.tensor_parallel / peak
@@ -123,10 +138,10 @@ class RooflineCost(CostModel):
         streams: random numbers of the replication; None for the constants themselves.
 
     Attributes:
-        kv_capacity_bytes: what is left of the memory for K/V.
+        kv_bytes_per_token, kv_capacity_bytes: of the device that holds most, which is the one with the draft.
 
     Raises:
-        InputError: no such device or model, or the weights do not fit.
+        InputError: no such device or model, devices that cannot share it, or weights that do not fit.
     """
 
     def __init__(self, spec: Spec, streams: Streams | None):
@@ -139,13 +154,14 @@ class RooflineCost(CostModel):
         self.target = ModelCost(load_architecture(self.p["target"]), self.machine)
         alone = Machine(device, dtype, 1, eager_s, factors)  # a small draft is faster on one device
         self.draft = ModelCost(load_architecture(self.p["draft"]), alone) if self.p["draft"] else None
-        models = [each.model for each in (self.target, self.draft) if each]
-        self.kv_bytes_per_token = float(sum(model.kv_bytes_per_token for model in models))
-        self.kv_capacity_bytes = self._room(sum(model.weights for model in models) * WEIGHT_BYTES[dtype])
-        self.origin = f"roofline of {device.name}, {' and '.join(model.name for model in models)}, {dtype}"
+        models = [each for each in (self.target, self.draft) if each]
+        self.kv_bytes_per_token = float(sum(each.kv_bytes_per_token for each in models))
+        self.kv_capacity_bytes = self._room(sum(each.weights_bytes for each in models))
+        names = " and ".join(each.model.name for each in models)
+        self.origin = f"roofline of {device.name}, {names}, {dtype}"
 
     def _room(self, weights_bytes: float) -> float:
-        memory = self.machine.device.memory_bytes * self.p["tensor_parallel"] * MEMORY_SHARE
+        memory = self.machine.device.memory_bytes * MEMORY_SHARE
         need = f"{weights_bytes / 1e9:.0f} GB of weights do not fit into {memory / 1e9:.0f} GB"
         require(weights_bytes < memory, f"cost: {need}, {MEMORY_SHARE:.0%} of the memory of {self.p['device']}")
         return memory - weights_bytes
@@ -159,10 +175,9 @@ class RooflineCost(CostModel):
         if component == "draft":
             return self._draft_s(rows, tokens, widths, scattered)
         if component == "prefill":
-            nothing = np.zeros(len(widths))
-            return self.target.pass_s(rows, tokens, nothing, 1) + self._draft_pass_s(rows, tokens, nothing)
+            return self.target.pass_s(rows, tokens, widths, 1) + self._draft_pass_s(rows, tokens, widths)
         if component == "draft_prefill":
-            return self._draft_pass_s(rows, tokens, np.zeros(len(widths)))
+            return self._draft_pass_s(rows, tokens, widths)
         if component == "host":
             return np.full(len(widths), self.p["host_s"])
         return self._moved_s(rows * widths * self.kv_bytes_per_token)
@@ -179,11 +194,10 @@ class RooflineCost(CostModel):
 
     def _copied_s(self, model: ModelCost, rows: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds of gathering the K/V of rows that are no neighbours before a pass."""
-        size = model.model.kv_bytes_per_token * model.kv_share
-        return self._moved_s(rows * widths * size) if scattered else np.zeros(len(widths))
+        return self._moved_s(rows * widths * model.kv_bytes_per_token) if scattered else np.zeros(len(widths))
 
     def _moved_s(self, size: np.ndarray) -> np.ndarray:
-        """Read and write so many bytes with one kernel for all layers."""
+        """Seconds of reading and writing `size` bytes with one kernel for all layers ``[n]``."""
         return self.machine.device.small_kernel_s + 2 * size / self.machine.bandwidth
 
 

@@ -13,10 +13,10 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
-from simulator.settings.folders import DATA
+from simulator.settings.folders import PUBLISHED
 from simulator.settings.hardware import WEIGHT_BYTES, Device, load_architecture, load_device
 
-TABLE = DATA / "published" / "linear_ops.csv"
+TABLE = PUBLISHED / "linear_ops.csv"
 TABLE_MODEL, TABLE_DTYPE = "llama-2-7b", "float16"
 TABLE_DEVICES = {"a100": "a100-80", "h100": "h100"}
 
@@ -34,7 +34,10 @@ class Curve:
     slowness: np.ndarray
 
     def at(self, intensity: float) -> float:
-        """Slowness; beyond the last point it grows with the intensity."""
+        """Seconds over those of reading the weights once.
+
+        Constant below the first point, linear between points, proportional to the intensity beyond the last.
+        """
         beyond = max(1.0, intensity / self.intensity[-1])
         return float(np.interp(intensity, self.intensity, self.slowness)) * beyond
 
@@ -66,7 +69,7 @@ def read_table() -> pd.DataFrame:
 
 @lru_cache(maxsize=4)
 def load_curve(name: str) -> Curve:
-    """The curve of a table."""
+    """The curve of a table; raises KeyError if there is none of that name."""
     device, model = load_device(TABLE_DEVICES[name]), load_architecture(TABLE_MODEL)
     table = read_table()
     points = table[table["device"] == name].sort_values("tokens")

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 DATA = Path(os.environ.get("RAGGEDSPEC_DATA") or Path(__file__).parents[1] / "data")
-CALIBRATION, VALIDATION = DATA / "calibration", DATA / "validation"
+CALIBRATION, VALIDATION, PUBLISHED = (DATA / name for name in ("calibration", "validation", "published"))
 EXAMPLES = Path(__file__).parents[1] / "examples"  # scenario.yaml and sweep.yaml
 
 

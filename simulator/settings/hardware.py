@@ -23,19 +23,24 @@ def number(limits: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Peaks:
-    """Arithmetic of a device by the type of its operands, in floating-point operations per second."""
-
-    float16: float = number(FACT)
-    bfloat16: float = number(FACT)
-    float8: float = number(FACT)
+class Facts:
+    """Published facts, each of them checked; there are no defaults for what every file must give."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Peaks(Facts):
+    """Arithmetic of a device by the type of its operands, in floating-point operations per second."""
+
+    float16: float = number(FACT)
+    bfloat16: float = number(FACT)
+    float8: float = number(FACT)
+
+
+@dataclass(frozen=True, slots=True)
+class Device(Facts):
     """One accelerator.
 
     Attributes:
@@ -57,12 +62,9 @@ class Device:
     link_bytes_per_s: float = number(FACT)
     all_reduce_s: float = number(NON_NEGATIVE)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class Experts(Facts):
     """A mixture of experts: how many there are, how many a token uses, and how wide each is.
 
     Attributes:
@@ -77,23 +79,20 @@ class Experts:
     dense_layers: int = field(default=0, metadata={"range": WHOLE})
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        Facts.__post_init__(self)
         require(self.active <= self.count, f"active {self.active} is more than count {self.count}")
 
 
 @dataclass(frozen=True, slots=True)
-class Latent:
+class Latent(Facts):
     """Multi-head latent attention: a token caches one vector of `kv_rank` numbers and one rotated key of `rope_dim`."""
 
     kv_rank: int = number(COUNT)
     rope_dim: int = number(COUNT)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(Facts):
     """A decoder by the facts of its config.json; gated feed-forward networks of three matrices."""
 
     name: str
@@ -110,8 +109,12 @@ class Architecture:
     latent: Latent | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        Facts.__post_init__(self)
         require(self.heads % self.kv_heads == 0, f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}")
+        dense = 0 if self.experts is None else self.experts.dense_layers
+        require(dense <= self.layers, f"experts.dense_layers {dense} is more than layers {self.layers}")
+        rotated = 0 if self.latent is None else self.latent.rope_dim
+        require(rotated < self.head_dim, f"latent.rope_dim {rotated} must be less than head_dim {self.head_dim}")
 
     @property
     def attention_weights(self) -> int:

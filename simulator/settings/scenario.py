@@ -14,7 +14,7 @@ from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import write_whole
 from simulator.settings.fields import Range, Spec, check_fields, from_mapping, number_field, spec_field, to_mapping
 from simulator.settings.folders import or_example
-from simulator.settings.kinds import ACCEPTANCE, COST
+from simulator.settings.kinds import ACCEPTANCE, COST, DEFAULT_PROBABILITY
 from simulator.settings.parts import Engine, Service, Study, Switches, Workload
 from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import Dumper, read_yaml
@@ -37,7 +37,7 @@ class Scenario:
     workload: Workload = Workload()
     engine: Engine = Engine()
     switches: Switches = Switches()
-    acceptance: Spec = spec_field(ACCEPTANCE, Spec.of("iid", probability=0.7))
+    acceptance: Spec = spec_field(ACCEPTANCE, Spec.of("iid", probability=DEFAULT_PROBABILITY))
     cost: Spec = spec_field(COST, Spec.of("linear", verify_base_s=0.025, draft_base_s=0.003))
     service: Service = Service()
     noise: bool = True
@@ -62,7 +62,10 @@ class Scenario:
 
     @property
     def content_hash(self) -> str:
-        """Sixteen hex digits that change with anything but the name."""
+        """Sixteen hex digits that change with every setting but the name and those without effect.
+
+        Without effect are blocks without ``paged`` and a token budget without ``continuous``.
+        """
         data = {key: value for key, value in to_mapping(self).items() if key != "name"}
         idle = ["block_size", "num_blocks", "prefix_sharing"] * (self.engine.layout != "paged")
         idle += ["token_budget"] * (self.engine.scheduler != "continuous")

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from simulator.analytic import tokens_per_round
 from simulator.service.roofline import RooflineCost
 from simulator.service.streams import Streams
 from simulator.settings.fields import Spec
+from simulator.settings.kinds import DEFAULT_PROBABILITY
 
 DEVICES = ("a100-80", "h100", "h200", "l40s", "rtx-4090", "b200", "mi300x")
 BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -43,11 +45,6 @@ class Crossing:
         return asdict(self)
 
 
-def expected_tokens(acceptance_probability: float, num_drafts: int) -> float:
-    """Tokens of a row and round: 1 + α + … + α^k."""
-    return sum(acceptance_probability**i for i in range(num_drafts + 1))
-
-
 def speedups(cost: RooflineCost, acceptance_probability: float, contexts: Sequence[int]) -> np.ndarray:
     """Tokens per second over those without drafts ``[drafts 1 … MOST_DRAFTS, batch sizes, contexts]``."""
     widths = np.array(contexts)
@@ -64,11 +61,11 @@ def _gains(cost: RooflineCost, rows: int, widths: np.ndarray, probability: float
     host_s, drafts = cost.p["host_s"], range(1, MOST_DRAFTS + 1)
     plain_s = seconds("verify", 1) + host_s
     rounds_s = [seconds("draft", k) + seconds("verify", k + 1) + host_s for k in drafts]
-    return np.array([expected_tokens(probability, k) * plain_s / s for k, s in zip(drafts, rounds_s, strict=True)])
+    return np.array([tokens_per_round(probability, k) * plain_s / s for k, s in zip(drafts, rounds_s, strict=True)])
 
 
 def find_crossings(
-    cost: dict[str, Any], devices: Sequence[str], acceptance_probability: float = 0.8, draws: int = 20
+    cost: dict[str, Any], devices: Sequence[str], acceptance_probability: float = DEFAULT_PROBABILITY, draws: int = 20
 ) -> Iterator[Crossing]:
     """Crossings of a pair of models on devices.
 

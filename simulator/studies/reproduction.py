@@ -1,33 +1,29 @@
 """The published figures, simulated: one row per figure, with an interval, and the constants that were fitted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from refimpl.core.errors import require
-from refimpl.core.reading import read_mapping
 from simulator.runner import Results, simulate
 from simulator.settings.hardware import load_architecture
 from simulator.studies.published import (
     OVERHEAD_PROMPTS,
-    PUBLISHED,
     Constants,
     caption_scenario,
     committed_lengths,
     load_constants,
     overhead_scenario,
 )
+from simulator.studies.targets import METHODS, RATIO, Targets
 
-TARGETS = PUBLISHED / "targets.json"
-SECTIONS = ("overhead_anatomy", "grouping_rate_all_mean", "alignment_share_text", "headline")
 LEVEL = (0.025, 0.975)  # share of single runs below low, and below high
 FIT_STEPS, WHOLE_FILE_REPLICATIONS = 5, 6
 FITTED = ("ms_per_verify", "draft_s", "verify_s", "align_s", "draft_acceptance_rate")  # of EQSPEC, per round
+FITTED_WITH = (*FITTED, "verify_calls", "tokens_per_s", "total_s")  # figures that a fit reads
 
 Values = dict[str, np.ndarray]  # measure -> its value in each replication
 
@@ -65,14 +61,6 @@ class Row:
         return asdict(self) | {"relative_error": self.relative_error, "inside": self.inside}
 
 
-def read_targets(path: str | Path = TARGETS) -> dict[str, Any]:
-    """The published figures; raises InputError unless the file is a mapping with at least one known section."""
-    targets = read_mapping(Path(path))
-    known = any(name in targets for name in SECTIONS)
-    require(known, f"{path}: holds none of {', '.join(SECTIONS)}")
-    return targets
-
-
 def measures(results: Results) -> Values:
     """What the published logs print, of each replication."""
     metrics = {name: column.to_numpy() for name, column in results.metrics.items()}
@@ -100,7 +88,7 @@ class Reproduction:
     """Runs each published experiment once and compares its figures.
 
     Args:
-        targets: see `read_targets`.
+        targets: what is compared.
         replications: runs of every experiment.
         constants: what the setting leaves open; the committed ones if None.
         lengths: prompt lengths of Spec-Bench in tokens; the committed summary if None.
@@ -108,7 +96,7 @@ class Reproduction:
 
     def __init__(
         self,
-        targets: dict[str, Any],
+        targets: Targets,
         replications: int = 20,
         constants: Constants | None = None,
         lengths: tuple[int, ...] | None = None,
@@ -134,18 +122,18 @@ class Reproduction:
 
     def rows(self) -> Iterator[Row]:
         """A row for every figure of the targets that is simulated."""
-        for method in ("eqspec", "exspec"):
+        for method in METHODS:
             yield from self._anatomy(method)
-        yield from self._by_batch("grouping_rate_all_mean", "grouped_percent", self._captions)
-        yield from self._by_batch("alignment_share_text", "align_percent", lambda size: self.overhead("eqspec", size))
-        ratio = self.targets.get("headline", {}).get("throughput_ratio_batch8_over_batch1")
-        if ratio is not None:
-            yield make_row(
-                "headline.throughput_ratio_batch8_over_batch1", ratio, self._throughput(8) / self._throughput(1)
-            )
+        for size, percent in self.targets.grouping_percent.items():
+            yield make_row(f"grouping_rate_all_mean.batch {size}", percent, self._captions(size)["grouped_percent"])
+        for size, percent in self.targets.alignment_percent.items():
+            values = self.overhead("eqspec", size)["align_percent"]
+            yield make_row(f"alignment_share_text.batch {size}", percent, values)
+        if self.targets.ratio is not None:
+            yield make_row(f"headline.{RATIO}", self.targets.ratio, self._throughput(8) / self._throughput(1))
 
     def _anatomy(self, method: str) -> Iterator[Row]:
-        published = dict(self.targets.get("overhead_anatomy", {}).get(method, {}))
+        published = dict(self.targets.anatomy[method])
         if not published:
             return
         if "get_batch_s" in published and "write_back_s" in published:
@@ -155,11 +143,6 @@ class Reproduction:
             target = f"overhead_anatomy.{method}.{name}"
             fitted = method == "eqspec" and name in FITTED
             yield make_row(target, published[name], values[name], fitted=fitted)
-
-    def _by_batch(self, section: str, measure: str, run: Callable[[int], Values]) -> Iterator[Row]:
-        published = self.targets.get(section, {})
-        for size, percent in zip(published.get("batch_size", []), published.get("percent", []), strict=True):
-            yield make_row(f"{section}.batch {size}", percent, run(size)[measure])
 
 
 def make_row(target: str, published: float, values: np.ndarray, *, fitted: bool = False) -> Row:
@@ -173,13 +156,21 @@ def to_frame(rows: list[Row]) -> pd.DataFrame:
     return pd.DataFrame([row.as_mapping() for row in rows]).set_index("target")
 
 
-def fit_constants(row: dict[str, float], start: Constants, replications: int = 20) -> Constants:
-    """Fit everything but what is stated to one published row: that of EQSPEC.
+def fit_constants(
+    row: dict[str, float], start: Constants, replications: int = 20, lengths: tuple[int, ...] | None = None
+) -> Constants:
+    """Fit everything but `caption_output_tokens` to one published row: that of EQSPEC.
 
     Each step scales a constant by what its own figure is off: acceptance, tokens in all, and seconds of drafting, of
     verifying and of aligning per round. The number of rounds, and what follows from it, stay predictions.
+
+    Args:
+        row: published figures of `FITTED_WITH`.
+        start: where to begin.
+        replications: of each step.
+        lengths: prompt lengths of Spec-Bench in tokens; the committed summary if None.
     """
-    constants, lengths = start, committed_lengths()[:OVERHEAD_PROMPTS]
+    constants, lengths = start, (lengths or committed_lengths())[:OVERHEAD_PROMPTS]
     for _ in range(FIT_STEPS):
         scenario = overhead_scenario("eqspec", 4, constants, lengths).but(noise=False)
         found = measures(simulate(scenario, replications, keep_frames=False))

@@ -5,27 +5,27 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import brentq
 
 from refimpl.core.errors import InputError
 from refimpl.core.files import write_whole
+from simulator.analytic import probability_of
 from simulator.service.roofline import RooflineCost
 from simulator.settings.fields import Spec
-from simulator.settings.folders import DATA
+from simulator.settings.folders import PUBLISHED
 from simulator.settings.plain_yaml import read_yaml
 
-PUBLISHED = DATA / "published"
 CHECKS, SOURCES, ERRORS = (PUBLISHED / name for name in ("checks.csv", "sources.yaml", "check_errors.csv"))
 SPECULATIVE = PUBLISHED / "speculative.csv"
 OUTLIER = 0.25  # relative error beyond which a row needs an explanation
-EXPLAINED = {  # group -> why rows of it are beyond
-    "NeMo": "the release spent 1.5 to 2.5 ms of a step outside of the kernels, which counts most where they are short: "
-    "in small batches and on several devices",
-    "Qwen on H20": "SGLang 0.4.6 prepared each step on the host, 1.2 ms that later releases hide: cost.host_s",
-    "MI300X": "large batches in float8 did not reach the efficiency of NVIDIA's kernels with that release; one row of "
-    "the smaller model is faster than the all-reduces of the table allow",
-    "SilyBench first token": "the server's handling of a request, about 10 ms, is in it, and attention on long prompts "
-    "is less efficient than the matrix products are",
+EXPLAINED = {  # group -> what is known of its rows that are beyond
+    "NeMo": "1.4 to 3.7 ms more a pass than predicted; time outside of the kernels would explain it, which counts most "
+    "where they are short: in small batches and on several devices",
+    "Qwen on H20": "1.2 to 1.4 ms more a step than predicted, as if the host prepared it while the device waits: "
+    "cost.host_s adds such a time",
+    "MI300X": "the efficiency is that of NVIDIA's kernels, which large batches in float8 did not reach with that "
+    "release; one row of the smaller model is faster than the all-reduces of the table allow",
+    "SilyBench first token": "9 ms more than predicted after a short prompt and 61 ms after a long one: the server's "
+    "handling of a request is in it, and attention on long prompts may be less efficient than the matrix products are",
 }
 
 
@@ -85,7 +85,7 @@ def needed_lengths() -> pd.DataFrame:
     rows = pd.read_csv(SPECULATIVE)
     rounds_s = np.array([_round_s(row) for row in rows.to_dict(orient="records")])
     needed, drafts = rows["tokens_per_s"] * rounds_s, rows["num_speculative_tokens"]
-    probabilities = [_probability(length, k) for length, k in zip(needed, drafts, strict=True)]
+    probabilities = [probability_of(length, k) for length, k in zip(needed, drafts, strict=True)]
     return rows.assign(round_s=rounds_s, needed_tokens=needed, acceptance_probability=probabilities)
 
 
@@ -96,13 +96,6 @@ def _round_s(row: dict[str, Any]) -> float:
     )
     width, k = np.array([float(row["context_tokens"])]), row["num_speculative_tokens"]
     return float((cost.seconds("draft", 1, k, width, False) + cost.seconds("verify", 1, k + 1, width, False))[0])
-
-
-def _probability(length: float, k: int) -> float:
-    """Solve 1 + α + … + α^k = length; NaN where no probability does."""
-    if not 1 <= length <= k + 1:
-        return float("nan")
-    return float(brentq(lambda probability: sum(probability**i for i in range(k + 1)) - length, 0, 1))
 
 
 def write_checks(checks: pd.DataFrame, path: str | Path) -> None:

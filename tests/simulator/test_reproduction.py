@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
@@ -20,7 +20,8 @@ from simulator.studies.published import (
     overhead_scenario,
     read_lengths,
 )
-from simulator.studies.reproduction import FITTED, Reproduction, fit_constants, make_row, read_targets, to_frame
+from simulator.studies.reproduction import FITTED, FITTED_WITH, Reproduction, fit_constants, make_row, to_frame
+from simulator.studies.targets import read_targets
 
 SPEC_BENCH = os.environ.get("SPEC_BENCH", "")
 CONTRADICTED = "alignment_share_text.batch 16"
@@ -28,8 +29,7 @@ CONTRADICTED = "alignment_share_text.batch 16"
 
 @pytest.fixture(scope="module")
 def frame():
-    targets = {name: value for name, value in read_targets().items() if name != "headline"}
-    frame = to_frame(list(Reproduction(targets, 6).rows()))
+    frame = to_frame(list(Reproduction(replace(read_targets(), ratio=None), 6).rows()))
     print(frame)
     return frame
 
@@ -40,13 +40,13 @@ def test_constants_are_fitted_on_the_eqspec_row_alone():
     assert list(data["fitted"]) == [
         "acceptance_probability", "output_mean_tokens", "eager_pass_s", "eager_layer_s", "host_operation_s",
     ]  # fmt: skip
-    assert list(data["stated"]) == ["caption_output_tokens"]
-    assert {item.name for item in fields(Constants)} == {*data["fitted"], *data["stated"]}
+    assert list(data["chosen"]) == ["caption_output_tokens"]
+    assert {item.name for item in fields(Constants)} == {*data["fitted"], *data["chosen"]}
 
 
 def test_fitting_again_gives_the_committed_constants():
     committed = load_constants()
-    again = fit_constants(read_targets()["overhead_anatomy"]["eqspec"], committed, replications=4)
+    again = fit_constants(read_targets().row("eqspec", FITTED_WITH), committed, replications=4)
     for name, value in asdict(again).items():
         assert value == pytest.approx(getattr(committed, name), rel=0.06), name
 
@@ -94,6 +94,45 @@ def test_targets_of_one_s_own(tmp_path, capsys):
         read_targets(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"headline": [3]}', "headline must be a mapping, not [3]"),
+        (
+            '{"headline": {"throughput_ratio_batch8_over_batch1": "3"}}',
+            "batch8_over_batch1 must be a number > 0, not '3'",
+        ),
+        ('{"overhead_anatomy": {"eqspec": 95}}', "eqspec must be a mapping, not 95"),
+        ('{"overhead_anatomy": {"eqspec": {"total_s": 0}}}', "eqspec.total_s must be a number > 0, not 0"),
+        ('{"alignment_share_text": {"batch_size": [8], "percent": []}}', "must be lists of equal length"),
+        ('{"grouping_rate_all_mean": {"batch_size": [8.5], "percent": [1]}}', "batch_size must be an integer"),
+        ('{"overhead_anatomy": {"exspec": {}}}', "eqspec.ms_per_verify is missing: constants are fitted to it"),
+    ],
+)
+def test_bad_targets_are_one_line(tmp_path, capsys, text, message):
+    path = tmp_path / "targets.json"
+    path.write_text(text)
+    assert main(["reproduce", "--targets", str(path), "--fit", "-n", "2"]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+def test_a_fit_is_to_the_targets_and_prompts_that_are_given(tmp_path, capsys):
+    """Twice the seconds of aligning need about twice the seconds of an operation."""
+    row = dict(read_targets().anatomy["eqspec"])
+    targets, prompts = tmp_path / "targets.json", tmp_path / "question.jsonl"
+    prompts.write_text('{"turns": ["a question of some forty characters, no more"]}\n' * 20)
+
+    def fitted(**changes):
+        targets.write_text(json.dumps({"overhead_anatomy": {"eqspec": row | changes}}))
+        options = ["--targets", str(targets), "--spec-bench", str(prompts)]
+        assert main(["reproduce", "--fit", *options, "-n", "1", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["constants"]["host_operation_s"]
+
+    assert fitted(align_s=2 * row["align_s"]) == pytest.approx(2 * fitted(), rel=0.05)
+
+
 def test_each_behaviour_is_changed_on_the_same_requests(capsys):
     assert main(["explain", "--replications", "2", "--json"]) == 0
     steps = json.loads(capsys.readouterr().out)["steps"]
@@ -128,6 +167,22 @@ def test_a_padded_row_ends_where_the_pad_means_the_end():
         row.generated = row.last_kept = 1
     end_padded([long, short], 5.0)
     assert (long.finished, short.finished, short.output_len, short.finished_s) == (False, True, 1, 5.0)
+
+
+def test_an_output_that_a_pad_has_ended_is_not_cut_at_the_budget_and_its_row_says_so():
+    """The first request is half as long; the second row is padded in the first round, and ends there."""
+    scenario = overhead_scenario("exspec", 2, load_constants(), (60, 30)).but(
+        {
+            "switches.pad_ends": True,
+            "workload.output_tokens": {"kind": "fixed", "tokens": 50},
+            "engine.max_new_tokens": 20,
+        }
+    )
+    results = simulate(scenario, 1, keep_rows=True)
+    requests, rows = results.frame("requests"), results.frame("rows")
+    assert requests["cut"].tolist() == [True, False]
+    assert results["cut_outputs"] == 1
+    assert rows.groupby("sequence")["finished"].last().tolist() == [True, True]
 
 
 @pytest.mark.skipif(not SPEC_BENCH, reason="set SPEC_BENCH to Spec-Bench's question.jsonl")

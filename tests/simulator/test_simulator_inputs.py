@@ -268,7 +268,13 @@ def test_a_mean_length_stands_for_a_probability(tokens, drafts, probability):
 def test_a_mean_length_that_no_round_has():
     with pytest.raises(InputError, match=r"acceptance\.tokens 6\.5 is too long: 5 drafts yield at most 6 tokens"):
         make_acceptance(Spec.of("mean_length", tokens=6.5), STREAMS, 5)
-    assert make_acceptance(Spec.of("mean_length", tokens=1), STREAMS, 0).probability == 0
+    with pytest.raises(InputError, match="1 draft yields at most 2 tokens"):
+        make_acceptance(Spec.of("mean_length", tokens=2.5, drafts=1), STREAMS, 5)
+
+
+@pytest.mark.parametrize("drafts", [None, 5])
+def test_a_mean_length_may_be_compared_with_no_drafts(drafts):
+    assert make_acceptance(Spec.of("mean_length", tokens=3, drafts=drafts), STREAMS, 0).probability == 0
 
 
 def test_correlated_models_spread_more():
