@@ -6,15 +6,15 @@ from typing import Any
 
 from refimpl.core.errors import InputError
 from simulator.settings.scenario import Scenario
-from simulator.studies.whatif import METHODS, WhatIf, outlook
+from simulator.studies.whatif import LABELS, METHODS, WhatIf, outlook
 
-SLIDERS: dict[str, tuple[str, dict[str, Any]]] = {  # field of WhatIf -> label, range
-    "batch_size": ("batch size", {"min": 1, "max": 32}),
-    "window_size": ("window", {"min": 1, "max": 128}),
-    "num_speculative_tokens": ("drafts per round", {"min": 1, "max": 10}),
-    "acceptance": ("acceptance", {"min": 0.05, "max": 0.95, "step": 0.05}),
-    "deviation": ("its spread", {"min": 0.0, "max": 0.4, "step": 0.05}),
-    "rate_per_s": ("arrivals per s", {"min": 0.0, "max": 20.0, "step": 0.25}),
+SLIDERS: dict[str, dict[str, Any]] = {  # field of WhatIf -> range
+    "batch_size": {"min": 1, "max": 32},
+    "window_size": {"min": 1, "max": 128},
+    "num_speculative_tokens": {"min": 1, "max": 10},
+    "acceptance": {"min": 0.05, "max": 0.95, "step": 0.05},
+    "deviation": {"min": 0.0, "max": 0.4, "step": 0.05},
+    "rate_per_s": {"min": 0.0, "max": 20.0, "step": 0.25},
 }
 
 
@@ -30,7 +30,8 @@ def panel(base: Scenario | None = None, methods: Sequence[str] = METHODS, replic
     """Sliders with the answer below them. Needs ipywidgets: ``pip install 'raggedspec[notebooks]'``.
 
     Args:
-        base: costs, lengths and whatever no slider moves.
+        base: costs, lengths and whatever no slider moves. Its study is replaced: 64 requests, at the rate of the
+            slider, or all at once where that is 0.
         methods: to compare.
         replications: of each; more of them narrow the interval and take longer.
 
@@ -40,12 +41,12 @@ def panel(base: Scenario | None = None, methods: Sequence[str] = METHODS, replic
     """
     import ipywidgets as widgets
 
-    base, start, answer = base or Scenario(), WhatIf(), widgets.HTML()
+    base, start, answer = base or Scenario(), WhatIf(rate_per_s=0.0), widgets.HTML()
     sliders: dict[str, Any] = {}
-    for name, (label, limits) in SLIDERS.items():
+    for name, limits in SLIDERS.items():
         value = getattr(start, name)
         kind = widgets.IntSlider if isinstance(value, int) else widgets.FloatSlider
-        sliders[name] = kind(value=value, description=label, continuous_update=False, **limits)
+        sliders[name] = kind(value=value, description=LABELS[name], continuous_update=False, **limits)
 
     def show(_: Any = None) -> None:
         question = WhatIf(**{name: slider.value for name, slider in sliders.items()})

@@ -18,7 +18,10 @@ def panel(
     replications: Replications = 5,
     workers: Workers = 1,
 ) -> None:
-    """Simulate a grid of settings and write a page with sliders over it, which needs no server and no Python."""
+    """Simulate a grid of settings and write a page with sliders over it, which needs no server and no Python.
+
+    Method, window, batch size, drafts and acceptance of the scenario are replaced; its requests and costs are kept.
+    """
     from refimpl.core.files import check_writable
     from refimpl.core.progress import progress_bars
     from simulator.page import write_page
@@ -29,4 +32,4 @@ def panel(
     with progress_bars() as bars:
         grid = answer_grid(given, replications=replications, workers=workers, progress=bars)
     write_page(grid, out)
-    print(f"{out}: {len(grid.answers)} questions answered; open it in a browser")
+    print(f"{out}: {grid.num_answered} of {len(grid.answers)} questions answered; open it in a browser")

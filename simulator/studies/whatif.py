@@ -9,10 +9,16 @@ from refimpl.core.errors import require
 from refimpl.core.shown import Shown
 from simulator.runner import Results, mean_interval, simulate
 from simulator.settings.fields import PAIRED
+from simulator.settings.kinds import DEFAULT_PROBABILITY
 from simulator.settings.scenario import Scenario
 
 METHODS = ("rollback", "masked", "eqspec", "exspec", "inplace")
 METRICS = ("tokens_per_s", "latency_p99_s", "grouping_rate")
+LABELS = {  # of what is moved, and of the metrics
+    "batch_size": "batch size", "window_size": "window", "num_speculative_tokens": "drafts per round",
+    "acceptance": "acceptance", "deviation": "its spread", "rate_per_s": "arrivals per s", "tokens_per_s": "tokens/s",
+    "latency_p99_s": "P99 latency, s", "grouping_rate": "grouped rounds",
+}  # fmt: skip
 NUM_REQUESTS = 64
 
 
@@ -26,18 +32,21 @@ class WhatIf:
         num_speculative_tokens: drafts per row and round.
         acceptance: mean probability that a draft is right.
         deviation: standard deviation of that probability over the requests.
-        rate_per_s: requests that arrive per second; 0 for all at once.
+        rate_per_s: requests that arrive per second, `NUM_REQUESTS` of them; 0 for all of these at once, None for the
+            requests of the scenario that is asked about.
     """
 
     batch_size: int = 4
     window_size: int = 16
     num_speculative_tokens: int = 5
-    acceptance: float = 0.7
+    acceptance: float = DEFAULT_PROBABILITY
     deviation: float = 0.15
-    rate_per_s: float = 0.0
+    rate_per_s: float | None = None
 
     def scenario(self, base: Scenario, method: str) -> Scenario:
         """The scenario that answers for one method.
+
+        Method, window, batch size, drafts and acceptance of `base` are replaced, its study only by a `rate_per_s`.
 
         Raises:
             InputError: a value out of range, or a deviation that is impossible around that mean.
@@ -48,16 +57,18 @@ class WhatIf:
         return changed.but({"engine.window_size": max(self.window_size, self.batch_size)})
 
     def _changes(self) -> dict[str, object]:
-        offline = {"kind": "offline", "num_requests": NUM_REQUESTS}
-        arrivals = {"kind": "poisson", "rate_per_s": self.rate_per_s}
-        return {
+        changes: dict[str, object] = {
             "engine.batch_size": self.batch_size,
             "engine.num_speculative_tokens": self.num_speculative_tokens,
             "acceptance": self._acceptance(),
-            "study": {"kind": "open", "num_requests": NUM_REQUESTS, "arrivals": arrivals}
-            if self.rate_per_s
-            else offline,
         }
+        return changes if self.rate_per_s is None else changes | {"study": self._study(self.rate_per_s)}
+
+    def _study(self, rate_per_s: float) -> dict[str, object]:
+        if not rate_per_s:
+            return {"kind": "offline", "num_requests": NUM_REQUESTS}
+        arrivals = {"kind": "poisson", "rate_per_s": rate_per_s}
+        return {"kind": "open", "num_requests": NUM_REQUESTS, "arrivals": arrivals}
 
     def _acceptance(self) -> dict[str, object]:
         """Beta(a, b) of that mean and deviation, in the limit of no deviation one probability for all."""
@@ -91,8 +102,9 @@ class Outlook(Shown):
 
     @property
     def judged_by(self) -> str:
-        """The metric of the recommendation: the 99th percentile of latency under load, else tokens per second."""
-        return "latency_p99_s" if self.question.rate_per_s else "tokens_per_s"
+        """The metric of the recommendation: tokens per second offline, else the 99th percentile of latency."""
+        studies = {found.scenario.study.kind for found in self.results.values()}
+        return "tokens_per_s" if studies == {"offline"} else "latency_p99_s"
 
     @property
     def ranking(self) -> list[str]:
@@ -122,7 +134,8 @@ def outlook(
 
     Args:
         question: what is moved.
-        base: the rest: costs, lengths, service; the default scenario if None.
+        base: the rest: costs, lengths, service, and the requests unless `rate_per_s` is given; the default scenario if
+            None.
         methods: at least two.
         replications: at least two.
 
@@ -133,12 +146,17 @@ def outlook(
     Raises:
         InputError: impossible values, or a question outside the calibrated range.
     """
-    require(len(methods) > 1, "methods must be at least two, so that one can be recommended")
+    check_methods(methods)
     PAIRED.check(replications, "replications")
     base = base or Scenario()
     return Outlook(
         question, {m: simulate(question.scenario(base, m), replications, keep_frames=False) for m in methods}
     )
+
+
+def check_methods(methods: Sequence[str]) -> None:
+    """Raise InputError unless there are at least two."""
+    require(len(methods) > 1, "methods must be at least two, so that one can be recommended")
 
 
 def speedup(
@@ -155,7 +173,8 @@ def speedup(
 
     Example::
 
-        speedup(WhatIf(batch_size=8), Scenario(cost={"kind": "roofline", "device": "h100"}))
+        pair = {"device": "h100", "target": "qwen3-8b", "draft": "qwen3-0.6b"}
+        speedup(WhatIf(batch_size=8), Scenario(cost={"kind": "roofline", **pair}))
     """
     PAIRED.check(replications, "replications")
     speeds = [

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import isfinite
 from typing import Any
 
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require
 from simulator.runner import run_parallel
+from simulator.settings.fields import PAIRED
 from simulator.settings.scenario import Scenario
-from simulator.studies.whatif import METHODS, METRICS, Outlook, WhatIf, outlook
+from simulator.studies.whatif import LABELS, METHODS, METRICS, Outlook, WhatIf, check_methods, outlook
 
 AXES: dict[str, tuple[Any, ...]] = {  # field of WhatIf -> values
     "batch_size": (1, 2, 4, 8, 16),
@@ -38,7 +40,13 @@ class WhatIfGrid:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {"title": self.title, "axes": self.axes, "metrics": list(METRICS), "answers": self.answers}
+        fields = {"title": self.title, "axes": self.axes, "metrics": list(METRICS), "labels": LABELS}
+        return fields | {"answers": self.answers}
+
+    @property
+    def num_answered(self) -> int:
+        """Questions that have an answer with methods."""
+        return sum(bool(answer["methods"]) for answer in self.answers)
 
 
 def answer_grid(
@@ -52,13 +60,18 @@ def answer_grid(
     """Ask every question of a grid.
 
     Args:
-        base: costs, lengths and whatever no axis moves.
+        base: costs, lengths and whatever no axis moves, see `WhatIf.scenario`.
         methods: to compare, at least two.
         replications: of each, at least two.
         axes: field of `WhatIf` → values.
         workers: processes; answers do not depend on them.
         progress: called with (what, done, all).
+
+    Raises:
+        InputError: impossible arguments, or no question has an answer: why the first has none.
     """
+    PAIRED.check(replications, "replications")
+    check_methods(methods)
     questions = [WhatIf(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
     jobs = [(question, base, tuple(methods), replications) for question in questions]
     answers = []
@@ -66,7 +79,9 @@ def answer_grid(
         answers.append(answer)
         if progress:
             progress("questions", len(answers), len(jobs))
-    return WhatIfGrid(base.name, axes, answers)
+    grid = WhatIfGrid(base.name, axes, answers)
+    require(grid.num_answered > 0, answers[0]["answer"])
+    return grid
 
 
 def answer_of(question: WhatIf, base: Scenario, methods: Sequence[str], replications: int) -> Answer:
@@ -78,9 +93,11 @@ def answer_of(question: WhatIf, base: Scenario, methods: Sequence[str], replicat
     return {"answer": str(found), "methods": {method: _numbers(found, method) for method in found.ranking}}
 
 
-def _numbers(found: Outlook, method: str) -> list[list[float]]:
-    """Mean, low and high of each metric, at 95 %."""
+def _numbers(found: Outlook, method: str) -> list[list[float | None]]:
+    """Mean, low and high of each metric, at 95 %; None where no request says."""
     summary = found.results[method].summary()
-    return [
-        [float(f"{summary.loc[name, column]:.{DIGITS}g}") for column in ("mean", "low", "high")] for name in METRICS
-    ]
+    return [[_rounded(summary.loc[name, column]) for column in ("mean", "low", "high")] for name in METRICS]
+
+
+def _rounded(value: Any) -> float | None:
+    return float(f"{value:.{DIGITS}g}") if isfinite(value) else None

@@ -5,10 +5,11 @@ import shutil
 
 import pytest
 
+from refimpl.core.errors import InputError
 from simulator.cli import main
 from simulator.page import write_page
 from simulator.settings.scenario import Scenario
-from simulator.studies.whatif import WhatIf, outlook
+from simulator.studies.whatif import METRICS, WhatIf, outlook
 from simulator.studies.whatif_grid import answer_grid
 
 AXES = {"batch_size": (1, 2, 4), "acceptance": (0.5, 0.8)}
@@ -43,6 +44,33 @@ def test_a_question_without_an_answer_tells_why():
     assert answers[1] == {"answer": "deviation must be below 0.46 at a mean of 0.7, not 0.49", "methods": {}}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "1"], "replications must be"),
+        (["-s", "cost={kind: table, calibration: none}"], "calibration 'none' not found"),
+    ],
+)
+def test_a_page_without_any_answer_is_refused(arguments, message, tmp_path, capsys):
+    assert main(["panel", *arguments, "--out", str(tmp_path / "panel.html")]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_methods_to_compare_are_two():
+    with pytest.raises(InputError, match="methods must be at least two"):
+        answer_grid(Scenario(), ("inplace",), 2, AXES)
+
+
+def test_what_no_request_says_is_left_empty(tmp_path):
+    """Nobody finishes within a second: there is no latency, and the page is still JSON."""
+    served = Scenario(study={"kind": "open", "duration_s": 1.0}, seed=1)
+    grid = answer_grid(served, METHODS, 2, {"batch_size": (1,)})
+    assert grid.answers[0]["methods"]["inplace"][METRICS.index("latency_p99_s")] == [None] * 3
+    write_page(grid, tmp_path / "panel.html")
+    assert "NaN" not in (tmp_path / "panel.html").read_text().split("<script>")[0]
+
+
 def test_the_page_contains_the_grid_and_asks_no_server(grid, page):
     text = page.read_text(encoding="utf-8")
     data = text.split('id="grid">')[1].split("</script>")[0]
@@ -66,7 +94,8 @@ def test_a_slider_changes_the_numbers_in_a_browser(grid, page, tmp_path):
         assert chrome.find_element("id", "answer").text == grid.answers[5]["answer"]
         mean = grid.answers[5]["methods"]["inplace"][0][0]
         rows = {row.text.split()[0]: row.text for row in chrome.find_elements("css selector", "#rows tr")}
-        assert f"{mean:#.3g}".rstrip(".") in rows["inplace"]
+        shown = f"{round(mean):,}" if mean >= 100 else f"{mean:#.3g}".rstrip(".")
+        assert shown in rows["inplace"]
 
 
 def test_the_command_refuses_a_folder_that_is_not_there(capsys):

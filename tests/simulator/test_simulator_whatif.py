@@ -1,5 +1,11 @@
 """What-if: the scenario is what was asked, the recommendation is a paired difference, the panel follows its sliders."""
 
+import re
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from textwrap import dedent
+
 import numpy as np
 import pytest
 
@@ -7,7 +13,8 @@ from refimpl.core.errors import InputError
 from simulator.panel import SLIDERS, panel
 from simulator.runner import mean_interval, simulate
 from simulator.settings.scenario import Scenario
-from simulator.studies.whatif import METRICS, WhatIf, outlook, speedup
+from simulator.studies import whatif
+from simulator.studies.whatif import LABELS, METRICS, WhatIf, outlook, speedup
 
 DEAR = Scenario(cost={"kind": "linear", "verify_base_s": 0.02, "realign_base_s": 0.02, "concat_base_s": 0.02})
 TWO = ("eqspec", "inplace")
@@ -26,7 +33,36 @@ def test_the_scenario_is_what_was_asked():
     assert a * b / ((a + b) ** 2 * (a + b + 1)) == pytest.approx(0.2**2)
     assert question.scenario(DEAR, "inplace").engine.window_size is None
     assert WhatIf(deviation=0).scenario(DEAR, "inplace").acceptance.kind == "iid"
-    assert WhatIf().scenario(DEAR, "inplace").study.kind == "offline"
+    assert WhatIf(rate_per_s=0.0).scenario(DEAR, "inplace").study.kind == "offline"
+
+
+def test_the_requests_are_those_of_the_scenario_unless_a_rate_is_asked_for():
+    served = DEAR.but({"study.kind": "open", "study.num_requests": 9, "study.arrivals.rate_per_s": 2.0})
+    assert WhatIf().scenario(served, "inplace").study == served.study
+    assert WhatIf(rate_per_s=0.0).scenario(served, "inplace").study.num_requests == 64
+    found = outlook(WhatIf(batch_size=2), served, TWO, 2)
+    assert found.judged_by == "latency_p99_s"
+    assert found.results["inplace"]["completed"] == 9
+
+
+def test_everything_that_is_shown_has_a_label():
+    assert set(LABELS) == {*(item.name for item in fields(WhatIf)), *METRICS}
+
+
+def examples():
+    """Code of every docstring example in the studies of what-if."""
+    return re.findall(r"Example::\n\n((?: {8}.*\n)+)", Path(whatif.__file__).read_text())
+
+
+@pytest.mark.parametrize("code", examples())
+def test_docstring_examples_run(code, monkeypatch):
+    monkeypatch.setattr(whatif, "simulate", partial(simulate_few, simulate))
+    exec(dedent(code), vars(whatif) | {})
+
+
+def simulate_few(run, scenario, replications, **settings):
+    """Eight requests tell as well whether an example runs."""
+    return run(scenario.but({"study.num_requests": 8}), 2, **settings)
 
 
 def test_what_cannot_be_is_refused():
@@ -60,7 +96,7 @@ def test_methods_that_do_not_differ_are_not_decided():
 def test_the_panel_follows_its_sliders():
     box = panel(DEAR, TWO, 2)
     *sliders, answer = box.children
-    assert [slider.description for slider in sliders] == [label for label, _ in SLIDERS.values()]
+    assert [slider.description for slider in sliders] == [LABELS[name] for name in SLIDERS]
     before = answer.value
     assert "take inplace" in before
     sliders[0].value = 2
