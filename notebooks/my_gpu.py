@@ -18,7 +18,7 @@
 # Inputs: the facts of devices and models in `simulator/data`
 
 # %%
-# To ask about your own machine, change this cell. Devices and models go by name (`raggedspec sim roofline --help`), or by a YAML file.
+# To ask about your own machine, change this cell. Devices and models go by name (the files in `simulator/data/devices` and `architectures`), or by a YAML file.
 DEVICE, TARGET, DRAFT = "h100", "qwen3-8b", "qwen3-0.6b"
 ACCEPTANCE, SPREAD = 0.7, 0.15  # mean probability that a draft is right, and its standard deviation over requests
 WORKLOAD = {"prompt_tokens": {"kind": "uniform", "low_tokens": 100, "high_tokens": 500}, "output_tokens": {"kind": "geometric", "mean_tokens": 150}}

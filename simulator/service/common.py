@@ -17,8 +17,14 @@ class Common:
         return ()
 
     def content(self, index: int, start: int, stop: int) -> Hashable:
-        """What the tokens of a request between two positions are: equal for equal tokens."""
+        """A key of the tokens of request `index` at positions start ≤ p < stop.
+
+        Two keys are equal only if these tokens, and all before them, are.
+        """
         return index, start
+
+    def check(self, prompt_tokens: int) -> None:
+        """Raise InputError if no prompt can be so short."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,13 @@ class SystemPrompts(Common):
     prompts: int
 
     def content(self, index: int, start: int, stop: int) -> Hashable:
-        """Those of the system prompt, or its own."""
+        """The system prompt's key where the span ends within it, else the request's own."""
         return (-1 - index % self.prompts if stop <= self.tokens else index), start
+
+    def check(self, prompt_tokens: int) -> None:
+        """A prompt begins with the whole system prompt."""
+        short = f"workload.common: a prompt of {prompt_tokens} tokens is shorter than the system prompt, {self.tokens}"
+        require(prompt_tokens >= self.tokens, short)
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,7 @@ class Sessions(Common):
         return range(index - turn * self.sessions, index, self.sessions)
 
     def content(self, index: int, start: int, stop: int) -> Hashable:
-        """Those of the conversation, named by its first turn."""
+        """The key of its conversation, which is named by its first turn."""
         return next(iter([*self.before(index), index])), start
 
 

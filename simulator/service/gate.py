@@ -65,6 +65,6 @@ class Gate:
         need = self.reserved_tokens + request.most_tokens + beside
         require(
             bool(self.reserved) or need <= self.capacity_tokens,
-            f"service.kv_capacity_bytes holds {self.capacity_tokens:.0f} tokens; a request needs {need}",
+            f"the memory for K/V holds {self.capacity_tokens:.0f} tokens; a request needs {need}",
         )
         return need <= self.capacity_tokens

@@ -44,9 +44,10 @@ DEFINITIONS = {
     "draft_acceptance_rate": "accepted over drafted tokens",
     "mean_acceptance_length": "1 + accepted over (row, round) pairs; the rollback layout keeps less than that",
     "tokens_per_round": "committed tokens over rounds",
-    "preemptions": "requests sent back to the queue because the blocks of a paged pool ran out",
+    "preemptions": "requests sent back to the queue because the blocks of a paged pool ran out, in the whole run: the "
+    "warm-up is included",
     "cache_hit_rate": "tokens that requests found in the cache when they were admitted, over those that they needed "
-    "there: all but the last of each, again after a preemption",
+    "there: all but the last of each, again after a preemption; of the whole run, the warm-up included",
     "kv_peak_bytes, kv_mean_bytes": "K/V in use on one replica, at most, and on average over the observed seconds: "
     "tokens of the window, and columns of the working batch; not what an engine has allocated for them",
     "kv_allocated_bytes": "K/V that the engine would allocate, once, for all the requests of one replica: pool and "

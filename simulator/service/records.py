@@ -224,6 +224,13 @@ class EventLog:
         self.num_preemptions = self.num_to_cache = self.num_found = 0
         self.last_round_s = self.end_s = 0.0
 
+    def end_rows(self, live: Sequence[Request]) -> None:
+        """Note which rows of the latest round have finished after it was written down."""
+        place = ROW_COLUMNS.index("finished")
+        for at, request in enumerate(live, -len(live)):
+            if self.rows is not None:
+                self.rows[at] = (*self.rows[at][:place], request.finished, *self.rows[at][place + 1 :])
+
     @property
     def rounds(self) -> list[RoundLine]:
         """`lines` with names."""

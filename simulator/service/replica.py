@@ -181,6 +181,7 @@ class Replica:
         tokens = self._advance(live, k, plan.mode, begun[START_S]) if live else (0, 0, 0)
         if self.switches.pad_ends and plan.mode == "fallback":
             end_padded(live, self.env.now)
+            self.log.end_rows(live)
         if live:
             self.pricing.placement.append(k + 1)
         for chunk in plan.chunks:

@@ -45,8 +45,13 @@ class RequestSource:
         self._blocks: dict[int, Lengths] = {}
 
     def lengths(self, index: int) -> tuple[int, int, int]:
-        """Prompt, output and budget of one request, in tokens; a prompt contains the conversation before it."""
+        """Prompt, output and budget of one request, in tokens; a prompt contains the conversation before it.
+
+        Raises:
+            InputError: a prompt that is too short for what it has in common with others.
+        """
         prompt, output, budget = self._own(index)
+        self.common.check(prompt)
         before = [self._own(earlier) for earlier in self.common.before(index)]
         return prompt + sum([p + min(o, b) for p, o, b in before]), output, budget
 

@@ -185,11 +185,13 @@ def _check_spec(spec: Spec, kinds: Kinds, where: str) -> None:
     _refuse_unknown(given, known, where)
     for name, rule in known.items():
         optional = isinstance(rule, tuple)
-        if name in given:
-            _check_value(given[name], rule[0] if optional else rule, f"{where}.{name}")
-        else:
+        if name not in given:
             needed = ", ".join(other for other, rule in known.items() if not isinstance(rule, tuple))
             require(optional, f"{where}.{name} is missing: {spec.kind} needs {needed}")
+        elif not optional:
+            _check_value(given[name], rule, f"{where}.{name}")
+        elif (type(given[name]), given[name]) != (type(rule[1]), rule[1]):  # a default is right, whatever the rule
+            _check_value(given[name], rule[0], f"{where}.{name}")
 
 
 def _check_value(value: Any, rule: Any, where: str) -> None:

@@ -139,7 +139,8 @@ class Engine:
         prefix_sharing: let requests that begin with the same tokens share full blocks of the paged layout.
         token_budget: tokens of a round of the continuous scheduler, those of prompts included; at least k + 1. None for
             a verify pass of the whole batch and 256 tokens of prompts.
-        num_blocks: of its pool; None for as many as ``service.kv_capacity_bytes`` holds, or for no limit.
+        num_blocks: of the pool of the paged layout; None for as many as ``service.kv_capacity_bytes``, or the memory of
+            costs of kind roofline, holds, else for no limit.
     """
 
     layout: LayoutName = "inplace"
@@ -251,8 +252,9 @@ class Service:
     Attributes:
         replicas: servers, each with an engine of its own.
         router: how requests are shared out among them.
-        kv_capacity_bytes: of each replica; requests wait until there is room for their prompts and budgets, and for
-            the buffers of a working batch where the layout has one.
+        kv_capacity_bytes: of each replica, of its fullest device; requests wait until there is room for their prompts
+            and budgets, and for the buffers of a working batch where the layout has one. None for what costs of kind
+            roofline leave, else for no limit.
         slo_first_token_s, slo_per_token_s: what a request must meet to count as goodput.
     """
 

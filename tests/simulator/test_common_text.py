@@ -2,6 +2,7 @@
 
 import pytest
 
+from refimpl.core.errors import InputError
 from simulator.service.metrics import measure
 from simulator.service.simulation import simulate_once
 from simulator.settings.scenario import Scenario
@@ -29,6 +30,11 @@ def test_full_blocks_of_a_system_prompt_are_found_by_all_but_the_first(tokens, f
     """Of 64 tokens 63 are cached, so that the last block is never found whole."""
     _, metrics = run({"workload.common": {"kind": "system_prompt", "tokens": tokens}})
     assert metrics["cache_hit_rate"] == 11 * found / (12 * 63)
+
+
+def test_a_prompt_is_at_least_as_long_as_its_system_prompt():
+    with pytest.raises(InputError, match="a prompt of 64 tokens is shorter than the system prompt, 65"):
+        run({"workload.common": {"kind": "system_prompt", "tokens": 65}})
 
 
 def test_of_several_system_prompts_each_is_cached_once():

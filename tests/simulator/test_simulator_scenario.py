@@ -4,7 +4,7 @@ import yaml
 
 from refimpl.core.config import NAMED_METHODS, DecodeConfig
 from refimpl.core.errors import InputError
-from simulator.settings.fields import Spec, to_mapping
+from simulator.settings.fields import Spec, as_spec, to_mapping
 from simulator.settings.kinds import KINDS
 from simulator.settings.paths import set_path
 from simulator.settings.scenario import (
@@ -103,6 +103,19 @@ def test_mappings_and_methods_stand_for_what_they_describe(case):
 def test_mappings_are_refused_by_their_path(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_every_default_may_be_given(path):
+    for kind, rules in KINDS[path].items():
+        optional = {kind: {name: rule for name, rule in rules.items() if isinstance(rule, tuple)}}
+        defaults = {name: default for name, (_, default) in optional[kind].items()}
+        assert as_spec(Spec.of(kind, **defaults), optional, path).resolved(optional) == defaults
+
+
+def test_what_equals_a_default_and_is_of_another_type_is_refused():
+    with pytest.raises(InputError, match=r"workload\.common\.prompts must be an integer"):
+        Scenario().but({"workload.common": {"kind": "system_prompt", "tokens": 3, "prompts": True}})
 
 
 def test_the_hash_ignores_the_name_and_sees_everything_else():
