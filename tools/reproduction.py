@@ -14,13 +14,21 @@ import reproduction_figures as figures
 from reproduction_page import page
 
 from refimpl.core import provenance
+from simulator.settings.kinds import DEFAULT_PROBABILITY
+from simulator.studies.crossing import DEVICES
+from simulator.studies.reproduction import WHOLE_FILE_REPLICATIONS
 
 ROOT = Path(__file__).parent.parent
 DATA, PAGE = ROOT / "docs" / "reproduction.json", ROOT / "docs" / "reproduction.md"
-REPLICATIONS = 40
-ACCEPTANCE = 0.7
+REPLICATIONS, CAPTION_REPLICATIONS, DRAWS = 40, 10, 20
+COUNTS = {  # of the studies, as the page says
+    "figures and behaviours": REPLICATIONS,
+    "lengths of captions": CAPTION_REPLICATIONS,
+    "all 480 prompts and arrivals": WHOLE_FILE_REPLICATIONS,
+    "crossings": DRAWS,
+}
 PAIRS = (  # whose crossings the page shows
-    ({"target": "qwen3-8b", "draft": "qwen3-0.6b"}, ("a100-80", "h100", "h200", "l40s", "rtx-4090", "b200", "mi300x")),
+    ({"target": "qwen3-8b", "draft": "qwen3-0.6b", "dtype": "bfloat16"}, DEVICES),
     ({"target": "llama-3-70b", "draft": "llama-3-1b", "dtype": "float8"}, ("h200", "b200", "mi300x")),
 )
 OUTPUTS = {  # lengths of the captions' outputs -> settings
@@ -54,19 +62,20 @@ def measure() -> dict[str, Any]:
     from simulator.studies.crossing import find_crossings
     from simulator.studies.explanation import explain
     from simulator.studies.published import load_constants
-    from simulator.studies.reproduction import Reproduction, read_targets
+    from simulator.studies.reproduction import Reproduction
     from simulator.studies.roofline_checks import EXPLAINED, check_roofline, needed_lengths, summarize_checks
+    from simulator.studies.targets import read_targets
 
     constants = load_constants()
     rows = Reproduction(read_targets(), REPLICATIONS, constants).rows()
     crossings = [
-        {"target": cost["target"], "draft": cost["draft"], **found.as_mapping()}
+        {**cost, **found.as_mapping()}
         for cost, devices in PAIRS
-        for found in find_crossings(cost, devices, ACCEPTANCE)
+        for found in find_crossings(cost, devices, DEFAULT_PROBABILITY, DRAWS)
     ]
     summary = summarize_checks(check_roofline()).reset_index()
     return {
-        "meta": {"command": "python tools/reproduction.py --run", "replications": REPLICATIONS}
+        "meta": {"command": "python tools/reproduction.py --run", "replications": COUNTS}
         | provenance.stamp("numpy", "scipy", "simpy"),
         "rows": [row.as_mapping() for row in rows],
         "steps": [step.as_mapping() for step in explain(REPLICATIONS, constants)],
@@ -74,7 +83,7 @@ def measure() -> dict[str, Any]:
         "throughput": throughput(constants),
         "online": online(constants),
         "forensics": forensics(),
-        "acceptance_probability": ACCEPTANCE,
+        "acceptance_probability": DEFAULT_PROBABILITY,
         "crossings": crossings,
         "curves": list(curve_errors()),
         "checks": summary.to_dict(orient="records"),
@@ -88,16 +97,12 @@ def captions(constants: Any) -> list[dict[str, Any]]:
     from simulator.runner import simulate
     from simulator.studies.published import caption_scenario
 
-    sizes = SIZES[1:]
+    def percent(size: int, change: dict[str, Any]) -> float:
+        scenario = caption_scenario(size, constants).but(change)
+        return 100 * simulate(scenario, CAPTION_REPLICATIONS, keep_frames=False)["grouping_rate"]
+
     return [
-        {
-            "outputs": name,
-            "percent": [
-                100 * simulate(caption_scenario(size, constants).but(change), 10, keep_frames=False)["grouping_rate"]
-                for size in sizes
-            ],
-        }
-        for name, change in OUTPUTS.items()
+        {"outputs": name, "percent": [percent(size, change) for size in SIZES[1:]]} for name, change in OUTPUTS.items()
     ]
 
 
@@ -110,7 +115,8 @@ def throughput(constants: Any) -> list[dict[str, Any]]:
     lines = []
     for method in ("eqspec", "exspec"):
         for size in SIZES:
-            results = simulate(overhead_scenario(method, size, constants, committed_lengths()), 6, keep_frames=False)
+            scenario = overhead_scenario(method, size, constants, committed_lengths())
+            results = simulate(scenario, WHOLE_FILE_REPLICATIONS, keep_frames=False)
             row = make_row("", 1.0, results.metrics["tokens_per_s"].to_numpy())
             share = 100 * results["prefill_share"]
             lines.append(
@@ -128,7 +134,8 @@ def online(constants: Any) -> list[dict[str, Any]]:
     lines = []
     for size, rate in RATES:
         for name, change in SCHEDULERS.items():
-            results = simulate(online_scenario(size, rate, constants).but(change), 6, keep_frames=False)
+            scenario = online_scenario(size, rate, constants).but(change)
+            results = simulate(scenario, WHOLE_FILE_REPLICATIONS, keep_frames=False)
             metrics = {metric: results[metric] for metric in ONLINE_METRICS}
             lines.append({"batch_size": size, "rate_per_s": rate, "scheduler": name} | metrics)
     return lines

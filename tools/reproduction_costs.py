@@ -4,20 +4,22 @@ from typing import Any
 
 from pages import markdown_table
 
+from simulator.analytic import tokens_per_round
+
 
 def crossings(data: dict[str, Any]) -> str:
     """Where drafts stop paying."""
     heads = [
-        "target, draft, device",
+        "target, draft, weights, device",
         "tokens of context",
         "5 drafts pay up to",
         "90 % range",
-        "best number of drafts",
-        "fit",
+        "with the best number, up to",
+        "rows that fit",
     ]
     rows = [
         [
-            f"{line['target']}, {line['draft']}, {line['device']}",
+            ", ".join(line[name] for name in ("target", "draft", "dtype", "device")),
             *(str(line[name]) for name in ("context_tokens", "batch_size")),
             f"{line['low']} … {line['high']}",
             *(str(line[name]) for name in ("any_drafts", "fits")),
@@ -33,8 +35,8 @@ per second than plain steps. A draft is right with probability {data["acceptance
 
 With a fixed number of drafts the limit is the arithmetic of the verify pass at short contexts, and the cache of the draft at long
 ones: Qwen3 0.6B keeps 112 KiB per token where its 8B target keeps 144 KiB, and reads them for each of its drafts. Llama 3.2 1B keeps
-32 KiB where its 70B target keeps 320 KiB, so that there the memory ends before drafts stop paying. Fewer drafts in larger batches move the limit
-outwards (fifth column).
+32 KiB where its 70B target keeps 320 KiB, so that there the memory ends before drafts stop paying, even with weights in float8.
+Fewer drafts in larger batches move the limit outwards (fifth column).
 
 <details><summary>The numbers</summary>
 
@@ -91,12 +93,13 @@ def speculative_speeds(data: dict[str, Any]) -> str:
         "α",
     ]
     two, seven = lines[0], lines[1]
-    length = sum(two["acceptance_probability"] ** i for i in range(seven["num_speculative_tokens"] + 1))
+    length = tokens_per_round(two["acceptance_probability"], seven["num_speculative_tokens"])
     predicted = length / seven["round_s"]
+    error = predicted / seven["tokens_per_s"] - 1
     return f"""Speeds with drafts are published without the tokens that a round yields. The table says how many the published speed needs,
 and the probability α of independent drafts that yields them; more than the drafts plus one would be impossible.
 
 {markdown_table(heads, rows)}
-The first line's α predicts the second: {predicted:.0f} tokens/s with 7 drafts, {100 * (predicted / seven["tokens_per_s"] - 1):+.0f} % of
+The first line's α predicts the second: {predicted:.0f} tokens/s with 7 drafts, {abs(100 * error):.0f} % {"less" if error < 0 else "more"} than
 the {seven["tokens_per_s"]:g} that are published. So the loss from 2 to 7 drafts is found.
 """

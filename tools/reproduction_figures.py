@@ -15,6 +15,7 @@ from simulator.studies.crossing import BATCH_SIZES
 DOCS = Path(__file__).parent.parent / "docs"
 DPI = 120
 KEY = "Description"  # of the PNG's texts
+PAIR = ("target", "draft", "dtype")  # what a panel of the crossings is of
 
 
 def figure_figures(data: dict[str, Any]) -> Picture:
@@ -92,9 +93,9 @@ def figure_throughput(data: dict[str, Any]) -> Picture:
 
 def figure_crossing(data: dict[str, Any]) -> Picture:
     """The largest batch at which five drafts pay, by device and context, a panel for each pair."""
-    pairs = list(dict.fromkeys((line["target"], line["draft"]) for line in data["crossings"]))
+    pairs = list(dict.fromkeys(tuple(line[name] for name in PAIR) for line in data["crossings"]))
     for axes, pair in zip(drawn := panels(len(pairs), 6.0, 2.6), pairs, strict=True):
-        lines = [line for line in data["crossings"] if (line["target"], line["draft"]) == pair]
+        lines = [line for line in data["crossings"] if tuple(line[name] for name in PAIR) == pair]
         devices, contexts = (list(dict.fromkeys(line[name] for line in lines)) for name in ("device", "context_tokens"))
         values = [[math.log2(1 + at["batch_size"]) for at in lines if at["device"] == device] for device in devices]
         draw_heat_map(axes, values, contexts, devices, numbers="", vmin=0, vmax=9)
@@ -103,7 +104,7 @@ def figure_crossing(data: dict[str, Any]) -> Picture:
             text = f"{at['batch_size']}{'*' if is_full(at) else ''}"
             color = "black" if at["batch_size"] > 30 else "white"
             axes.text(*place, text, ha="center", va="center", fontsize=8, color=color)
-        axes.set_title(f"{pair[0]}, drafts from {pair[1]}", fontsize=9)
+        axes.set_title(f"{pair[0]}, drafts from {pair[1]}, weights in {pair[2]}", fontsize=9)
         axes.set_xlabel("context of each row (tokens)")
     return captioned(drawn[0], crossing_sentence(data))
 

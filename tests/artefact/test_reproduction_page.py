@@ -19,9 +19,12 @@ def test_page_and_figures_are_fresh(tool, capsys):
     assert tool.main(["--check"]) == 0
     text = tool.PAGE.read_text(encoding="utf-8")
     assert all(f"]({name})" in text for name in tool.figures.FIGURES)
-    rows = json.loads(tool.DATA.read_text())["rows"]
-    count = f"{sum(row['inside'] for row in rows)} of {len(rows)} figures"
-    assert count in " ".join((ROOT / "README.md").read_text().split())
+    free, inside, chosen = importlib.import_module("reproduction_page").num_predicted(json.loads(tool.DATA.read_text()))
+    words = {5: "five"}[chosen]
+    count = f"{inside} of the {free} figures of the paper and its logs that nothing was fitted to"
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert count in text
+    assert f"({words} of them with an output length chosen for them)" in text
 
 
 def test_what_is_stale_is_seen(tool, monkeypatch, tmp_path):
@@ -34,11 +37,11 @@ def test_what_is_stale_is_seen(tool, monkeypatch, tmp_path):
 
 
 def test_the_data_are_of_the_committed_constants_and_targets(tool):
-    from simulator.studies.reproduction import read_targets
     from simulator.studies.roofline_checks import check_roofline, summarize_checks
+    from simulator.studies.targets import read_targets
 
     data = json.loads(tool.DATA.read_text())
-    logs = read_targets()["overhead_anatomy"]
+    logs = read_targets().anatomy
     for method in ("eqspec", "exspec"):
         rows = {row["target"]: row for row in data["rows"]}
         assert rows[f"overhead_anatomy.{method}.tokens_per_s"]["published"] == logs[method]["tokens_per_s"]
