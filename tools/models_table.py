@@ -6,6 +6,7 @@ Every configuration of `model_families` is built with random weights and handed 
 With --check nothing is written: exit code 1 where the page differs.
 """
 
+import argparse
 import logging
 import sys
 import warnings
@@ -60,12 +61,15 @@ def page() -> str:
     return head + COLUMNS + "\n".join(row(family, verdict) for family, verdict in verdicts) + "\n"
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Write the page, or compare with it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only compare; exit code 1 where the page differs")
+    check = parser.parse_args().check
     logging.getLogger("transformers").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     made = page()
-    if "--check" not in arguments:
+    if not check:
         PAGE.write_text(made, encoding="utf-8")
         return 0
     stale = [line for line in made.splitlines() if line not in committed()]
@@ -74,4 +78,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

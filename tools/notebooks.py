@@ -4,10 +4,10 @@
 script with a ``# %%`` line above each cell (jupytext's percent format); the .ipynb beside it is what browsers show.
 """
 
+import argparse
 import os
 import re
 import resource
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +111,13 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def main(chosen: list[str]) -> None:
+def main() -> None:
     """Make the chosen notebooks, then the README's tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a notebook, without its suffix; all by default")
+    chosen = parser.parse_args().names or names()
+    if unknown := sorted(set(chosen) - set(names())):
+        parser.error(f"no notebook {', '.join(unknown)}; there are: {', '.join(names())}")
     for name in chosen:
         before = cpu_s()
         notebook = run(read_source(name))
@@ -123,4 +128,4 @@ def main(chosen: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or names())
+    main()

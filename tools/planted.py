@@ -7,6 +7,7 @@ Every test runs on the code as it is first, and must pass. Each error then gets 
 text instead of the file, as in tools/mutate.py, so nothing on disk changes.
 """
 
+import argparse
 import importlib
 import os
 import sys
@@ -100,9 +101,24 @@ def plant(mutant: Mutant) -> MutantFinder:
     return finder
 
 
-def main(words: list[str]) -> int:
+def chosen(words: list[str]) -> list[Planted]:
+    """Errors whose name holds one of the words; all without any word.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    errors = read_planted()
+    found = [error for error in errors if not words or any(word in error.name for word in words)]
+    if not found:
+        raise SystemExit(f"no error is named {' or '.join(words)}; there are: {', '.join(e.name for e in errors)}")
+    return found
+
+
+def main() -> int:
     """Print a line an error; 1 unless each is rejected."""
-    errors = [e for e in read_planted() if not words or any(word in e.name for word in words)]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", help="plant only errors whose name holds one of these words")
+    errors = chosen(parser.parse_args().words)
     preload()
     failed = first_failure(tuple(dict.fromkeys(test for e in errors for test in e.tests)))
     if failed:
@@ -116,4 +132,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -4,6 +4,7 @@
 `ACCEPTED` and `DRAFTS`; cells show a token's position in its row.
 """
 
+import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,7 +147,9 @@ def picture() -> str:
 
 def main(arguments: list[str]) -> int:
     """Write or check the file; return the exit code."""
-    if "--check" in arguments:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only compare; exit code 1 where the file differs")
+    if parser.parse_args(arguments).check:
         return int(not FILE.exists() or FILE.read_text(encoding="utf-8") != picture())
     FILE.write_text(picture(), encoding="utf-8")
     return 0

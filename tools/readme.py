@@ -186,7 +186,10 @@ def _given(name: str, meta: dict[str, Any]) -> str:
     trace = read_engine_trace(VALIDATION / name / FIT)
     error, count = clustered_error(trace), len(set(trace.documents))
     split = "other documents than" if meta.get("split") == "document" else "other prompts, but the same documents, as"
-    again = f" {len(meta['runs_again'])} runs were interrupted and run again." if "runs_again" in meta else ""
+    count_again = len(meta.get("runs_again", ()))
+    again = (
+        f" {count_again} run{'s were' if count_again > 1 else ' was'} interrupted and run again." if count_again else ""
+    )
     return (
         "Every simulation is given the run's real prompt and output lengths. Its acceptance is fitted to "
         f"{len(trace.documents)} prompts from {count} documents (standard error of the mean acceptance length "

@@ -4,7 +4,7 @@
 looks at what a package holds, so they are put there first.
 """
 
-import sys
+import argparse
 import warnings
 from pathlib import Path
 
@@ -26,4 +26,6 @@ def build(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where the pages go")
+    build(parser.parse_args().folder)

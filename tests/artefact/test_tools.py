@@ -1,0 +1,51 @@
+"""Every script in tools says what it does when asked, and does nothing then."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+START = 'if __name__ == "__main__":'
+TOOLS = sorted(path for path in (ROOT / "tools").rglob("*.py") if START in path.read_text())
+MADE = ("README.md", "docs", "notebooks", "tests/golden", "simulator/data")  # what the scripts write
+
+
+def made():
+    """Files that scripts make → when each was written."""
+    roots = [ROOT / name for name in MADE]
+    files = [path for root in roots for path in ([root] if root.is_file() else root.rglob("*"))]
+    return {path: path.stat().st_mtime_ns for path in files}
+
+
+def run(monkeypatch, path, *arguments):
+    """Run a script in this process; its exit code, or message."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(path), run_name="__main__")
+    return stopped.value.code
+
+
+@pytest.mark.parametrize("path", TOOLS, ids=lambda path: str(path.relative_to(ROOT / "tools")))
+def test_help_helps_and_does_nothing_else(path, monkeypatch, capsys):
+    before = made()
+    assert run(monkeypatch, path, "--help") == 0
+    assert capsys.readouterr().out.startswith("usage: ")
+    assert made() == before
+
+
+def test_scripts_are_found():
+    assert {"planted", "notebooks", "reference", "models_table", "ragged_picture"} <= {path.stem for path in TOOLS}
+
+
+def test_an_error_that_is_not_there_is_not_planted(monkeypatch):
+    message = run(monkeypatch, ROOT / "tools" / "planted.py", "no such error")
+    assert str(message).startswith("no error is named no such error; there are: ")
+
+
+def test_a_notebook_that_is_not_there_is_not_made(monkeypatch, capsys):
+    assert run(monkeypatch, ROOT / "tools" / "notebooks.py", "nothing") == 2
+    assert "no notebook nothing; there are: " in capsys.readouterr().err
