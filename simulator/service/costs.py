@@ -1,9 +1,10 @@
 """The cost model that a scenario names, as one replication draws it."""
 
 from simulator.service.cost import CostModel, LinearCost, TableCost, draw_factors
+from simulator.service.overlay import OverlaidCost
 from simulator.service.roofline import RooflineCost
 from simulator.service.streams import Streams
-from simulator.settings.calibration import load_calibration
+from simulator.settings.calibration import Calibration, load_calibration
 from simulator.settings.kinds import COST
 from simulator.settings.scenario import Scenario
 
@@ -12,12 +13,19 @@ def make_cost(scenario: Scenario, streams: Streams) -> CostModel:
     """Build the cost model that a scenario names, with this replication's uncertainty."""
     spec = scenario.cost
     values = spec.resolved(COST)
-    if spec.kind == "roofline":
-        return RooflineCost(spec, streams if scenario.noise else None)
     if spec.kind == "linear":
         factors = draw_factors(streams, {}, values["run_cv"], scenario.noise)
         return LinearCost(spec, factors)
-    calibration = load_calibration(values["calibration"])
+    if spec.kind == "table":
+        measured = _measured(values["calibration"], scenario, streams)
+        return TableCost(*measured, extrapolate=values["outside"] == "extrapolate")
+    roofline = RooflineCost(spec, streams if scenario.noise else None)
+    name = values["from_calibration"]
+    return OverlaidCost(*_measured(name, scenario, streams), roofline) if name else roofline
+
+
+def _measured(name: str, scenario: Scenario, streams: Streams) -> tuple[Calibration, str, dict[str, float]]:
+    """A calibration, the layout whose points are used, and the factor of each component."""
+    calibration = load_calibration(name)
     factors = draw_factors(streams, calibration.meta["component_cv"], calibration.meta["run_cv"], scenario.noise)
-    extrapolate = values["outside"] == "extrapolate"
-    return TableCost(calibration, scenario.engine.layout, factors, extrapolate=extrapolate)
+    return calibration, scenario.engine.layout, factors

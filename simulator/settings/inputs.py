@@ -23,12 +23,11 @@ def input_files(scenario: Scenario) -> dict[str, Path]:
         "acceptance": scenario.acceptance,
     }
     files = {name: _found(Path(path)) for name, spec in specs.items() if (path := _path_of(spec))}
-    if scenario.cost.kind == "table":
-        folder = find_calibration(scenario.cost["calibration"])
+    cost = scenario.cost.resolved(COST)
+    if name := cost.get("calibration") or cost.get("from_calibration"):
+        folder = find_calibration(name)
         files |= {"calibration": folder / "points.csv", "calibration meta": folder / "meta.json"}
-    if scenario.cost.kind == "roofline":
-        files |= _hardware(scenario.cost.resolved(COST))
-    return files
+    return files | _hardware(cost) if scenario.cost.kind == "roofline" else files
 
 
 def _hardware(cost: dict[str, Any]) -> dict[str, Path]:

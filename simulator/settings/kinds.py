@@ -87,6 +87,7 @@ COST: Kinds = {
         "eager_layer_s": (NON_NEGATIVE, 7.04e-4),
         "eager_cv": (VARIATION, 0.1),
         "host_s": (NON_NEGATIVE, 0.0),
+        "from_calibration": (TEXT, ""),
     },
 }
 KINDS = {  # setting -> its kinds

@@ -108,7 +108,9 @@ def from_data(data: Any) -> Scenario:
 
 
 # settings that name a file, or a folder that holds this one
-ANCHORED = {"path": "", "calibration": "points.csv"} | dict.fromkeys(("device", "target", "draft"), "")
+ANCHORED = {"path": "", "calibration": "points.csv", "from_calibration": "points.csv"} | dict.fromkeys(
+    ("device", "target", "draft"), ""
+)
 
 
 def anchored(data: Any, folder: Path) -> Any:

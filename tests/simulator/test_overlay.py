@@ -1,0 +1,80 @@
+"""A measured machine over the roofline: measured inside of the points, the roofline's growth outside of them."""
+
+import numpy as np
+import pytest
+
+from refimpl.core.errors import InputError
+from simulator.runner import simulate
+from simulator.service.simulation import Simulation
+from simulator.settings.fields import Spec
+from simulator.settings.hardware import hardware_file
+from simulator.settings.inputs import input_files
+from simulator.settings.scenario import load_scenario
+
+SCENARIO = """\
+engine: {batch_size: 4, max_new_tokens: 32}
+study: {num_requests: 6}
+noise: false
+cost: {kind: roofline, device: h100, target: target.yaml, draft: draft.yaml, from_calibration: calibration}
+"""
+
+
+@pytest.fixture
+def scenario(calibration, tmp_path):
+    """The synthetic calibration is of models of 2 and 1 layers."""
+    for name, model, layers in (("target", "qwen3-8b", 2), ("draft", "qwen3-0.6b", 1)):
+        lines = hardware_file("architectures", model).read_text().splitlines()
+        made = [f"layers: {layers}" if line.startswith("layers:") else line for line in lines]
+        (tmp_path / f"{name}.yaml").write_text("\n".join(made))
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    return load_scenario(tmp_path / "scenario.yaml")
+
+
+def costs_of(scenario, calibration):
+    """With the overlay, of its table, of its roofline."""
+    settings = {name: value for name, value in scenario.cost.values if name != "from_calibration"}
+    others = Spec.of("table", calibration=str(calibration), outside="extrapolate"), Spec.of("roofline", **settings)
+    specs = (scenario.cost, *others)
+    return [Simulation(scenario.but({"cost": spec.as_mapping()})).cost for spec in specs]
+
+
+@pytest.mark.parametrize(("component", "rows", "tokens"), [("verify", 3, 5), ("draft", 8, 2), ("realign", 2, 0)])
+def test_seconds_within_the_points_are_the_measured_ones(scenario, calibration, component, rows, tokens):
+    overlaid, table, _ = costs_of(scenario, calibration)
+    for width in (8, 77, 512):
+        assert overlaid.line(component, rows, tokens)[width] == pytest.approx(
+            table.line(component, rows, tokens)[width]
+        )
+    assert not overlaid.extrapolated
+
+
+@pytest.mark.parametrize(("rows", "tokens", "width"), [(64, 9, 512), (8, 33, 512), (8, 9, 9000), (64, 33, 9000)])
+def test_beyond_the_points_they_grow_as_the_roofline_does(scenario, calibration, rows, tokens, width):
+    overlaid, table, roofline = costs_of(scenario, calibration)
+    growth = roofline.line("verify", rows, tokens)[width] / roofline.line("verify", 8, 9)[512]
+    assert growth > 1
+    assert overlaid.line("verify", rows, tokens).at(width) == pytest.approx(table.line("verify", 8, 9)[512] * growth)
+    overlaid.check_widths()
+    assert overlaid.extrapolated
+
+
+def test_prompts_look_back_though_they_were_measured_alone(scenario, calibration):
+    overlaid, table, roofline = costs_of(scenario, calibration)
+    growth = roofline.point("prefill", 4, 63, 8192) / roofline.point("prefill", 4, 63)
+    assert overlaid.point("prefill", 4, 63, 8192) == pytest.approx(table.point("prefill", 4, 63) * growth)
+
+
+def test_a_study_runs_on_it_and_room_comes_from_the_facts(scenario, calibration):
+    overlaid, _, roofline = costs_of(scenario, calibration)
+    assert overlaid.kv_capacity_bytes == roofline.kv_capacity_bytes
+    assert overlaid.kv_bytes_per_token == roofline.kv_bytes_per_token
+    assert overlaid.seconds("host", 2, 3, np.zeros(1), False)[0] > 0  # the roofline has none to grow
+    results = simulate(scenario.but({"engine.batch_size": 16, "study.num_requests": 20}), 1)
+    assert any("verify: batch_size 16 is outside 1 … 8" in what for what in results.extrapolated)
+    assert "(synthetic) over roofline of NVIDIA H100" in results.origin
+    assert {"calibration", "calibration meta", "device", "target"} <= set(input_files(scenario))
+
+
+def test_another_pair_is_refused(scenario):
+    with pytest.raises(InputError, match=r"was measured with models of 3 layers, .* have 64$"):
+        Simulation(scenario.but({"cost.target": "qwen3-8b", "cost.draft": "qwen3-0.6b"}))
