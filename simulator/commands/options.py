@@ -23,7 +23,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on st
 
 
 def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:
-    """Scenario from a file and ``PATH=VALUE`` changes."""
+    """Scenario from a file and ``PATH=VALUE`` changes.
+
+    Raises:
+        InputError: what `load_scenario` refuses, a change without ``=``, or one to no setting.
+    """
     data, changes = to_mapping(load_scenario(path) if path else Scenario()), {}
     for change in sets or []:
         name, equals, value = change.partition("=")

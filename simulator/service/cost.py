@@ -103,7 +103,7 @@ class LinearCost(CostModel):
         self.kv_bytes_per_token = self.p["kv_bytes_per_token"]
 
     def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
-        """Evaluate the formula of the component."""
+        """Seconds by the formula of the component ``[widths]``."""
         p, fed = self.p, rows * tokens
         context_s = p["context_s_per_token"] * rows * widths
         moved_s = 2 * rows * widths * p["kv_bytes_per_token"] / p["move_bytes_per_s"]  # read and write
@@ -140,16 +140,23 @@ class TableCost(CostModel):
         self.origin = f"{calibration.name}@{calibration.digest} ({calibration.meta['origin']})"
 
     def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
-        """Interpolate; below the narrowest width, which hardly matters there, seconds stay what they are.
+        """Seconds between the points; below the narrowest width, where it hardly matters, those of that width.
 
         Rows and tokens are checked here, widths at the end of the run.
+
+        Raises:
+            InputError: rows or tokens lie outside, and the table is not to be extrapolated.
         """
         grid = self._grid(component, scattered)
         self._note(grid.outside(rows, tokens, grid.axes[2][0]), component)
         return grid.line(rows, tokens, np.maximum(widths, grid.axes[2][0]))
 
     def check_widths(self) -> None:
-        """Compare the widest stage of each component, at each number of rows and tokens, with what was measured."""
+        """Compare the widest stage of each component, at each number of rows and tokens, with what was measured.
+
+        Raises:
+            InputError: it was wider, and the table is not to be extrapolated.
+        """
         for (component, rows, tokens, scattered), line in self.lines.items():
             grid = self._grid(component, scattered)
             self._note(grid.outside(rows, tokens, max(line.widest, grid.axes[2][0])), component)

@@ -52,7 +52,7 @@ class Pricing:
         return k if live[0].left > k else min(k, max([row.left for row in live]) - 1)
 
     def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float) -> tuple[int, Stages]:
-        """Drafts of the round to come, and seconds of its stages; `prefill_s` of what was admitted for it."""
+        """Drafts of the coming round, and seconds of its stages; `prefill_s` are those of what was admitted for it."""
         if not members:
             return 0, (prefill_s, 0.0, 0.0, 0.0, self.cost.point("host", 1, 1))
         k = self.num_drafts(live)

@@ -122,7 +122,7 @@ class ModelCost:
         return np.maximum(read / machine.bandwidth, compute_s) * machine.factors["attention"]
 
     def _small_s(self, fed: int) -> float:
-        """Norms, rotation, activation and sums: launched once, then bound by their bytes."""
+        """Seconds of norms, rotation, activation and sums: a launch of each, and their bytes."""
         model, machine = self.model, self.machine
         wide = model.intermediate if model.experts is None else model.experts.active * model.experts.intermediate
         moved = fed * (10 * model.hidden + 3 * wide) * KV_BYTES / machine.tensor_parallel
@@ -172,7 +172,7 @@ class RooflineCost(CostModel):
         return memory - weights_bytes
 
     def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
-        """Seconds of one execution."""
+        """Seconds of one execution ``[widths]``: a pass, a stage of the host, or a move of all rows' K/V."""
         if component == "verify":
             return self.target.pass_s(rows, tokens, widths, tokens) + self._copied_s(
                 self.target, rows, widths, scattered
@@ -188,7 +188,7 @@ class RooflineCost(CostModel):
         return self._moved_s(rows * widths * self.kv_bytes_per_token)
 
     def _draft_s(self, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
-        """So many passes of one token each, the first of them on `widths` cached ones."""
+        """Seconds of `tokens` passes of one token each; the first looks back at `widths` cached tokens."""
         if self.draft is None:
             return np.zeros(len(widths))
         passes_s = tokens * self.draft.pass_s(rows, 1, widths + (tokens - 1) / 2, 1)

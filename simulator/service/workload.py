@@ -97,7 +97,7 @@ def _cycle(values: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def draw_lengths(spec: Spec, streams: Streams, purpose: Purpose, start: int, stop: int) -> np.ndarray:
-    """Token counts of requests start … stop-1, by inversion of one uniform number per request."""
+    """Token counts of requests start … stop-1 ``[stop - start]``, by inversion of one uniform number per request."""
     values = spec.resolved(LENGTHS)
     if spec.kind == "fixed":
         return np.full(stop - start, values["tokens"])
@@ -146,7 +146,11 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
 
 
 def first_turns(path: Path) -> list[str]:
-    """The first turn of each prompt in a file of JSON lines with ``turns``, as Spec-Bench has them."""
+    """The first turn of each prompt in a file of JSON lines with ``turns``, as Spec-Bench has them.
+
+    Raises:
+        InputError: a line without turns, or no line at all.
+    """
     turns = []
     for number, entry in read_mappings(path):
         texts = entry.get("turns")
@@ -164,7 +168,11 @@ def _service_trace(spec: Spec) -> ServiceTrace:
 
 
 def arrival_times(spec: Spec, streams: Streams, limit: int | None) -> Iterator[float]:
-    """Arrival times in seconds, never decreasing; endless but for traces and `limit`."""
+    """Arrival times in seconds, never decreasing; without end, except for traces and beyond `limit` requests.
+
+    Raises:
+        InputError: a trace has fewer requests than `limit`.
+    """
     values = spec.resolved(ARRIVALS)
     if spec.kind == "trace":
         times = _service_trace(spec).time_s / values["speedup"]

@@ -171,7 +171,11 @@ def _check_plain(value: Any, hint: Any, name: str) -> None:
 
 
 def as_spec(given: Any, kinds: Kinds, where: str) -> Spec:
-    """A Spec, given as such or as a mapping, of a known kind with exactly that kind's parameters."""
+    """A Spec, given as such or as a mapping.
+
+    Raises:
+        InputError: an unknown kind, or a parameter that is missing, unknown or out of range.
+    """
     if isinstance(given, Mapping) and "kind" in given:
         given = Spec.of(str(given["kind"]), **{str(name): value for name, value in given.items() if name != "kind"})
     require(isinstance(given, Spec), f"{where} must be a mapping with a key 'kind', not {shown(given)}")

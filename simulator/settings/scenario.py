@@ -107,7 +107,7 @@ def from_data(data: Any) -> Scenario:
     return from_mapping(Scenario, data)
 
 
-# settings that name a file, or a folder that holds this one
+# settings that name a file, or a folder with the file named here
 ANCHORED = {"path": "", "calibration": "points.csv", "from_calibration": "points.csv"} | dict.fromkeys(
     ("device", "target", "draft"), ""
 )
