@@ -141,10 +141,11 @@ Each line adds one change to those above it, at batch 4. *Alone* is the same cha
 
 {markdown_table(["change", "tokens/s", "gain", "95 % interval", "alone"], rows)}
 EXSPEC gains {gain:.0f} tokens/s over EQSPEC. {100 * refill["gain"] / gain:.0f} % of that is from replacing finished rows,
-{100 * launched["gain"] / gain:.0f} % from cheaper copies, {100 * grouping["gain"] / gain:.0f} % from grouping. The code
-leaves another {left:.0f} tokens/s on the table: copies row by row and layer by layer, caches dropped when a batch mixes fresh and
-cached rows, a lost bonus token. That the draft is prefilled in every round costs nothing here, because a pass of the draft takes as long as the host needs
-to launch it, with one token or with hundreds. For the same reason most of the machine is idle: passes recorded as graphs would
+{100 * launched["gain"] / gain:.0f} % from cheaper copies, {100 * grouping["gain"] / gain:.0f} % from grouping.
+
+The code leaves another {left:.0f} tokens/s on the table: copies row by row and layer by layer, caches dropped when a batch mixes
+fresh and cached rows, a lost bonus token. That the draft is prefilled in every round costs nothing here, because a pass of the draft
+takes as long as the host needs to launch it, with one token or with hundreds. For the same reason most of the machine is idle: passes recorded as graphs would
 raise {best["tokens_per_s"]:.0f} tokens/s to {graphs["tokens_per_s"]:.0f}.
 """
 
