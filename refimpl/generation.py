@@ -1,14 +1,16 @@
 """`generate` and `stream`: prompts in, results out."""
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Unpack
+from typing import Any, Unpack
 
-from refimpl.core.config import DecodeConfig, make_config
+from refimpl.arrivals import Arrivals
+from refimpl.core.config import DecodeConfig, Request, make_config
 from refimpl.core.errors import InputError, shown
 from refimpl.core.keywords import Settings
 from refimpl.core.records import RowOutcome, TokenLogprobs
@@ -19,8 +21,10 @@ from refimpl.decoding.timing import sum_stages
 from refimpl.decoding.trace import RoundRecord
 from refimpl.models.adapter import Pair
 from refimpl.oracle.one_by_one import ProgressCallback, decode_one_by_one
-from refimpl.requests import Prepared, Prompt, prepare
+from refimpl.requests import Prepared, Prompt, SequenceMaker, listed, prepare
 from refimpl.results import Result, SequenceRecord, make_result
+
+Prompts = Seq[Prompt] | Iterator[Prompt] | AsyncIterator[Prompt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,14 @@ class TokenEvent:
         token_ids: the new tokens.
         stop_reason: set on a sequence's last event.
         logprobs: one entry per token when asked for.
+        time_s: seconds from the start of the run to the end of the round.
     """
 
     index: int
     token_ids: tuple[int, ...]
     stop_reason: StopReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    time_s: float = 0.0
 
 
 def generate(
@@ -65,48 +71,143 @@ def generate(
         InvariantViolation: the engine's state broke an invariant that `checks` covers.
     """
     config = make_config(**settings)
-    prepared = prepare(pair, prompts, config, max_prompt_tokens)
     if config.resolved_method.layout is None:
-        return decode_one_by_one(pair, prepared, config, progress)
-    run = Stream(pair, prepared, config)
+        return decode_one_by_one(pair, prepare(pair, prompts, config, max_prompt_tokens), config, progress)
+    run = Stream(pair, prompts, config, max_prompt_tokens)
     while not run.done:
         run.run_one_round()
         if progress:
-            progress(run.num_finished, len(prepared.sequences))
+            progress(run.num_finished, run.num_sequences)
     return run.result()
 
 
 class Stream:
-    """A run in progress: iterate over its token events, cancel sequences between them, take the result at its end.
+    """A run in progress: iterate over its token events, submit and cancel between them, take the result at its end.
 
     Events come round by round, so a sequence may be cancelled as soon as its tokens are seen; unless the scheduler is
-    static, its place is filled from the waiting line in the next round.
+    static, its place is filled from the waiting line in the next round. Requests that come later are let in between
+    rounds; a run that has nothing else to do waits for them.
     """
 
-    def __init__(self, pair: Pair, prepared: Prepared, config: DecodeConfig):
-        self._pair, self._prepared, self._config = pair, prepared, config
-        self._engine, self._watch = Engine(pair, prepared.sequences, config), CollapseWatch()
+    def __init__(self, pair: Pair, prompts: Prompts, config: DecodeConfig, max_prompt_tokens: int | None = None):
+        self._pair, self._config, self._maker = pair, config, SequenceMaker(pair, config, max_prompt_tokens)
+        self._source = prompts if isinstance(prompts, AsyncIterator) else None
+        known = self._known(prompts)
+        coming = map(self._make_next, prompts) if isinstance(prompts, Iterator) else known.apart()
+        self._prepared, self._arrivals = Prepared(), Arrivals(coming)
+        self._engine, self._watch = Engine(pair, [], config, expected=known.sequences), CollapseWatch()
         self._events: deque[TokenEvent] = deque()
         self._rounds: list[RoundRecord] = []
+        self._round_end_s: list[float] = []
         self._wall_s = 0.0
+        self._began: float | None = None
+        self._let_in()
+
+    def _known(self, prompts: Prompts) -> Prepared:
+        """Sequences of all prompts, where they are known at the start."""
+        known = Prepared()
+        if not isinstance(prompts, Iterator | AsyncIterator):
+            known = self._maker.make(prompts)
+            self._maker.note(known)
+        elif self._config.max_model_len is None:
+            raise InputError(
+                "prompts that come one by one need max_model_len: the tokens of the longest, and its budget"
+            )
+        return known
+
+    def _make_next(self, prompt: Prompt) -> Prepared:
+        """Sequences of the next prompt of an iterator."""
+        made = self._maker.make([prompt])
+        self._maker.note(made)
+        return made
 
     def __iter__(self) -> Iterator[TokenEvent]:
-        """Yield events until every sequence has finished or was cancelled."""
+        """Yield events until every sequence has finished or was cancelled, and no more can come.
+
+        Raises:
+            InputError: the next request is no good one, or comes before the last; iterate again to go on without it.
+        """
+        if self._source is not None:
+            raise InputError("the prompts come asynchronously: use `async for`")
         while self._events or not self.done:
             if not self._events:
                 self._events.extend(self._events_of(self.run_one_round()))
             if self._events:
                 yield self._events.popleft()
 
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """As `__iter__`, while requests come from an asynchronous iterator. Other tasks run between rounds."""
+        coming = asyncio.ensure_future(self._next_prompt())
+        try:
+            while self._source is not None:
+                await asyncio.sleep(0)
+                if coming.done() or self.done:
+                    if (prompt := await coming) is not None:
+                        self.submit([prompt])
+                    coming = asyncio.ensure_future(self._next_prompt())
+                elif not self._events:
+                    self._events.extend(self._events_of(self.run_one_round()))
+                while self._events:
+                    yield self._events.popleft()
+        finally:
+            coming.cancel()
+        for event in self:
+            yield event
+            await asyncio.sleep(0)
+
+    async def _next_prompt(self) -> Prompt | None:
+        """The next one that comes; None at the end, after which nothing is asked for any more."""
+        if self._source is None:
+            return None
+        prompt = await anext(self._source, None)
+        if prompt is None:
+            self._source = None
+        return prompt
+
+    def submit(self, prompts: Seq[Prompt]) -> list[int]:
+        """Add requests that come now; return the indices of their sequences.
+
+        Raises:
+            InputError: they are not fit for the run, see `max_model_len`, or others are still to come; none is added
+                then.
+        """
+        if not self._arrivals.ended:
+            raise InputError("requests with an arrival_s are still to come: submit others after them")
+        now_s = self.elapsed_s
+        requests = [each if isinstance(each, Request) else Request(each) for each in listed(prompts)]
+        come = self._maker.make([replace(request, arrival_s=now_s) for request in requests])
+        self._add(come)
+        self._maker.note(come)
+        return [sequence.index for sequence in come.sequences]
+
+    def _let_in(self) -> None:
+        """Submit what has come by now."""
+        for come in self._arrivals.due(self.elapsed_s):
+            self._add(come)
+
+    def _add(self, come: Prepared) -> None:
+        self._engine.submit(come.sequences)
+        self._prepared.extend(come)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the first round was asked for."""
+        return 0.0 if self._began is None else time.perf_counter() - self._began
+
     @property
     def done(self) -> bool:
-        """Whether every sequence has finished or was cancelled."""
-        return self._engine.scheduler.done
+        """Whether every sequence that has come has finished or was cancelled, and no other is known to come."""
+        return self._engine.scheduler.done and self._arrivals.ended
 
     @property
     def num_finished(self) -> int:
         """Sequences that have."""
         return self._engine.scheduler.pool.num_finished
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are known of: those that have come, and those that will."""
+        return self._maker.num_sequences
 
     def cancel(self, index: int) -> None:
         """End a sequence; what it has generated stays, its pending events are dropped, and no more will come.
@@ -114,16 +215,23 @@ class Stream:
         Raises:
             InputError: no prompt has that index.
         """
-        if not isinstance(index, Integral) or not 0 <= index < len(self._engine.sequences):
-            raise InputError(f"there is no sequence {shown(index)}: indices are 0 … {len(self._engine.sequences) - 1}")
+        come = len(self._engine.sequences)
+        if not isinstance(index, Integral) or not 0 <= index < come:
+            raise InputError(f"there is no sequence {shown(index)}: {come} have come, numbered from 0")
         self._engine.cancel(self._engine.sequences[index])
         self._events = deque(event for event in self._events if event.index != index)
 
     def run_one_round(self) -> RoundRecord:
-        """Advance by one round; its events are not yielded."""
+        """Advance by one round, after the next arrival where nothing else is left to do; its events are not yielded."""
+        self._began = self._began or time.perf_counter()
+        self._let_in()
+        while self._engine.scheduler.done and not self._arrivals.ended:
+            time.sleep(max(0.0, self._arrivals.next_s - self.elapsed_s))
+            self._let_in()
         begun = time.perf_counter()
         record = self._engine.run_one_round()
         self._wall_s += time.perf_counter() - begun
+        self._round_end_s.append(self.elapsed_s)
         self._rounds.append(record)
         self._watch.observe(record.rows)
         return record
@@ -154,7 +262,15 @@ class Stream:
                 (row for record in self._rounds for row in record.rows), self._config.drafting.lookup
             ),
         )
-        return make_result(self._pair, self._prepared, self._config, self._records(), stats, self._rounds)
+        return make_result(
+            self._pair, self._prepared, self._config, self._records(), stats, self._rounds, self._arrived()
+        )
+
+    def _arrived(self) -> dict[str, Any]:
+        """When requests came and rounds ended, where not all were there at the start; fields of a trace's header."""
+        submitted_at = self._engine.submitted_at
+        times = {"arrival_s": self._prepared.arrival_s, "submitted_at": submitted_at, "round_end_s": self._round_end_s}
+        return times if any(submitted_at) else {}
 
     def _records(self) -> list[SequenceRecord]:
         """What the rounds say of each sequence."""
@@ -167,13 +283,17 @@ class Stream:
     def _events_of(self, record: RoundRecord) -> Iterator[TokenEvent]:
         for row in record.rows:
             sequence = self._engine.sequences[row.sequence]
-            yield TokenEvent(row.sequence, row.tokens, sequence.stop_reason, row.logprobs)
+            yield TokenEvent(row.sequence, row.tokens, sequence.stop_reason, row.logprobs, self._round_end_s[-1])
 
 
 def stream(
-    pair: Pair, prompts: Seq[Prompt], *, max_prompt_tokens: int | None = None, **settings: Unpack[Settings]
+    pair: Pair, prompts: Prompts, *, max_prompt_tokens: int | None = None, **settings: Unpack[Settings]
 ) -> Stream:
-    """Decode prompts, handing out tokens as rounds commit them; see `generate` for the arguments.
+    """Decode prompts, handing out tokens as rounds commit them; see `generate` for the other arguments.
+
+    Prompts come at the `arrival_s` of their Request. With `max_model_len` they may also come from an iterator, which is
+    asked for the next one as soon as the one before has come, from an asynchronous iterator (then use ``async for``),
+    or by `Stream.submit`.
 
     Raises:
         InputError: impossible settings or prompts; `autoregressive` has no rounds to stream.
@@ -181,4 +301,4 @@ def stream(
     config = make_config(**settings)
     if config.resolved_method.layout is None:
         raise InputError(f"{config.method} has no rounds to stream: choose another method, or call generate")
-    return Stream(pair, prepare(pair, prompts, config, max_prompt_tokens), config)
+    return Stream(pair, prompts, config, max_prompt_tokens)

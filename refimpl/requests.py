@@ -1,9 +1,9 @@
 """From what a caller hands in (texts, token lists, Requests) to sequences that the engine can run."""
 
 import operator
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from refimpl.core.config import DecodeConfig, Request, require_verify_tokens
@@ -24,11 +24,28 @@ class Prepared:
         sequences: the samples of the first request, then those of the second, and so on.
         num_cut: prompt tokens cut from the front of each.
         samples: which of its request's samples each is, from 0.
+        arrival_s: seconds after the start of the run at which each comes, in ascending order.
+        keys: of their random numbers, seed and sequence id.
     """
 
-    sequences: list[Sequence]
-    num_cut: list[int]
-    samples: list[int]
+    sequences: list[Sequence] = field(default_factory=list)
+    num_cut: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    arrival_s: list[float] = field(default_factory=list)
+    keys: set[tuple[int, int]] = field(default_factory=set)
+
+    def apart(self) -> Iterator["Prepared"]:
+        """Each sequence by itself."""
+        for place, sequence in enumerate(self.sequences):
+            yield Prepared([sequence], [self.num_cut[place]], [self.samples[place]], [self.arrival_s[place]])
+
+    def extend(self, others: "Prepared") -> None:
+        """Add those that come after these."""
+        self.keys.update((sequence.seed, sequence.sequence_id) for sequence in others.sequences)
+        self.sequences.extend(others.sequences)
+        self.num_cut.extend(others.num_cut)
+        self.samples.extend(others.samples)
+        self.arrival_s.extend(others.arrival_s)
 
 
 def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_tokens: int | None = None) -> Prepared:
@@ -41,35 +58,80 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
         max_prompt_tokens: keep only the last so many tokens of a prompt; None keeps all.
 
     Raises:
-        InputError: no prompts, an empty one, one too long for the models' context, ids outside the vocabulary, more
-            log-probabilities asked for than there are tokens, stop strings that no text can hold, samples that would be
-            tied, no draft for a drafter that needs one.
+        InputError: no prompts, an empty one, one too long for the models' context or for `max_model_len`, ids outside
+            the vocabulary, more log-probabilities asked for than there are tokens, stop strings that no text can hold,
+            samples that would be tied, no draft for a drafter that needs one, arrivals that go backwards.
     """
-    if not isinstance(pair, Pair):
-        raise InputError(f"pair must be one of load_pair or make_pair, not {shown(pair)}")
-    prompts = listed(prompts)
-    if max_prompt_tokens is not None:
-        require_int("max_prompt_tokens", max_prompt_tokens, 1)
-    if config.resolved_method.layout and config.drafting.uses_draft:
-        pair.require_draft()
-    if config.logprobs is not None and config.logprobs > pair.vocab_size:
-        raise InputError(f"logprobs must be at most the vocabulary of {pair.vocab_size}, not {config.logprobs}")
-    prepared = Prepared([], [], [])
-    for place, prompt in enumerate(prompts):
-        request = prompt if isinstance(prompt, Request) else Request(prompt)
-        token_ids = encode(pair, request.prompt, place)
-        cut = 0 if max_prompt_tokens is None else max(0, len(token_ids) - max_prompt_tokens)
+    return SequenceMaker(pair, config, max_prompt_tokens).make(prompts)
+
+
+class SequenceMaker:
+    """Makes sequences of prompts that come bit by bit; arguments as for `prepare`."""
+
+    def __init__(self, pair: Pair, config: DecodeConfig, max_prompt_tokens: int | None = None):
+        if not isinstance(pair, Pair):
+            raise InputError(f"pair must be one of load_pair or make_pair, not {shown(pair)}")
+        if max_prompt_tokens is not None:
+            require_int("max_prompt_tokens", max_prompt_tokens, 1)
+        if config.resolved_method.layout and config.drafting.uses_draft:
+            pair.require_draft()
+        if config.logprobs is not None and config.logprobs > pair.vocab_size:
+            raise InputError(f"logprobs must be at most the vocabulary of {pair.vocab_size}, not {config.logprobs}")
+        if config.max_model_len is not None and config.max_model_len > _context(pair, config):
+            raise InputError(
+                f"max_model_len {config.max_model_len} is more than the context of {_context(pair, config)}"
+            )
+        self.pair, self.config, self.max_prompt_tokens = pair, config, max_prompt_tokens
+        self.num_prompts = self.num_sequences = 0
+        self._last_s = 0.0
+        self._keys: set[tuple[int, int]] = set()
+
+    def make(self, prompts: Iterable[Prompt]) -> Prepared:
+        """Sequences of the next prompts, if they can follow those that were noted."""
+        made, place = Prepared(), self.num_prompts
+        for prompt in listed(prompts):
+            self._add(made, prompt if isinstance(prompt, Request) else Request(prompt), place)
+            place += 1
+        return made
+
+    def note(self, made: Prepared) -> None:
+        """These sequences belong to the run: the next ones follow them."""
+        self.num_prompts += made.samples.count(0)
+        self.num_sequences += len(made.sequences)
+        self._last_s = made.arrival_s[-1]
+        self._keys.update(made.keys)
+
+    def _add(self, made: Prepared, request: Request, place: int) -> None:
+        """Add the samples of a request to what was made before it."""
+        self._require_time(request.arrival_s, made.arrival_s[-1] if made.arrival_s else self._last_s, place)
+        token_ids = encode(self.pair, request.prompt, place)
+        cut = 0 if self.max_prompt_tokens is None else max(0, len(token_ids) - self.max_prompt_tokens)
         for sample in range(request.n):
-            index = len(prepared.sequences)
-            prepared.sequences.append(_sequence(pair, request, token_ids[cut:], config, place, index, sample))
-            prepared.num_cut.append(cut)
-            prepared.samples.append(sample)
-    if config.resolved_token_budget is not None:
-        most = max(s.num_speculative_tokens for s in prepared.sequences)
-        require_verify_tokens(config.resolved_token_budget, most)
-    if not config.sampling.greedy:
-        _require_distinct_ids(prepared.sequences)
-    return prepared
+            index = self.num_sequences + len(made.sequences)
+            sequence = _sequence(self.pair, request, token_ids[cut:], self.config, place, index, sample)
+            self._require_possible(sequence, made, place)
+            made.extend(Prepared([sequence], [cut], [sample], [request.arrival_s]))
+
+    def _require_time(self, arrival_s: float, last_s: float, place: int) -> None:
+        if arrival_s < last_s:
+            raise InputError(f"arrivals go backwards: prompt {place} comes at {arrival_s} s, after one at {last_s} s")
+
+    def _require_possible(self, sequence: Sequence, made: Prepared, place: int) -> None:
+        """Raise InputError unless rounds have room for its drafts, and nobody draws the same numbers."""
+        drafts, most = sequence.num_speculative_tokens, self.config.num_speculative_tokens
+        if self.config.resolved_token_budget is not None:
+            require_verify_tokens(self.config.resolved_token_budget, drafts)
+        if self.config.max_model_len is not None and drafts > most:
+            raise InputError(
+                f"prompt {place} asks for {drafts} drafts a round: with max_model_len, num_speculative_tokens {most} "
+                "is the most"
+            )
+        key = sequence.seed, sequence.sequence_id
+        if not self.config.sampling.greedy and (key in self._keys or key in made.keys):
+            raise InputError(
+                f"two prompts share seed {key[0]} and sequence id {key[1]}, so their samples would be tied: "
+                "give one another seed or sequence id (a sample's own is its place in the results)"
+            )
 
 
 def listed(prompts: Iterable[Prompt]) -> list[Prompt]:
@@ -131,12 +193,7 @@ def _sequence(
 ) -> Sequence:
     """One sample of the request that is at that place of the caller's list."""
     max_new_tokens = request.max_new_tokens or config.max_new_tokens
-    context = min(model.max_positions for model in pair.models(config.drafting.uses_draft))
-    if len(token_ids) + max_new_tokens > context:
-        raise InputError(
-            f"prompt {place} has {len(token_ids)} tokens: with {max_new_tokens} new ones it does not fit "
-            f"the context of {context} (see max_prompt_tokens)"
-        )
+    _require_that_it_fits(pair, config, place, len(token_ids), max_new_tokens)
     stop_token_ids = _first(request.stop_token_ids, config.stop_token_ids, pair.stop_token_ids)
     if stop_token_ids is not pair.stop_token_ids:
         check_stops(stop_token_ids, (), pair.vocab_size)
@@ -152,6 +209,22 @@ def _sequence(
         stop_strings=_stop_strings(pair, stop_strings, place),
         draft_cached=0 if config.drafting.uses_draft else None,
     )
+
+
+def _require_that_it_fits(pair: Pair, config: DecodeConfig, place: int, prompt_len: int, max_new_tokens: int) -> None:
+    context = _context(pair, config)
+    limits = {f"the context of {context}": context, f"max_model_len {config.max_model_len}": config.max_model_len}
+    for name, limit in limits.items():
+        if limit is not None and prompt_len + max_new_tokens > limit:
+            raise InputError(
+                f"prompt {place} has {prompt_len} tokens: with {max_new_tokens} new ones it does not fit "
+                f"{name} (see max_prompt_tokens)"
+            )
+
+
+def _context(pair: Pair, config: DecodeConfig) -> int:
+    """Positions that every model of a run can see."""
+    return min(model.max_positions for model in pair.models(config.drafting.uses_draft))
 
 
 def _first(*choices: Any) -> Any:
@@ -181,13 +254,3 @@ def _special_tokens(tokenizer: Any) -> dict[str, int]:
     special = {token.content: id_ for id_, token in added.items() if token.special}
     named = zip(getattr(tokenizer, "all_special_tokens", ()), getattr(tokenizer, "all_special_ids", ()), strict=False)
     return {token: id_ for token, id_ in (special | dict(named)).items() if token.strip()}
-
-
-def _require_distinct_ids(sequences: list[Sequence]) -> None:
-    keys = [(s.seed, s.sequence_id) for s in sequences]
-    if len(set(keys)) != len(keys):
-        double = next(key for key in keys if keys.count(key) > 1)
-        raise InputError(
-            f"two prompts share seed {double[0]} and sequence id {double[1]}, so their samples would be tied: "
-            "give one another seed or sequence id (a sample's own is its place in the results)"
-        )

@@ -121,8 +121,9 @@ def make_result(
     records: Seq[SequenceRecord],
     stats: RunStats,
     rounds: list[RoundRecord],
+    arrivals: dict[str, Any] | None = None,
 ) -> Result:
-    """Put a finished run together; `stats` gets what follows from prompts and records."""
+    """Put a finished run together; `stats` gets what follows from prompts and records, the header also `arrivals`."""
     each = [record.stats for record in records]
     environment = environment_of(pair, config)
     known = replace(
@@ -139,7 +140,8 @@ def make_result(
             prepared.sequences, records, prepared.num_cut, prepared.samples, strict=True
         )
     ]
-    header = trace_header(config, prepared.sequences, environment | _blocks(config, prepared.sequences, known))
+    further = environment | _blocks(config, prepared.sequences, known) | (arrivals or {})
+    header = trace_header(config, prepared.sequences, further)
     return Result(sequences, known, rounds, config, environment, header)
 
 
@@ -147,7 +149,7 @@ def _blocks(config: DecodeConfig, sequences: Seq[Sequence], stats: RunStats) -> 
     """What a trace says of the blocks of a paged pool, and of the texts that they may share."""
     if stats.num_blocks is None:
         return {}
-    texts = {"texts": number_texts(sequences, config.block_size)} if config.shares_blocks else {}
+    texts = {"texts": number_texts(sequences, config.block_size)} if config.prefix_sharing else {}
     return {"block_size": config.block_size, "num_blocks": stats.num_blocks, **texts}
 
 

@@ -125,7 +125,7 @@ class DecodeConfig:
         acceptance: rule that decides how many drafts survive; None picks ``"greedy"`` at temperature 0, else
             ``"coupled"``. Greedy and coupled reproduce the autoregressive tokens. ``"rejection"`` reproduces their
             law: its tokens are the same for any batch, order, layout and schedule, with the exception of the
-            rollback layout and of draft budgets that look at the batch, where a row's rounds end with its neighbours'.
+            rollback layout, of draft budgets that look at the batch, and of the drafter ``"hybrid"``.
             ``"block"`` does the same and accepts more drafts, as it weighs all of a row together.
         forced_lengths: probability of 0, 1, … accepted drafts under acceptance ``"forced"``, for which both models
             do their full work. For timing only: its output is not the target's.
@@ -150,9 +150,11 @@ class DecodeConfig:
         block_size: tokens of a block of the `paged` layout, a power of two, at most 64.
         prefix_sharing: let rows of the `paged` layout share full blocks of equal first tokens. Blocks that are given
             back can be found until they are needed. With `shape_stable` only what a prefill has cached is shared, as
-            rounds cache in passes of another shape. The `continuous` scheduler shares nothing.
+            rounds cache in passes of another shape.
         token_budget: tokens that a round of the `continuous` scheduler feeds at most, those of prompts included; at
             least k + 1. None for a verify pass of the whole batch and 256 tokens of prompts.
+        max_model_len: tokens of a sequence at most, prompt and budget together. When it is given, K/V are allocated for
+            a whole window of such sequences, and further requests may be submitted while others run.
     """
 
     method: str = "inplace"
@@ -176,6 +178,7 @@ class DecodeConfig:
     block_size: int = 16
     prefix_sharing: bool = True
     token_budget: int | None = None
+    max_model_len: int | None = None
 
     def __post_init__(self) -> None:
         use_plain_numbers(self)
@@ -197,6 +200,8 @@ class DecodeConfig:
         if self.token_budget is not None:
             require_int("token_budget", self.token_budget, 1, MAX_TOKEN_BUDGET)
             require_verify_tokens(self.token_budget, self.num_speculative_tokens)
+        if self.max_model_len is not None:
+            require_int("max_model_len", self.max_model_len, 2)
         if self.logprobs is not None:
             require_int("logprobs", self.logprobs, 0, 1000)
         require(
@@ -297,11 +302,6 @@ class DecodeConfig:
         if self.resolved_method.scheduler != "continuous":
             return None
         return self.token_budget or default_token_budget(self.resolved_batch_size, self.num_speculative_tokens)
-
-    @property
-    def shares_blocks(self) -> bool:
-        """Whether rows of the `paged` layout may share blocks: not where a block would be found before its chunk."""
-        return self.prefix_sharing and self.resolved_token_budget is None
 
     @property
     def resolved_acceptance(self) -> AcceptanceName:

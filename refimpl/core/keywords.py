@@ -43,6 +43,7 @@ class _Common(TypedDict, total=False):
     block_size: int
     prefix_sharing: bool
     token_budget: int | None
+    max_model_len: int | None
 
 
 class Settings(_Common, total=False):

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from refimpl.core.errors import require, shown
-from refimpl.core.values import MAX_SPECULATIVE_TOKENS, require_int, use_plain_numbers
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
 
 MAX_SAMPLES = 4096  # of one request
 
@@ -25,6 +25,8 @@ class Request:
         sequence_id: key of the random numbers; None takes the place in the results.
         n: samples to draw, each a sequence of its own. The i-th of them has the key `sequence_id` + i. At temperature 0
             all are equal.
+        arrival_s: seconds after the start of the run at which it comes; until then nothing of it is decoded.
+            `autoregressive`, which decodes one prompt after the other, takes no notice.
     """
 
     prompt: str | Seq[int]
@@ -35,6 +37,7 @@ class Request:
     seed: int | None = None
     sequence_id: int | None = None
     n: int = 1
+    arrival_s: float = 0.0
 
     def __post_init__(self) -> None:
         use_plain_numbers(self)
@@ -45,6 +48,10 @@ class Request:
         for name, more in (("seed", 0), ("sequence_id", self.n - 1)):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), -(2**63), 2**63 - 1 - more)
+        require(
+            is_number(self.arrival_s) and 0 <= self.arrival_s < math.inf,
+            f"arrival_s must be a finite number of seconds ≥ 0, not {shown(self.arrival_s)}",
+        )
         check_stops(self.stop_token_ids, () if self.stop_strings is None else self.stop_strings)
 
 

@@ -1,11 +1,13 @@
 """Build an engine from settings: models with layouts, an acceptance rule and passes."""
 
+import math
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
 from refimpl.core.config import DecodeConfig
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import make_rule
 from refimpl.decoding.cached import CachedModel, CheckedModel
@@ -25,24 +27,58 @@ from refimpl.placement import PLACEMENTS, PoolSize
 from refimpl.scheduling import BlockPool, PagedRoom, Room, Sharing, blocks_for
 
 
-def longest_row(sequences: Seq[Sequence]) -> int:
-    """Tokens of the longest row that a run can reach."""
-    return max(s.most_tokens for s in sequences)
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the sequences of a run need at most.
 
+    Attributes:
+        lengths: tokens of each, prompt and budget together.
+        most_drafts: drafts of a row and round.
+        most_sequences: of the run; infinite where a whole window of the longest has room.
+    """
 
-def verify_window(sequences: Seq[Sequence]) -> int:
-    """Tokens a row of the largest verify pass."""
-    return max(s.num_speculative_tokens for s in sequences) + 1
+    lengths: tuple[int, ...]
+    most_drafts: int
+    most_sequences: float
+
+    @classmethod
+    def of(cls, sequences: Seq[Sequence], config: DecodeConfig) -> "Demand":
+        """Of these sequences; where `max_model_len` is given, of a whole window of others that are as long, too."""
+        lengths, drafts = [s.most_tokens for s in sequences], [s.num_speculative_tokens for s in sequences]
+        if config.max_model_len is not None:
+            lengths += [config.max_model_len] * config.resolved_window_size
+            drafts.append(config.num_speculative_tokens)
+        return cls(tuple(lengths), max(drafts), len(sequences) if config.max_model_len is None else math.inf)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that the run can reach."""
+        return max(self.lengths)
+
+    @property
+    def span(self) -> int:
+        """Tokens a row of the largest verify pass."""
+        return self.most_drafts + 1
+
+    def require(self, sequences: Seq[Sequence], before: int) -> None:
+        """Raise InputError unless a run that was built for this can take these, beside so many before them."""
+        enough = before + len(sequences) <= self.most_sequences
+        require(
+            enough, "the run was built for the requests that it began with: give max_model_len, so that more may come"
+        )
+        tokens, drafts = (max(map(attrgetter(name), sequences)) for name in ("most_tokens", "num_speculative_tokens"))
+        require(tokens <= self.longest, f"a request of {tokens} tokens, budget included: the run has {self.longest}")
+        require(drafts <= self.most_drafts, f"a request of {drafts} drafts a round: the run has {self.most_drafts}")
 
 
 def assemble(
-    pair: Pair, sequences: Seq[Sequence], config: DecodeConfig, window_size: int, source: RandomSource | None
+    pair: Pair, demand: Demand, config: DecodeConfig, window_size: int, source: RandomSource | None
 ) -> RoundContext:
     """Allocate what the rounds of a run need.
 
     Args:
         pair: the models.
-        sequences: all of the run, for the sizes.
+        demand: of all its sequences, for the sizes.
         config: settings; its method has a layout.
         window_size: sequences that are admitted at a time.
         source: replaces the keyed random numbers.
@@ -50,7 +86,7 @@ def assemble(
     Raises:
         InputError: the K/V cannot fit, or rounds cannot be recorded; nothing is allocated then.
     """
-    checker, size = Checker(config.check_level(pair.device.type)), _pool_size(pair, sequences, config, window_size)
+    checker, size = Checker(config.check_level(pair.device.type)), _pool_size(pair, demand, config, window_size)
     if source is None and (reason := bias(config)):  # an enumeration may run it, to see the bias
         raise InputError(reason)
     if config.cuda_graphs:
@@ -67,43 +103,42 @@ def assemble(
     drafter = DRAFTERS[config.drafting.drafter](
         lambda: ModelDrafter(_cached_model(pair, "draft", config, size, checker, timer), rule, pair.vocab_size, budget)
     )
-    window = verify_window(sequences)
-    eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, window if config.shape_stable else None)
+    eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, demand.span if config.shape_stable else None)
     passes: Passes = eager
     if config.cuda_graphs and drafter.cached:
-        passes = RecordedPasses(eager, drafter.cached, k=window - 1, stable=config.shape_stable)
+        passes = RecordedPasses(eager, drafter.cached, k=demand.most_drafts, stable=config.shape_stable)
     timer.take()  # the first round begins when everything is allocated
     return RoundContext(target, drafter, passes, checker, config.logprobs)
 
 
-def room_of(layout: Layout, sequences: Seq[Sequence], config: DecodeConfig) -> Room[Sequence]:
+def room_of(layout: Layout, demand: Demand, config: DecodeConfig) -> Room[Sequence]:
     """Room for the K/V that a layout stores, as the scheduler sees it."""
     if not layout.block_size:
         return Room()
     pool = BlockPool(layout.pool.rows - 1, layout.block_size)
-    return PagedRoom(pool, verify_window(sequences) - 1, sharing_of(config))
+    return PagedRoom(pool, demand.most_drafts, sharing_of(config), in_chunks=config.resolved_token_budget is not None)
 
 
 def sharing_of(config: DecodeConfig) -> Sharing:
     """What rows share: under fixed shapes only what passes of one shape have cached."""
-    if not config.shares_blocks:
+    if not config.prefix_sharing:
         return "nothing"
     return "prompts" if config.shape_stable else "texts"
 
 
-def _pool_size(pair: Pair, sequences: Seq[Sequence], config: DecodeConfig, window_size: int) -> PoolSize:
+def _pool_size(pair: Pair, demand: Demand, config: DecodeConfig, window_size: int) -> PoolSize:
     """The pool of a run; a paged one has fewer blocks where memory is short, enough for the longest row at least."""
     batch_size, block_size = config.resolved_batch_size, config.block_size
     size = PoolSize.of_run(
-        [s.most_tokens for s in sequences],
+        demand.lengths,
         window_size=window_size,
         batch_size=batch_size,
-        span=verify_window(sequences),
+        span=demand.span,
         least_rows=batch_size if config.shape_stable else 0,
         block_size=block_size,
     )
     fitting = usable_bytes(config.kv_memory_gib, pair.device) / (_bytes_per_token(pair, config) * block_size) - 1
-    least = blocks_for(longest_row(sequences), block_size)
+    least = blocks_for(demand.longest, block_size)
     return replace(size, num_blocks=int(max(least, min(size.num_blocks, fitting))))
 
 

@@ -9,7 +9,7 @@ import torch
 from refimpl.core.config import DecodeConfig
 from refimpl.core.errors import InputError
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.assembly import assemble, room_of
+from refimpl.decoding.assembly import Demand, assemble, room_of
 from refimpl.decoding.devices import require_current
 from refimpl.decoding.prefill import prefill
 from refimpl.decoding.rounds import run_round
@@ -26,12 +26,24 @@ class Engine:
 
     Args:
         pair: the models.
-        sequences: host state, changed in place.
+        sequences: host state, changed in place; more may come, see `submit`.
         config: method, batch size, acceptance rule, checks.
         source: replaces the keyed random numbers, for exhaustive enumeration.
+        expected: sequences that will be submitted later; the run is built for them, too.
+
+    Attributes:
+        submitted_at: rounds that had run when each sequence was submitted.
     """
 
-    def __init__(self, pair: Pair, sequences: Seq[Sequence], config: DecodeConfig, source: RandomSource | None = None):
+    def __init__(
+        self,
+        pair: Pair,
+        sequences: Seq[Sequence],
+        config: DecodeConfig,
+        source: RandomSource | None = None,
+        *,
+        expected: Seq[Sequence] = (),
+    ):
         method = config.resolved_method
         if method.layout is None or method.scheduler is None:
             raise ValueError(
@@ -46,12 +58,14 @@ class Engine:
             config.aging_bound,
             token_budget=config.resolved_token_budget,
         )
-        self.context = assemble(pair, self.sequences, config, self.scheduler.window_size, source)
+        self.demand = Demand.of([*self.sequences, *expected], config)
+        self.context = assemble(pair, self.demand, config, self.scheduler.window_size, source)
         self.checker = self.context.checker
-        self.scheduler.room = room_of(self.context.target.layout, self.sequences, config)
+        self.scheduler.room = room_of(self.context.target.layout, self.demand, config)
         self.num_preemptions = self.num_found = self.kv_peak_bytes = self.kv_live_bytes = 0
         self._free_slots = list(range(self.context.target.layout.num_rows))[::-1]
         self._in_round = False
+        self.submitted_at = [0] * len(self.sequences)
         self.scheduler.submit(self.sequences)
 
     @property
@@ -115,6 +129,17 @@ class Engine:
             num_blocks,
             tuple((chunk.sequence.index, chunk.count) for chunk in plan.chunks),
         )
+
+    def submit(self, sequences: Seq[Sequence]) -> None:
+        """Add sequences between rounds; they wait behind those that are there.
+
+        Raises:
+            InputError: they are more, or longer, than the run was built for, see `max_model_len`; none is added then.
+        """
+        self.demand.require(sequences, len(self.sequences))
+        self.sequences += sequences
+        self.submitted_at += [self.scheduler.round_index] * len(sequences)
+        self.scheduler.submit(sequences)
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence between rounds; what it has generated stays."""

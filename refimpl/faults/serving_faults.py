@@ -11,7 +11,7 @@ from refimpl import generation
 from refimpl.core.records import RowOutcome
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import engine, rounds
-from refimpl.decoding.assembly import longest_row
+from refimpl.decoding.assembly import Demand
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.recorded import RecordedPasses, _Ahead
 from refimpl.decoding.rounds import RoundContext
@@ -41,10 +41,10 @@ def _at_first_position(block: Block) -> Block:
 def clamped_write(original: Any) -> Any:
     """Drafts beyond the last position that a row may have are written to column 0."""
 
-    def assemble(pair: Any, sequences: Any, *rest: Any) -> RoundContext:
-        context = original(pair, sequences, *rest)
+    def assemble(pair: Any, demand: Demand, *rest: Any) -> RoundContext:
+        context = original(pair, demand, *rest)
         for cached in context.models:
-            cached.layout.pool_block = _clamped(cached.layout, longest_row(sequences))
+            cached.layout.pool_block = _clamped(cached.layout, demand.longest)
         return context
 
     return assemble

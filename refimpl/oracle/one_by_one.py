@@ -11,7 +11,7 @@ from refimpl.core.config import DecodeConfig
 from refimpl.core.records import Stage, TokenLogprobs
 from refimpl.core.sequence import Sequence
 from refimpl.core.stats import RunStats, plain_stats
-from refimpl.decoding.assembly import longest_row, verify_window
+from refimpl.decoding.assembly import Demand
 from refimpl.decoding.prefill import STABLE_PREFILL_TOKENS
 from refimpl.decoding.timing import StageTimer, sum_stages
 from refimpl.models.adapter import FeedRow, Pair
@@ -73,14 +73,14 @@ def _timed(steps: Iterator[tuple[int, Tensor]], timer: StageTimer) -> Iterator[t
 
 def _windowed_rows(pair: Pair, prepared: Prepared, config: DecodeConfig) -> Callable[[], FeedRow]:
     """Starts rows in the same shapes as the engine's shape-stable passes."""
-    window = verify_window(prepared.sequences)
+    demand = Demand.of(prepared.sequences, config)
     return partial(
         autoregressive.WindowedRow,
         pair.target,
         rows=config.batch_size,
-        window=window,
+        window=demand.span,
         prompt_window=STABLE_PREFILL_TOKENS,
-        columns=pool_columns(longest_row(prepared.sequences), window),
+        columns=pool_columns(demand.longest, demand.span),
     )
 
 

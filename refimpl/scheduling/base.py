@@ -130,6 +130,8 @@ class Scheduler(ABC, Generic[T]):
         """Record a round that has run; return the sequences that left the window."""
         self.round_index += 1
         self.room.settle(plan.members)
+        if plan.chunks:
+            self.room.note_chunks([chunk.sequence for chunk in plan.chunks])
         return self._after(plan)
 
     def cancel(self, sequence: T) -> list[T]:

@@ -27,7 +27,7 @@ class Room(Generic[T]):
 
     def num_cached(self, residents: Iterable[T]) -> int:
         """Tokens that are cached for these residents, those that they share counted once."""
-        return sum(sequence.seq_len - 1 for sequence in residents if not sequence.finished)
+        return sum(s.seq_len - 1 - s.to_prefill for s in residents if not s.finished)
 
     def enter(self, sequence: T, residents: Iterable[T]) -> bool:
         """Take what a sequence needs to be prefilled beside these residents; False where it must wait."""
@@ -39,6 +39,9 @@ class Room(Generic[T]):
 
     def settle(self, members: Iterable[T]) -> None:
         """After a round: keep what is cached, and nothing of those who have finished."""
+
+    def note_chunks(self, sequences: Iterable[T]) -> None:
+        """More of these sequences' prompts is cached."""
 
     def leave(self, sequence: T) -> None:
         """Give back all of a sequence."""
@@ -58,10 +61,13 @@ class PagedRoom(Room[T]):
         span: tokens that a round may write beyond the length of a row.
         shares: which full blocks can be found by sequences that enter later: those that a prefill has written, or
             those written by rounds, too.
+        in_chunks: whether a prompt is cached in chunks after its sequence has entered; what they fill can be found from
+            then on.
     """
 
-    def __init__(self, pool: BlockPool, span: int, shares: Sharing = "nothing"):
-        self.pool, self.span, self.shares, self.num_blocks = pool, span, shares, pool.num_blocks
+    def __init__(self, pool: BlockPool, span: int, shares: Sharing = "nothing", *, in_chunks: bool = False):
+        self.pool, self.span, self.num_blocks = pool, span, pool.num_blocks
+        self.shares, self.in_chunks = shares, in_chunks
 
     @property
     def num_blocks_used(self) -> int:
@@ -72,15 +78,17 @@ class PagedRoom(Room[T]):
         """Tokens that are cached for these residents, those that they share counted once."""
         size, filled = self.pool.block_size, dict[int, int]()
         for sequence in (s for s in residents if not s.finished):
-            rest = [max(0, sequence.seq_len - 1 - i * size) for i in range(len(sequence.blocks))]
+            cached = sequence.seq_len - 1 - sequence.to_prefill
+            rest = [max(0, cached - i * size) for i in range(len(sequence.blocks))]
             filled |= {block: min(size, more) for block, more in zip(sequence.blocks, rest, strict=True)}
         return sum(filled.values())
 
     def enter(self, sequence: T, residents: Iterable[T]) -> bool:
         """Take the blocks of all tokens but the last; those that hold its first tokens already are shared.
 
-        A round of all residents stays possible, so that a sequence does not enter just to be sent away. Who enters
-        next may share what this one is about to write: it is prefilled in the same pass, or later.
+        A round of all residents stays possible, so that a sequence does not enter just to be sent away. Unless prompts
+        are cached in chunks, who enters next may share what this one is about to write: it is prefilled in the same
+        pass, or later.
         """
         cached = sequence.seq_len - 1
         sequence.blocks += self.pool.share(self._found(sequence, cached))
@@ -89,8 +97,8 @@ class PagedRoom(Room[T]):
             return False
         sequence.num_found = len(sequence.blocks) * self.pool.block_size
         sequence.blocks += self.pool.take(blocks_for(cached, self.pool.block_size) - len(sequence.blocks))
-        if self.shares != "nothing":
-            self._note(sequence, cached)
+        if not self.in_chunks:
+            self._note_prompt(sequence, cached)
         return True
 
     def reserve(self, members: Seq[T]) -> bool:
@@ -110,6 +118,11 @@ class PagedRoom(Room[T]):
                 self.leave(member)
             else:
                 self._cut(member, blocks_for(member.seq_len - 1, self.pool.block_size))
+
+    def note_chunks(self, sequences: Iterable[T]) -> None:
+        """Blocks that chunks of these prompts have filled can be found."""
+        for sequence in sequences:
+            self._note_prompt(sequence, sequence.cached_by_all)
 
     def leave(self, sequence: T) -> None:
         """Give back all of a sequence."""
@@ -139,6 +152,10 @@ class PagedRoom(Room[T]):
         size = self.pool.block_size
         starts = range(0, cached - size + 1, size)
         return self.pool.texts.find(sequence.content(start, start + size) for start in starts)
+
+    def _note_prompt(self, sequence: T, cached: int) -> None:
+        if self.shares != "nothing":
+            self._note(sequence, cached)
 
     def _note(self, sequence: T, cached: int) -> None:
         """Let the sequence's full blocks be found, of so many tokens."""

@@ -139,6 +139,29 @@ def _show_validation(found: "Validation") -> None:
     )
 
 
+@app.command(epilog="Example: [bold]raggedspec sim latency run.ndjson --calibration cpu/tiny[/bold]")
+def latency(
+    traces: Annotated[list[Path], typer.Argument(help="Traces of runs with arrivals (bench-serving --traces).")],
+    calibration: Annotated[str, typer.Option(help="Calibration: DEVICE/PAIR.")] = "cpu/tiny",
+    replications: Replications = 40,
+    as_json: Json = False,
+) -> None:
+    """Lay a served run beside what the simulator foretells of the same requests, priced by a calibration."""
+    from simulator.engine_runs.latency import foretell
+    from simulator.settings.fields import Spec
+    from simulator.settings.traces import read_engine_trace
+
+    cost, found = Spec.of("table", calibration=calibration, outside="extrapolate"), {}
+    for path in traces:
+        found[str(path)] = foretell(read_engine_trace(path), cost, replications)
+    with tables(as_json):
+        for name, table in found.items():
+            print(f"{Path(name).name}: measured, and simulated with costs of {calibration} (mean, 5 … 95 % of runs)")
+            show(table, 3)
+    if as_json:
+        print_json({name: table.to_dict(orient="index") for name, table in found.items()})
+
+
 @app.command(epilog="Example: [bold]raggedspec sim fit validation/cpu/tiny/fit/acceptance.ndjson.gz -n 20[/bold]")
 def fit(
     engine_trace: Annotated[Path, typer.Argument(help="Trace that the engine wrote (--trace).")],

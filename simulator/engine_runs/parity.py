@@ -11,7 +11,10 @@ from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workl
 from simulator.settings.traces import EngineTrace, read_engine_trace
 
 COMPARED = ("sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "finished")
-ANY_COST = Spec.of("linear", verify_base_s=1.0, realign_base_s=1.0, concat_base_s=1.0, split_base_s=1.0)
+TINY_S = 2.0**-24
+ANY_COST = Spec.of(  # one second a round, of which a move takes so little that no number of rounds adds up to a half
+    "linear", host_base_s=1.0, verify_base_s=TINY_S, realign_base_s=TINY_S, concat_base_s=TINY_S, split_base_s=TINY_S
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,16 @@ class Parity:
         return same and self.same_chunks == self.chunks and not self.first_difference
 
 
-def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec | None = None) -> Scenario:
+def replay_scenario(
+    trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec | None = None, clock: str = "rounds"
+) -> Scenario:
     """The scenario of an engine's run: its settings, its prompts, its outputs, and what its drafts were worth.
 
     Args:
         trace: the run.
         cost: where the seconds come from.
         acceptance: replaces the exact replay of what was accepted.
+        clock: of requests that came while others ran: ``rounds`` of one second each, or ``seconds``.
 
     Raises:
         InputError: the run's requests differ in their drafts a round, which a scenario's do not.
@@ -69,7 +75,7 @@ def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec 
     lengths = Spec.of("trace", path=trace.path)
     return Scenario(
         name=Path(trace.path).name,
-        study=Study(num_requests=header["num_sequences"]),
+        study=_study(trace, clock),
         workload=Workload(
             prompt_tokens=lengths, output_tokens=lengths, common=lengths if "texts" in header else Spec.of("none")
         ),
@@ -92,6 +98,14 @@ def replay_scenario(trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec 
         cost=cost,
         noise=False,
     )
+
+
+def _study(trace: EngineTrace, clock: str) -> Study:
+    """All requests at once, or each when it came."""
+    count = trace.header["num_sequences"]
+    if not any(trace.arrivals(clock)):
+        return Study(num_requests=count)
+    return Study(kind="open", num_requests=count, arrivals=Spec.of("replay", path=trace.path, clock=clock))
 
 
 def check_parity(path: str | Path) -> Parity:

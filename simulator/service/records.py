@@ -164,7 +164,7 @@ class Request:
     @property
     def cached_by_all(self) -> int:
         """Tokens that both models have cached between rounds."""
-        return self.seq_len - max(1, self.cache_state)
+        return self.seq_len - max(1, self.cache_state) - self.to_prefill
 
     @property
     def live(self) -> bool:

@@ -164,7 +164,7 @@ class Replica:
             self.kv_tokens += request.seq_len
             self.log.num_to_cache += request.num_cached
             self.log.num_found += request.num_found
-            request.to_prefill = request.num_cached if self.in_chunks else 0
+            request.to_prefill = request.num_cached - request.num_found if self.in_chunks else 0
         return self.pricing.prefill_s(entered) if entered and not self.in_chunks else 0.0
 
     def _preempt(self, request: Request) -> None:

@@ -56,9 +56,9 @@ def room_of(engine: Engine, capacity_tokens: float | None) -> Room[Request]:
         count = int(capacity_tokens // engine.block_size)
     if engine.layout != "paged" or count is None:
         return Room()
-    shares = engine.prefix_sharing and engine.scheduler != "continuous"
-    sharing: Sharing = "texts" if shares else "nothing"
-    return PagedRoom(BlockPool(count, engine.block_size), engine.num_speculative_tokens, sharing)
+    sharing: Sharing = "texts" if engine.prefix_sharing else "nothing"
+    pool, in_chunks = BlockPool(count, engine.block_size), engine.scheduler == "continuous"
+    return PagedRoom(pool, engine.num_speculative_tokens, sharing, in_chunks=in_chunks)
 
 
 def scheduler_of(engine: Engine, switches: Switches, estimate: Callable[[Any], float]) -> Scheduler[Request]:

@@ -108,7 +108,8 @@ class Simulation:
     def _open_arrivals(self) -> Generator[Any, Any, None]:
         study = self.scenario.study
         for index, time_s in enumerate(arrival_times(study.arrivals, self.streams, study.num_requests)):
-            yield self.env.timeout(max(0.0, time_s - self.env.now))
+            if time_s > self.env.now:  # those of one time come together
+                yield self.env.timeout(time_s - self.env.now)
             request = self._arrive(index)
             self.replicas[self.route(request)].submit([request])
         for replica in self.replicas:

@@ -180,6 +180,9 @@ def arrival_times(spec: Spec, streams: Streams, limit: int | None) -> Iterator[f
         require(enough, f"study.num_requests is {limit}, but {values['path']} holds {len(times)} requests")
         yield from times[:limit].tolist()
         return
+    if spec.kind == "replay":
+        yield from read_engine_trace(values["path"]).arrivals(values["clock"])[:limit]
+        return
     blocks = _sinusoidal if spec.kind == "sinusoidal" else _on_off if spec.kind == "on_off" else _renewal
     count = 0
     for block in blocks(spec.kind, values, streams):

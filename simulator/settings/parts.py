@@ -83,7 +83,7 @@ class Study:
     def _refuse_endless(self) -> None:
         """Arrivals without end, and pauses so short that they are never all drawn."""
         values = dict(self.arrivals.values)
-        if self.kind != "open" or self.arrivals.kind == "trace":
+        if self.kind != "open" or self.arrivals.kind in ("trace", "replay"):
             return
         rate = values.get("rate_per_s") or 1 / values["interval_s"]
         expected = rate * (self.duration_s or 0)

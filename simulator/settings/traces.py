@@ -1,5 +1,6 @@
 """Traces: what the engine did round by round, and what services have seen arrive."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -12,7 +13,8 @@ import pandas as pd
 from refimpl.core.config import MAX_SPECULATIVE_TOKENS
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.reading import is_file, read_mappings
-from simulator.settings.fields import COUNT, MAX_TOKENS, WHOLE, Range
+from refimpl.core.values import is_number
+from simulator.settings.fields import COUNT, MAX_TOKENS, NON_NEGATIVE, WHOLE, Range
 from simulator.settings.folders import DATA
 from simulator.settings.tables import read_table
 
@@ -24,6 +26,7 @@ HEADER_FIELDS = (
 DRAFTS = Range(0, MAX_SPECULATIVE_TOKENS, integer=True)
 EACH_FIELDS = {  # a number per sequence
     "prompt_lens": COUNT, "output_lens": WHOLE, "max_new_tokens_each": COUNT, "num_speculative_tokens_each": DRAFTS,
+    "arrival_s": NON_NEGATIVE, "submitted_at": WHOLE,
 }  # fmt: skip
 NUMBER_FIELDS = {"batch_size": COUNT, "num_sequences": COUNT, "max_new_tokens": COUNT, "num_speculative_tokens": DRAFTS}
 MAX_GENERATED = 2**24  # tokens of one sequence; each takes a byte
@@ -91,6 +94,40 @@ class EngineTrace:
         for sequence, seq_len, drafted in zip(short["sequence"], short["seq_len"], short["drafted"], strict=True):
             budgets[sequence] = int(seq_len - self.header["prompt_lens"][sequence] + drafted + 1)
         return budgets
+
+    def arrivals(self, clock: str) -> list[float]:
+        """When every sequence came, ascending.
+
+        Args:
+            clock: ``seconds`` from the start of the run, or ``rounds``: just before the first round in which it could
+                be admitted, if each takes one second.
+        """
+        size = self.header["num_sequences"]
+        if clock == "seconds":
+            times = self.header.get("arrival_s", [0.0] * size)
+        else:
+            times = [max(0.0, rounds - 0.5) for rounds in self.header.get("submitted_at", [0] * size)]
+        require(times == sorted(times), f"{self.path}:1: arrivals go backwards")
+        return list(times)
+
+    @property
+    def round_end_s(self) -> list[float]:
+        """Seconds from the start of the run to the end of every round.
+
+        Raises:
+            InputError: the trace does not say, as all its requests were there at the start.
+        """
+        times = self.header.get("round_end_s")
+        require(times is not None, f"{self.path}:1: no round_end_s: all requests were there at the start of this run")
+        good = isinstance(times, list) and all(is_number(time) and 0 <= time < math.inf for time in times)
+        require(
+            good and times == sorted(times or []), f"{self.path}:1: round_end_s must be ascending numbers of seconds"
+        )
+        enough = len(times or []) > int(
+            max(self.rows["round"].max(), self.chunks["round"].max() if len(self.chunks) else 0)
+        )
+        require(enough, f"{self.path}:1: round_end_s must contain a number for each round")
+        return list(times or [])
 
     @cached_property
     def documents(self) -> np.ndarray:

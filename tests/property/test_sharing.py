@@ -156,6 +156,17 @@ def test_rounds_are_not_shared_where_only_prefills_are():
     assert entered(room, [1, 2, 3, 4, 5]).num_found == 2
 
 
+def test_a_prompt_in_chunks_can_be_found_as_far_as_it_is_cached():
+    room = PagedRoom(BlockPool(30, 2), 2, "texts", in_chunks=True)
+    row = Sequence(0, list(range(9)), 4)
+    assert room.enter(row, [])
+    for cached in (0, 3, 6, 8):
+        row.target_cached = row.draft_cached = cached
+        room.note_chunks([row])
+        assert entered(room, range(9)).num_found == cached // 2 * 2
+        room.check_round([row])
+
+
 def test_a_block_that_can_be_found_is_not_written():
     room = PagedRoom(BlockPool(9, 2), 2, "texts")
     row = entered(room, [1, 2, 3])
@@ -202,6 +213,7 @@ SHAPES = [
     ("static", 4, torch.float32),
     ("grouped", 16, torch.float32),
     ("fifo", 64, torch.bfloat16),
+    ("continuous", 4, torch.float32),
 ]
 
 
@@ -220,8 +232,9 @@ def test_bits_are_those_of_inplace_and_without_sharing(scheduler, block_size, dt
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["greedy", "coupled", "rejection"])
-def test_without_fixed_shapes_the_tokens_are_the_same(llama, rule):
-    settings = {"method": "paged", "max_new_tokens": 8, "batch_size": 4, "block_size": 4, **rule}
+@pytest.mark.parametrize("method", ["paged", "paged+continuous"])
+def test_without_fixed_shapes_the_tokens_are_the_same(llama, method, rule):
+    settings = {"method": method, "max_new_tokens": 8, "batch_size": 4, "block_size": 4, **rule}
     shared, alone = (generate(llama, begun_alike(4), prefix_sharing=sharing, **settings) for sharing in (True, False))
     assert [s.token_ids for s in shared.sequences] == [s.token_ids for s in alone.sequences]
     assert shared.stats.num_found > 0

@@ -83,7 +83,7 @@ def test_blocks_and_preemptions_are_replayed_without_a_difference(llama, tmp_pat
 
 
 @pytest.mark.parametrize("blocks", [19, 40])
-@pytest.mark.parametrize("method", ["paged", "paged+grouped"])
+@pytest.mark.parametrize("method", ["paged", "paged+grouped", "paged+continuous"])
 def test_shared_blocks_are_replayed_without_a_difference(llama, tmp_path, method, blocks):
     """Prompts and samples that begin alike, in a pool that preempts and in one that does not."""
     path = tmp_path / "run.ndjson"

@@ -18,9 +18,11 @@ PAIR = table_pair(mixed_script())
 
 
 class Service(RuleBasedStateMachine):
-    """A small pool, in which sequences wait at the door until they come."""
+    """A small pool, to which sequences come at any moment."""
 
-    @initialize(scheduler=strategies.sampled_from(["fifo", "static", "grouped"]), k=strategies.integers(0, 3))
+    @initialize(
+        scheduler=strategies.sampled_from(["fifo", "static", "grouped", "continuous"]), k=strategies.integers(0, 3)
+    )
     def open(self, scheduler, k):
         per_token = sum(model.kv_shape.bytes_per_token for model in PAIR.models(True))
         config = make_config(
@@ -30,20 +32,19 @@ class Service(RuleBasedStateMachine):
             max_new_tokens=BUDGET,
             block_size=BLOCK,
             kv_memory_gib=(BLOCKS + 1.5) * BLOCK * per_token / GIB,
+            token_budget=k + 3 if scheduler == "continuous" else None,
             checks="device",
         )
         self.rows = prepare(PAIR, PROMPTS, config).sequences
-        self.engine = Engine(PAIR, self.rows, config)
+        self.engine = Engine(PAIR, [], config, expected=self.rows)
         self.outside = list(self.rows)
-        self.engine.scheduler.pool.waiting.clear()
-        self.engine.scheduler.pool.num_submitted = 0
 
     @rule(data=strategies.data())
     @precondition(lambda self: self.outside)
     def come(self, data):
         row = data.draw(strategies.sampled_from(self.outside))
         self.outside.remove(row)
-        self.engine.scheduler.submit([row])
+        self.engine.submit([row])
 
     @rule(data=strategies.data())
     @precondition(lambda self: len(self.outside) < len(self.rows))

@@ -37,6 +37,10 @@ class Item:
         return self.seq_len >= self.most_tokens
 
     @property
+    def cached_by_all(self):
+        return self.cached
+
+    @property
     def draft_limit(self):
         return min(self.k, self.most_tokens - self.seq_len - 1)
 

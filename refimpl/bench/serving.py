@@ -1,0 +1,110 @@
+"""Requests that arrive one by one, in real time: how long they wait for their first token, and for each one after."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from refimpl.core.errors import require
+from refimpl.core.request import Request
+from refimpl.generation import stream
+from refimpl.models.adapter import Pair
+from refimpl.results import Result
+
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Quantiles over all of a run: 50, 90 and 99 %, in seconds."""
+
+    p50_s: float
+    p90_s: float
+    p99_s: float
+
+    @classmethod
+    def of(cls, seconds: Seq[float]) -> "Waits":
+        """Quantiles of these; NaN where there are none."""
+        return cls(*(float(q) for q in (np.quantile(seconds, QUANTILES) if len(seconds) else [float("nan")] * 3)))
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRow:
+    """One method under one stream of requests.
+
+    Attributes:
+        method: name, as for `generate`.
+        requests, tokens: that came, and that they got.
+        seconds: from the start of the run to the last token.
+        tokens_per_s: tokens over seconds.
+        first_token: from a request's arrival to the end of the round that yields its first token.
+        inter_token: between the ends of two rounds, one after the other, that yield tokens of the same request.
+        latency: from a request's arrival to its last token.
+        busy_share: share of the seconds in which a round ran.
+        preemptions: requests sent back because the blocks ran out.
+    """
+
+    method: str
+    requests: int
+    tokens: int
+    seconds: float
+    tokens_per_s: float
+    first_token: Waits
+    inter_token: Waits
+    latency: Waits
+    busy_share: float
+    preemptions: int
+
+
+def poisson_requests(prompts: Seq[list[int]], rate_per_s: float, count: int, seed: int) -> list[Request]:
+    """So many requests with exponential gaps between them, the prompts in turn; the first comes at once.
+
+    Raises:
+        InputError: a rate or a count that is not above 0.
+    """
+    require(rate_per_s > 0, f"rate must be above 0 requests per second, not {rate_per_s}")
+    require(count > 0, f"the number of requests must be at least 1, not {count}")
+    rng, now_s, requests = random.Random(seed), 0.0, []
+    for i in range(count):
+        requests.append(Request(prompts[i % len(prompts)], arrival_s=now_s))
+        now_s += rng.expovariate(rate_per_s)
+    return requests
+
+
+def serve(
+    pair: Pair,
+    requests: Seq[Request],
+    method: str,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
+) -> tuple[ServingRow, Result]:
+    """Decode requests as they arrive, after a short run that warms up; `settings` are those of `generate`."""
+    for _ in stream(pair, [requests[0].prompt], method=method, **settings):
+        pass
+    run = stream(pair, requests, method=method, **settings)
+    times: defaultdict[int, list[float]] = defaultdict(list)
+    for event in run:
+        times[event.index].append(event.time_s)
+        if progress and event.stop_reason:
+            progress(run.num_finished, len(requests))
+    result = run.result()
+    ends = [times[i] for i in range(len(requests))]
+    arrivals = [request.arrival_s for request in requests]
+    seconds = max(end[-1] for end in ends)
+    return ServingRow(
+        method=method,
+        requests=len(requests),
+        tokens=result.stats.num_generated,
+        seconds=seconds,
+        tokens_per_s=result.stats.num_generated / seconds,
+        first_token=Waits.of([end[0] - at for end, at in zip(ends, arrivals, strict=True)]),
+        inter_token=Waits.of([gap for end in ends for gap in np.diff(end)]),
+        latency=Waits.of([end[-1] - at for end, at in zip(ends, arrivals, strict=True)]),
+        busy_share=result.stats.wall_s / seconds,
+        preemptions=result.stats.num_preemptions,
+    ), result

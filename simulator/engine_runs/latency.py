@@ -1,0 +1,62 @@
+"""A served run of the engine beside what the simulator foretells of it."""
+
+import numpy as np
+import pandas as pd
+
+from simulator.engine_runs.parity import replay_scenario
+from simulator.runner import simulate
+from simulator.service.metrics import QUANTILES
+from simulator.settings.fields import Spec
+from simulator.settings.traces import EngineTrace
+
+LOW, HIGH = 0.05, 0.95  # of the runs
+
+
+def measured_waits(trace: EngineTrace) -> dict[str, float]:
+    """Waits and speed of an engine's run, by the definitions of the simulator's metrics of the same names.
+
+    Raises:
+        InputError: the trace does not say when its rounds ended.
+    """
+    end_s = np.array(trace.round_end_s)
+    rows = trace.rows.assign(end_s=end_s[trace.rows["round"]])
+    each = rows.groupby("sequence")["end_s"]
+    arrival_s = pd.Series(trace.arrivals("seconds"))
+    waits = {
+        "first_token": each.min() - arrival_s,
+        "inter_token": each.diff().dropna(),
+        "latency": each.max() - arrival_s,
+    }
+    speed = {"tokens_per_s": float(rows["kept"].sum() / end_s[-1])}
+    return speed | {
+        f"{name}_{label}_s": float(values.quantile(q))
+        for name, values in waits.items()
+        for label, q in QUANTILES.items()
+    }
+
+
+def foretell(trace: EngineTrace, cost: Spec, replications: int) -> pd.DataFrame:
+    """Measured and simulated waits and speed.
+
+    The simulation gets the requests at the same times, and accepts what the engine accepted; its seconds are those of
+    `cost`, with their noise.
+
+    Args:
+        trace: a run with arrivals.
+        cost: of the machine that made it.
+        replications: runs of the simulator.
+
+    Returns:
+        One line per metric, columns ``measured``, ``simulated``, ``low``, ``high``, ``error`` (simulated over measured,
+        less 1).
+
+    Raises:
+        InputError: the trace does not say when its rounds ended, or no scenario can replay it.
+    """
+    measured = measured_waits(trace)
+    scenario = replay_scenario(trace, cost, clock="seconds").but({"noise": True})
+    runs = simulate(scenario, replications).metrics[list(measured)]
+    table = pd.DataFrame(
+        {"measured": measured, "simulated": runs.mean(), "low": runs.quantile(LOW), "high": runs.quantile(HIGH)}
+    )
+    return table.assign(error=table["simulated"] / table["measured"] - 1)

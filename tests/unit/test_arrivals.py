@@ -1,0 +1,222 @@
+"""Requests that come while others run: the tokens are those of a run that knew them from the start."""
+
+import asyncio
+import time
+
+import pytest
+
+from refimpl import InputError, Request, generate, stream
+from refimpl.core.config import make_config
+from refimpl.decoding.engine import Engine
+from refimpl.requests import prepare
+from simulator.engine_runs.parity import check_parity, replay_scenario
+from simulator.service.simulation import simulate_once
+from simulator.settings.traces import read_engine_trace
+
+METHODS = ["inplace", "eqspec", "exspec", "masked+fifo", "rollback", "paged", "paged+continuous", "inplace+continuous"]
+RULES = [{}, {"temperature": 0.9, "seed": 5}, {"temperature": 1.0, "acceptance": "rejection"}]
+SETTINGS = {"batch_size": 3, "num_speculative_tokens": 3, "max_new_tokens": 9}
+OPEN = {"max_model_len": 40}
+
+
+def wanted(pair, prompts, **settings):
+    return [s.token_ids for s in generate(pair, prompts, **SETTINGS, **settings).sequences]
+
+
+def tokens_of(run):
+    """Tokens of the events, and of the result, which must agree."""
+    found = {}
+    for event in run:
+        found.setdefault(event.index, []).extend(event.token_ids)
+    assert [s.token_ids for s in run.result().sequences] == [found[i] for i in sorted(found)]
+    return [found[i] for i in sorted(found)]
+
+
+def by_turns(pair, prompts, path=None, **settings):
+    """Submit a prompt after every second round; write the trace."""
+    run, rest = stream(pair, prompts[:2], **SETTINGS, **OPEN, **settings), list(prompts[2:])
+    while rest or not run.done:
+        for _ in range(2):
+            if not run.done:
+                run.run_one_round()
+        if rest:
+            run.submit([rest.pop(0)])
+    if path:
+        run.result().write_trace(path)
+    return [s.token_ids for s in run.result().sequences]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["greedy", "coupled", "rejection"])
+@pytest.mark.parametrize("method", METHODS)
+def test_who_comes_late_gets_the_same_tokens(llama, ragged_prompts, tmp_path, method, rule):
+    """And the simulator decides as the engine did, round by round."""
+    path = tmp_path / "run.ndjson"
+    if method == "rollback" and rule.get("acceptance"):
+        pytest.skip("its tokens depend on the neighbours")
+    found = by_turns(llama, ragged_prompts, path, method=method, **rule)
+    assert found == wanted(llama, ragged_prompts, method=method, **rule)
+    parity = check_parity(path)
+    assert parity.exact, parity.first_difference
+
+
+def test_a_replay_that_lets_all_in_at_once_is_another_run(llama, ragged_prompts, tmp_path):
+    path = tmp_path / "run.ndjson"
+    by_turns(llama, ragged_prompts, path, method="paged")
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0].replace('"submitted_at"', '"elsewhere"'), *lines[1:]]))
+    assert not check_parity(path).exact
+
+
+def test_the_replay_in_seconds_has_the_engines_arrivals(llama, tmp_path):
+    requests = [Request([3, i], arrival_s=i / 50) for i in range(4)]
+    run = stream(llama, requests, **SETTINGS)
+    tokens_of(run)
+    path = tmp_path / "run.ndjson"
+    run.result().write_trace(path)
+    log = simulate_once(replay_scenario(read_engine_trace(path), clock="seconds")).log
+    assert [request.arrival_s for request in log.requests] == [0.0, 0.02, 0.04, 0.06]
+
+
+@pytest.mark.parametrize("method", ["inplace", "paged+continuous"])
+def test_requests_come_at_their_time(llama, ragged_prompts, method):
+    requests = [Request(prompt, arrival_s=0.03 * i) for i, prompt in enumerate(ragged_prompts)]
+    began = time.perf_counter()
+    run, first = stream(llama, requests, method=method, **SETTINGS), {}
+    found = [[] for _ in requests]
+    for event in run:
+        first.setdefault(event.index, event.time_s)
+        found[event.index] += event.token_ids
+    assert found == wanted(llama, ragged_prompts, method=method)
+    assert all(first[i] >= request.arrival_s for i, request in enumerate(requests))
+    assert time.perf_counter() - began >= requests[-1].arrival_s
+    assert run.result().header["arrival_s"] == [request.arrival_s for request in requests]
+
+
+def test_generate_waits_for_arrivals_too(llama, ragged_prompts):
+    requests = [Request(prompt, arrival_s=0.01 * i) for i, prompt in enumerate(ragged_prompts)]
+    assert wanted(llama, requests) == wanted(llama, ragged_prompts)
+
+
+def test_prompts_from_an_iterator_are_asked_for_one_ahead(llama, ragged_prompts):
+    asked = []
+
+    def prompts():
+        for i, prompt in enumerate(ragged_prompts):
+            asked.append(i)
+            yield Request(prompt, arrival_s=0.02 * i)
+
+    run = stream(llama, prompts(), **SETTINGS, **OPEN)
+    assert asked == [0, 1]
+    assert tokens_of(run) == wanted(llama, ragged_prompts)
+
+
+def test_prompts_from_an_asynchronous_iterator(llama, ragged_prompts):
+    async def prompts():
+        for prompt in ragged_prompts:
+            yield prompt
+            await asyncio.sleep(0.005)
+
+    async def collect():
+        run, found = stream(llama, prompts(), **SETTINGS, **OPEN), {}
+        async for event in run:
+            found.setdefault(event.index, []).extend(event.token_ids)
+        return [found[i] for i in range(len(found))]
+
+    assert asyncio.run(collect()) == wanted(llama, ragged_prompts)
+
+
+def test_a_list_may_be_read_asynchronously(llama, ragged_prompts):
+    async def collect():
+        return [event async for event in stream(llama, ragged_prompts, **SETTINGS)]
+
+    events = asyncio.run(collect())
+    assert [t for e in events if e.index == 3 for t in e.token_ids] == wanted(llama, ragged_prompts)[3]
+
+
+def test_a_bad_request_is_left_out_and_the_others_go_on(llama, ragged_prompts):
+    good = [Request(prompt, arrival_s=0.01) for prompt in ragged_prompts[:3]]
+    prompts = [good[0], Request([5] * 80, arrival_s=0.01), good[1], Request([4], arrival_s=0.0), good[2]]
+    run, errors, events = stream(llama, iter(prompts), **SETTINGS, **OPEN), [], []
+    while True:
+        try:
+            events += list(run)
+            break
+        except InputError as error:
+            errors.append(str(error))
+    assert [s.token_ids for s in run.result().sequences] == wanted(llama, ragged_prompts[:3])
+    assert errors == [
+        "prompt 1 has 80 tokens: with 9 new ones it does not fit max_model_len 40 (see max_prompt_tokens)",
+        "arrivals go backwards: prompt 2 comes at 0.0 s, after one at 0.01 s",
+    ]
+
+
+def test_what_the_run_was_not_built_for_is_refused_and_nothing_is_lost(llama, ragged_prompts):
+    run = stream(llama, ragged_prompts[:2], **SETTINGS, **OPEN)
+    run.run_one_round()
+    for request, message in [
+        (Request([1] * 32), "does not fit max_model_len 40"),
+        (
+            Request([1], num_speculative_tokens=4),
+            "asks for 4 drafts a round: with max_model_len, num_speculative_tokens 3",
+        ),
+        (Request([61]), "outside the vocabulary"),
+        ("text", "has no tokenizer"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            run.submit([[7, 7], request])
+    assert run.submit([ragged_prompts[2]]) == [2]
+    assert {event.index for event in run} == {0, 1, 2}
+    assert [s.token_ids for s in run.result().sequences] == wanted(llama, ragged_prompts[:3])
+
+
+def test_a_run_that_knows_all_its_prompts_takes_no_others(llama):
+    run = stream(llama, [[1, 2]], **SETTINGS)
+    with pytest.raises(InputError, match="give max_model_len, so that more may come"):
+        run.submit([[3]])
+    with pytest.raises(InputError, match="prompts that come one by one need max_model_len"):
+        stream(llama, iter([[1, 2]]), **SETTINGS)
+    late = stream(llama, [[1], Request([2], arrival_s=9.0)], **SETTINGS, **OPEN)
+    with pytest.raises(InputError, match="requests with an arrival_s are still to come"):
+        late.submit([[3]])
+
+
+def test_who_comes_asynchronously_is_awaited(llama):
+    async def prompts():
+        yield [1]
+
+    with pytest.raises(InputError, match="use `async for`"):
+        next(iter(stream(llama, prompts(), **SETTINGS, **OPEN)))
+
+
+@pytest.mark.parametrize("arrival_s", [-1, float("nan"), float("inf"), "1", True, None])
+def test_an_arrival_is_a_number_of_seconds(arrival_s):
+    with pytest.raises(InputError, match="arrival_s must be a finite number of seconds"):
+        Request([1], arrival_s=arrival_s)
+
+
+def test_arrivals_do_not_go_backwards(llama):
+    with pytest.raises(InputError, match=r"prompt 1 comes at 0.5 s, after one at 1.0 s"):
+        generate(llama, [Request([1], arrival_s=1.0), Request([2], arrival_s=0.5)])
+
+
+@pytest.mark.parametrize("length", [0, 1, 2.5, "64", True])
+def test_a_longest_sequence_is_a_number_of_tokens(llama, length):
+    with pytest.raises(InputError, match="max_model_len must be an integer at least 2"):
+        generate(llama, [[1]], max_model_len=length)
+
+
+def test_the_longest_sequence_must_fit_the_models(llama):
+    context = llama.target.max_positions
+    with pytest.raises(InputError, match=f"max_model_len {context + 1} is more than the context of {context}"):
+        generate(llama, [[1]], max_model_len=context + 1)
+
+
+def test_an_engine_takes_sequences_between_rounds(llama, ragged_prompts):
+    config = make_config(method="paged", **SETTINGS)
+    sequences = prepare(llama, ragged_prompts, config).sequences
+    engine = Engine(llama, sequences[:2], config, expected=sequences[2:])
+    for i, _ in enumerate(engine.rounds()):
+        if i < 9:
+            engine.submit([sequences[2 + i]])
+    assert [s.generated for s in engine.sequences] == wanted(llama, ragged_prompts, method="paged")
+    assert engine.submitted_at == [0, 0, *range(1, 10)]
