@@ -17,6 +17,8 @@ from torch import Tensor
 from refimpl.bench.settings import spread
 from refimpl.core import kernels
 from refimpl.core.config import SamplingConfig
+from refimpl.core.errors import require
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from refimpl.decoding.sampling import probabilities
 from refimpl.generation import generate
 from refimpl.models.adapter import CausalLM, Pair
@@ -81,15 +83,24 @@ def measure_acceptance(
         prompts: token ids.
         settings: what is measured.
         progress: called with (temperature, finished, all).
+
+    Raises:
+        InputError: too many drafts for a round or for the models' context, or nothing can be accepted.
     """
+    most = max(settings.drafts)
+    require(most <= MAX_SPECULATIVE_TOKENS, f"drafts must be at most {MAX_SPECULATIVE_TOKENS}, not {most}")
+    need = max(map(len, prompts)) + settings.new_tokens + most
+    context = min(model.max_positions for model in pair.models())
+    new = settings.new_tokens
+    require(need <= context, f"prompts, {new} new tokens and {most} drafts need a context of {need}, not {context}")
     rows = []
     for temperature in settings.temperatures:
         sampling = SamplingConfig(temperature, seed=settings.seed)
         given = {"max_new_tokens": settings.new_tokens, "sampling": sampling}
         texts = generate(pair, list(prompts), method="autoregressive", **given).sequences  # type: ignore[arg-type]
-        found = []
+        found, generator = [], torch.Generator().manual_seed(settings.seed)
         for done, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
-            found.append(_of_prompt(pair, prompt, text.token_ids, settings, sampling))
+            found.append(_of_prompt(pair, prompt, text.token_ids, settings, sampling, generator))
             if progress:
                 progress(f"temperature {temperature}", done, len(prompts))
         rows += [_row(temperature, k, found) for k in settings.drafts]
@@ -97,10 +108,14 @@ def measure_acceptance(
 
 
 def _of_prompt(
-    pair: Pair, prompt: list[int], generated: list[int], settings: AcceptanceSettings, sampling: SamplingConfig
+    pair: Pair,
+    prompt: list[int],
+    generated: list[int],
+    settings: AcceptanceSettings,
+    sampling: SamplingConfig,
+    generator: torch.Generator,
 ) -> list[Survival]:
     """Rounds that begin at some places of a continuation."""
-    generator = torch.Generator().manual_seed(settings.seed)
     places = spread(range(len(generated)), settings.contexts)
     longest = max(settings.drafts)
     return [survival(pair, prompt + generated[:place], longest, sampling, generator) for place in places]
@@ -131,6 +146,7 @@ def _row(temperature: float, k: int, found: Seq[list[Survival]]) -> AcceptanceRo
     """Sums by prompt, and the ratio of their totals with the error of a ratio of clustered sums."""
     sums = [[sum(sum(each[rule][:k]) for each in rounds) for rounds in found] for rule in (0, 1)]
     rounds, (rejection, block) = sum(map(len, found)), map(sum, sums)
+    require(rejection > 0, f"no draft can be accepted at temperature {temperature}: there is nothing to compare")
     ratio, count = block / rejection, len(found)
     squares = sum((b - ratio * a) ** 2 for a, b in zip(*sums, strict=True))
     error = math.sqrt(squares * count / max(1, count - 1)) / rejection

@@ -105,9 +105,9 @@ def run_method(bench: Bench, prompts: list[list[int]], method: str, batch_size: 
 
 
 def _forward_s(rounds: Seq[RoundRecord], round_ends: Seq[int], clock: Seq[float]) -> float:
-    """Seconds of the rounds' own passes: the last k + 1 of each round, after those of its prefill."""
-    ends = zip(rounds, round_ends, strict=True)
-    return sum(sum(clock[end - record.rows[0].k - 1 : end]) for record, end in ends)
+    """Seconds of the rounds' own passes: the last of each round, those of its draft and one of the target."""
+    ends = [(record, end) for record, end in zip(rounds, round_ends, strict=True) if record.rows]
+    return sum(sum(clock[end - record.rows[0].draft_passes - 1 : end]) for record, end in ends)
 
 
 @torch.inference_mode()

@@ -62,6 +62,8 @@ def _answers(manager: Any, prompts: list[list[int]], budget: int) -> tuple[tuple
         result = manager.get_result(timeout=1)
         if result is None and not manager.is_running():
             raise InputError("transformers' continuous batching ended before its requests did")
+        if result is not None and result.error is not None:
+            raise InputError(f"transformers' continuous batching failed: {result.error}")
         if result is not None and result.is_finished():
             found[result.request_id] = tuple(result.generated_tokens)
     return tuple(found[name] for name in names)

@@ -15,8 +15,9 @@ class BenchRow:
     """Medians over repeats. Engines without rounds (transformers' own) have 0 in the columns of a round.
 
     Attributes:
-        engine: hf_generate, hf_assisted, autoregressive_batched, or a method, with its drafter where several run; with
-            the suffix _eager without the recorded rounds (CUDA graphs) that the other row of the method has.
+        engine: hf_generate, hf_assisted, hf_generate_batch, autoregressive_batched, or a method, with its drafter where
+            several run; with the suffix _eager without the recorded rounds (CUDA graphs) that the other row of the
+            method has.
         tokens_per_s, tokens_per_s_min, tokens_per_s_max: over the whole run, prefill included; `record_s` and the
             allocation of our K/V pools left out.
         ratio_to_hf_generate: median over repeats of the ratio within a repeat.

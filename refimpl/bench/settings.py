@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from refimpl.core.config import DecodeConfig, make_config
 from refimpl.core.drafting import DrafterName
 from refimpl.core.errors import InputError
+from refimpl.core.request import Request
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, encode
 
@@ -114,11 +115,11 @@ def prompt_ids(pair: Pair, texts: Seq[Prompt], count: int, num_tokens: int, seed
         seed: of random prompts.
 
     Raises:
-        InputError: a text that the pair cannot encode.
+        InputError: a text that the pair cannot encode, or a prompt with settings of its own.
     """
     if pair.tokenizer is None:
         return random_prompts(pair, count, num_tokens, seed)
-    plain = [text for text in texts if isinstance(text, str)]
-    if not plain:
-        raise InputError("there are no texts to decode")
+    plain = [text for text in texts if not isinstance(text, Request)]
+    if len(plain) < len(texts):
+        raise InputError("all prompts are decoded alike: leave out the settings that some of them have")
     return [encode(pair, text, i) for i, text in enumerate(spread(plain, count))]

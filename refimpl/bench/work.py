@@ -102,7 +102,12 @@ class ModelWork:
 
 
 def round_passes(record: RoundRecord, target: ModelWork, draft: ModelWork) -> Iterator[Work]:
-    """The forward passes of a round: the draft's, one per drafted token unless all were looked up; the target's."""
+    """The forward passes of a round: the draft's, one per drafted token unless all were looked up; the target's.
+
+    Prompts are not counted: not in a pass of their own, and not as chunks beside the rows that decode.
+    """
+    if not record.rows:
+        return
     drawn = any(row.drafted > row.looked_up for row in record.rows)
     for step in range(max(row.drafted for row in record.rows) if drawn else 0):
         members = [row for row in record.rows if row.drafted > step]

@@ -89,6 +89,7 @@ def _print_texts(result: Any) -> None:
 def _output_line(sequence: Any) -> dict[str, Any]:
     return {
         "index": sequence.index,
+        "sample": sequence.sample,
         "text": sequence.text,
         "token_ids": sequence.token_ids,
         "stop_reason": sequence.stop_reason,
@@ -102,8 +103,8 @@ def _print_summary(result: Any) -> None:
     stats = result.stats
     cut = f", {stats.num_prompt_tokens_cut} prompt tokens cut" if stats.num_prompt_tokens_cut else ""
     print(
-        f"{result.config.method}: {stats.num_sequences} prompts, {stats.num_generated} tokens in {stats.wall_s:.1f} s "
-        f"({stats.tokens_per_s:.0f} tokens/s), {stats.num_rounds} rounds, "
+        f"{result.config.method}: {stats.num_sequences} sequences, {stats.num_generated} tokens in "
+        f"{stats.wall_s:.1f} s ({stats.tokens_per_s:.0f} tokens/s), {stats.num_rounds} rounds, "
         f"mean acceptance length {stats.acceptance.mean_acceptance_length:.2f}, "
         f"checks {result.environment['checks']}{cut}",
         file=sys.stderr,

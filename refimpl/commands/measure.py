@@ -86,7 +86,7 @@ def bench(
     repeat: RepeatOptions,
     output: ReportOptions,
 ) -> None:
-    """Time every method against plain and assisted generation of transformers, in turn, on the bundled prompts.
+    """Time every method against generation of transformers (plain, assisted, in continuous batches), in turn.
 
     Beside the times stand the bytes and FLOPs that a round cannot avoid, the least time for them at the bandwidth and
     matrix rate measured in the same run, and the fraction of it that was reached.

@@ -198,13 +198,13 @@ class RunStats:
     Attributes:
         acceptance: over all rows and rounds.
         request_weighted_length, request_weighted_rate: means over requests of mean acceptance length and rate.
-        num_sequences: prompts decoded.
-        num_prompt_tokens: tokens of all prompts, as used.
+        num_sequences: that were decoded: the samples of all prompts.
+        num_prompt_tokens: tokens of their prompts, as used.
         num_prompt_tokens_cut: tokens cut from the front of prompts.
         num_rounds, num_grouped_rounds: rounds, and those run on an equal-length group.
         num_moves: fused gathers and write-backs of both layouts.
         num_preemptions: times that a sequence was sent back because a paged pool ran dry.
-        num_found: tokens that were cached already when their sequence entered, as others had cached them.
+        num_found: tokens that were in the cache when their sequence entered, after a preemption, too.
         num_blocks: of a paged pool; None for other layouts.
         kv_bytes: K/V pools of all models.
         kv_peak_bytes: of them in use at most: blocks, or whole pool rows.

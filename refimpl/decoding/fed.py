@@ -9,7 +9,7 @@ from refimpl.decoding.invariants import require
 class FedTokens:
     """Counts, for one model, the leading tokens of each sequence that it was fed without a gap.
 
-    Nothing here is taken from the sequences' own cached lengths.
+    Of rounds, nothing here is taken from the sequences' own cached lengths. Prefills are taken as they are reported.
 
     Args:
         invariant: broken where a pass leaves a gap.

@@ -3,9 +3,10 @@
 | level  | what is checked                                                                               |
 |--------|-----------------------------------------------------------------------------------------------|
 | off    | nothing                                                                                       |
-| host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-19 (INV-10 and INV-13 are      |
-|        | the scheduler's own assertions)                                                               |
-| device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4)   |
+| host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-19, counts of INV-20 (INV-10 and    |
+|        | INV-13 are the scheduler's own assertions)                                                    |
+| device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4);  |
+|        | keys of random numbers (INV-12); what a budget may look at (INV-20)                           |
 | oracle | also every row's K/V against a fresh forward pass over the row (INV-4 numerically)            |
 """
 
@@ -73,7 +74,7 @@ class Checker:
                 check_preempted(sequence)
             check_members(plan)
             check_group(plan)
-            scheduler.room.check_round(plan.members)
+            scheduler.room.check_round([*plan.members, *(chunk.sequence for chunk in plan.chunks)])
             check_token_budget(plan, scheduler)
 
     def after_round(self, scheduler: Scheduler[Sequence]) -> None:

@@ -96,10 +96,11 @@ class RecordedPasses:
 
     def run(self, members: Seq[Sequence], limits: list[int], chunks: Chunks = ()) -> Verified:
         """Replay the recorded work, for every row of the pool, where it covers the round."""
-        self._replayed = self.covers(members) and not chunks
+        assert not chunks, "the schedulers whose rounds are recorded prefill whole prompts"
+        self._replayed = self.covers(members)
         if not self._replayed:
             self._ahead = _Ahead()
-            return self._eager.run(members, limits, chunks)
+            return self._eager.run(members, limits)
         self.load(members, limits)
         timer = self._target.timer
         with timer.stage("record"):

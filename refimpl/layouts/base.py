@@ -18,9 +18,9 @@ from refimpl.placement import Move, Placement, PoolSize, are_neighbours
 class Layout(ABC):
     """Where one model's K/V are stored, for the rows of a round and for waiting sequences.
 
-    Between rounds the K/V of a sequence are in `pool`, one row a sequence, position p in column p. The cycle of a
-    round is ``begin(rows, span)``, ``block(...)`` for every forward pass, ``commit(num_cached)``. What moves, and when,
-    is decided by the placement, in integers; the layout does it.
+    Between rounds the K/V of a waiting sequence are in `pool`, one row a sequence, position p in column p; in blocks,
+    where the layout is paged. The cycle of a round is ``begin(rows, span)``, ``block(...)`` for every forward pass,
+    ``commit(num_cached)``. What moves, and when, is decided by the placement, in integers; the layout does it.
 
     | columns of a pool row      | hold                                                       |
     |----------------------------|------------------------------------------------------------|

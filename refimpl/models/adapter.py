@@ -1,6 +1,6 @@
 """What the engine asks of a language model, and the adapter that makes a Hugging Face model answer.
 
-Only this file, its two neighbours `model_checks` and `model_probe`, and `refimpl.models.attention` know transformers.
+Of this room only this file, `checks`, `probe` and `attention` know transformers.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from refimpl.layouts.store import Block, KVShape
 from refimpl.models import attention
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails, ropes_of_batches, steady_positions
 from refimpl.models.probe import (
+    ForwardPacked,
     cache_entries,
     kv_shape_of,
     refuse_unless_positions_and_mask_count,
@@ -26,7 +27,6 @@ from refimpl.models.probe import (
 )
 
 FeedRow = Callable[[list[int]], Tensor]
-ForwardPacked = Callable[[PackedBlock, int], Tensor]  # block and n -> logits of its last n tokens ``[n, vocab]``
 
 
 @runtime_checkable

@@ -31,6 +31,8 @@ COUNT, HALF = 4, 2
 UNUSED = 4  # columns behind the last token
 TOLERANCE = 16  # roundings of the number format
 
+ForwardPacked = Callable[[PackedBlock, int], Tensor]  # block and n -> logits of its last n tokens ``[n, vocab]``
+
 
 class Probed(Protocol):
     """What the probe needs of an adapter."""
@@ -72,32 +74,55 @@ def refuse_unless_positions_and_mask_count(lm: Probed) -> None:
     wanted = (len(ROWS), HALF, lm.vocab_size)
     if found.shape != wanted:
         raise UnsupportedModelError(f"gives logits of shape {tuple(found.shape)} where {wanted} were asked for")
-    tolerance = max(1e-4, TOLERANCE * torch.finfo(lm.kv_shape.dtype).eps)
-    if not (found - expected).abs().max() <= tolerance * expected.abs().max():
+    if not _close(lm, found, expected):
         raise UnsupportedModelError("does not honour explicit positions and a 4-D mask")
 
 
 @torch.inference_mode()
-def runs_packed_blocks(lm: Probed, forward: Callable[[PackedBlock, int], Tensor]) -> bool:
-    """Whether rows in one packed block get the K/V that each gets by itself; False where the model fails, too."""
+def runs_packed_blocks(lm: Probed, forward: ForwardPacked) -> bool:
+    """Whether rows in one packed block get the logits and K/V of each by itself; False where the model fails, too."""
+    try:
+        return _packs_prompts(lm, forward) and _packs_rows(lm, forward)
+    except Exception:  # whatever a model makes of what it does not know: it is driven by rectangles
+        return False
+
+
+def _packs_prompts(lm: Probed, forward: ForwardPacked) -> bool:
+    """Rows from their beginnings, of different lengths."""
     rows = [list(tokens[: COUNT - i]) for i, tokens in enumerate(ROWS)]
-    counts, found = [len(row) for row in rows], list[Tensor]()
+    counts, kv = [len(row) for row in rows], list[Tensor]()
 
     def write(layer: int, keys: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
-        found.append(lm.kv_shape.joined(keys[0], values[0]))
+        kv.append(lm.kv_shape.joined(keys[0], values[0]))
         return list(zip(keys.split(counts, dim=2), values.split(counts, dim=2), strict=True))
 
     device = lm.kv_shape.device
     tokens = torch.tensor([[token for row in rows for token in row]], device=device)
     positions = torch.tensor([[at for row in rows for at in range(len(row))]], device=device)
-    try:
-        forward(PackedBlock(tokens, positions, counts, write), 1)
-    except Exception:  # whatever a model makes of what it does not know: it is driven by rectangles
+    logits = forward(PackedBlock(tokens, positions, counts, write), sum(counts))
+    alone = [lm.model(input_ids=torch.tensor([row], device=device), use_cache=False).logits[0] for row in rows]
+    return _close(lm, logits, torch.cat(alone)) and _close(
+        lm, torch.stack(kv), torch.cat([lm.fresh_kv(row) for row in rows], dim=3)
+    )
+
+
+def _packs_rows(lm: Probed, forward: ForwardPacked) -> bool:
+    """Rows that look back at their first halves, behind a mask."""
+    store = KVStore.empty(lm.kv_shape, len(ROWS), COUNT + 1 + UNUSED, tagged=False)
+    tokens, positions = _columns(lm.max_positions)
+    lm.forward(_block(store, tokens[:, : HALF + 1], positions[:, : HALF + 1], 0), 1)
+    block = _block(store, tokens[:, HALF + 1 :], positions[:, HALF + 1 :], HALF + 1)
+    found = forward(PackedBlock.of_rows(block, [HALF] * len(ROWS)), HALF * len(ROWS))
+    return _close(lm, found, torch.cat([_alone(lm, row, tokens) for row, tokens in enumerate(ROWS)]))
+
+
+def _close(lm: Probed, found: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors have one shape, and differ by roundings alone."""
+    if found.shape != expected.shape:
         return False
-    expected = torch.cat([lm.fresh_kv(row) for row in rows], dim=3).float()
     tolerance = max(1e-4, TOLERANCE * torch.finfo(lm.kv_shape.dtype).eps)
-    error = (torch.stack(found).float() - expected).abs().max()
-    return bool(error <= tolerance * expected.abs().max())
+    found, expected = found.float(), expected.float()
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
 def _alone(lm: Probed, row: int, tokens: tuple[int, ...]) -> Float[Tensor, "half vocab"]:

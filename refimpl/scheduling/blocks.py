@@ -28,7 +28,6 @@ class BlockPool:
         idle: blocks that nobody uses, and whose text can be found; the one used longest ago comes first.
         texts: what full blocks hold, as far as they may be shared.
         refs: tables that name each block.
-        peak: blocks in use at most, so far.
     """
 
     def __init__(self, num_blocks: int, block_size: int):
@@ -37,7 +36,6 @@ class BlockPool:
         self.idle: dict[int, None] = {}
         self.texts = Texts()
         self.refs = [0] * num_blocks
-        self.peak = 0
 
     @property
     def num_free(self) -> int:
@@ -59,7 +57,6 @@ class BlockPool:
         for block in blocks:
             self._require(self.refs[block] == 0, f"block {block} free", f"{self.refs[block]} references")
             self.refs[block] = 1
-        self.peak = max(self.peak, self.num_used)
         return blocks
 
     def share(self, blocks: list[int]) -> list[int]:
@@ -67,7 +64,6 @@ class BlockPool:
         for block in blocks:
             self.idle.pop(block, None)
             self.refs[block] += 1
-        self.peak = max(self.peak, self.num_used)
         return blocks
 
     def give_back(self, blocks: Iterable[int]) -> None:

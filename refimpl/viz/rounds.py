@@ -152,7 +152,7 @@ def timeline(rounds: Seq[RoundRecord], axes: "Axes | None" = None, *, seconds: b
     """
     if not rounds:
         raise InputError("there is no round to draw: autoregressive decoding has none")
-    count = 1 + max(row.sequence for record in rounds for row in record.rows)
+    count = 1 + max((row.sequence for record in rounds for row in record.rows), default=0)
     kept = np.full((count, len(rounds)), np.nan)
     for i, record in enumerate(rounds):
         for row in record.rows:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from refimpl import InputError
+from refimpl.bench import acceptance
 from refimpl.bench.acceptance import AcceptanceSettings, measure_acceptance, survival
 from refimpl.commands.acceptance import cells, parse_temperatures
 from refimpl.core.config import SamplingConfig
@@ -35,6 +36,36 @@ def test_block_accepts_more_of_the_same_drafts(llama):
     assert four.low <= four.gain <= four.high
     assert four.token_gain <= four.gain
     assert [row.num_speculative_tokens for row in (one, four)] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "message"),
+    [((65,), "drafts must be at most 64, not 65"), ((64,), "3000 new tokens and 64 drafts need a context of 3067")],
+    ids=str,
+)
+def test_drafts_that_do_not_fit(llama, drafts, message):
+    with pytest.raises(InputError, match=message):
+        measure_acceptance(llama, [[1, 2, 3]], AcceptanceSettings((1.0,), drafts, 1, new_tokens=3000))
+
+
+def test_where_nothing_can_be_accepted_there_is_nothing_to_compare():
+    laws = [Fraction(1), Fraction(0)], [Fraction(0), Fraction(1)]
+    pair = Pair(*(FractionModel(dict.fromkeys(CONTEXTS, law)) for law in laws), vocab_size=2, name="example")
+    with pytest.raises(InputError, match="no draft can be accepted at temperature 1"):
+        measure_acceptance(pair, [[0]], AcceptanceSettings((1.0,), (1,), 1, new_tokens=1))
+
+
+def test_every_prompt_has_drafts_of_its_own(llama, monkeypatch):
+    """So that prompts are independent."""
+    numbers = []
+
+    def draw(pair, context, k, sampling, generator):
+        numbers.append(float(torch.rand(1, generator=generator)))
+        return [1.0], [1.0]
+
+    monkeypatch.setattr(acceptance, "survival", draw)
+    measure_acceptance(llama, [[1, 2], [1, 2]], AcceptanceSettings((1.0,), (1,), 1, new_tokens=2))
+    assert numbers[0] != numbers[1]
 
 
 def test_a_line_of_the_table():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from refimpl import Pair, Request, generate
 from refimpl.core.config import make_config
@@ -76,6 +77,20 @@ def test_a_model_that_mixes_packed_rows_is_fed_rectangles(llama, monkeypatch):
     monkeypatch.setattr(attention, "packed_attention", leaks)
     assert not probe.runs_packed_blocks(llama.target, llama.target._run_packed)
     assert HuggingFaceLM(llama.target.model).forward_packed is None
+
+
+def test_a_model_that_leaves_the_packed_block_out_is_fed_rectangles():
+    """With one layer its K/V are right all the same: they are made before attention."""
+    config = LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).double()
+    assert HuggingFaceLM(model).forward_packed is not None
+    right = model.forward
+    model.forward = lambda *inputs, packed=None, **rest: right(*inputs, **rest)
+    assert HuggingFaceLM(model).forward_packed is None
 
 
 def test_a_model_that_fails_on_packed_blocks_is_fed_rectangles(llama):
