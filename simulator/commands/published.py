@@ -63,17 +63,18 @@ def explain(replications: Replications = 20, as_json: Json = False) -> None:
 @app.command(epilog="Example: [bold]raggedspec sim crossing --device h100 --device l40s[/bold]")
 def crossing(
     devices: Annotated[
-        list[str] | None, typer.Option("--device", help="Device or its YAML file; may be repeated.")
+        list[str] | None,
+        typer.Option("--device", help="Device or its YAML file; may be repeated.", show_default="seven GPUs"),
     ] = None,
     target: Annotated[str, typer.Option(help="Target, or its YAML file.")] = "qwen3-8b",
     draft: Annotated[str, typer.Option(help="Draft, or its YAML file.")] = "qwen3-0.6b",
-    dtype: Annotated[Literal["float16", "bfloat16", "float8"], typer.Option(help="Of the weights.")] = "bfloat16",
+    dtype: Annotated[Literal["float16", "bfloat16", "float8"], typer.Option(help="Type of the weights.")] = "bfloat16",
     acceptance: Annotated[
         float, typer.Option(min=0, max=1, help="Probability that a draft is right.")
     ] = DEFAULT_PROBABILITY,
     as_json: Json = False,
 ) -> None:
-    """Print up to which batch drafts pay, by device and context: with 5 drafts, and with the best number of them."""
+    """Print the largest batch at which drafts pay, by device and context: with 5 drafts, and with the best number."""
     import pandas as pd
 
     from simulator.studies.crossing import DEVICES, find_crossings

@@ -42,7 +42,8 @@ def run(
     replications: Replications = 10,
     workers: Workers = 1,
     precision: Annotated[
-        float | None, typer.Option(help="Add replications until the relative error of --metric is this small.")
+        float | None,
+        typer.Option(help="Add replications until half of the 95 % interval is at most this share of --metric."),
     ] = None,
     metric: Annotated[str, typer.Option(help="Metric that --precision refers to.")] = "tokens_per_s",
     out: Annotated[
@@ -92,8 +93,10 @@ def _shown(*scenarios: Scenario) -> list[str]:
 
 @app.command(epilog="Example: [bold]raggedspec sim compare example -s method=exspec[/bold]")
 def compare(
-    first: Annotated[Path, typer.Argument(help="Scenario a (YAML).")],
-    second: Annotated[Path | None, typer.Argument(help="Scenario b (YAML). Without it, a as changed by --set.")] = None,
+    first: Annotated[Path, typer.Argument(help="Scenario a: its YAML file, or the word example.")],
+    second: Annotated[
+        Path | None, typer.Argument(help="Scenario b: its YAML file. Without it, a as changed by --set.")
+    ] = None,
     sets: Sets = None,
     replications: Replications = 10,
     workers: Workers = 1,
@@ -155,8 +158,10 @@ def sweep(
 
 @app.command(epilog="Example: [bold]raggedspec sim attribute example -s method=exspec --plot gain.png[/bold]")
 def attribute(
-    first: Annotated[Path, typer.Argument(help="Scenario a (YAML).")],
-    second: Annotated[Path | None, typer.Argument(help="Scenario b (YAML). Without it, a as changed by --set.")] = None,
+    first: Annotated[Path, typer.Argument(help="Scenario a: its YAML file, or the word example.")],
+    second: Annotated[
+        Path | None, typer.Argument(help="Scenario b: its YAML file. Without it, a as changed by --set.")
+    ] = None,
     sets: Sets = None,
     replications: Replications = 10,
     metric: Annotated[str, typer.Option(help="Metric to explain.")] = "tokens_per_s",
@@ -193,7 +198,7 @@ def capacity(
     attainment: Annotated[
         float, typer.Option(help="Share of the requests that must finish within their limits.")
     ] = 0.99,
-    tolerance: Annotated[float, typer.Option(help="Stop when the relative error of the rate is this small.")] = 0.02,
+    tolerance: Annotated[float, typer.Option(help="Stop when the rate is known to this share of it.")] = 0.02,
     replications: Replications = 10,
     workers: Workers = 1,
     as_json: Json = False,
