@@ -48,9 +48,9 @@ DEFINITIONS = {
     "warm-up is included",
     "cache_hit_rate": "tokens that requests found in the cache when they were admitted, over those that they needed "
     "there: all but the last of each, again after a preemption; of the whole run, the warm-up included",
-    "kv_peak_bytes, kv_mean_bytes": "K/V in use on one replica, at most, and on average over the observed seconds (with "
-    "cost.tensor_parallel on its fullest device): "
-    "tokens of the window, and columns of the working batch; not what an engine has allocated for them",
+    "kv_peak_bytes, kv_mean_bytes": "K/V in use on one replica, at most, and on average over the observed seconds "
+    "(with cost.tensor_parallel on its fullest device): tokens of the window, and columns of the working batch; not "
+    "what an engine has allocated for them",
     "kv_allocated_bytes": "K/V that the engine would allocate, once, for all the requests of one replica: pool and "
     "both buffers of the working batch, every row as long as the longest. The engine refuses a run with less room; "
     "service.kv_capacity_bytes lets requests in one by one instead, as a server with paged K/V would",
