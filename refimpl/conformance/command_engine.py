@@ -87,9 +87,9 @@ class CommandEngine:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
+            self._requests.put("")
+            if process.stdout is not None:
+                process.stdout.close()
 
     def _open(self) -> dict[str, Any]:
         self._start()
@@ -100,7 +100,7 @@ class CommandEngine:
 
     def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         self._number = request["id"]
-        self._send(json.dumps(request))
+        self._requests.put(json.dumps(request) + "\n")
         answer = self._parse(self._receive(timeout_s))
         if answer.get("not_supported") is not None:
             raise NotSupported(str(answer["not_supported"]))
@@ -110,7 +110,7 @@ class CommandEngine:
 
     def _start(self) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (lives as long as the server)
-        self._lines: queue.Queue[str] = queue.Queue()
+        self._requests, self._lines = queue.Queue[str](), queue.Queue[str]()
         try:
             words = shlex.split(self.command)
             if not words:
@@ -126,17 +126,8 @@ class CommandEngine:
             )
         except (OSError, ValueError) as error:
             raise InputError(f"cannot start {self.command!r}: {error}") from error
+        threading.Thread(target=_feed, args=(self._requests, self._process.stdin), daemon=True).start()
         threading.Thread(target=_pump, args=(self._process.stdout, self._lines), daemon=True).start()
-
-    def _send(self, line: str) -> None:
-        assert self._process is not None
-        stdin = self._process.stdin
-        assert stdin is not None
-        try:
-            stdin.write(line + "\n")
-            stdin.flush()
-        except OSError:
-            raise self._crash() from None
 
     def _receive(self, timeout_s: float) -> str:
         try:
@@ -168,6 +159,14 @@ class CommandEngine:
         self._errors.seek(0)
         last = self._errors.read()[-400:].strip().splitlines()[-3:]
         return EngineLost(f"the engine closed its output {status}: {' | '.join(last) or 'nothing on stderr'}")
+
+
+def _feed(requests: "queue.Queue[str]", stream: Any) -> None:
+    """Write requests until an empty one; a server that does not read holds up this thread alone."""
+    with contextlib.suppress(OSError), stream:  # its end is seen where its answers are read
+        for line in iter(requests.get, ""):
+            stream.write(line)
+            stream.flush()
 
 
 def _pump(stream: Any, lines: "queue.Queue[str]") -> None:

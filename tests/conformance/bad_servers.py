@@ -73,6 +73,9 @@ def serve(kind: str, rest: list[str]) -> None:
         reply = {"id": request["id"], **answer(request)}
         if request["op"] == "describe":
             reply = describe(kind, reply)
+            if kind == "deaf":
+                print(json.dumps(reply), flush=True)
+                time.sleep(1000)
         else:
             misbehave(kind, request, rest)
             if kind == "wrong-form":

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from refimpl.conformance import adapters
+from refimpl.conformance.cases import Limits
 from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import ALL_PROPERTIES, MAX_LOSSES, check_engine
 from refimpl.conformance.protocol import EngineFailure, EngineSettings
@@ -62,6 +63,20 @@ def test_a_hanging_server_ends_the_run() -> None:
     engine.timeout_s = 1.0
     process = engine._process
     report = check_engine(engine, max_examples=2, properties=["budget_is_exact", "runs_repeat"])
+    assert [v.status for v in report.verdicts] == ["fail", "not run"]
+    assert "no answer within 1 s" in report.verdicts[0].reason
+    assert process is not None
+    assert process.poll() is not None
+
+
+def test_a_server_that_does_not_read_ends_the_run() -> None:
+    """A request that is larger than a pipe does not fit in before it is read."""
+    engine = bad_server("deaf")
+    engine.timeout_s, engine.supports = 1.0, frozenset({"sampling"})
+    process = engine._process
+    limits = Limits(law_samples=16384)
+    wanted = ["samples_follow_the_law", "runs_repeat"]
+    report = check_engine(engine, max_examples=1, properties=wanted, limits=limits)
     assert [v.status for v in report.verdicts] == ["fail", "not run"]
     assert "no answer within 1 s" in report.verdicts[0].reason
     assert process is not None
