@@ -6,6 +6,7 @@ One request is one line, one answer is one line; `id` comes back unchanged. Ever
 |-----------------------------------------------------------------------------|-----------------------------------------|
 | ``{"op": "describe", "id": 0}``                                             | ``{"id": 0, "vocab_size": 61, "supports": []}`` |
 | ``{"op": "generate", "id": 1, "prompts": [[5, 7]], "max_new_tokens": 16, "batch_size": 4, "num_speculative_tokens": 3, "stop_token_ids": [], "temperature": 0.0, "seed": 0}`` | ``{"id": 1, "outputs": [[9, 3, 4]]}`` |
+| where `describe` says ``"supports": ["serving"], "block_size": 4``, also: ``{"op": "generate", …, "submit_at": [0], "cancel_at": [null]}`` | as before |
 | what the engine cannot do                                                   | ``{"id": 1, "not_supported": "why"}``   |
 | what went wrong                                                             | ``{"id": 1, "error": "what"}``          |
 

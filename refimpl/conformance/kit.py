@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis.errors import Flaky
 
 from refimpl.conformance.cases import EngineCase, Limits, engine_cases, serving_cases
-from refimpl.conformance.properties import ENGINE_PROPERTIES, FIXED, SAMPLED, SERVED
+from refimpl.conformance.properties import ENGINE_PROPERTIES, FIXED, OF_BATCHES, SAMPLED, SERVED
 from refimpl.conformance.protocol import (
     BLOCK_SIZE,
     EngineFailure,
@@ -22,7 +22,7 @@ from refimpl.conformance.protocol import (
 )
 from refimpl.conformance.raggedness import Raggedness, measure_raggedness
 from refimpl.conformance.subject import CaseFailure, Subject
-from refimpl.conformance.verdicts import DECIDING, Report, Verdict
+from refimpl.conformance.verdicts import Report, Verdict
 from refimpl.conformance.watch import TimeUp, Watch
 from refimpl.core.errors import InputError
 
@@ -236,7 +236,7 @@ class Trial:
         refusal = "".join(self._refusals[:1])
         if self._asked == len(self._refusals):
             return Verdict(self.name, "not supported", refusal)
-        if self.name == DECIDING and not in_batches and self.subject.limits.max_batch != 1:
+        if self.name in OF_BATCHES and not in_batches and self.subject.limits.max_batch != 1:
             return Verdict(self.name, "not supported", f"no batch of several rows was answered: {refusal}")
         return Verdict(self.name, "pass")
 

@@ -196,6 +196,9 @@ ENGINE_PROPERTIES: dict[str, Property] = {
 }
 SAMPLED = {"samples_are_keyed"}  # their cases have a temperature and a seed
 SERVED = {"serving_equals_reference"}  # their prompts come and go while others run
+OF_BATCHES = SERVED | {  # say nothing of an engine that answers for one prompt at a time
+    "equals_reference", "rows_are_independent", "order_does_not_matter", "batch_size_does_not_matter",
+}  # fmt: skip
 FIXED: dict[str, Callable[[Limits, int], EngineCase]] = {  # these have one case; the others are searched
     "seeds_give_different_samples": Limits.seed_case,
     "temperature_matters": Limits.warm_case,

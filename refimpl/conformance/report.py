@@ -42,7 +42,7 @@ def show(report: Report, console: Console | None = None) -> None:
                 console.print(f"  {line}", markup=False, highlight=False)
     console.print(_raggedness(report), markup=False, highlight=False)
     console.print(
-        "cases: up to 9 prompts of 10 tokens, 12 new ones; and a long one, "
+        "cases: up to 9 prompts of 10 tokens, 12 new ones, while serving of two blocks and 3; and a long one, "
         f"{report.limits.prompt_tokens} and {report.limits.new_tokens}; seed {report.seed}; "
         f"reference: {report.reference}",
         markup=False,

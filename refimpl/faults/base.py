@@ -1,14 +1,15 @@
 """What a fault is: one function of the engine replaced by a broken one, and what must notice."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from unittest.mock import patch
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS
 
-Effect = Literal["output", "acceptance", "law", "report", "nothing"]
+Effect = Literal["output", "acceptance", "law", "report", "crash", "nothing"]
 Break = Callable[[Any], Any]
 COUPLED = {"acceptance": "coupled", "temperature": 1.0}
 REJECTION = {"acceptance": "rejection", "temperature": 1.0}
@@ -27,14 +28,15 @@ class Fault:
         make: given the right function, returns the broken one.
         effect: ``output`` changes tokens; ``acceptance`` changes only how many drafts survive; ``law`` changes the
             distribution of sampled tokens; ``report`` changes what is said beside the tokens: log-probabilities, texts,
-            statistics; ``nothing`` of these (fairness, cost, a promise to other code).
+            statistics; ``crash`` ends a run without checks with an error, or never; ``nothing`` of these (fairness,
+            cost, a promise to other code).
         invariant: the invariant that must be the first to break, None where the register cannot see the fault.
         layouts, schedulers: where it is looked for; faults of blocks name `paged`, those of chunks `continuous`, and
             others leave them out.
         settings: fields of a case that it needs, for example a temperature.
         conditions: (owner, attribute, value) set while it is injected, harmless alone, without which a CPU never comes
             to the broken line.
-        source: the public issue or pull request where it was seen, as ``owner/repository#number``.
+        source: the public issue or pull request where it, or one of its kind, was seen, as ``owner/repository#number``.
     """
 
     name: str
@@ -59,6 +61,11 @@ class Fault:
             broken = self.make(getattr(self.owner, self.attribute))
             stack.enter_context(patch.object(self.owner, self.attribute, broken))
             yield
+
+    @property
+    def repaired(self) -> "Fault":
+        """The same, with the right function in place of the broken one: nothing may notice it."""
+        return replace(self, make=lambda _: inspect.getattr_static(self.owner, self.attribute))
 
 
 FAULTS: dict[str, Fault] = {}

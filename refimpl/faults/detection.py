@@ -10,6 +10,7 @@
 | report       | … without checks                            | log-probabilities, texts or statistics are wrong    |
 | sampling     | thousands of sampled continuations          | their law is not the target's                       |
 
+A run that breaks off counts as noticed, too, unless the error says that the fault does not fit the engine.
 Examples are drawn from seeds that depend on the fault's name and the example's number only.
 """
 
@@ -33,6 +34,7 @@ NUM_EXAMPLES = 60  # after so many without a notice, a detector counts as blind 
 LEVELS = ("host", "device", "oracle")
 DETECTORS = (*LEVELS, "output", "acceptance", "report", "sampling")
 OF_LAW = {"top_k", "drafting"}  # settings that the law is tested with
+MISFITS = ("TypeError", "AttributeError", "NameError", "UnboundLocalError", "IndexError")
 LOGPROBS = 2  # alternatives a token, where reports are compared
 
 
@@ -84,10 +86,17 @@ def detect(fault: Fault | None, detector: str, num_examples: int = NUM_EXAMPLES)
 
 
 def kit_property(fault: Fault | None, properties: Iterable[str] = ALL_PROPERTIES) -> str | None:
-    """The first property of the conformance kit that fails for a broken engine whose checks are off."""
+    """The first property of the conformance kit that fails for a broken engine whose checks are off.
+
+    Raises:
+        TypeError: the fault does not fit the engine.
+    """
     engine = FaultyEngine(fault, checks="off") if fault else method()
     report = check_engine(PythonEngine(engine), properties=properties, fail_fast=True, shrink=False)
-    return next((verdict.property for verdict in report.verdicts if verdict.status == "fail"), None)
+    failed = next((verdict for verdict in report.verdicts if verdict.status == "fail"), None)
+    if failed and failed.reason.startswith(MISFITS):
+        raise TypeError(failed.reason)
+    return failed.property if failed else None
 
 
 def _injected(fault: Fault | None) -> AbstractContextManager:
@@ -103,6 +112,8 @@ def _judge(fault: Fault | None, detector: str, case: Case) -> str | None:
     except InvariantViolation as violation:
         return violation.invariant
     except Exception as error:
+        if type(error).__name__ in MISFITS:
+            raise
         return f"crash ({type(error).__name__})"
     judges: dict[str, Callable[[], Any]] = {
         "output": lambda: wanted and run.outputs != wanted.outputs,

@@ -33,7 +33,7 @@ def looked_up_with_the_q_of_a_draw(original: Any) -> Any:
     return distributions
 
 
-@fault(HybridDrafter, "draft", "nothing", "INV-6", settings=HYBRID)
+@fault(HybridDrafter, "draft", "crash", "INV-6", settings=HYBRID)
 def lookup_counts_as_passes(original: Any) -> Any:
     """After a round in which the draft did not run, its cached length grows as if it had."""
 

@@ -5,9 +5,11 @@ machine, so that a second run gives the same bytes.
 """
 
 import argparse
+import hashlib
+import inspect
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from refimpl.faults import FAULTS
 from refimpl.faults.base import Fault
 from refimpl.faults.detection import DETECTORS, NUM_EXAMPLES, applies, detect, kit_property
 
-SCHEMA = "raggedspec.detection/2"
+SCHEMA = "raggedspec.detection/3"
 DOCS = Path(__file__).parents[2] / "docs"
 HEALTHY = "(healthy engine)"
 NOT_ASKED = "not asked"
@@ -37,11 +39,24 @@ def build_row(fault: Fault | None) -> dict[str, Any]:
 
 def about(fault: Fault | None) -> dict[str, Any]:
     """What a row says of the fault itself."""
-    fields = ("name", "effect", "summary", "source")
-    values = (
-        [getattr(fault, field) for field in fields] if fault else [HEALTHY, "nothing", "No fault is injected.", None]
-    )
-    return dict(zip(("fault", *fields[1:]), values, strict=True))
+    if fault is None:
+        same = {"effect": "nothing", "summary": "No fault is injected."}
+        return {"fault": HEALTHY, **same, "source": None, "fingerprint": None}
+    described = {name: getattr(fault, name) for name in ("effect", "summary", "source")}
+    return {"fault": fault.name} | described | {"fingerprint": fingerprint(fault)}
+
+
+def fingerprint(fault: Fault) -> str:
+    """Digest of what the cells depend on: where a fault is looked for, and its lines after the docstring."""
+    _, _, body = inspect.getsource(fault.make).rpartition('"""')
+    conditions = {attribute: value for _, attribute, value in fault.conditions}
+    parts = [fault.layouts, fault.schedulers, fault.settings, conditions, body]
+    return hashlib.sha256(json.dumps(parts, default=_differing).encode()).hexdigest()[:16]
+
+
+def _differing(value: Any) -> dict[str, Any]:
+    """Fields of a dataclass that do not have their defaults."""
+    return {f.name: getattr(value, f.name) for f in fields(value) if getattr(value, f.name) != f.default}
 
 
 def first_invariant(cells: dict[str, Any]) -> str | None:
@@ -51,10 +66,12 @@ def first_invariant(cells: dict[str, Any]) -> str | None:
 
 
 def build_matrix(known: Iterable[dict[str, Any]] = ()) -> Matrix:
-    """Ask every detector about every fault, and about the healthy engine; rows that are `known` stay as they are."""
+    """Ask every detector about every fault, and about the healthy engine; cells that are `known` stay as they are."""
     rows, kept = [], {row["fault"]: row for row in known}
     for fault in (None, *FAULTS.values()):
-        rows.append(kept.get(fault.name if fault else HEALTHY) or build_row(fault))
+        what = about(fault)
+        row = kept.get(what["fault"], {})
+        rows.append(row | what if row.get("fingerprint", ...) == what["fingerprint"] else build_row(fault))
         print(rows[-1]["fault"], rows[-1]["first"], flush=True)
     return {"schema": SCHEMA, "examples_at_most": NUM_EXAMPLES, "rows": rows}
 
@@ -77,6 +94,7 @@ def as_markdown(matrix: Matrix) -> str:
         "  sees them (tests/statistical/test_block_rule.py).",
         "- *kit* is the first property that fails when `raggedspec conformance` tests the broken engine by its outputs",
         "  alone, checks off, with the default settings; · means that the engine conforms.",
+        "- *changes* is what the fault does to a run without checks; a crash ends it with an error, or never.",
         "- *seen in* is a public issue or pull request about a fault of this kind in another engine.",
         "",
         "| " + " | ".join(head) + " |",
@@ -118,7 +136,7 @@ def main() -> None:
     """Write both files."""
     parser = argparse.ArgumentParser(description="Write the detection matrix of the fault zoo.")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder for detection_matrix.json and .md")
-    parser.add_argument("--new", action="store_true", help="keep the rows that the folder's file has, build the others")
+    parser.add_argument("--new", action="store_true", help="ask only about faults that are new or have changed")
     arguments = parser.parse_args()
     folder = arguments.output
     torch.set_num_threads(1)

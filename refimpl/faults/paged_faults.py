@@ -37,7 +37,7 @@ def lookahead_leaks(original: Any) -> Any:
     return lambda self, members: original(self, [m for m in members if m.finished])
 
 
-@fault(PagedRoom, "_cut", "nothing", "INV-13", **PAGED, source="sgl-project/sglang#26972")
+@fault(PagedRoom, "_cut", "crash", "INV-13", **PAGED, source="sgl-project/sglang#26972")
 def free_slice_clamped(original: Any) -> Any:
     """Of a row that leaves, no more than four blocks are given back."""
 
@@ -80,7 +80,7 @@ def place_in_block_forgotten(original: Any) -> Any:
     return lambda self, position: original(self, position) // self.store.columns * self.store.columns
 
 
-@fault(Engine, "_preempt", "nothing", "INV-19", **SHORT, source="vllm-project/vllm#28558")
+@fault(Engine, "_preempt", "nothing", "INV-19", **SHORT)
 def cached_length_survives_preemption(original: Any) -> Any:
     """A preempted sequence counts as cached by the target as far as it was, until it is prefilled again."""
 

@@ -33,7 +33,7 @@ def no_aging(original: Any) -> Any:
     return lambda self: self._unaged()
 
 
-@fault(SequencePool, "admit", "output", "INV-9")
+@fault(SequencePool, "admit", "crash", "INV-9")
 def sequence_lost_on_refill(original: Any) -> Any:
     """A refill takes one sequence more off the waiting line than it hands on."""
 
@@ -46,7 +46,7 @@ def sequence_lost_on_refill(original: Any) -> Any:
     return admit
 
 
-@fault(FifoScheduler, "select", "output", "INV-9", schedulers=("fifo",))
+@fault(FifoScheduler, "select", "crash", "INV-9", schedulers=("fifo",))
 def sequence_runs_twice(original: Any) -> Any:
     """The oldest sequence is put into the round a second time when there is a free place."""
 

@@ -34,7 +34,7 @@ def block_matched_without_what_is_before(original: Any) -> Any:
     return staticmethod(key)
 
 
-@fault(Texts, "forget", "output", "INV-18", **SHORT, source="ovg-project/kvcached#362")
+@fault(Texts, "forget", "output", "INV-18", **SHORT, source="kekzl/imp#1301")
 def text_outlives_its_block(original: Any) -> Any:
     """A block that is taken for other tokens can still be found by the tokens it held before."""
     return lambda self, block: None
@@ -54,7 +54,8 @@ def shared_block_freed_with_its_first_owner(original: Any) -> Any:
 
 @fault(PagedRoom, "_found", "nothing", "INV-18", **ALIKE, source="sgl-project/sglang#22819")
 def prefix_hit_at_block_edge(original: Any) -> Any:
-    """A prompt whose length is a multiple of the block is found whole, the token that is fed next included."""
+    """A prompt whose length is a multiple of the block is found whole, the token that is fed next included; here this
+    breaks only the promise that what others read is not written to."""
     return lambda self, sequence, cached: original(self, sequence, cached + 1)
 
 

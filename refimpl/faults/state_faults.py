@@ -25,7 +25,7 @@ def draft_cache_hole(original: Any) -> Any:
     return lambda seq_len, num_drafted, new_seq_len: new_seq_len - 1
 
 
-@fault(kernels, "draft_cached_after", "nothing", "INV-6")
+@fault(kernels, "draft_cached_after", "crash", "INV-6")
 def draft_cache_not_rolled_back(original: Any) -> Any:
     """The draft's cached length still counts the tokens that were rejected."""
     return lambda seq_len, num_drafted, new_seq_len: seq_len + num_drafted - 1
@@ -162,7 +162,7 @@ def one_accepted_too_many(original: Any) -> Any:
     return num_accepted
 
 
-@fault(kernels, "num_accepted", "acceptance", None)
+@fault(kernels, "num_accepted", "crash", None)
 def row_limit_ignored(original: Any) -> Any:
     """A row accepts drafts beyond its own k, because another row's is larger."""
     return lambda matches, limit: original(matches, limit * 0 + 64)

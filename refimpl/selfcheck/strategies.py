@@ -109,6 +109,7 @@ def cases(draw: Any, *, cancellations: bool = False, sampled: bool = False, max_
         block_size=draw(st.sampled_from([16, 1, 2, 4])),
         spare_blocks=draw(st.none() | st.integers(0, 8)),
         spare_tokens=draw(st.none() | st.integers(0, 12)),
+        prefix_sharing=draw(st.sampled_from([True, False])),
         **extra,
     )
 

@@ -10,6 +10,7 @@ import pytest
 from toy_engines import Prompts, Toy, next_id, refusing
 
 from refimpl.conformance.kit import check_engine
+from refimpl.conformance.properties import OF_BATCHES
 from refimpl.conformance.protocol import EngineGone, EngineSettings, NotSupported
 from refimpl.conformance.python_engine import PythonEngine, load_engine, time_limit
 from refimpl.conformance.report import conclusion, tell_calls
@@ -40,6 +41,15 @@ def test_an_engine_that_answers_no_batch_does_not_conform() -> None:
     row = report.as_dict()["properties"][0]
     assert (row["asked"], row["answered"]) == (verdict.asked, verdict.answered)
     assert conclusion(report) == "does not conform: equals_reference must pass"
+
+
+@pytest.mark.parametrize("rule", sorted(OF_BATCHES))
+def test_single_prompts_say_nothing_of_batches(rule: str) -> None:
+    engine = refusing("batches")
+    engine.supports = frozenset({"serving"})
+    verdict = verdict_of(engine, rule)
+    assert 0 < verdict.answered < verdict.asked
+    assert (verdict.status, verdict.reason) == ("not supported", "no batch of several rows was answered: batches")
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_without_fixed_shapes_the_tokens_are_the_same(llama, method, rule):
     assert shared.stats.num_found > 0
 
 
-@hypothesis_settings(max_examples=30)
+@hypothesis_settings(max_examples=max(30, hypothesis_settings().max_examples // 4))
 @given(cases(cancellations=True), st.integers(0, 6))
 def test_rows_that_begin_alike_give_the_oracles_tokens(case: Case, common: int):
     """In small pools, so that rows are preempted, too."""
@@ -255,7 +255,8 @@ def test_rows_that_begin_alike_give_the_oracles_tokens(case: Case, common: int):
 
 
 def test_k_v_that_are_shared_are_those_of_a_fresh_pass(llama):
-    generate(llama, begun_alike(4), method="paged", block_size=4, checks="oracle", **SETTINGS)
+    result = generate(llama, begun_alike(4), method="paged", block_size=4, checks="oracle", **SETTINGS)
+    assert result.stats.num_found > 0
 
 
 # --- several samples of a prompt ---------------------------------------------------------------------------------
