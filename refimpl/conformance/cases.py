@@ -18,6 +18,7 @@ LAW_TOKENS, LAW_BATCH, LAW_DRAFTS = 3, 64, 2
 LAW_TEMPERATURE = 0.7  # sharp, so that drafts are rejected and what replaces them counts
 SEED_ROWS, SEED_TOKENS = 8, 32
 LONG_BATCH = 4
+LATE = 1000  # rounds after which any row of the cases has ended
 WARM_ROWS, WARM_TOKENS, HOT = 256, 2, 2.0
 
 
@@ -98,7 +99,7 @@ def serving_cases(draw: Any, vocab_size: int, block_size: int) -> EngineCase:
         batch_size=draw(st.sampled_from(BATCHES)),
         num_speculative_tokens=draw(st.sampled_from(DRAFTS)),
         submit_at=tuple(draw(st.lists(when, min_size=size, max_size=size))),
-        cancel_at=tuple(draw(st.lists(st.none() | when, min_size=size, max_size=size))),
+        cancel_at=tuple(draw(st.lists(st.none() | when | st.just(LATE), min_size=size, max_size=size))),
     )
     return EngineCase(tuple(prompts), settings)
 

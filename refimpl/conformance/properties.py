@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from refimpl.conformance.cases import EngineCase, Limits
+from refimpl.conformance.cases import LATE, EngineCase, Limits
 from refimpl.conformance.laws import law_p_value
 from refimpl.conformance.protocol import NotSupported
 from refimpl.conformance.subject import CaseFailure, Subject
@@ -158,15 +158,24 @@ def samples_follow_the_law(subject: Subject, case: EngineCase) -> None:
 def serving_equals_reference(subject: Subject, case: EngineCase) -> None:
     """Prompts that come, and are cancelled, while others run get the reference's tokens, or the first of them.
 
-    Many begin with the same tokens, and some come twice.
+    Many begin with the same tokens, and some come twice. Of a cancelled row there are no more tokens than its rounds
+    can give, and all of them where it would have ended long before.
     """
     if "serving" not in subject.engine.supports:
         raise NotSupported("serving")
     found = subject.run(case.prompts, case.settings)
     wanted = subject.reference(case.prompts, replace(case.settings, submit_at=(), cancel_at=()))
-    cancelled = [at is not None for at in case.settings.cancel_at]
-    begun = [w[: len(f)] if c else w for f, w, c in zip(found, wanted, cancelled, strict=True)]
+    begun = list(map(_begun, found, wanted, case.settings.cancel_at))
     require_equal(found, begun, "not the autoregressive output")
+    a_round = subject.limits.bounded(case.settings).num_speculative_tokens + 1
+    for row, (tokens, at) in enumerate(zip(found, case.settings.cancel_at, strict=True)):
+        if at is not None and len(tokens) > at * a_round:
+            raise CaseFailure(f"row {row} has {len(tokens)} tokens, cancelled after {at} rounds", row, at * a_round)
+
+
+def _begun(found: list[int], wanted: list[int], cancel_at: int | None) -> list[int]:
+    """What a row must have: all tokens, or as many of the first as were found where it may have ended early."""
+    return wanted if cancel_at in (None, LATE) else wanted[: len(found)]
 
 
 def _needs_sampling(subject: Subject) -> None:

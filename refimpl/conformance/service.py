@@ -19,24 +19,19 @@ def serve(pair: Pair, config: DecodeConfig, prompts: list[list[int]], settings: 
     order = sorted(range(len(prompts)), key=lambda i: settings.submit_at[i])
     sequences = prepare(pair, [prompts[i] for i in order], config).sequences
     engine = Engine(pair, [], replace(config, kv_memory_gib=_small(pair, config, sequences)), expected=sequences)
-    coming = [(settings.submit_at[i], sequence) for i, sequence in zip(order, sequences, strict=True)]
-    leaving = [
-        (settings.submit_at[i] + after, sequence)
-        for i, sequence in zip(order, sequences, strict=True)
-        if (after := settings.cancel_at[i]) is not None
-    ]
-    num_rounds = 0
+    coming, leaving, num_rounds = list(zip(order, sequences, strict=True)), list[tuple[int, Sequence]](), 0
     while coming or not engine.scheduler.done:
-        while coming and (
-            coming[0][0] <= num_rounds or engine.scheduler.done
-        ):  # with nobody inside, the next one is due
-            engine.submit([coming.pop(0)[1]])
+        while coming and (engine.scheduler.done or settings.submit_at[coming[0][0]] <= num_rounds):
+            place, sequence = coming.pop(0)
+            engine.submit([sequence])
+            after = settings.cancel_at[place]
+            leaving += [] if after is None else [(num_rounds + after, sequence)]
         for at, sequence in leaving:
             if num_rounds >= at:
                 engine.cancel(sequence)
         if not engine.scheduler.done:
             engine.run_one_round()
-        num_rounds += 1
+            num_rounds += 1
     return [sequences[order.index(i)].generated for i in range(len(prompts))]
 
 

@@ -125,11 +125,24 @@ def _stateful() -> Toy:
     return Toy(change)
 
 
+def _serving(change: Change) -> Callable[[], Toy]:
+    """A factory of engines that say that they serve."""
+    return lambda: Toy(change, supports=frozenset({"serving"}))
+
+
+def _gone(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+    """Nothing of a row that is ever cancelled."""
+    ends = settings.cancel_at or (None,) * len(outputs)
+    return [tokens if at is None else [] for tokens, at in zip(outputs, ends, strict=True)]
+
+
 LIARS: dict[str, tuple[Callable[[], Toy], dict[str, int]]] = {  # factory, and the limits that are needed
     "by batch": (_lie(lambda p, s: min(len(p), s.batch_size) > 1), {}),
     "duplicates": (_lie(lambda p, _: len(p) > len({tuple(prompt) for prompt in p})), {}),
     "state": (_stateful, {}),
     "flakiness": (_flaky, {}),
+    "ignored timetable": (_serving(lambda _, __, outputs: outputs), {}),
+    "cancelled rows are lost": (_serving(_gone), {}),
     "rare ids": (_lie(lambda p, _: any(VOCAB_SIZE - 1 in prompt for prompt in p)), {}),
     "seed-blind bonus": (_resampled(lambda s: replace(s, seed=0) if not s.num_speculative_tokens else s), {}),
     "ignored temperature": (_resampled(lambda s: replace(s, temperature=1.0)), {}),

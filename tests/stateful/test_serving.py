@@ -1,7 +1,14 @@
 """The engine as a service: prompts come, leave and come again at any moment, beside what the oracle says."""
 
 from hypothesis import settings, strategies
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from refimpl.conformance.adapters import mixed_script
 from refimpl.core.config import make_config
@@ -11,7 +18,7 @@ from refimpl.models.table_model import greedy_continuation, table_pair
 from refimpl.requests import prepare
 from refimpl.scheduling import PagedRoom
 
-BUDGET, BLOCK, BLOCKS = 7, 2, 13
+BUDGET, BLOCK, BLOCKS = 7, 2, 9  # the longest row takes 8 of them
 COMMON = [3, 1, 4, 1, 5, 9]
 PROMPTS = [[*COMMON[:cut], *tail] for tail in ([2], [7, 1]) for cut in (0, 1, 2, 3, 4, 5, 6)] * 2
 PAIR = table_pair(mixed_script())
@@ -37,19 +44,22 @@ class Service(RuleBasedStateMachine):
         )
         self.rows = prepare(PAIR, PROMPTS, config).sequences
         self.engine = Engine(PAIR, [], config, expected=self.rows)
-        self.outside = list(self.rows)
+        self.outside, self.cancelled = list(self.rows), set()
 
-    @rule(data=strategies.data())
+    @rule(data=strategies.data(), count=strategies.integers(2, 4))
     @precondition(lambda self: self.outside)
-    def come(self, data):
-        row = data.draw(strategies.sampled_from(self.outside))
-        self.outside.remove(row)
-        self.engine.submit([row])
+    def come(self, data, count):
+        for _ in range(min(count, len(self.outside))):
+            row = data.draw(strategies.sampled_from(self.outside))
+            self.outside.remove(row)
+            self.engine.submit([row])
 
     @rule(data=strategies.data())
     @precondition(lambda self: len(self.outside) < len(self.rows))
     def cancel(self, data):
-        self.engine.cancel(data.draw(strategies.sampled_from([r for r in self.rows if r not in self.outside])))
+        row = data.draw(strategies.sampled_from([r for r in self.rows if r not in self.outside]))
+        self.cancelled |= set() if row.finished else {row.index}
+        self.engine.cancel(row)
 
     @rule(rounds=strategies.integers(1, 3))
     def run(self, rounds):
@@ -69,9 +79,21 @@ class Service(RuleBasedStateMachine):
             for _ in self.engine.rounds():
                 pass
             self.rows_have_what_the_oracle_generates()
+            for row in self.rows:
+                end = "cancelled" if row.index in self.cancelled else "length"
+                assert row.stop_reason == (None if row in self.outside else end)
             assert isinstance(self.engine.scheduler.room, PagedRoom)
             assert self.engine.scheduler.room.num_blocks_used == 0
 
 
-TestService = Service.TestCase
-TestService.settings = settings(max_examples=10, stateful_step_count=15)
+def test_rows_get_the_oracles_tokens_and_some_are_preempted():
+    preempted = []
+
+    class Counted(Service):
+        def teardown(self):
+            super().teardown()
+            preempted.append(hasattr(self, "engine") and self.engine.num_preemptions > 0)
+
+    examples = max(10, settings().max_examples // 4)
+    run_state_machine_as_test(Counted, settings=settings(max_examples=examples, stateful_step_count=15))
+    assert sum(preempted) >= 2
