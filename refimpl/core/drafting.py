@@ -60,7 +60,7 @@ class DraftingConfig:
         self._check_table()
         self._check_numbers()
         require(
-            self.drafter == "model" or self.draft_budget not in OF_PROBABILITIES,
+            self.drafter == "model" or not self.reads_probabilities,
             f"draft_budget {self.draft_budget!r} reads the draft's probabilities, which drafter {self.drafter!r} does "
             "not always have: choose drafter 'model'",
         )
@@ -96,6 +96,11 @@ class DraftingConfig:
     def uses_draft(self) -> bool:
         """Whether the pair's draft runs."""
         return self.drafter not in WITHOUT_MODEL
+
+    @property
+    def reads_probabilities(self) -> bool:
+        """Whether the budget asks how likely the draft's tokens are."""
+        return self.draft_budget in OF_PROBABILITIES
 
     @property
     def lookup(self) -> str:

@@ -34,6 +34,7 @@ class RowOutcome:
         logprobs: per committed token, log-probability and the alternatives asked for.
         looked_up: leading drafts that were looked up, not drawn from a model.
         draft_passes: of the draft in this round.
+        survival: estimates for the drafts that were drawn, where the draft budget reads any.
     """
 
     sequence: int
@@ -49,3 +50,4 @@ class RowOutcome:
     logprobs: tuple[TokenLogprobs, ...] = ()
     looked_up: int = 0
     draft_passes: int = 0
+    survival: tuple[float, ...] = ()

@@ -16,8 +16,7 @@ from refimpl.layouts import Layout
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block, RowState
 from refimpl.models.adapter import CausalLM, ForwardPacked
-
-MOST_PACKED = 0.75  # of a rectangle that is real: with more, leaving the pads out costs about what it saves
+from refimpl.placement import pays_to_pack
 
 
 @dataclass
@@ -63,7 +62,7 @@ class CachedModel:
         Pads are left out where that saves enough, and where prompts are cached in the same pass (`beside`).
         """
         q, forward = block.tokens.shape[1], self.forward_packed
-        if forward is None or (sum(counts) > MOST_PACKED * len(counts) * q and not beside):
+        if forward is None or not (beside or pays_to_pack(counts, q)):
             return self.forward(block, q)
         rows = PackedBlock.of_rows(block, counts)
         logits = forward(PackedBlock.join([*beside, rows]) if beside else rows, sum(counts))

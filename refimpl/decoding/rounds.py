@@ -165,6 +165,7 @@ def _commit_row(
         logprobs=tuple(logprobs[index][:kept]) if logprobs else (),
         looked_up=offer.looked_up[index],
         draft_passes=offer.passes,
+        survival=tuple(offer.survival[index]) if offer.survival else (),
     )
 
 

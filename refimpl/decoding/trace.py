@@ -56,6 +56,7 @@ class RoundRecord:
                 "next_token": row.next_token,
                 "finished": row.finished,
                 "looked_up": row.looked_up,
+                **({"survival": row.survival} if row.survival else {}),
                 "num_moves": self.num_moves,
                 **blocks,
                 **self.stage_s,

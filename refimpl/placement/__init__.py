@@ -4,6 +4,7 @@ from refimpl.placement.base import Move, PlacedRow, Placement, are_neighbours
 from refimpl.placement.inplace import InplacePlacement
 from refimpl.placement.left_padded import RealignedPlacement, RollbackPlacement
 from refimpl.placement.masked import MaskedPlacement
+from refimpl.placement.packing import pays_to_pack
 from refimpl.placement.paged import PagedPlacement
 from refimpl.placement.rectangle import RectanglePlacement
 from refimpl.placement.sizes import COLUMN_STEP, PoolSize, padded_columns, pool_columns
@@ -38,5 +39,6 @@ __all__ = [
     "are_neighbours",
     "make_placement",
     "padded_columns",
+    "pays_to_pack",
     "pool_columns",
 ]

@@ -18,10 +18,11 @@ SHOWN = (
     "inter_token_p99_s", "slo_attainment", "goodput_per_s", "busy_share", "rounds", "tokens_per_round", "occupancy",
     "grouping_rate", "draft_share", "verify_share", "realign_share", "draft_acceptance_rate",
     "mean_acceptance_length", "kv_peak_bytes", "kv_allocated_bytes", "longest_wait_rounds", "preemptions",
-    "cache_hit_rate",
+    "cache_hit_rate", "drawn_tokens_per_round", "verified_tokens_per_round", "verified_rectangle_per_round",
 )  # fmt: skip
 WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario has limits
 WITH_BLOCKS = ("preemptions", "cache_hit_rate")  # shown where the layout has blocks
+WITH_OFFERS = SHOWN[-3:]  # shown where a draft budget or a lookup decides what is drafted
 
 
 @app.command(epilog="Example: [bold]raggedspec sim init[/bold]")
@@ -87,7 +88,8 @@ def run(
 def _shown(*scenarios: Scenario) -> list[str]:
     limits = any(s.service.slo_first_token_s or s.service.slo_per_token_s for s in scenarios)
     blocks = any(s.engine.layout == "paged" for s in scenarios)
-    left_out = (() if limits else WITH_LIMITS) + (() if blocks else WITH_BLOCKS)
+    offers = any(s.engine.varies_drafts for s in scenarios)
+    left_out = (() if limits else WITH_LIMITS) + (() if blocks else WITH_BLOCKS) + (() if offers else WITH_OFFERS)
     return [name for name in SHOWN if name not in left_out]
 
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from refimpl.core.errors import require
 from simulator.service.simulation import simulate_once
 from simulator.settings.fields import Spec
+from simulator.settings.parts import DRAFTING
 from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workload
 from simulator.settings.traces import EngineTrace, read_engine_trace
 
@@ -68,9 +70,12 @@ def replay_scenario(
         clock: of requests that came while others ran: ``rounds`` of one second each, or ``seconds``.
 
     Raises:
-        InputError: the run's requests differ in their drafts a round, which a scenario's do not.
+        InputError: the run's requests differ in their drafts a round, which a scenario's do not; or lookups found
+            drafts for positions that a rollback gave up, for which they may have found others before.
     """
     header = trace.header
+    twice = header["layout"] == "rollback" and header.get("drafter", "model") != "model"
+    require(not twice, f"{trace.path}:1: rollback drafts positions again, where a lookup may find other tokens")
     window = header["window_size"] if header["scheduler"] == "grouped" else None
     lengths = Spec.of("trace", path=trace.path)
     return Scenario(
@@ -92,9 +97,12 @@ def replay_scenario(
             num_blocks=header.get("num_blocks"),
             prefix_sharing="texts" in header,
             token_budget=header.get("token_budget"),
+            **{name: header[name] for name in DRAFTING if name in header},
         ),
         switches=Switches(aging_from=header.get("aging_from", "admission")),  # what traces without it were made with
         acceptance=acceptance or Spec.of("replay", path=trace.path),
+        confidence=Spec.of("trace", path=trace.path),
+        lookup=Spec.of("trace", path=trace.path),
         cost=cost,
         noise=False,
     )

@@ -32,7 +32,12 @@ class AcceptanceModel(ABC):
     Args:
         streams: random numbers of the replication.
         max_run: longest run of interest, k, at most `TILE_POSITIONS`.
+
+    Attributes:
+        accept: what its uniform numbers decide.
     """
+
+    accept = Purpose.ACCEPT
 
     def __init__(self, streams: Streams, max_run: int):
         self.streams, self.max_run = streams, max_run
@@ -61,9 +66,13 @@ class AcceptanceModel(ABC):
     def right(self, block: int, number: int) -> np.ndarray:
         """Whether the proposal at each position of a tile is right ``[TILE_REQUESTS, TILE_POSITIONS]``."""
 
+    @abstractmethod
+    def rates(self, block: int) -> np.ndarray:
+        """Share of right proposals of each request of a block in the long run ``[TILE_REQUESTS]``."""
+
     def uniform(self, block: int, number: int) -> np.ndarray:
         """The tile's uniform numbers, which all models share ``[TILE_REQUESTS, TILE_POSITIONS]``."""
-        return self.streams.tile(Purpose.ACCEPT, block, number)
+        return self.streams.tile(self.accept, block, number)
 
 
 def count_runs(right_at_depth: Callable[[int], np.ndarray], max_run: int) -> np.ndarray:
@@ -86,6 +95,10 @@ class IidAcceptance(AcceptanceModel):
     def right(self, block: int, number: int) -> np.ndarray:
         """Compare with the shared uniform numbers."""
         return self.uniform(block, number) < self.probability
+
+    def rates(self, block: int) -> np.ndarray:
+        """The same for all."""
+        return np.full(TILE_REQUESTS, self.probability)
 
 
 class MeanLengthAcceptance(IidAcceptance):
@@ -118,6 +131,10 @@ class ProfileAcceptance(AcceptanceModel):
         """At depth 0."""
         return self.uniform(block, number) < self.probabilities[0]
 
+    def rates(self, block: int) -> np.ndarray:
+        """At depth 0."""
+        return np.full(TILE_REQUESTS, self.probabilities[0])
+
     def count(self, block: int, number: int) -> np.ndarray:
         """Each depth compares with its own probability."""
         uniform = np.concatenate([self.uniform(block, at) for at in (number, number + 1)], axis=1)
@@ -146,6 +163,10 @@ class BetaAcceptance(AcceptanceModel):
         """Compare with the request's own probability."""
         return self.uniform(block, number) < self._own(block)[:, None]
 
+    def rates(self, block: int) -> np.ndarray:
+        """Each request's own."""
+        return self._own(block)
+
 
 class MarkovAcceptance(AcceptanceModel):
     """Neighbouring positions agree more often than chance: P(right | last) = p + correlation · (last − p)."""
@@ -164,6 +185,10 @@ class MarkovAcceptance(AcceptanceModel):
         if len(ends) == number:
             ends.append(bits[:, -1])
         return bits
+
+    def rates(self, block: int) -> np.ndarray:
+        """The chain's stationary law, the same for all."""
+        return np.full(TILE_REQUESTS, self.probability)
 
     def _walk(self, block: int, number: int, ends: list[np.ndarray]) -> np.ndarray:
         uniform = self.uniform(block, number)
@@ -209,6 +234,10 @@ class BootstrapAcceptance(AcceptanceModel):
         known = np.stack([self.known(self.bits[i], positions) for i in copied])
         filled = self.uniform(block, number) < np.array(self.means)[copied][:, None]
         return np.where(known < 0, filled, known == 1)
+
+    def rates(self, block: int) -> np.ndarray:
+        """Those of the copied requests."""
+        return np.array(self.means)[self.copied(block)]
 
     def known(self, bits: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """1 right, 0 wrong, -1 unknown; starting over at the end ``[positions]``."""

@@ -70,11 +70,11 @@ class CostModel(ABC):
     def __init__(self, factors: dict[str, float]):
         self.factors = factors
         self.extrapolated: set[str] = set()
-        self.lines: dict[tuple[str, int, int, bool], Line] = {}
+        self.lines: dict[tuple[str, int, float, bool], Line] = {}
         self.point = lru_cache(maxsize=None)(self._point)
 
-    def line(self, component: str, rows: int, tokens: int, scattered: bool = False) -> Line:
-        """Seconds of a component at every width."""
+    def line(self, component: str, rows: int, tokens: float, scattered: bool = False) -> Line:
+        """Seconds of a component at every width; of packed rows, `tokens` is their mean."""
         key = component, rows, tokens, scattered
         if key not in self.lines:
             factor = self.factors[component]
@@ -89,7 +89,7 @@ class CostModel(ABC):
         """Refuse, or mark, a study with stages that were wider than what was measured; called at its end."""
 
     @abstractmethod
-    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+    def seconds(self, component: str, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds of one execution at each width ``[widths]``; `scattered`: the rows' slots are no neighbours."""
 
 
@@ -102,7 +102,7 @@ class LinearCost(CostModel):
         self.noise_cv = self.p["noise_cv"]
         self.kv_bytes_per_token = self.p["kv_bytes_per_token"]
 
-    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+    def seconds(self, component: str, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds by the formula of the component ``[widths]``."""
         p, fed = self.p, rows * tokens
         context_s = p["context_s_per_token"] * rows * widths
@@ -139,7 +139,7 @@ class TableCost(CostModel):
         self.noise_cv = calibration.meta["round_cv"]
         self.origin = f"{calibration.name}@{calibration.digest} ({calibration.meta['origin']})"
 
-    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+    def seconds(self, component: str, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds between the points; below the narrowest width, where it hardly matters, those of that width.
 
         Rows and tokens are checked here, widths at the end of the run.

@@ -44,6 +44,10 @@ DEFINITIONS = {
     "draft_acceptance_rate": "accepted over drafted tokens",
     "mean_acceptance_length": "1 + accepted over (row, round) pairs; the rollback layout keeps less than that",
     "tokens_per_round": "committed tokens over rounds",
+    "drawn_tokens_per_round": "tokens that the draft model draws, one a pass and row of the batch, over rounds",
+    "verified_tokens_per_round": "tokens that the target verifies, over rounds: of each unfinished row the last "
+    "committed one and the drafts that its budget leaves it. A packed pass computes these",
+    "verified_rectangle_per_round": "the same with every row as wide as the widest: what a pass with pads computes",
     "preemptions": "requests sent back to the queue because the blocks of a paged pool ran out, in the whole run: the "
     "warm-up is included",
     "cache_hit_rate": "tokens that requests found in the cache when they were admitted, over those that they needed "
@@ -221,6 +225,9 @@ def _rounds(simulation: Simulation, rounds: Columns) -> dict[str, float]:
     return {
         "rounds": float(total),
         "tokens_per_round": float(rounds["kept"].sum()) / count,
+        "drawn_tokens_per_round": float((rounds["rows"] * rounds["passes"]).sum()) / count,
+        "verified_tokens_per_round": float((rounds["live"] + rounds["drafted"]).sum()) / count,
+        "verified_rectangle_per_round": float((rounds["rows"] * (rounds["k"] + 1)).sum()) / count,
         "occupancy": float(rounds["live"].sum()) / (count * simulation.scenario.engine.batch_size),
         "grouping_rate": float(grouped.sum()) / count,
     }

@@ -33,7 +33,7 @@ class OverlaidCost(TableCost):
         self.kv_bytes_per_token, self.kv_capacity_bytes = roofline.kv_bytes_per_token, roofline.kv_capacity_bytes
         self.origin = f"{self.origin} over {roofline.origin}"
 
-    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+    def seconds(self, component: str, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """The measured seconds, times the roofline's growth from the nearest point to the one that is asked for."""
         grid, roofline = self._grid(component, scattered), self.roofline
         near_rows, near_tokens, near_widths = grid.nearest(rows, tokens, widths)

@@ -6,14 +6,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from refimpl.placement import Move, are_neighbours, make_placement
+from refimpl.placement import Move, are_neighbours, make_placement, pays_to_pack
 from refimpl.scheduling import Chunk
 from simulator.service.cost import CostModel, Line
+from simulator.service.offers import Drafting, Offers
 from simulator.service.records import Request
 from simulator.settings.scenario import Engine, Switches
 
 Members = tuple[Request, ...]
 Stages = tuple[float, float, float, float, float]  # seconds of prefill, draft, verify, realign, host
+Priced = tuple[int, int, Stages]  # drafts of the batch, passes of the draft, seconds
 COMPONENTS = {"load": "concat", "grow": "concat", "realign": "realign", "compact": "compact"}  # of the cost, by move
 
 
@@ -23,9 +25,11 @@ class Pricing:
     Args:
         engine, switches: settings.
         cost: seconds of each component.
+        drafting: what is drafted, where rows are not offered all that they can use.
 
     Attributes:
         placement: the layout's decisions.
+        offers: drafts of the latest round, from `drafting`.
         members: of the latest round.
         scattered: whether their slots are no neighbours, so that every pass over the pool copies their K/V.
         useless: tokens of a row's budget that cannot be drafted, because a round yields them anyway.
@@ -34,9 +38,11 @@ class Pricing:
     useless = 1
     members: Members = ()
     scattered = False
+    offers: Offers | None = None
 
-    def __init__(self, engine: Engine, switches: Switches, cost: CostModel):
+    def __init__(self, engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None):
         self.engine, self.switches, self.cost, self.k = engine, switches, cost, engine.num_speculative_tokens
+        self.drafting = drafting
         self.placement = make_placement(engine.layout, engine.compaction_threshold)
         self.lines = lru_cache(maxsize=None)(self._lines)
 
@@ -51,15 +57,34 @@ class Pricing:
         k = self.k
         return k if live[0].left > k else min(k, max([row.left for row in live]) - 1)
 
-    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float) -> tuple[int, Stages]:
+    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float) -> Priced:
         """Drafts of the coming round, and seconds of its stages; `prefill_s` are those of what was admitted for it."""
         if not members:
-            return 0, (prefill_s, 0.0, 0.0, 0.0, self.cost.point("host", 1, 1))
+            return 0, 0, (prefill_s, 0.0, 0.0, 0.0, self.cost.point("host", 1, 1))
+        if self.drafting is not None:
+            self.offers = self.drafting.offer(members)
+            return self._price_offers(members, self.offers, prefill_s)
         k = self.num_drafts(live)
         realign_s = self.begin(members, k + 1)
         draft, verify, host_s = self.lines(len(members), k, self.scattered)
         width = self.placement.width
-        return k, (prefill_s, draft.at(width), verify.at(width), realign_s, host_s)
+        return k, k, (prefill_s, draft.at(width), verify.at(width), realign_s, host_s)
+
+    def _price_offers(self, members: Members, offers: Offers, prefill_s: float) -> Priced:
+        """A round whose rows verify different numbers of drafts, without pads where the engine leaves them out.
+
+        Finished rows of a static batch cost as much as the mean of the others, as they do where all draft alike.
+        """
+        k, passes, line = offers.k, offers.passes, self.cost.line
+        realign_s = self.begin(members, k + 1)
+        width, rows, tokens = self.placement.width, len(members), k + 1.0
+        draft_s = line("draft", rows, passes, self.scattered).at(width) if passes else 0.0
+        counts = [offer.drafted + 1 for offer in offers.of.values()]
+        if pays_to_pack(counts, k + 1) and not self.switches.pad_prompts:
+            tokens = sum(counts) / len(counts)
+        verify_s = line("verify", rows, tokens, self.scattered).at(width)
+        host_s = self.cost.point("host", rows, k + 1)
+        return k, passes, (prefill_s, draft_s + offers.lookup_s, verify_s, realign_s, host_s)
 
     def begin(self, members: Members, span: int) -> float:
         """Place the members of a round that feeds `span` tokens a row; seconds of what moves for it."""
@@ -134,27 +159,23 @@ class Pricing:
 class PublishedPricing(Pricing):
     """Rounds with the departures that `Switches` describe, those of the published code among them."""
 
-    def __init__(self, engine: Engine, switches: Switches, cost: CostModel):
-        super().__init__(engine, switches, cost)
+    def __init__(self, engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None):
+        super().__init__(engine, switches, cost, drafting)
         self.useless = 1 if switches.keep_bonus else 0  # without a bonus a round yields k tokens at most
 
     def num_drafts(self, live: Seq[Request]) -> int:
-        """Drafts of the batch: the largest or the smallest that its rows can use, and fewer in a crowd."""
-        k = self.k
-        for rows, limit in self.switches.k_by_load:
-            if len(live) >= rows:
-                k = min(k, limit)
+        """Drafts of the batch: the largest or the smallest that its rows can use."""
         choose = max if self.switches.k_policy == "per_row" else min
-        return max(0, min(k, choose([row.left for row in live]) - self.useless))
+        return max(0, min(self.k, choose([row.left for row in live]) - self.useless))
 
-    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float) -> tuple[int, Stages]:
+    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float) -> Priced:
         """As the engine's, and what the switches add."""
-        k, (_, draft_s, verify_s, realign_s, host_s) = super().price(mode, members, live, prefill_s)
+        k, passes, (_, draft_s, verify_s, realign_s, host_s) = super().price(mode, members, live, prefill_s)
         rows, width = len(members), self.placement.width
         if k and not self.switches.draft_cache:
             draft_s = self._uncached_draft_s(rows, k, width)
         realign_s = self._moves(mode, rows, realign_s, width)
-        return k, (prefill_s + self._late_prefill(live), draft_s, verify_s, realign_s, host_s)
+        return k, passes, (prefill_s + self._late_prefill(live), draft_s, verify_s, realign_s, host_s)
 
     def _uncached_draft_s(self, rows: int, k: int, width: int) -> float:
         """The first pass of the draft feeds the whole rows, k - 1 more a token each."""
@@ -182,7 +203,7 @@ class PublishedPricing(Pricing):
         return super().prefill_s(live) if late else 0.0
 
 
-def make_pricing(engine: Engine, switches: Switches, cost: CostModel) -> Pricing:
+def make_pricing(engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None) -> Pricing:
     """The engine's pricing unless a switch departs from it in what a round costs."""
     same = replace(switches, aging_from=Switches().aging_from) == Switches()
-    return (Pricing if same else PublishedPricing)(engine, switches, cost)
+    return (Pricing if same else PublishedPricing)(engine, switches, cost, drafting)

@@ -32,6 +32,7 @@ class RoundLine(NamedTuple):
         mode: how the scheduler chose the members.
         rows, live: rows in the batch, and those of them that have not finished.
         k: drafts of the batch.
+        passes: of the draft, one token a row each.
         width: columns that the first query of the widest row could look back at.
         drafted, accepted, kept: tokens of all rows.
         kv_tokens: slots of the window's tokens, and of the working batch.
@@ -50,6 +51,7 @@ class RoundLine(NamedTuple):
     rows: int
     live: int
     k: int
+    passes: int
     width: int
     drafted: int
     accepted: int
@@ -59,7 +61,7 @@ class RoundLine(NamedTuple):
     window: int
 
 
-Begun = tuple[int, float, float, float, float, float, float, float, str, int, int, int, int]  # a line up to `width`
+Begun = tuple[int, float, float, float, float, float, float, float, str, int, int, int, int, int]  # up to `width`
 START_S: Final = 1  # places in it
 ROWS: Final = 9
 
@@ -80,6 +82,8 @@ class Request:
             when it has finished.
         draw: number of a tile of positions → their runs.
         content: start and stop → what its tokens between them are, equal for equal tokens.
+        num_evaluated, num_accepted: drafts that were decided on, and accepted, at positions that were committed, as far
+            as a draft budget may ask.
         num_found: leading tokens whose blocks others had filled when it was admitted.
         slot: row of the K/V pool while it is in the window.
         padded_len: tokens and pads after its last round; the published code groups by it.
@@ -114,6 +118,8 @@ class Request:
         "left",
         "longest_gap_s",
         "longest_wait",
+        "num_accepted",
+        "num_evaluated",
         "num_found",
         "on_finish",
         "output_len",
@@ -139,7 +145,7 @@ class Request:
         self.index, self.ticket, self.draw, self.content, self.arrival_s = index, -1, draw, content, arrival_s
         self.runs: list[int] = []
         self.blocks: list[int] = []
-        self.num_found = 0
+        self.num_found = self.num_evaluated = self.num_accepted = 0
         self.prompt_len, output_len, self.left = lengths
         self.output_len, self.cut = min(output_len, self.left), output_len > self.left
         self.seq_len, self.cache_state, self.finished = self.prompt_len, 1, False

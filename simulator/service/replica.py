@@ -12,6 +12,7 @@ from refimpl.core.errors import require
 from refimpl.scheduling import Chunk, RoundPlan
 from simulator.service.cost import CostModel, lognormal_factors
 from simulator.service.gate import Gate
+from simulator.service.offers import Drafting, note_drafts
 from simulator.service.pricing import make_pricing
 from simulator.service.records import ROWS, START_S, Begun, EventLog, Request
 from simulator.service.schedulers import end_padded, pad_rows, room_of, scheduler_of
@@ -46,15 +47,24 @@ class Replica:
         log: where rounds are written.
         streams: random numbers of the replication.
         number: which replica this is.
+        drafting: what is drafted, where rows are not offered all that they can use.
     """
 
     def __init__(
-        self, env: simpy.Environment, scenario: Scenario, cost: CostModel, log: EventLog, streams: Streams, number: int
+        self,
+        env: simpy.Environment,
+        scenario: Scenario,
+        cost: CostModel,
+        log: EventLog,
+        streams: Streams,
+        number: int,
+        drafting: Drafting | None = None,
     ):
         self.env, self.log, self.number = env, log, number
         self.switches = scenario.switches
         self.padded_key = scenario.switches.group_key == "padded_length"
-        self.pricing = make_pricing(scenario.engine, scenario.switches, cost)
+        self.pricing = make_pricing(scenario.engine, scenario.switches, cost, drafting)
+        self.least_lag = 1 if scenario.engine.drafting().uses_draft else 0
         self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
         capacity = scenario.service.kv_capacity_bytes or cost.kv_capacity_bytes
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
@@ -79,7 +89,7 @@ class Replica:
         self.arrivals.note(self.env.now, len(requests))
         for request in requests:
             self._require_room(request)
-            request.replica, request.k = self.number, self.pricing.k
+            request.replica, request.k, request.cache_state = self.number, self.pricing.k, self.least_lag
             self.load_tokens += request.most_tokens
         self.gate.submit(requests)
         if not self.wake.triggered:
@@ -124,11 +134,11 @@ class Replica:
             live = [row for row in members if not row.finished] if plan.mode == "static" else members
             if plan.chunks:
                 prefill_s += self.pricing.chunks_s(plan.chunks, beside=bool(members))
-            k, stages = price_of(plan.mode, members, live, prefill_s)
+            k, passes, stages = price_of(plan.mode, members, live, prefill_s)
             factor, rows = next(noise), len(members)
-            self.begun = number, env.now, factor, *stages, plan.mode, rows, len(live), k, placement.width
+            self.begun = number, env.now, factor, *stages, plan.mode, rows, len(live), k, passes, placement.width
             yield env.timeout(sum(stages) * factor)
-            self._finish_round(plan, live, k)
+            self._finish_round(plan, live, k, passes)
 
     def _idle(self) -> Generator[Any, Any, None]:
         if self.wake.triggered:
@@ -171,14 +181,16 @@ class Replica:
         """Its tokens stay, and are prefilled when it enters again."""
         self.kv_tokens -= request.seq_len
         self.free_slots.append(request.slot)
-        request.slot, request.cache_state = -1, 1
+        request.slot, request.cache_state = -1, self.least_lag
         self.log.num_preemptions += 1
 
-    def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], k: int) -> None:
+    def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], k: int, passes: int) -> None:
         """Commit, write the round's line, and let go who has finished."""
         scheduler, begun = self.scheduler, self.begun
         assert begun is not None
-        tokens = self._advance(live, k, plan.mode, begun[START_S]) if live else (0, 0, 0)
+        tokens = self._advance(live, k, passes, plan.mode, begun[START_S]) if live else (0, 0, 0)
+        if live and self.pricing.offers is not None:
+            note_drafts(live, self.pricing.offers, self.least_lag)
         if self.switches.pad_ends and plan.mode == "fallback":
             end_padded(live, self.env.now)
             self.log.end_rows(live)
@@ -217,10 +229,11 @@ class Replica:
         if self.begun is not None:
             self.log.cut_lines.append((*self.begun, 0, 0, 0, *self._load(self.begun[ROWS])))
 
-    def _advance(self, live: Sequence[Request], k: int, mode: str, start_s: float) -> tuple[int, int, int]:
+    def _advance(self, live: Sequence[Request], k: int, passes: int, mode: str, start_s: float) -> tuple[int, int, int]:
         """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""
         histogram, useless, note_gap = self.log.accepted_histogram, self.pricing.useless, self.log.gaps_s.append
         now, index, row_log = self.env.now, self.round_index, self.log.rows
+        offers = self.pricing.offers
         minimum = self._minimum(live, k) if self.pricing.placement.commits_minimum else k + 1
         all_drafted = all_accepted = all_kept = 0
         for row in live:
@@ -230,6 +243,8 @@ class Replica:
                 limit = k
             runs = row.runs
             accepted = runs[generated] if generated < len(runs) else row.next_run()
+            if offers:
+                limit, accepted = offers.of[row.index]
             if accepted > limit:
                 accepted = limit
             if accepted == k and not useless and k:
@@ -249,7 +264,7 @@ class Replica:
             row.seq_len += kept
             row.left = left - kept
             row.last_kept = kept
-            row.cache_state = (2 if kept > k else 1) if k else row.cache_state + kept
+            row.cache_state = (2 if kept > passes else 1) if passes else row.cache_state + kept
             if index - row.last_round - 1 > row.longest_wait:
                 row.longest_wait = index - row.last_round - 1
             if start_s - row.last_end_s > row.longest_gap_s:
@@ -267,6 +282,8 @@ class Replica:
 
     def _minimum(self, live: Sequence[Request], k: int) -> int:
         """Tokens that every row commits under rollback."""
+        if self.pricing.offers:
+            return min([offer.accepted for offer in self.pricing.offers.of.values()]) + 1
         return min([min(row.next_run(), k, row.left - 1) for row in live]) + 1
 
     def _release(self, left: list[Request]) -> None:

@@ -86,7 +86,7 @@ class ModelCost:
         self.weights_bytes = model.weights * WEIGHT_BYTES[machine.dtype] / devices
         self.kv_bytes_per_token = model.kv_bytes_per_token * ceil(heads / devices) / heads
 
-    def pass_s(self, rows: int, tokens: int, context: np.ndarray, logits: int) -> np.ndarray:
+    def pass_s(self, rows: int, tokens: float, context: np.ndarray, logits: float) -> np.ndarray:
         """Seconds of one pass.
 
         Args:
@@ -104,7 +104,7 @@ class ModelCost:
         launch_s = (per_pass_s + per_layer_s * self.model.layers) * machine.factors["eager"]
         return np.maximum(fixed_s + self._attention_s(rows, tokens, context), launch_s)
 
-    def _matrices_s(self, fed: int) -> float:
+    def _matrices_s(self, fed: float) -> float:
         model, experts = self.model, self.model.experts
         dense_s = self.machine.matrix_s(model.dense_weights, fed)
         if experts is None:
@@ -113,7 +113,7 @@ class ModelCost:
         weights = model.expert_layers * touched * model.expert_weights
         return dense_s + self.machine.matrix_s(weights, fed * experts.active / touched)
 
-    def _attention_s(self, rows: int, tokens: int, context: np.ndarray) -> np.ndarray:
+    def _attention_s(self, rows: int, tokens: float, context: np.ndarray) -> np.ndarray:
         machine, model = self.machine, self.model
         read = rows * (context + tokens) * self.kv_bytes_per_token
         pairs = rows * tokens * (context + (tokens + 1) / 2)
@@ -121,7 +121,7 @@ class ModelCost:
         compute_s = pairs * model.attention_flops / machine.tensor_parallel / peak
         return np.maximum(read / machine.bandwidth, compute_s) * machine.factors["attention"]
 
-    def _small_s(self, fed: int) -> float:
+    def _small_s(self, fed: float) -> float:
         """Seconds of norms, rotation, activation and sums: a launch of each, and their bytes."""
         model, machine = self.model, self.machine
         wide = model.intermediate if model.experts is None else model.experts.active * model.experts.intermediate
@@ -171,7 +171,7 @@ class RooflineCost(CostModel):
         require(weights_bytes < memory, f"cost: {need}, {MEMORY_SHARE:.0%} of the memory of {self.p['device']}")
         return memory - weights_bytes
 
-    def seconds(self, component: str, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+    def seconds(self, component: str, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds of one execution ``[widths]``: a pass, a stage of the host, or a move of all rows' K/V."""
         if component == "verify":
             return self.target.pass_s(rows, tokens, widths, tokens) + self._copied_s(
@@ -187,14 +187,14 @@ class RooflineCost(CostModel):
             return np.full(len(widths), self.p["host_s"])
         return self._moved_s(rows * widths * self.kv_bytes_per_token)
 
-    def _draft_s(self, rows: int, tokens: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
+    def _draft_s(self, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds of `tokens` passes of one token each; the first looks back at `widths` cached tokens."""
         if self.draft is None:
             return np.zeros(len(widths))
         passes_s = tokens * self.draft.pass_s(rows, 1, widths + (tokens - 1) / 2, 1)
         return passes_s + tokens * self._copied_s(self.draft, rows, widths, scattered)
 
-    def _draft_pass_s(self, rows: int, tokens: int, context: np.ndarray) -> np.ndarray:
+    def _draft_pass_s(self, rows: int, tokens: float, context: np.ndarray) -> np.ndarray:
         return self.draft.pass_s(rows, tokens, context, 1) if self.draft else np.zeros(len(context))
 
     def _copied_s(self, model: ModelCost, rows: int, widths: np.ndarray, scattered: bool) -> np.ndarray:

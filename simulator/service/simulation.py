@@ -12,6 +12,7 @@ from refimpl.core.errors import require
 from simulator.service.acceptance import make_acceptance
 from simulator.service.cost import CostModel
 from simulator.service.costs import make_cost
+from simulator.service.offers import make_drafting
 from simulator.service.records import EventLog, Request
 from simulator.service.replica import Replica
 from simulator.service.streams import Purpose, Streams
@@ -44,8 +45,9 @@ class Simulation:
         self.log = EventLog(engine.num_speculative_tokens, keep_rows=keep_rows)
         self.acceptance = make_acceptance(scenario.acceptance, self.streams, engine.num_speculative_tokens)
         self.cost: CostModel = make_cost(scenario, self.streams)
+        drafting = make_drafting(scenario, self.streams, self.acceptance)
         self.replicas = [
-            Replica(self.env, scenario, self.cost, self.log, self.streams, number)
+            Replica(self.env, scenario, self.cost, self.log, self.streams, number, drafting)
             for number in range(scenario.service.replicas)
         ]
         self.route = self._make_router()

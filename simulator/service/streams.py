@@ -27,6 +27,9 @@ class Purpose(IntEnum):
     NOISE = 8
     CALIBRATION = 9
     FIT = 10
+    CONFIDENCE = 11
+    FOUND = 12
+    LOOKUP = 13
 
 
 class Streams:

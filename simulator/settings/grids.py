@@ -37,7 +37,7 @@ class Grid:
         values = plane[low] * (1 - share) + plane[high] * share
         return _line(self.axes[2], values, widths)
 
-    def nearest(self, rows: int, tokens: int, widths: np.ndarray) -> tuple[int, int, np.ndarray]:
+    def nearest(self, rows: int, tokens: float, widths: np.ndarray) -> tuple[int, float, np.ndarray]:
         """The point between the ends of each axis that is nearest to the one given, at each width ``[widths]``."""
         (least_rows, most_rows), (least, most), ends = ((int(axis[0]), int(axis[-1])) for axis in self.axes)
         return min(max(rows, least_rows), most_rows), min(max(tokens, least), most), np.clip(widths, *ends)

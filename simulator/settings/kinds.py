@@ -1,4 +1,4 @@
-"""The kinds of lengths, arrivals, acceptance and cost that a scenario may name, with their parameters."""
+"""The kinds of lengths, arrivals, acceptance, cost and so on that a scenario may name, with their parameters."""
 
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from simulator.settings.fields import (
@@ -56,6 +56,19 @@ ACCEPTANCE: Kinds = {
     "bootstrap": {"path": TEXT, "resample": ((False, True), False)},
     "replay": {"path": TEXT},
 }
+CONFIDENCE: Kinds = {
+    "drawn": {"information": (PROBABILITY, 0.3), "noise": (VARIATION, 0.0)},
+    "trace": {"path": TEXT},
+}
+LOOKUP: Kinds = {
+    "iid": {
+        "found": PROBABILITY,
+        "probability": PROBABILITY,
+        "most_tokens": (COUNT, None),
+        "host_s_per_row": (NON_NEGATIVE, 0.0),
+    },
+    "trace": {"path": TEXT, "host_s_per_row": (NON_NEGATIVE, 0.0)},
+}
 COST: Kinds = {
     "table": {"calibration": TEXT, "outside": (("refuse", "extrapolate"), "refuse")},
     "linear": {
@@ -97,5 +110,7 @@ KINDS = {  # setting -> its kinds
     "workload.output_tokens": LENGTHS,
     "workload.common": COMMON,
     "acceptance": ACCEPTANCE,
+    "confidence": CONFIDENCE,
+    "lookup": LOOKUP,
     "cost": COST,
 }

@@ -15,13 +15,13 @@ from refimpl.core.config import (
     default_token_budget,
     require_verify_tokens,
 )
+from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig
 from refimpl.core.errors import require
 from simulator.settings.fields import (
     COUNT,
     NON_NEGATIVE,
     POSITIVE,
     REQUESTS,
-    WHOLE,
     Range,
     Spec,
     check_fields,
@@ -36,6 +36,7 @@ WINDOW = Range(1, integer=True, most=MAX_WINDOW, bytes_each=2**11)
 REPLICAS = Range(1, integer=True, most=2**12, bytes_each=2**14)
 MIN_PHASE = 1e-3  # requests that an on phase brings
 MAX_BUDGET = 2**18  # tokens; a number is drawn for each of them, for hundreds of requests at a time
+DRAFTING = tuple(item.name for item in fields(DraftingConfig) if item.name != "draft_score")  # settings of an engine
 IGNORED = {  # kind of study -> settings that have no effect there
     "offline": ("duration_s", "clients", "think_time_s", "arrivals"),
     "open": ("clients", "think_time_s"),
@@ -141,6 +142,8 @@ class Engine:
             a verify pass of the whole batch and 256 tokens of prompts.
         num_blocks: of the pool of the paged layout; None for as many as ``service.kv_capacity_bytes``, or the memory of
             costs of kind roofline, holds, else for no limit.
+        drafter, draft_budget, drafts_by_load, draft_capacity, draft_cost, draft_tile, draft_threshold: what proposes
+            tokens, and how many of them are verified, as in `refimpl.core.drafting.DraftingConfig`.
     """
 
     layout: LayoutName = "inplace"
@@ -155,6 +158,13 @@ class Engine:
     num_blocks: int | None = number_field(Range(1, 2**24, integer=True), None)
     prefix_sharing: bool = True
     token_budget: int | None = number_field(Range(1, MAX_TOKEN_BUDGET, integer=True), None)
+    drafter: DrafterName = "model"
+    draft_budget: DraftBudgetName = "fixed"
+    drafts_by_load: tuple[tuple[int, int], ...] = ()
+    draft_capacity: int | None = None
+    draft_cost: float = 0.1
+    draft_tile: int = 1
+    draft_threshold: float = 0.4
 
     expanded = staticmethod(engine_settings)
 
@@ -165,6 +175,16 @@ class Engine:
         require(not small, f"window_size {self.window_size} is smaller than batch_size {self.batch_size}")
         if self.token_budget is not None:
             require_verify_tokens(self.token_budget, self.num_speculative_tokens)
+        self.drafting()
+
+    def drafting(self) -> DraftingConfig:
+        """What proposes tokens, and how many are verified, in the engine's own terms and limits."""
+        return DraftingConfig(**{name: getattr(self, name) for name in DRAFTING})
+
+    @property
+    def varies_drafts(self) -> bool:
+        """Whether rows are offered other numbers of drafts than they can use."""
+        return (self.drafter, self.draft_budget) != ("model", "fixed")
 
     @property
     def resolved_window_size(self) -> int:
@@ -190,7 +210,6 @@ class Switches:
         cost_aware: choose, each round, by expected tokens per second: the group, the oldest rows at the price of
             realigning them, or to wait for a further row while some are free.
         k_policy: each row drafts to its own budget, or to the smallest of the batch (published code).
-        k_by_load: pairs (rows, k): with at least that many rows in the round, at most k drafts.
         wait_for_rows, wait_at_most_s: an idle server waits for that many requests, or that long.
         keep_bonus: whether full acceptance yields k + 1 tokens; the published code yields k.
         draft_cache: whether the draft keeps its cache between rounds; the published code prefills it every round.
@@ -216,7 +235,6 @@ class Switches:
     group_choice: Literal["first", "largest"] = "first"
     cost_aware: bool = False
     k_policy: Literal["per_row", "batch_min"] = "per_row"
-    k_by_load: tuple[tuple[int, int], ...] = ()
     wait_for_rows: int = number_field(COUNT, 1)
     wait_at_most_s: float = number_field(Range(0, infinite=True), float("inf"))
     keep_bonus: bool = True
@@ -234,15 +252,6 @@ class Switches:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(
-            isinstance(self.k_by_load, tuple), f"k_by_load must be a list of pairs (rows, k), not {self.k_by_load!r}"
-        )
-        for i, pair in enumerate(self.k_by_load):
-            require(
-                isinstance(pair, tuple) and len(pair) == 2, f"k_by_load[{i}] must be a pair (rows, k), not {pair!r}"
-            )
-            COUNT.check(pair[0], f"k_by_load[{i}] rows")
-            WHOLE.check(pair[1], f"k_by_load[{i}] k")
 
 
 @dataclass(frozen=True, slots=True)

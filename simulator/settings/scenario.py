@@ -14,10 +14,12 @@ from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import write_whole
 from simulator.settings.fields import Range, Spec, check_fields, from_mapping, number_field, spec_field, to_mapping
 from simulator.settings.folders import or_example
-from simulator.settings.kinds import ACCEPTANCE, COST, DEFAULT_PROBABILITY
-from simulator.settings.parts import Engine, Service, Study, Switches, Workload
+from simulator.settings.kinds import ACCEPTANCE, CONFIDENCE, COST, DEFAULT_PROBABILITY, LOOKUP
+from simulator.settings.parts import DRAFTING, Engine, Service, Study, Switches, Workload
 from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import Dumper, read_yaml
+
+FIXED_DRAFTS = ("k_policy", "keep_bonus", "draft_cache", "cost_aware")  # switches that know no other rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,9 @@ class Scenario:
         name: label in tables and plots; has no effect on the numbers.
         seed: key of every random number. Scenarios with equal seeds share their random numbers (request by request,
             position by position), so that their differences are paired.
+        acceptance: how many drafts of the draft model are right.
+        confidence: what its probabilities say of them, for draft budgets that read these.
+        lookup: how often a lookup finds drafts, how many of those are right, and what it costs.
         noise: whether residual noise and calibration uncertainty are drawn.
     """
 
@@ -38,6 +43,8 @@ class Scenario:
     engine: Engine = Engine()
     switches: Switches = Switches()
     acceptance: Spec = spec_field(ACCEPTANCE, Spec.of("iid", probability=DEFAULT_PROBABILITY))
+    confidence: Spec = spec_field(CONFIDENCE, Spec.of("drawn"))
+    lookup: Spec = spec_field(LOOKUP, Spec.of("iid", found=0.25, probability=0.5))
     cost: Spec = spec_field(COST, Spec.of("linear", verify_base_s=0.025, draft_base_s=0.003))
     service: Service = Service()
     noise: bool = True
@@ -59,6 +66,20 @@ class Scenario:
             self.service.kv_capacity_bytes is None or not weightless,
             "service.kv_capacity_bytes has no effect while cost.kv_bytes_per_token is 0: give the bytes of a token",
         )
+        self._check_drafting()
+
+    def _check_drafting(self) -> None:
+        """Refuse a draft that never runs, and switches that know rounds of a given number of drafts only."""
+        engine, cost = self.engine, dict(self.cost.values)
+        require(
+            engine.drafting().uses_draft or not cost.get("draft"),
+            f"engine.drafter {engine.drafter!r} runs no draft: leave out cost.draft",
+        )
+        changed = [name for name in FIXED_DRAFTS if getattr(self.switches, name) != getattr(Switches(), name)]
+        require(
+            not changed or not engine.varies_drafts,
+            f"switches.{changed[0] if changed else ''} needs engine.drafter model and engine.draft_budget fixed",
+        )
 
     @property
     def content_hash(self) -> str:
@@ -69,9 +90,14 @@ class Scenario:
         data = {key: value for key, value in to_mapping(self).items() if key != "name"}
         idle = ["block_size", "num_blocks", "prefix_sharing"] * (self.engine.layout != "paged")
         idle += ["token_budget"] * (self.engine.scheduler != "continuous")
+        idle += [] if self.engine.varies_drafts else DRAFTING
         data["engine"] = {key: value for key, value in data["engine"].items() if key not in idle}
         if self.workload.common.kind == "none":
             del data["workload"]["common"]
+        if self.engine.drafter == "model":
+            del data["lookup"]
+        if not self.engine.drafting().reads_probabilities:
+            del data["confidence"]
         return content_hash(data)
 
     def to_yaml(self) -> str:

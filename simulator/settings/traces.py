@@ -55,7 +55,7 @@ class EngineTrace:
         path: where it was read from.
         header: settings of the run.
         rows: one line per row per round, columns `ROW_FIELDS`; ``num_moves`` and ``num_blocks``, NaN where the trace
-            has none.
+            has none; ``looked_up``, 0 where it has none; ``survival``, None where it has none.
         chunks: one line per chunk of a prompt: sequence, tokens, and those fields of a row that belong to its round.
     """
 
@@ -168,7 +168,7 @@ def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
     number, header = next(lines, (0, {}))
     require(number > 0, f"{path}: contains no rounds")
     _check_header(f"{path}:{number}", header)
-    names = (*ROW_FIELDS, "num_moves", "num_blocks")
+    names = (*ROW_FIELDS, "num_moves", "num_blocks", "looked_up", "survival")
     records, chunks = [], []
     for number, record in lines:
         if "chunk" in record:
@@ -222,6 +222,7 @@ def _frame(path: str, header: dict[str, Any], frame: pd.DataFrame) -> pd.DataFra
         whole = (numbers % 1 == 0) & (numbers <= MAX_TOKENS) if name in COUNTS else np.isfinite(numbers)
         _require_rows(path, whole & (numbers >= 0), f"{name} must be a {'whole ' * (name in COUNTS)}number ≥ 0")
         frame[name] = numbers.astype(int) if name in COUNTS else numbers
+    _check_drafts(path, frame)
     _require_rows(path, frame["accepted"] <= frame["drafted"], "accepted must be at most drafted")
     _require_rows(path, frame["drafted"] <= MAX_SPECULATIVE_TOKENS, f"drafted must be at most {MAX_SPECULATIVE_TOKENS}")
     _require_rows(path, frame["kept"] <= frame["drafted"] + 1, "kept must be at most drafted + 1")
@@ -234,6 +235,22 @@ def _frame(path: str, header: dict[str, Any], frame: pd.DataFrame) -> pd.DataFra
     cut = ended.index[made != header["output_lens"] if "output_lens" in header else ~ended.astype(bool)]
     require(len(cut) == 0, f"{path}: breaks off: sequence {cut[0] if len(cut) else 0} has not all of its rounds")
     return frame
+
+
+def _check_drafts(path: str, frame: pd.DataFrame) -> None:
+    """Raise InputError for impossible numbers of drafts that were looked up, and estimates of their survival."""
+    found = pd.to_numeric(frame["looked_up"].fillna(0), errors="coerce").to_numpy(dtype=float)
+    possible = (found % 1 == 0) & (found >= 0) & (found <= frame["drafted"].to_numpy())
+    _require_rows(path, possible, "looked_up must be a whole number ≥ 0, at most drafted")
+    frame["looked_up"] = found.astype(int)
+    _require_rows(path, frame["survival"].map(_are_estimates), "survival must be a list of numbers ≥ 0")
+
+
+def _are_estimates(given: Any) -> bool:
+    if given is None:
+        return True
+    short = isinstance(given, list) and len(given) <= MAX_SPECULATIVE_TOKENS
+    return short and all(isinstance(each, float | int) and 0 <= each < math.inf for each in given)
 
 
 def _require_rows(path: str, right: Any, message: str) -> None:

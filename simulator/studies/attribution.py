@@ -17,7 +17,7 @@ from refimpl.core.errors import InputError, require
 from simulator.runner import Progress, mean_interval, reporting, run_parallel, run_replication
 from simulator.service.metrics import check_metric
 from simulator.settings.fields import PAIRED, to_mapping
-from simulator.settings.parts import Study
+from simulator.settings.parts import DRAFTING, Study
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario, from_data
 from simulator.settings.tables import Table
 from simulator.studies.comparison import DIFFERENT
@@ -33,7 +33,8 @@ FACTORS: dict[str, tuple[str, ...]] = {
         "engine.layout", "engine.compaction_threshold", "switches.free_realign", "switches.realign_read_s",
         "switches.copy_launch_s", "switches.realign_layers", "switches.copy_groups", "switches.discard_mixed_caches",
     ),
-    "k throttling": ("switches.k_policy", "switches.k_by_load", "engine.num_speculative_tokens"),
+    "k throttling": ("switches.k_policy", "engine.num_speculative_tokens"),
+    "drafter and budget": (*(f"engine.{name}" for name in DRAFTING), "lookup", "confidence"),
     "draft caching": ("switches.draft_cache",),
     "padded prompts": ("switches.pad_prompts",),
     "bonus token": ("switches.keep_bonus",),

@@ -46,7 +46,6 @@ switches = st.builds(
     group_choice=st.sampled_from(["first", "largest"]),
     cost_aware=st.booleans(),
     k_policy=st.sampled_from(["per_row", "batch_min"]),
-    k_by_load=st.sampled_from([(), ((2, 3), (4, 1))]),
     keep_bonus=st.booleans(),
     draft_cache=st.booleans(),
     group_key=st.sampled_from(["length_and_lag", "padded_length"]),

@@ -27,7 +27,8 @@ def test_yaml_round_trip_is_exact(tmp_path):
     scenario = Scenario(
         name="ragged",
         study=Study(kind="open", duration_s=3.5, arrivals=Spec.of("gamma", rate_per_s=2.0, cv=3.0)),
-        switches=Switches(k_by_load=((4, 2), (8, 1)), keep_bonus=False),
+        engine=Engine(draft_budget="by_load", drafts_by_load=((4, 2), (8, 1))),
+        switches=Switches(refill=False),
         acceptance=Spec.of("profile", probabilities=[0.9, 0.5]),
     )
     scenario.save(tmp_path / "s.yaml")
@@ -35,12 +36,12 @@ def test_yaml_round_trip_is_exact(tmp_path):
 
 
 PINNED = {  # sweeps find what they have finished by these: a change of a hash throws results away
-    "defaults": (Scenario(), "f504ce0551a68549"),
+    "defaults": (Scenario(), "c011a57e285da472"),
     "closed": (
-        Scenario(study=Study("closed", clients=3, duration_s=2.5), switches=Switches(k_by_load=((4, 2),))),
-        "8c92b3146f9ae2cd",
+        Scenario(study=Study("closed", clients=3, duration_s=2.5), engine={"draft_budget": "goodput"}),
+        "cad00318017d5444",
     ),
-    "parameters": (Scenario(acceptance=Spec.of("profile", probabilities=[0.9, 0.5]), seed=7), "0ce0023a363cfaf1"),
+    "parameters": (Scenario(acceptance=Spec.of("profile", probabilities=[0.9, 0.5]), seed=7), "55aa230476817401"),
 }
 
 
@@ -141,6 +142,7 @@ def test_layout_plus_scheduler():
     )
 
 
+H100 = {"kind": "roofline", "device": "h100", "target": "qwen3-8b"}
 BAD = [
     ({"enginee": {}}, "unknown key enginee; allowed: name, seed"),
     ({"engine": {"batchsize": 4}}, "engine: unknown key batchsize; allowed: layout"),
@@ -173,9 +175,21 @@ BAD = [
     ({"engine": {"max_new_tokens": 10**11}}, r"engine.max_new_tokens must be an integer in \[1, 262144\], not 1000"),
     ({"engine": {"method": ["exspec"]}}, "method must be one of autoregressive"),
     ({"study": {"kind": ["open"]}}, "study.kind must be one of offline, open, closed, not"),
-    ({"switches": {"k_by_load": 3}}, r"switches.k_by_load must be a list of pairs \(rows, k\), not 3"),
+    ({"engine": {"drafts_by_load": 3}}, r"engine.drafts_by_load must be pairs \(rows, drafts\), not 3"),
+    ({"engine": {"draft_budget": "by_load"}}, "engine.draft_budget 'by_load' and drafts_by_load go together"),
+    ({"engine": {"drafts_by_load": [[1, 2]]}}, "engine.draft_budget 'by_load' and drafts_by_load go together"),
+    ({"engine": {"draft_budget": "capacity"}}, "engine.draft_budget 'capacity' and draft_capacity go together"),
+    ({"engine": {"draft_budget": "most"}}, "engine.draft_budget must be one of fixed, by_load, row_rate"),
+    ({"engine": {"drafter": "oracle"}}, "engine.drafter must be one of model, ngram, suffix, hybrid, not"),
+    ({"engine": {"drafter": "ngram", "draft_budget": "goodput"}}, "reads the draft's probabilities.*choose drafter"),
+    ({"engine": {"draft_cost": -1}}, "engine.draft_cost must be a finite number ≥ 0, not -1"),
+    ({"engine": {"draft_budget": "row_rate"}, "switches": {"keep_bonus": False}}, "switches.keep_bonus needs engine.d"),
+    ({"engine": {"drafter": "hybrid"}, "switches": {"k_policy": "batch_min"}}, "switches.k_policy needs engine"),
+    ({"engine": {"drafter": "ngram"}, "cost": {**H100, "draft": "qwen3-0.6b"}}, "runs no draft: leave out cost.draft"),
+    ({"confidence": {"kind": "drawn", "information": 2}}, r"confidence.information must be a number in \[0, 1\]"),
+    ({"lookup": {"kind": "iid", "found": 0.2}}, "lookup.probability is missing: iid needs found, probability"),
     ({"service": {"kv_capacity_bytes": 1}}, "has no effect while cost.kv_bytes_per_token is 0: give the bytes of"),
-    ({"switches": {"k_by_load": [[4]]}}, r"switches.k_by_load\[0\] must be a pair"),
+    ({"engine": {"drafts_by_load": [[4]]}}, r"engine.drafts_by_load must be pairs \(rows, drafts\), not"),
     ({"service": {"kv_capacity_bytes": -5}}, "service.kv_capacity_bytes must be a number > 0"),
     ({"seed": float("nan")}, "seed must be an integer"),
 ]  # fmt: skip
@@ -193,14 +207,17 @@ def test_bad_input_is_one_line_that_names_file_and_field(tmp_path, data, message
 def test_numbers_of_numpy_are_numbers(tmp_path):
     ours = Scenario(
         seed=np.int64(3),
-        engine=Engine(batch_size=np.int32(4), compaction_threshold=np.float32(0.5)),
-        switches=Switches(k_by_load=((np.int64(4), np.int64(2)),)),
+        engine=Engine(
+            batch_size=np.int32(4),
+            compaction_threshold=np.float32(0.5),
+            draft_budget="by_load",
+            drafts_by_load=((np.int64(4), np.int64(2)),),
+        ),
         acceptance=Spec.of("profile", probabilities=[np.float32(0.5), np.float64(0.25)]),
     )
     assert ours == Scenario(
         seed=3,
-        engine=Engine(batch_size=4, compaction_threshold=0.5),
-        switches=Switches(k_by_load=((4, 2),)),
+        engine=Engine(batch_size=4, compaction_threshold=0.5, draft_budget="by_load", drafts_by_load=((4, 2),)),
         acceptance=Spec.of("profile", probabilities=[0.5, 0.25]),
     )
     ours.save(tmp_path / "s.yaml")

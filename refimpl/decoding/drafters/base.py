@@ -19,11 +19,13 @@ class Offer:
         lengths: drafts of each member, at most its limit; what a proposal holds beyond them is arbitrary.
         looked_up: leading drafts of each member that were looked up.
         passes: of the draft; 0 where it has not run.
+        survival: of each member, what a budget was told of each draft that was drawn; empty where none has asked.
     """
 
     lengths: list[int]
     looked_up: list[int]
     passes: int
+    survival: Seq[Seq[float]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class ModelDrafter:
         with self.cached.timer.stage("draft"):
             proposal = propose(self.rule, self._feed, last_tokens(members, lag, device), numbers, given, pace)
             lengths = pace.finish(proposal.tokens)
-        return Drafts(proposal.cut(max(lengths)), Offer(lengths, [0] * len(members), pace.passes))
+        return Drafts(proposal.cut(max(lengths)), Offer(lengths, [0] * len(members), pace.passes, pace.survival))
 
     def forget(self, sequence: Sequence) -> None:
         """Only K/V are stored, and they are the layout's."""

@@ -47,6 +47,7 @@ class Pace:
         self._shape = replace(sampling, temperature=1.0) if sampling.greedy else sampling
         self._seen: list[Tensor] = []  # distributions ``[batch, 1, vocab]``
         self.passes = 0  # of the draft
+        self.survival: list[list[float]] = []  # estimates for each row's drafts, once all are drawn
 
     def goes_on(self, logits: Float[Tensor, "batch 1 vocab"], steps: Seq[Proposal]) -> bool:
         """Whether any row should get the draft after `steps`, which these logits are for."""
@@ -67,5 +68,6 @@ class Pace:
         if self._budget.score is None:
             return self._limits
         draft = torch.cat(self._seen, dim=1)[:, : tokens.shape[1]]
-        estimates = survival(self._budget.score, draft, tokens).tolist() if tokens.shape[1] else [[]] * len(tokens)
-        return self._budget.after(self._limits, estimates)
+        if tokens.shape[1]:
+            self.survival = survival(self._budget.score, draft, tokens).tolist()
+        return self._budget.after(self._limits, self.survival or [[]] * len(tokens))

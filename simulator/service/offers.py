@@ -1,0 +1,135 @@
+"""Drafts of a round where a budget or a lookup decides about them: the engine's own budgets, asked as it asks them."""
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from refimpl.drafting.budgets import DraftBudget, make_budget
+from simulator.service.acceptance import AcceptanceModel
+from simulator.service.confidence import Confidence, make_confidence
+from simulator.service.lookups import Lookups, make_lookups
+from simulator.service.records import Request
+from simulator.service.streams import TILE_POSITIONS, Streams
+from simulator.settings.scenario import Scenario
+
+
+class Offer(NamedTuple):
+    """Of one row and round.
+
+    Attributes:
+        drafted: drafts that are verified.
+        accepted: leading ones that are right.
+    """
+
+    drafted: int
+    accepted: int
+
+
+class Offers(NamedTuple):
+    """Of one round.
+
+    Attributes:
+        of: those of each request that has not finished, by its index.
+        passes: of the draft; 0 where it has not run.
+        lookup_s: seconds of looking up.
+    """
+
+    of: dict[int, Offer]
+    passes: int
+    lookup_s: float
+
+    @property
+    def k(self) -> int:
+        """Drafts of the widest row."""
+        return max([offer.drafted for offer in self.of.values()])
+
+
+class Drafting:
+    """Makes the offers of each round.
+
+    Args:
+        budget: decides how many drafts are verified.
+        confidence: what it is told of them; None where it does not ask.
+        lookups: what they find; None where nothing is looked up.
+        uses_draft: whether a draft model runs, where lookups find nothing.
+    """
+
+    def __init__(self, budget: DraftBudget, confidence: Confidence | None, lookups: Lookups | None, uses_draft: bool):
+        self.budget, self.confidence, self.lookups, self.uses_draft = budget, confidence, lookups, uses_draft
+
+    def offer(self, members: Seq[Request]) -> Offers:
+        """Ask the budget, draft or look up, and ask the budget again."""
+        live = [row for row in members if not row.finished]
+        wanted = iter(self.budget.before(live))
+        limits = [0 if row.finished else min(row.draft_limit, next(wanted)) for row in members]
+        found, lookup_s = self._looked_up(members, limits)
+        runs = self.uses_draft and any(limit > n == 0 for limit, n in zip(limits, found, strict=True))
+        lengths, passes = self._drawn(members, limits) if runs else (found, 0)
+        rows = zip(members, lengths, found, strict=True)
+        of = {row.index: Offer(n, self._right(row, n, leading)) for row, n, leading in rows if not row.finished}
+        return Offers(of, passes, lookup_s)
+
+    def _looked_up(self, members: Seq[Request], limits: list[int]) -> tuple[list[int], float]:
+        """Tokens that are found for each member, and seconds of looking."""
+        if self.lookups is None:
+            return [0] * len(members), 0.0
+        asked, look = zip(members, limits, strict=True), self.lookups.found
+        found = [min(limit, look(row)) if limit else 0 for row, limit in asked]
+        return found, self.lookups.host_s_per_row * sum(limit > 0 for limit in limits)
+
+    def _drawn(self, members: Seq[Request], limits: list[int]) -> tuple[list[int], int]:
+        """Drafts of each member to verify, and passes of the draft, as the engine's `Pace` finds them."""
+        if self.confidence is None:
+            return limits, max(limits)
+        most = max(limits)
+        survival = [[] if row.finished else self.confidence.survival(row, most) for row in members]
+        limits, passes = self._stopped(limits, survival) if self.budget.stops else (limits, most)
+        return self.budget.after(limits, survival), passes
+
+    def _stopped(self, limits: list[int], survival: Seq[Seq[float]]) -> tuple[list[int], int]:
+        """Drafts that each member goes on to, and passes: the last one may show that nobody goes on."""
+        for depth in range(max(limits)):
+            goes_on = self.budget.go_on([each[depth] if depth < len(each) else 0.0 for each in survival])
+            limits = [limit if goes else min(limit, depth) for limit, goes in zip(limits, goes_on, strict=True)]
+            if max(limits) <= depth:
+                return limits, depth + 1
+        return limits, max(limits)
+
+    def _right(self, row: Request, length: int, found: int) -> int:
+        """Leading drafts of a row that are right: the first `found` were looked up, the others are the model's."""
+        looked_up = min(found, self.lookups.run(row)) if self.lookups and found else 0
+        if looked_up < found or length == found:
+            return looked_up
+        return min(length, found + _run(row, row.generated + found))
+
+
+def _run(row: Request, position: int) -> int:
+    """Right drafts of the model from a position on."""
+    number, place = divmod(position, TILE_POSITIONS)
+    return row.draw(number)[place]
+
+
+def note_drafts(live: Seq[Request], offers: Offers, least_lag: int) -> None:
+    """Count what the target has decided on at the positions that a round has committed, see `Sequence.note_drafts`.
+
+    Args:
+        live: rows of the round.
+        offers: of the round.
+        least_lag: tokens that the draft has not cached, at least; 0 where there is none, and so nothing to cache.
+    """
+    for row in live:
+        drafted, accepted = offers.of[row.index]
+        committed = min(accepted, row.last_kept)
+        row.num_accepted += committed
+        row.num_evaluated += committed + (accepted < min(drafted, row.last_kept))
+        row.cache_state = row.cache_state if least_lag else 0
+
+
+def make_drafting(scenario: Scenario, streams: Streams, acceptance: AcceptanceModel) -> Drafting | None:
+    """What a scenario's engine does about drafts; None where each row is offered as many as it can use."""
+    settings = scenario.engine.drafting()
+    if not scenario.engine.varies_drafts:
+        return None
+    confidence = make_confidence(scenario.confidence, acceptance) if settings.reads_probabilities else None
+    looks = settings.drafter != "model"
+    lookups = make_lookups(scenario.lookup, streams, scenario.engine.num_speculative_tokens) if looks else None
+    return Drafting(make_budget(settings), confidence, lookups, settings.uses_draft)

@@ -1,0 +1,103 @@
+"""From a run of the engine under a draft budget, or with lookups, to a replay that decides the same."""
+
+import json
+
+import pytest
+
+from refimpl import Request, generate
+from refimpl.core.errors import InputError
+from simulator.engine_runs.parity import check_parity, replay_scenario
+from simulator.service.simulation import simulate_once
+from simulator.settings.traces import read_engine_trace
+
+BUDGETS = (3, 17, 1, 9, 24, 5, 12)
+DECISIONS = {
+    "by_load": {"draft_budget": "by_load", "drafts_by_load": ((2, 2), (3, 1))},
+    "by_load to none": {"draft_budget": "by_load", "drafts_by_load": ((3, 0),)},
+    "row_rate": {"draft_budget": "row_rate", "draft_cost": 0.2},
+    "capacity": {"draft_budget": "capacity", "draft_capacity": 4},
+    "goodput": {"draft_budget": "goodput", "draft_cost": 0.004},
+    "goodput in tiles": {"draft_budget": "goodput", "draft_cost": 0.004, "draft_tile": 3},
+    "confidence": {"draft_budget": "confidence", "draft_threshold": 0.02},
+    "ngram": {"drafter": "ngram"},
+    "suffix": {"drafter": "suffix"},
+    "hybrid": {"drafter": "hybrid"},
+    "hybrid by load": {"drafter": "hybrid", "draft_budget": "by_load", "drafts_by_load": ((3, 2),)},
+}
+METHODS = ("inplace", "eqspec", "masked+grouped", "rollback", "paged+continuous")
+
+
+LOOKUPS = [name for name, settings in DECISIONS.items() if "drafter" in settings]
+
+
+def traced(pair, path, **settings):
+    """Prompts of 4 to 16 tokens that repeat themselves, each with a budget of its own."""
+    prompts = [[(3 * j) % (3 + i) + 5 for j in range(4 + 2 * i)] for i in range(len(BUDGETS))]
+    asked = [Request(p, max_new_tokens=n) for p, n in zip(prompts, BUDGETS, strict=True)]
+    given = {"batch_size": 3, "num_speculative_tokens": 3, "window_size": 5, "stop_token_ids": [], "checks": "off"}
+    result = generate(pair, asked, **given, **settings)
+    result.write_trace(path)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [(name, method) for name in DECISIONS for method in METHODS if method != "rollback" or name not in LOOKUPS],
+)
+def test_a_run_is_replayed_without_a_difference(llama, tmp_path, name, method):
+    result = traced(llama, tmp_path / "run.ndjson", method=method, **DECISIONS[name])
+    parity = check_parity(tmp_path / "run.ndjson")
+    assert parity.exact, parity.first_difference
+    assert parity.rows == sum(len(record.rows) for record in result.rounds)
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_budgets_and_lookups_decide_something(llama, tmp_path, name):
+    """Replayed as if every row were offered all that it can use, the same runs differ."""
+    path = tmp_path / "run.ndjson"
+    traced(llama, path, method="inplace", **DECISIONS[name])
+    header, *rows = path.read_text().splitlines()
+    fixed = {"drafter": "model", "draft_budget": "fixed", "drafts_by_load": [], "draft_capacity": None}
+    path.write_text("\n".join([json.dumps(json.loads(header) | fixed), *rows]) + "\n")
+    assert not check_parity(path).exact
+
+
+def test_draft_passes_of_a_replay_are_those_of_the_engine(llama, tmp_path):
+    """Also where the last pass only shows that nobody goes on."""
+    for name in ("confidence", "capacity", "hybrid"):
+        result = traced(llama, tmp_path / "run.ndjson", method="inplace", **DECISIONS[name])
+        lines = simulate_once(replay_scenario(read_engine_trace(tmp_path / "run.ndjson"))).log.rounds
+        assert [line.passes for line in lines] == [record.rows[0].draft_passes for record in result.rounds]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"survival": [0.5, "a"]}, r":2: survival must be a list of numbers ≥ 0"),
+        ({"survival": 0.5}, r":2: survival must be a list of numbers ≥ 0"),
+        ({"looked_up": 99}, r":2: looked_up must be a whole number ≥ 0, at most drafted"),
+        ({"looked_up": "x"}, r":2: looked_up must be a whole number ≥ 0, at most drafted"),
+    ],
+)
+def test_impossible_estimates_are_refused(llama, tmp_path, bad, message):
+    path = tmp_path / "run.ndjson"
+    traced(llama, path, method="inplace", **DECISIONS["capacity"])
+    header, row, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header, json.dumps(json.loads(row) | bad), *rows]) + "\n")
+    with pytest.raises(InputError, match=message):
+        read_engine_trace(path)
+
+
+def test_lookups_for_positions_that_rollback_drafts_again_are_not_replayed(llama, tmp_path):
+    traced(llama, tmp_path / "run.ndjson", method="rollback", drafter="ngram")
+    with pytest.raises(InputError, match=r"run\.ndjson:1: rollback drafts positions again, where a lookup"):
+        check_parity(tmp_path / "run.ndjson")
+
+
+def test_a_budget_that_reads_probabilities_needs_a_trace_with_estimates(llama, tmp_path):
+    path = tmp_path / "run.ndjson"
+    traced(llama, path, method="inplace", **DECISIONS["goodput"])
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("\n".join(json.dumps({k: v for k, v in e.items() if k != "survival"}) for e in lines) + "\n")
+    with pytest.raises(InputError, match="does not say how likely drafts were to survive"):
+        check_parity(path)

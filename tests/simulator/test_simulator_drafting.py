@@ -1,0 +1,153 @@
+"""Draft budgets and lookups in the simulator: what they are told, what they find, and what rounds then cost."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refimpl.core.config import LAYOUTS, SCHEDULERS
+from simulator.runner import simulate
+from simulator.service.acceptance import MODELS, make_acceptance
+from simulator.service.confidence import DrawnConfidence
+from simulator.service.metrics import frames_of, measure
+from simulator.service.simulation import simulate_once
+from simulator.service.streams import TILE_REQUESTS, Streams
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario
+
+BASE = Scenario(
+    study={"num_requests": 30},
+    workload={"prompt_tokens": {"kind": "uniform", "low_tokens": 4, "high_tokens": 60}},
+    engine={"batch_size": 6, "max_new_tokens": 40},
+    cost={"kind": "linear", "verify_base_s": 0.02, "verify_s_per_token": 1e-3, "draft_base_s": 2e-3},
+)
+DECISIONS = (
+    {"draft_budget": "by_load", "drafts_by_load": ((2, 3), (4, 1))},
+    {"draft_budget": "row_rate", "draft_cost": 0.1},
+    {"draft_budget": "capacity", "draft_capacity": 7},
+    {"draft_budget": "goodput", "draft_cost": 0.05, "draft_tile": 2},
+    {"draft_budget": "confidence", "draft_threshold": 0.4},
+    {"drafter": "ngram"},
+    {"drafter": "hybrid", "draft_budget": "by_load", "drafts_by_load": ((3, 2),)},
+)
+
+
+@given(
+    st.sampled_from(DECISIONS), st.sampled_from(LAYOUTS), st.sampled_from(SCHEDULERS), st.integers(0, 6),
+    st.sampled_from([0.0, 0.6, 1.0]),
+)  # fmt: skip
+def test_every_budget_and_drafter_conserves_tokens(settings, layout, scheduler, k, alpha):
+    engine = Engine(
+        layout=layout, scheduler=scheduler, batch_size=3, num_speculative_tokens=k, max_new_tokens=30, **settings
+    )
+    made = BASE.but(engine=engine, acceptance={"kind": "iid", "probability": alpha}).but(
+        {"engine.num_speculative_tokens": k}
+    )
+    frames = frames_of(simulation := simulate_once(made, keep_rows=True))
+    rounds, rows = frames.rounds, frames.rows
+    assert rounds["kept"].sum() == frames.requests["generated_tokens"].sum() == 30 * 30
+    assert (rows["accepted"] <= rows["drafted"]).all()
+    assert (rows["drafted"] <= rows["k"]).all()
+    assert ((rows["kept"] >= 1) & (rows["kept"] <= rows["accepted"] + 1)).all()
+    assert (rows["k"] <= k).all()
+    metrics = measure(simulation)
+    assert metrics["verified_tokens_per_round"] <= metrics["verified_rectangle_per_round"]
+
+
+def test_a_budget_that_leaves_all_drafts_changes_nothing():
+    """Pads are left out only where a quarter of the rectangle is pads, as where rows are near their ends."""
+    fixed = simulate(BASE, 3)
+    whole = simulate(BASE.but({"engine.draft_budget": "capacity", "engine.draft_capacity": 999}), 3)
+    columns = ["request", "rounds", "drafted", "accepted"]
+    assert whole.frame("requests")[columns].equals(fixed.frame("requests")[columns])
+    assert whole["tokens_per_s"] >= fixed["tokens_per_s"]
+    before, after = fixed.frame("rounds"), whole.frame("rounds")
+    padded = before["live"] + before["drafted"] > 0.75 * before["rows"] * (before["k"] + 1)
+    assert padded.mean() > 0.5
+    assert (np.isclose(before["verify_s"], after["verify_s"], rtol=1e-12) == padded).all()
+
+
+def test_a_cut_row_pays_in_a_packed_pass_alone():
+    capped = BASE.but({"engine.draft_budget": "capacity", "engine.draft_capacity": 6, "confidence.information": 0.9})
+    packed, padded = simulate(capped, 3), simulate(capped.but({"switches.pad_prompts": True}), 3)
+    assert packed["verified_tokens_per_round"] < 0.6 * packed["verified_rectangle_per_round"]
+    assert packed["tokens_per_round"] == padded["tokens_per_round"]
+    assert packed["tokens_per_s"] > 1.1 * padded["tokens_per_s"]
+    line = packed.frame("rounds").iloc[0]
+    assert line["verify_s"] == pytest.approx(0.02 + 1e-3 * (line["live"] + line["drafted"]))
+
+
+def test_drafts_that_are_cut_were_drawn_all_the_same():
+    capped = simulate(BASE.but({"engine.draft_budget": "capacity", "engine.draft_capacity": 0}), 2)
+    assert capped["tokens_per_round"] == capped["verified_tokens_per_round"]
+    assert capped["drawn_tokens_per_round"] > 4 * capped["verified_tokens_per_round"]
+    assert capped["draft_share"] > 0.2
+
+
+def test_lookups_cost_host_seconds_and_what_they_find():
+    looked = BASE.but({"engine.drafter": "ngram", "lookup.found": 0.5, "lookup.host_s_per_row": 1e-4})
+    results = simulate(looked, 5)
+    rounds = results.frame("rounds")
+    assert (rounds["passes"] == 0).all()
+    assert rounds["draft_s"].max() == pytest.approx(6e-4)
+    assert results["draft_acceptance_rate"] < 0.5  # of runs of drafts, each right with probability 0.5
+    never, always = (looked.but({"lookup.found": share}) for share in (0.0, 1.0))
+    assert simulate(never, 2)["mean_acceptance_length"] == 1
+    assert simulate(always, 2)["mean_acceptance_length"] == pytest.approx(2 - 0.5**5, rel=0.1)
+
+
+def test_a_hybrid_runs_its_draft_where_some_row_finds_nothing():
+    hybrid = BASE.but({"engine.drafter": "hybrid", "lookup.found": 0.9, "lookup.most_tokens": 2})
+    rounds = simulate(hybrid, 3).frame("rounds")
+    full = rounds[rounds["live"] == 6]
+    assert (full["passes"] == 0).mean() == pytest.approx(0.9**6, abs=0.1)
+    assert (full["k"][full["passes"] == 0] <= 2).all()
+    assert full["drafted"][full["passes"] > 0].median() > 24
+
+
+@pytest.mark.parametrize("information", [0.05, 0.3, 0.8])
+def test_drafts_are_right_as_often_as_they_are_said_to_be(information):
+    """Deciles of the probability against the share of right drafts in each; five standard errors."""
+    acceptance = make_acceptance(Spec.of("beta", a=4.0, b=2.0), Streams(3, 0), 5)
+    drawn = DrawnConfidence(acceptance, information=information, noise=0.0)
+    said = np.concatenate([drawn.block(block, number).ravel() for block in range(8) for number in range(4)])
+    right = np.concatenate([acceptance.right(block, number).ravel() for block in range(8) for number in range(4)])
+    for part in np.array_split(np.argsort(said), 10):
+        error = np.sqrt(max(said[part].mean() * (1 - said[part].mean()), 1e-4) / len(part))
+        assert abs(right[part].mean() - said[part].mean()) < 5 * error
+    own = np.repeat(np.concatenate([acceptance.rates(block) for block in range(8)]), 4 * 64).reshape(8, 256, 4, 64)
+    rates = own.transpose(0, 2, 1, 3).ravel()
+    explained = np.mean((said - rates) ** 2) / np.mean(rates * (1 - rates))
+    assert explained == pytest.approx(information, abs=0.02)
+
+
+def test_the_ends_of_information_and_noise():
+    acceptance = make_acceptance(Spec.of("iid", probability=0.7), Streams(0, 0), 5)
+    bits = acceptance.right(0, 0)
+    none, all_, wrong = (
+        DrawnConfidence(acceptance, information=information, noise=noise).block(0, 0)
+        for information, noise in ((0, 0.0), (1, 0.0), (1, 30.0))
+    )
+    assert np.allclose(none, 0.7)
+    assert np.allclose(all_, bits)
+    assert 0.01 < np.mean((wrong > 0.5) != bits) < 0.5  # the estimate errs, the drafts stay what they are
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in ("bootstrap", "replay")])
+def test_rates_are_the_share_of_right_drafts(kind):
+    parameters = {
+        "iid": {"probability": 0.6}, "mean_length": {"tokens": 2.5}, "profile": {"probabilities": [0.8, 0.5]},
+        "beta": {"a": 3.0, "b": 2.0}, "markov": {"probability": 0.7, "correlation": 0.5},
+    }[kind]  # fmt: skip
+    acceptance = make_acceptance(Spec.of(kind, **parameters), Streams(1, 0), 5)
+    share = np.concatenate([acceptance.right(0, number) for number in range(40)], axis=1).mean(axis=1)
+    assert acceptance.rates(0).shape == (TILE_REQUESTS,)
+    assert np.abs(share - acceptance.rates(0)).max() < 6 * 0.5 / np.sqrt(40 * 64 / 3)
+
+
+def test_better_estimates_make_a_better_use_of_the_same_capacity():
+    base = BASE.but({"engine.draft_budget": "capacity", "engine.draft_capacity": 9, "acceptance.probability": 0.6})
+    speeds = [simulate(base.but({"confidence.information": x}), 5)["tokens_per_round"] for x in (0.0, 0.3, 0.9)]
+    assert speeds[0] < speeds[1] < speeds[2]
+    noisy = simulate(base.but({"confidence": {"kind": "drawn", "information": 0.9, "noise": 5.0}}), 5)
+    assert speeds[0] < noisy["tokens_per_round"] < speeds[2]
