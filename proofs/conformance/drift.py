@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,7 +25,6 @@ MODEL = Path(__file__).parents[1] / "spin" / "exspec.pml"
 SMALL, BATCH, WINDOW, CAP = range(-2, 4), 2, 4, 9  # CAP: the model counts waits no further
 STEPS, SEEDS = 40_000, 2  # of a simulation, and how many
 Row = tuple[int, int, int, int, int]  # tokens, lag, wait, begun, runs
-Cases = dict[str, int]
 
 
 def formulas() -> Iterator[tuple[str, int]]:
@@ -49,6 +49,7 @@ def formulas_verdict(program: str, name: str = "the layouts' formulas, in Coq an
     return Verdict(f"{name}: {len(cases)} cases", not differ, f"{len(differ)} differ, first {differ[:1]}")
 
 
+@cache
 def simulated(aging: int | None, seed: int) -> list[tuple[str, list[Row]]]:
     """Rounds of the Spin model, before and after."""
     flags = ["-DTRACE", *([] if aging is None else [f"-DAGING={aging}"])]

@@ -44,7 +44,10 @@ class Decisions:
     def _is_possible(self, condition: z3.BoolRef) -> bool:
         solver = z3.Solver()
         solver.add(*self.given, *self.conditions, condition)
-        return bool(solver.check() == z3.sat)
+        answer = solver.check()
+        if answer == z3.unknown:
+            raise RuntimeError(f"z3 does not know whether a way is possible: {solver.reason_unknown()}")
+        return bool(answer == z3.sat)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +95,14 @@ class Path(Generic[R]):
     conditions: Sequence[z3.BoolRef]
     result: R
 
+    @property
+    def taken(self) -> z3.BoolRef:
+        """Of which numbers it is the way."""
+        return z3.And(*self.conditions)
+
     def implies(self, claim: z3.BoolRef) -> z3.BoolRef:
         """The claim, on this path."""
-        return z3.Implies(z3.And(*self.conditions), claim)
+        return z3.Implies(self.taken, claim)
 
 
 def all_paths(given: Sequence[z3.BoolRef], run: Callable[[Callable[[z3.ArithRef], Number]], R]) -> list[Path[R]]:

@@ -101,8 +101,8 @@ def faults(placements: ModuleType) -> list[Obligation]:
         def realign(self, rows: Any, span: Any) -> None:
             return None
 
-    together, _, _ = realigned(Stays, None)
-    _, _, fits = masked(Overflows)
+    together, *_ = realigned(Stays, None)
+    *_, fits, _ = masked(Overflows)
     return [together, fits]
 
 
@@ -142,6 +142,7 @@ def realigned(make: Callable[[], Any], finished: int | None) -> list[Obligation]
                 (r.move.columns.term if r.move else r.columns.term) == r.new_columns.term,
             ),
         ),
+        _covers("realigned" if finished is None else "realigned beside a finished row", paths),
     ]
 
 
@@ -171,6 +172,7 @@ def masked(make: Callable[[Any], Any]) -> list[Obligation]:
             paths,
             lambda r: z3.And(r.width.term + SPAN <= r.columns.term, r.new_width.term + SPAN <= r.new_columns.term),
         ),
+        _covers("masked", paths),
     ]
 
 
@@ -186,8 +188,15 @@ def inplace(make: Callable[[], Any]) -> list[Obligation]:
                 *(r.new_width.term >= LENGTHS[i] + KEPT[i] for i in range(1, ROWS)),
                 z3.Or(*(r.new_width.term == LENGTHS[i] + KEPT[i] for i in range(1, ROWS))),
             ),
-        )
+        ),
+        _covers("inplace", paths),
     ]
+
+
+def _covers(name: str, paths: list[Path[Rounds]]) -> Obligation:
+    """No length is left out."""
+    ways = z3.Or(*(path.taken for path in paths))
+    return Obligation(f"placement, {name}: the {len(paths)} ways through the code are all", GIVEN, ways, SHOWN)
 
 
 def _claim(name: str, paths: list[Path[Rounds]], holds: Callable[[Rounds], Any]) -> Obligation:
