@@ -1,4 +1,7 @@
-"""``python -m proofs.register``: write the register of README.md from register.toml, or find names that are gone."""
+"""``python -m proofs.register``: write the register of README.md from register.toml, or find names that are gone.
+
+Also which faults of the engine's zoo are given to which stage.
+"""
 
 import importlib
 import re
@@ -7,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from proofs.conformance import laws, reach, renamed, schedulers
+from refimpl.core import kernels
 from refimpl.core.files import write_whole
 from refimpl.decoding.invariants import STATEMENTS
 from refimpl.faults import FAULTS
 
 HERE = Path(__file__).parent
-README, BEGIN, END = HERE / "README.md", "<!-- register -->", "<!-- end of register -->"
+README = HERE / "README.md"
 HEAD = [
     "id", "statement", "theorem", "solver and search", "run-time check", "test", "counterexample", "assumptions",
     "not covered",
@@ -114,10 +119,35 @@ def _fault(name: str) -> str:
     return f"`{name}` ([{source}]({ISSUES.format(repository, number)}))"
 
 
+def stages() -> dict[str, list[str]]:
+    """Faults of the zoo that a stage is given, and must notice."""
+    return {
+        "the Z3 claims": [name for name, fault in FAULTS.items() if fault.owner is kernels],
+        "the search": [fault.name for fault in schedulers.zoo()],
+        "the enumeration": list(laws.ZOO),
+        "the runs": [*reach.SHORT_ZOO, *reach.COUPLED_ZOO, *renamed.ZOO],
+    }
+
+
+def faults() -> str:
+    """How many faults the stages are given, and which they are not."""
+    given = stages()
+    met = {name for names in given.values() for name in names}
+    counts = ", ".join(f"{len(names)} to {stage}" for stage, names in given.items())
+    left = ", ".join(f"`{name}`" for name in FAULTS if name not in met)
+    return (
+        f"Of the {len(FAULTS)} faults, {len(met)} are given to a stage, which must notice them: {counts}\n"
+        f"(some to two). The others are left to run-time checks and tests: {left}."
+    )
+
+
 def page(register: list[Entry]) -> str:
-    """README.md with the table of today."""
-    before, rest = README.read_text().split(BEGIN)
-    return f"{before}{BEGIN}\n{table(register)}\n{END}{rest.split(END)[1]}"
+    """README.md with the table and the counts of today."""
+    text = README.read_text()
+    for name, content in (("register", table(register)), ("faults", faults())):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        text = text[: text.index(begin) + len(begin)] + f"{content}\n" + text[text.index(end) :]
+    return text
 
 
 if __name__ == "__main__":

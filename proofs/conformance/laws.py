@@ -1,8 +1,8 @@
 """``python -m proofs.conformance.laws [long]``: the exact output law of the real engine, by enumeration.
 
 Every random branch of a run is taken in turn, with its probability as a fraction; the law of the outputs must be the
-product of the autoregressive laws, with total variation exactly 0. Random numbers are keyed as in the engine: asked
-twice under one key, the source answers consistently.
+product of the autoregressive laws, with total variation exactly 0. Asked twice under one key with the same weights, the
+source answers the same. Draws under one key with other weights are taken as independent; the engine's are not.
 """
 
 import itertools
@@ -196,7 +196,7 @@ def check(shapes: dict[str, Shape]) -> Iterator[Verdict]:
 
 
 def check_some() -> Iterator[Verdict]:
-    """What costs too much, or shows too little, under every layout and scheduler."""
+    """Shapes that are run under some methods only: under all they would cost too much, or show too little."""
     yield from (verdict("rollback+static", *shape) for shape in ROLLED_BACK.items())
     for layout, scheduler in zip(LAYOUTS, itertools.cycle(SCHEDULERS), strict=False):
         yield from (verdict(f"{layout}+{scheduler}", *shape) for shape in THREE_TOKENS.items())

@@ -269,19 +269,23 @@ def noticed(fault: Fault) -> Verdict | None:
     return next((v for v in verdicts(mine, Counter()) if not v.ok), None)
 
 
-def zoo_verdicts() -> Iterator[Verdict]:
-    """Expected failures: the search must find out every fault of the engine's zoo that is a scheduler's.
+def zoo() -> list[Fault]:
+    """Faults of the engine's zoo that are a scheduler's.
 
     Rows share no blocks here, and prompts come whole; tests/property/test_sharing.py and tests/unit/test_continuous.py
     find out what is wrong with the rest.
     """
-    for fault in FAULTS.values():
-        of_scheduler = getattr(fault.owner, "__module__", "").startswith("refimpl.scheduling")
-        elsewhere = (sharing_faults.__name__, chunk_faults.__name__)
-        if of_scheduler and fault.make.__module__ not in elsewhere:
-            with fault.injected():
-                found = noticed(fault)
-            yield expected_failure(fault.name, found)
+    elsewhere = (sharing_faults.__name__, chunk_faults.__name__)
+    mine = (f for f in FAULTS.values() if getattr(f.owner, "__module__", "").startswith("refimpl.scheduling"))
+    return [fault for fault in mine if fault.make.__module__ not in elsewhere]
+
+
+def zoo_verdicts() -> Iterator[Verdict]:
+    """Expected failures: the search must find out each."""
+    for fault in zoo():
+        with fault.injected():
+            found = noticed(fault)
+        yield expected_failure(fault.name, found)
 
 
 def expected_failure(name: str, found: Verdict | None) -> Verdict:

@@ -14,7 +14,7 @@ def main(which: str) -> int:
         from proofs.z3 import zoo  # loads the whole engine, which the claims do without
 
         own = run_all([*faults.obligations(kernels), *blocks.faults(kernels), *placements.faults(placement)], refute)
-        return report("z3 faults", [*own, *map(zoo.judge, zoo.kernel_faults())], show_details=True)
+        return report("z3 faults", [*own, *zoo.verdicts()], show_details=True)
     return report("z3 claims", run_all([*claims.obligations(kernels), *placements.obligations(placement)], prove))
 
 

@@ -1,6 +1,7 @@
-"""Wrong variants seen in the wild. Each claim below is false, and both solvers must find it out.
+"""Wrong uses of the kernels, seen in the wild. Each claim below is false, and both solvers must find it out.
 
-Every fault is the correct formula with one deliberate change, so that the counterexample is the bug's own trace.
+Every fault is the correct use with one deliberate change, so that the counterexample is the bug's own trace. Kernels
+that are wrong themselves are in `proofs.z3.zoo`. What no kernel decides is an illustration: it counts for no invariant.
 """
 
 from types import ModuleType
@@ -11,11 +12,11 @@ from proofs.z3.obligation import Obligation
 from proofs.z3.row import Row, between, store
 
 ROW = Row()
-COLUMN, OTHER, POSITION, QUERY = z3.Ints("column other position query")
+COLUMN, POSITION, QUERY = z3.Ints("column position query")
 
 
 def obligations(kernels: ModuleType) -> list[Obligation]:
-    """All faults that have a kernel form."""
+    """All of them."""
     return [
         *alignment_faults(kernels),
         *mask_faults(kernels),
@@ -23,6 +24,7 @@ def obligations(kernels: ModuleType) -> list[Obligation]:
         *published_faults(kernels),
         *length_faults(kernels),
         *sampling_faults(kernels),
+        *illustrations(),
     ]
 
 
@@ -110,50 +112,11 @@ def mask_faults(kernels: ModuleType) -> list[Obligation]:
 
 
 def cache_faults(kernels: ModuleType) -> list[Obligation]:
-    """Entries that should be gone, and holes where entries should be."""
-    row, c, d, t = ROW, COLUMN, OTHER, QUERY
+    """Entries that should be gone."""
+    row, c, t = ROW, COLUMN, QUERY
     before = store("before")
-    claims = store("claims")
-    start, cached = z3.Ints("start cached")
-    live = lambda column: z3.If(column >= start, cached - 1 + column - start, claims(column))  # noqa: E731
-    draft_fed = row.seq_len + row.k - 1  # positions below are in the draft's cache
     late = z3.If(between(row.seq_len, c, row.seq_len + row.k), row.fed(c), before(c))
     return [
-        fault(
-            "the draft's cache is not cropped: it claims more than the row holds",
-            [row.k >= 1],
-            kernels.lag(row.new_len, draft_fed) >= 1,
-            claimed=draft_fed,
-            new_len=row.new_len,
-        ),
-        fault(
-            "the draft's last proposal is taken for cached after a full acceptance: a hole in the draft's cache",
-            [row.k >= 1],
-            row.new_len - 1 <= draft_fed,
-            claimed=row.new_len - 1,
-            written=draft_fed,
-        ),
-        fault(
-            "masked: rejected slots are not killed, so a position is claimed twice in the next round",
-            [row.accepted < row.k, between(row.seq_len, c, row.seq_len + row.k)],
-            c < row.new_len - 1,  # column c of the block claims position c; the next block claims new_len - 1 on
-            claims_again=c,
-        ),
-        fault(
-            "masked: a duplicate entry is live: a query sees a position twice",
-            [
-                claims(c) == c,
-                claims(d) == d,
-                between(0, c, cached),
-                d == start,
-                cached == start,
-                cached >= 1,
-            ],
-            z3.Or(c == d, live(c) != live(d)),
-            column=c,
-            other=d,
-            position=live(d),
-        ),
         fault(
             "inplace: the block starts one column late, so a stale entry is visible",
             [
@@ -172,8 +135,6 @@ def cache_faults(kernels: ModuleType) -> list[Obligation]:
 
 def published_faults(kernels: ModuleType) -> list[Obligation]:
     """What the published algorithm says as printed."""
-    row, c = ROW, COLUMN
-    before = store("before")
     matches = [z3.Int(f"match_{i}") for i in range(3)]
     bits = [z3.Or(m == 0, m == 1) for m in matches]
     argmax_of_mismatch = z3.If(
@@ -181,31 +142,39 @@ def published_faults(kernels: ModuleType) -> list[Obligation]:
         z3.IntVal(0),
         z3.If(matches[1] == 0, z3.IntVal(1), z3.If(matches[2] == 0, z3.IntVal(2), z3.IntVal(0))),
     )
-    drafts_only = z3.If(between(row.seq_len, c, row.seq_len + row.k), row.fed(c), before(c))
-    predicted = row.seq_len - 1 + row.accepted  # query `accepted - 1` of the block predicts this position
     return [
-        fault(
-            "published: the next token is missing from the input of later rounds: its K/V are never written",
-            [between(0, c, row.new_len - 1), z3.Implies(between(0, c, row.seq_len - 1), before(c) == row.text(c))],
-            drafts_only == row.committed(c),
-            position=c,
-            holds=drafts_only,
-            wanted=row.committed(c),
-        ),
         Obligation(
             "published: argmax of the mismatches reads full acceptance as full rejection",
             bits,
             argmax_of_mismatch == kernels.num_accepted(matches, 3),
             {f"match_{i}": m for i, m in enumerate(matches)} | {"accepted": kernels.num_accepted(matches, 3)},
         ),
+    ]
+
+
+def illustrations() -> list[Obligation]:
+    """What is wrong with a round that no kernel decides, worked out on the terms of `proofs.z3.row`."""
+    row, c = ROW, COLUMN
+    before = store("before")
+    drafts_only = z3.If(between(row.seq_len, c, row.seq_len + row.k), row.fed(c), before(c))
+    predicted = row.seq_len - 1 + row.accepted  # query `accepted - 1` of the block predicts this position
+    return [
         fault(
-            "published: the next token is read from the logits one index early",
+            "illustration, published: the next token is missing from the input of later rounds, and its K/V with it",
+            [between(0, c, row.new_len - 1), z3.Implies(between(0, c, row.seq_len - 1), before(c) == row.text(c))],
+            drafts_only == row.committed(c),
+            position=c,
+            holds=drafts_only,
+            wanted=row.committed(c),
+        ),
+        fault(
+            "illustration, published: the next token is read from the logits one index early",
             [row.accepted >= 1],
             predicted == row.seq_len + row.accepted,
             predicts_position=predicted,
         ),
         fault(
-            "the draft's token is appended at the mismatch",
+            "illustration: the draft's token is appended at the mismatch",
             [row.accepted < row.k, row.next_token != row.drafts(row.seq_len + row.accepted)],
             row.fed(row.seq_len + row.accepted) == row.committed(row.seq_len + row.accepted),
             drafted=row.fed(row.seq_len + row.accepted),
@@ -215,18 +184,11 @@ def published_faults(kernels: ModuleType) -> list[Obligation]:
 
 
 def length_faults(kernels: ModuleType) -> list[Obligation]:
-    """Budgets overrun."""
-    wished, remaining, accepted = z3.Ints("wished remaining accepted")
+    """Drafts that count and should not."""
     matches = [z3.Int(f"match_{i}") for i in range(3)]
     bits = [z3.Or(m == 0, m == 1) for m in matches]
     limit = z3.Int("limit")
     return [
-        Obligation(
-            "a row drafts as many tokens as it has left: the round overruns the budget by one",
-            [wished >= 0, remaining >= 1, accepted >= 0, accepted <= kernels.minimum(wished, remaining)],
-            kernels.num_kept(accepted) <= remaining,
-            {"wished": wished, "remaining": remaining, "accepted": accepted},
-        ),
         Obligation(
             "the longest row's limit is used for every row",
             [*bits, limit >= 0, limit <= 3],
@@ -244,7 +206,7 @@ def length_faults(kernels: ModuleType) -> list[Obligation]:
 
 def sampling_faults(kernels: ModuleType) -> list[Obligation]:
     """Sampling that is close, but not the target's law. Two tokens of mass p, 1 - p and q, 1 - q."""
-    p, q, other, u = z3.Reals("p q other u")
+    p, q, other = z3.Reals("p q other")
     unit = [p >= 0, p <= 1, q > 0, q < 1]
     shown = {"p": p, "q": q}
     overlap = kernels.overlap(p, q)
@@ -256,13 +218,6 @@ def sampling_faults(kernels: ModuleType) -> list[Obligation]:
             overlap + rejected * p == p,
             shown | {"emitted": overlap + rejected * p},
         ),
-        Obligation(
-            "the test is u · q ≤ p: a token without target mass can be emitted",
-            [*unit, u >= 0, u < 1, p == 0],
-            z3.Not(u * q <= p),
-            shown | {"u": u},
-        ),
-        Obligation("the residual is not cut off at 0: negative mass", unit, p - q >= 0, shown),
         Obligation(
             "the ratio uses another q than the draw",
             [*unit, other > 0, other <= 1],

@@ -1,32 +1,51 @@
-"""The engine's own fault zoo before the claims: every fault that replaces a kernel must break one of them."""
+"""Wrong kernels before the claims: those of the engine's own fault zoo, and some more. Each must break a claim."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from unittest.mock import patch
 
 from proofs.report import Verdict
 from proofs.z3 import claims
 from proofs.z3.obligation import Obligation, prove
 from refimpl.core import kernels
-from refimpl.faults import FAULTS, Fault
+from refimpl.faults import FAULTS
+
+# Beside the zoo: name, kernel, and its wrong variant.
+WRONG: dict[str, tuple[str, Callable]] = {
+    "masked: rejected slots are not killed": ("masked_slot_position", lambda position, cached, after: position),
+    "the round overruns the budget by one": (
+        "draft_limit",
+        lambda wished, remaining: kernels.minimum(wished, remaining),
+    ),
+    "the residual is not cut off at 0": ("residual", lambda p, q: p - q),
+    "a token without target mass passes: u · q ≤ p": ("accepts", lambda u, p, q: u * q <= p),
+}
 
 
-def kernel_faults() -> list[Fault]:
-    """Faults of `refimpl/faults` that are a wrong formula."""
-    return [fault for fault in FAULTS.values() if fault.owner is kernels]
+def verdicts() -> Iterator[Verdict]:
+    """Of the faults of `refimpl/faults` that are a wrong formula, and of those above."""
+    for fault in FAULTS.values():
+        if fault.owner is kernels:
+            yield judge(f"zoo: {fault.name}", fault.injected())
+    for name, (kernel, wrong) in WRONG.items():
+        yield judge(name, patch.object(kernels, kernel, wrong))
 
 
-def judge(fault: Fault) -> Verdict:
-    """Inject a fault and demand a counterexample to a claim about the kernels as they then are.
+def judge(name: str, injected: AbstractContextManager) -> Verdict:
+    """Demand a counterexample to a claim about the kernels as they are inside.
 
-    Claims that the fault does not change are left out: they hold.
+    Claims that stay as they are hold, and are left out.
     """
     right = claims.obligations(kernels)
-    with fault.injected():
+    with injected:
         changed = [
             now for now, before in zip(claims.obligations(kernels), right, strict=True) if not _same(now, before)
         ]
-        verdicts = (prove(claim, second_opinion=False) for claim in changed)
-        broken = next((v for v in verdicts if "z3: sat" in v.detail), None)
+        proved = (prove(claim, second_opinion=False) for claim in changed)
+        broken = next((v for v in proved if "z3: sat" in v.detail), None)
     if broken is None:
-        return Verdict(f"zoo: {fault.name}", False, "no claim notices")
-    return Verdict(f"zoo: {fault.name}", True, f"breaks «{broken.name}»: {broken.detail.removeprefix('z3: sat ')}")
+        return Verdict(name, False, "no claim notices")
+    return Verdict(name, True, f"breaks «{broken.name}»: {broken.detail.removeprefix('z3: sat ')}")
 
 
 def _same(one: Obligation, other: Obligation) -> bool:
