@@ -71,10 +71,11 @@ def by_search() -> Seen:
 def by_law() -> Seen:
     """The first law that is off."""
     from proofs.conformance import laws
+    from refimpl.core.drafting import DraftingConfig
 
     methods = ("inplace+fifo", "realigned+static", "masked+grouped", "paged+fifo", "rollback+static")
     some = [*((method, laws.RAGGED, "model") for method in methods), ("inplace+fifo", laws.REPEATED, "ngram")]
-    found = (laws.verdict(method, drafter, shape, drafter) for method, shape, drafter in some)
+    found = (laws.verdict(method, drafter, shape, DraftingConfig(drafter)) for method, shape, drafter in some)
     return next((v.detail or v.name for v in found if not v.ok), None)
 
 

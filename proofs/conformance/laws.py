@@ -29,6 +29,9 @@ from refimpl.decoding.engine import Engine
 
 Outputs = tuple[Text, ...]
 Law = dict[Outputs, Fraction]
+MODEL = DraftingConfig()
+CAPACITY = DraftingConfig(draft_budget="capacity", draft_capacity=1)  # of one draft for all rows
+CONFIDENCE = DraftingConfig(draft_budget="confidence", draft_threshold=0.3)
 MAX_PATHS = 20_000  # an enumeration that reaches this was truncated: a failure
 
 
@@ -53,7 +56,7 @@ def engine_law(
     draft: Table,
     vocab_size: int,
     checks: str,
-    drafter: str,
+    drafting: DraftingConfig,
     acceptance: AcceptanceName,
 ) -> tuple[Law, int]:
     """Law of the outputs of complete runs, and the number of paths."""
@@ -67,7 +70,7 @@ def engine_law(
         sampling=SamplingConfig(temperature=1.0),
         checks=checks,
         block_size=BLOCK_SIZE,
-        drafting=DraftingConfig(drafter),
+        drafting=drafting,
     )
     pair = pair_of(target, draft, vocab_size)
 
@@ -145,15 +148,17 @@ FAULTS: dict[str, tuple[str, str, Callable]] = {
     "stale slots are visible": ("inplace+fifo", "visible_by_position", lambda slot, query: (slot >= 0) & (query >= 0)),
     "masked slots do not die": ("masked+static", "masked_slot_position", lambda position, cached, after: position),
 }
-# Faults of the engine's own zoo that change only the law, under the rule that they need: method, drafter, shape.
+# Faults of the engine's own zoo that change only the law, under the rule that they need: method, drafting, shape.
 RAGGED, REPEATED = SHAPES["ragged prompts, k = 1, one stop token"], LOOKED_UP["what stood before is proposed"]
-ZOO: dict[str, tuple[str, str, Shape]] = {
-    "residual-forgotten": ("inplace+static", "model", RAGGED),
-    "rollback-draws-again": ("rollback+static", "model", RAGGED),
-    "looked-up-with-the-q-of-a-draw": ("inplace+fifo", "ngram", REPEATED),
-    "block-with-the-residual-of-a-token": ("inplace+fifo", "model", (3, [Job((1,), 3, 2)])),
-    "block-ends-at-the-first-rejection": ("inplace+fifo", "model", BLOCKS["two drafts beside one"]),
-    "block-draws-with-old-numbers": ("inplace+fifo", "model", BLOCKS["three tokens, two drafts"]),
+ZOO: dict[str, tuple[str, DraftingConfig, Shape]] = {
+    "residual-forgotten": ("inplace+static", MODEL, RAGGED),
+    "rollback-draws-again": ("rollback+static", MODEL, RAGGED),
+    "looked-up-with-the-q-of-a-draw": ("inplace+fifo", DraftingConfig("ngram"), REPEATED),
+    "block-with-the-residual-of-a-token": ("inplace+fifo", MODEL, (3, [Job((1,), 3, 2)])),
+    "block-ends-at-the-first-rejection": ("inplace+fifo", MODEL, BLOCKS["two drafts beside one"]),
+    "block-draws-with-old-numbers": ("inplace+fifo", MODEL, BLOCKS["three tokens, two drafts"]),
+    "own-token-score": ("inplace+fifo", CAPACITY, RAGGED),
+    "stop-and-drop": ("inplace+fifo", CONFIDENCE, RAGGED),
 }
 
 
@@ -169,21 +174,21 @@ def distance(
     vocab_size: int,
     jobs: list[Job],
     checks: str = "host",
-    drafter: str = "model",
+    drafting: DraftingConfig = MODEL,
     acceptance: AcceptanceName = "rejection",
 ) -> tuple[Fraction, int]:
     """Total variation between the engine's law and the autoregressive one, and the number of paths."""
     target, draft = tables(vocab_size, acceptance)
-    law, paths = engine_law(method, jobs, target, draft, vocab_size, checks, drafter, acceptance)
+    law, paths = engine_law(method, jobs, target, draft, vocab_size, checks, drafting, acceptance)
     return total_variation(law, autoregressive_law(jobs, target)), paths
 
 
 def verdict(
-    method: str, name: str, shape: Shape, drafter: str = "model", acceptance: AcceptanceName = "rejection"
+    method: str, name: str, shape: Shape, drafting: DraftingConfig = MODEL, acceptance: AcceptanceName = "rejection"
 ) -> Verdict:
     """Whether the law of a shape is exact."""
     try:
-        tv, paths = distance(method, *shape, drafter=drafter, acceptance=acceptance)
+        tv, paths = distance(method, *shape, drafting=drafting, acceptance=acceptance)
     except FINDINGS as error:
         return Verdict(f"{method}, {name}", False, f"{type(error).__name__}: {error}")
     return Verdict(f"{method}, {name}: total variation {tv} over {paths} paths", tv == 0)
@@ -203,7 +208,10 @@ def check_some() -> Iterator[Verdict]:
     for method, drafter in itertools.product(
         ("inplace+fifo", "realigned+static", "paged+grouped"), ("ngram", "suffix", "hybrid")
     ):
-        yield from (verdict(method, f"{drafter}: {name}", shape, drafter) for name, shape in LOOKED_UP.items())
+        for name, shape in LOOKED_UP.items():
+            yield verdict(method, f"{drafter}: {name}", shape, DraftingConfig(drafter))
+    for drafting in (CAPACITY, CONFIDENCE):
+        yield verdict("inplace+fifo", f"budget by {drafting.draft_budget}", RAGGED, drafting)
     for method, (name, shape) in itertools.product(
         ("inplace+fifo", "rollback+static", "paged+grouped"), BLOCKS.items()
     ):
@@ -215,19 +223,19 @@ def check_faults() -> Iterator[Verdict]:
     for name, (method, kernel, wrong) in FAULTS.items():
         with patch.object(kernels, kernel, wrong):
             yield off_law(name, method, RAGGED)
-    for name, (method, drafter, shape) in ZOO.items():
+    for name, (method, drafting, shape) in ZOO.items():
         with (
             zoo.FAULTS[name].injected(),
             patch.object(zoo.state_faults, "probabilities", lambda logits, config: logits),
         ):
             acceptance = zoo.FAULTS[name].settings["acceptance"]
-            yield off_law(f"zoo: {name}", method, shape, drafter, acceptance)
+            yield off_law(f"zoo: {name}", method, shape, drafting, acceptance)
 
 
 def off_law(
-    name: str, method: str, shape: Shape, drafter: str = "model", acceptance: AcceptanceName = "rejection"
+    name: str, method: str, shape: Shape, drafting: DraftingConfig = MODEL, acceptance: AcceptanceName = "rejection"
 ) -> Verdict:
-    tv, _ = distance(method, *shape, checks="off", drafter=drafter, acceptance=acceptance)
+    tv, _ = distance(method, *shape, checks="off", drafting=drafting, acceptance=acceptance)
     return Verdict(f"expected failure: {name}: total variation {tv} = {float(tv):.3f}", tv > 0)
 
 
