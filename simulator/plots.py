@@ -40,7 +40,7 @@ def latency_cdf(results: dict[str, Results], axes: Axes | None = None, *, level:
 
 
 def backlog(results: dict[str, Results], axes: Axes | None = None, *, replication: int = 0) -> Axes:
-    """Requests that wait for a row of any replica, over time, in one replication of each.
+    """Requests that have arrived and not finished, over time, in one replication of each.
 
     Example::
 
@@ -48,11 +48,12 @@ def backlog(results: dict[str, Results], axes: Axes | None = None, *, replicatio
     """
     axes = axes or new_axes()
     for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
-        rounds = result.frame("rounds").query("replication == @replication")
-        rounds = rounds.assign(end_s=rounds["start_s"] + rounds["round_s"])
-        waiting = rounds.pivot_table(index="end_s", columns="replica", values="waiting").ffill().sum(axis=1)
-        axes.step(waiting.index, waiting, where="post", label=name, **style)
-    axes.set(xlabel="time (s)", ylabel="waiting requests", ylim=(0, None))
+        requests = result.frame("requests").query("replication == @replication")
+        arrived, finished = np.sort(requests["arrival_s"]), np.sort(requests["finished_s"].dropna())
+        times = np.unique([*arrived, *finished])
+        inside = np.searchsorted(arrived, times, "right") - np.searchsorted(finished, times, "right")
+        axes.step(times, inside, where="post", label=name, **style)
+    axes.set(xlabel="time (s)", ylabel="unfinished requests", ylim=(0, None))
     add_legend(axes, len(results))
     return axes
 

@@ -137,16 +137,14 @@ def test_every_latency_curve_is_drawn_with_its_band():
         assert (edges.min(), edges.max()) == pytest.approx(expected)
 
 
-def test_a_backlog_counts_who_waits_at_all_replicas():
-    """Five requests at once on two servers of one row, 3 rounds of 1 s each: three wait, then one, then none."""
-    cost = {"kind": "linear", "verify_base_s": 1.0}
-    lengths = {"prompt_tokens": {"kind": "fixed", "tokens": 4}, "output_tokens": {"kind": "fixed", "tokens": 3}}
-    servers = {"service.replicas": 2, "engine.batch_size": 1, "engine.num_speculative_tokens": 0}
-    scenario = Scenario(study=Study(num_requests=5)).but(servers, cost=cost, workload=lengths)
-    axes = plots.backlog({"five": simulate(scenario, 2), "two": simulate(scenario.but({"study.num_requests": 2}), 1)})
-    five, two = axes.lines
-    assert (five.get_label(), two.get_label()) == ("five", "two")
-    assert dict(zip(*five.get_data(), strict=True)) == {
-        **dict.fromkeys((1.0, 2.0, 3.0), 3), **dict.fromkeys((4.0, 5.0, 6.0), 1), **dict.fromkeys((7.0, 8.0, 9.0), 0),
-    }  # fmt: skip
-    assert set(two.get_ydata()) == {0}
+def test_a_backlog_counts_who_has_arrived_and_not_finished():
+    """One row, rounds of 1 s, two a request; arrivals at 1, 2 and 3 s finish at 3, 5 and 7 s."""
+    lengths = {"prompt_tokens": {"kind": "fixed", "tokens": 4}, "output_tokens": {"kind": "fixed", "tokens": 2}}
+    arrivals = {"kind": "open", "num_requests": 3, "arrivals": {"kind": "fixed", "interval_s": 1.0}}
+    one_row = Scenario(engine=Engine(batch_size=1, num_speculative_tokens=0))
+    slow = one_row.but(cost={"kind": "linear", "verify_base_s": 1.0}, workload=lengths, study=arrivals)
+    fast = slow.but({"cost.verify_base_s": 0.25})
+    first, second = plots.backlog({"slow": simulate(slow, 2), "fast": simulate(fast, 1)}).lines
+    assert (first.get_label(), second.get_label()) == ("slow", "fast")
+    assert list(zip(*first.get_data(), strict=True)) == [(1, 1), (2, 2), (3, 2), (5, 1), (7, 0)]
+    assert list(zip(*second.get_data(), strict=True)) == [(1, 1), (1.5, 0), (2, 1), (2.5, 0), (3, 1), (3.5, 0)]
