@@ -109,7 +109,13 @@ def watch(
     prepared = prepare(pair, prompts, config, max_prompt_tokens)
     model = _WatchedModel(pair.target)
     engine = Engine(replace(pair, target=model), prepared.sequences, config)
-    return (_watched(record, model.block, prepared.sequences) for record in engine.rounds())
+    layout = engine.context.target.layout
+    return (
+        _watched(record, model.block, [prepared.sequences[row.sequence] for row in layout.rows])
+        if record.rows
+        else WatchedRound(record, ())
+        for record in engine.rounds()
+    )
 
 
 class _WatchedModel:
@@ -127,17 +133,17 @@ class _WatchedModel:
         return self._model.forward(block, num_logits)
 
 
-def _watched(record: RoundRecord, block: Block, sequences: Seq[Sequence]) -> WatchedRound:
-    """The last block of a round is its verify pass."""
+def _watched(record: RoundRecord, block: Block, members: Seq[Sequence]) -> WatchedRound:
+    """The last block of a round is its verify pass, with a row for each member."""
     assert block.tags is not None
     outcomes = {row.sequence: row for row in record.rows}
     tokens, positions, tags = (values.numpy(force=True) for values in (block.tokens, block.position_ids, block.tags))
     visible = block.mask[:, 0].numpy(force=True)
     rows = []
-    for i, sequence in enumerate(tags[:, :, 0].max(axis=1).tolist()):
-        outcome, state = outcomes.get(sequence), sequences[sequence]
-        seq_len = outcome.seq_len if outcome else state.seq_len
+    for i, member in enumerate(members):
+        outcome = outcomes.get(member.index)
+        seq_len = outcome.seq_len if outcome else member.seq_len
         slots = tags[i, :, 1].copy(), tags[i, :, 2].copy()
-        row = (sequence, state.prompt_len, seq_len, outcome, tokens[i], positions[i], *slots, visible[i])
+        row = (member.index, member.prompt_len, seq_len, outcome, tokens[i], positions[i], *slots, visible[i])
         rows.append(WatchedRow(*row))
     return WatchedRound(record, tuple(rows))

@@ -70,6 +70,21 @@ def test_only_rollback_drops_and_only_masked_has_holes(llama):
     assert [method for method in LAYOUTS if "free" in kinds[method]] == ["inplace"]
 
 
+@pytest.mark.parametrize("method", ["paged", "paged+continuous"])
+def test_rows_that_share_blocks_have_their_own_names(llama, method):
+    common = [i % 50 for i in range(40)]
+    seen = list(watch(llama, [[*common, 1], [*common, 2]], method=method, token_budget=24, **SETTINGS))
+    assert sum(record.record.rows != () for record in seen) > 1
+    for each in seen:
+        assert [row.sequence for row in each.rows] == [row.sequence for row in each.record.rows]
+
+
+def test_rounds_that_run_prompts_alone_can_be_drawn(llama):
+    seen = list(watch(llama, [[*range(1, 30)]], method="inplace+continuous", token_budget=8, **SETTINGS))
+    assert (seen[0].rows, seen[0].record.rows) == ((), ())
+    timeline([each.record for each in seen[:1]])
+
+
 def test_the_batch_is_drawn_slot_by_slot_with_the_next_tokens(rounds):
     for seen in rounds[:3]:
         axes = ragged_batch(seen, lambda tokens: f"t{tokens[0]}")
