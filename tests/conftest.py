@@ -40,6 +40,19 @@ def rule(request):
     return request.param
 
 
+RULES = {
+    "greedy": {},
+    "coupled": {"temperature": 0.8, "seed": 3},
+    "rejection": {"temperature": 1.0, "acceptance": "rejection"},
+}
+
+
+@pytest.fixture(params=RULES.values(), ids=RULES)
+def rules(request):
+    """Settings under which tokens must not depend on where K/V are, nor on when a row runs."""
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def llama():
     """A random Llama pair whose draft is often right."""

@@ -272,8 +272,8 @@ def noticed(fault: Fault) -> Verdict | None:
 def zoo() -> list[Fault]:
     """Faults of the engine's zoo that are a scheduler's.
 
-    Rows share no blocks here, and prompts come whole; tests/property/test_sharing.py and tests/unit/test_continuous.py
-    find out what is wrong with the rest.
+    Rows share no blocks here, and prompts come whole; tests/property/test_sharing.py and
+    tests/property/test_continuous.py find out what is wrong with the rest.
     """
     elsewhere = (sharing_faults.__name__, chunk_faults.__name__)
     mine = (f for f in FAULTS.values() if getattr(f.owner, "__module__", "").startswith("refimpl.scheduling"))

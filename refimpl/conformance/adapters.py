@@ -139,7 +139,7 @@ class GenerateEngine:
                 pad_token_id=pad,
                 **extra,
             )
-        return [_until_stop(row[width:].tolist(), settings.stop_token_ids) for row in output]
+        return [until_stop(row[width:].tolist(), settings.stop_token_ids) for row in output]
 
 
 class AssistedEngine(GenerateEngine):
@@ -152,7 +152,8 @@ class AssistedEngine(GenerateEngine):
         return super().__call__(prompts, settings)
 
 
-def _until_stop(tokens: list[int], stops: tuple[int, ...]) -> list[int]:
+def until_stop(tokens: list[int], stops: tuple[int, ...]) -> list[int]:
+    """Tokens up to and with the first stop token."""
     end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
     return tokens[:end]
 

@@ -6,7 +6,7 @@ from refimpl.conformance.protocol import EngineSettings
 from refimpl.core.config import DecodeConfig
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
-from refimpl.decoding.memory import GIB
+from refimpl.decoding.memory import pool_gib
 from refimpl.models.adapter import Pair
 from refimpl.requests import prepare
 from refimpl.scheduling import blocks_for
@@ -39,6 +39,5 @@ def _small(pair: Pair, config: DecodeConfig, sequences: list[Sequence]) -> float
     """Memory for the longest row and few blocks more, where rows have blocks."""
     if config.resolved_method.layout != "paged":
         return None
-    blocks = blocks_for(max(s.most_tokens for s in sequences), config.block_size) + SPARE_BLOCKS + 1  # one is scratch
-    per_token = sum(model.kv_shape.bytes_per_token for model in pair.models(config.drafting.uses_draft))
-    return (blocks + 0.5) * config.block_size * per_token / GIB
+    blocks = blocks_for(max(s.most_tokens for s in sequences), config.block_size) + SPARE_BLOCKS
+    return pool_gib(pair, blocks, config.block_size, drafts=config.drafting.uses_draft)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from refimpl.core.errors import InputError
+from refimpl.models.adapter import Pair
 
 GIB = 1 << 30
 MEMINFO = Path("/proc/meminfo")
@@ -79,6 +80,12 @@ def usable_bytes(budget_gib: float | None, device: torch.device) -> float:
         return budget_gib * GIB
     free = free_bytes(device)
     return math.inf if free is None else SAFETY * free
+
+
+def pool_gib(pair: Pair, num_blocks: int, block_size: int, *, drafts: bool = True) -> float:
+    """Memory in GiB that holds so many blocks for rows and one for scratch, of both models or of the target alone."""
+    per_token = sum(model.kv_shape.bytes_per_token for model in pair.models(drafts))
+    return (num_blocks + 1.5) * block_size * per_token / GIB
 
 
 def require_room(num_slots: int, bytes_per_token: int, budget_gib: float | None, device: torch.device) -> None:

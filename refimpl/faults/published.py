@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from refimpl.conformance.adapters import until_stop
 from refimpl.conformance.protocol import EngineSettings, NotSupported
 from refimpl.models.adapter import HuggingFaceLM
 from refimpl.pairs.random_pairs import random_pair
@@ -54,7 +55,7 @@ class MaskingEngine:
         while min(len(row) - len(p) for row, p in zip(batch.rows, prompts, strict=True)) < settings.max_new_tokens:
             self._round(batch, k)
         return [
-            _finish(row[len(prompt) :][: settings.max_new_tokens], settings.stop_token_ids)
+            until_stop(row[len(prompt) :][: settings.max_new_tokens], settings.stop_token_ids)
             for row, prompt in zip(batch.rows, prompts, strict=True)
         ]
 
@@ -117,7 +118,7 @@ class UnmaskedEngine:
             made = [count + len(tokens) for count, tokens in zip(made, kept, strict=True)]
             rows = _padded([row + tokens for row, tokens in zip(rows, kept, strict=True)])
         outputs = [row[-count:][: settings.max_new_tokens] for row, count in zip(rows, made, strict=True)]
-        return [_finish(tokens, settings.stop_token_ids) for tokens in outputs]
+        return [until_stop(tokens, settings.stop_token_ids) for tokens in outputs]
 
     def _round(self, ids: Tensor, k: int) -> list[list[int]]:
         """Tokens that each row appends: accepted drafts and the draft at the first mismatch."""
@@ -134,11 +135,6 @@ def _padded(rows: list[list[int]]) -> list[list[int]]:
     """Rows of one length, with pads before the pads that they have."""
     width = max(map(len, rows))
     return [[PAD_TOKEN] * (width - len(row)) + row for row in rows]
-
-
-def _finish(tokens: list[int], stops: tuple[int, ...]) -> list[int]:
-    end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
-    return tokens[:end]
 
 
 def bsp(kind: str = "llama", *, explicit_positions: bool = True) -> MaskingEngine:

@@ -8,7 +8,7 @@ from typing import Any
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, Request, SamplingConfig, make_config
 from refimpl.core.drafting import DraftingConfig
 from refimpl.decoding.engine import Engine
-from refimpl.decoding.memory import GIB
+from refimpl.decoding.memory import pool_gib
 from refimpl.decoding.trace import RoundRecord
 from refimpl.generation import generate
 from refimpl.models.adapter import Pair
@@ -146,9 +146,8 @@ class Case:
         if self.layout != "paged" or self.spare_blocks is None:
             return None
         longest = max(len(row.prompt) + row.max_new_tokens for row in self.rows)
-        blocks = blocks_for(longest, self.block_size) + self.spare_blocks + 1  # one for scratch
-        models = pair.models(self.drafting.uses_draft)
-        return (blocks + 0.5) * self.block_size * sum(model.kv_shape.bytes_per_token for model in models) / GIB
+        blocks = blocks_for(longest, self.block_size) + self.spare_blocks
+        return pool_gib(pair, blocks, self.block_size, drafts=self.drafting.uses_draft)
 
     def permuted(self, order: Seq[int]) -> "Case":
         """The same rows handed in in another order, each with the random numbers it had."""

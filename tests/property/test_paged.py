@@ -16,6 +16,7 @@ from refimpl.core.config import make_config
 from refimpl.core.errors import InvariantViolation
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
+from refimpl.decoding.memory import pool_gib
 from refimpl.requests import prepare
 from refimpl.scheduling import BlockPool, PagedRoom, blocks_for
 from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
@@ -118,14 +119,10 @@ def test_bits_are_those_of_inplace(llama, scheduler, block_size):
     assert engine.scheduler.room.pool.num_used == 0
 
 
-RULES = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 1.0, "acceptance": "rejection"}]
-
-
-@pytest.mark.parametrize("rule", RULES, ids=["greedy", "coupled", "rejection"])
-def test_every_sequence_preempted_gives_the_same_tokens(llama, rule, monkeypatch):
+def test_every_sequence_preempted_gives_the_same_tokens(llama, rules, monkeypatch):
     """All but the oldest of each moment leave at least once, and come back to the very same tokens."""
     prompts = [[7, 1 + i, 2] for i in range(6)]
-    settings = {"batch_size": 6, "max_new_tokens": 30, **rule}
+    settings = {"batch_size": 6, "max_new_tokens": 30, **rules}
     wanted = [s.token_ids for s in generate(llama, prompts, **settings).sequences]
     config = make_config(method="paged", block_size=2, **settings)
     engine = Engine(llama, prepare(llama, prompts, config).sequences, config)
@@ -151,9 +148,8 @@ def counting(preempt, away):
 
 def test_a_short_pool_preempts_and_is_never_exceeded(llama):
     prompts = [[7, 1 + i, 2] for i in range(8)]
-    per_token = sum(model.kv_shape.bytes_per_token for model in (llama.target, llama.draft))
     settings = {"method": "paged", "batch_size": 4, "max_new_tokens": 40, "block_size": 4}
-    config = make_config(**settings, kv_memory_gib=21 * 4 * per_token / 2**30)
+    config = make_config(**settings, kv_memory_gib=pool_gib(llama, 20, 4))
     engine = Engine(llama, prepare(llama, prompts, config).sequences, config)
     outputs = [list(engine.rounds()), [s.generated for s in engine.sequences]][1]
     assert engine.num_preemptions > 0
@@ -163,10 +159,9 @@ def test_a_short_pool_preempts_and_is_never_exceeded(llama):
 
 
 def test_only_the_longest_row_must_fit(llama):
-    per_token = sum(model.kv_shape.bytes_per_token for model in (llama.target, llama.draft))
     requests = [Request([1, 2, 3], max_new_tokens=n) for n in (61, 5, 8)]
-    for blocks, fits in ((17, True), (16, False)):  # 16 for 64 tokens, one for scratch
-        settings = {"method": "paged", "block_size": 4, "kv_memory_gib": blocks * 4 * per_token / 2**30}
+    for blocks, fits in ((16, True), (15, False)):  # 16 for 64 tokens
+        settings = {"method": "paged", "block_size": 4, "kv_memory_gib": pool_gib(llama, blocks, 4)}
         if fits:
             assert [len(s.token_ids) for s in generate(llama, requests, **settings).sequences] == [61, 5, 8]
         else:

@@ -6,6 +6,7 @@ import pytest
 
 from refimpl import Request, generate
 from refimpl.core.errors import InputError
+from refimpl.decoding.memory import pool_gib
 from simulator.engine_runs.parity import check_parity, count_same_blocks, replay_scenario
 from simulator.service.metrics import measure
 from simulator.service.simulation import simulate_once
@@ -71,8 +72,7 @@ def test_drafts_that_requests_differ_in_are_refused(llama, tmp_path):
 @pytest.mark.parametrize("method", ["paged", "paged+static", "paged+grouped"])
 def test_blocks_and_preemptions_are_replayed_without_a_difference(llama, tmp_path, method):
     path = tmp_path / "run.ndjson"
-    per_token = sum(model.kv_shape.bytes_per_token for model in (llama.target, llama.draft))
-    settings = {"block_size": 2, "kv_memory_gib": 19 * 2 * per_token / 2**30, "stop_token_ids": []}
+    settings = {"block_size": 2, "kv_memory_gib": pool_gib(llama, 18, 2), "stop_token_ids": []}
     result = traced(llama, path, requests(), method=method, **settings)
     assert (result.stats.num_blocks, result.stats.num_preemptions > 0) == (18, True)
     parity = check_parity(path)
@@ -82,17 +82,16 @@ def test_blocks_and_preemptions_are_replayed_without_a_difference(llama, tmp_pat
     assert not check_parity(path).exact
 
 
-@pytest.mark.parametrize("blocks", [19, 40])
+@pytest.mark.parametrize("blocks", [18, 39])
 @pytest.mark.parametrize("method", ["paged", "paged+grouped", "paged+continuous"])
 def test_shared_blocks_are_replayed_without_a_difference(llama, tmp_path, method, blocks):
     """Prompts and samples that begin alike, in a pool that preempts and in one that does not."""
     path = tmp_path / "run.ndjson"
-    per_token = sum(model.kv_shape.bytes_per_token for model in (llama.target, llama.draft))
-    settings = {"block_size": 2, "kv_memory_gib": blocks * 2 * per_token / 2**30, "stop_token_ids": []}
+    settings = {"block_size": 2, "kv_memory_gib": pool_gib(llama, blocks, 2), "stop_token_ids": []}
     common = [5, 6, 7, 8, 9, 10]
     asked = [Request([*common[: 6 - i], *range(i)], max_new_tokens=6 + 2 * i) for i in range(4)]
     result = traced(llama, path, [*asked, Request(common, n=3, max_new_tokens=9)], method=method, **settings)
-    assert (result.stats.num_found > 0, result.stats.num_preemptions > 0) == (True, blocks == 19)
+    assert (result.stats.num_found > 0, result.stats.num_preemptions > 0) == (True, blocks == 18)
     assert check_parity(path).exact, check_parity(path)
     simulation = simulate_once(replay_scenario(read_engine_trace(path)))
     assert simulation.log.num_found == result.stats.num_found
@@ -128,8 +127,7 @@ def test_texts_that_are_no_numbers_of_blocks_are_refused(llama, tmp_path, texts)
 @pytest.mark.parametrize("blocks", [18, None])
 def test_chunks_beside_decoding_rows_are_replayed_without_a_difference(llama, tmp_path, token_budget, blocks):
     path = tmp_path / "run.ndjson"
-    per_token = sum(model.kv_shape.bytes_per_token for model in (llama.target, llama.draft))
-    memory = {} if blocks is None else {"kv_memory_gib": (blocks + 1) * 2 * per_token / 2**30}
+    memory = {} if blocks is None else {"kv_memory_gib": pool_gib(llama, blocks, 2)}
     settings = {"method": "paged+continuous", "block_size": 2, "token_budget": token_budget, "stop_token_ids": []}
     result = traced(llama, path, requests(), **settings, **memory)
     assert (result.stats.num_preemptions > 0) == (blocks is not None and token_budget != 4)

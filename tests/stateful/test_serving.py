@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 from refimpl.conformance.adapters import mixed_script
 from refimpl.core.config import make_config
 from refimpl.decoding.engine import Engine
-from refimpl.decoding.memory import GIB
+from refimpl.decoding.memory import pool_gib
 from refimpl.models.table_model import greedy_continuation, table_pair
 from refimpl.requests import prepare
 from refimpl.scheduling import PagedRoom
@@ -31,14 +31,13 @@ class Service(RuleBasedStateMachine):
         scheduler=strategies.sampled_from(["fifo", "static", "grouped", "continuous"]), k=strategies.integers(0, 3)
     )
     def open(self, scheduler, k):
-        per_token = sum(model.kv_shape.bytes_per_token for model in PAIR.models(True))
         config = make_config(
             method=f"paged+{scheduler}",
             batch_size=3,
             num_speculative_tokens=k,
             max_new_tokens=BUDGET,
             block_size=BLOCK,
-            kv_memory_gib=(BLOCKS + 1.5) * BLOCK * per_token / GIB,
+            kv_memory_gib=pool_gib(PAIR, BLOCKS, BLOCK),
             token_budget=k + 3 if scheduler == "continuous" else None,
             checks="device",
         )

@@ -7,7 +7,7 @@ import torch
 
 from refimpl.core import kernels
 from refimpl.core.config import SamplingConfig
-from refimpl.decoding.acceptance import Decision, Proposal, RejectionRule, rejection
+from refimpl.decoding.acceptance import BlockRule, Decision, Proposal, RejectionRule, rejection
 from refimpl.decoding.acceptance.rejection import next_weights
 from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys, exponentials, probabilities
 
@@ -48,6 +48,22 @@ class GreedyDraft(RejectionRule):
 
     def propose(self, logits, keys, position):
         return Proposal(logits.argmax(dim=-1), probabilities(logits, self.sampling))
+
+
+class MassNotCapped(BlockRule):
+    """A block's mass is the ratio of the whole prefix, so that a likely draft pays for all that follow."""
+
+    def decide(self, proposal, target_logits, numbers):
+        with patch.object(kernels, "block_mass", lambda mass, target, draft: mass * target / draft):
+            return super().decide(proposal, target_logits, numbers)
+
+
+class BlockEndsAtTheFirstRejection(BlockRule):
+    """Takes the leading run of drafts that pass, as if each were tested alone."""
+
+    def decide(self, proposal, target_logits, numbers):
+        with patch.object(kernels, "last_accepted", kernels.num_accepted):
+            return super().decide(proposal, target_logits, numbers)
 
 
 class RollbackRedraws(RejectionRule):
@@ -244,3 +260,4 @@ ALL = (
     AcceptedPastARejection,
     RollbackRedraws,
 )
+OF_BLOCKS = (MassNotCapped, BlockEndsAtTheFirstRejection)

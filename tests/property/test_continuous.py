@@ -15,7 +15,6 @@ from refimpl.scheduling import BlockPool, PagedRoom, make_scheduler
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
 
-RULES = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 1.0, "acceptance": "rejection"}]
 PROMPTS = [[7, 1 + i, 2, 9, 4, 4, 1][: 1 + 2 * i % 7] * (1 + i) for i in range(6)]
 
 
@@ -96,18 +95,16 @@ def test_chunks_of_any_size_do_not_change_a_token(case: Case, spare_tokens):
     assert run_case(case, checks="device").outputs == oracle_outputs(case)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=["greedy", "coupled", "rejection"])
 @pytest.mark.parametrize(("method", "token_budget"), [("paged+continuous", 17), ("masked+continuous", None)])
-def test_packed_chunks_give_the_tokens_of_whole_prompts(llama, method, rule, token_budget):
-    settings = {"batch_size": 4, "max_new_tokens": 8, "checks": "device", **rule}
+def test_packed_chunks_give_the_tokens_of_whole_prompts(llama, method, rules, token_budget):
+    settings = {"batch_size": 4, "max_new_tokens": 8, "checks": "device", **rules}
     found = generate(llama, PROMPTS, method=method, token_budget=token_budget, **settings)
     wanted = generate(llama, PROMPTS, method="inplace", **settings)
     assert [s.token_ids for s in found.sequences] == [s.token_ids for s in wanted.sequences]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=["greedy", "coupled", "rejection"])
-def test_sequences_preempted_in_the_middle_of_a_prompt_give_the_same_tokens(llama, rule):
-    settings = {"batch_size": 4, "max_new_tokens": 12, **rule}
+def test_sequences_preempted_in_the_middle_of_a_prompt_give_the_same_tokens(llama, rules):
+    settings = {"batch_size": 4, "max_new_tokens": 12, **rules}
     wanted = [s.token_ids for s in generate(llama, PROMPTS, **settings).sequences]
     config = make_config(method="paged+continuous", block_size=2, token_budget=24, **settings)
     engine = Engine(llama, prepare(llama, PROMPTS, config).sequences, config)
