@@ -44,6 +44,21 @@ def test_what_sharing_gets_wrong_is_seen_from_outside(fault):
         assert judged(ours(checks="off"), 60).status == "fail"
 
 
+def test_what_goes_wrong_only_when_rows_are_cancelled_is_seen(monkeypatch):
+    """The place of a cancelled row is given to two others; without cancellations nothing happens."""
+    right = Engine._release
+
+    def release(self, sequence):
+        slot = sequence.slot
+        right(self, sequence)
+        self._free_slots += [slot] if sequence.stop_reason == "cancelled" else []
+
+    monkeypatch.setattr(Engine, "_release", release)
+    engine = ours("inplace", checks="off")
+    assert judged(engine, 60).status == "fail"
+    assert check_property(Subject(PythonEngine(engine)), "equals_reference", 10).status == "pass"
+
+
 def test_cases_preempt_find_and_cancel(monkeypatch):
     engines = []
     right = Engine.__init__
