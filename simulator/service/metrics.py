@@ -195,7 +195,9 @@ def _latencies(requests: Columns, done: Columns) -> dict[str, float]:
 
 def inter_token_s(log: EventLog, rounds: Columns, start_s: float) -> np.ndarray:
     """Time between two rounds that yield tokens of one request, where the later one begins at `start_s` or after."""
-    gaps_s = np.array(log.gaps_s)[np.repeat(rounds["start_s"] >= start_s, rounds["live"].astype(int))]
+    ends = np.repeat(rounds["start_s"] + rounds["round_s"], rounds["live"].astype(int))
+    fresh = np.repeat(rounds["start_s"] >= start_s, rounds["live"].astype(int))
+    gaps_s = (ends - np.array(log.ends_before, dtype=float))[fresh]
     return gaps_s[~np.isnan(gaps_s)]
 
 

@@ -1,6 +1,5 @@
 """What a simulation writes down: one record per request, one line per round, optionally one line per row."""
 
-from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -211,7 +210,7 @@ class EventLog:
         rows: tuples of `ROW_COLUMNS`, kept only when asked for.
         chunks: replica, round, request and tokens of each chunk of a prompt, kept with the rows.
         accepted_histogram: row-rounds by number of accepted drafts.
-        gaps_s: of each live row of each line, seconds from the end of its round before; NaN where that is its first.
+        ends_before: of each live row of each line, the second at which its round before ended; NaN before its first.
         num_preemptions: times that a request was sent back because the blocks ran out.
         num_to_cache, num_found: tokens that requests needed in the cache when they were admitted, and those of them
             that were there.
@@ -225,7 +224,7 @@ class EventLog:
         self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
         self.chunks: list[tuple[int, int, int, int]] | None = [] if keep_rows else None
         self.accepted_histogram = [0] * (max_k + 1)
-        self.gaps_s = array("d")
+        self.ends_before: list[float] = []
         self.requests: list[Request] = []
         self.num_preemptions = self.num_to_cache = self.num_found = 0
         self.last_round_s = self.end_s = 0.0

@@ -231,7 +231,7 @@ class Replica:
 
     def _advance(self, live: Sequence[Request], k: int, passes: int, mode: str, start_s: float) -> tuple[int, int, int]:
         """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""
-        histogram, useless, note_gap = self.log.accepted_histogram, self.pricing.useless, self.log.gaps_s.append
+        histogram, useless, note_end = self.log.accepted_histogram, self.pricing.useless, self.log.ends_before.append
         now, index, row_log = self.env.now, self.round_index, self.log.rows
         offers = self.pricing.offers
         minimum = self._minimum(live, k) if self.pricing.placement.commits_minimum else k + 1
@@ -250,7 +250,7 @@ class Replica:
             if accepted == k and not useless and k:
                 accepted = k - 1
             kept = accepted + 1 if accepted < minimum else minimum
-            note_gap(now - row.last_end_s)
+            note_end(row.last_end_s)
             if not generated:
                 row.first_token_s, row.begun_s, row.last_end_s = now, start_s, start_s
             total = generated + kept
