@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from simulator.commands.options import Json, Replications
+from simulator.commands.options import Json, Replications, Workers
 from simulator.commands.output import print_json, show, tables
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 
@@ -85,6 +85,46 @@ def crossing(
         show(pd.DataFrame(found).set_index(["device", "context_tokens"]), 3)
     if as_json:
         print_json({"crossings": found})
+
+
+@app.command(epilog="Example: [bold]raggedspec sim budgets --rate 5 --duration 5 --replications 2[/bold]")
+def budgets(
+    device: Annotated[str, typer.Option(help="Device, or its YAML file.")] = "h100",
+    target: Annotated[str, typer.Option(help="Target, or its YAML file.")] = "qwen3-8b",
+    draft: Annotated[str, typer.Option(help="Draft, or its YAML file.")] = "qwen3-0.6b",
+    rates: Annotated[
+        list[float] | None,
+        typer.Option("--rate", help="Requests per second; may be repeated.", show_default="5, 20, 40, 60, 80, 110"),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Rows decoded together.")] = 256,
+    duration: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds of each run.")] = 10.0,
+    replications: Replications = 5,
+    workers: Workers = 1,
+    out: Annotated[Path | None, typer.Option(help="Write every run to this JSON file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Let requests arrive at several rates, and compare draft budgets that adapt with fixed numbers of drafts."""
+    import json
+
+    from refimpl.core.files import check_writable, write_whole
+    from refimpl.core.provenance import command_line, stamp
+    from simulator.settings.tables import LIBRARIES
+    from simulator.studies.adaptive import base_scenario, find_budgets, judge_budgets, run_budgets
+
+    if out:
+        check_writable(out)
+    base = base_scenario(device, target, draft, batch_size, duration)
+    runs = run_budgets(base, rates or (5, 20, 40, 60, 80, 110), replications, workers=workers, progress=True)
+    judged, settings = judge_budgets(runs), find_budgets(base)
+    data = {"environment": stamp(*LIBRARIES) | {"command": command_line()}, "budgets": settings}
+    data |= {"judged": judged.to_dict(orient="records"), "runs": runs.to_dict(orient="records")}
+    if out:
+        write_whole(out, [json.dumps(data, indent=1)])
+    with tables(as_json):
+        show(runs.drop(columns="replication").groupby(["rate_per_s", "budget"], sort=False).mean())
+        show(judged.set_index(["rate_per_s", "budget"]))
+    if as_json:
+        print_json(data)
 
 
 @app.command(epilog="Example: [bold]raggedspec sim roofline --json[/bold]")

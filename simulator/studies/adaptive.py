@@ -1,0 +1,120 @@
+"""Draft budgets that adapt, beside fixed numbers of drafts, while requests arrive at different rates."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from simulator.analytic import tokens_per_round
+from simulator.runner import Progress, mean_interval, reporting, run_parallel, run_replication
+from simulator.service.cost import CostModel
+from simulator.service.roofline import RooflineCost
+from simulator.settings.scenario import Scenario
+
+DRAFTS = (0, 1, 3, 5, 8)  # fixed numbers of drafts
+MOST_DRAFTS = 3  # of a budget that cuts drafts only once they are drawn: more do not pay at any load
+PROBABILITY = 0.7  # mean acceptance of a draft
+CONTEXT = 400  # tokens of a row, on average, that costs are looked up at
+METRICS = (
+    "tokens_per_s", "per_token_mean_s", "inter_token_p99_s", "busy_share", "mean_acceptance_length",
+    "drawn_tokens_per_round", "verified_tokens_per_round", "verified_rectangle_per_round",
+)  # fmt: skip
+
+
+def base_scenario(device: str, target: str, draft: str, batch_size: int, duration_s: float) -> Scenario:
+    """Chat-like requests, acceptance that differs from request to request."""
+    return Scenario(
+        study={"kind": "open", "duration_s": duration_s},
+        workload={
+            "prompt_tokens": {"kind": "uniform", "low_tokens": 100, "high_tokens": 500},
+            "output_tokens": {"kind": "geometric", "mean_tokens": 150},
+        },
+        engine={"batch_size": batch_size, "max_new_tokens": 512},
+        acceptance={"kind": "beta", "a": 5.83, "b": 2.5},
+        cost={"kind": "roofline", "device": device, "target": target, "draft": draft},
+    )
+
+
+def round_s(cost: CostModel, rows: int, k: int) -> float:
+    """Seconds of a round of so many rows with k drafts each."""
+    width = np.array([CONTEXT])
+    draft_s = float(cost.seconds("draft", rows, k, width, False)[0]) if k else 0.0
+    return draft_s + float(cost.seconds("verify", rows, k + 1, width, False)[0])
+
+
+def load_table(cost: CostModel, batch_size: int) -> list[tuple[int, int]]:
+    """Pairs (rows, drafts) of the budget `by_load`: the number with most tokens per second, never more in a crowd."""
+    table, most = [], max(DRAFTS)
+    for rows in sorted({1, *range(8, batch_size, 8), batch_size}):
+        speeds = [tokens_per_round(PROBABILITY, k) / round_s(cost, rows, k) for k in range(most + 1)]
+        if (best := int(np.argmax(speeds))) < most:
+            most = best
+            table.append((rows, most))
+    return table
+
+
+def draft_cost(cost: CostModel, batch_size: int) -> float:
+    """Seconds of one more draft verified in a full batch, over those of a round of one row without drafts."""
+    width, rows = np.array([CONTEXT]), batch_size
+    few_s, many_s = (float(cost.seconds("verify", rows, tokens, width, False)[0]) for tokens in (1, 1 + MOST_DRAFTS))
+    return (many_s - few_s) / (rows * MOST_DRAFTS) / round_s(cost, 1, 0)
+
+
+def find_budgets(base: Scenario) -> dict[str, dict[str, Any]]:
+    """Settings of the engine by name: fixed numbers of drafts, and the budgets with what costs say about them."""
+    cost, rows = RooflineCost(base.cost, None), base.engine.batch_size
+    fixed = {f"fixed {k}": {"engine.num_speculative_tokens": k} for k in DRAFTS}
+    by_load = {
+        "draft_budget": "by_load",
+        "drafts_by_load": load_table(cost, rows),
+        "num_speculative_tokens": max(DRAFTS),
+    }
+    goodput = {"draft_budget": "goodput", "draft_cost": draft_cost(cost, rows), "num_speculative_tokens": MOST_DRAFTS}
+    adaptive = {"by_load": by_load, "goodput": goodput}
+    return fixed | {name: {f"engine.{k}": v for k, v in given.items()} for name, given in adaptive.items()}
+
+
+def run_budgets(
+    base: Scenario,
+    rates_per_s: Sequence[float],
+    replications: int,
+    *,
+    workers: int = 1,
+    progress: Progress | bool | None = None,
+) -> pd.DataFrame:
+    """One line per budget, rate and replication with `METRICS`; all budgets meet the same requests and constants."""
+    budgets = find_budgets(base)
+    points = [(name, rate, index) for name in budgets for rate in rates_per_s for index in range(replications)]
+    arrivals = {rate: {"study.arrivals": {"kind": "poisson", "rate_per_s": rate}} for rate in rates_per_s}
+    jobs = [(base.but({**budgets[name], **arrivals[rate]}), index) for name, rate, index in points]
+    lines = []
+    with reporting(progress, "runs") as report:
+        done = run_parallel(run_replication, jobs, workers, {"keep_frames": False})
+        for point, replication in zip(points, done, strict=True):
+            found = {name: replication.metrics[name] for name in METRICS}
+            lines.append(dict(zip(("budget", "rate_per_s", "replication"), point, strict=True)) | found)
+            report(len(lines), len(jobs))
+    return pd.DataFrame(lines)
+
+
+def judge_budgets(frame: pd.DataFrame) -> pd.DataFrame:
+    """Each adaptive budget over the best fixed number, and over none, at each rate; paired, with 95 % intervals.
+
+    Attained speed is judged: tokens per second, and seconds per token turned around. The best fixed number is the one
+    with the least mean seconds per token at that rate.
+    """
+    lines = []
+    for rate, part in frame.groupby("rate_per_s"):
+        runs = part.set_index(["budget", "replication"])
+        fixed = runs[runs.index.get_level_values(0).str.startswith("fixed")]
+        best = str(fixed["per_token_mean_s"].groupby(level=0).mean().idxmin())
+        for name in [name for name in part["budget"].unique() if not name.startswith("fixed")]:
+            for other in (best, "fixed 0"):
+                tokens = (runs.loc[name, "tokens_per_s"] / runs.loc[other, "tokens_per_s"]).to_numpy()
+                speed = (runs.loc[other, "per_token_mean_s"] / runs.loc[name, "per_token_mean_s"]).to_numpy()
+                found = [*mean_interval(tokens, 0.95)[:3], *mean_interval(speed, 0.95)[:3]]
+                lines.append((rate, name, "best, " + other if other == best else other, *found))
+    ends = ("", "_low", "_high")
+    columns = [*(f"throughput{end}" for end in ends), *(f"token_speed{end}" for end in ends)]
+    return pd.DataFrame(lines, columns=["rate_per_s", "budget", "over", *columns])
