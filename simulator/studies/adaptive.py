@@ -10,7 +10,8 @@ from simulator.analytic import tokens_per_round
 from simulator.runner import Progress, mean_interval, reporting, run_parallel, run_replication
 from simulator.service.cost import CostModel
 from simulator.service.roofline import RooflineCost
-from simulator.settings.scenario import Scenario
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Study, Workload
 
 DRAFTS = (0, 1, 3, 5, 8)  # fixed numbers of drafts
 MOST_DRAFTS = 3  # of a budget that cuts drafts only once they are drawn: more do not pay at any load
@@ -25,14 +26,14 @@ METRICS = (
 def base_scenario(device: str, target: str, draft: str, batch_size: int, duration_s: float) -> Scenario:
     """Chat-like requests, acceptance that differs from request to request."""
     return Scenario(
-        study={"kind": "open", "duration_s": duration_s},
-        workload={
-            "prompt_tokens": {"kind": "uniform", "low_tokens": 100, "high_tokens": 500},
-            "output_tokens": {"kind": "geometric", "mean_tokens": 150},
-        },
-        engine={"batch_size": batch_size, "max_new_tokens": 512},
-        acceptance={"kind": "beta", "a": 5.83, "b": 2.5},
-        cost={"kind": "roofline", "device": device, "target": target, "draft": draft},
+        study=Study(kind="open", duration_s=duration_s),
+        workload=Workload(
+            prompt_tokens=Spec.of("uniform", low_tokens=100, high_tokens=500),
+            output_tokens=Spec.of("geometric", mean_tokens=150),
+        ),
+        engine=Engine(batch_size=batch_size, max_new_tokens=512),
+        acceptance=Spec.of("beta", a=5.83, b=2.5),
+        cost=Spec.of("roofline", device=device, target=target, draft=draft),
     )
 
 

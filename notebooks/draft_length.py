@@ -1,0 +1,139 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Which k, which drafter, which budget, and does speculation pay at this batch size?
+#
+# More drafts mean more tokens a round, and longer rounds. Which number is best depends on the batch, because a verify pass is bound by
+# reading weights while the batch is small, and by arithmetic once it is large. Budgets that adapt choose the number as requests come and go.
+#
+# Inputs: the facts of devices and models in `simulator/data`, `docs/results/budgets-h100.json`, `docs/results/bench-cpu.json`
+
+# %%
+# To ask about your own machine, change this cell: RUNS is what `raggedspec sim budgets --out FILE` writes, BENCH what `raggedspec bench` does.
+DEVICE, TARGET, DRAFT, ACCEPTANCE = "h100", "qwen3-8b", "qwen3-0.6b", 0.7
+RUNS, BENCH = "../docs/results/budgets-h100.json", "../docs/results/bench-cpu.json"
+
+# %%
+import json
+from pathlib import Path
+
+import pandas as pd
+from IPython.display import Markdown
+
+from simulator import Scenario, Spec, plots, simulate
+from simulator.runner import mean_interval
+from simulator.service.roofline import RooflineCost
+from simulator.studies.crossing import BATCH_SIZES, speedups
+
+# %% [markdown]
+# ## By formula: which k
+#
+# Tokens of a round, (1 − α^(k+1)) / (1 − α), over its seconds, against one token over those of a plain round; 400 tokens of context.
+
+# %%
+COST = {"kind": "roofline", "device": DEVICE, "target": TARGET, "draft": DRAFT}
+cost = RooflineCost(Spec.of(**COST), None)
+gains = pd.DataFrame(speedups(cost, ACCEPTANCE, [400])[:, :, 0].T, index=BATCH_SIZES, columns=range(1, 9))
+axes = plots.panels(1, height=3.6)[0]
+for color, k in zip((plots.BLUE, plots.ORANGE, plots.GREY), (1, 3, 8), strict=True):
+    axes.plot(gains.index, gains[k], marker="o", markersize=3, color=color, label=f"{k} drafts" if k > 1 else "1 draft")
+axes.axhline(1, color="black", linewidth=0.8)
+axes.set(xscale="log", xlabel="batch size (rows)", ylabel="speed over no drafts")
+axes.set_xticks([1, 8, 32, 128, 512], ["1", "8", "32", "128", "512"])
+
+# %% [markdown]
+# ## By simulation
+#
+# Three drafts at the same batch sizes, with prompts, refilled rows and acceptance that differs between requests. The intervals (95 %) are
+# those of the mean over the uncertain constants of the device. Time for prompts, the same number with and without drafts, is included.
+
+# %%
+WORKLOAD = {"prompt_tokens": {"kind": "uniform", "low_tokens": 100, "high_tokens": 500}, "output_tokens": {"kind": "geometric", "mean_tokens": 150}}
+SPREAD = {"kind": "beta", "a": 10 * ACCEPTANCE, "b": 10 - 10 * ACCEPTANCE}
+base = Scenario(cost=COST, workload=WORKLOAD, acceptance=SPREAD, engine={"max_new_tokens": 512})
+found = {}
+for size in (1, 8, 32, 128):
+    crowd = base.but({"engine.batch_size": size, "study.num_requests": 8 * size, "engine.num_speculative_tokens": 3})
+    three, none = (simulate(each, 5, keep_frames=False).metrics["tokens_per_s"] for each in (crowd, crowd.but({"engine.num_speculative_tokens": 0})))
+    found[size] = mean_interval((three / none).to_numpy(), 0.95)[:3]
+simulated = pd.DataFrame(found, index=["gain", "low", "high"]).T
+
+# %%
+errors = [simulated["gain"] - simulated["low"], simulated["high"] - simulated["gain"]]
+axes.errorbar(simulated.index, simulated["gain"], errors, fmt="s", capsize=3, color="black", label="3 drafts, simulated")
+axes.legend(frameon=False)
+ends = [f"{gains[3][size]:.2f} × ({simulated['gain'][size]:.2f} × simulated) at batch {size}" for size in (1, 128)]
+plots.captioned(axes, f"With three drafts decoding is {ends[0]} and {ends[1]} as fast as with none.")
+
+# %% [markdown]
+# ## By measurement
+#
+# The engine with the bundled pair on two CPU cores, 5 drafts: speed over its own plain decoding at the same batch size.
+
+# %%
+measured = pd.DataFrame(json.loads(Path(BENCH).read_text())["rows"]).pivot_table(index="engine", columns="batch_size", values="tokens_per_s")
+engine = (measured / measured.loc["autoregressive_batched"]).loc[["rollback", "eqspec", "inplace"]]
+engine.round(2)
+
+# %% [markdown]
+# ## Which budget, over load
+#
+# Requests arrive at different rates. `by_load` has a table from rows to drafts, made from the same costs. `goodput` cuts drafts that would not
+# pay in the verify pass; by then they have been drawn.
+
+# %%
+data = json.loads(Path(RUNS).read_text())
+runs = pd.DataFrame(data["runs"])
+runs["token_ms"] = 1000 * runs["per_token_mean_s"]
+upper, lower = plots.panels(2, height=2.8)
+chosen = runs[runs["budget"].isin(["fixed 0", "fixed 3", "by_load", "goodput"])]
+plots.band_against(chosen, "rate_per_s", "tokens_per_s", upper, by="budget")
+plots.band_against(chosen, "rate_per_s", "token_ms", lower, by="budget")
+upper.set(xlabel="", ylabel="tokens per second")
+lower.set(xlabel="requests that arrive per second", ylabel="ms per further token", ylim=(0, None))
+lower.get_legend().remove()
+
+# %%
+judged = pd.DataFrame(data["judged"]).set_index(["budget", "over", "rate_per_s"])
+slow, fast = runs["rate_per_s"].min(), runs["rate_per_s"].max()
+none = judged.xs("fixed 0", level="over")["throughput"]
+plots.captioned(upper, f"Over no drafts, by_load makes {none['by_load', fast]:.2f} × the tokens at {fast:g} requests/s, goodput {none['goodput', fast]:.2f} ×.")
+
+# %% [markdown]
+# ## Which drafter
+#
+# A lookup costs nothing on the device, but finds something in a share of the rounds only. Batch 16, 3 drafts, tokens per second over those
+# of the draft model; a looked-up token is right with probability 0.5.
+
+# %%
+asked = base.but({"engine.batch_size": 16, "engine.num_speculative_tokens": 3})
+model = simulate(asked, 5, keep_frames=False)["tokens_per_s"]
+lines = {}
+for share in (0.25, 0.5, 0.75, 1.0):
+    looks = {"lookup": {"kind": "iid", "found": share, "probability": 0.5}}
+    hybrid = asked.but({"engine.drafter": "hybrid", **looks})
+    ngram = asked.but({"engine.drafter": "ngram", "cost.draft": "", **looks})
+    lines[share] = {name: simulate(each, 5, keep_frames=False)["tokens_per_s"] / model for name, each in (("ngram", ngram), ("hybrid", hybrid))}
+drafters = pd.DataFrame(lines).T.rename_axis("rounds that find something").round(2)
+
+# %% [markdown]
+# ## Answer
+
+# %%
+over = judged.loc["by_load"].reset_index()
+below = over[over["over"].str.startswith("best")]["token_speed"].min()
+pays = int(gains[3][gains[3] > 1].index.max())
+Markdown(
+    f"On {DEVICE} with {TARGET} and {DRAFT}, take {int(gains.loc[1].idxmax())} drafts at batch 1 and {int(gains.loc[64].idxmax())} at batch 64; 3 drafts pay up to batch {pays}, and a table by load (by_load) gives tokens at least {below:.2f} × as fast as the best fixed number at every rate tried.\n\n"
+    f"- Where it loses: 8 drafts at batch 128 make {gains[8][128]:.2f} × of plain decoding; on two CPU cores rollback makes {engine.loc['rollback', 8]:.2f} × at batch 8, in place {engine.loc['inplace', 8]:.2f} ×.\n"
+    f"- goodput cuts what does not pay in the verify pass, but has drawn it: {none['goodput', fast]:.2f} × of no drafts at {fast:g} requests/s, where by_load makes {none['by_load', fast]:.2f} ×.\n"
+    f"- A lookup that finds something in a quarter of the rounds makes {drafters.loc[0.25, 'ngram']:.2f} × of the draft model's tokens/s, one that always does {drafters.loc[1.0, 'ngram']:.2f} ×."
+)

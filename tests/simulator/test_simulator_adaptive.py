@@ -1,0 +1,73 @@
+"""Draft budgets over load: what the study derives from costs, how it judges, and what the committed runs say."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from simulator.cli import main
+from simulator.service.roofline import RooflineCost
+from simulator.studies.adaptive import base_scenario, draft_cost, find_budgets, judge_budgets, load_table, round_s
+
+COMMITTED = Path(__file__).parents[2] / "docs" / "results" / "budgets-h100.json"
+BASE = base_scenario("h100", "qwen3-8b", "qwen3-0.6b", 64, 2.0)
+
+
+def test_the_table_of_by_load_takes_the_fastest_number_and_never_more_in_a_crowd():
+    cost = RooflineCost(BASE.cost, None)
+    table = load_table(cost, 256)
+    rows, drafts = zip(*table, strict=True)
+    assert rows[0] == 1
+    assert list(rows) == sorted(set(rows))
+    assert list(drafts) == sorted(set(drafts), reverse=True)
+    assert drafts[0] >= 3 > drafts[-1]
+
+
+def test_the_cost_of_a_draft_is_that_of_a_full_batch():
+    cost = RooflineCost(BASE.cost, None)
+    assert round_s(cost, 64, 0) < round_s(cost, 64, 1) < round_s(cost, 64, 2)
+    assert 0 < draft_cost(cost, 256) < 1 / 64
+
+
+def test_every_budget_is_a_scenario():
+    budgets = find_budgets(BASE)
+    assert list(budgets) == ["fixed 0", "fixed 1", "fixed 3", "fixed 5", "fixed 8", "by_load", "goodput"]
+    assert [BASE.but(settings).engine.draft_budget for settings in budgets.values()][-3:] == [
+        "fixed",
+        "by_load",
+        "goodput",
+    ]
+
+
+def test_budgets_are_judged_pair_by_pair_against_the_best_and_none():
+    lines = [
+        (name, 1.0, index, speed * machine, 1 / (speed * machine))
+        for name, speed in {"fixed 0": 1.0, "fixed 3": 2.0, "by_load": 1.8}.items()
+        for index, machine in enumerate((0.5, 1.0, 2.0))
+    ]
+    frame = pd.DataFrame(lines, columns=["budget", "rate_per_s", "replication", "tokens_per_s", "per_token_mean_s"])
+    judged = judge_budgets(frame).set_index("over")
+    assert list(judged.index) == ["best, fixed 3", "fixed 0"]
+    for column in ("throughput", "throughput_low", "throughput_high", "token_speed", "token_speed_low"):
+        assert judged[column].tolist() == pytest.approx([0.9, 1.8])
+
+
+def test_the_command_writes_every_run(capsys, tmp_path):
+    path = tmp_path / "b.json"
+    arguments = ["--rate", "30", "--duration", "1", "-n", "2", "--batch-size", "16", "--out", str(path), "--json"]
+    assert main(["budgets", *arguments]) == 0
+    printed, data = json.loads(capsys.readouterr().out), json.loads(path.read_text())
+    assert printed["judged"] == data["judged"]
+    assert len(data["runs"]) == 7 * 2
+    assert set(data["environment"]) >= {"commit", "command", "utc_time"}
+
+
+def test_the_committed_runs_say_what_the_page_says():
+    """`by_load` keeps up with the best fixed number below the crossing, and with no drafts above it."""
+    data = json.loads(COMMITTED.read_text())
+    runs = pd.DataFrame(data["runs"])
+    again = judge_budgets(runs).to_dict(orient="records")
+    assert [line["throughput"] for line in again] == pytest.approx([line["throughput"] for line in data["judged"]])
+    judged = pd.DataFrame(data["judged"]).query("budget == 'by_load'")
+    assert (judged["throughput"] > 0.98).all()
