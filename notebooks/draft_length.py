@@ -94,7 +94,7 @@ data = json.loads(Path(RUNS).read_text())
 runs = pd.DataFrame(data["runs"])
 runs["token_ms"] = 1000 * runs["per_token_mean_s"]
 upper, lower = plots.panels(2, height=2.8)
-chosen = runs[runs["budget"].isin(["fixed 0", "fixed 3", "by_load", "goodput"])]
+chosen = runs[runs["budget"].isin(["fixed 0", "by_load", "goodput"])]
 plots.band_against(chosen, "rate_per_s", "tokens_per_s", upper, by="budget")
 plots.band_against(chosen, "rate_per_s", "token_ms", lower, by="budget")
 upper.set(xlabel="", ylabel="tokens per second")

@@ -15,7 +15,7 @@
 # batch sizes, windows and k, and other prompts. No cost, no noise and no acceptance was taken from these runs. How large are the
 # differences, and what causes them?
 #
-# Inputs: the calibration and the held-out runs of `simulator/data` (`cpu/tiny`)
+# Inputs: the calibration and the held-out runs of `simulator/data` (`cpu/tiny`), published measurements in the same folder
 
 # %%
 # To look at your own machine, change this cell: the folders that `raggedspec calibrate` has written.
@@ -23,11 +23,13 @@ CALIBRATION, VALIDATION = "cpu/tiny", "cpu/tiny"
 
 # %%
 import numpy as np
+import pandas as pd
 from IPython.display import Markdown
 from scipy.stats import bootstrap
 
 from simulator import InputError, Scenario, plots, read_validation, simulate
 from simulator.settings.calibration import load_calibration
+from simulator.settings.folders import PUBLISHED
 
 calibration, found = load_calibration(CALIBRATION), read_validation(VALIDATION)
 {name: found.meta[name] for name in ("device", "pair", "dtype", "torch_threads", "utc_time", "commit")}
@@ -122,6 +124,22 @@ except InputError as error:
 refusal
 
 # %% [markdown]
+# ## A machine that was not calibrated
+#
+# Costs of kind `roofline` are computed from data sheets. Published measurements on other machines, to which nothing was fitted, say how
+# far off they are: seconds of a pass, of a first token, of a request.
+
+# %%
+checks = pd.read_csv(PUBLISHED / "check_errors.csv")
+off = 100 * checks["relative_error"]
+axes = plots.new_axes()
+axes.plot(1000 * checks["measured_s"], off, "o", color=plots.BLUE, alpha=0.6)
+axes.axhline(0, color="black", linewidth=0.8)
+axes.set(xscale="log", xlabel="measured (milliseconds)", ylabel="computed over measured, minus 1 (%)")
+worst = off[off.abs().idxmax()]
+plots.captioned(axes, f"Costs from data sheets are off by {off.abs().median():.0f} % at the median of {len(off)} published measurements, and by {worst:+.0f} % at worst.")
+
+# %% [markdown]
 # ## Answer
 
 # %%
@@ -132,5 +150,6 @@ Markdown(
     + "".join(f"- **90 % bands**, {name}: {100 * share:.0f} % of {len(found.table)} runs lie inside.\n" for name, share in bands.items())
     + f"- The 95 % interval of the first share, over studies, is {100 * low:.0f} … {100 * high:.0f} %.\n"
     f"- **Range**: batch sizes {axis[0][0]:.0f} … {axis[0][-1]:.0f}, up to {axis[2][-1]:.0f} cached tokens a row; beyond it the simulator refuses.\n\n"
-    f"A difference between two methods below {errors['cost_error']:.1f} % is not decided. Another machine needs its own calibration."
+    f"A difference between two methods below {errors['cost_error']:.1f} % is not decided. Another machine needs its own calibration: "
+    f"costs from its data sheet are off by {off.abs().median():.0f} % at the median, at worst {worst:+.0f} %."
 )
