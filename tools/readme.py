@@ -40,10 +40,8 @@ def origin(meta: dict[str, Any]) -> str:
     """One line that says where a table's numbers come from, and what was computed anew since."""
     revised = f" · {meta['revised']}" if "revised" in meta else ""
     libraries = ", ".join(f"{name} {version}" for name, version in meta["libraries"].items())
-    return (
-        f"\n`{meta['command']}` · {meta['device']}, {meta['torch_threads']} torch threads · {libraries} · "
-        f"commit {meta['commit']} · {meta['utc_time']}{revised}\n"
-    )
+    machine = f"{meta['device']}, {meta['torch_threads']} torch threads" if "device" in meta else "simulated"
+    return f"\n`{meta['command']}` · {machine} · {libraries} · commit {meta['commit']} · {meta['utc_time']}{revised}\n"
 
 
 def demo(data: dict[str, Any]) -> str:
@@ -123,6 +121,20 @@ def ties(data: dict[str, Any]) -> str:
 def acceptance(data: dict[str, Any]) -> str:
     """Drafts accepted by the rules that keep the law."""
     return measured(data, (list(ACCEPTANCE_HEADINGS), [acceptance_cells(row) for row in data["rows"]]))
+
+
+def budgets(data: dict[str, Any]) -> str:
+    """Tokens per second of adaptive budgets over the best fixed number of drafts and over none, a line a rate."""
+    names = list(dict.fromkeys(row["budget"] for row in data["judged"]))
+    lines: dict[float, list[str]] = {}
+    for row in data["judged"]:
+        cells = lines.setdefault(row["rate_per_s"], [])
+        best = f" (k = {row['over'].removeprefix('best, fixed ')})" if row["over"].startswith("best") else ""
+        cells.append(f"{row['throughput']:.3f} [{row['throughput_low']:.3f}, {row['throughput_high']:.3f}]{best}")
+    headings = ["requests/s", *(f"`{name}` over {other}" for name in names for other in ("the best fixed", "none"))]
+    return markdown_table(headings, [[f"{rate:g}", *cells] for rate, cells in lines.items()]) + origin(
+        data["environment"]
+    )
 
 
 def law(data: dict[str, Any]) -> str:
@@ -212,6 +224,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "ties": ties,
     "gpu": gpu,
     "acceptance": acceptance,
+    "budgets": budgets,
     "law": law,
 }
 

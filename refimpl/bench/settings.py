@@ -122,4 +122,6 @@ def prompt_ids(pair: Pair, texts: Seq[Prompt], count: int, num_tokens: int, seed
     plain = [text for text in texts if not isinstance(text, Request)]
     if len(plain) < len(texts):
         raise InputError("all prompts are decoded alike: leave out the settings that some of them have")
+    if not plain:
+        raise InputError("there are no texts to decode")
     return [encode(pair, text, i) for i, text in enumerate(spread(plain, count))]

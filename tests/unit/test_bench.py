@@ -11,7 +11,7 @@ import scipy.stats
 import torch
 from transformers import GenerationConfig
 
-from refimpl import InputError, generate
+from refimpl import InputError, Request, generate
 from refimpl.bench import BenchSettings, engines, run_bench, spread
 from refimpl.bench.anatomy import AnatomySettings, counted_bytes, run_anatomy, timed_checks
 from refimpl.bench.anatomy_rows import AnatomyRow, fitted_exponent, scalings
@@ -101,6 +101,9 @@ class TestPrompts:
         assert ids != prompt_ids(llama, [], 3, 5, seed=2)
         with pytest.raises(InputError, match="no texts"):
             prompt_ids(tiny, [], 3, 5, seed=1)
+        with pytest.raises(InputError, match="all prompts are decoded alike"):
+            prompt_ids(tiny, ["a", Request("b", max_new_tokens=3)], 3, 5, seed=1)
+        assert prompt_ids(tiny, [[5, 6], [7]], 2, 5, seed=1) == [[5, 6], [7]]
 
 
 @pytest.fixture(scope="module")
