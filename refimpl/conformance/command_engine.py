@@ -83,6 +83,11 @@ class CommandEngine:
 
     def close(self) -> None:
         """End the server and everything that it started."""
+        self._end()
+        self._errors.close()
+
+    def _end(self) -> None:
+        """End the server; what it wrote to stderr stays."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -156,9 +161,10 @@ class CommandEngine:
             status = f"with status {self._process.wait(timeout=5)}"
         except subprocess.TimeoutExpired:
             status = "without an end of the process"
-        self.close()
+        self._end()
         self._errors.seek(0)
         last = self._errors.read()[-400:].strip().splitlines()[-3:]
+        self._errors.close()
         return EngineLost(f"the engine closed its output {status}: {' | '.join(last) or 'nothing on stderr'}")
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,10 @@ def test_a_server_ends_with_the_command(tmp_path: Path, number: int, code: int) 
     mark = tmp_path / "pid"
     server = f"{sys.executable} {HERE / 'bad_servers.py'} hang {mark}"
     command = [sys.executable, "-m", "refimpl.conformance", "--command", server, "--timeout-s", "100"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    heard = partial(signal.signal, number, signal.SIG_DFL)  # a test run in the background ignores SIGINT
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+    ) as process:
         while not mark.exists() and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(number)

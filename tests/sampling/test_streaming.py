@@ -96,7 +96,7 @@ def test_everything_can_be_cancelled(llama):
 
 @pytest.mark.parametrize("index", [-1, 6])
 def test_cancelling_what_is_not_there(llama, index):
-    with pytest.raises(InputError, match=f"there is no sequence {index}: indices are 0 … 5"):
+    with pytest.raises(InputError, match=f"there is no sequence {index}: 6 have come, numbered from 0"):
         stream(llama, PROMPTS, **SETTINGS).cancel(index)
 
 
