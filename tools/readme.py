@@ -137,6 +137,25 @@ def budgets(data: dict[str, Any]) -> str:
     )
 
 
+def latency(data: dict[str, Any]) -> str:
+    """Served runs: measured over simulated, in milliseconds, a line a method."""
+    headings = [
+        "method",
+        "tokens/s",
+        *(f"{name} {q} %" for name in ("first token", "inter-token") for q in (50, 90, 99)),
+    ]
+    keys = ["tokens_per_s", *(f"{name}_p{q}_s" for name in ("first_token", "inter_token") for q in (50, 90, 99))]
+    rows = []
+    for run in data["runs"]:
+        pairs = [(run["metrics"][key]["measured"], run["metrics"][key]["simulated"]) for key in keys]
+        speed, *waits = pairs
+        cells = [f"{speed[0]:.1f} / {speed[1]:.1f}", *(f"{1000 * a:.0f} / {1000 * b:.0f}" for a, b in waits)]
+        rows.append([run["method"], *cells])
+    run = data["runs"][0]
+    setting = f"\n{run['num_sequences']} requests, {run['rate_per_s']:.2g} a second, batch size {run['batch_size']}, {run['device']}; measured / simulated, waits in ms.\n"
+    return markdown_table(headings, rows) + setting + origin(data["environment"])
+
+
 def law(data: dict[str, Any]) -> str:
     """Total variation of every combination of drafter, budget and rule, one column a rule."""
     rules = list(dict.fromkeys(row["acceptance"] for row in data["rows"]))
@@ -225,6 +244,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "gpu": gpu,
     "acceptance": acceptance,
     "budgets": budgets,
+    "latency": latency,
     "law": law,
 }
 

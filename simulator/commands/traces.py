@@ -144,16 +144,20 @@ def latency(
     traces: Annotated[list[Path], typer.Argument(help="Traces of runs with arrivals (bench-serving --traces).")],
     calibration: Annotated[str, typer.Option(help="Calibration: DEVICE/PAIR.")] = "cpu/tiny",
     replications: Replications = 40,
+    out: Annotated[Path | None, typer.Option(help="Write the tables, and what they come from, as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
     """Lay a served run beside what the simulator foretells of the same requests, priced by a calibration."""
-    from simulator.engine_runs.latency import foretell
+    from simulator.engine_runs.latency import foretell, write_latency
     from simulator.settings.fields import Spec
     from simulator.settings.traces import read_engine_trace
 
-    cost, found = Spec.of("table", calibration=calibration, outside="extrapolate"), {}
-    for path in traces:
-        found[str(path)] = foretell(read_engine_trace(path), cost, replications)
+    if out:
+        check_writable(out, *traces)
+    cost = Spec.of("table", calibration=calibration, outside="extrapolate")
+    found = {str(path): foretell(read_engine_trace(path), cost, replications) for path in traces}
+    if out:
+        write_latency(out, found, calibration)
     with tables(as_json):
         for name, table in found.items():
             print(f"{Path(name).name}: measured, and simulated with costs of {calibration} (mean, 5 … 95 % of runs)")

@@ -1,13 +1,20 @@
 """A served run of the engine beside what the simulator foretells of it."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
+from refimpl.core.files import write_whole
+from refimpl.core.provenance import command_line, stamp
 from simulator.engine_runs.parity import replay_scenario
 from simulator.runner import simulate
 from simulator.service.metrics import QUANTILES
 from simulator.settings.fields import Spec
-from simulator.settings.traces import EngineTrace
+from simulator.settings.tables import LIBRARIES
+from simulator.settings.traces import EngineTrace, read_engine_trace
 
 LOW, HIGH = 0.05, 0.95  # of the runs
 
@@ -60,3 +67,20 @@ def foretell(trace: EngineTrace, cost: Spec, replications: int) -> pd.DataFrame:
         {"measured": measured, "simulated": runs.mean(), "low": runs.quantile(LOW), "high": runs.quantile(HIGH)}
     )
     return table.assign(error=table["simulated"] / table["measured"] - 1)
+
+
+def write_latency(path: Path, found: dict[str, pd.DataFrame], calibration: str) -> None:
+    """Write the tables of traces, what their runs were, and where all of it comes from; whole or not at all."""
+    runs = []
+    for name, table in found.items():
+        header = read_engine_trace(name).header
+        about = {key: header[key] for key in ("method", "batch_size", "num_sequences", "device")}
+        runs.append(about | {"rate_per_s": _rate(header), "metrics": table.to_dict(orient="index")})
+    environment = stamp(*LIBRARIES) | {"command": command_line()}
+    write_whole(path, [json.dumps({"environment": environment, "calibration": calibration, "runs": runs}, indent=1)])
+
+
+def _rate(header: dict[str, Any]) -> float:
+    """Requests per second from the first arrival to the last."""
+    times = header["arrival_s"]
+    return (len(times) - 1) / max(times[-1] - times[0], 1e-9)

@@ -82,6 +82,11 @@ def test_the_command_and_the_simulator_beside_it(monkeypatch, capsys, tmp_path):
         table = json.loads(capsys.readouterr().out)[str(trace)]
         assert {f"{name}_{label}_s" for name in WAITS for label in ("p50", "p90", "p99")} < set(table)
         assert table["tokens_per_s"]["low"] <= table["tokens_per_s"]["simulated"] <= table["tokens_per_s"]["high"]
+        assert simulate(["latency", str(trace), "-n", "2", "--out", str(tmp_path / "table.json")]) == 0
+        written = json.loads((tmp_path / "table.json").read_text())
+        assert (written["calibration"], written["runs"][0]["method"]) == ("cpu/tiny", method)
+        assert written["runs"][0]["metrics"]["tokens_per_s"]["measured"] == table["tokens_per_s"]["measured"]
+        capsys.readouterr()
         measured = next(row for row in rows if row["method"] == method)
         assert table["first_token_p50_s"]["measured"] == pytest.approx(measured["first_token"]["p50_s"])
 
