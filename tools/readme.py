@@ -152,7 +152,10 @@ def latency(data: dict[str, Any]) -> str:
         cells = [f"{speed[0]:.1f} / {speed[1]:.1f}", *(f"{1000 * a:.0f} / {1000 * b:.0f}" for a, b in waits)]
         rows.append([run["method"], *cells])
     run = data["runs"][0]
-    setting = f"\n{run['num_sequences']} requests, {run['rate_per_s']:.2g} a second, batch size {run['batch_size']}, {run['device']}; measured / simulated, waits in ms.\n"
+    setting = (
+        f"\n{run['num_sequences']} requests, {run['rate_per_s']:.2g} a second, batch size {run['batch_size']}, "
+        f"{run['device']}; measured / simulated, waits in ms.\n"
+    )
     return markdown_table(headings, rows) + setting + origin(data["environment"])
 
 
