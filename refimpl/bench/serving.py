@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from refimpl.core.config import make_config
 from refimpl.core.errors import require
 from refimpl.core.request import Request
 from refimpl.generation import stream
@@ -73,6 +74,15 @@ def poisson_requests(prompts: Seq[list[int]], rate_per_s: float, count: int, see
         requests.append(Request(prompts[i % len(prompts)], arrival_s=now_s))
         now_s += rng.expovariate(rate_per_s)
     return requests
+
+
+def require_rounds(methods: Seq[str], settings: dict[str, Any]) -> None:
+    """Raise InputError, before any of them runs, for methods that cannot serve with these settings."""
+    for method in methods:
+        config = make_config(method=method, **settings)
+        require(
+            config.resolved_method.layout is not None, f"{method} has no rounds, so it serves nobody while it decodes"
+        )
 
 
 def serve(

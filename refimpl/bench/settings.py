@@ -119,9 +119,18 @@ def prompt_ids(pair: Pair, texts: Seq[Prompt], count: int, num_tokens: int, seed
     """
     if pair.tokenizer is None:
         return random_prompts(pair, count, num_tokens, seed)
-    plain = [text for text in texts if not isinstance(text, Request)]
-    if len(plain) < len(texts):
+    return [encode(pair, text, i) for i, text in enumerate(spread(plain_texts(texts), count))]
+
+
+def plain_texts(prompts: Seq[Prompt]) -> list[str | Seq[int]]:
+    """Prompts that have no settings of their own.
+
+    Raises:
+        InputError: some have, or there are none.
+    """
+    plain = [prompt for prompt in prompts if not isinstance(prompt, Request)]
+    if len(plain) < len(prompts):
         raise InputError("all prompts are decoded alike: leave out the settings that some of them have")
     if not plain:
         raise InputError("there are no texts to decode")
-    return [encode(pair, text, i) for i, text in enumerate(spread(plain, count))]
+    return plain

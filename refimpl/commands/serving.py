@@ -39,17 +39,19 @@ def bench_serving(
     Every method gets the same requests at the same times. A trace of the run can be laid beside the simulator's
     prediction (`sim latency`).
     """
-    from refimpl.bench.serving import poisson_requests, serve
+    from refimpl.bench.serving import poisson_requests, require_rounds, serve
+    from refimpl.bench.settings import plain_texts
     from refimpl.requests import encode
 
     names = methods.split(",")
+    require_rounds(names, {"batch_size": batch_size} | engine.settings())
     files = {name: traces / f"{name}.ndjson" for name in names} if traces else {}
     if traces:
         traces.mkdir(parents=True, exist_ok=True)
     check_outputs([output.output, *files.values()], [prompts.prompts])
     settings = {"batch_size": batch_size, "max_prompt_tokens": prompts.max_prompt_tokens} | engine.settings()
     pair = models.load(drafter=engine.drafter)
-    texts = [encode(pair, getattr(each, "prompt", each), i) for i, each in enumerate(prompts.read())]
+    texts = [encode(pair, each, i) for i, each in enumerate(plain_texts(prompts.read()))]
     requests, rows = poisson_requests(texts, rate, num_requests, seed), []
     with progress_bars() as bars:
         for name in names:

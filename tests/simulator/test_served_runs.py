@@ -9,7 +9,7 @@ import pytest
 from synthetic_inputs import HEADER, write_engine_trace
 
 from refimpl import InputError, Request
-from refimpl.bench.serving import Waits, poisson_requests, serve
+from refimpl.bench.serving import Waits, poisson_requests, require_rounds, serve
 from refimpl.cli import main
 from simulator.cli import main as simulate
 from simulator.engine_runs.latency import measured_waits
@@ -32,6 +32,16 @@ def test_gaps_are_exponential_and_prompts_come_in_turn():
 def test_impossible_streams(rate, count, message):
     with pytest.raises(InputError, match=message):
         poisson_requests([[1]], rate, count, 0)
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [(["inplace", "nope"], "unknown method 'nope'"), (["inplace", "autoregressive"], "autoregressive has no rounds")],
+    ids=str,
+)
+def test_every_method_is_checked_before_the_first_one_runs(methods, message):
+    with pytest.raises(InputError, match=message):
+        require_rounds(methods, {"batch_size": 2})
 
 
 def test_a_served_run(llama):
