@@ -170,6 +170,22 @@ def test_what_the_run_was_not_built_for_is_refused_and_nothing_is_lost(llama, ra
     assert [s.token_ids for s in run.result().sequences] == wanted(llama, ragged_prompts[:3])
 
 
+def test_samples_of_a_request_come_together(llama):
+    settings = {"temperature": 0.9, **SETTINGS}
+    run = stream(llama, [[1, 2]], **settings, **OPEN)
+    assert [run.submit([Request([3], n=2)]), run.submit([[4], [5]])] == [[1, 2], [3, 4]]
+    assert tokens_of(run) == wanted(llama, [[1, 2], Request([3], n=2), [4], [5]], temperature=0.9)
+
+
+def test_random_numbers_of_who_was_there_are_taken(llama):
+    run = stream(llama, [Request([1], sequence_id=7)], temperature=0.9, **SETTINGS, **OPEN)
+    with pytest.raises(InputError, match="share seed 0 and sequence id 7"):
+        run.submit([Request([2], sequence_id=7)])
+    run.submit([Request([2], sequence_id=8)])
+    with pytest.raises(InputError, match="share seed 0 and sequence id 8"):
+        run.submit([Request([3], sequence_id=8)])
+
+
 def test_a_run_that_knows_all_its_prompts_takes_no_others(llama):
     run = stream(llama, [[1, 2]], **SETTINGS)
     with pytest.raises(InputError, match="give max_model_len, so that more may come"):
