@@ -31,6 +31,7 @@ from simulator import InputError, Scenario, plots, read_validation, simulate
 from simulator.settings.calibration import load_calibration
 from simulator.settings.folders import PUBLISHED
 
+# %%
 calibration, found = load_calibration(CALIBRATION), read_validation(VALIDATION)
 {name: found.meta[name] for name in ("device", "pair", "dtype", "torch_threads", "utc_time", "commit")}
 
