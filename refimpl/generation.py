@@ -73,7 +73,7 @@ def generate(
     config = make_config(**settings)
     if config.resolved_method.layout is None:
         return decode_one_by_one(pair, prepare(pair, prompts, config, max_prompt_tokens), config, progress)
-    run = Stream(pair, prompts, config, max_prompt_tokens)
+    run = Stream(pair, listed(prompts), config, max_prompt_tokens)
     while not run.done:
         run.run_one_round()
         if progress:

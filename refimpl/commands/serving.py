@@ -46,13 +46,14 @@ def bench_serving(
     names = methods.split(",")
     require_rounds(names, {"batch_size": batch_size} | engine.settings())
     files = {name: traces / f"{name}.ndjson" for name in names} if traces else {}
-    if traces:
-        traces.mkdir(parents=True, exist_ok=True)
-    check_outputs([output.output, *files.values()], [prompts.prompts])
+    check_outputs([output.output], [prompts.prompts])
     settings = {"batch_size": batch_size, "max_prompt_tokens": prompts.max_prompt_tokens} | engine.settings()
     pair = models.load(drafter=engine.drafter)
     texts = [encode(pair, each, i) for i, each in enumerate(plain_texts(prompts.read()))]
     requests, rows = poisson_requests(texts, rate, num_requests, seed), []
+    if traces:
+        traces.mkdir(parents=True, exist_ok=True)
+        check_outputs([*files.values()], [prompts.prompts, output.output])
     with progress_bars() as bars:
         for name in names:
             row, result = serve(pair, requests, name, progress=lambda *n, name=name: bars(name, *n), **settings)

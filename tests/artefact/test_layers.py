@@ -36,6 +36,11 @@ def test_every_error_is_measured_and_seen_and_proof_stages_see_no_fewer_than_bef
     assert layers.num_seen(ROWS, layers.PROOFS) >= 47
 
 
+@pytest.mark.xfail(strict=True, reason="proof stages see 47 of 68; the others say why, on the page")
+def test_nine_of_ten_are_seen_by_a_proof_stage():
+    assert layers.num_seen(ROWS, layers.PROOFS) >= 0.9 * len(ROWS)
+
+
 def test_there_is_a_reason_for_each_error_that_no_proof_stage_sees_and_for_no_other():
     by_proofs = {name for name, cells in ROWS.items() if any(layers.seen(cells[layer]) for layer in layers.PROOFS)}
     measured = [error for error in ERRORS if error.name in ROWS]

@@ -54,6 +54,10 @@ def examples():
     return re.findall(r"Example::\n\n((?: {8}.*\n)+)", Path(whatif.__file__).read_text())
 
 
+def test_there_are_docstring_examples():
+    assert len(examples()) == Path(whatif.__file__).read_text().count("Example::") >= 1
+
+
 @pytest.mark.parametrize("code", examples())
 def test_docstring_examples_run(code, monkeypatch):
     monkeypatch.setattr(whatif, "simulate", partial(simulate_few, simulate))

@@ -98,6 +98,15 @@ def test_generate_waits_for_arrivals_too(llama, ragged_prompts):
     assert wanted(llama, requests) == wanted(llama, ragged_prompts)
 
 
+def test_generate_reads_an_iterator_to_its_end(llama, ragged_prompts):
+    assert wanted(llama, iter(ragged_prompts)) == wanted(llama, ragged_prompts)
+
+
+def test_an_iterator_without_prompts_is_a_run_without_sequences(llama):
+    run = stream(llama, iter([]), **SETTINGS, **OPEN)
+    assert (list(run), run.result().sequences) == ([], [])
+
+
 def test_prompts_from_an_iterator_are_asked_for_one_ahead(llama, ragged_prompts):
     asked = []
 
