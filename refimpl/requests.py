@@ -25,14 +25,12 @@ class Prepared:
         num_cut: prompt tokens cut from the front of each.
         samples: which of its request's samples each is, from 0.
         arrival_s: seconds after the start of the run at which each comes, in ascending order.
-        keys: of their random numbers, seed and sequence id.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
     num_cut: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     arrival_s: list[float] = field(default_factory=list)
-    keys: set[tuple[int, int]] = field(default_factory=set)
 
     def apart(self) -> Iterator["Prepared"]:
         """Each sequence by itself."""
@@ -41,7 +39,6 @@ class Prepared:
 
     def extend(self, others: "Prepared") -> None:
         """Add those that come after these."""
-        self.keys.update((sequence.seed, sequence.sequence_id) for sequence in others.sequences)
         self.sequences.extend(others.sequences)
         self.num_cut.extend(others.num_cut)
         self.samples.extend(others.samples)
@@ -88,10 +85,11 @@ class SequenceMaker:
 
     def make(self, prompts: Iterable[Prompt]) -> Prepared:
         """Sequences of the next prompts, if they can follow those that were noted."""
-        made, place = Prepared(), self.num_prompts
-        for prompt in listed(prompts):
+        made = Prepared()
+        for place, prompt in enumerate(listed(prompts), start=self.num_prompts):
             self._add(made, prompt if isinstance(prompt, Request) else Request(prompt), place)
-            place += 1
+        if not self.config.sampling.greedy:
+            self._require_new_keys(made)
         return made
 
     def note(self, made: Prepared) -> None:
@@ -99,7 +97,7 @@ class SequenceMaker:
         self.num_prompts += made.samples.count(0)
         self.num_sequences += len(made.sequences)
         self._last_s = made.arrival_s[-1]
-        self._keys.update(made.keys)
+        self._keys.update((s.seed, s.sequence_id) for s in made.sequences)
 
     def _add(self, made: Prepared, request: Request, place: int) -> None:
         """Add the samples of a request to what was made before it."""
@@ -109,15 +107,15 @@ class SequenceMaker:
         for sample in range(request.n):
             index = self.num_sequences + len(made.sequences)
             sequence = _sequence(self.pair, request, token_ids[cut:], self.config, place, index, sample)
-            self._require_possible(sequence, made, place)
+            self._require_possible(sequence, place)
             made.extend(Prepared([sequence], [cut], [sample], [request.arrival_s]))
 
     def _require_time(self, arrival_s: float, last_s: float, place: int) -> None:
         if arrival_s < last_s:
             raise InputError(f"arrivals go backwards: prompt {place} comes at {arrival_s} s, after one at {last_s} s")
 
-    def _require_possible(self, sequence: Sequence, made: Prepared, place: int) -> None:
-        """Raise InputError unless rounds have room for its drafts, and nobody draws the same numbers."""
+    def _require_possible(self, sequence: Sequence, place: int) -> None:
+        """Raise InputError unless rounds have room for its drafts."""
         drafts, most = sequence.num_speculative_tokens, self.config.num_speculative_tokens
         if self.config.resolved_token_budget is not None:
             require_verify_tokens(self.config.resolved_token_budget, drafts)
@@ -126,12 +124,18 @@ class SequenceMaker:
                 f"prompt {place} asks for {drafts} drafts a round: with max_model_len, num_speculative_tokens {most} "
                 "is the most"
             )
-        key = sequence.seed, sequence.sequence_id
-        if not self.config.sampling.greedy and (key in self._keys or key in made.keys):
-            raise InputError(
-                f"two prompts share seed {key[0]} and sequence id {key[1]}, so their samples would be tied: "
-                "give one another seed or sequence id (a sample's own is its place in the results)"
-            )
+
+    def _require_new_keys(self, made: Prepared) -> None:
+        """Raise InputError where two sequences would draw the same numbers."""
+        taken = set[tuple[int, int]]()
+        for sequence in made.sequences:
+            key = sequence.seed, sequence.sequence_id
+            if key in self._keys or key in taken:
+                raise InputError(
+                    f"two prompts share seed {key[0]} and sequence id {key[1]}, so their samples would be tied: "
+                    "give one another seed or sequence id (a sample's own is its place in the results)"
+                )
+            taken.add(key)
 
 
 def listed(prompts: Iterable[Prompt]) -> list[Prompt]:
