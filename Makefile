@@ -63,11 +63,14 @@ docs: $(STAMP)
 notebooks: $(STAMP)
 	$(BIN)/python tools/notebooks.py
 
-# Pages for people without Jupyter: the notebooks as they are committed, and the what-if panel.
+# Pages for people without Jupyter: the notebooks as they are committed, and the what-if panel on measured and on computed costs.
 html: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'
 	$(BIN)/jupyter nbconvert --to html --output-dir build/html notebooks/*.ipynb
 	$(BIN)/raggedspec sim panel --set cost.kind=table --set cost.calibration=cpu/tiny --workers 2 --out build/html/panel.html
+	$(BIN)/raggedspec sim panel --set "name=64 requests at once on a GPU" --axis device=h100,a100-80,l40s \
+	  --axis models=qwen3-8b+qwen3-0.6b,vicuna-7b+vicuna-68m --axis batch_size=1,4,16 --axis num_speculative_tokens=1,3,5 \
+	  --axis acceptance=0.5,0.7,0.9 --axis deviation=0.15 --workers 2 --out build/html/panel-gpus.html
 
 lab: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'

@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Which method should I choose?
 #
-# Move the batch size, the window, the number of drafts, the acceptance, its spread over requests and the rate of arrivals; see what each
-# method does, and which one to take. All methods meet the same requests, so that their difference is paired.
+# Move the batch size, the window, the number of drafts, the acceptance, its spread over requests and the rate of arrivals, or choose a
+# device and models; see what each method does, and which one to take. All methods meet the same requests, so that their difference is paired.
 #
 # Inputs: the costs of `cpu/tiny`
 
@@ -35,7 +35,8 @@ base = Scenario(cost=COST, workload=WORKLOAD)
 # ## The panel
 #
 # It works where a kernel runs (`make lab`). Arrivals of 0 per second stand for all requests at once: then the method with most tokens per
-# second is recommended, else the one with the lowest 99th percentile of latency. Outside the measured range it says so.
+# second is recommended, else the one with the lowest 99th percentile of latency. Outside the measured range it says so. With a device and
+# models, costs are computed from their facts instead.
 
 # %%
 panel(base)

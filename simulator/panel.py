@@ -1,12 +1,13 @@
-"""A panel of sliders for notebooks: move a setting, see what each method does with it."""
+"""A panel for notebooks: move a slider or choose a device, see what each method does then."""
 
 import html
 from collections.abc import Sequence
 from typing import Any
 
 from refimpl.core.errors import InputError
+from simulator.settings.hardware import shipped
 from simulator.settings.scenario import Scenario
-from simulator.studies.whatif import LABELS, METHODS, WhatIf, outlook
+from simulator.studies.whatif import LABELS, METHODS, PAIRS, WhatIf, outlook
 
 SLIDERS: dict[str, dict[str, Any]] = {  # field of WhatIf -> range
     "batch_size": {"min": 1, "max": 32},
@@ -16,6 +17,7 @@ SLIDERS: dict[str, dict[str, Any]] = {  # field of WhatIf -> range
     "deviation": {"min": 0.0, "max": 0.4, "step": 0.05},
     "rate_per_s": {"min": 0.0, "max": 20.0, "step": 0.25},
 }
+AS_GIVEN = ("as in the scenario", None)  # the first choice, as a label and a value
 
 
 def answer_html(question: WhatIf, base: Scenario, methods: Sequence[str], replications: int) -> str:
@@ -27,11 +29,11 @@ def answer_html(question: WhatIf, base: Scenario, methods: Sequence[str], replic
 
 
 def panel(base: Scenario | None = None, methods: Sequence[str] = METHODS, replications: int = 5) -> Any:
-    """Sliders with the answer below them. Needs ipywidgets: ``pip install 'raggedspec[notebooks]'``.
+    """Sliders and choices with the answer below them. Needs ipywidgets: ``pip install 'raggedspec[notebooks]'``.
 
     Args:
-        base: costs, lengths and whatever no slider moves. Its study is replaced: 64 requests, at the rate of the
-            slider, or all at once where that is 0.
+        base: lengths and whatever is not moved, and the costs until a device and models are chosen. Its study is
+            replaced: 64 requests, at the rate of the slider, or all at once where that is 0.
         methods: to compare.
         replications: of each; more of them narrow the interval and take longer.
 
@@ -41,18 +43,37 @@ def panel(base: Scenario | None = None, methods: Sequence[str] = METHODS, replic
     """
     import ipywidgets as widgets
 
-    base, start, answer = base or Scenario(), WhatIf(rate_per_s=0.0), widgets.HTML()
-    sliders: dict[str, Any] = {}
+    base, answer = base or Scenario(), widgets.HTML()
+    moved = _sliders(WhatIf(rate_per_s=0.0)) | _choices()
+
+    def show(_: Any = None) -> None:
+        question = WhatIf(**{name: widget.value for name, widget in moved.items()})
+        answer.value = answer_html(question, base, methods, replications)
+
+    for widget in moved.values():
+        widget.observe(show, names="value")
+    show()
+    return widgets.VBox([*moved.values(), answer])
+
+
+def _sliders(start: WhatIf) -> dict[str, Any]:
+    """Field of WhatIf → its slider."""
+    import ipywidgets as widgets
+
+    sliders = {}
     for name, limits in SLIDERS.items():
         value = getattr(start, name)
         kind = widgets.IntSlider if isinstance(value, int) else widgets.FloatSlider
         sliders[name] = kind(value=value, description=LABELS[name], continuous_update=False, **limits)
+    return sliders
 
-    def show(_: Any = None) -> None:
-        question = WhatIf(**{name: slider.value for name, slider in sliders.items()})
-        answer.value = answer_html(question, base, methods, replications)
 
-    for slider in sliders.values():
-        slider.observe(show, names="value")
-    show()
-    return widgets.VBox([*sliders.values(), answer])
+def _choices() -> dict[str, Any]:
+    """Field of WhatIf → its list of shipped facts to choose from."""
+    import ipywidgets as widgets
+
+    offered = {"device": shipped("devices"), "models": PAIRS}
+    return {
+        name: widgets.Dropdown(options=[AS_GIVEN, *((value, value) for value in values)], description=LABELS[name])
+        for name, values in offered.items()
+    }

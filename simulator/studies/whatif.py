@@ -1,14 +1,14 @@
-"""What if batch, window, drafts, acceptance or load were others? One question, every method, a recommendation."""
+"""What if batch, drafts, acceptance, load or device were others? One question, every method, a recommendation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from refimpl.core.errors import require
+from refimpl.core.errors import require, shown
 from refimpl.core.shown import Shown
 from simulator.runner import Results, mean_interval, simulate
-from simulator.settings.fields import PAIRED
+from simulator.settings.fields import COUNT, NON_NEGATIVE, PAIRED, PROBABILITY, WHOLE, check_fields, number_field
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 from simulator.settings.scenario import Scenario
 
@@ -17,9 +17,13 @@ METRICS = ("tokens_per_s", "latency_p99_s", "grouping_rate")
 LABELS = {  # of what is moved, and of the metrics
     "batch_size": "batch size", "window_size": "window", "num_speculative_tokens": "drafts per round",
     "acceptance": "acceptance", "deviation": "its spread", "rate_per_s": "arrivals per s", "tokens_per_s": "tokens/s",
-    "latency_p99_s": "P99 latency, s", "grouping_rate": "grouped rounds",
+    "latency_p99_s": "P99 latency, s", "grouping_rate": "grouped rounds", "device": "device", "models": "models",
 }  # fmt: skip
 NUM_REQUESTS = 64
+PAIRS = (  # of models, TARGET+DRAFT, that a panel offers
+    "qwen3-8b+qwen3-0.6b", "qwen3-14b+qwen3-0.6b", "qwen3-32b+qwen3-0.6b", "llama-3-8b+llama-3-1b",
+    "llama-3-70b+llama-3-1b", "vicuna-7b+vicuna-68m", "glm-4-9b+glm-draft-0.6b",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,41 +38,69 @@ class WhatIf:
         deviation: standard deviation of that probability over the requests.
         rate_per_s: requests that arrive per second, `NUM_REQUESTS` of them; 0 for all of these at once, None for the
             requests of the scenario that is asked about.
+        device: whose costs are computed (kind roofline), by name or YAML file; None for that of the scenario.
+        models: TARGET+DRAFT, each by name or YAML file; None for those of the scenario.
+
+    Raises:
+        InputError: a value out of range.
     """
 
-    batch_size: int = 4
-    window_size: int = 16
-    num_speculative_tokens: int = 5
-    acceptance: float = DEFAULT_PROBABILITY
-    deviation: float = 0.15
-    rate_per_s: float | None = None
+    batch_size: int = number_field(COUNT, 4)
+    window_size: int = number_field(COUNT, 16)
+    num_speculative_tokens: int = number_field(WHOLE, 5)
+    acceptance: float = number_field(PROBABILITY, DEFAULT_PROBABILITY)
+    deviation: float = number_field(NON_NEGATIVE, 0.15)
+    rate_per_s: float | None = number_field(NON_NEGATIVE, None)
+    device: str | None = None
+    models: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def scenario(self, base: Scenario, method: str) -> Scenario:
         """The scenario that answers for one method.
 
-        Method, window, batch size, drafts and acceptance of `base` are replaced, its study only by a `rate_per_s`.
+        Method, window, batch size, drafts and acceptance of `base` are replaced, its study only by a `rate_per_s`, its
+        costs only by a `device` or `models`.
 
         Raises:
-            InputError: a value out of range, or a deviation that is impossible around that mean.
+            InputError: a deviation that is impossible around that mean, or costs that the scenario cannot have.
         """
-        changed = base.but({**self._changes(), "engine.window_size": None}, method=method)
+        changed = base.but({**self._changes(base), "engine.window_size": None}, method=method)
         if changed.engine.scheduler != "grouped":
             return changed
         return changed.but({"engine.window_size": max(self.window_size, self.batch_size)})
 
-    def _changes(self) -> dict[str, object]:
+    def _changes(self, base: Scenario) -> dict[str, object]:
         changes: dict[str, object] = {
             "engine.batch_size": self.batch_size,
             "engine.num_speculative_tokens": self.num_speculative_tokens,
             "acceptance": self._acceptance(),
         }
-        return changes if self.rate_per_s is None else changes | {"study": self._study(self.rate_per_s)}
+        if self.rate_per_s is not None:
+            changes["study"] = self._study(self.rate_per_s)
+        if self.device or self.models:
+            changes["cost"] = self._cost(base)
+        return changes
 
     def _study(self, rate_per_s: float) -> dict[str, object]:
         if not rate_per_s:
             return {"kind": "offline", "num_requests": NUM_REQUESTS}
         arrivals = {"kind": "poisson", "rate_per_s": rate_per_s}
         return {"kind": "open", "num_requests": NUM_REQUESTS, "arrivals": arrivals}
+
+    def _cost(self, base: Scenario) -> dict[str, object]:
+        """Costs of kind roofline; what the scenario's own say beyond device and models is kept."""
+        known = base.cost.as_mapping() if base.cost.kind == "roofline" else {}
+        if self.device:
+            known["device"] = self.device
+        if self.models:
+            target, _, draft = self.models.partition("+")
+            require(bool(target and draft), f"models must be TARGET+DRAFT, not {shown(self.models)}")
+            known |= {"target": target, "draft": draft}
+        complete = {"device", "target"} <= set(known)
+        require(complete, "choose both a device and models: costs of the scenario are not of kind roofline")
+        return {"kind": "roofline"} | known
 
     def _acceptance(self) -> dict[str, object]:
         """Beta(a, b) of that mean and deviation, in the limit of no deviation one probability for all."""

@@ -1,14 +1,15 @@
 """The answers to many what-if questions, computed ahead, for a page that runs without a server."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 from refimpl.core.errors import InputError, require
 from simulator.runner import run_parallel
 from simulator.settings.fields import PAIRED
+from simulator.settings.plain_yaml import parse_yaml
 from simulator.settings.scenario import Scenario
 from simulator.studies.whatif import LABELS, METHODS, METRICS, Outlook, WhatIf, check_methods, outlook
 
@@ -19,6 +20,7 @@ AXES: dict[str, tuple[Any, ...]] = {  # field of WhatIf -> values
     "deviation": (0.0, 0.15),
 }
 DIGITS = 4
+MOST_QUESTIONS = 2000  # of a page, which takes about half a kilobyte for each
 
 Answer = dict[str, Any]
 
@@ -63,7 +65,7 @@ def answer_grid(
         base: costs, lengths and whatever no axis moves, see `WhatIf.scenario`.
         methods: to compare, at least two.
         replications: of each, at least two.
-        axes: field of `WhatIf` → values.
+        axes: field of `WhatIf` → values; at most `MOST_QUESTIONS` combinations.
         workers: processes; answers do not depend on them.
         progress: called with (what, done, all).
 
@@ -72,6 +74,8 @@ def answer_grid(
     """
     PAIRED.check(replications, "replications")
     check_methods(methods)
+    count = prod(map(len, axes.values()))
+    require(count <= MOST_QUESTIONS, f"{count} questions are more than {MOST_QUESTIONS}: give fewer values")
     questions = [WhatIf(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
     jobs = [(question, base, tuple(methods), replications) for question in questions]
     answers = []
@@ -82,6 +86,22 @@ def answer_grid(
     grid = WhatIfGrid(base.name, axes, answers)
     require(grid.num_answered > 0, answers[0]["answer"])
     return grid
+
+
+def read_axes(changes: Sequence[str], axes: dict[str, tuple[Any, ...]] = AXES) -> dict[str, tuple[Any, ...]]:
+    """Axes with changes, each ``NAME=VALUE,VALUE …``: other values of an axis, or one more field of `WhatIf`.
+
+    Raises:
+        InputError: no such field, or no values.
+    """
+    known, found = [item.name for item in fields(WhatIf)], dict(axes)
+    for change in changes:
+        name, _, text = change.partition("=")
+        require(name in known, f"--axis {change}: must be NAME=VALUE,VALUE with a name of: {', '.join(known)}")
+        values = parse_yaml(f"[{text}]", f"--axis {change}")
+        require(bool(values), f"--axis {change}: no values are given")
+        found[name] = tuple(values)
+    return found
 
 
 def answer_of(question: WhatIf, base: Scenario, methods: Sequence[str], replications: int) -> Answer:

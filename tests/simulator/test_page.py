@@ -1,4 +1,4 @@
-"""The page with sliders: every point of the grid is answered, and a browser shows the answer of the point chosen."""
+"""The page of the panel: every point of the grid is answered, and a browser shows the answer of the point chosen."""
 
 import json
 import shutil
@@ -10,10 +10,16 @@ from simulator.cli import main
 from simulator.page import write_page
 from simulator.settings.scenario import Scenario
 from simulator.studies.whatif import METRICS, WhatIf, outlook
-from simulator.studies.whatif_grid import answer_grid
+from simulator.studies.whatif_grid import AXES as USUAL_AXES
+from simulator.studies.whatif_grid import answer_grid, read_axes
 
 AXES = {"batch_size": (1, 2, 4), "acceptance": (0.5, 0.8)}
 METHODS = ("eqspec", "inplace")
+MACHINES = {
+    "batch_size": (4,),
+    "device": ("h100", "l40s"),
+    "models": ("qwen3-8b+qwen3-0.6b", "vicuna-7b+vicuna-68m"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +32,11 @@ def page(grid, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "panel.html"
     write_page(grid, path)
     return path
+
+
+@pytest.fixture(scope="module")
+def machines():
+    return answer_grid(Scenario(study={"num_requests": 8}), METHODS, 2, MACHINES)
 
 
 def test_answers_are_those_of_the_questions_last_axis_fastest(grid):
@@ -78,7 +89,8 @@ def test_the_page_contains_the_grid_and_asks_no_server(grid, page):
     assert "http" not in text.replace(data, "")
 
 
-def test_a_slider_changes_the_numbers_in_a_browser(grid, page, tmp_path):
+@pytest.fixture
+def chrome(tmp_path):
     webdriver = pytest.importorskip("selenium.webdriver")
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not browser or not driver:
@@ -88,14 +100,63 @@ def test_a_slider_changes_the_numbers_in_a_browser(grid, page, tmp_path):
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"):
         options.add_argument(argument)
     with webdriver.Chrome(options, webdriver.ChromeService(driver)) as chrome:
-        chrome.get(page.as_uri())
-        assert chrome.find_element("id", "answer").text == grid.answers[3]["answer"]
-        chrome.find_element("id", "batch_size").send_keys(webdriver.Keys.ARROW_RIGHT)
-        assert chrome.find_element("id", "answer").text == grid.answers[5]["answer"]
-        mean = grid.answers[5]["methods"]["inplace"][0][0]
-        rows = {row.text.split()[0]: row.text for row in chrome.find_elements("css selector", "#rows tr")}
-        shown = f"{round(mean):,}" if mean >= 100 else f"{mean:#.3g}".rstrip(".")
-        assert shown in rows["inplace"]
+        yield chrome
+
+
+def check_shown(chrome, answer, method="inplace"):
+    """The page says the answer in words, and the method's tokens per second."""
+    assert chrome.find_element("id", "answer").text == answer["answer"]
+    mean = answer["methods"][method][0][0]
+    rows = {row.text.split()[0]: row.text for row in chrome.find_elements("css selector", "#rows tr")}
+    assert (f"{round(mean):,}" if mean >= 100 else f"{mean:#.3g}".rstrip(".")) in rows[method]
+
+
+def test_a_slider_changes_the_numbers_in_a_browser(chrome, grid, page):
+    from selenium.webdriver import Keys
+
+    chrome.get(page.as_uri())
+    check_shown(chrome, grid.answers[3])
+    chrome.find_element("id", "batch_size").send_keys(Keys.ARROW_RIGHT)
+    check_shown(chrome, grid.answers[5])
+
+
+def test_another_device_and_other_models_change_the_numbers_in_a_browser(chrome, machines, tmp_path):
+    from selenium.webdriver.support.ui import Select
+
+    write_page(machines, tmp_path / "machines.html")
+    chrome.get((tmp_path / "machines.html").as_uri())
+    check_shown(chrome, machines.answers[0])
+    Select(chrome.find_element("id", "device")).select_by_visible_text("l40s")
+    check_shown(chrome, machines.answers[2])
+    Select(chrome.find_element("id", "models")).select_by_visible_text("vicuna-7b+vicuna-68m")
+    check_shown(chrome, machines.answers[3])
+    speeds = [answer["methods"]["inplace"][0][0] for answer in machines.answers]
+    assert speeds[0] > 2 * speeds[2], "an H100 reads its memory almost four times as fast as an L40S"
+
+
+def test_axes_are_replaced_and_added_by_name():
+    axes = read_axes(["batch_size=1, 2", "models=qwen3-8b+qwen3-0.6b"])
+    assert axes == USUAL_AXES | {"batch_size": (1, 2), "models": ("qwen3-8b+qwen3-0.6b",)}
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        (["batch=1"], "--axis batch=1: must be NAME=VALUE,VALUE with a name of: batch_size"),
+        (["device="], "--axis device=: no values are given"),
+        (["device=5"], "device must be a text, not 5"),
+        (["batch_size=1.5"], "batch_size must be an integer"),
+        (["window_size=" + ",".join(map(str, range(1, 12)))], "2200 questions are more than 2000: give fewer values"),
+        (["device=h100"], "choose both a device and models"),
+        (["device=h100", "models=qwen3-8b"], "models must be TARGET+DRAFT, not 'qwen3-8b'"),
+    ],
+)
+def test_axes_that_cannot_be_are_one_line(axes, message, tmp_path, capsys):
+    few = [f"--axis={name}={values[0]}" for name, values in USUAL_AXES.items() if "window_size" not in axes[0]]
+    assert main(["panel", *few, *(f"--axis={axis}" for axis in axes), "--out", str(tmp_path / "panel.html")]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_refuses_a_folder_that_is_not_there(capsys):

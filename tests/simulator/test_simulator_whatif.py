@@ -12,9 +12,10 @@ import pytest
 from refimpl.core.errors import InputError
 from simulator.panel import SLIDERS, panel
 from simulator.runner import mean_interval, simulate
+from simulator.settings.hardware import shipped
 from simulator.settings.scenario import Scenario
 from simulator.studies import whatif
-from simulator.studies.whatif import LABELS, METRICS, WhatIf, outlook, speedup
+from simulator.studies.whatif import LABELS, METRICS, PAIRS, WhatIf, outlook, speedup
 
 DEAR = Scenario(cost={"kind": "linear", "verify_base_s": 0.02, "realign_base_s": 0.02, "concat_base_s": 0.02})
 TWO = ("eqspec", "inplace")
@@ -34,6 +35,24 @@ def test_the_scenario_is_what_was_asked():
     assert question.scenario(DEAR, "inplace").engine.window_size is None
     assert WhatIf(deviation=0).scenario(DEAR, "inplace").acceptance.kind == "iid"
     assert WhatIf(rate_per_s=0.0).scenario(DEAR, "inplace").study.kind == "offline"
+
+
+def test_device_and_models_are_laid_over_the_costs_of_the_scenario():
+    own = {"kind": "roofline", "device": "h100", "target": "qwen3-8b", "draft": "qwen3-0.6b", "dtype": "float16"}
+    base = Scenario(cost=own)
+    other = WhatIf(device="l40s").scenario(base, "inplace").cost
+    assert other.as_mapping() == own | {"device": "l40s"}
+    assert WhatIf(models="qwen3-4b+qwen3-0.6b").scenario(base, "inplace").cost.as_mapping() == own | {
+        "target": "qwen3-4b"
+    }
+    assert WhatIf(device="l40s", models="a+b").scenario(DEAR, "inplace").cost.as_mapping() == {
+        "kind": "roofline", "device": "l40s", "target": "a", "draft": "b",
+    }  # fmt: skip
+    assert WhatIf().scenario(base, "inplace").cost == base.cost
+
+
+def test_the_models_that_are_offered_are_shipped():
+    assert {name for pair in PAIRS for name in pair.split("+")} <= set(shipped("architectures"))
 
 
 def test_the_requests_are_those_of_the_scenario_unless_a_rate_is_asked_for():
@@ -72,6 +91,10 @@ def simulate_few(run, scenario, replications, **settings):
 def test_what_cannot_be_is_refused():
     with pytest.raises(InputError, match=r"deviation must be below 0.46 at a mean of 0.7, not 0.5"):
         WhatIf(deviation=0.5).scenario(DEAR, "inplace")
+    with pytest.raises(InputError, match="batch_size must be an integer"):
+        WhatIf(batch_size=0)
+    with pytest.raises(InputError, match="models must be TARGET"):
+        WhatIf(device="h100", models="qwen3-8b").scenario(DEAR, "inplace")
     with pytest.raises(InputError, match="at least two"):
         outlook(WhatIf(), DEAR, ["inplace"])
     with pytest.raises(InputError, match="replications"):
@@ -100,7 +123,7 @@ def test_methods_that_do_not_differ_are_not_decided():
 def test_the_panel_follows_its_sliders():
     box = panel(DEAR, TWO, 2)
     *sliders, answer = box.children
-    assert [slider.description for slider in sliders] == [LABELS[name] for name in SLIDERS]
+    assert [slider.description for slider in sliders] == [LABELS[name] for name in (*SLIDERS, "device", "models")]
     before = answer.value
     assert "take inplace" in before
     sliders[0].value = 2
@@ -108,6 +131,17 @@ def test_the_panel_follows_its_sliders():
     assert "take inplace" in answer.value
     sliders[3].value, sliders[4].value = 0.95, 0.4
     assert "deviation must be below 0.22" in answer.value
+
+
+def test_the_panel_follows_the_choice_of_a_device_and_models():
+    *_, device, models, answer = panel(DEAR, TWO, 2).children
+    device.value = "h100"
+    assert "choose both a device and models" in answer.value
+    models.value = "qwen3-8b+qwen3-0.6b"
+    fast = answer.value
+    device.value = "l40s"
+    assert "tokens_per_s" in fast
+    assert "tokens_per_s" in answer.value != fast
 
 
 def test_speed_over_no_drafts_is_a_paired_ratio():
