@@ -9,8 +9,8 @@ their text has changed. Without a replayer nothing is measured, and rows of chan
 |-------------|------------------------------------------------------------------------------------------------|
 | solver      | Z3 looks for a counterexample to the claims on kernels or placements; asked where it reads the file |
 | search      | a third of the exhaustive searches over the schedulers; asked where it reads the file          |
-| enumeration | the exact law of small runs under rejection sampling                                           |
-| runs        | tokens of small runs, every layout, greedy and coupled, cancelled, preempted, recorded         |
+| enumeration | the exact law of small runs under rejection sampling, and of the keyed numbers                 |
+| runs        | tokens of small runs, every layout, greedy and coupled, cancelled, preempted, recorded, asked  |
 | replay      | small runs, with tokens and slots, before the machine extracted from Coq                       |
 | checks      | the same runs with the run-time checks on                                                      |
 | test        | the tests that name the error; asked where no other layer sees it                              |
@@ -25,7 +25,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 from unittest.mock import patch
 
@@ -65,17 +65,20 @@ def by_search() -> Seen:
     from proofs.conformance import schedulers as s
 
     some = [*islice(s.with_blocks(), 0, None, 3), *islice(s.configurations(), 0, None, 3)]
-    return next((v.name for v in s.verdicts(iter(some), Counter()) if not v.ok), None)
+    found = chain(s.verdicts(iter(some), Counter()), [s.by_default(Counter())])
+    return next((v.name for v in found if not v.ok), None)
 
 
 def by_law() -> Seen:
     """The first law that is off."""
-    from proofs.conformance import laws
+    from proofs.conformance import filtered, laws, numbers
     from refimpl.core.drafting import DraftingConfig
 
     methods = ("inplace+fifo", "realigned+static", "masked+grouped", "paged+fifo", "rollback+static")
     some = [*((method, laws.RAGGED, "model") for method in methods), ("inplace+fifo", laws.REPEATED, "ngram")]
-    found = (laws.verdict(method, drafter, shape, DraftingConfig(drafter)) for method, shape, drafter in some)
+    some += [("inplace+fifo", shape, "model") for shape in laws.LARGER.values()]
+    small = (laws.verdict(method, drafter, shape, DraftingConfig(drafter)) for method, shape, drafter in some)
+    found = chain(small, numbers.check(), filtered.check())
     return next((v.detail or v.name for v in found if not v.ok), None)
 
 
@@ -93,18 +96,18 @@ def small_runs(checks: str) -> Iterator[tuple[str, Any]]:
 
     with small_borders(), patch.object(runs, "engine_for", engine_for):
         for method in SAMPLED:
-            yield method, islice(runs.greedy_runs(method), 0, None, 29)
+            yield method, islice(runs.greedy_runs(method), 3, None, 4)
             yield method, islice(runs.coupled_runs(method), 0, None, 5)
             for kind, some in reach.KINDS.items():
                 if reach.applies(kind, method):
-                    yield f"{method}, {kind}", islice(some(method, Counter()), 0, None, 3)
+                    yield f"{method}, {kind}", islice(some(method, Counter()), 0, None, 1 if kind in reach.FEW else 3)
 
 
 def by_runs(checks: str = "off") -> Seen:
     """The first run with other tokens, or other drafts accepted."""
-    from proofs.conformance import runs
+    from proofs.conformance import reach, runs
 
-    found = (runs.verdict(name, some)[0] for name, some in small_runs(checks))
+    found = chain((runs.verdict(name, some)[0] for name, some in small_runs(checks)), reach.refusals())
     return next((f"{v.name}: {v.detail}" for v in found if not v.ok), None)
 
 

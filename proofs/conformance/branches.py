@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -14,11 +15,22 @@ from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys
 CERTAIN = 1e-30  # a number in the race that no other token wins against
 
 
+class Place(NamedTuple):
+    """What a number is for, and the engine's own stream that it comes from."""
+
+    sequence: int
+    position: int
+    purpose: Purpose
+    stream: int
+
+
 @dataclass
 class BranchSource(RandomSource):
     """Answers by a script of branch numbers; beyond it takes the first branch, and notes how many there were.
 
-    What can no longer matter (rows that have finished, positions past a row's budget) gets a fixed answer.
+    The engine's own race and its own test run; only the numbers that they ask for are replaced. One stream has one
+    number, whoever asks. What can no longer matter (rows that have finished, positions past a row's budget) gets a
+    fixed answer.
     """
 
     script: list[int]
@@ -27,63 +39,74 @@ class BranchSource(RandomSource):
     weight: Fraction = Fraction(1)
     _drawn: dict = field(default_factory=dict)
     _uniform: dict = field(default_factory=dict)
+    _owners: dict = field(default_factory=dict)
 
     def draw(self, weights, keys, position, purpose):
         """The engine's own race, with numbers in which the token of the branch wins."""
-        starts = _starts(keys)
-        chosen = [
-            [
-                self._token(weights[i, j], int(keys.sequence[i]), int(position[i, j]), purpose, starts[i])
-                for j in range(position.shape[1])
-            ]
-            for i in range(position.shape[0])
-        ]
-        noise = torch.full(weights.shape, 1.0, dtype=torch.float64)
-        noise.scatter_(-1, torch.tensor(chosen)[..., None], CERTAIN)
-        with patch.object(sampling, "exponentials", lambda *_: noise):
+
+        def exponentials(keys, position, purpose, size):
+            rows = zip(weights, self._places(keys, position, purpose), strict=True)
+            chosen = [[self._token(w, place) for w, place in zip(*row, strict=True)] for row in rows]
+            noise = torch.full((*position.shape, size), 1.0, dtype=torch.float64)
+            return noise.scatter_(-1, torch.tensor(chosen)[..., None], CERTAIN)
+
+        with patch.object(sampling, "exponentials", exponentials):
             return super().draw(weights, keys, position, purpose)
 
     def accepts(self, target_probability, draft_probability, keys, position):
         """The engine's own test, with a number on the side of the branch."""
-        p, q, starts = target_probability.tolist(), draft_probability.tolist(), _starts(keys)
-        numbers = [
-            [
-                self._number(
-                    Fraction(p[i][j]), Fraction(q[i][j]), int(keys.sequence[i]), int(position[i, j]), starts[i]
-                )
-                for j in range(len(p[i]))
-            ]
-            for i in range(len(p))
-        ]
-        uniform = torch.tensor(numbers, dtype=torch.float64).reshape(position.shape)
-        with patch.object(sampling, "uniform", lambda *_: uniform):
+
+        def uniform(keys, position, purpose):
+            places = self._places(keys, position, purpose)
+            rows = zip(target_probability.tolist(), draft_probability.tolist(), places, strict=True)
+            numbers = [[self._number(*each) for each in zip(*row, strict=True)] for row in rows]
+            return torch.tensor(numbers, dtype=torch.float64).reshape(position.shape)
+
+        with patch.object(sampling, "uniform", uniform):
             return super().accepts(target_probability, draft_probability, keys, position)
 
-    def _matters(self, sequence: int, position: int, purpose: Purpose) -> bool:
-        row = self.sequences[sequence]
-        end = row.prompt_len + row.max_new_tokens
-        return not row.finished and position < (end if purpose is Purpose.NEXT else end - 1)
+    def _places(self, keys: RowKeys, position: torch.Tensor, purpose: Purpose) -> list[list[Place]]:
+        """What the numbers are for.
 
-    def _token(self, weights: torch.Tensor, sequence: int, position: int, purpose: Purpose, start: int) -> int:
+        Raises:
+            RuntimeError: a stream that is asked for something else, too.
+        """
+        streams, sequences = sampling._stream(keys, position, purpose).tolist(), keys.sequence.tolist()
+        rows = zip(sequences, position.tolist(), streams, strict=True)
+        places = [
+            [Place(sequence, at, purpose, stream) for at, stream in zip(*row, strict=True)] for sequence, *row in rows
+        ]
+        for place in (place for row in places for place in row):
+            owner = self._owners.setdefault(place.stream, place)
+            if owner != place:
+                raise RuntimeError(f"{owner} and {place} share a stream")
+        return places
+
+    def _matters(self, place: Place) -> bool:
+        row = self.sequences[place.sequence]
+        end = row.prompt_len + row.max_new_tokens
+        return not row.finished and place.position < (end if place.purpose is Purpose.NEXT else end - 1)
+
+    def _token(self, weights: torch.Tensor, place: Place) -> int:
         masses = tuple(Fraction(w) for w in weights.tolist())
         tokens = [t for t, mass in enumerate(masses) if mass]
-        if not self._matters(sequence, position, purpose):
+        if not self._matters(place):
             return tokens[-1] if tokens else 0
-        key = (sequence, position, purpose, start, masses)
+        key = (place.stream, masses)
         if key not in self._drawn:
             total = sum(masses)
             self._drawn[key] = tokens[self._branch([masses[t] / total for t in tokens])]
         return self._drawn[key]
 
-    def _number(self, p: Fraction, q: Fraction, sequence: int, position: int, start: int) -> float:
+    def _number(self, p: float, q: float, place: Place) -> float:
         """The key's uniform number: below p/q or not, by the branch, in the interval that it is known to lie in."""
-        if not self._matters(sequence, position, Purpose.ACCEPT):
+        if not self._matters(place):
             return 0.0
-        low, high = self._uniform.get((sequence, position, start), (Fraction(0), Fraction(1)))
-        threshold = min(max(p / q, low), high)
+        low, high = self._uniform.get(place.stream, (Fraction(0), Fraction(1)))
+        threshold = min(max(Fraction(p) / Fraction(q), low), high)
         share = (threshold - low) / (high - low)
         yes = share == 1 or (share > 0 and self._branch([share, 1 - share]) == 0)
-        self._uniform[sequence, position, start] = low, high = (low, threshold) if yes else (threshold, high)
+        self._uniform[place.stream] = low, high = (low, threshold) if yes else (threshold, high)
         return float((low + high) / 2)
 
     def _branch(self, probabilities: list[Fraction]) -> int:
@@ -94,11 +117,6 @@ class BranchSource(RandomSource):
         self.branches.append(len(probabilities))
         self.weight *= probabilities[chosen]
         return chosen
-
-
-def _starts(keys: RowKeys) -> list[int]:
-    """Where the rounds of the rows began, if their numbers depend on it."""
-    return [0] * len(keys.seed) if keys.start is None else keys.start.tolist()
 
 
 def scripts(run: Callable[[list[int]], list[int]]) -> Iterator[None]:

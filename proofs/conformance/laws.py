@@ -26,12 +26,14 @@ from refimpl.core.drafting import DraftingConfig
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import rejection
 from refimpl.decoding.engine import Engine
+from refimpl.models.adapter import Pair
 
 Outputs = tuple[Text, ...]
 Law = dict[Outputs, Fraction]
 MODEL = DraftingConfig()
 CAPACITY = DraftingConfig(draft_budget="capacity", draft_capacity=1)  # of one draft for all rows
 CONFIDENCE = DraftingConfig(draft_budget="confidence", draft_threshold=0.3)
+AS_IT_IS = SamplingConfig(temperature=1.0)
 MAX_PATHS = 20_000  # an enumeration that reaches this was truncated: a failure
 
 
@@ -49,30 +51,26 @@ class Job:
         return len(self.prompt) + self.budget
 
 
-def engine_law(
-    method: str,
-    jobs: list[Job],
-    target: Table,
-    draft: Table,
-    vocab_size: int,
-    checks: str,
-    drafting: DraftingConfig,
-    acceptance: AcceptanceName,
-) -> tuple[Law, int]:
-    """Law of the outputs of complete runs, and the number of paths."""
-    law: Law = defaultdict(Fraction)
-    config = DecodeConfig(
+def config_of(
+    method: str, checks: str, drafting: DraftingConfig, acceptance: AcceptanceName, sampling: SamplingConfig
+) -> DecodeConfig:
+    """Settings of runs that are enumerated."""
+    return DecodeConfig(
         method=method,
         batch_size=2,
         window_size=2 + method.endswith("grouped"),
         aging_bound=1,
         acceptance=acceptance,
-        sampling=SamplingConfig(temperature=1.0),
+        sampling=sampling,
         checks=checks,
         block_size=BLOCK_SIZE,
         drafting=drafting,
     )
-    pair = pair_of(target, draft, vocab_size)
+
+
+def engine_law(config: DecodeConfig, jobs: list[Job], pair: Pair) -> tuple[Law, int]:
+    """Law of the outputs of complete runs, and the number of paths."""
+    law: Law = defaultdict(Fraction)
 
     def run(script: list[int]) -> list[int]:
         no_cache = {} if config.drafting.uses_draft else {"draft_cached": None}
@@ -86,7 +84,7 @@ def engine_law(
         return source.branches
 
     paths = 0
-    with small_borders(), patch.object(rejection, "probabilities", lambda logits, config: logits):
+    with small_borders():
         for _ in scripts(run):
             paths += 1
             if paths >= MAX_PATHS:
@@ -179,7 +177,9 @@ def distance(
 ) -> tuple[Fraction, int]:
     """Total variation between the engine's law and the autoregressive one, and the number of paths."""
     target, draft = tables(vocab_size, acceptance)
-    law, paths = engine_law(method, jobs, target, draft, vocab_size, checks, drafting, acceptance)
+    config = config_of(method, checks, drafting, acceptance, AS_IT_IS)
+    with patch.object(rejection, "probabilities", lambda logits, config: logits):
+        law, paths = engine_law(config, jobs, pair_of(target, draft, vocab_size))
     return total_variation(law, autoregressive_law(jobs, target)), paths
 
 
@@ -241,9 +241,9 @@ def off_law(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    from proofs.conformance import peek  # which stands on this module
+    from proofs.conformance import filtered, numbers, peek  # which stand on this module
 
     long = sys.argv[1:] == ["long"]
-    every_day = [check(SHAPES), check_some(), check_faults(), peek.check()]
+    every_day = [check(SHAPES), check_some(), check_faults(), filtered.check(), numbers.check(), peek.check()]
     chosen = [check(LONG_SHAPES), peek.check_fresh()] if long else every_day
     sys.exit(report("laws", itertools.chain(*chosen)))

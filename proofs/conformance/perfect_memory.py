@@ -9,16 +9,20 @@ the answer. Probabilities are multiples of 1/16, exact in floating point; they a
 
 import random
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from refimpl.layouts.packed import PackedBlock, Rectangle
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models.adapter import Pair
 
 Text = tuple[int, ...]
-Table = Callable[[Text], tuple[float, ...]]
+Table = Callable[[Text], tuple[float | Fraction, ...]]
+Write = Callable[[int, Tensor, Tensor], list[tuple[Tensor, Tensor]]]
 LAYERS = HEADS = 2
 JUNK = -1  # first token of the text that a query reads when what it sees is not one whole prefix
 
@@ -51,18 +55,18 @@ class PerfectMemory:
 
     max_positions = 1 << 10
     recordable = True
-    forward_packed = None
+    forward_packed: Any = None
 
     def __init__(self, table: Table, vocab_size: int):
         self.table, self.vocab_size = table, vocab_size
         self.kv_shape = KVShape(LAYERS, HEADS, 2, torch.float64, torch.device("cpu"))
 
     def forward(self, block: Block, num_logits: int) -> Tensor:
-        told, agree = self._remember(block)
+        (told,) = self._remember(block.tokens, block.position_ids, lambda *entries: [block.append(*entries)])
         batch, q = block.tokens.shape
         answers = [
             [
-                self._answer(told[i], agree[i], block.mask[i, 0, j], int(block.position_ids[i, j]))
+                self._answer(told[i], block.mask[i, 0, j], int(block.position_ids[i, j]))
                 for j in range(q - num_logits, q)
             ]
             for i in range(batch)
@@ -78,25 +82,55 @@ class PerfectMemory:
 
         return feed
 
-    def _remember(self, block: Block) -> tuple[Tensor, Tensor]:
-        """Write to all layers, heads and planes; what the slots tell ``[batch, width, 2]``, and whether all agree."""
-        entries = torch.stack([block.tokens, block.position_ids], dim=-1).double()[:, None]
+    def _remember(self, tokens: Tensor, positions: Tensor, write: Write) -> list[Tensor]:
+        """Write to all layers, heads and planes; what the slots of each part tell ``[rows, width, 3]``.
+
+        Token and position, and 1 where all layers, heads and planes tell the same.
+        """
+        entries = torch.stack([tokens, positions], dim=-1).double()[:, None]
         marks = torch.arange(HEADS, dtype=torch.float64)[:, None, None]
-        planes = []
+        planes: list[list[Tensor]] = []  # of each layer and part
         for layer in range(LAYERS):
             own = 1000.0 * (layer + 1) + 100 * marks
-            keys, values = block.append(layer, entries + own, -entries - own)
-            planes += [keys - own, -values - own]
-        told = torch.cat(planes, dim=1)
-        return told[:, 0], (told == told[:, :1]).all(dim=-1).all(dim=1)
+            parts = write(layer, entries + own, -entries - own)
+            planes.append([torch.cat([keys - own, -values - own], dim=1) for keys, values in parts])
+        told = [torch.cat(part, dim=1) for part in zip(*planes, strict=True)]
+        agree = [(part == part[:, :1]).all(dim=-1).all(dim=1, keepdim=True).double() for part in told]
+        return [torch.cat([part[:, 0], each.transpose(1, 2)], dim=-1) for part, each in zip(told, agree, strict=True)]
 
-    def _answer(self, slots: Tensor, agree: Tensor, visible: Tensor, position: int) -> tuple[float, ...]:
-        seen = sorted((int(p), int(token)) for token, p in slots[visible].tolist())
-        text = tuple(token for _, token in seen)
-        whole = [p for p, _ in seen] == list(range(position + 1)) and bool(agree[visible].all())
+    def _answer(self, slots: Tensor, visible: Tensor, position: int) -> tuple[float, ...]:
+        seen = sorted((int(p), int(token), bool(agree)) for token, p, agree in slots[visible].tolist())
+        text = tuple(token for _, token, _ in seen)
+        whole = [p for p, _, _ in seen] == list(range(position + 1)) and all(agree for *_, agree in seen)
         return self.table(text if whole else (JUNK, *text))
 
 
-def pair_of(target: Table, draft: Table, vocab_size: int) -> Pair:
+class PackingMemory(PerfectMemory):
+    """The same, for blocks of real tokens alone, too."""
+
+    def forward_packed(self, block: PackedBlock, num_logits: int) -> Tensor:
+        """Part by part: a row sees all that is stored of it up to its query, a rectangle what its mask shows."""
+        told = self._remember(block.tokens, block.position_ids, block.write)
+        positions, answers = iter(block.position_ids[0].tolist()), []
+        for part, (count, rows) in enumerate(zip(block.counts, _rectangles(block), strict=True)):
+            for at in range(count):
+                row, visible = _query(rows, at, count, told[part].shape[1])
+                answers.append(self._answer(told[part][row], visible, next(positions)))
+        return torch.tensor(answers[-num_logits:], dtype=torch.float64)
+
+
+def _rectangles(block: PackedBlock) -> list[Rectangle | None]:
+    return [None] * (len(block.counts) - 1) + [block.rectangle]
+
+
+def _query(rows: Rectangle | None, at: int, count: int, width: int) -> tuple[int, Tensor]:
+    """Row and visible slots of a part's token: the last of `count` sees all."""
+    if rows is None:
+        return 0, torch.arange(width) < width - count + 1 + at
+    row, column = divmod(int(rows.places[at]), rows.index.shape[1])
+    return row, rows.mask[row, 0, column]
+
+
+def pair_of(target: Table, draft: Table, vocab_size: int, kind: type[PerfectMemory] = PerfectMemory) -> Pair:
     """A pair of such models that share a vocabulary."""
-    return Pair(PerfectMemory(target, vocab_size), PerfectMemory(draft, vocab_size), vocab_size=vocab_size)
+    return Pair(kind(target, vocab_size), kind(draft, vocab_size), vocab_size=vocab_size)

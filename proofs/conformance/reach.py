@@ -1,7 +1,8 @@
 """``python -m proofs.conformance.reach``: what the runs of every acceptance pattern never come to.
 
-Rejection sampling, cancelled sequences, drafters that look tokens up, and pools of blocks that are too small for a
-batch; and what must have happened in these runs, and in small borders, for the claims to mean anything.
+Rejection sampling, cancelled sequences, drafters that look tokens up, pools of blocks that are too small for a batch,
+and what callers ask for; and what must have happened in these runs, and in small borders, for the claims to mean
+anything.
 """
 
 import itertools
@@ -16,10 +17,11 @@ from unittest.mock import patch
 
 import torch
 
-from proofs.conformance import renamed, runs
+from proofs.conformance import asked, renamed, runs
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
 from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Run, Shape, sampled_pair, shape
 from proofs.report import Verdict, report
+from refimpl.core import kernels
 from refimpl.core.config import SamplingConfig
 from refimpl.core.drafting import DraftingConfig
 from refimpl.decoding.engine import Engine
@@ -34,14 +36,23 @@ Runs = Callable[..., Iterator[Run]]  # of a method and a counter of what was see
 
 def finished(engine: Engine, method: str, shape: Shape, expected: list[list[int]], seen: Counter[str]) -> Run:
     """Run an engine to its end and note what happened."""
-    rounds = list(engine.rounds())
+    rounds, remark = [], ""
+    while not engine.scheduler.done:
+        rounds.append(engine.run_one_round())
+        remark = remark or kept_by_waiting(engine)
     for row in (row for record in rounds for row in record.rows):
         seen["looked up"] += row.looked_up
         seen[row.next_token] += 1
     seen["preempted"] += engine.num_preemptions
     left = engine.scheduler.room.num_blocks_used
     outputs = [row.generated for row in engine.sequences]
-    return Run(method, shape, rounds, outputs if not left else [[-1]], expected)
+    return Run(method, shape, rounds, outputs if not left else [[-1]], expected, remark=remark)
+
+
+def kept_by_waiting(engine: Engine) -> str:
+    """What a sequence that waits has kept beside its tokens (INV-19)."""
+    kept = [(s.index, s.target_cached, s.draft_cached or 0, s.blocks) for s in engine.scheduler.pool.waiting]
+    return next((f"a sequence that waits has kept {each}" for each in kept if any(each[1:])), "")
 
 
 @cache
@@ -106,7 +117,9 @@ def kv_memory_gib(shape: Shape, spare: int) -> float:
 
 def replayed_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
     """Rounds that were recorded, and passes of one shape."""
-    for each, settings in itertools.product(LONGER, ({"cuda_graphs": True}, {"shape_stable": True})):
+    for each, settings in itertools.product(
+        map(without_stops, LONGER), ({"cuda_graphs": True}, {"shape_stable": True})
+    ):
         expected = runs.sampled_outputs(each, COUPLED)
         engine = runs.engine_for(method, each, sampled_pair(), COUPLED, checks="host", **settings)
         seen[next(iter(settings))] += 1
@@ -119,7 +132,12 @@ KINDS: dict[str, Runs] = {
     "cancelled": cancelled_runs,
     "in a pool that is too small": preempted_runs,
     "recorded, and in passes of one shape": replayed_runs,
+    "seeds and ids of requests": asked.keyed_runs,
+    "stop strings": asked.stopped_runs,
+    "log-probabilities": asked.logprob_runs,
+    "long prompts": asked.chunked_runs,
 }
+FEW = ("recorded, and in passes of one shape", "seeds and ids of requests", "stop strings", "long prompts")
 EQUAL_TO = {"rejection sampling": "equal to those of each row alone"}
 
 
@@ -153,7 +171,7 @@ def check() -> Iterator[Verdict]:
             if applies(kind, method):
                 yield runs.verdict(f"{method}, {kind}", some_runs(method, seen), EQUAL_TO.get(kind, runs.EQUAL))[0]
     wanted = {"load", "grow", "realign", "compact", "recovered", "bonus", "looked up", "cancelled", "preempted"}
-    wanted |= {"cuda_graphs", "shape_stable"}
+    wanted |= {"cuda_graphs", "shape_stable", "stop strings", "chunks"}
     missing = wanted - set(+seen)
     yield Verdict(
         "the runs move K/V in every way, reject, look up, cancel and preempt", not missing, f"never {missing}"
@@ -225,6 +243,17 @@ def check_faults() -> Iterator[Verdict]:
             yield expected_failure(f"zoo: {name}", runs.verdict(name, some)[0])
 
 
+def refusals() -> Iterator[Verdict]:
+    """Expected failures: with a mask that shows too much, the engine's own check ends the run."""
+    for settings in ({}, {"shape_stable": True}):
+        engine = runs.engine_for("inplace+fifo", LONGER[0], sampled_pair(), COUPLED, **settings)
+        with small_borders(), patch.object(kernels, "visible_by_position", lambda slot, query: slot <= query + 1):
+            found = runs.verdict("", (finished(e, "", LONGER[0], [], Counter()) for e in [engine]))[0]
+        shown = ", in passes of one shape" if settings else ""
+        refused = Verdict(found.name, "INV-3" not in found.detail, found.detail)
+        yield expected_failure(f"a query that sees a later position is refused{shown}", refused)
+
+
 def expected_failure(name: str, found: Verdict) -> Verdict:
     return Verdict(f"expected failure: {name}: {found.detail or 'no run notices'}", not found.ok)
 
@@ -237,4 +266,4 @@ def unchecked_runs(method: str) -> Iterator[Run]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(report("reach", [*check(), *check_faults(), *renamed.check()]))
+    sys.exit(report("reach", [*check(), *check_faults(), *refusals(), *renamed.check()]))

@@ -1,17 +1,20 @@
-"""``python -m proofs.conformance.replay REPLAYER [ROUNDS | sample]``: tokens and slots before the machine from Coq.
+"""``python -m proofs.conformance.replay REPLAYER [sample | ROUNDS [PROMPTS SUMMARY]]``: tokens and slots, replayed.
 
 Small runs of every layout with two schedulers, every scheduler among them, and a committed sample of rounds of the
-bundled pair, must be replayed to their end; copies with one thing wrong must not. With a number: so many real rounds of
-the bundled pair, recorded and replayed at once. `sample` writes the committed sample.
+bundled pair, must be replayed to their end by the machine that is extracted from Coq; copies with one thing wrong must
+not. With a number: so many real rounds of the bundled pair, recorded and replayed at once, on its own prompts or on
+those of a file; then how many of which method is written to the summary. `sample` writes the committed sample.
 """
 
 import gzip
 import itertools
+import json
 import random
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +26,20 @@ from proofs.conformance.recorder import recorded
 from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Shape
 from proofs.report import Verdict, report
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, Request, SamplingConfig
+from refimpl.core.provenance import command_line, stamp
 from refimpl.decoding.engine import Engine
 from refimpl.pairs import load_pair
 from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
 from refimpl.requests import prepare
 
+OWN_PROMPTS = TINY / "prompts.jsonl"
 SAMPLE = Path(__file__).with_name("real_rounds.txt.gz")
 SAMPLED = ("realigned+grouped", "masked+fifo", "rollback+static", "inplace+fifo", "paged+grouped")
 # Every layout with two schedulers, so that all four have their turn.
 REPLAYED = [f"{layout}+{SCHEDULERS[(i + j) % len(SCHEDULERS)]}" for i, layout in enumerate(LAYOUTS) for j in (0, 1)]
 PATTERNS = 2  # of acceptance, for each method and shape
-TOKENS, PROMPTS, BATCH = 96, 8, 2  # of the real runs
+TOKENS, PROMPTS, BATCH, LONGEST = 96, 8, 2, 64  # of the real runs; tokens of a prompt at most
 FEW_TOKENS, FEW_PROMPTS = 6, 5  # of those in the sample
 Lines = list[str]
 
@@ -159,10 +164,10 @@ def read_sample() -> list[Lines]:
 
 
 def real_runs(
-    methods: tuple[str, ...], batches: Iterator[int], tokens: int, num_prompts: int
+    methods: tuple[str, ...], batches: Iterator[int], tokens: int, num_prompts: int, prompts: list[Any]
 ) -> Iterator[tuple[str, Lines]]:
     """Runs of the bundled pair: greedy and rejection sampling, prompts in turn, without packed prefill."""
-    pair, prompts = load_pair("tiny"), read_prompts(TINY / "prompts.jsonl")
+    pair = load_pair("tiny")
     for model in pair.models():
         model.forward_packed = None  # its blocks have no rows
     for number, method in zip(batches, itertools.cycle(methods)):
@@ -173,39 +178,71 @@ def real_runs(
         sampling = SamplingConfig(temperature=float(acceptance == "rejection"), seed=number)
         batch = {"batch_size": BATCH, "window_size": 2 * BATCH}
         config = DecodeConfig(method=method, acceptance=acceptance, sampling=sampling, checks="off", **batch)
-        sequences = prepare(pair, chosen, config).sequences
+        sequences = prepare(pair, chosen, config, LONGEST).sequences
         yield method, recorded(lambda s=sequences, c=config: Engine(pair, s, c), exact=acceptance == "greedy")
 
 
-def many(replayer: str, wanted: int) -> Iterator[Verdict]:
+@dataclass
+class Replayed:
+    """Real runs that were replayed; rounds, and queries of them, by method."""
+
+    prompts: str
+    runs: int = 0
+    rounds: Counter[str] = field(default_factory=Counter)
+    queries: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, method: str, lines: Lines, answer: str) -> None:
+        """One more run, and what the machine said."""
+        self.runs += 1
+        self.rounds[method] += rounds_of(lines)
+        self.queries[method] += len(_places(lines, "query "))
+        self.faults += [] if answer == "valid" else [f"{method}: {answer}"]
+        print(f"{self.rounds.total()} rounds, last {method}", file=sys.stderr, flush=True)
+
+    def verdict(self) -> Verdict:
+        """Whether all were replayed, of every method."""
+        name = f"the bundled pair: {self.rounds.total()} rounds are replayed, with tokens and slots"
+        return Verdict(name, not self.faults and {*self.rounds} == {*METHODS}, f"{self.faults[:3]}")
+
+
+def many(replayer: str, wanted: int, file: Path) -> Replayed:
     """Real runs until so many rounds of the engine were replayed."""
-    done, faults = Counter[str](), []
+    done = Replayed(file.name)
     methods = tuple(METHODS[i] for i in random.Random(0).sample(range(len(METHODS)), len(METHODS)))
-    for method, lines in real_runs(methods, itertools.count(), TOKENS, PROMPTS):
+    for method, lines in real_runs(methods, itertools.count(), TOKENS, PROMPTS, read_prompts(file)):
         (answer,) = judge(replayer, [lines])
-        faults += [] if answer == "valid" else [f"{method}: {answer}"]
-        done[method] += rounds_of(lines)
-        print(f"{sum(done.values())} rounds, last {method}", file=sys.stderr, flush=True)
-        if sum(done.values()) >= wanted:
+        done.add(method, lines, answer)
+        if done.rounds.total() >= wanted:
             break
-    name = f"the bundled pair: {sum(done.values())} rounds are replayed, with tokens and slots"
-    yield Verdict(name, not faults and min(done.values()) > 0, f"{faults[:3]}")
+    return done
+
+
+def many_verdict(replayer: str, wanted: int, file: Path, summary: Path | None) -> Verdict:
+    """The same, written down if that is asked for."""
+    done = many(replayer, wanted, file)
+    if summary:
+        data = {"schema": 1, "command": command_line(), **stamp("torch", "transformers"), **vars(done)}
+        summary.write_text(json.dumps(data, indent=1) + "\n")
+    return done.verdict()
 
 
 def write_sample() -> None:
     """One short run of each layout, greedy and rejection in turn."""
     batches = (n + n % 2 * len(SAMPLED) for n in range(len(SAMPLED)))
-    some = [lines for _, lines in real_runs(SAMPLED, batches, FEW_TOKENS, FEW_PROMPTS)]
+    some = [lines for _, lines in real_runs(SAMPLED, batches, FEW_TOKENS, FEW_PROMPTS, read_prompts(OWN_PROMPTS))]
     text = "\n".join(itertools.chain(*some)) + "\n"
     SAMPLE.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def main(replayer: str, what: str = "") -> int:
+def main(replayer: str, what: str = "", prompts: str = str(OWN_PROMPTS), summary: str = "") -> int:
     """See the head of this file."""
     if what == "sample":
         write_sample()
         return 0
-    return report("replay", many(replayer, int(what)) if what else check(replayer))
+    if what:
+        return report("replay", [many_verdict(replayer, int(what), Path(prompts), Path(summary) if summary else None)])
+    return report("replay", check(replayer))
 
 
 if __name__ == "__main__":

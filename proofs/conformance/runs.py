@@ -19,7 +19,7 @@ import torch
 
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
 from proofs.conformance.laws import Job
-from proofs.conformance.perfect_memory import Text, pair_of, random_table
+from proofs.conformance.perfect_memory import PerfectMemory, Text, pair_of, random_table
 from proofs.report import FINDINGS, Verdict, report
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
 from refimpl.core.sequence import Sequence
@@ -101,10 +101,13 @@ class Run:
     outputs: list[list[int]]
     expected: list[list[int]]
     pattern: Pattern | None = None
+    remark: str = ""  # what was wrong on the way
 
     @property
     def fault(self) -> str | None:
-        """Wrong text, or drafts lost that the pattern says are right."""
+        """What was wrong on the way, wrong text, or drafts lost that the pattern says are right."""
+        if self.remark:
+            return self.remark
         if self.outputs != self.expected:
             return f"{self.outputs}, expected {self.expected}"
         if self.pattern is None:
@@ -169,10 +172,10 @@ def greedy_runs(method: str) -> Iterator[Run]:
             yield Run(method, shape_, *finished(engine), greedy_outputs(shape_), pattern)
 
 
-def sampled_pair() -> Pair:
+def sampled_pair(kind: type[PerfectMemory] = PerfectMemory) -> Pair:
     target = random_table("target", VOCAB_SIZE, zeros=True)
     draft = random_table("draft", VOCAB_SIZE, zeros=False)
-    return pair_of(target, draft, VOCAB_SIZE)
+    return pair_of(target, draft, VOCAB_SIZE, kind)
 
 
 SAMPLINGS = [

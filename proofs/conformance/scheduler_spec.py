@@ -46,6 +46,11 @@ class Rules:
     blocks: Blocks | None = None
 
     @property
+    def default_aging(self) -> int:
+        """Eight turns of the window."""
+        return 8 * -(-self.capacity // self.batch)
+
+    @property
     def waiting_bound(self) -> float:
         """A + ⌊(W - 1) / B⌋, as proved."""
         return self.aging + (self.capacity - 1) // self.batch

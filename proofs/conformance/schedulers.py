@@ -11,7 +11,7 @@ import pickle
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest.mock import patch
 
 from proofs.conformance import room_spec
@@ -86,7 +86,7 @@ class FaultError(Exception):
 
 def start(prompts: tuple[int, ...], rules: spec.Rules, limit: int) -> Node:
     rows = [Dummy(n, most_tokens=limit) for n in prompts]
-    aging = rules.aging if rules.policy == "grouped" else None
+    aging = rules.aging if rules.policy == "grouped" and rules.aging != rules.default_aging else None
     real = scheduling.make_scheduler(rules.policy, rules.batch, rules.capacity, aging)
     if rules.blocks:
         real.room = scheduling.PagedRoom(scheduling.BlockPool(rules.blocks.total, rules.blocks.size), rules.blocks.span)
@@ -258,8 +258,18 @@ def all_verdicts() -> Iterator[Verdict]:
     """Every configuration, and one verdict on what the searches have reached."""
     reached: Counter[str] = Counter()
     yield from verdicts(itertools.chain(configurations(), with_blocks()), reached)
+    yield by_default(reached)
     missing = {"static", "fifo", "grouped", "fallback", "aged", "sent back"} - set(+reached)
     yield Verdict("the searches reach every mode, and send sequences back", not missing, f"never: {sorted(missing)}")
+
+
+def by_default(reached: Counter[str]) -> Verdict:
+    """A scheduler that is given no bound keeps to the one that is documented; rows so long that it matters."""
+    rules = spec.Rules("grouped", 2, 3)
+    rules = replace(rules, aging=rules.default_aging)
+    with patch.object(sys.modules[__name__], "OUTCOMES", OUTCOMES[:1]):
+        (found,) = verdicts(iter([(3, rules, rules.default_aging + 8, False)]), reached)
+    return replace(found, name=f"by default: {found.name}")
 
 
 def noticed(fault: Fault) -> Verdict | None:

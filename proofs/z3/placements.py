@@ -53,8 +53,8 @@ class Rounds:
     move: Any
 
 
-def two_rounds(make: Callable[[], Any], finished: int | None) -> list[Path[Rounds]]:
-    """Load the rows, let each keep its tokens, and begin again; one row may have finished."""
+def two_rounds(make: Callable[[], Any], finished: int | None, order: tuple[int, ...] = (0, 1, 2)) -> list[Path[Rounds]]:
+    """Load the rows, let each keep its tokens, and begin again in some order; one row may have finished."""
 
     def run(number: Callable[[z3.ArithRef], Any]) -> Rounds:
         placement, span = make(), number(SPAN)
@@ -68,7 +68,7 @@ def two_rounds(make: Callable[[], Any], finished: int | None) -> list[Path[Round
             else replace(row, seq_len=row.seq_len + number(KEPT[row.slot]))
             for row in rows
         ]
-        move = placement.begin(later, span)
+        move = placement.begin([later[i] for i in order], span)
         second = placement.width, list(getattr(placement, "num_pad", [])), placement.columns
         return Rounds(*first, load, *second, move)
 
@@ -81,6 +81,7 @@ def obligations(placements: ModuleType) -> list[Obligation]:
         *(claim for finished in (None, 0) for claim in realigned(placements.RealignedPlacement, finished)),
         *masked(placements.MaskedPlacement),
         *inplace(placements.InplacePlacement),
+        loaded_anew(placements.RealignedPlacement),
     ]
 
 
@@ -191,6 +192,13 @@ def inplace(make: Callable[[], Any]) -> list[Obligation]:
         ),
         _covers("inplace", paths),
     ]
+
+
+def loaded_anew(make: Callable[[], Any]) -> Obligation:
+    """A rectangle has its rows in one order."""
+    paths = two_rounds(make, None, (1, 0, 2))
+    name = "realigned: members in another order are loaded from the pool"
+    return _claim(name, paths, lambda r: z3.BoolVal(r.move is not None and r.move.kind == "load"))
 
 
 def _covers(name: str, paths: list[Path[Rounds]]) -> Obligation:
