@@ -241,12 +241,14 @@ def as_markdown(rows: Rows) -> str:
     parts = [layer.strip("| ") for layer in (__doc__ or "").splitlines() if layer.startswith("| ")]
     every = errors()
     left = [f"- {e.name}" for e in every if e.name not in rows]
+    reasons = [f"- {e.name}: {e.why}" for e in every if e.why]
     lines = [
         "# Which layer sees which error",
         "",
         "Written by `python -m proofs.layers REPLAYER`, with one row for each planted error (`proofs/errors.toml`,",
         "`tools/planted.toml`). ✓: the layer notices; ∞: it does not end; ·: it does not notice; an empty cell: it was",
         f"not asked. A layer that uses {LIMIT_S} s of processor time does not end; the engine as it is needs less.",
+        "A row is measured when its error is new or its text has changed; layers have grown since the first.",
         "",
         "| " + " | ".join(["layer", "what it does with the altered code"]) + " |",
         "|---|---|",
@@ -265,9 +267,9 @@ def as_markdown(rows: Rows) -> str:
         "",
         *(left or ["None."]),
         "",
-        "## What no proof stage can see, and why",
+        "## Seen by no proof stage, and why",
         "",
-        *(f"- {e.name}: {e.why}" for e in every if e.why),
+        *(reasons or ["None."]),
         "",
         "## What was seen first",
         "",

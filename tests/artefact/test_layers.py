@@ -30,13 +30,11 @@ def test_an_error_can_be_planted(error):
     ast.parse(mutant.source)
 
 
-def test_every_error_is_measured_and_seen_and_proof_stages_see_no_fewer_than_before():
+def test_every_error_is_measured_and_seen():
     assert list(ROWS) == [error.name for error in ERRORS]
     assert [name for name, cells in ROWS.items() if not any(map(layers.seen, cells.values()))] == []
-    assert layers.num_seen(ROWS, layers.PROOFS) >= 47
 
 
-@pytest.mark.xfail(strict=True, reason="proof stages see 47 of 68; the others say why, on the page")
 def test_nine_of_ten_are_seen_by_a_proof_stage():
     assert layers.num_seen(ROWS, layers.PROOFS) >= 0.9 * len(ROWS)
 
