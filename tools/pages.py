@@ -1,6 +1,7 @@
 """Tables for the pages that tools write."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 def markdown_table(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
@@ -8,3 +9,8 @@ def markdown_table(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> st
     heads = list(headings)
     rule = ["---"] + ["---:"] * (len(heads) - 1)
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [heads, rule, *rows])
+
+
+def line_of(lines: Iterable[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    """The first line with these values."""
+    return next(line for line in lines if all(line[name] == value for name, value in wanted.items()))

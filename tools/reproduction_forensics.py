@@ -74,7 +74,7 @@ def _transformers(pair: Any, *, whole: bool) -> Run:
 
 def _line(name: str, run: Run, prompts: Rows, expected: Rows) -> dict[str, Any]:
     """Percent of the outputs that are equal, and mean percent of their tokens before they differ."""
-    line: dict[str, Any] = {"method": name}
+    line: dict[str, Any] = {"method": name, "prompts": len(prompts)}
     for size in (1, 4):
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         found = [row for batch in batches for row in run(batch)]

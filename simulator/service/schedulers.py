@@ -1,6 +1,7 @@
 """The engine's own schedulers, set up for a scenario."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from refimpl.scheduling import (
@@ -8,6 +9,7 @@ from refimpl.scheduling import (
     GroupedScheduler,
     PagedRoom,
     Room,
+    RoundPlan,
     Scheduler,
     SchedulingOptions,
     Sharing,
@@ -17,12 +19,45 @@ from simulator.service.records import Request
 from simulator.settings.scenario import Engine, Switches
 
 
-class PaddedKeyScheduler(GroupedScheduler[Request]):
-    """Groups as the published code does: by padded length, see `pad_rows`."""
+class VariedGroups(GroupedScheduler[Request]):
+    """Grouped scheduling with `group_key` and `serve_first` of the switches.
+
+    Args:
+        engine, options: as for every grouped scheduler.
+        switches: what is changed.
+    """
+
+    def __init__(self, engine: Engine, switches: Switches, options: SchedulingOptions):
+        super().__init__(engine.batch_size, engine.resolved_window_size, engine.aging_bound, options=options)
+        self.switches = switches
 
     def group_key(self, sequence: Request) -> tuple[int, int]:
-        """Padded length, and whether there is a cache."""
-        return sequence.padded_len, int(sequence.rounds > 0)
+        """Length and lag, or as published: padded length, see `pad_rows`, and whether there is a cache."""
+        if self.switches.group_key == "padded_length":
+            return sequence.padded_len, int(sequence.rounds > 0)
+        return super().group_key(sequence)
+
+    def _unaged(self) -> RoundPlan[Request]:
+        plan, first = super()._unaged(), self.switches.serve_first
+        if first == "oldest" or (plan.mode == "grouped" and first != "fresh_groups"):
+            return plan
+        window = self.pool.window
+        if first == "newest":
+            return self._plan(reversed(list(window)), "fallback")
+        fresh = [ticket for ticket, row in window.items() if not row.rounds]
+        if first == "fresh":
+            return self._plan(chain(fresh, (ticket for ticket, row in window.items() if row.rounds)), "fallback")
+        return self._first_group(fresh) or plan
+
+    def _first_group(self, tickets: Sequence[int]) -> RoundPlan[Request] | None:
+        """The first full group among these, in their order."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for ticket in tickets:
+            group = groups.setdefault(self.group_key(self.pool.window[ticket]), [])
+            group.append(ticket)
+            if len(group) == self.batch_size:
+                return self._plan(group, "grouped")
+        return None
 
 
 def pad_rows(members: Sequence[Request], mode: str) -> None:
@@ -78,8 +113,7 @@ def scheduler_of(engine: Engine, switches: Switches, estimate: Callable[[Any], f
         aging_from=switches.aging_from,
     )
     name = "fifo" if lean_static else engine.scheduler
-    if name == "grouped" and switches.group_key == "padded_length":
-        window = engine.resolved_window_size
-        return PaddedKeyScheduler(engine.batch_size, window, engine.aging_bound, options=options)
+    if name == "grouped" and (switches.group_key, switches.serve_first) != ("length_and_lag", "oldest"):
+        return VariedGroups(engine, switches, options)
     sizes = engine.batch_size, engine.resolved_window_size, engine.aging_bound
     return make_scheduler(name, *sizes, token_budget=engine.resolved_token_budget, options=options)

@@ -214,6 +214,8 @@ class Switches:
         keep_bonus: whether full acceptance yields k + 1 tokens; the published code yields k.
         draft_cache: whether the draft keeps its cache between rounds; the published code prefills it every round.
         group_key: equal length and draft lag (engine), or equal padded length and whether a cache exists (published).
+        serve_first: where no group is full, the oldest rows run (engine and published code), those that have not run
+            yet, or the newest; `fresh_groups` prefers full groups of rows that have not run yet to other groups.
         aging_from: a request begins to age at its first round, or when it enters the window.
         pad_prompts: prompts that are prefilled together are padded to the longest (published code, and models that run
             rectangles only).
@@ -240,6 +242,7 @@ class Switches:
     keep_bonus: bool = True
     draft_cache: bool = True
     group_key: Literal["length_and_lag", "padded_length"] = "length_and_lag"
+    serve_first: Literal["oldest", "fresh_groups", "fresh", "newest"] = "oldest"
     aging_from: Literal["first_round", "admission"] = "first_round"
     pad_prompts: bool = False
     discard_mixed_caches: bool = False

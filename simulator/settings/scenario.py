@@ -94,6 +94,8 @@ class Scenario:
         data["engine"] = {key: value for key, value in data["engine"].items() if key not in idle}
         if self.workload.common.kind == "none":
             del data["workload"]["common"]
+        if self.switches.serve_first == "oldest":
+            del data["switches"]["serve_first"]
         if self.engine.drafter == "model":
             del data["lookup"]
         if not self.engine.drafting().reads_probabilities:

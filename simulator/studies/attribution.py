@@ -27,7 +27,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "grouping": (
         "#grouping", "engine.window_size", "engine.aging_bound", "switches.aging_from", "switches.group_key",
         "switches.group_choice", "switches.partial_groups", "switches.bucket_tokens", "switches.cost_aware",
-        "switches.pad_ends",
+        "switches.pad_ends", "switches.serve_first",
     ),
     "alignment cost": (
         "engine.layout", "engine.compaction_threshold", "switches.free_realign", "switches.realign_read_s",

@@ -47,3 +47,28 @@ def test_the_data_are_of_the_committed_constants_and_targets(tool):
         assert rows[f"overhead_anatomy.{method}.tokens_per_s"]["published"] == logs[method]["tokens_per_s"]
     summary = summarize_checks(check_roofline())
     assert [line["median"] for line in data["checks"]] == pytest.approx(summary["median"].tolist())
+
+
+def test_some_studies_are_run_again(tool, monkeypatch):
+    data = json.loads(tool.DATA.read_text())
+    monkeypatch.setattr(tool, "STUDIES", {"explained": lambda constants: {"x": "y"}, "curves": lambda constants: []})
+    some = tool.renewed(data, ["explained"])
+    assert some["explained"] == {"x": "y"}
+    assert set(some["again"]["explained"]) == {"commit", "utc_time"}
+    assert (some["curves"], some["meta"]["commit"]) == (data["curves"], data["meta"]["commit"])
+    assert set(tool.renewed(data, [])) == {"meta", "explained", "curves"}
+
+
+def test_shares_are_scaled_to_the_first(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    page = importlib.import_module("reproduction_page")
+    assert page.refitted({"percent": [25.0, 40.0, 50.0]}, 25.0) == pytest.approx(50)
+    assert page.refitted({"percent": [20.0, 50.0]}, 50.0) == pytest.approx(80), "four times the cost for each row"
+
+
+def test_the_invariants_are_those_of_the_detection_matrix(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    page = importlib.import_module("reproduction_page")
+    assert page.fired("BSP as shipped") == "INV-2 (`bsp-as-shipped`)"
+    assert "none (`dsd-next-token-from-draft`)" in page.fired("DSD as shipped")
+    assert page.fired("EQSPEC") == ""

@@ -6,12 +6,14 @@ import pytest
 
 from simulator.runner import simulate
 from simulator.service.records import Request
-from simulator.service.schedulers import pad_rows
+from simulator.service.schedulers import pad_rows, scheduler_of
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workload
+from simulator.studies.published import load_constants, online_scenario
 
 SPEC_BENCH = os.environ.get("SPEC_BENCH", "")
 ABSENT = "Spec-Bench is not at hand: set SPEC_BENCH to its question.jsonl"
+ORDERS = ("oldest", "fresh_groups", "fresh", "newest")
 
 
 def row(seq_len, padded_len, kept):
@@ -31,6 +33,41 @@ def test_a_group_keeps_its_common_padded_length():
     rows = [row(10, 14, 1), row(12, 14, 3)]
     pad_rows(rows, "grouped")
     assert [each.padded_len for each in rows] == [14 + 1, 14 + 3]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "first", "members", "mode"),
+    [
+        ((10, 11, 12, 13), "oldest", [10, 11], "fallback"),
+        ((10, 11, 12, 13), "fresh", [12, 13], "fallback"),
+        ((10, 11, 12, 13), "newest", [13, 12], "fallback"),
+        ((10, 10, 12, 12), "fresh_groups", [12, 12], "grouped"),
+        ((10, 10, 12, 13), "fresh_groups", [10, 10], "grouped"),
+        ((10, 10, 12, 12), "fresh", [10, 10], "grouped"),
+        ((10, 10, 12, 12), "newest", [10, 10], "grouped"),
+    ],
+)
+@pytest.mark.parametrize("key", ["padded_length", "length_and_lag"])
+def test_who_is_served_first(lengths, first, members, mode, key):
+    """The first two rows have run, the others have not."""
+    engine = Engine("realigned", "grouped", 2, 4, float("inf"))
+    scheduler = scheduler_of(engine, Switches(group_key=key, serve_first=first), lambda chosen: 0.0)
+    rows = [row(length, length, 0) for length in lengths]
+    rows[0].rounds = rows[1].rounds = 1
+    scheduler.submit(rows)
+    scheduler.admit()
+    plan, _ = scheduler.choose()
+    assert [member.seq_len for member in plan.members] == members
+    assert plan.mode == mode
+
+
+def test_serving_the_newest_first_makes_a_tail():
+    """The figures of the page on the published experiments: only the order of the fallback differs."""
+    served = online_scenario(2, 0.8, load_constants()).but({"study.num_requests": 150})
+    found = [simulate(served.but({"switches.serve_first": first}), 2, keep_frames=False) for first in ORDERS]
+    spread = {first: each["latency_p99_s"] / each["latency_p50_s"] for first, each in zip(ORDERS, found, strict=True)}
+    print(spread)
+    assert spread["newest"] > 1.5 * max(spread[first] for first in ORDERS[:3])
 
 
 @pytest.mark.skipif(not SPEC_BENCH, reason=ABSENT)
