@@ -28,7 +28,7 @@ class SymbolicRow:
 
     slot: int
     seq_len: Any
-    live: bool = True
+    finished: bool = False
 
     @property
     def sequence(self) -> int:
@@ -63,7 +63,7 @@ def two_rounds(make: Callable[[], Any], finished: int | None, order: tuple[int, 
         first = placement.width, list(getattr(placement, "num_pad", [])), placement.columns
         placement.append(span)
         later = [
-            replace(row, live=row.slot != finished)
+            replace(row, finished=row.slot == finished)
             if row.slot == finished
             else replace(row, seq_len=row.seq_len + number(KEPT[row.slot]))
             for row in rows

@@ -86,7 +86,7 @@ class CachedModel:
 
     def rows(self, members: Seq[Sequence]) -> list[RowState]:
         """Host integers that the layout works on."""
-        return [RowState(m.slot, m.index, m.seq_len, self.num_cached(m), not m.finished, m.blocks) for m in members]
+        return [RowState(m.slot, m.index, m.seq_len, self.num_cached(m), m.finished, m.blocks) for m in members]
 
 
 def last_tokens(members: Seq[Sequence], n: int, device: torch.device) -> Int[Tensor, "batch n"]:

@@ -115,7 +115,7 @@ class Checker:
 def check_rectangle(layout: Layout) -> None:
     """INV-1."""
     for i, (row, pads) in enumerate(zip(layout.rows, layout.num_pad or [], strict=False)):
-        if row.live:
+        if not row.finished:
             require(
                 pads + row.seq_len == layout.width and pads >= 0,
                 "INV-1",

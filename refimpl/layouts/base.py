@@ -108,7 +108,7 @@ class Layout(ABC):
 
     def release(self, slot: int) -> None:
         """Release a sequence; its pool row may go to another one, which is prefilled from the start."""
-        self.rows = tuple(row._replace(live=False) if row.slot == slot else row for row in self.rows)
+        self.rows = tuple(row._replace(finished=True) if row.slot == slot else row for row in self.rows)
 
     def prefill_block(self, rows: Seq[RowState], tokens: Int[Tensor, "batch q"], start: int) -> Block:
         """Write positions [start, start + q) of prompts straight into the pool.
@@ -197,7 +197,7 @@ class Layout(ABC):
     def _with_idle_rows(self, rows: Seq[RowState], count: int) -> tuple[list[RowState], Int[Tensor, " n"]]:
         """Fill up to `count` rows with slots that feed nothing; also the place of each of `rows` among them."""
         taken = {row.slot for row in rows}
-        idle = [RowState(slot, -1, 0, 0, live=False) for slot in range(self.num_rows) if slot not in taken]
+        idle = [RowState(slot, -1, 0, 0, finished=True) for slot in range(self.num_rows) if slot not in taken]
         filled = sorted([*rows, *idle[: count - len(rows)]])
         places = {row.slot: place for place, row in enumerate(filled)}
         return filled, torch.tensor([places[row.slot] for row in rows], device=self.shape.device)

@@ -52,4 +52,4 @@ class PagedLayout(Layout):
 
     def _end(self, row: RowState) -> int:
         """Positions that the row has blocks for."""
-        return len(row.blocks) * self.pool.columns if row.live else 0
+        return len(row.blocks) * self.pool.columns if not row.finished else 0

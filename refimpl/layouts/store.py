@@ -194,7 +194,7 @@ class RowState(NamedTuple):
         sequence: index of the sequence, for provenance.
         seq_len: real tokens.
         num_cached: leading tokens whose K/V this model holds.
-        live: False for a finished row that a static batch still carries.
+        finished: True for a row that a static batch still carries.
         blocks: that hold its K/V, in order of position; empty where the layout has none.
     """
 
@@ -202,5 +202,5 @@ class RowState(NamedTuple):
     sequence: int
     seq_len: int
     num_cached: int
-    live: bool = True
+    finished: bool = False
     blocks: Seq[int] = ()

@@ -68,7 +68,7 @@ class WorkingLayout(Layout):
         source: list[int] = []
         target: list[int] = []
         for i, row in enumerate(self.rows):
-            if row.live:
+            if not row.finished:
                 missing = range(self.stored[row.slot], row.num_cached)
                 source += [i * self.batch.columns + self.column_of(i, position) for position in missing]
                 target += [row.slot * self.pool.columns + position for position in missing]

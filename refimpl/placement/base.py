@@ -2,9 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from refimpl.placement.sizes import PoolSize
 
@@ -34,12 +33,11 @@ class PlacedRow(Protocol):
         """Leading tokens whose K/V the model has cached."""
 
     @property
-    def live(self) -> bool:
-        """Whether it runs; False for a finished row that is still in a static batch."""
+    def finished(self) -> bool:
+        """Whether it no longer runs, and is only still in a static batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """One gather that lays the members of a round out in a new rectangle.
 
     Attributes:

@@ -10,4 +10,4 @@ class InplacePlacement(Placement):
 
     def begin(self, rows: Seq[PlacedRow], span: int) -> None:
         """A round is as wide as its longest row."""
-        self.width = max([row.seq_len for row in rows if row.live])
+        self.width = max([row.seq_len for row in rows if not row.finished])

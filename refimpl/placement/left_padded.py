@@ -31,7 +31,8 @@ class RealignedPlacement(RectanglePlacement):
         self._set_width(rows)
         width, before = self.width, self.num_pad
         self.num_pad = [
-            kernels.num_pad(width, row.seq_len) if row.live else pads for row, pads in zip(rows, before, strict=True)
+            pads if row.finished else kernels.num_pad(width, row.seq_len)
+            for row, pads in zip(rows, before, strict=True)
         ]
         if self.num_pad == before and width + span <= self.columns:
             return None
@@ -39,7 +40,7 @@ class RealignedPlacement(RectanglePlacement):
         return self._lay_out("realign" if any(shifts) else "grow", shifts, span)
 
     def _set_width(self, rows: Seq[PlacedRow]) -> None:
-        self.width = max([row.seq_len for row in rows if row.live])
+        self.width = max([row.seq_len for row in rows if not row.finished])
 
     def _lay_out(self, kind: Literal["load", "grow", "realign"], shifts: Seq[int], span: int) -> Move:
         self.columns = self.width + span + SLACK_COLUMNS

@@ -48,6 +48,7 @@ class GroupedScheduler(Scheduler[T]):
         self._groups = GroupIndex(batch_size, least, options.choice)
         self._last_run: dict[int, int] = {}  # ticket -> round, of those that age
         self._turns: deque[tuple[int, tuple[int, ...]]] = deque()  # rounds and who ran; what is no last run is skipped
+        self._waited_at_most = 0  # the longest wait after the latest round, which only those who left can shorten
 
     def group_key(self, sequence: T) -> GroupKey:
         """Equal keys may share a round without realignment (INV-11)."""
@@ -69,6 +70,8 @@ class GroupedScheduler(Scheduler[T]):
 
     def select(self) -> RoundPlan[T]:
         """Choose the overdue sequences if there are any, else a full group, else the oldest members."""
+        if self._waited_at_most < self.aging_bound:
+            return self._unaged()
         if self._longest_wait() >= self.aging_bound:
             others = (ticket for ticket in self.pool.window if ticket not in self._last_run)
             return self._plan(chain(self._by_wait(), others), "aged")
@@ -82,14 +85,14 @@ class GroupedScheduler(Scheduler[T]):
 
     def _after(self, plan: RoundPlan[T]) -> list[T]:
         """Re-index the members under their new lengths and retire those that finished."""
-        groups, finished = self._groups, []
-        for sequence in plan.members:
-            groups.remove(sequence.ticket)
+        tickets, finished = tuple([sequence.ticket for sequence in plan.members]), []
+        for ticket, sequence in zip(tickets, plan.members, strict=True):
             if sequence.finished:
+                self._groups.remove(ticket)
                 finished.append(sequence)
             else:
-                groups.insert(sequence.ticket, self.group_key(sequence))
-        self._age(tuple([sequence.ticket for sequence in plan.members]))
+                self._groups.move(ticket, self.group_key(sequence))
+        self._age(tickets)
         if finished:
             self._forget(finished)
         self._check_waiting()
@@ -152,7 +155,7 @@ class GroupedScheduler(Scheduler[T]):
         self._age_oldest()
 
     def _check_waiting(self) -> None:
-        longest = self._longest_wait()
+        self._waited_at_most = longest = self._longest_wait()
         if longest > self.waiting_bound:
             raise InvariantViolation(
                 "INV-10", "bounded waiting", row=None, expected=f"at most {self.waiting_bound} rounds", found=longest

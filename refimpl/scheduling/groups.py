@@ -30,6 +30,19 @@ class GroupIndex:
     def insert(self, ticket: int, key: GroupKey) -> None:
         """Add a member."""
         self._key_of[ticket] = key
+        self._join(ticket, key)
+
+    def move(self, ticket: int, key: GroupKey) -> None:
+        """Give a member another key."""
+        self._part(ticket, self._key_of[ticket])
+        self._key_of[ticket] = key
+        self._join(ticket, key)
+
+    def remove(self, ticket: int) -> None:
+        """Remove a member."""
+        self._part(ticket, self._key_of.pop(ticket))
+
+    def _join(self, ticket: int, key: GroupKey) -> None:
         tickets = self._tickets.get(key)
         if tickets is None:
             self._tickets[key] = tickets = [ticket]
@@ -38,9 +51,7 @@ class GroupIndex:
         if len(tickets) >= self.least:
             self._note(key, self._rank(tickets))
 
-    def remove(self, ticket: int) -> None:
-        """Remove a member."""
-        key = self._key_of.pop(ticket)
+    def _part(self, ticket: int, key: GroupKey) -> None:
         tickets = self._tickets[key]
         if len(tickets) == 1:
             del self._tickets[key]

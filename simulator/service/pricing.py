@@ -103,7 +103,7 @@ class Pricing:
     def _move_s(self, move: Move, before: Members) -> float:
         """Seconds of a move, and of writing back what has not finished of the members before."""
         seconds = self.cost.line(COMPONENTS[move.kind], len(move.shifts), 0).at(self.placement.width)
-        unsaved = len([row for row in before if row.live]) if move.kind == "load" else 0
+        unsaved = len([row for row in before if not row.finished]) if move.kind == "load" else 0
         return seconds + (self.cost.point("split", unsaved, 0) if unsaved else 0.0)
 
     def regroup_s(self, rows: int, width: int) -> float:

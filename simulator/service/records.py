@@ -1,6 +1,7 @@
 """What a simulation writes down: one record per request, one line per round, optionally one line per row."""
 
 from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -156,10 +157,7 @@ class Request:
         self.longest_gap_s = 0.0
         self.on_finish: Callable[[], Any] | None = None
 
-    @property
-    def sequence(self) -> int:
-        """Which sequence it is, to a placement."""
-        return self.index
+    sequence = property(attrgetter("index"), doc="Which sequence it is, to a placement.")
 
     @property
     def num_cached(self) -> int:
@@ -170,11 +168,6 @@ class Request:
     def cached_by_all(self) -> int:
         """Tokens that both models have cached between rounds."""
         return self.seq_len - max(1, self.cache_state) - self.to_prefill
-
-    @property
-    def live(self) -> bool:
-        """Whether it still runs."""
-        return not self.finished
 
     @property
     def most_tokens(self) -> int:

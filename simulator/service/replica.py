@@ -63,6 +63,7 @@ class Replica:
         self.env, self.log, self.number = env, log, number
         self.switches = scenario.switches
         self.padded_key = scenario.switches.group_key == "padded_length"
+        self.marks_rows = self.padded_key or scenario.switches.pad_ends or drafting is not None
         self.pricing = make_pricing(scenario.engine, scenario.switches, cost, drafting)
         self.least_lag = 1 if scenario.engine.drafting().uses_draft else 0
         self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
@@ -71,12 +72,14 @@ class Replica:
         self.scheduler.room = room_of(scenario.engine, capacity_tokens)
         self.block_size = scenario.engine.block_size
         self.in_chunks = self.scheduler.token_budget is not None
-        paged = self.scheduler.room.num_blocks is not None
-        self.gate = Gate(self.scheduler, scenario.engine, None if paged else capacity_tokens)
+        self.paged = self.scheduler.room.num_blocks is not None
+        self.gate = Gate(self.scheduler, scenario.engine, None if self.paged else capacity_tokens)
         self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
         self.kv_tokens = self.load_tokens = self.round_index = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]
         self.begun: Begun | None = None  # the round that runs
+        self.chosen: tuple[Request, ...] = ()  # members of the latest round, as the scheduler named them
+        self.members: tuple[Request, ...] = ()  # the same, in the order of their slots
         self.closing = False
         self.arrivals = Arrivals()
         self.wake = env.event()
@@ -130,7 +133,7 @@ class Replica:
             plan, preempted = scheduler.choose()
             for request in preempted:
                 self._preempt(request)
-            members = tuple(sorted(plan.members, key=SLOT))  # the engine runs rows in pool order
+            members = self._in_pool_order(plan.members)
             live = [row for row in members if not row.finished] if plan.mode == "static" else members
             if plan.chunks:
                 prefill_s += self.pricing.chunks_s(plan.chunks, beside=bool(members))
@@ -139,6 +142,12 @@ class Replica:
             self.begun = number, env.now, factor, *stages, plan.mode, rows, len(live), k, passes, placement.width
             yield env.timeout(sum(stages) * factor)
             self._finish_round(plan, live, k, passes)
+
+    def _in_pool_order(self, chosen: tuple[Request, ...]) -> tuple[Request, ...]:
+        """As the engine runs them."""
+        if chosen != self.chosen:
+            self.chosen, self.members = chosen, tuple(sorted(chosen, key=SLOT))
+        return self.members
 
     def _idle(self) -> Generator[Any, Any, None]:
         if self.wake.triggered:
@@ -189,17 +198,12 @@ class Replica:
         scheduler, begun = self.scheduler, self.begun
         assert begun is not None
         tokens = self._advance(live, k, passes, plan.mode, begun[START_S]) if live else (0, 0, 0)
-        if live and self.pricing.offers is not None:
-            note_drafts(live, self.pricing.offers, self.least_lag)
-        if self.switches.pad_ends and plan.mode == "fallback":
-            end_padded(live, self.env.now)
-            self.log.end_rows(live)
         if live:
             self.pricing.placement.append(k + 1)
+            if self.marks_rows:
+                self._mark_rows(live, plan.mode)
         for chunk in plan.chunks:
             self._cache(chunk)
-        if self.padded_key:
-            pad_rows(live, plan.mode)
         self.log.lines.append((*begun, *tokens, *self._load(begun[ROWS])))
         self.log.last_round_s = self.env.now
         self.begun = None
@@ -207,6 +211,16 @@ class Replica:
         left = scheduler.complete(plan)
         if left:
             self._release(left)
+
+    def _mark_rows(self, live: Sequence[Request], mode: str) -> None:
+        """What a draft budget and the published code remember of the rows of a round."""
+        if self.pricing.offers is not None:
+            note_drafts(live, self.pricing.offers, self.least_lag)
+        if self.switches.pad_ends and mode == "fallback":
+            end_padded(live, self.env.now)
+            self.log.end_rows(live)
+        if self.padded_key:
+            pad_rows(live, mode)
 
     def _cache(self, chunk: Chunk[Request]) -> None:
         """A chunk of a prompt is cached."""
@@ -218,11 +232,11 @@ class Replica:
 
     def _load(self, rows: int) -> tuple[int, int, int]:
         """Slots in use with so many rows in the working batch, requests without K/V and with."""
-        pool = self.scheduler.pool
-        waiting, blocks = len(self.gate.queue) + len(pool.waiting), self.scheduler.room.num_blocks_used
-        if blocks is None:
-            return self.kv_tokens + rows * self.pricing.placement.columns, waiting, len(pool.window)
-        return blocks * self.block_size, waiting, len(pool.window)
+        pool, room = self.scheduler.pool, self.scheduler.room
+        slots = self.kv_tokens + rows * self.pricing.placement.columns
+        if self.paged:
+            slots = (room.num_blocks_used or 0) * self.block_size
+        return slots, len(self.gate.queue) + len(pool.waiting), len(pool.window)
 
     def stop(self) -> None:
         """The clock has stopped: hand the round that runs to the log."""

@@ -24,7 +24,7 @@ class Placed:
 
     sequence: int
     seq_len: int
-    live: bool = True
+    finished: bool = False
 
     @property
     def slot(self) -> int:
@@ -46,13 +46,13 @@ def runs(draw: st.DrawFn) -> tuple[int, list[tuple[Placed, ...]]]:
         for i, row in enumerate(rows):
             length = row.seq_len + draw(st.integers(1, k + 1))
             fate = draw(st.sampled_from(["goes on", "goes on", "goes on", "ends", "gives way"]))
-            if row.live and fate == "goes on" and length <= MOST_TOKENS:
+            if not row.finished and fate == "goes on" and length <= MOST_TOKENS:
                 rows[i] = replace(row, seq_len=length)
             elif fate == "gives way":
                 rows[i], fresh = Placed(fresh, draw(st.integers(1, 30))), fresh + 1
             else:
-                rows[i] = replace(row, live=False)
-        if not any(row.live for row in rows):
+                rows[i] = replace(row, finished=True)
+        if all(row.finished for row in rows):
             break
     return k, rounds
 
@@ -69,7 +69,7 @@ def test_a_round_fits_and_its_rectangle_is_paid_for(layout: str, threshold: floa
         move = found.begin(rows, k + 1)
         assert found.columns == (move.columns if move else before) <= most
         assert found.width + k + 1 <= found.columns or layout in ("inplace", "paged")
-        assert found.width >= max(row.num_cached for row in rows if row.live)
+        assert found.width >= max(row.num_cached for row in rows if not row.finished)
         assert move is None or len(move.shifts) == len(rows)
         found.append(k + 1)
 
@@ -95,19 +95,21 @@ def check_left_padded(layout: str, run, spare: int) -> None:
     for rows in rounds:
         width, pads, columns = found.width, found.num_pad, found.columns
         move = found.begin(rows, k + 1)
-        assert all(n + row.seq_len == found.width for n, row in zip(found.num_pad, rows, strict=True) if row.live)
+        assert all(
+            n + row.seq_len == found.width for n, row in zip(found.num_pad, rows, strict=True) if not row.finished
+        )
         if [row.sequence for row in before] == [row.sequence for row in rows]:
             even = all(
                 row.seq_len - old.seq_len == found.width - width
                 for row, old in zip(rows, before, strict=True)
-                if row.live
+                if not row.finished
             )
             kind = "realign" if not even else "grow" if found.width + k + 1 > columns else None
             assert (move.kind if move else None) == kind
             if move:
                 assert list(move.shifts) == [new - old for new, old in zip(found.num_pad, pads, strict=True)]
                 assert move.columns == found.width + k + 1 + spare
-            assert all(new == old for new, old, row in zip(found.num_pad, pads, rows, strict=True) if not row.live)
+            assert all(new == old for new, old, row in zip(found.num_pad, pads, rows, strict=True) if row.finished)
         else:
             assert move.kind == "load"
             assert list(move.shifts) == list(found.num_pad)
