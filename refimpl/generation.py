@@ -254,8 +254,10 @@ class Stream:
             num_found=self._engine.num_found,
             num_blocks=self._engine.scheduler.room.num_blocks,
             kv_bytes=self._engine.kv_bytes,
-            kv_peak_bytes=self._engine.kv_peak_bytes,
-            kv_live_bytes=self._engine.kv_live_bytes,
+            kv_peak_bytes=self._engine.memory.peak_bytes,
+            kv_live_bytes=self._engine.memory.live_bytes,
+            most_residents=self._engine.memory.most_residents,
+            mean_residents=self._engine.memory.mean_residents,
             wall_s=self._wall_s,
             stage_s=sum_stages([record.stage_s for record in self._rounds]),
             drafters=drafter_stats(

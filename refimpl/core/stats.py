@@ -208,7 +208,8 @@ class RunStats:
         num_blocks: of a paged pool; None for other layouts.
         kv_bytes: K/V pools of all models.
         kv_peak_bytes: of them in use at most: blocks, or whole pool rows.
-        kv_live_bytes: of the tokens that were cached at that moment.
+        kv_live_bytes: of the tokens that were cached at that moment; at the fullest one of several.
+        most_residents, mean_residents: sequences with K/V at a time, at most and on average over rounds.
         wall_s: from the first prefill to the last token.
         stage_s: seconds by stage: prefill, draft, verify, realign, record, host.
         drafters: offers by drafter, of those that have made any.
@@ -229,6 +230,8 @@ class RunStats:
     kv_bytes: int = 0
     kv_peak_bytes: int = 0
     kv_live_bytes: int = 0
+    most_residents: int = 0
+    mean_residents: float = 0.0
     wall_s: float = 0.0
     stage_s: dict[str, float] = field(default_factory=dict)
     drafters: dict[str, DrafterStats] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from refimpl.core.errors import InputError
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.assembly import Demand, assemble, room_of
 from refimpl.decoding.devices import require_current
+from refimpl.decoding.memory import MemoryUse
 from refimpl.decoding.prefill import prefill
 from refimpl.decoding.rounds import run_round
 from refimpl.decoding.sampling import RandomSource
@@ -33,6 +34,7 @@ class Engine:
 
     Attributes:
         submitted_at: rounds that had run when each sequence was submitted.
+        memory: K/V in use so far.
     """
 
     def __init__(
@@ -62,7 +64,8 @@ class Engine:
         self.context = assemble(pair, self.demand, config, self.scheduler.window_size, source)
         self.checker = self.context.checker
         self.scheduler.room = room_of(self.context.target.layout, self.demand, config)
-        self.num_preemptions = self.num_found = self.kv_peak_bytes = self.kv_live_bytes = 0
+        self.num_preemptions = self.num_found = 0
+        self.memory = MemoryUse()
         self._free_slots = list(range(self.context.target.layout.num_rows))[::-1]
         self._in_round = False
         self.submitted_at = [0] * len(self.sequences)
@@ -162,14 +165,12 @@ class Engine:
                     prefill(cached, entered[start : start + batch_size], whole=whole)
 
     def _note_memory(self) -> None:
-        """Most K/V in use so far, and how much of it was of cached tokens."""
-        layout, residents = self.context.target.layout, self.scheduler.pool.window.values()
-        blocks = self.scheduler.room.num_blocks_used
+        """Who is resident, which K/V are in use for them, and how much of it is of cached tokens."""
+        layout, room, residents = self.context.target.layout, self.scheduler.room, self.scheduler.pool.window.values()
+        blocks = room.num_blocks_used
         slots = len(residents) * layout.columns if blocks is None else blocks * layout.block_size
         per_token = sum(each.shape.bytes_per_token for each in self.layouts)
-        if slots * per_token > self.kv_peak_bytes:
-            self.kv_peak_bytes = slots * per_token
-            self.kv_live_bytes = self.scheduler.room.num_cached(residents) * per_token
+        self.memory.note(len(residents), slots * per_token, lambda: room.num_cached(residents) * per_token)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Forget what is cached; the tokens stay, and are prefilled when the sequence enters again."""

@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -103,3 +104,36 @@ def require_room(num_slots: int, bytes_per_token: int, budget_gib: float | None,
             f"K/V of {num_slots} tokens (working copies included) need {need / GIB:.3g} GiB, but {room / GIB:.3g} GiB "
             "may be used: lower batch_size, window_size, max_new_tokens or max_prompt_tokens, or raise kv_memory_gib"
         )
+
+
+@dataclass(slots=True)
+class MemoryUse:
+    """K/V of a run, as its rounds found it.
+
+    Attributes:
+        peak_bytes: in use at most.
+        live_bytes: of tokens that were cached at that moment; at the fullest one of several.
+        most_residents: sequences with K/V at a time.
+        resident_rounds: sequences with K/V, summed over rounds.
+        rounds: noted.
+    """
+
+    peak_bytes: int = 0
+    live_bytes: int = 0
+    most_residents: int = 0
+    resident_rounds: int = 0
+    rounds: int = 0
+
+    def note(self, residents: int, used_bytes: int, live_bytes: Callable[[], int]) -> None:
+        """Take note of a round; what is live is only asked for where no round before has used more."""
+        self.rounds += 1
+        self.resident_rounds += residents
+        self.most_residents = max(self.most_residents, residents)
+        if used_bytes >= self.peak_bytes:
+            before = self.live_bytes if used_bytes == self.peak_bytes else 0
+            self.peak_bytes, self.live_bytes = used_bytes, max(before, live_bytes())
+
+    @property
+    def mean_residents(self) -> float:
+        """Sequences with K/V, on average over rounds."""
+        return self.resident_rounds / self.rounds if self.rounds else 0.0

@@ -112,15 +112,20 @@ class MethodReport:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready row."""
+        stats = self.stats or RunStats()
         return {
             "method": self.method,
             "batch_size": self.batch_size,
             "exact": self.comparison.exact if self.comparison else 0,
             "partial": self.comparison.partial if self.comparison else 0.0,
-            "mean_acceptance_length": self.stats.acceptance.mean_acceptance_length if self.stats else 0.0,
-            "grouping_rate": self.stats.grouping_rate if self.stats else 0.0,
-            "kv_peak_bytes": self.stats.kv_peak_bytes if self.stats else 0,
-            "kv_live_bytes": self.stats.kv_live_bytes if self.stats else 0,
+            "mean_acceptance_length": stats.acceptance.mean_acceptance_length,
+            "grouping_rate": stats.grouping_rate,
+            "num_rounds": stats.num_rounds,
+            "num_preemptions": stats.num_preemptions,
+            "kv_peak_bytes": stats.kv_peak_bytes,
+            "kv_live_bytes": stats.kv_live_bytes,
+            "most_residents": stats.most_residents,
+            "mean_residents": stats.mean_residents,
             "violations": list(self.violations),
             **({} if self.bitwise is None else {"bitwise": self.bitwise}),
             "divergences": [asdict(d) for d in self.comparison.divergences] if self.comparison else [],

@@ -206,3 +206,17 @@ def test_blocks_in_use_are_little_more_than_the_tokens_cached(llama):
     block = 16 * sum(model.kv_shape.bytes_per_token for model in (llama.target, llama.draft))
     assert row["kv_live_bytes"] <= row["kv_peak_bytes"] <= 1.15 * row["kv_live_bytes"] + 6 * block
     assert rectangle["kv_peak_bytes"] > 1.5 * row["kv_peak_bytes"]
+
+
+@pytest.mark.parametrize("method", ["inplace", "inplace+continuous", "masked+fifo", "paged", "paged+continuous"])
+def test_live_bytes_are_those_of_the_fullest_moment(llama, method):
+    """In place, all rows are resident from the first round on, in which no chunk is cached yet."""
+    prompts = [[1 + i] * (12 + 9 * i) for i in range(4)]
+    settings = {"method": method, "batch_size": 4, "max_new_tokens": 40, "token_budget": 60, "stop_token_ids": ()}
+    result = generate(llama, prompts, **settings)
+    stats, rounds = result.stats, [record for record in result.rounds if len(record.rows) == 4]
+    most = max(record.num_blocks or 0 for record in rounds)
+    cached = [sum(row.seq_len - 1 for row in record.rows) for record in rounds if (record.num_blocks or 0) == most]
+    per_token = sum(model.kv_shape.bytes_per_token for model in llama.models())
+    assert stats.kv_live_bytes == max(cached) * per_token
+    assert (stats.most_residents, 1 < stats.mean_residents <= 4) == (4, True)
