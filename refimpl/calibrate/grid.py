@@ -32,6 +32,7 @@ VARIANTS = (
     Variant("masked+grouped", "masked", rotating=True, moved="concat", only_moves=True),
     IN_PLACE,
     Variant("inplace+grouped", "inplace_scattered", rotating=True),
+    Variant("paged+fifo", "paged"),
 )
 
 

@@ -121,7 +121,8 @@ class Visitor:
             return
         per_token = sum(model.kv_shape.bytes_per_token for model in self.pair.models())
         placement = PLACEMENTS[resolve_method((cell.variant or IN_PLACE).method).layout or ""]
-        size = PoolSize(cell.num_sequences, longest, cell.batch_size)
+        rows = cell.num_sequences
+        size = PoolSize.of_run([longest] * rows, window_size=rows, batch_size=cell.batch_size, span=0)
         require_room(placement.num_slots(size), per_token, None, self.pair.device)
 
     def visit(self, cell: Cell, pass_index: int) -> Visit:

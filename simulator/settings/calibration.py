@@ -22,8 +22,8 @@ COMPONENTS = ("prefill", "draft", "verify", "realign", "concat", "split", "compa
 # whose points are used where a layout has none; a paged pass copies what it reads, as one of scattered rows does
 SAME_CODE = {
     "rollback": "realigned",
-    "paged": "inplace",
-    "paged_scattered": "inplace_scattered",
+    "paged_scattered": "paged",
+    "paged": "inplace_scattered",
     "inplace_scattered": "inplace",
 }
 POINT_COLUMNS = (

@@ -73,6 +73,8 @@ def test_what_the_engine_writes_the_simulator_reads(data):
     components = {component for component, _ in calibration.grids}
     assert components >= {"prefill", "draft", "verify", "concat", "split", "compact", "host"}
     assert all((grid.mean_s > 0).all() for grid in calibration.grids.values())
+    for component in ("draft", "verify"):  # of a paged engine
+        assert calibration.grid(component, "paged_scattered") is calibration.grids[component, "paged"]
     assert calibration.meta["round_cv"] > 0
     assert calibration.meta["run_cv"] > 0
 

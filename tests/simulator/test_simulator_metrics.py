@@ -12,6 +12,7 @@ from simulator.runner import simulate, summarize
 from simulator.service.metrics import measure
 from simulator.service.records import ROWS, START_S, RoundLine
 from simulator.service.simulation import simulate_once
+from simulator.settings.calibration import POINT_COLUMNS
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Service, Study, Workload
 from tests.simulator.synthetic_inputs import synthetic_points, write_calibration
@@ -96,6 +97,24 @@ def test_each_component_is_held_against_its_own_widths(tmp_path, component):
     narrow = [(*p[:4], 64, *p[5:]) for p in synthetic_points() if p[0] == component and p[4] == 512]
     found = simulate(measured(tmp_path / "c", points + narrow), 1)
     assert {what.partition(":")[0] for what in found.extrapolated} == {component}
+
+
+@pytest.mark.parametrize(("layout", "factor"), [("paged", 2), ("inplace_scattered", 1)])
+def test_gathered_blocks_cost_what_was_measured_of_them(tmp_path, layout, factor):
+    """Where no blocks were, they cost what scattered rows do, which are copied, too."""
+    mean = POINT_COLUMNS.index("mean_s")
+    passes = [p for p in synthetic_points() if p[0] in ("draft", "verify")]
+    others = [p for p in synthetic_points() if p not in passes]
+    scattered = [(p[0], "inplace_scattered", *p[2:]) for p in passes]
+    blocks = [(p[0], layout, *p[2:mean], 2 * p[mean], *p[mean + 1 :]) for p in passes if layout == "paged"]
+    engine = {"scheduler": "fifo", "layout": "paged"}
+    runs = [
+        simulate_once(measured(tmp_path / name, others + points, **engine).but(noise=False)).log.rounds
+        for name, points in (("before", scattered), ("after", scattered + blocks))
+    ]
+    for before, after in zip(*runs, strict=True):
+        found = (after.draft_s, after.verify_s, after.host_s)
+        assert found == pytest.approx((factor * before.draft_s, factor * before.verify_s, before.host_s))
 
 
 def test_a_masked_round_is_as_wide_as_when_it_was_priced(tmp_path):
