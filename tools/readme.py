@@ -20,6 +20,7 @@ from readme_measured import (
     bitwise_table,
     pieces_table,
     rates_line,
+    residents_table,
     ties_table,
 )
 
@@ -111,6 +112,11 @@ def anatomy(data: dict[str, Any]) -> str:
 def bitwise(data: dict[str, Any]) -> str:
     """Equality to the last bit."""
     return measured(data, bitwise_table(data))
+
+
+def residents(data: dict[str, Any]) -> str:
+    """How many sequences have K/V at a time in a bound memory."""
+    return measured(data, residents_table(data))
 
 
 def ties(data: dict[str, Any]) -> str:
@@ -243,6 +249,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "bench": bench,
     "anatomy": anatomy,
     "bitwise": bitwise,
+    "residents": residents,
     "ties": ties,
     "gpu": gpu,
     "acceptance": acceptance,

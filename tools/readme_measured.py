@@ -50,6 +50,25 @@ def _bench_cells(row: dict[str, Any], recorded: bool, with_floor: bool, on_gpu: 
     return cells
 
 
+def residents_table(data: dict[str, Any]) -> Table:
+    """Sequences resident at a time, and their K/V, of every run of `verify`."""
+    headings = ["method", "batch", "exact", "resident, most", "resident, mean", "K/V in use, MB", "of tokens, MB"]
+    rows = [
+        [
+            row["method"],
+            str(row["batch_size"]),
+            f"{row['exact']}/{data['prompts']}",
+            str(row["most_residents"]),
+            f"{row['mean_residents']:.1f}",
+            *(f"{row[name] / 1e6:.1f}" for name in ("kv_peak_bytes", "kv_live_bytes")),
+            str(row["num_preemptions"]),
+            str(row["num_rounds"]),
+        ]
+        for row in data["results"]
+    ]
+    return [*headings, "preemptions", "rounds"], rows
+
+
 def anatomy_table(data: dict[str, Any]) -> Table:
     """One line an engine and context: share of the round at every batch size, the rest at the largest."""
     rows, sizes = data["rows"], sorted({row["batch_size"] for row in data["rows"]})
