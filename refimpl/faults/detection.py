@@ -58,17 +58,19 @@ def applies(fault: Fault | None, detector: str) -> bool:
     """Whether the detector can be asked.
 
     Recorded rounds are checked on the host only, the script is greedy and the draft's, under the rules of
-    rejection only the law is that of plain decoding, and the sampling test is for chance.
+    rejection only the law is that of plain decoding, a cancelled row has not all of its tokens, and the sampling test
+    is for chance.
     """
     if fault is None:
         return True
     settings = fault.settings
+    has_the_oracles_tokens = settings.get("acceptance") not in LAW_ONLY and "cancellations" not in settings
     asked = {
         "device": "cuda_graphs" not in settings,
         "oracle": "cuda_graphs" not in settings,
-        "output": settings.get("acceptance") not in LAW_ONLY,
+        "output": has_the_oracles_tokens,
         "acceptance": not {"acceptance", "drafting"} & settings.keys(),
-        "report": settings.get("acceptance") not in LAW_ONLY,
+        "report": has_the_oracles_tokens,
         "sampling": "acceptance" in settings,
     }
     return asked.get(detector, True)

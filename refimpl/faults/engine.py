@@ -29,7 +29,6 @@ class FaultyEngine(MethodEngine):
             law_rule=law_rule,
             **settings,
         )
-        self.supports -= {"serving"}  # the matrix asks for one call at a time
         self.fault = fault
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:

@@ -13,6 +13,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding import engine, rounds
 from refimpl.decoding.assembly import Demand
 from refimpl.decoding.cached import CachedModel
+from refimpl.decoding.engine import Engine
 from refimpl.decoding.recorded import RecordedPasses, _Ahead
 from refimpl.decoding.rounds import RoundContext
 from refimpl.faults.base import fault
@@ -162,3 +163,26 @@ def statistics_count_the_cut(original: Any) -> Any:
         return original([replace(row, kept=row.accepted + 1) for row in rows])
 
     return stats
+
+
+# --- requests that leave -----------------------------------------------------------------------------------------
+
+
+@fault(
+    Engine,
+    "_release",
+    "output",
+    "INV-3",
+    **INPLACE | {"settings": {"cancellations": ((1, 0),)}},
+    source="vllm-project/vllm#39012",
+)
+def place_of_a_cancelled_row_given_twice(original: Any) -> Any:
+    """The place of a cancelled row goes to the next sequence, and to the one after it."""
+
+    def release(self: Engine, sequence: Sequence) -> None:
+        slot = sequence.slot
+        original(self, sequence)
+        if sequence.stop_reason == "cancelled" and slot >= 0:
+            self._free_slots.append(slot)
+
+    return release
