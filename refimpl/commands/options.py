@@ -1,9 +1,10 @@
 """Option groups of the commands: an option is declared once, and a command names the groups that it takes."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from refimpl.core.config import LAYOUTS, NAMED_METHODS, SCHEDULERS, CheckLevel
 from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig
@@ -14,6 +15,7 @@ PAIRS = ("tiny", "vicuna", "qwen3", "glm4")
 Rule = Literal["greedy", "coupled", "rejection", "block"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Turns = Literal["first", "all"]
+TableValue = TypeVar("TableValue")
 
 
 def _methods() -> list[str]:
@@ -178,6 +180,14 @@ class EngineOptions(Settings):
         option(ENGINE, "ROWS=DRAFTS,… for the budget by_load: from so many rows on, at most so many drafts each."),
     ] = None
     draft_capacity: Annotated[int | None, option(ENGINE, "Drafts per round, for the budget capacity.")] = None
+    draft_costs: Annotated[
+        str | None,
+        option(
+            ENGINE,
+            "ROWS=SECONDS/SECONDS/…,… for the budget goodput: from so many rows on, seconds of rounds with 1, 2, … "
+            "drafts a row, over those without.",
+        ),
+    ] = None
     checks: ChecksOption = None
     cuda_graphs: Annotated[
         bool | None,
@@ -195,10 +205,12 @@ class EngineOptions(Settings):
     ] = None
 
     def settings(self) -> dict[str, Any]:
-        """The same, with the table as pairs."""
+        """The same, with tables as pairs."""
         given = super().settings()
         if self.drafts_by_load is not None:
-            given["drafts_by_load"] = parse_table(self.drafts_by_load)
+            given["drafts_by_load"] = parse_table(self.drafts_by_load, "--drafts-by-load", "1=7,4=5,16=2", int)
+        if self.draft_costs is not None:
+            given["draft_costs"] = parse_table(self.draft_costs, "--draft-costs", "1=1.2/1.4,8=1.3/1.7", _numbers)
         return given
 
 
@@ -249,14 +261,20 @@ def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:
     return sizes
 
 
-def parse_table(text: str) -> tuple[tuple[int, int], ...]:
-    """Read pairs of integers like ``1=7,4=5,16=2``.
+def parse_table(
+    text: str, option: str, example: str, value: Callable[[str], TableValue]
+) -> tuple[tuple[int, TableValue], ...]:
+    """Read pairs of a number of rows and a value, like ``1=7,4=5,16=2``.
 
     Raises:
         InputError: the text is something else.
     """
     try:
         pairs = [part.split("=") for part in text.split(",")]
-        return tuple((int(rows), int(drafts)) for rows, drafts in pairs)
+        return tuple((int(rows), value(what)) for rows, what in pairs)
     except ValueError as error:
-        raise InputError(f"--drafts-by-load must look like 1=7,4=5,16=2, not {text!r}") from error
+        raise InputError(f"{option} must look like {example}, not {text!r}") from error
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split("/")))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from refimpl.core.errors import require, shown
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
@@ -16,7 +16,7 @@ DRAFTERS: tuple[str, ...] = get_args(DrafterName)
 DRAFT_BUDGETS: tuple[str, ...] = get_args(DraftBudgetName)
 RANKING_SCORES: tuple[str, ...] = get_args(RankingScore)
 WITHOUT_MODEL: tuple[str, ...] = ("ngram", "suffix")  # drafters that a pair without a draft can have
-OF_PROBABILITIES: tuple[str, ...] = ("capacity", "goodput", "confidence")  # budgets that read those of the draft
+OF_PROBABILITIES: tuple[str, ...] = ("capacity", "confidence")  # budgets that read those of the draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,15 @@ class DraftingConfig:
             ``"hybrid"``: as ngram, and the draft for tokens that were not found.
         draft_budget: drafts to verify, num_speculative_tokens a row at most. ``"fixed"``: that many. ``"by_load"``:
             fewer in a crowd. ``"row_rate"``: by what the row has accepted. ``"capacity"``: a number for the whole
-            round, for the likeliest to survive. ``"goodput"``: as long as one more pays. ``"confidence"``: as long as
-            the draft is sure.
+            round, for the likeliest to survive. ``"goodput"``: by what rows have accepted and rounds cost.
+            ``"confidence"``: as long as the draft is sure.
         drafts_by_load: for by_load, pairs (rows, drafts): with so many rows or more, at most so many drafts each.
         draft_capacity: for capacity: drafts of a round, over all rows.
         draft_score: for capacity: what ranks drafts: ``"expected"``, or ``"own_token"`` as published, which is not
             lossless under rejection sampling and refused there.
-        draft_cost: for row_rate and goodput: seconds of one more draft over those of a round without drafts.
-        draft_tile: for goodput: drafts that cost as much as one.
+        draft_cost: for row_rate: seconds of one more draft over those of a round without drafts.
+        draft_costs: for goodput, pairs (rows, seconds): with so many rows or more, seconds of rounds with 1, 2, …
+            drafts a row, over those of a round without drafts.
         draft_threshold: for confidence: least estimated survival of a draft, in 0 … 1.
     """
 
@@ -47,7 +48,7 @@ class DraftingConfig:
     draft_capacity: int | None = None
     draft_score: RankingScore = "expected"
     draft_cost: float = 0.1
-    draft_tile: int = 1
+    draft_costs: Seq[tuple[int, Seq[float]]] = ()
     draft_threshold: float = 0.4
 
     def __post_init__(self) -> None:
@@ -58,6 +59,7 @@ class DraftingConfig:
             value = getattr(self, name)
             require(value in known, f"{name} must be one of {', '.join(known)}, not {shown(value)}")
         self._check_table()
+        self._check_costs()
         self._check_numbers()
         require(
             self.drafter == "model" or not self.reads_probabilities,
@@ -66,20 +68,25 @@ class DraftingConfig:
         )
 
     def _check_table(self) -> None:
-        is_table = isinstance(self.drafts_by_load, Seq) and not isinstance(self.drafts_by_load, str | bytes)
-        require(is_table, f"drafts_by_load must be pairs (rows, drafts), not {shown(self.drafts_by_load)}")
-        for pair in self.drafts_by_load:
-            right = isinstance(pair, Seq) and not isinstance(pair, str | bytes) and len(pair) == 2
-            require(right, f"drafts_by_load must be pairs (rows, drafts), not {shown(pair)}")
-            require_int("rows of drafts_by_load", pair[0], 1)
-            require_int("drafts of drafts_by_load", pair[1], 0, MAX_SPECULATIVE_TOKENS)
+        _check_pairs("drafts_by_load", self.drafts_by_load, "drafts")
+        for _, drafts in self.drafts_by_load:
+            require_int("drafts of drafts_by_load", drafts, 0, MAX_SPECULATIVE_TOKENS)
         require(
             (self.draft_budget == "by_load") == bool(self.drafts_by_load),
             "draft_budget 'by_load' and drafts_by_load go together",
         )
 
+    def _check_costs(self) -> None:
+        _check_pairs("draft_costs", self.draft_costs, "seconds")
+        for _, seconds in self.draft_costs:
+            right = _is_list(seconds) and all(is_number(s) and 0 < s < math.inf for s in seconds)
+            require(right, f"seconds of draft_costs must be a list of finite numbers > 0, not {shown(seconds)}")
+        require(
+            (self.draft_budget == "goodput") == bool(self.draft_costs),
+            "draft_budget 'goodput' and draft_costs go together",
+        )
+
     def _check_numbers(self) -> None:
-        require_int("draft_tile", self.draft_tile, 1)
         for name, high in (("draft_cost", math.inf), ("draft_threshold", 1)):
             value = getattr(self, name)
             right = is_number(value) and 0 <= value <= high and value < math.inf
@@ -111,3 +118,15 @@ class DraftingConfig:
     def recordable(self) -> bool:
         """Whether a round's drafts can be recorded: nothing is looked up or decided on the host."""
         return self.drafter == "model" and self.draft_budget == "fixed"
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Seq) and not isinstance(value, str | bytes)
+
+
+def _check_pairs(name: str, table: Any, what: str) -> None:
+    """Raise InputError unless a setting is a list of pairs that begin with a number of rows."""
+    require(_is_list(table), f"{name} must be pairs (rows, {what}), not {shown(table)}")
+    for pair in table:
+        require(_is_list(pair) and len(pair) == 2, f"{name} must be pairs (rows, {what}), not {shown(pair)}")
+        require_int(f"rows of {name}", pair[0], 1)

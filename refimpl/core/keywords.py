@@ -30,7 +30,7 @@ class _Common(TypedDict, total=False):
     draft_capacity: int | None
     draft_score: RankingScore
     draft_cost: float
-    draft_tile: int
+    draft_costs: Seq[tuple[int, Seq[float]]]
     draft_threshold: float
     stop_token_ids: Seq[int] | None
     stop_strings: Seq[str]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,13 +13,13 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import Proposal
 from refimpl.decoding.drafters import Drafts, HybridDrafter, pace
 from refimpl.decoding.drafters.pace import Pace
-from refimpl.drafting.budgets import GoodputBudget
+from refimpl.drafting.budgets import CapacityBudget
 from refimpl.drafting.budgets.base import ranked
 from refimpl.faults.base import REJECTION, fault
 
 LOOKUP, HYBRID = {"drafting": DraftingConfig("ngram")}, {"drafting": DraftingConfig("hybrid")}
 CAPACITY = {"drafting": DraftingConfig(draft_budget="capacity", draft_capacity=256)}
-GOODPUT = {"drafting": DraftingConfig(draft_budget="goodput", draft_cost=0.01, draft_tile=2)}
+TILE, TILE_COST = 2, 0.02  # drafts that cost as much as one of them, over a round without drafts
 CONFIDENCE = {"drafting": DraftingConfig(draft_budget="confidence", draft_threshold=0.3)}
 
 
@@ -66,16 +67,15 @@ def stop_and_drop(original: Any) -> Any:
     return finish
 
 
-@fault(GoodputBudget, "after", "nothing", "INV-20", settings=GOODPUT)
+@fault(CapacityBudget, "after", "nothing", "INV-20", settings=CAPACITY)
 def argmax_budget(original: Any) -> Any:
-    """The best number of drafts is sought beyond the first decline, among estimates that read the drafts to be cut."""
+    """The capacity that would give most tokens per second is sought among estimates that read the drafts to be cut."""
 
-    def after(self: GoodputBudget, lengths: Seq[int], survival: Seq[Seq[float]]) -> list[int]:
-        tokens, gains, order = float(len(lengths)), [float(len(lengths))], ranked(lengths, survival)
-        for count, (estimate, _) in enumerate(order, start=1):
-            tokens += estimate
-            gains.append(tokens / self.seconds(count))
-        chosen = [row for _, row in order[: gains.index(max(gains))]]
+    def after(self: CapacityBudget, lengths: Seq[int], survival: Seq[Seq[float]]) -> list[int]:
+        order = ranked(lengths, survival)
+        tokens = accumulate((estimate for estimate, _ in order), initial=float(len(lengths)))
+        speeds = [expected / (1 + TILE_COST * -(-count // TILE)) for count, expected in enumerate(tokens)]
+        chosen = [row for _, row in order[: speeds.index(max(speeds))]]
         return [chosen.count(row) for row in range(len(lengths))]
 
     return after

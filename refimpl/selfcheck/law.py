@@ -16,14 +16,16 @@ from refimpl.selfcheck.fraction_model import JointLaw, fraction_pair
 
 RULES = ("greedy", "coupled", "rejection", "block")
 REQUESTS = [Request([0, 1, 0, 1], 2, 1), Request([1, 0], 2, 1)]  # the first finds its last tokens before
+LONGER = [Request([0, 1, 0, 1], 3, 1), REQUESTS[1]]  # for budgets that read what the rounds before have shown
+FROM_HISTORY = ("row_rate", "goodput")
 SEEDS = (3, 5)  # of the pairs
 BUDGETS: dict[str, dict[str, Any]] = {  # by name: settings that cut drafts on these pairs
     "fixed": {"draft_budget": "fixed"},
     "by_load": {"draft_budget": "by_load", "drafts_by_load": ((2, 0),)},
-    "row_rate": {"draft_budget": "row_rate", "draft_cost": 0.6},
+    "row_rate": {"draft_budget": "row_rate", "draft_cost": 0.7},
     "capacity": {"draft_budget": "capacity", "draft_capacity": 1},
     "capacity of own tokens": {"draft_budget": "capacity", "draft_capacity": 1, "draft_score": "own_token"},
-    "goodput": {"draft_budget": "goodput", "draft_cost": 0.3},
+    "goodput": {"draft_budget": "goodput", "draft_costs": ((1, (1.6,)),)},
     "confidence": {"draft_budget": "confidence", "draft_threshold": 0.7},
 }
 
@@ -55,7 +57,8 @@ def law_rows() -> Iterator[LawRow]:
         if drafter == "model" or settings["draft_budget"] not in OF_PROBABILITIES:
             shape = {"acceptance": rule, "temperature": float(rule != "greedy")}
             config = law_config(drafter=drafter, **settings, **shape)
-            distance = max(variation(fraction_pair(2, seed), REQUESTS, config) for seed in SEEDS)
+            requests = LONGER if budget in FROM_HISTORY else REQUESTS
+            distance = max(variation(fraction_pair(2, seed), requests, config) for seed in SEEDS)
             yield LawRow(drafter, budget, rule, not bias(config), float(distance))
 
 

@@ -142,8 +142,8 @@ class Engine:
             a verify pass of the whole batch and 256 tokens of prompts.
         num_blocks: of the pool of the paged layout; None for as many as ``service.kv_capacity_bytes``, or the memory of
             costs of kind roofline, holds, else for no limit.
-        drafter, draft_budget, drafts_by_load, draft_capacity, draft_cost, draft_tile, draft_threshold: what proposes
-            tokens, and how many of them are verified, as in `refimpl.core.drafting.DraftingConfig`.
+        drafter, draft_budget, drafts_by_load, draft_capacity, draft_cost, draft_costs, draft_threshold: what
+            proposes tokens, and how many of them are verified, as in `refimpl.core.drafting.DraftingConfig`.
     """
 
     layout: LayoutName = "inplace"
@@ -163,7 +163,7 @@ class Engine:
     drafts_by_load: tuple[tuple[int, int], ...] = ()
     draft_capacity: int | None = None
     draft_cost: float = 0.1
-    draft_tile: int = 1
+    draft_costs: tuple[tuple[int, tuple[float, ...]], ...] = ()
     draft_threshold: float = 0.4
 
     expanded = staticmethod(engine_settings)

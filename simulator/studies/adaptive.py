@@ -14,7 +14,6 @@ from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
 
 DRAFTS = (0, 1, 3, 5, 8)  # fixed numbers of drafts
-MOST_DRAFTS = 3  # of a budget that cuts drafts only once they are drawn: more do not pay at any load
 PROBABILITY = 0.7  # mean acceptance of a draft
 CONTEXT = 400  # tokens of a row, on average, that costs are looked up at
 METRICS = (
@@ -44,10 +43,15 @@ def round_s(cost: CostModel, rows: int, k: int) -> float:
     return draft_s + float(cost.seconds("verify", rows, k + 1, width, False)[0])
 
 
+def row_steps(batch_size: int) -> list[int]:
+    """Numbers of rows that tables have lines for."""
+    return sorted({1, *range(8, batch_size, 8), batch_size})
+
+
 def load_table(cost: CostModel, batch_size: int) -> list[tuple[int, int]]:
     """Pairs (rows, drafts) of the budget `by_load`: the number with most tokens per second, never more in a crowd."""
     table, most = [], max(DRAFTS)
-    for rows in sorted({1, *range(8, batch_size, 8), batch_size}):
+    for rows in row_steps(batch_size):
         speeds = [tokens_per_round(PROBABILITY, k) / round_s(cost, rows, k) for k in range(most + 1)]
         if (best := int(np.argmax(speeds))) < most:
             most = best
@@ -55,24 +59,21 @@ def load_table(cost: CostModel, batch_size: int) -> list[tuple[int, int]]:
     return table
 
 
-def draft_cost(cost: CostModel, batch_size: int) -> float:
-    """Seconds of one more draft verified in a full batch, over those of a round of one row without drafts."""
-    width, rows = np.array([CONTEXT]), batch_size
-    few_s, many_s = (float(cost.seconds("verify", rows, tokens, width, False)[0]) for tokens in (1, 1 + MOST_DRAFTS))
-    return (many_s - few_s) / (rows * MOST_DRAFTS) / round_s(cost, 1, 0)
+def cost_table(cost: CostModel, batch_size: int) -> list[tuple[int, list[float]]]:
+    """Pairs (rows, seconds) of the budget `goodput`: rounds with 1, 2, … drafts a row, over those with none."""
+    numbers = range(1, max(DRAFTS) + 1)
+    steps = [(rows, round_s(cost, rows, 0)) for rows in row_steps(batch_size)]
+    return [(rows, [round(round_s(cost, rows, k) / plain_s, 4) for k in numbers]) for rows, plain_s in steps]
 
 
 def find_budgets(base: Scenario) -> dict[str, dict[str, Any]]:
     """Settings of the engine by name: fixed numbers of drafts, and the budgets with what costs say about them."""
     cost, rows = RooflineCost(base.cost, None), base.engine.batch_size
     fixed = {f"fixed {k}": {"engine.num_speculative_tokens": k} for k in DRAFTS}
-    by_load = {
-        "draft_budget": "by_load",
-        "drafts_by_load": load_table(cost, rows),
-        "num_speculative_tokens": max(DRAFTS),
+    tables = {"by_load": {"drafts_by_load": load_table(cost, rows)}, "goodput": {"draft_costs": cost_table(cost, rows)}}
+    adaptive = {
+        name: {"draft_budget": name, "num_speculative_tokens": max(DRAFTS)} | table for name, table in tables.items()
     }
-    goodput = {"draft_budget": "goodput", "draft_cost": draft_cost(cost, rows), "num_speculative_tokens": MOST_DRAFTS}
-    adaptive = {"by_load": by_load, "goodput": goodput}
     return fixed | {name: {f"engine.{k}": v for k, v in given.items()} for name, given in adaptive.items()}
 
 

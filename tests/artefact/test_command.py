@@ -168,6 +168,14 @@ def test_a_table_of_drafts_by_load():
             EngineOptions(drafts_by_load=text).settings()
 
 
+def test_a_table_of_draft_costs():
+    given = EngineOptions(draft_budget="goodput", draft_costs="1=1.2/1.4,8=1.3").settings()
+    assert given["draft_costs"] == ((1, (1.2, 1.4)), (8, (1.3,)))
+    for text in ("7", "1=a", "1=1/", ""):
+        with pytest.raises(InputError, match=f"--draft-costs must look like 1=1.2/1.4,8=1.3/1.7, not '{text}'"):
+            EngineOptions(draft_costs=text).settings()
+
+
 @pytest.mark.parametrize(
     ("words", "completions"),
     [

@@ -16,8 +16,8 @@ DECISIONS = {
     "by_load to none": {"draft_budget": "by_load", "drafts_by_load": ((3, 0),)},
     "row_rate": {"draft_budget": "row_rate", "draft_cost": 0.2},
     "capacity": {"draft_budget": "capacity", "draft_capacity": 4},
-    "goodput": {"draft_budget": "goodput", "draft_cost": 0.004},
-    "goodput in tiles": {"draft_budget": "goodput", "draft_cost": 0.004, "draft_tile": 3},
+    "goodput": {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8)), (3, (1.5, 2.2)))},
+    "goodput of ngrams": {"drafter": "ngram", "draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8)),)},
     "confidence": {"draft_budget": "confidence", "draft_threshold": 0.02},
     "ngram": {"drafter": "ngram"},
     "suffix": {"drafter": "suffix"},
@@ -58,6 +58,7 @@ def test_budgets_and_lookups_decide_something(llama, tmp_path, name):
     traced(llama, path, method="inplace", **DECISIONS[name])
     header, *rows = path.read_text().splitlines()
     fixed = {"drafter": "model", "draft_budget": "fixed", "drafts_by_load": [], "draft_capacity": None}
+    fixed |= {"draft_costs": []}
     path.write_text("\n".join([json.dumps(json.loads(header) | fixed), *rows]) + "\n")
     assert not check_parity(path).exact
 
@@ -96,7 +97,7 @@ def test_lookups_for_positions_that_rollback_drafts_again_are_not_replayed(llama
 
 def test_a_budget_that_reads_probabilities_needs_a_trace_with_estimates(llama, tmp_path):
     path = tmp_path / "run.ndjson"
-    traced(llama, path, method="inplace", **DECISIONS["goodput"])
+    traced(llama, path, method="inplace", **DECISIONS["capacity"])
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("\n".join(json.dumps({k: v for k, v in e.items() if k != "survival"}) for e in lines) + "\n")
     with pytest.raises(InputError, match="does not say how likely drafts were to survive"):

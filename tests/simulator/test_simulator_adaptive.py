@@ -1,6 +1,7 @@
 """Draft budgets over load: what the study derives from costs, how it judges, and what the committed runs say."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -8,7 +9,7 @@ import pytest
 
 from simulator.cli import main
 from simulator.service.roofline import RooflineCost
-from simulator.studies.adaptive import base_scenario, draft_cost, find_budgets, judge_budgets, load_table, round_s
+from simulator.studies.adaptive import base_scenario, cost_table, find_budgets, judge_budgets, load_table, round_s
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "results" / "budgets-h100.json"
 BASE = base_scenario("h100", "qwen3-8b", "qwen3-0.6b", 64, 2.0)
@@ -24,10 +25,13 @@ def test_the_table_of_by_load_takes_the_fastest_number_and_never_more_in_a_crowd
     assert drafts[0] >= 3 > drafts[-1]
 
 
-def test_the_cost_of_a_draft_is_that_of_a_full_batch():
+def test_the_table_of_goodput_has_the_seconds_of_each_round():
     cost = RooflineCost(BASE.cost, None)
-    assert round_s(cost, 64, 0) < round_s(cost, 64, 1) < round_s(cost, 64, 2)
-    assert 0 < draft_cost(cost, 256) < 1 / 64
+    table = dict(cost_table(cost, 64))
+    assert list(table) == [1, *range(8, 65, 8)]
+    assert table[64][2] == pytest.approx(round_s(cost, 64, 3) / round_s(cost, 64, 0), abs=1e-4)
+    assert all(1 < few < many for few, many in pairwise(table[64]))
+    assert table[64][0] > table[1][0]
 
 
 def test_every_budget_is_a_scenario():
@@ -64,10 +68,10 @@ def test_the_command_writes_every_run(capsys, tmp_path):
 
 
 def test_the_committed_runs_say_what_the_page_says():
-    """`by_load` keeps up with the best fixed number below the crossing, and with no drafts above it."""
+    """Both budgets keep up with the best fixed number below the crossing, and with no drafts above it."""
     data = json.loads(COMMITTED.read_text())
     runs = pd.DataFrame(data["runs"])
     again = judge_budgets(runs).to_dict(orient="records")
     assert [line["throughput"] for line in again] == pytest.approx([line["throughput"] for line in data["judged"]])
-    judged = pd.DataFrame(data["judged"]).query("budget == 'by_load'")
-    assert (judged["throughput"] > 0.98).all()
+    assert {line["budget"] for line in data["judged"]} == {"by_load", "goodput"}
+    assert all(line["throughput"] > 0.98 for line in data["judged"])

@@ -25,7 +25,7 @@ DECISIONS = (
     {"draft_budget": "by_load", "drafts_by_load": ((2, 3), (4, 1))},
     {"draft_budget": "row_rate", "draft_cost": 0.1},
     {"draft_budget": "capacity", "draft_capacity": 7},
-    {"draft_budget": "goodput", "draft_cost": 0.05, "draft_tile": 2},
+    {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8, 2.1)), (3, (1.5, 2.2)))},
     {"draft_budget": "confidence", "draft_threshold": 0.4},
     {"drafter": "ngram"},
     {"drafter": "hybrid", "draft_budget": "by_load", "drafts_by_load": ((3, 2),)},

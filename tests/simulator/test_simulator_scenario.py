@@ -38,7 +38,7 @@ def test_yaml_round_trip_is_exact(tmp_path):
 PINNED = {  # sweeps find what they have finished by these: a change of a hash throws results away
     "defaults": (Scenario(), "c011a57e285da472"),
     "closed": (
-        Scenario(study=Study("closed", clients=3, duration_s=2.5), engine={"draft_budget": "goodput"}),
+        Scenario(study=Study("closed", clients=3, duration_s=2.5), engine={"draft_budget": "row_rate"}),
         "cad00318017d5444",
     ),
     "parameters": (Scenario(acceptance=Spec.of("profile", probabilities=[0.9, 0.5]), seed=7), "55aa230476817401"),
@@ -181,7 +181,9 @@ BAD = [
     ({"engine": {"draft_budget": "capacity"}}, "engine.draft_budget 'capacity' and draft_capacity go together"),
     ({"engine": {"draft_budget": "most"}}, "engine.draft_budget must be one of fixed, by_load, row_rate"),
     ({"engine": {"drafter": "oracle"}}, "engine.drafter must be one of model, ngram, suffix, hybrid, not"),
-    ({"engine": {"drafter": "ngram", "draft_budget": "goodput"}}, "reads the draft's probabilities.*choose drafter"),
+    ({"engine": {"drafter": "ngram", "draft_budget": "confidence"}}, "reads the draft's probabilities.*choose drafter"),
+    ({"engine": {"draft_budget": "goodput"}}, "engine.draft_budget 'goodput' and draft_costs go together"),
+    ({"engine": {"draft_costs": [[1, 2]]}}, "seconds of draft_costs must be a list of finite numbers > 0, not 2"),
     ({"engine": {"draft_cost": -1}}, "engine.draft_cost must be a finite number ≥ 0, not -1"),
     ({"engine": {"draft_budget": "row_rate"}, "switches": {"keep_bonus": False}}, "switches.keep_bonus needs engine.d"),
     ({"engine": {"drafter": "hybrid"}, "switches": {"k_policy": "batch_min"}}, "switches.k_policy needs engine"),

@@ -55,7 +55,7 @@ def test_law_of_three_tokens(top_k):
 
 
 @pytest.mark.parametrize("budget", [{"draft_budget": "capacity", "draft_capacity": 1},
-                                    {"draft_budget": "goodput", "draft_cost": 0.25},
+                                    {"draft_budget": "goodput", "draft_costs": ((1, (1.6, 2.2)),)},
                                     {"draft_budget": "confidence", "draft_threshold": 0.6}])  # fmt: skip
 @pytest.mark.parametrize("deeper", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_joint_law_under_predictable_budgets(budget, deeper):

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from refimpl.core.config import Request
+from refimpl.core.sequence import Sequence
 from refimpl.faults import FAULTS
 from refimpl.models.adapter import Pair
 from refimpl.selfcheck.enumeration import law_config
@@ -14,8 +15,9 @@ from refimpl.selfcheck.law import law_rows, variation
 
 ROWS = list(law_rows())
 TWO = [Request([0], 2, 1), Request([1, 0], 2, 1)]
+HISTORY = [Request([0], 3, 1), Request([1, 0], 3, 1)]
 DEEPER = [Request([0], 3, 2), Request([1, 0], 2, 1)]
-SHARED = {"capacity": {"draft_capacity": 1}, "goodput": {"draft_cost": 0.25}}
+SHARED = {"capacity": {"draft_capacity": 1}}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.drafter}-{row.draft_budget}-{row.acceptance}")
@@ -41,9 +43,9 @@ def test_joint_law_of_rows_that_share_a_budget(method, budget):
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", ["inplace+fifo", "masked+static", "realigned+grouped"])
 @pytest.mark.parametrize("seed", [3, 5, 6])
-@pytest.mark.parametrize("settings", [{"draft_budget": "capacity", "draft_capacity": 2}, {"draft_budget": "goodput"}])
-def test_joint_law_of_rows_that_share_a_budget_over_rounds(method, seed, settings):
-    assert variation(fraction_pair(2, seed), DEEPER, law_config(method, **settings)) == 0
+def test_joint_law_of_rows_that_share_a_budget_over_rounds(method, seed):
+    config = law_config(method, draft_budget="capacity", draft_capacity=2)
+    assert variation(fraction_pair(2, seed), DEEPER, config) == 0
 
 
 @pytest.mark.parametrize("budget", SHARED)
@@ -58,10 +60,32 @@ def test_joint_law_where_drafts_do_not_depend_on_what_came_before(budget):
 
 
 @pytest.mark.parametrize("method", ["rollback+fifo", "inplace+fifo"])
-@pytest.mark.parametrize("settings", [{"draft_budget": "row_rate", "draft_cost": 0.5},
-                                      {"draft_budget": "confidence", "draft_threshold": 0.6}])  # fmt: skip
-def test_joint_law_of_rows_that_decide_alone(method, settings):
-    assert variation(fraction_pair(2, seed=6), TWO, law_config(method, **settings)) == 0
+def test_joint_law_of_rows_that_decide_alone(method):
+    config = law_config(method, draft_budget="confidence", draft_threshold=0.6)
+    assert variation(fraction_pair(2, seed=6), TWO, config) == 0
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("method", ["rollback+fifo", "inplace+fifo", "realigned+grouped"])
+@pytest.mark.parametrize("settings", [{"draft_budget": "row_rate", "draft_cost": 0.7},
+                                      {"draft_budget": "goodput", "draft_costs": ((1, (1.6,)),)}])  # fmt: skip
+def test_joint_law_of_rows_that_decide_by_history(method, settings, rule):
+    """Three tokens a row, one draft a round: whether the second round drafts depends on what the first has accepted."""
+    if (method, rule) != ("rollback+fifo", "block"):  # which is refused
+        config = law_config(method, acceptance=rule, **settings)
+        assert variation(fraction_pair(2, seed=3), HISTORY, config) == 0
+
+
+def test_enumeration_detects_a_history_of_offers(monkeypatch):
+    """What was offered behind a rejection is drawn again, with the same numbers: a budget must not have seen it."""
+    monkeypatch.setattr(Sequence, "note_drafts", _count_offers)
+    config = law_config("rollback+fifo", draft_budget="row_rate", draft_cost=0.7)
+    assert variation(fraction_pair(2, seed=3), HISTORY, config) > 0
+
+
+def _count_offers(row, drafted, accepted, kept):
+    row.num_accepted += accepted
+    row.num_evaluated += drafted
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Draft budgets: what each one cuts, that none reads what it cuts, and that no token depends on them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ BUDGETS = {
     "by_load": {"drafts_by_load": ((2, 3), (3, 1))},
     "row_rate": {"draft_cost": 0.4},
     "capacity": {"draft_capacity": 5},
-    "goodput": {"draft_cost": 0.01, "draft_tile": 2},
+    "goodput": {"draft_costs": ((1, (1.3, 1.6, 1.9)), (3, (1.6, 2.2)))},
     "confidence": {"draft_threshold": 0.02},
 }
 ESTIMATES = st.lists(st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), max_size=4), min_size=1, max_size=4)
@@ -64,31 +64,55 @@ def test_capacity_goes_to_the_likeliest():
     assert CapacityBudget(3).after([2, 2], [[1.0, 1.0], [1.0, 1.0]]) == [2, 1]
 
 
-def test_goodput_stops_at_the_first_decline():
-    assert GoodputBudget(0.5).after([2, 1], [[0.9, 0.2], [0.4]]) == [0, 0]
-    assert GoodputBudget(0.2).after([2, 1], [[0.9, 0.2], [0.4]]) == [1, 0]
-    assert GoodputBudget(0.0).after([2, 1], [[0.9, 0.2], [0.4]]) == [2, 1]
-    tiled = GoodputBudget(0.1, tile=2)
-    assert [round(tiled.seconds(n), 9) for n in range(4)] == [1, 1.2, 1.2, 1.4]
+def test_goodput_takes_the_number_with_most_tokens_per_second():
+    """By hand: rates (30 + 4 · 40/61) / 34 and (9 + 4 · 40/61) / 34, so 2, 3.30 and 4.34 tokens in two rows."""
+    rows = [Row(2, 30, 30), Row(2, 30, 9)]
+    for seconds, wanted in (((1.7, 2.5), 0), ((1.5, 2.1), 1), ((1.3, 1.5), 2), ((1.3,), 1)):
+        assert GoodputBudget(((1, seconds),)).before(rows) == [wanted] * 2, seconds
+
+
+def test_goodput_looks_up_the_rows_of_the_round():
+    budget = GoodputBudget(((4, (9.0,)), (2, (1.1, 9.0))))
+    assert [budget.seconds(rows) for rows in (1, 2, 3, 4, 99)] == [[1, 1.1, 9]] * 3 + [[1, 9]] * 2
+    assert [budget.before([Row(5)] * rows) for rows in (1, 4)] == [[1], [0] * 4]
+    assert budget.before([Row(0), Row(5)]) == [0, 1]
+    assert budget.before([Row(0)]) == [0]
+
+
+@given(rows=st.lists(st.builds(Row, st.integers(0, 4), st.integers(0, 9)), min_size=1, max_size=5))
+def test_goodput_drafts_nothing_where_drafts_cost_more_than_they_can_bring(rows):
+    limits = [row.draft_limit for row in rows]
+    assert GoodputBudget(((1, (2.1, 3.1, 4.1, 5.1)),)).before(rows) == [0] * len(rows)
+    assert (
+        GoodputBudget(((1, (1.0, 1.0, 1.0, 1.0)),)).before(
+            [replace(row, num_accepted=row.num_evaluated) for row in rows]
+        )
+        == limits
+    )
+
+
+def test_what_has_never_been_tried_is_tried():
+    for budget in (RowRateBudget(0.9), GoodputBudget(((1, (1.9,)),))):
+        assert budget.before([Row(1)] * 3) == [1] * 3
+        assert budget.before([Row(1, 1, 0), *[Row(1)] * 2]) == [0] * 3
 
 
 def test_confidence_compares_with_its_threshold():
     assert ConfidenceBudget(0.4).go_on([0.5, 0.4, 0.3]) == [True, True, False]
 
 
-@given(estimates=ESTIMATES, capacity=st.integers(0, 12), cost=st.sampled_from([0.01, 0.1, 0.3]))
-def test_limits_are_prefixes_and_do_not_read_what_they_cut(estimates, capacity, cost):
+@given(estimates=ESTIMATES, capacity=st.integers(0, 12))
+def test_limits_are_prefixes_and_do_not_read_what_they_cut(estimates, capacity):
     """The checked budget asks again with redrawn drafts, and raises where an answer changes."""
     lengths = [len(row) for row in estimates]
-    for budget in (CapacityBudget(capacity), GoodputBudget(cost), GoodputBudget(cost, tile=3)):
-        limits = CheckedBudget(budget).after(lengths, estimates)
-        assert all(0 <= limit <= length for limit, length in zip(limits, lengths, strict=True))
-    assert sum(CapacityBudget(capacity).after(lengths, estimates)) == min(capacity, sum(lengths))
+    limits = CheckedBudget(CapacityBudget(capacity)).after(lengths, estimates)
+    assert all(0 <= limit <= length for limit, length in zip(limits, lengths, strict=True))
+    assert sum(limits) == min(capacity, sum(lengths))
 
 
 def test_a_budget_that_reads_what_it_cuts_is_noticed():
     with FAULTS["argmax-budget"].injected(), pytest.raises(InvariantViolation, match="INV-20 in row 0"):
-        CheckedBudget(GoodputBudget(0.3, tile=3)).after([3], [[0.9, 0.9, 0.9]])
+        CheckedBudget(CapacityBudget(9)).after([3], [[0.015, 0.015, 0.015]])
 
 
 class Remembering(RowRateBudget):
@@ -185,12 +209,17 @@ BAD = [
     ({"draft_cost": -1.0}, "draft_cost must be a finite number ≥ 0, not -1.0"),
     ({"draft_cost": float("inf")}, "draft_cost must be a finite number ≥ 0, not inf"),
     ({"draft_threshold": 1.5}, "draft_threshold must be in 0 … 1, not 1.5"),
-    ({"draft_tile": 0}, "draft_tile must be an integer at least 1, not 0"),
+    ({"draft_budget": "goodput"}, "draft_budget 'goodput' and draft_costs go together"),
+    ({"draft_costs": ((1, (1.2,)),)}, "draft_budget 'goodput' and draft_costs go together"),
+    ({"draft_budget": "goodput", "draft_costs": ((1, 1.2),)}, "must be a list of finite numbers > 0, not 1.2"),
+    ({"draft_budget": "goodput", "draft_costs": ((1, (0.0,)),)}, r"must be a list of finite numbers > 0, not \(0.0,\)"),
+    ({"draft_budget": "goodput", "draft_costs": ((0, (1.2,)),)}, "rows of draft_costs must be an integer at least 1"),
+    ({"draft_budget": "goodput", "draft_costs": (1,)}, r"draft_costs must be pairs \(rows, seconds\), not 1"),
     (
-        {"draft_budget": "goodput", "drafter": "ngram"},
+        {"draft_budget": "confidence", "drafter": "ngram"},
         "the draft's probabilities, which drafter 'ngram' does not",
     ),
-    ({"draft_budget": "goodput", "cuda_graphs": True}, "with draft_budget 'goodput' decides on the host"),
+    ({"draft_budget": "confidence", "cuda_graphs": True}, "with draft_budget 'confidence' decides on the host"),
 ]
 
 

@@ -15,7 +15,7 @@ BUDGETS: dict[DraftBudgetName, Callable[[DraftingConfig], DraftBudget]] = {
     "by_load": lambda config: LoadBudget(config.drafts_by_load),
     "row_rate": lambda config: RowRateBudget(config.draft_cost),
     "capacity": lambda config: CapacityBudget(config.draft_capacity or 0, config.draft_score),
-    "goodput": lambda config: GoodputBudget(config.draft_cost, config.draft_tile),
+    "goodput": lambda config: GoodputBudget(config.draft_costs),
     "confidence": lambda config: ConfidenceBudget(config.draft_threshold),
 }
 

@@ -69,6 +69,20 @@ class DraftBudget:
         return list(lengths)
 
 
+PRIOR = 4.0  # drafts that the rate of all rows counts as
+
+
+def own_rates(rows: Seq[BudgetRow]) -> list[float]:
+    """How often the target accepts a draft of each row if it has accepted those before it, by what it has shown.
+
+    A draft after the first rejected one was not decided on, so the rate is accepted over evaluated, not over drafted.
+    The rate of all rows of the round stands in for what a row has not shown. Where none has shown anything, drafts
+    count as right: they are tried, and then known.
+    """
+    overall = (sum([row.num_accepted for row in rows]) + 1) / (sum([row.num_evaluated for row in rows]) + 1)
+    return [(row.num_accepted + PRIOR * overall) / (row.num_evaluated + PRIOR) for row in rows]
+
+
 def expected_tokens(rate: float, k: int) -> float:
     """Tokens that a row gains from k drafts, each accepted with `rate` if all before it were."""
     return float(sum(rate**j for j in range(k + 1)))
