@@ -86,8 +86,8 @@ engine.round(2)
 # %% [markdown]
 # ## Which budget, over load
 #
-# Requests arrive at different rates. `by_load` has a table from rows to drafts, made from the same costs. `goodput` cuts drafts that would not
-# pay in the verify pass; by then they have been drawn.
+# Requests arrive at different rates. `by_load` has a table from rows to drafts, made from the same costs and the mean acceptance. `goodput`
+# has the costs alone, and learns acceptance from what rows have accepted.
 
 # %%
 data = json.loads(Path(RUNS).read_text())
@@ -134,6 +134,6 @@ pays = int(gains[3][gains[3] > 1].index.max())
 Markdown(
     f"On {DEVICE} with {TARGET} and {DRAFT}, take {int(gains.loc[1].idxmax())} drafts at batch 1 and {int(gains.loc[64].idxmax())} at batch 64; 3 drafts pay up to batch {pays}, and a table by load (by_load) gives tokens at least {below:.2f} × as fast as the best fixed number at every rate tried.\n\n"
     f"- Where it loses: 8 drafts at batch 128 make {gains[8][128]:.2f} × of plain decoding; on two CPU cores rollback makes {engine.loc['rollback', 8]:.2f} × at batch 8, in place {engine.loc['inplace', 8]:.2f} ×.\n"
-    f"- goodput cuts what does not pay in the verify pass, but has drawn it: {none['goodput', fast]:.2f} × of no drafts at {fast:g} requests/s, where by_load makes {none['by_load', fast]:.2f} ×.\n"
+    f"- goodput, which is not told how many drafts are accepted, makes {none['goodput', fast]:.2f} × of no drafts at {fast:g} requests/s, where by_load makes {none['by_load', fast]:.2f} ×.\n"
     f"- A lookup that finds something in a quarter of the rounds makes {drafters.loc[0.25, 'ngram']:.2f} × of the draft model's tokens/s, one that always does {drafters.loc[1.0, 'ngram']:.2f} ×."
 )
