@@ -70,7 +70,10 @@ def find_budgets(base: Scenario) -> dict[str, dict[str, Any]]:
     """Settings of the engine by name: fixed numbers of drafts, and the budgets with what costs say about them."""
     cost, rows = RooflineCost(base.cost, None), base.engine.batch_size
     fixed = {f"fixed {k}": {"engine.num_speculative_tokens": k} for k in DRAFTS}
-    tables = {"by_load": {"drafts_by_load": load_table(cost, rows)}, "goodput": {"draft_costs": cost_table(cost, rows)}}
+    tables: dict[str, dict[str, Any]] = {
+        "by_load": {"drafts_by_load": load_table(cost, rows)},
+        "goodput": {"draft_costs": cost_table(cost, rows)},
+    }
     adaptive = {
         name: {"draft_budget": name, "num_speculative_tokens": max(DRAFTS)} | table for name, table in tables.items()
     }
