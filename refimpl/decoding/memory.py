@@ -1,4 +1,4 @@
-"""K/V memory, computed before anything is allocated, so that a run that cannot fit fails before it starts."""
+"""K/V memory: what a run needs, computed before anything is allocated so that it can be refused, and what it uses."""
 
 import math
 import os
