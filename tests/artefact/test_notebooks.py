@@ -62,6 +62,40 @@ def test_a_run_computes_what_is_committed(name):
     assert tool.sentences(found) == tool.sentences(made)
 
 
+CALIBRATION, HELD_OUT = (ROOT / "simulator" / "data" / name / "cpu" / "tiny" for name in ("calibration", "validation"))
+OWN = {  # notebook -> text of the cell that is to be changed, and what a user might write there
+    "acceptance_spread": {'BATCH, REPLICATIONS = "cpu/tiny", 8, 10': f'BATCH, REPLICATIONS = "{CALIBRATION}", 4, 4'},
+    "correctness": {'"import os"': '"for i in"'},
+    "draft_length": {'"h100", "qwen3-8b"': '"l40s", "qwen3-4b"'},
+    "exspec_pool": {'"verify_base_s": 0.025': '"verify_base_s": 0.04'},
+    "my_gpu": {'"h100", "qwen3-8b", "qwen3-0.6b"': '"l40s", "llama-3-8b", "llama-3-1b"'},
+    "realignment": {'CALIBRATION, TRACE = "cpu/tiny"': f'CALIBRATION, TRACE = "{CALIBRATION}"', "= 8, 256": "= 4, 64"},
+    "trust": {'"cpu/tiny", "cpu/tiny"': f'"{CALIBRATION}", "{HELD_OUT}"'},
+    "under_load": {'"device": "h100"': '"device": "h200"'},
+    "what_if": {'{"kind": "table", "calibration": "cpu/tiny"}': '{"kind": "linear", "verify_base_s": 0.03}'},
+}
+QUICK = ("trust",)
+
+
+def test_every_notebook_is_tried_with_other_data():
+    assert sorted(OWN) == NAMES
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly) for name in NAMES]
+)
+def test_a_notebook_runs_on_data_of_one_s_own_by_changing_one_cell(name):
+    source = tool.read_source(name)
+    (cell,) = [cell for cell in source.cells if "change this cell" in cell.source]
+    for old, new in OWN[name].items():
+        assert old in cell.source
+        cell.source = cell.source.replace(old, new)
+    made, found = tool.read_made(name), tool.run(source)
+    assert len(tool.sentences(found)) == len(tool.sentences(made))
+    assert tool.answer(found)
+    assert name in QUICK or tool.answer(found) != tool.answer(made), "the answer is of the data that were given"
+
+
 def test_the_readme_has_every_question_answer_and_figure():
     text = tool.README.read_text()
     assert text == tool.rendered(text, tool.tables({name: tool.read_made(name) for name in NAMES}))
