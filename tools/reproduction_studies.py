@@ -28,7 +28,8 @@ OUTPUTS = {  # lengths of the captions' outputs -> settings
     "geometric, mean 1.8 tokens": {},
 }
 SIZES = (1, 2, 4, 8, 16, 32)
-RATES = ((2, 0.8), (4, 1.1), (8, 1.2), (2, 1.2), (4, 1.65), (8, 1.8))  # batch size, requests per second
+LOADS = ((1, 0.5), (2, 0.8), (4, 1.1), (8, 1.2))  # batch size, requests per second
+OVERLOADS = ((2, 1.2), (4, 1.65), (8, 1.8))
 SCHEDULERS = {  # what serves requests that arrive -> changes to EXSPEC as published
     "EXSPEC as published": {},
     "with aging after 16 rounds": {"engine.aging_bound": 16},
@@ -37,6 +38,7 @@ SCHEDULERS = {  # what serves requests that arrive -> changes to EXSPEC as publi
         "switches.group_key": "length_and_lag", "switches.copy_groups": False,
     },
     "EXSPEC that keeps its caches": {"switches.discard_mixed_caches": False},
+    "EQSPEC as published": {},
 }  # fmt: skip
 ONLINE_METRICS = ("busy_share", "latency_p50_s", "latency_p90_s", "latency_p99_s", "longest_gap_s", "prefill_share")
 ADMISSIONS: dict[str, dict[str, Any]] = {  # who is served next -> changes to EXSPEC as published
@@ -125,12 +127,12 @@ def alignment(constants: Any) -> list[dict[str, Any]]:
 
 def online(constants: Any) -> list[dict[str, Any]]:
     """Latency of requests that arrive, by batch size, load and scheduler."""
-    return _served(constants, RATES, SCHEDULERS, "scheduler")
+    return _served(constants, LOADS + OVERLOADS, SCHEDULERS, "scheduler")
 
 
 def admission(constants: Any) -> list[dict[str, Any]]:
     """The same by who is served next, where the server is not overloaded."""
-    return _served(constants, RATES[:3], ADMISSIONS, "policy")
+    return _served(constants, LOADS[1:], ADMISSIONS, "policy")
 
 
 def _served(constants: Any, rates: Any, changes: dict[str, dict[str, Any]], what: str) -> list[dict[str, Any]]:
@@ -140,7 +142,8 @@ def _served(constants: Any, rates: Any, changes: dict[str, dict[str, Any]], what
     lines = []
     for size, rate in rates:
         for name, change in changes.items():
-            scenario = online_scenario(size, rate, constants).but(change)
+            method = "eqspec" if name.startswith("EQSPEC") else "exspec"
+            scenario = online_scenario(size, rate, constants, method).but(change)
             results = simulate(scenario, WHOLE_FILE_REPLICATIONS, keep_frames=False)
             metrics = {metric: results[metric] for metric in ONLINE_METRICS}
             lines.append({"batch_size": size, "rate_per_s": rate, what: name} | metrics)

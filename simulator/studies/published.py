@@ -79,12 +79,12 @@ def overhead_scenario(method: str, batch_size: int, constants: Constants, length
     return scenario.but({"study.num_requests": len(lengths)})
 
 
-def online_scenario(batch_size: int, rate_per_s: float, constants: Constants) -> Scenario:
-    """The published ``exspec`` on requests that arrive: Poisson, with the prompts of Spec-Bench in shuffled order."""
+def online_scenario(batch_size: int, rate_per_s: float, constants: Constants, method: str = "exspec") -> Scenario:
+    """A published method on requests that arrive: Poisson, with the prompts of Spec-Bench in shuffled order."""
     lengths = list(committed_lengths())
     Random(SHUFFLE_SEED).shuffle(lengths)
     arrivals = {"kind": "poisson", "rate_per_s": rate_per_s}
-    scenario = overhead_scenario("exspec", batch_size, constants, tuple(lengths))
+    scenario = overhead_scenario(method, batch_size, constants, tuple(lengths))
     return scenario.but({"study.kind": "open", "study.num_requests": ONLINE_REQUESTS, "study.arrivals": arrivals})
 
 
