@@ -11,7 +11,7 @@ REPLICATIONS, CAPTION_REPLICATIONS, DRAWS = 40, 10, 20
 COUNTS = {  # of the studies, as the page says
     "figures and behaviours": REPLICATIONS,
     "lengths of captions and shares of aligning": CAPTION_REPLICATIONS,
-    "all 480 prompts and arrivals": WHOLE_FILE_REPLICATIONS,
+    "all 480 prompts, ratios and arrivals": WHOLE_FILE_REPLICATIONS,
     "crossings": DRAWS,
 }
 PAIRS = (  # whose crossings the page shows
@@ -55,6 +55,16 @@ ALIGNMENTS: dict[str, dict[str, Any]] = {  # what might differ from the simulate
     "finished rows are not moved": {"switches.zombies": False},
     "outputs use the whole budget": {"workload.output_tokens": {"kind": "fixed", "tokens": 128}},
     "a slower device, an L40S": {"cost.device": "l40s"},
+}
+RATIOS: dict[str, dict[str, Any]] = {  # what the speed of batch 8 over batch 1 may depend on -> changes
+    "as published": {},
+    "a draft is right with probability 0.3": {"acceptance.probability": 0.3},
+    "… 0.8": {"acceptance.probability": 0.8},
+    "prompts of 32 tokens": {"workload.prompt_tokens": {"kind": "fixed", "tokens": 32}},
+    "… 1024 tokens": {"workload.prompt_tokens": {"kind": "fixed", "tokens": 1024}},
+    "on an L40S": {"cost.device": "l40s"},
+    "on an H100": {"cost.device": "h100"},
+    "on an H100, passes recorded as graphs": {"cost.device": "h100", "cost.graphs": True},
 }
 ALIGNED_SIZES = (4, 8, 16)
 
@@ -123,6 +133,25 @@ def alignment(constants: Any) -> list[dict[str, Any]]:
     lengths = committed_lengths()
     lines = [line(name, change, lengths[:OVERHEAD_PROMPTS]) for name, change in ALIGNMENTS.items()]
     return [*lines, line("all 480 prompts", {}, lengths)]
+
+
+def ratio(constants: Any) -> list[dict[str, Any]]:
+    """Speed of batch 8 over batch 1 by acceptance, context and device, with the interval of its mean."""
+    from simulator.runner import mean_interval, simulate
+    from simulator.studies.published import committed_lengths, overhead_scenario
+    from simulator.studies.reproduction import OVERHEAD_PROMPTS
+
+    def speeds(method: str, size: int, change: dict[str, Any]) -> Any:
+        scenario = overhead_scenario(method, size, constants, committed_lengths()[:OVERHEAD_PROMPTS]).but(change)
+        return simulate(scenario, WHOLE_FILE_REPLICATIONS, keep_frames=False).metrics["tokens_per_s"].to_numpy()
+
+    def interval(method: str, change: dict[str, Any]) -> list[float]:
+        return list(mean_interval(speeds(method, 8, change) / speeds(method, 1, change), 0.95)[:3])
+
+    return [
+        {"change": name} | {method: interval(method, change) for method in ("eqspec", "exspec")}
+        for name, change in RATIOS.items()
+    ]
 
 
 def online(constants: Any) -> list[dict[str, Any]]:
@@ -204,7 +233,7 @@ def speculative(constants: Any) -> list[dict[str, Any]]:
 STUDIES: dict[str, Callable[[Any], Any]] = {  # part of the data -> what makes it from the constants
     study.__name__: study
     for study in (
-        *(rows, steps, captions, throughput, alignment, online, admission, forensics, acceptance_probability),
+        *(rows, steps, captions, throughput, ratio, alignment, online, admission, forensics, acceptance_probability),
         *(crossings, curves, checks, explained, speculative),
     )
 }
