@@ -69,7 +69,7 @@ OWN = {  # notebook -> text of the cell that is to be changed, and what a user m
     "draft_length": {'"h100", "qwen3-8b"': '"l40s", "qwen3-4b"'},
     "exspec_pool": {'"verify_base_s": 0.025': '"verify_base_s": 0.04'},
     "my_gpu": {'"h100", "qwen3-8b", "qwen3-0.6b"': '"l40s", "llama-3-8b", "llama-3-1b"'},
-    "realignment": {'CALIBRATION, TRACE = "cpu/tiny"': f'CALIBRATION, TRACE = "{CALIBRATION}"', "= 8, 256": "= 4, 64"},
+    "realignment": {'CALIBRATION, TRACE = "cpu/tiny"': f'CALIBRATION, TRACE = "{CALIBRATION}"', "= 8, 256": "= 8, 64"},
     "trust": {'"cpu/tiny", "cpu/tiny"': f'"{CALIBRATION}", "{HELD_OUT}"'},
     "under_load": {'"device": "h100"': '"device": "h200"'},
     "what_if": {'{"kind": "table", "calibration": "cpu/tiny"}': '{"kind": "linear", "verify_base_s": 0.03}'},
