@@ -11,7 +11,7 @@ from refimpl.faults.published import MaskingEngine, UnmaskedEngine
 from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
 
-NUM_PROMPTS, NEW_TOKENS, NUM_DRAFTS = 16, 16, 5
+NUM_PROMPTS, NEW_TOKENS, NUM_DRAFTS = 64, 16, 5
 SETTINGS = EngineSettings(max_new_tokens=NEW_TOKENS, num_speculative_tokens=NUM_DRAFTS, stop_token_ids=())
 Rows = list[list[int]]  # tokens of each prompt, or generated for it
 Run = Callable[[Rows], Rows]
