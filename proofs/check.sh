@@ -43,6 +43,7 @@ python_stages() {
     until [ -f "$log/coq.status" ]; do sleep 1; done
     stage traces "$python" -m proofs.conformance.traces "$log/coq/check_trace"
     stage replay "$python" -m proofs.conformance.replay "$log/coq/replay"
+    stage books "$python" -m proofs.conformance.books "$log/coq/replay_blocks"
     stage drift "$python" -m proofs.conformance.drift "$log/coq/formulas"
   fi
 }
@@ -53,7 +54,7 @@ if [ "$pip_only" = 1 ]; then
   stages+=(runs)
   python_stages
 else
-  stages=(coq coqchk spin "${stages[@]}" traces replay drift)
+  stages=(coq coqchk spin "${stages[@]}" traces replay books drift)
   python_stages &
   stage coq proofs/coq/check.sh "$log/coq"
   stage coqchk proofs/coq/recheck.sh "$log/coq"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from proofs.conformance import laws, reach, renamed, schedulers
+from proofs.conformance import books, laws, reach, renamed, schedulers
 from refimpl.core import kernels
 from refimpl.core.files import write_whole
 from refimpl.decoding.invariants import STATEMENTS
@@ -126,6 +126,7 @@ def stages() -> dict[str, list[str]]:
         "the search": [fault.name for fault in schedulers.zoo()],
         "the enumeration": list(laws.ZOO),
         "the runs": [*reach.SHORT_ZOO, *reach.LONGER_ZOO, *renamed.ZOO],
+        "the replayed books": list(books.ZOO),
     }
 
 

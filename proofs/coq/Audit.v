@@ -1,6 +1,6 @@
 (** Every theorem of the register in one term: what it rests on is what any of them rests on. *)
 From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch Selection Scheduling EngineRound Keyed
-  Layouts Machine Cases Replay Trace TraceWaiting Checker.
+  Layouts Machine Cases Replay Blocks Trace TraceWaiting Checker.
 
 Definition register := (
   @verified_token_law,
@@ -73,5 +73,12 @@ Definition register := (
   @check_correct,
   @replay_views,
   @replay_text,
-  @replay_ends).
+  @replay_ends,
+  @block_ownership,
+  @block_counts,
+  @block_sharing,
+  @block_read_only,
+  @preemption_keeps,
+  @sent_back,
+  @preemption_progress).
 Print Assumptions register.

@@ -21,10 +21,10 @@ Inductive event :=
   | Share (w b : nat)
   | Give (w : nat)  (** the last block of a table *)
   | Note (w i : nat)  (** block [i] of a table can be found *)
-  | Write (w first : nat) (ts : text)
+  | Write (w p b j x : nat)  (** token [x] of position [p] goes to slot [j] of block [b] *)
   | Commits (w : nat) (ts : text)
-  | Sent (w : nat) (t : text) (q : nat) (k : list nat)  (** sent back: what is left of it *)
-  | Round
+  | Left (w : nat) (t : text) (q : nat) (k : list nat) (cached : nat)  (** sent back, or ended: what is left of it *)
+  | Round  (** a round in which rows decode has ended *)
   | Counts (f counts : list nat).  (** the engine's own books *)
 
 Definition same (a b : text) : bool := if list_eq_dec Nat.eq_dec a b then true else false.
@@ -43,20 +43,6 @@ Variable total size : nat.
 (** Tokens [i * size … (i + 1) * size) of a row are what the slots of its block say. *)
 Definition filled (sl : nat -> option nat) (t : text) (i : nat) : bool :=
   forallb (fun j => match nth_error t (i * size + j) with Some x => cell (sl j) x | None => false end) (seq 0 size).
-
-Fixpoint write (st : books) (r : row) (p : nat) (ts : text) : option (nat -> nat -> option nat) :=
-  match ts with
-  | [] => Some (slots st)
-  | x :: rest =>
-      match nth_error (table r) (p / size), write st r (S p) rest with
-      | Some b, Some sl =>
-          match holds st b with
-          | None => if named b (rows st) =? 1 then Some (put sl b (put (sl b) (p mod size) (Some x))) else None
-          | Some _ => None
-          end
-      | _, _ => None
-      end
-  end.
 
 Definition step (st : books) (e : event) : option books :=
   match e with
@@ -107,11 +93,16 @@ Definition step (st : books) (e : event) : option books :=
           end
       | None => None
       end
-  | Write w p ts =>
+  | Write w p b j x =>
       match nth_error (rows st) w with
-      | Some r => match write st r p ts with
-          | Some sl => Some {| free := free st; rows := rows st; holds := holds st; slots := sl; grown := grown st |}
-          | None => None end
+      | Some r =>
+          match nth_error (table r) (p / size), holds st b with
+          | Some c, None =>
+              if (b =? c) && (j =? p mod size) && (named b (rows st) =? 1) then
+                Some {| free := free st; rows := rows st; holds := holds st;
+                        slots := put (slots st) b (put (slots st b) j (Some x)); grown := grown st |} else None
+          | _, _ => None
+          end
       | None => None
       end
   | Commits w ts =>
@@ -121,9 +112,10 @@ Definition step (st : books) (e : event) : option books :=
                   slots := slots st; grown := true |} else None
       | None => None
       end
-  | Sent w t q k =>
+  | Left w t q k cached =>
       match nth_error (rows st) w with
-      | Some r => if same (said r) t && (quota r =? q) && same (key r) k && same (table r) [] then Some st else None
+      | Some r =>
+          if same (said r) t && (quota r =? q) && same (key r) k && same (table r) [] && (cached =? 0) then Some st else None
       | None => None
       end
   | Round =>
@@ -265,7 +257,7 @@ Qed.
 
 Lemma step_owned st e st' : step st e = Some st' -> owned st -> owned st'.
 Proof.
-  intros Hs O. destruct e as [t q k|w b|w b|w|w i|w p ts|w ts|w t q k| |f cs]; cbn [step] in Hs.
+  intros Hs O. destruct e as [t q k|w b|w b|w|w i|w p b j x|w ts|w t q k n| |f cs]; cbn [step] in Hs.
   - destruct (_ <=? _); [|discriminate]. injection Hs as <-. destruct O as (D & F & U). unfold owned. cbn [free rows].
     assert (N : forall c, named c (rows st ++ [{| said := t; quota := q; key := k; table := [] |}]) = named c (rows st)).
     { intro c. rewrite named_app, named_cons. unfold names, named at 2. cbn. lia. }
@@ -292,8 +284,8 @@ Proof.
     + intro c. specialize (N c). specialize (U c). lia.
   - destruct (nth_error (rows st) w) as [r|]; [|discriminate]. destruct (nth_error (table r) i); [|discriminate].
     destruct (_ && _); [|discriminate]. injection Hs as <-. exact O.
-  - destruct (nth_error (rows st) w) as [r|]; [|discriminate]. destruct (write st r p ts); [|discriminate].
-    injection Hs as <-. exact O.
+  - destruct (nth_error (rows st) w) as [r|]; [|discriminate]. destruct (nth_error (table r) (p / size)); [|discriminate].
+    destruct (holds st b); [discriminate|]. destruct (_ && _); [|discriminate]. injection Hs as <-. exact O.
   - destruct (nth_error (rows st) w) as [r|] eqn:W; [|discriminate]. destruct (_ && _); [|discriminate]. injection Hs as <-.
     destruct O as (D & F & U). unfold owned. cbn [free rows].
     assert (N : forall c, named c (set_row w (with_said r (said r ++ ts)) (rows st)) = named c (rows st)).
@@ -305,14 +297,15 @@ Proof.
   - destruct (_ && _); [|discriminate]. now injection Hs as <-.
 Qed.
 
-Lemma write_keeps st r ts : forall p sl, write st r p ts = Some sl ->
-  forall b j, (holds st b <> None \/ 2 <= named b (rows st)) -> sl b j = slots st b j.
+Lemma write_keeps st w p c i x st' : step st (Write w p c i x) = Some st' ->
+  rows st' = rows st /\ holds st' = holds st /\
+  forall b j, holds st b <> None \/ 2 <= named b (rows st) -> slots st' b j = slots st b j.
 Proof.
-  induction ts as [|x ts IH]; intros p sl Hs b j H; cbn [write] in Hs; [now injection Hs as <-|].
-  destruct (nth_error (table r) (p / size)) as [c|]; [|discriminate].
-  destruct (write st r (S p) ts) as [sl'|] eqn:R; [|discriminate].
-  destruct (holds st c) eqn:E; [discriminate|]. destruct (Nat.eqb_spec (named c (rows st)) 1) as [N|]; [|discriminate].
-  injection Hs as <-. unfold put. destruct (Nat.eqb_spec b c) as [->|]; [|exact (IH _ _ R b j H)].
+  intro Hs. cbn [step] in Hs. destruct (nth_error (rows st) w) as [r|]; [|discriminate].
+  destruct (nth_error (table r) (p / size)) as [d|]; [|discriminate]. destruct (holds st c) eqn:E; [discriminate|].
+  destruct (_ && (named c (rows st) =? 1)) eqn:G in Hs; [|discriminate]. injection Hs as <-.
+  apply andb_true_iff in G as [_ N]. apply Nat.eqb_eq in N. cbn [rows holds slots]. split; [reflexivity|].
+  split; [reflexivity|]. intros b j H. unfold put. destruct (Nat.eqb_spec b c) as [->|]; [|reflexivity].
   destruct H as [H|H]; [congruence|lia].
 Qed.
 
@@ -340,7 +333,11 @@ Qed.
 
 Lemma step_found st e st' : step st e = Some st' -> owned st -> found st -> found st'.
 Proof.
-  intros Hs O (A & C & D). destruct e as [t q k|w b|w b|w|w i|w p ts|w ts|w t q k| |f cs]; cbn [step] in Hs.
+  intros Hs O (A & C & D). destruct e as [t q k|w b|w b|w|w i|w p b j x|w ts|w t q k n| |f cs].
+  6: {
+    destruct (write_keeps st w p b j x st' Hs) as (R & H & K). unfold found. rewrite R, H. split; [exact A|].
+    split; [exact C|]. intros c u i I J. rewrite (K c i); [now apply D|left; congruence]. }
+  all: cbn [step] in Hs.
   - destruct (_ <=? _); [|discriminate]. injection Hs as <-. unfold found. cbn [rows holds slots].
     split; [|split; [|exact D]].
     + intros w r i b u W. destruct (Nat.lt_ge_cases w (length (rows st))) as [L|G].
@@ -399,9 +396,6 @@ Proof.
     + intros c u j H J. unfold put in H. destruct (Nat.eqb_spec c b) as [->|]; [|now apply D].
       injection H as <-. rewrite firstn_length_le by exact L. rewrite (filled_at _ _ _ _ F J).
       rewrite nth_firstn by (rewrite En; cbn; lia). f_equal. rewrite En. cbn. lia.
-  - destruct (nth_error (rows st) w) as [r|]; [|discriminate]. destruct (write st r p ts) as [sl|] eqn:Wr; [|discriminate].
-    injection Hs as <-. unfold found. cbn [rows holds slots]. split; [exact A|]. split; [exact C|].
-    intros b u j H J. rewrite (write_keeps st r ts p sl Wr b j); [now apply D|left; congruence].
   - destruct (nth_error (rows st) w) as [r|] eqn:W; [|discriminate]. destruct (_ && _); [|discriminate]. injection Hs as <-.
     unfold found. cbn [rows holds slots]. split; [|split; [|exact D]].
     + intros v s i c u V I H. rewrite (nth_set w r) in V by exact W. destruct (Nat.eqb_spec v w) as [->|].
@@ -464,12 +458,11 @@ Qed.
     tables name, is not written. *)
 Theorem block_read_only es st : replayed es opened st ->
   (forall b, 2 <= named b (rows st) -> holds st b <> None) /\
-  (forall w p ts st' b j, step st (Write w p ts) = Some st' -> holds st b <> None \/ 2 <= named b (rows st) ->
+  (forall w p c i x st' b j, step st (Write w p c i x) = Some st' -> holds st b <> None \/ 2 <= named b (rows st) ->
      slots st' b j = slots st b j).
 Proof.
   intro X. destruct (proj2 (replayed_keeps es opened st X opened_keeps)) as (_ & C & _). split; [exact C|].
-  intros w p ts st' b j Hs H. cbn [step] in Hs. destruct (nth_error (rows st) w) as [r|]; [|discriminate].
-  destruct (write st r p ts) as [sl|] eqn:W; [|discriminate]. injection Hs as <-. exact (write_keeps st r ts p sl W b j H).
+  intros w p c i x st' b j Hs H. exact (proj2 (proj2 (write_keeps st w p c i x st' Hs)) b j H).
 Qed.
 
 Definition continues (r r' : row) : Prop :=
@@ -488,7 +481,9 @@ Proof.
     - exists r. split; [exact W|apply continues_itself]. }
   assert (Same : exists r', nth_error (rows st) w = Some r' /\ continues r r')
     by (exists r; split; [exact W|apply continues_itself]).
-  destruct e as [t q k|v b|v b|v|v i|v p ts|v ts|v t q k| |f cs]; cbn [step] in Hs.
+  destruct e as [t q k|v b|v b|v|v i|v p b j x|v ts|v t q k n| |f cs].
+  6: { destruct (write_keeps st v p b j x st' Hs) as (-> & _). exact Same. }
+  all: cbn [step] in Hs.
   - destruct (_ <=? _); [|discriminate]. injection Hs as <-. cbn [rows]. exists r. split; [|apply continues_itself].
     rewrite nth_error_app1; [exact W|]. apply nth_error_Some. congruence.
   - destruct (nth_error (rows st) v) as [q|] eqn:V; [|discriminate]. destruct (mem b (free st)); [|discriminate].
@@ -500,8 +495,6 @@ Proof.
     injection Hs as <-. apply (Set_ v q); [exact V|]. repeat split. exists []. cbn. now rewrite app_nil_r.
   - destruct (nth_error (rows st) v) as [q|]; [|discriminate]. destruct (nth_error (table q) i); [|discriminate].
     destruct (_ && _); [|discriminate]. injection Hs as <-. exact Same.
-  - destruct (nth_error (rows st) v) as [q|]; [|discriminate]. destruct (write st q p ts); [|discriminate].
-    injection Hs as <-. exact Same.
   - destruct (nth_error (rows st) v) as [q|] eqn:V; [|discriminate]. destruct (_ && _); [|discriminate].
     injection Hs as <-. apply (Set_ v q); [exact V|]. repeat split. exists ts. reflexivity.
   - destruct (nth_error (rows st) v) as [q'|]; [|discriminate]. destruct (_ && _); [|discriminate]. injection Hs as <-.
@@ -512,7 +505,7 @@ Qed.
 
 (** THEOREM (preemption, INV-19). What a row has said, its budget and the key of its numbers outlive whatever happens to
     its blocks: from any state of a run to any later one its text only grows. A row that is sent back has these three,
-    and no block. *)
+    no block, and nothing cached. *)
 Theorem preemption_keeps es st st' w r : replayed es st st' -> nth_error (rows st) w = Some r ->
   exists r', nth_error (rows st') w = Some r' /\ continues r r'.
 Proof.
@@ -522,12 +515,12 @@ Proof.
   unfold continues. rewrite Q', K', E', E, Q, K. repeat split. exists (more ++ more'). now rewrite app_assoc.
 Qed.
 
-Theorem sent_back st w t q k st' : step st (Sent w t q k) = Some st' ->
-  st' = st /\ exists r, nth_error (rows st) w = Some r /\ said r = t /\ quota r = q /\ key r = k /\ table r = [].
+Theorem sent_back st w t q k n st' : step st (Left w t q k n) = Some st' ->
+  st' = st /\ exists r, nth_error (rows st) w = Some r /\ said r = t /\ quota r = q /\ key r = k /\ table r = [] /\ n = 0.
 Proof.
   intro Hs. cbn [step] in Hs. destruct (nth_error (rows st) w) as [r|]; [|discriminate]. destruct (_ && _) eqn:G in Hs; [|discriminate].
-  injection Hs as <-. split; [reflexivity|]. exists r. repeat rewrite andb_true_iff in G. destruct G as (((A & B) & C) & D).
-  apply same_eq in A, C, D. apply Nat.eqb_eq in B. auto.
+  injection Hs as <-. split; [reflexivity|]. exists r. repeat rewrite andb_true_iff in G. destruct G as ((((A & B) & C) & D) & E).
+  apply same_eq in A, C, D. apply Nat.eqb_eq in B, E. auto 6.
 Qed.
 
 (** Tokens that all rows may still say. *)
@@ -558,7 +551,7 @@ Definition debt (st : books) : nat := spare (rows st) + if grown st then 1 else 
 
 Lemma step_progress st e st' : step st e = Some st' -> rounds [e] + debt st' <= debt st + asked_for [e].
 Proof.
-  intro Hs. unfold debt. destruct e as [t q k|v b|v b|v|v i|v p ts|v ts|v t q k| |f cs]; cbn [step] in Hs;
+  intro Hs. unfold debt. destruct e as [t q k|v b|v b|v|v i|v p b j x|v ts|v t q k n| |f cs]; cbn [step] in Hs;
     unfold rounds, asked_for; cbn [map list_sum fold_right].
   - destruct (_ <=? _); [|discriminate]. injection Hs as <-. cbn [rows grown]. unfold spare. rewrite map_app, list_sum_app.
     cbn. lia.
@@ -571,8 +564,8 @@ Proof.
     injection Hs as <-. cbn [rows grown]. pose proof (spare_set v q (with_table q (rev l)) _ V) as E. cbn in E. lia.
   - destruct (nth_error (rows st) v) as [q|]; [|discriminate]. destruct (nth_error (table q) i); [|discriminate].
     destruct (_ && _); [|discriminate]. injection Hs as <-. cbn [rows grown]. lia.
-  - destruct (nth_error (rows st) v) as [q|]; [|discriminate]. destruct (write st q p ts); [|discriminate].
-    injection Hs as <-. cbn [rows grown]. lia.
+  - destruct (nth_error (rows st) v) as [r|]; [|discriminate]. destruct (nth_error (table r) (p / size)); [|discriminate].
+    destruct (holds st b); [discriminate|]. destruct (_ && _); [|discriminate]. injection Hs as <-. cbn [rows grown]. lia.
   - destruct (nth_error (rows st) v) as [q|] eqn:V; [|discriminate].
     destruct (Nat.leb_spec 1 (length ts)); cbn [andb] in Hs; [|discriminate].
     destruct (Nat.leb_spec (length (said q) + length ts) (quota q)); [|discriminate]. injection Hs as <-. cbn [rows grown].
@@ -589,7 +582,8 @@ Proof.
   pose proof (step_progress st e st' Hs) as P. change (e :: es) with ([e] ++ es). rewrite rounds_app, asked_app. lia.
 Qed.
 
-(** THEOREM (progress, INV-19). However often rows are sent back, a run has no more rounds than tokens were asked for. *)
+(** THEOREM (progress, INV-19). However often rows are sent back, a run has no more rounds in which rows decode than
+    tokens were asked for. *)
 Theorem preemption_progress es st : replayed es opened st -> rounds es <= asked_for es.
 Proof. intro X. apply run_progress in X. unfold debt at 2 in X. cbn in X. lia. Qed.
 End Size.

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Compile the theorems, demand that they rest on nothing, re-check them with coqchk, build the trace checkers.
-# Usage: check.sh WORK_FOLDER; leaves check_trace, replay and formulas in it.
+# Usage: check.sh WORK_FOLDER; leaves check_trace, replay, replay_blocks and formulas in it.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=$1
-files=(FiniteLaw Rejection Autoregressive EngineRound Batch Keyed Selection Scheduling Layouts Machine Cases Replay Trace
-  TraceWaiting Checker Extract Instances Audit)
+files=(FiniteLaw Rejection Autoregressive EngineRound Batch Keyed Selection Scheduling Layouts Machine Cases Replay Blocks
+  Trace TraceWaiting Checker Extract Instances Audit)
 mkdir -p "$work"
 cp "$here"/*.v "$here"/*.ml "$work"
 cd "$work"
@@ -27,6 +27,7 @@ done
 grep -qx "Closed under the global context" Audit.out || { fault "the register has assumptions"; cat Audit.out; }
 ocamlopt -w -a checker.mli checker.ml check_trace.ml -o check_trace
 ocamlopt -w -a machine.mli machine.ml replay.ml -o replay
+ocamlopt -w -a block_machine.mli block_machine.ml replay_blocks.ml -o replay_blocks
 ocamlopt -w -a layouts_formulas.mli layouts_formulas.ml formulas.ml -o formulas
 
 sed -nE 's/^  @([a-z_]+)[,)].*/  ok    \1/p' Audit.v

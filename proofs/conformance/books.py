@@ -1,0 +1,273 @@
+"""``python -m proofs.conformance.books REPLAYER``: what runs do to their pools, before the machine of `coq/Blocks.v`.
+
+Who takes, shares and gives back which block, what is written where, what can be found, who is sent back with what: all
+as it happens in the engine, in pools that are large enough or too small, with prompts that begin alike. After every
+round the engine's own books are compared with the machine's. Copies with one thing wrong must be refused.
+"""
+
+import itertools
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from proofs.conformance import reach, runs
+from proofs.conformance.borders import small_borders
+from proofs.conformance.recorder import Recorder, listening
+from proofs.conformance.replay import Lines, judge
+from proofs.conformance.runs import SAMPLINGS, Shape
+from proofs.report import Verdict, report
+from refimpl.core.config import SCHEDULERS
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.trace import RoundRecord
+from refimpl.faults import FAULTS
+from refimpl.layouts.store import KVStore
+from refimpl.scheduling import BlockPool, PagedRoom
+from refimpl.scheduling.texts import Texts
+
+WORDS = ("share", "give", "note", "write", "sent", "round")  # of which runs must have some
+WRONG_FIELDS = (("write", 2), ("write", 3), ("write", 4), ("counts", 1), ("sent", 2), ("left", 3), ("left", 4))
+ZOO = (
+    "block-matched-by-hash-alone",
+    "block-matched-without-what-is-before",
+    "text-outlives-its-block",
+    "shared-block-freed-with-its-first-owner",
+    "cached-length-survives-preemption",
+    "block-of-another-row",
+)
+ALIKE = Shape(
+    tuple(runs.Job((1, 2, 3, 4, last), budget, 1) for last, budget in ((5, 6), (6, 5), (5, 4), (5, 6))),
+    batch=2,
+    window=3,
+)
+
+
+class Books(Recorder):
+    """Events of a pool. While rows enter, each row's are kept together: what one shares another has written before."""
+
+    def __init__(self) -> None:
+        super().__init__(exact=False)
+        self.lines: list[str] = []
+        self.row: Any = None  # whose blocks are asked for
+        self._pools: list[KVStore] = []
+        self._entering: dict[int, tuple[list[str], list[str], list[str]]] | None = None
+        self._length: dict[int, int] = {}
+
+    def add(self, word: str, row: int, *numbers: Any) -> None:
+        """One event of a row."""
+        line = " ".join(map(str, (word, row, *numbers)))
+        if self._entering is None:
+            self.lines.append(line)
+        else:
+            kept = self._entering.setdefault(row, ([], [], []))
+            kept[{"write": 1, "note": 2}.get(word, 0)].append(line)
+
+    def say(self, word: str, *numbers: Any) -> None:
+        """Of what is recorded of passes, what they write."""
+        if word != "feed":
+            return
+        row, first, *pairs = (int(n) for n in numbers)
+        for at, (token, slot) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
+            pool = next(pool for pool in reversed(self._pools) if pool.base <= slot)  # type: ignore[attr-defined]
+            block, place = divmod(slot - pool.base, pool.columns)  # type: ignore[attr-defined]
+            if block < pool.rows - 1:  # the last one is scratch
+                self.add("write", row - 1, first + at, block, place, token)
+
+    def place(self, store: KVStore) -> None:
+        """A store is a pool here."""
+        super().place(store)
+        self._pools.append(store)
+
+    def opens(self, engine: Engine) -> None:
+        """A run, and its rows."""
+        pool = engine.scheduler.room.pool  # type: ignore[attr-defined]
+        self.lines.append(f"run {pool.num_blocks} {pool.block_size}")
+        for s in engine.sequences:
+            self._length[s.index] = s.seq_len
+            self.lines.append(f"begins {s.most_tokens} {_numbers(s.token_ids)} | {s.seed} {s.sequence_id}")
+
+    def commits(self, s: Sequence) -> None:
+        """What a row has said since it was looked at."""
+        if new := s.token_ids[self._length[s.index] :]:
+            self.add("commits", s.index, *new)
+        self._length[s.index] = s.seq_len
+
+    def left(self, word: str, s: Sequence, cached: int) -> None:
+        """A row that was sent back, or has ended."""
+        self.add(word, s.index, cached, s.most_tokens, *s.token_ids, "|", s.seed, s.sequence_id)
+
+    def round(self, record: RoundRecord, pool: BlockPool) -> None:
+        """The end of a round, and the engine's books."""
+        self.lines += [
+            *["round"] * bool(record.rows),
+            f"counts {_numbers(pool.refs)} | {_numbers([*pool.free, *pool.idle])}",
+        ]
+
+    @contextmanager
+    def entering(self) -> Iterator[None]:
+        """Inside, rows enter and are prefilled."""
+        self._entering = {}
+        yield
+        kept, self._entering = self._entering, None
+        self.lines += itertools.chain(*(events for row in kept.values() for events in row))
+
+
+def _numbers(some: Any) -> str:
+    return " ".join(map(str, some))
+
+
+def _listeners(books: Books) -> Iterator[tuple[Any, str, Callable]]:
+    """Functions of rooms and of the loop, wrapped."""
+    take, share, note, cut = BlockPool.take, BlockPool.share, Texts.note, PagedRoom._cut
+    settle, admit, preempt = PagedRoom.settle, Engine._admit, Engine._preempt
+
+    def taking(self: Any, count: int) -> list[int]:
+        blocks = take(self, count)
+        for block in blocks:
+            books.add("take", books.row.index, block)
+        return blocks
+
+    def sharing(self: Any, blocks: list[int]) -> list[int]:
+        for block in blocks:
+            books.add("share", books.row.index, block)
+        return share(self, blocks)
+
+    def noting(self: Any, block: int, *rest: Any) -> None:
+        books.add("note", books.row.index, books.row.blocks.index(block))
+        note(self, block, *rest)
+
+    def cutting(self: Any, sequence: Sequence, keep: int) -> None:
+        for _ in sequence.blocks[keep:]:
+            books.add("give", sequence.index)
+        cut(self, sequence, keep)
+
+    def settling(self: Any, members: Any) -> None:
+        for member in members:
+            books.commits(member)
+        settle(self, members)
+
+    def admitting(self: Any) -> None:
+        with books.entering():
+            admit(self)
+
+    def preempting(self: Any, sequence: Sequence) -> None:
+        preempt(self, sequence)
+        books.left("sent", sequence, sequence.target_cached + (sequence.draft_cached or 0))
+
+    yield from ((BlockPool, "take", taking), (BlockPool, "share", sharing), (Texts, "note", noting))
+    yield from ((PagedRoom, "_cut", cutting), (PagedRoom, "settle", settling))
+    yield from ((Engine, "_admit", admitting), (Engine, "_preempt", preempting))
+    yield from ((PagedRoom, name, _asking(books, name)) for name in ("_missing", "_found", "_note"))
+
+
+def _asking(books: Books, name: str) -> Callable:
+    """A function that is told whose blocks are meant."""
+    original = getattr(PagedRoom, name)
+
+    def asked(self: Any, sequence: Sequence, *rest: Any) -> Any:
+        books.row = sequence
+        return original(self, sequence, *rest)
+
+    return asked
+
+
+def recorded(engine_of: Callable[[], Engine], cancel: tuple[int, int] | None = None) -> Lines:
+    """Lines of a whole run; `cancel` names a sequence and the round before which it is cancelled."""
+    books = Books()
+    with listening(books), ExitStack() as stack:
+        for each in _listeners(books):
+            stack.enter_context(patch.object(*each))
+        engine = engine_of()
+        books.opens(engine)
+        for number in itertools.count():
+            if cancel and cancel[1] == number:
+                engine.cancel(engine.sequences[cancel[0]])
+            if engine.scheduler.done:
+                break
+            books.round(engine.run_one_round(), engine.scheduler.room.pool)  # type: ignore[attr-defined]
+        for sequence in engine.sequences:
+            books.left("left", sequence, cached=0)
+    return [*books.lines, "end"]
+
+
+def small_runs(method: str) -> Iterator[Lines]:
+    """Rows alike and not, in pools large and small; one row cancelled."""
+    pair = runs.sampled_pair()
+    for shape, acceptance in itertools.product(
+        (ALIKE, *map(reach.without_stops, reach.LONGER)), ("coupled", "rejection")
+    ):
+        for spare in (0, 1, 3, None):
+            short = {} if spare is None else {"kv_memory_gib": reach.kv_memory_gib(shape, spare)}
+            settings: dict[str, Any] = {"checks": "off", "acceptance": acceptance, **short}
+            engine_of = lambda s=shape, more=settings: runs.engine_for(method, s, pair, SAMPLINGS[0], **more)  # noqa: E731
+            yield recorded(engine_of, (0, 1) if spare is None else None)
+
+
+def corrupted(lines: Lines, rng: random.Random) -> Iterator[tuple[str, Lines]]:
+    """Copies with one thing wrong each; what it is."""
+
+    def without(word: str) -> Iterator[tuple[str, Lines]]:
+        if places := _places(lines, word):
+            at = rng.choice(places)
+            yield f"no {word}", [*lines[:at], *lines[at + 1 :]]
+
+    def changed(word: str, field: int) -> Iterator[tuple[str, Lines]]:
+        if places := _places(lines, word):
+            at = rng.choice(places)
+            words = lines[at].split()
+            words[field] = str(int(words[field]) + 1)
+            yield f"{word} {field}", [*lines[:at], " ".join(words), *lines[at + 1 :]]
+
+    for word in ("take", "give", "commits"):
+        yield from without(word)
+    for word, field in WRONG_FIELDS:
+        yield from changed(word, field)
+
+
+def _places(lines: Lines, word: str) -> list[int]:
+    return [i for i, line in enumerate(lines) if line.startswith(word + " ")]
+
+
+def verdicts(replayer: str, method: str, seen: Counter[str]) -> Iterator[Verdict]:
+    """All runs of a method are replayed, and no corrupted copy is."""
+    with small_borders():
+        some = list(small_runs(method))
+    for line in itertools.chain(*some):
+        seen[line.split()[0]] += 1
+    wrong = [f"run {i}: {answer}" for i, answer in enumerate(judge(replayer, some)) if answer != "valid"]
+    yield Verdict(f"{method}: what {len(some)} runs do to their blocks is replayed", not wrong, f"{wrong[:3]}")
+    rng = random.Random(0)
+    copies = [copy for lines in some[::2] for copy in corrupted(lines, rng)]
+    answers = judge(replayer, [copy for _, copy in copies])
+    missed = Counter(name for (name, _), answer in zip(copies, answers, strict=True) if answer == "valid")
+    name = f"expected failure: {method}: {len(copies)} corrupted runs are not replayed"
+    yield Verdict(name, bool(copies) and not missed, f"accepted {missed}")
+
+
+def check(replayer: str) -> Iterator[Verdict]:
+    """Paged with every scheduler, and that the runs have come to what they are for."""
+    seen: Counter[str] = Counter()
+    for scheduler in SCHEDULERS:
+        yield from verdicts(replayer, f"paged+{scheduler}", seen)
+    missing = [word for word in WORDS if not seen[word]]
+    yield Verdict("the runs share, give back, note, write and send back", not missing, f"never {missing}")
+
+
+def check_faults(replayer: str) -> Iterator[Verdict]:
+    """Expected failures: faults of the engine's own zoo, that some run must show."""
+    for name in ZOO:
+        with small_borders(), FAULTS[name].injected():
+            answers = (judge(replayer, [lines])[0] for lines in small_runs("paged+fifo"))
+            found = next((answer for answer in answers if answer != "valid"), "no run is refused")
+        yield Verdict(f"expected failure: zoo: {name}: {found}", found.startswith("fault"))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(report("books", [*check(sys.argv[1]), *check_faults(sys.argv[1])]))
