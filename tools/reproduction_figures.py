@@ -60,7 +60,7 @@ def figure_waterfall(data: dict[str, Any]) -> Picture:
     axes.invert_yaxis()
     axes.set(xlabel="tokens/s; each change on top of those above it, with its 95 % interval", xlim=(0, 225))
     refill, grouping = (data["steps"][at]["gain"] for at in (1, 3))
-    graphs = data["steps"][-2]["tokens_per_s"]
+    graphs = next(step for step in data["steps"] if step["name"].startswith("passes"))["tokens_per_s"]
     sentence = (
         f"Replacing finished rows brings {refill:.0f} tokens/s, running equal lengths together {grouping:.1f}; "
         f"recorded graphs would bring the last line to {graphs:.0f}"

@@ -140,7 +140,7 @@ def test_each_behaviour_is_changed_on_the_same_requests(capsys):
     assert [step["gain"] for step in steps[1:]] == pytest.approx(np.diff(speeds).tolist())
     refill, launched, grouping = (step["gain"] for step in steps[1:4])
     assert refill > launched > 5 * grouping  # where the published gain comes from
-    assert [step["alone"] is None for step in steps] == [True] * 4 + [False] * 8
+    assert [step["alone"] is None for step in steps] == [True] * 4 + [False] * 9
 
 
 def test_drafts_pay_longest_where_arithmetic_is_cheap(capsys):
