@@ -18,7 +18,7 @@ from proofs.conformance import room_spec
 from proofs.conformance import scheduler_spec as spec
 from proofs.report import Verdict, report
 from refimpl import scheduling
-from refimpl.faults import FAULTS, Fault, chunk_faults, sharing_faults
+from refimpl.faults import FAULTS, Fault, chunk_faults, overlap_faults, sharing_faults
 from refimpl.scheduling import BlockPool, PagedRoom, Scheduler, SequencePool
 
 PROMPTS = (1, 2)  # prompt lengths
@@ -282,10 +282,10 @@ def noticed(fault: Fault) -> Verdict | None:
 def zoo() -> list[Fault]:
     """Faults of the engine's zoo that are a scheduler's.
 
-    Rows share no blocks here, and prompts come whole; tests/property/test_sharing.py and
-    tests/property/test_continuous.py find out what is wrong with the rest.
+    Rows share no blocks here, prompts come whole, and there is one cohort; tests/property/test_sharing.py,
+    tests/property/test_continuous.py and `cohorts` find out what is wrong with the rest.
     """
-    elsewhere = (sharing_faults.__name__, chunk_faults.__name__)
+    elsewhere = (sharing_faults.__name__, chunk_faults.__name__, overlap_faults.__name__)
     mine = (f for f in FAULTS.values() if getattr(f.owner, "__module__", "").startswith("refimpl.scheduling"))
     return [fault for fault in mine if fault.make.__module__ not in elsewhere]
 
@@ -357,4 +357,6 @@ def rejected() -> Verdict | None:
 
 
 if __name__ == "__main__":
-    sys.exit(report("schedulers", itertools.chain(all_verdicts(), zoo_verdicts(), wrong_verdicts())))
+    from proofs.conformance import cohorts  # which stands on this module
+
+    sys.exit(report("schedulers", itertools.chain(all_verdicts(), zoo_verdicts(), wrong_verdicts(), cohorts.check())))

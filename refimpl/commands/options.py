@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from refimpl.core.config import LAYOUTS, NAMED_METHODS, SCHEDULERS, CheckLevel
 from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig
 from refimpl.core.errors import InputError
+from refimpl.core.execution import ExecutionName
 from refimpl.core.option_groups import ENGINE, MODELS, PROMPTS, SAMPLING, option
 
 PAIRS = ("tiny", "vicuna", "qwen3", "glm4")
@@ -188,6 +189,10 @@ class EngineOptions(Settings):
             "drafts a row, over those without.",
         ),
     ] = None
+    execution: Annotated[
+        ExecutionName,
+        option(ENGINE, "Draft, then verify; or verify half of the rows of inplace or paged while the others draft."),
+    ] = "serial"
     checks: ChecksOption = None
     cuda_graphs: Annotated[
         bool | None,

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from refimpl.core.drafting import DraftingConfig
 from refimpl.core.errors import InputError, require, shown
+from refimpl.core.execution import ExecutionName, check_execution
 from refimpl.core.request import Request as Request
 from refimpl.core.request import check_stops
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
@@ -155,6 +156,8 @@ class DecodeConfig:
             least k + 1. None for a verify pass of the whole batch and 256 tokens of prompts.
         max_model_len: tokens of a sequence at most, prompt and budget together. When it is given, K/V are allocated for
             a whole window of such sequences, and further requests may be submitted while others run.
+        execution: ``"serial"``: a round drafts, then verifies. ``"overlapped"``: rows form two cohorts, and beside the
+            verification of one the other is drafted for. For `inplace` and `paged`, without `cuda_graphs`.
     """
 
     method: str = "inplace"
@@ -179,6 +182,7 @@ class DecodeConfig:
     prefix_sharing: bool = True
     token_budget: int | None = None
     max_model_len: int | None = None
+    execution: ExecutionName = "serial"
 
     def __post_init__(self) -> None:
         use_plain_numbers(self)
@@ -274,6 +278,9 @@ class DecodeConfig:
             f"cuda_graphs record passes, but drafter {self.drafting.drafter!r} with draft_budget "
             f"{self.drafting.draft_budget!r} decides on the host: choose 'model' and 'fixed'",
         )
+        check_execution(self.execution, method.layout, method.scheduler)
+        graphs = self.cuda_graphs and self.execution != "serial"
+        require(not graphs, f"cuda_graphs record whole rounds: choose execution 'serial', not {self.execution!r}")
 
     def check_level(self, device_type: str) -> CheckLevel:
         """The level in force: unless chosen, `device` on a CPU, but `host` elsewhere and for recorded rounds."""

@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from refimpl.core.config import AcceptanceName, CheckLevel, SamplingConfig
 from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig, RankingScore
+from refimpl.core.execution import ExecutionName
 
 
 class _Common(TypedDict, total=False):
@@ -44,6 +45,7 @@ class _Common(TypedDict, total=False):
     prefix_sharing: bool
     token_budget: int | None
     max_model_len: int | None
+    execution: ExecutionName
 
 
 class Settings(_Common, total=False):

@@ -15,6 +15,7 @@ from refimpl.decoding.checked_source import CheckedSource
 from refimpl.decoding.drafters import DRAFTERS, CheckedBudget, ModelDrafter
 from refimpl.decoding.invariants import Checker
 from refimpl.decoding.memory import require_room, usable_bytes
+from refimpl.decoding.overlapped import OverlappedPasses
 from refimpl.decoding.passes import EagerPasses, Passes
 from refimpl.decoding.recorded import RecordedPasses
 from refimpl.decoding.rounds import RoundContext
@@ -107,6 +108,8 @@ def assemble(
     passes: Passes = eager
     if config.cuda_graphs and drafter.cached:
         passes = RecordedPasses(eager, drafter.cached, k=demand.most_drafts, stable=config.shape_stable)
+    if config.execution == "overlapped":
+        passes = OverlappedPasses(eager, checker)
     timer.take()  # the first round begins when everything is allocated
     return RoundContext(target, drafter, passes, checker, config.logprobs)
 

@@ -59,6 +59,7 @@ class Engine:
             config.resolved_window_size,
             config.aging_bound,
             token_budget=config.resolved_token_budget,
+            execution=config.execution,
         )
         self.demand = Demand.of([*self.sequences, *expected], config)
         self.context = assemble(pair, self.demand, config, self.scheduler.window_size, source)
@@ -118,8 +119,8 @@ class Engine:
         self.checker.before_round(plan, self.scheduler)
         self._note_memory()
         num_blocks = self.scheduler.room.num_blocks_used
-        members = sorted(plan.members, key=attrgetter("slot"))  # full batches: pool order
-        outcomes = run_round(self.context, members, plan.chunks)
+        members, ahead = (sorted(rows, key=attrgetter("slot")) for rows in (plan.members, plan.ahead))  # pool order
+        outcomes = run_round(self.context, members, plan.chunks, ahead)
         for sequence in self.scheduler.complete(plan):
             self._release(sequence)
         self.checker.after_round(self.scheduler)

@@ -3,8 +3,8 @@
 | level  | what is checked                                                                               |
 |--------|-----------------------------------------------------------------------------------------------|
 | off    | nothing                                                                                       |
-| host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-19, counts of INV-20 (INV-10 and    |
-|        | INV-13 are the scheduler's own assertions)                                                    |
+| host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-19, INV-21, counts of INV-20        |
+|        | (INV-10 and INV-13 are the scheduler's own assertions)                                        |
 | device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4);  |
 |        | keys of random numbers (INV-12); what a budget may look at (INV-20)                           |
 | oracle | also every row's K/V against a fresh forward pass over the row (INV-4 numerically)            |
@@ -46,6 +46,7 @@ STATEMENTS: dict[str, str] = {
     "INV-18": "a full block that can be found is read only, and holds the tokens of every row that names it",
     "INV-19": "a preempted sequence keeps its tokens and nothing else",
     "INV-20": "whether a draft is verified does not depend on the draft itself or on those after it",
+    "INV-21": "what is verified was drafted for the text as it is, and a row is verified or drafted for, not both",
 }
 
 
@@ -74,13 +75,13 @@ class Checker:
                 check_preempted(sequence)
             check_members(plan)
             check_group(plan)
-            scheduler.room.check_round([*plan.members, *(chunk.sequence for chunk in plan.chunks)])
+            scheduler.room.check_round([*plan.rows, *(chunk.sequence for chunk in plan.chunks)])
             check_token_budget(plan, scheduler)
 
     def after_round(self, scheduler: Scheduler[Sequence]) -> None:
         """Check what the sequences keep between rounds."""
         if self.covers("host"):
-            scheduler.room.check(scheduler.pool.window.values())
+            scheduler.room.check(scheduler.pool.window.values(), scheduler.ahead)
 
     def after_begin(self, members: Seq[Sequence], layout: Layout, model: Any) -> None:
         """Check that the layout works on the members' own lengths and, against fresh passes, on their own K/V."""

@@ -49,8 +49,11 @@ class Passes(Protocol):
         The verify pass also caches chunks of prompts, for a target that runs packed blocks.
         """
 
-    def after(self) -> None:
-        """Give the device work that may be done while the host commits the round."""
+    def after(self, ahead: Seq[Sequence]) -> None:
+        """Give the device work that may be done while the host commits the round.
+
+        `ahead` are rows that have no part in this round and run in the next.
+        """
 
 
 def verify(
@@ -83,14 +86,20 @@ class EagerPasses:
 
     def run(self, members: Seq[Sequence], limits: list[int], chunks: Chunks = ()) -> Verified:
         """As wide as the member that is offered most drafts."""
+        return self.verify(members, *self.draft(members, limits), chunks)
+
+    def draft(self, members: Seq[Sequence], limits: list[int]) -> tuple[Drafts, RowNumbers]:
+        """What each member is offered, and the numbers of a round that verifies it."""
         limits = self._budgeted(members, limits)
         numbers = _row_numbers(members, limits, self._fresh, self.target.layout.shape.device)
         drafts = self.drafter.draft(members, limits, numbers)
         offered = drafts.offer.lengths
-        if offered != limits:
-            numbers = numbers.cut(offered)
+        return drafts, numbers if offered == limits else numbers.cut(offered)
+
+    def verify(self, members: Seq[Sequence], drafts: Drafts, numbers: RowNumbers, chunks: Chunks) -> Verified:
+        """Run the target on what was offered, and decide."""
         decision, logits = self._verify(members, drafts, numbers, chunks)
-        return Verified(max(offered), list(range(len(members))), decision, logits, drafts.offer)
+        return Verified(max(drafts.offer.lengths), list(range(len(members))), decision, logits, drafts.offer)
 
     @property
     def _fresh(self) -> bool:
@@ -107,7 +116,7 @@ class EagerPasses:
         wanted = iter(self.budget.before(known))
         return [0 if m.finished else min(limit, next(wanted)) for m, limit in zip(members, limits, strict=True)]
 
-    def after(self) -> None:
+    def after(self, ahead: Seq[Sequence]) -> None:
         """Nothing is launched before the host knows what comes next."""
 
     def _verify(

@@ -112,7 +112,7 @@ class RecordedPasses:
         offer = Offer(limits, [0] * len(members), self._k)
         return Verified(self._k, [m.slot for m in members], decision, logits, offer)
 
-    def after(self) -> None:
+    def after(self, ahead: Seq[Sequence]) -> None:
         """Launch the next round's drafts, if there are such that can be used."""
         if self._replayed:
             with self._draft.timer.stage("draft", ahead=True):

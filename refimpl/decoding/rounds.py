@@ -42,26 +42,28 @@ class RoundContext:
         return (self.target,) if draft is None else (self.target, draft)
 
 
-def run_round(context: RoundContext, members: Seq[Sequence], chunks: Chunks = ()) -> list[RowOutcome]:
-    """Advance every unfinished member by at least one token, and cache chunks of prompts.
+def run_round(
+    context: RoundContext, members: Seq[Sequence], chunks: Chunks = (), ahead: Seq[Sequence] = ()
+) -> list[RowOutcome]:
+    """Advance every unfinished member by at least one token, cache chunks of prompts, and draft ahead for other rows.
 
-    The target caches them in its verify pass, if there is one and it can; the draft does before it drafts.
+    The target caches chunks in its verify pass, if there is one and it can; the draft does before it drafts.
     """
     beside = chunks if members and context.target.forward_packed else ()
     for cached in context.models[1:] if beside else context.models:
         prefill_chunks(cached, chunks)
-    outcomes = _advance(context, members, beside) if members else []
+    outcomes = _advance(context, members, beside, ahead) if members else []
     for cached in context.models:
         note_chunks(cached, chunks)
     return outcomes
 
 
-def _advance(context: RoundContext, members: Seq[Sequence], chunks: Chunks) -> list[RowOutcome]:
+def _advance(context: RoundContext, members: Seq[Sequence], chunks: Chunks, ahead: Seq[Sequence]) -> list[RowOutcome]:
     """Draft, verify, accept, commit."""
     limits = [0 if m.finished else m.draft_limit for m in members]
     verified = context.passes.run(members, limits, chunks)
     table = _ToHost(verified.decision.table())
-    context.passes.after()
+    context.passes.after(ahead)
     return _commit(context, members, verified, _on_host(table, verified, context.logprobs))
 
 

@@ -22,7 +22,7 @@ class RoundRecord:
 
     Attributes:
         round: index, from 0.
-        mode: why the members were chosen (static, fifo, grouped, fallback, aged, continuous).
+        mode: why the members were chosen (static, fifo, grouped, fallback, aged, continuous, overlapped).
         rows: one outcome per unfinished member, in row order.
         stage_s: seconds of the round by stage, with ``host_s`` and ``round_s``.
         num_moves: fused gathers and write-backs of both layouts in this round.
@@ -85,6 +85,7 @@ def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: di
         "aging_from": DEFAULT_OPTIONS.aging_from,
         "compaction_threshold": config.compaction_threshold,
         **({} if config.resolved_token_budget is None else {"token_budget": config.resolved_token_budget}),
+        **({} if config.execution == "serial" else {"execution": config.execution}),
         "num_speculative_tokens": config.num_speculative_tokens,
         "num_speculative_tokens_each": [s.num_speculative_tokens for s in sequences],
         "max_new_tokens": config.max_new_tokens,

@@ -83,9 +83,8 @@ class Layout(ABC):
         padding. Blocks of one round follow each other without gaps.
         """
 
-    def commit(self, num_cached: Seq[int]) -> None:
+    def commit(self, num_cached: Seq[int]) -> None:  # noqa: B027 (what is written again needs no forgetting)
         """Keep the first `num_cached[i]` tokens of row i, forget the rest."""
-        self.rows = tuple(row._replace(num_cached=n) for row, n in zip(self.rows, num_cached, strict=True))
 
     @abstractmethod
     def read(self, row: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
@@ -53,6 +54,10 @@ class WorkingLayout(Layout):
             self._buffer = self._buffer.new_empty(0)  # freed before more is allocated
             self._buffer = self._buffer.new_empty(most * per_token)
         self.batch = source.gather(slots, self._buffer)
+
+    def commit(self, num_cached: Seq[int]) -> None:
+        """Note what the batch holds of each row."""
+        self.rows = tuple(row._replace(num_cached=n) for row, n in zip(self.rows, num_cached, strict=True))
 
     @abstractmethod
     def column_of(self, row: int, position: int) -> int:

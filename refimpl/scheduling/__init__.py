@@ -5,6 +5,7 @@ from refimpl.scheduling.blocks import BlockPool, blocks_for
 from refimpl.scheduling.continuous import ContinuousScheduler
 from refimpl.scheduling.fifo import FifoScheduler
 from refimpl.scheduling.grouped import GroupedScheduler
+from refimpl.scheduling.overlapped import OverlappedScheduler
 from refimpl.scheduling.pool import Schedulable, SequencePool
 from refimpl.scheduling.room import PagedRoom, Room, Sharing
 from refimpl.scheduling.static import StaticScheduler
@@ -24,12 +25,15 @@ def make_scheduler(
     aging_bound: float | None = None,
     *,
     token_budget: int | None = None,
+    execution: str = "serial",
     options: SchedulingOptions = DEFAULT_OPTIONS,
 ) -> Scheduler:
-    """Build a scheduler by name: one of `SCHEDULER_CLASSES`.
+    """Build a scheduler by name: one of `SCHEDULER_CLASSES`, or its form with two cohorts for overlapped execution.
 
     `window_size` and `aging_bound` matter to ``"grouped"`` only, `token_budget` to ``"continuous"``, which needs one.
     """
+    if execution == "overlapped":
+        return OverlappedScheduler(batch_size, batch_size, options=options)
     if name == "grouped":
         return GroupedScheduler(batch_size, window_size, aging_bound, options=options)
     if name == "continuous":
@@ -47,6 +51,7 @@ __all__ = [
     "ContinuousScheduler",
     "FifoScheduler",
     "GroupedScheduler",
+    "OverlappedScheduler",
     "PagedRoom",
     "Room",
     "RoundMode",

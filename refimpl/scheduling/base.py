@@ -10,7 +10,7 @@ from refimpl.scheduling.pool import Schedulable, SequencePool
 from refimpl.scheduling.room import Room
 
 T = TypeVar("T", bound=Schedulable)
-RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged", "continuous"]
+RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged", "continuous", "overlapped"]
 Estimate = Callable[[tuple[Any, ...]], float]
 
 
@@ -51,11 +51,22 @@ class Chunk(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan(Generic[T]):
-    """The members of a round, in row order, why they were chosen, and what is cached of prompts beside them."""
+    """The members of a round, in row order, why they were chosen, and what is done beside them.
+
+    Attributes:
+        chunks: of prompts, to be cached.
+        ahead: rows to be drafted, which run in the next round.
+    """
 
     members: tuple[T, ...]
     mode: RoundMode
     chunks: tuple[Chunk[T], ...] = ()
+    ahead: tuple[T, ...] = ()
+
+    @property
+    def rows(self) -> tuple[T, ...]:
+        """All that write at the end of their text."""
+        return self.members + self.ahead
 
 
 class Scheduler(ABC, Generic[T]):
@@ -72,6 +83,7 @@ class Scheduler(ABC, Generic[T]):
     Attributes:
         token_budget: tokens that a round feeds at most, chunks of prompts included; None for no bound, and prompts that
             are prefilled as a whole when they enter.
+        ahead: tickets of rows that were drafted beside the latest round.
     """
 
     token_budget: int | None = None
@@ -82,6 +94,7 @@ class Scheduler(ABC, Generic[T]):
         self.options = options
         self.pool: SequencePool[T] = SequencePool()
         self.room: Room[T] = Room()
+        self.ahead: set[int] = set()
         self.round_index = 0
 
     @property
@@ -115,7 +128,7 @@ class Scheduler(ABC, Generic[T]):
         are returned, too. The oldest is never among them, so that some sequence always comes to its end.
         """
         plan, preempted = self.select(), []
-        while not self.room.reserve(plan.members):
+        while not self.room.reserve(plan.rows):
             preempted.append(self._youngest())
             self.preempt(preempted[-1])
             plan = self.select()

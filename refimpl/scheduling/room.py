@@ -1,6 +1,6 @@
 """Room for K/V as a scheduler sees it: who may enter, who must leave so that a round can run."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from collections.abc import Sequence as Seq
 from typing import Generic, Literal, TypeVar
 
@@ -49,8 +49,8 @@ class Room(Generic[T]):
     def check_round(self, members: Iterable[T]) -> None:
         """Before a round of these members: raise InvariantViolation unless each may write where it will."""
 
-    def check(self, residents: Iterable[T]) -> None:
-        """Between rounds: raise InvariantViolation unless the books are right."""
+    def check(self, residents: Iterable[T], ahead: Container[int] = ()) -> None:
+        """Between rounds: raise InvariantViolation unless the books are right; `ahead` as in `Scheduler`."""
 
 
 class PagedRoom(Room[T]):
@@ -136,12 +136,16 @@ class PagedRoom(Room[T]):
                 self._check_own(member)
                 self._check_shared(member)
 
-    def check(self, residents: Iterable[T]) -> None:
-        """Between rounds: raise InvariantViolation unless books and tables agree (INV-13, INV-15)."""
+    def check(self, residents: Iterable[T], ahead: Container[int] = ()) -> None:
+        """Between rounds: raise InvariantViolation unless books and tables agree (INV-13, INV-15).
+
+        Rows that were drafted ahead have what their round may write.
+        """
         residents = list(residents)
         self.pool.check(sequence.blocks for sequence in residents)
         for sequence in residents:
-            need = 0 if sequence.finished else blocks_for(sequence.seq_len - 1, self.pool.block_size)
+            end = self._end(sequence) if sequence.ticket in ahead else sequence.seq_len - 1
+            need = 0 if sequence.finished else blocks_for(end, self.pool.block_size)
             if len(sequence.blocks) != need:
                 statement = "between rounds a row has the blocks of its cached tokens"
                 found = len(sequence.blocks)
@@ -199,8 +203,11 @@ class PagedRoom(Room[T]):
         """Blocks that a round of this sequence needs and it does not have."""
         if sequence.finished:
             return 0
-        end = min(sequence.seq_len + self.span, sequence.most_tokens)
-        return max(0, blocks_for(end, self.pool.block_size) - len(sequence.blocks))
+        return max(0, blocks_for(self._end(sequence), self.pool.block_size) - len(sequence.blocks))
+
+    def _end(self, sequence: T) -> int:
+        """Tokens that a row has at most in its round, all of its drafts counted."""
+        return min(sequence.seq_len + self.span, sequence.most_tokens)
 
     def _cut(self, sequence: T, keep: int) -> None:
         """Give back blocks; the last first, so that of a text its end is forgotten before its beginning."""

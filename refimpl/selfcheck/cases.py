@@ -7,6 +7,7 @@ from typing import Any
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, Request, SamplingConfig, make_config
 from refimpl.core.drafting import DraftingConfig
+from refimpl.core.execution import ExecutionName
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib
 from refimpl.decoding.trace import RoundRecord
@@ -64,7 +65,7 @@ class Case:
         temperature, seed, top_k: of the sampling.
         sequence_ids: keys of the rows' random numbers; their places where there are none.
         stop_as_text: give each stop token as a stop string, the letter that it stands for.
-        shape_stable, cuda_graphs, drafting, block_size, prefix_sharing: as in DecodeConfig.
+        shape_stable, cuda_graphs, drafting, block_size, prefix_sharing, execution: as in DecodeConfig.
         spare_blocks: of a paged pool, beyond those that the longest row needs; None: as many as all rows need.
         spare_tokens: of a round's budget, beyond a verify pass of the row that drafts most; None: as in DecodeConfig.
     """
@@ -90,6 +91,7 @@ class Case:
     prefix_sharing: bool = True
     spare_blocks: int | None = None
     spare_tokens: int | None = None
+    execution: ExecutionName = "serial"
 
     @property
     def pair(self) -> Pair:
@@ -133,6 +135,7 @@ class Case:
             "block_size": self.block_size,
             "prefix_sharing": self.prefix_sharing,
             "token_budget": self.token_budget,
+            "execution": self.execution,
         }
         return make_config(**settings | overrides)
 

@@ -1,4 +1,4 @@
-"""Commands that set the simulator beside published numbers, or explain them: reproduce, explain, crossing, roofline."""
+"""Commands that set the simulator beside published numbers, or explain them: reproduce, explain, and so on."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -123,6 +123,35 @@ def budgets(
     with tables(as_json):
         show(runs.drop(columns="replication").groupby(["rate_per_s", "budget"], sort=False).mean())
         show(judged.set_index(["rate_per_s", "budget"]))
+    if as_json:
+        print_json(data)
+
+
+@app.command(epilog="Example: [bold]raggedspec sim overlap --replications 2[/bold]")
+def overlap(
+    replications: Replications = 10,
+    workers: Workers = 1,
+    out: Annotated[Path | None, typer.Option(help="Write every run to this JSON file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Draft for half of the rows while the others are verified: over serial rounds of half as many rows, and of all."""
+    import json
+
+    from refimpl.core.files import check_writable, write_whole
+    from refimpl.core.provenance import command_line, stamp
+    from simulator.settings.tables import LIBRARIES
+    from simulator.studies.overlap import MACHINES, judge_overlap, run_overlap
+
+    if out:
+        check_writable(out)
+    runs = run_overlap(list(MACHINES), replications, workers=workers, progress=True)
+    judged = judge_overlap(runs)
+    data = {"environment": stamp(*LIBRARIES) | {"command": command_line()}}
+    data |= {"judged": judged.to_dict(orient="records"), "runs": runs.to_dict(orient="records")}
+    if out:
+        write_whole(out, [json.dumps(data, indent=1)])
+    with tables(as_json):
+        show(judged.set_index("machine"))
     if as_json:
         print_json(data)
 

@@ -97,6 +97,7 @@ def replay_scenario(
             num_blocks=header.get("num_blocks"),
             prefix_sharing="texts" in header,
             token_budget=header.get("token_budget"),
+            execution=header.get("execution", "serial"),
             **{name: header[name] for name in DRAFTING if name in header},
         ),
         switches=Switches(aging_from=header.get("aging_from", "admission")),  # what traces without it were made with

@@ -1,4 +1,4 @@
-"""Seconds of a round, stage by stage: as the engine runs it, or as the published code does."""
+"""Seconds of a round, stage by stage: as the engine runs it, one cohort beside the other, or as the published code."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -57,8 +57,16 @@ class Pricing:
         k = self.k
         return k if live[0].left > k else min(k, max([row.left for row in live]) - 1)
 
-    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float) -> Priced:
-        """Drafts of the coming round, and seconds of its stages; `prefill_s` are those of what was admitted for it."""
+    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Priced:
+        """Drafts of the coming round, and seconds of its stages.
+
+        Args:
+            mode: how the scheduler chose the members.
+            members: of the round.
+            live: those of them that have not finished.
+            prefill_s: seconds of what was admitted for the round.
+            ahead: rows that are drafted beside it.
+        """
         if not members:
             return 0, 0, (prefill_s, 0.0, 0.0, 0.0, self.cost.point("host", 1, 1))
         if self.drafting is not None:
@@ -168,7 +176,7 @@ class PublishedPricing(Pricing):
         choose = max if self.switches.k_policy == "per_row" else min
         return max(0, min(self.k, choose([row.left for row in live]) - self.useless))
 
-    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float) -> Priced:
+    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Priced:
         """As the engine's, and what the switches add."""
         k, passes, (_, draft_s, verify_s, realign_s, host_s) = super().price(mode, members, live, prefill_s)
         rows, width = len(members), self.placement.width
@@ -203,7 +211,36 @@ class PublishedPricing(Pricing):
         return super().prefill_s(live) if late else 0.0
 
 
+class OverlappedPricing(Pricing):
+    """Rounds of two cohorts: one is verified and committed while the draft proposes for the other.
+
+    Of drafting and verifying the longer one counts, and of the shorter one the share `contention`. What counts as
+    drafting is the part of a round's seconds that verification and host do not cover.
+    """
+
+    drafted: Members = ()  # rows that were drafted ahead
+
+    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Priced:
+        """As the engine's; drafts are paid for in the round that makes them."""
+        ahead_s = self._ahead_s(ahead) if ahead else 0.0
+        k, passes, (_, draft_s, verify_s, realign_s, host_s) = super().price(mode, members, live, prefill_s)
+        if members == self.drafted:
+            draft_s = 0.0
+        self.drafted = ahead
+        draft_s += max(0.0, ahead_s - verify_s - host_s) + self.engine.contention * min(ahead_s, verify_s)
+        return k, passes, (prefill_s, draft_s, verify_s, realign_s, host_s)
+
+    def _ahead_s(self, rows: Members) -> float:
+        """Seconds of drafting for rows that run in the next round."""
+        width, scattered = max([row.seq_len for row in rows]), self._copies(rows)
+        offers = self.drafting.offer(rows) if self.drafting else None
+        passes = offers.passes if offers else self.num_drafts(rows)
+        draft_s = self.cost.line("draft", len(rows), passes, scattered).at(width) if passes else 0.0
+        return draft_s + (offers.lookup_s if offers else 0.0)
+
+
 def make_pricing(engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None) -> Pricing:
-    """The engine's pricing unless a switch departs from it in what a round costs."""
+    """The engine's pricing, of its execution, unless a switch departs from it in what a round costs."""
     same = replace(switches, aging_from=Switches().aging_from) == Switches()
-    return (Pricing if same else PublishedPricing)(engine, switches, cost, drafting)
+    kind = OverlappedPricing if engine.execution == "overlapped" else Pricing if same else PublishedPricing
+    return kind(engine, switches, cost, drafting)

@@ -137,7 +137,8 @@ class Replica:
             live = [row for row in members if not row.finished] if plan.mode == "static" else members
             if plan.chunks:
                 prefill_s += self.pricing.chunks_s(plan.chunks, beside=bool(members))
-            k, passes, stages = price_of(plan.mode, members, live, prefill_s)
+            ahead = tuple(sorted(plan.ahead, key=SLOT)) if plan.ahead else ()
+            k, passes, stages = price_of(plan.mode, members, live, prefill_s, ahead)
             factor, rows = next(noise), len(members)
             self.begun = number, env.now, factor, *stages, plan.mode, rows, len(live), k, passes, placement.width
             yield env.timeout(sum(stages) * factor)

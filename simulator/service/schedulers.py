@@ -116,4 +116,6 @@ def scheduler_of(engine: Engine, switches: Switches, estimate: Callable[[Any], f
     if name == "grouped" and (switches.group_key, switches.serve_first) != ("length_and_lag", "oldest"):
         return VariedGroups(engine, switches, options)
     sizes = engine.batch_size, engine.resolved_window_size, engine.aging_bound
-    return make_scheduler(name, *sizes, token_budget=engine.resolved_token_budget, options=options)
+    return make_scheduler(
+        name, *sizes, token_budget=engine.resolved_token_budget, execution=engine.execution, options=options
+    )

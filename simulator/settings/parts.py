@@ -17,10 +17,12 @@ from refimpl.core.config import (
 )
 from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig
 from refimpl.core.errors import require
+from refimpl.core.execution import ExecutionName, check_execution
 from simulator.settings.fields import (
     COUNT,
     NON_NEGATIVE,
     POSITIVE,
+    PROBABILITY,
     REQUESTS,
     Range,
     Spec,
@@ -142,6 +144,9 @@ class Engine:
             a verify pass of the whole batch and 256 tokens of prompts.
         num_blocks: of the pool of the paged layout; None for as many as ``service.kv_capacity_bytes``, or the memory of
             costs of kind roofline, holds, else for no limit.
+        execution: ``overlapped``: rows form two cohorts, and while one is verified the other is drafted for.
+        contention: of overlapped execution, how much of the shorter of drafting and verifying is added to the longer: 0
+            for two devices, 1 for one device on which both take turns.
         drafter, draft_budget, drafts_by_load, draft_capacity, draft_cost, draft_costs, draft_threshold: what
             proposes tokens, and how many of them are verified, as in `refimpl.core.drafting.DraftingConfig`.
     """
@@ -158,6 +163,8 @@ class Engine:
     num_blocks: int | None = number_field(Range(1, 2**24, integer=True), None)
     prefix_sharing: bool = True
     token_budget: int | None = number_field(Range(1, MAX_TOKEN_BUDGET, integer=True), None)
+    execution: ExecutionName = "serial"
+    contention: float = number_field(PROBABILITY, 0.0)
     drafter: DrafterName = "model"
     draft_budget: DraftBudgetName = "fixed"
     drafts_by_load: tuple[tuple[int, int], ...] = ()
@@ -175,6 +182,9 @@ class Engine:
         require(not small, f"window_size {self.window_size} is smaller than batch_size {self.batch_size}")
         if self.token_budget is not None:
             require_verify_tokens(self.token_budget, self.num_speculative_tokens)
+        check_execution(self.execution, self.layout, self.scheduler)
+        serial = self.execution == "serial" and self.contention > 0
+        require(not serial, "contention has no effect in serial execution: leave it out")
         self.drafting()
 
     def drafting(self) -> DraftingConfig:

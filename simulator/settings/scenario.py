@@ -4,7 +4,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import Dumper, read_yaml
 
 FIXED_DRAFTS = ("k_policy", "keep_bonus", "draft_cache", "cost_aware")  # switches that know no other rounds
+OF_ARRIVALS = ("refill", "wait_for_rows", "wait_at_most_s", "aging_from")  # switches that change no round
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +76,27 @@ class Scenario:
             engine.drafting().uses_draft or not cost.get("draft"),
             f"engine.drafter {engine.drafter!r} runs no draft: leave out cost.draft",
         )
-        changed = [name for name in FIXED_DRAFTS if getattr(self.switches, name) != getattr(Switches(), name)]
+        departing = [item.name for item in fields(Switches) if getattr(self.switches, item.name) != item.default]
+        changed = [name for name in departing if name in FIXED_DRAFTS]
         require(
             not changed or not engine.varies_drafts,
             f"switches.{changed[0] if changed else ''} needs engine.drafter model and engine.draft_budget fixed",
         )
+        others = [name for name in departing if name not in OF_ARRIVALS]
+        serial = engine.execution == "serial"
+        require(serial or not others, f"switches.{others[0] if others else ''} needs engine.execution serial")
 
     @property
     def content_hash(self) -> str:
         """Sixteen hex digits that change with every setting but the name and those without effect.
 
-        Without effect are blocks without ``paged`` and a token budget without ``continuous``.
+        Without effect are blocks without ``paged``, a token budget without ``continuous``, and serial execution.
         """
         data = {key: value for key, value in to_mapping(self).items() if key != "name"}
         idle = ["block_size", "num_blocks", "prefix_sharing"] * (self.engine.layout != "paged")
         idle += ["token_budget"] * (self.engine.scheduler != "continuous")
         idle += [] if self.engine.varies_drafts else DRAFTING
+        idle += ["execution", "contention"] * (self.engine.execution == "serial")
         data["engine"] = {key: value for key, value in data["engine"].items() if key not in idle}
         if self.workload.common.kind == "none":
             del data["workload"]["common"]

@@ -1,0 +1,37 @@
+"""Two cohorts out of step: drafts that are verified twice, and rows in both cohorts."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any
+
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.overlapped import OverlappedPasses
+from refimpl.faults.base import COUPLED, fault
+from refimpl.scheduling import OverlappedScheduler, RoundPlan
+
+OVERLAPPED: dict[str, Any] = {
+    "layouts": ("inplace",), "schedulers": ("fifo",), "settings": {"execution": "overlapped"},
+}  # fmt: skip
+SAMPLED = OVERLAPPED | {"settings": OVERLAPPED["settings"] | COUPLED}
+
+
+@fault(OverlappedPasses, "after", "output", "INV-21", **SAMPLED, source="tenstorrent/vllm-tt-plugin#131")
+def stale_offer(original: Any) -> Any:
+    """Where nothing is drafted ahead, the offer of the round before stays, and is verified a second time."""
+
+    def after(self: OverlappedPasses, ahead: Seq[Sequence]) -> None:
+        if ahead:
+            original(self, ahead)
+
+    return after
+
+
+@fault(OverlappedScheduler, "select", "acceptance", "INV-21", **OVERLAPPED)
+def drafted_while_verified(original: Any) -> Any:
+    """Rows are drafted ahead while they are verified: what follows is drafted for a text that the round changes."""
+
+    def select(self: OverlappedScheduler) -> RoundPlan:
+        plan = original(self)
+        return replace(plan, ahead=plan.ahead or plan.members)
+
+    return select
