@@ -143,6 +143,18 @@ def budgets(data: dict[str, Any]) -> str:
     )
 
 
+def overlap(data: dict[str, Any]) -> str:
+    """Tokens per second of overlapped over serial execution, a line a machine."""
+    headings = ["costs", "rows", "fixed / drafting, ms", "over half as many rows", "over as many rows", "expected"]
+    lines = []
+    for row in data["judged"]:
+        seconds = f"{1e3 * row['fixed_s']:.1f} / {1e3 * row['draft_s']:.1f}"
+        found = [f"{row[name]:.2f} [{row[f'{name}_low']:.2f}, {row[f'{name}_high']:.2f}]" for name in ("half", "equal")]
+        expected = f"{row['expected_half']:.2f}, {row['expected_equal']:.2f}"
+        lines.append([row["machine"], str(row["rows"]), seconds, *found, expected])
+    return markdown_table(headings, lines) + origin(data["environment"])
+
+
 def latency(data: dict[str, Any]) -> str:
     """Served runs: measured over simulated, in milliseconds, a line a method."""
     headings = [
@@ -254,6 +266,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "gpu": gpu,
     "acceptance": acceptance,
     "budgets": budgets,
+    "overlap": overlap,
     "latency": latency,
     "law": law,
 }

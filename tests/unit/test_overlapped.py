@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 
+from proofs.conformance import cohorts
 from refimpl import InputError, InvariantViolation, generate, verify
 from refimpl.core.config import Request, make_config
+from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib
 from refimpl.decoding.overlapped import OverlappedPasses
@@ -17,6 +19,7 @@ from refimpl.pairs.names import TINY
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
 from refimpl.prompts import read_prompts
 from refimpl.requests import prepare
+from refimpl.scheduling import OverlappedScheduler
 from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
 from refimpl.selfcheck.enumeration import law_config
 from refimpl.selfcheck.fraction_model import fraction_pair
@@ -116,6 +119,27 @@ def test_drafts_are_made_behind_the_verify_pass_and_before_its_outcome(llama, mo
         ("verify", starts[3:]), ("draft", third),
     ]  # fmt: skip
     assert [row.sequence for row in second.rows] == [3, 4]
+
+
+def test_every_history_of_six_rows():
+    """Balance, bounded waiting, and that the next round verifies what was drafted; and a fault is found."""
+    assert [verdict for verdict in cohorts.check() if not verdict.ok] == []
+
+
+def test_cohorts_are_balanced_when_rows_have_left():
+    scheduler = OverlappedScheduler(6, 6)
+    scheduler.submit([Sequence(i, [1], 9) for i in range(6)])
+    scheduler.admit()
+    plans = []
+    for ends in ((), (3, 5), (), (), ()):
+        plan = scheduler.select()
+        plans.append([[row.index for row in rows] for rows in (plan.members, plan.ahead)])
+        for row in plan.members:
+            row.stop_reason = "stop" if row.index in ends else None
+        scheduler.complete(plan)
+    assert plans == [
+        [[0, 1, 2], [3, 4, 5]], [[3, 4, 5], [0, 1, 2]], [[0, 1, 2], [4]], [[4], [0, 1]], [[0, 1], [2, 4]],
+    ]  # fmt: skip
 
 
 def test_blocks_run_out(llama):
