@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from refimpl.core.config import Request
+from refimpl.core.errors import InvariantViolation
 from refimpl.core.sequence import Sequence
 from refimpl.faults import FAULTS
 from refimpl.models.adapter import Pair
@@ -76,11 +77,12 @@ def test_joint_law_of_rows_that_decide_by_history(method, settings, rule):
         assert variation(fraction_pair(2, seed=3), HISTORY, config) == 0
 
 
-def test_enumeration_detects_a_history_of_offers(monkeypatch):
-    """What was offered behind a rejection is drawn again, with the same numbers: a budget must not have seen it."""
+def test_a_history_of_offers_is_noticed(monkeypatch):
+    """What was offered behind the batch minimum is drawn again, with the same numbers: a budget must not see it."""
     monkeypatch.setattr(Sequence, "note_drafts", _count_offers)
-    config = law_config("rollback+fifo", draft_budget="row_rate", draft_cost=0.7)
-    assert variation(fraction_pair(2, seed=3), HISTORY, config) > 0
+    config = law_config("rollback+fifo", draft_budget="row_rate", draft_cost=0.5)
+    with pytest.raises(InvariantViolation, match="INV-20 in row 0"):
+        variation(fraction_pair(2, seed=3), [Request([0], 3, 2), Request([1, 0], 2, 1)], config)
 
 
 def _count_offers(row, drafted, accepted, kept):
