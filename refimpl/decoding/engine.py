@@ -112,7 +112,7 @@ class Engine:
 
     def _run_one_round(self) -> RoundRecord:
         moves = self._num_moves()
-        self._admit()
+        self.admit()
         plan, preempted = self.scheduler.choose()
         for sequence in preempted:
             self._preempt(sequence)
@@ -152,7 +152,8 @@ class Engine:
             for left in self.scheduler.cancel(sequence):
                 self._release(left)
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """Let sequences into the window, and cache their prompts, as every round does first."""
         entered = self.scheduler.admit()
         for sequence in entered:
             sequence.slot = self._free_slots.pop()

@@ -22,7 +22,7 @@ def prefilled(pair: Pair, method: str = "inplace", **settings) -> list[torch.Ten
     config = make_config(method=method, batch_size=len(PROMPTS), checks="device", max_new_tokens=8, **settings)
     engine = Engine(pair, prepare(pair, PROMPTS, config).sequences, config)
     with torch.inference_mode():
-        engine._admit()
+        engine.admit()
     assert engine.scheduler.room.reserve(engine.sequences)
     target = engine.context.target
     target.begin(engine.sequences, span=1)

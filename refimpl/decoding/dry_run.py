@@ -1,0 +1,148 @@
+"""Bytes that a run needs at its peak, counted on tensors without values: its own passes, of its largest shapes."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from refimpl.core.config import DecodeConfig
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.engine import Engine
+from refimpl.models.adapter import HuggingFaceLM, Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that are in use at the same time.
+
+    Attributes:
+        weights_bytes: of the models that run; tied ones count once.
+        kv_bytes: K/V pools of all models.
+        logits_bytes: logits and distributions at the peak of the largest pass.
+        activation_bytes: everything else there: hidden states, masks, copies of K/V.
+    """
+
+    weights_bytes: int
+    kv_bytes: int
+    logits_bytes: int
+    activation_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All together."""
+        return self.weights_bytes + self.kv_bytes + self.logits_bytes + self.activation_bytes
+
+
+class _Storage(NamedTuple):
+    alive: StorageWeakRef
+    num_bytes: int
+    is_logits: bool
+
+
+class StorageCounter(TorchDispatchMode):
+    """Counts the bytes of all tensors that operations have made and that are still in use; memory inside of a kernel is
+    not seen.
+
+    Args:
+        vocab_size: width of logits and distributions.
+        apart: tensors that do not count.
+
+    Attributes:
+        peak: most bytes at a time, and how many of them were of logits and distributions.
+    """
+
+    def __init__(self, vocab_size: int, apart: Seq[Tensor]):
+        super().__init__()
+        self._vocab_size, self._apart = vocab_size, {StorageWeakRef(t.untyped_storage()).cdata for t in apart}
+        self._live: dict[int, _Storage] = {}
+        self.peak = (0, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, then count."""
+        result = func(*args, **(kwargs or {}))
+        for tensor in (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
+            self._note(tensor)
+        self._live = {key: entry for key, entry in self._live.items() if not entry.alive.expired()}
+        live = self._live.values()
+        now = sum([s.num_bytes for s in live]), sum([s.num_bytes for s in live if s.is_logits])
+        self.peak = max(self.peak, now)
+        return result
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        reference = StorageWeakRef(storage)
+        if reference.cdata not in self._apart and reference.cdata not in self._live:
+            is_logits = tensor.dim() > 1 and tensor.shape[-1] == self._vocab_size
+            self._live[reference.cdata] = _Storage(reference, storage.nbytes(), is_logits)
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """A run on tensors without values: no memory is taken, and no pass computes anything.
+
+    Attributes:
+        pair: the models; their weights are only looked at.
+        config: settings of the run.
+    """
+
+    pair: Pair
+    config: DecodeConfig
+
+    def footprint(self, at_begin: Seq[Sequence], at_end: Seq[Sequence], others: Seq[Sequence]) -> Footprint:
+        """Peak of a prefill of some rows together, and of a round of the same rows once they are nearly done.
+
+        Args:
+            at_begin: rows of a batch, before anything is cached.
+            at_end: the same rows with room for one more round.
+            others: sequences that come later.
+        """
+        with self._counting() as (prefill, weights_bytes):
+            kv_bytes = self._begun(at_begin, others).kv_bytes
+        with self._counting() as (last_round, _):
+            engine = self._begun(at_end, others)
+            last_round.peak = (0, 0)  # that prefill is longer than any of the run
+            self._run_passes(engine)
+        peak, logits_bytes = max(prefill.peak, last_round.peak)
+        return Footprint(weights_bytes, kv_bytes, logits_bytes, peak - kv_bytes - logits_bytes)
+
+    def stored_bytes(self, rows: Seq[Sequence], others: Seq[Sequence]) -> int:
+        """Weights and K/V alone."""
+        with self._counting() as (_, weights_bytes):
+            return weights_bytes + Engine(self.pair, rows, self.config, expected=others).kv_bytes
+
+    @contextmanager
+    def _counting(self) -> Iterator[tuple[StorageCounter, int]]:
+        """Everything that is made inside has no values; also the bytes of the weights."""
+        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            weights = [fake.from_tensor(tensor) for tensor in _weights(self.pair, self.config)]
+            sizes = {StorageWeakRef(t.untyped_storage()).cdata: t.untyped_storage().nbytes() for t in weights}
+            with StorageCounter(self.pair.vocab_size, weights) as counter:
+                yield counter, sum(sizes.values())
+
+    def _begun(self, rows: Seq[Sequence], others: Seq[Sequence]) -> Engine:
+        """An engine whose rows are prefilled."""
+        engine = Engine(self.pair, rows, self.config, expected=others)
+        engine.admit()
+        return engine
+
+    def _run_passes(self, engine: Engine) -> None:
+        """Those of one round, up to the decision, which has no values either."""
+        plan, _ = engine.scheduler.choose()
+        members = sorted(plan.members, key=attrgetter("slot"))
+        verified = engine.context.passes.run(members, [m.draft_limit for m in members], plan.chunks)
+        verified.decision.table()
+
+
+def _weights(pair: Pair, config: DecodeConfig) -> list[Tensor]:
+    """Parameters and buffers of the models that run."""
+    models = [m.model for m in pair.models(config.drafting.uses_draft) if isinstance(m, HuggingFaceLM)]
+    return [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
