@@ -261,7 +261,9 @@ class Stream:
             wall_s=self._wall_s,
             stage_s=sum_stages([record.stage_s for record in self._rounds]),
             drafters=drafter_stats(
-                (row for record in self._rounds for row in record.rows), self._config.drafting.lookup
+                (row for record in self._rounds for row in record.rows),
+                self._config.drafting.lookup,
+                self._config.drafting.drawn_by,
             ),
         )
         return make_result(

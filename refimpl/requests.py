@@ -72,6 +72,8 @@ class SequenceMaker:
             require_int("max_prompt_tokens", max_prompt_tokens, 1)
         if config.resolved_method.layout and config.drafting.uses_draft:
             pair.require_draft()
+        if config.resolved_method.layout and config.drafting.drafter == "head":
+            pair.require_head()
         if config.logprobs is not None and config.logprobs > pair.vocab_size:
             raise InputError(f"logprobs must be at most the vocabulary of {pair.vocab_size}, not {config.logprobs}")
         if config.max_model_len is not None and config.max_model_len > _context(pair, config):

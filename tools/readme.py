@@ -104,6 +104,25 @@ def bench(data: dict[str, Any]) -> str:
     return measured(data, bench_table(data["rows"]))
 
 
+def drafters(data: dict[str, Any]) -> str:
+    """Drafters beside each other, as ratios to decoding without drafts in the same interleaved run."""
+    plain = next(row for row in data["rows"] if row["engine"] == "autoregressive_batched")
+    rows = [
+        [
+            f"`{row['engine'].split()[-1]}`",
+            f"{row['tokens_per_s'] / plain['tokens_per_s']:.2f}×",
+            f"{row['mean_acceptance_length']:.2f}",
+            f"{100 * row['draft_acceptance_rate']:.0f} %",
+            f"{row['ms_draft']:.1f}",
+            f"{row['ms_verify']:.1f}",
+        ]
+        for row in data["rows"]
+        if " " in row["engine"]
+    ]
+    headings = ["drafter", "over no drafts", "tokens per row and round", "drafts accepted", "draft ms", "verify ms"]
+    return measured(data, (headings, rows))
+
+
 def anatomy(data: dict[str, Any]) -> str:
     """What realignment moves and costs."""
     return measured(data, anatomy_table(data))
@@ -259,6 +278,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "demo": demo,
     "verify": verify,
     "bench": bench,
+    "drafters": drafters,
     "anatomy": anatomy,
     "bitwise": bitwise,
     "residents": residents,

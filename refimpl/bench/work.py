@@ -108,7 +108,7 @@ def round_passes(record: RoundRecord, target: ModelWork, draft: ModelWork) -> It
     """
     if not record.rows:
         return
-    drawn = any(row.drafted > row.looked_up for row in record.rows)
+    drawn = any(row.draft_passes and row.drafted > row.looked_up for row in record.rows)
     for step in range(max(row.drafted for row in record.rows) if drawn else 0):
         members = [row for row in record.rows if row.drafted > step]
         if step == 0:

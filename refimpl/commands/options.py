@@ -47,6 +47,9 @@ class PairOptions:
     ] = "tiny"
     target: Annotated[str | None, option(MODELS, "Your own target: a folder or a hub id.")] = None
     draft: Annotated[str | None, option(MODELS, "Your own draft: a folder or a hub id.")] = None
+    head: Annotated[
+        str | None, option(MODELS, "File of a draft head that was trained for the target; tiny has one.")
+    ] = None
     vocab_size: Annotated[
         int | None,
         option(MODELS, "Number of ids that are tokens, if the vocabularies differ and there is no tokenizer."),
@@ -73,6 +76,7 @@ class PairOptions:
             self.target or self.pair,
             self.draft,
             drafter=drafter,
+            head=self.head,
             device=self.device,
             dtype=self.dtype,
             random_weights=self.random_weights,
@@ -170,7 +174,8 @@ class EngineOptions(Settings):
         DrafterName,
         option(
             ENGINE,
-            "What proposes tokens: the draft model, a lookup in the text so far (ngram, suffix), or ngram first.",
+            "What proposes tokens: the draft model, a lookup in the text so far (ngram, suffix), ngram first (hybrid), "
+            "or a head on the target.",
         ),
     ] = "model"
     draft_budget: Annotated[DraftBudgetName, option(ENGINE, "Rule for how many drafts of a row are verified.")] = (

@@ -126,7 +126,8 @@ class DecodeConfig:
         acceptance: rule that decides how many drafts survive; None picks ``"greedy"`` at temperature 0, else
             ``"coupled"``. Greedy and coupled reproduce the autoregressive tokens. ``"rejection"`` reproduces their
             law: its tokens are the same for any batch, order, layout and schedule, with the exception of the
-            rollback layout, of draft budgets that look at the batch, and of the drafter ``"hybrid"``.
+            rollback layout, of draft budgets that look at the batch, of the drafter ``"hybrid"``, and of rows that
+            are preempted under the drafter ``"head"``.
             ``"block"`` does the same and accepts more drafts, as it weighs all of a row together.
         forced_lengths: probability of 0, 1, … accepted drafts under acceptance ``"forced"``, for which both models
             do their full work. For timing only: its output is not the target's.

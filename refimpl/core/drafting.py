@@ -8,14 +8,15 @@ from typing import Any, Literal, get_args
 from refimpl.core.errors import require, shown
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
 
-DrafterName = Literal["model", "ngram", "suffix", "hybrid"]
+DrafterName = Literal["model", "ngram", "suffix", "hybrid", "head"]
 DraftBudgetName = Literal["fixed", "by_load", "row_rate", "capacity", "goodput", "confidence"]
 RankingScore = Literal["expected", "own_token"]
 
 DRAFTERS: tuple[str, ...] = get_args(DrafterName)
 DRAFT_BUDGETS: tuple[str, ...] = get_args(DraftBudgetName)
 RANKING_SCORES: tuple[str, ...] = get_args(RankingScore)
-WITHOUT_MODEL: tuple[str, ...] = ("ngram", "suffix")  # drafters that a pair without a draft can have
+WITHOUT_MODEL: tuple[str, ...] = ("ngram", "suffix", "head")  # drafters that a pair without a draft can have
+WITH_PROBABILITIES: tuple[str, ...] = ("model", "head")  # drafters that draw each token from a distribution
 OF_PROBABILITIES: tuple[str, ...] = ("capacity", "confidence")  # budgets that read those of the draft
 
 
@@ -27,7 +28,8 @@ class DraftingConfig:
         drafter: ``"model"``: the pair's draft. ``"ngram"``: what followed the row's last tokens where they stood
             before, in the prompt or in the output (prompt lookup); no draft is loaded or run. ``"suffix"``:
             what followed the longest earlier match of the row's end, at most as many tokens as agree; no draft either.
-            ``"hybrid"``: as ngram, and the draft for tokens that were not found.
+            ``"hybrid"``: as ngram, and the draft for tokens that were not found. ``"head"``: a small network on the
+            target's last hidden state, trained for that target; no draft either. A row's first round has no drafts.
         draft_budget: drafts to verify, num_speculative_tokens a row at most. ``"fixed"``: that many. ``"by_load"``:
             fewer in a crowd. ``"row_rate"``: by what the row has accepted. ``"capacity"``: a number for the whole
             round, for the likeliest to survive. ``"goodput"``: by what rows have accepted and rounds cost.
@@ -62,9 +64,9 @@ class DraftingConfig:
         self._check_costs()
         self._check_numbers()
         require(
-            self.drafter == "model" or not self.reads_probabilities,
+            self.drafter in WITH_PROBABILITIES or not self.reads_probabilities,
             f"draft_budget {self.draft_budget!r} reads the draft's probabilities, which drafter {self.drafter!r} does "
-            "not always have: choose drafter 'model'",
+            "not always have: choose drafter 'model' or 'head'",
         )
 
     def _check_table(self) -> None:
@@ -110,9 +112,19 @@ class DraftingConfig:
         return self.draft_budget in OF_PROBABILITIES
 
     @property
+    def looks(self) -> bool:
+        """Whether drafts are looked up."""
+        return self.drafter not in WITH_PROBABILITIES
+
+    @property
     def lookup(self) -> str:
         """Name of the lookup that finds drafts, if any is made."""
         return "suffix" if self.drafter == "suffix" else "ngram"
+
+    @property
+    def drawn_by(self) -> str:
+        """Name of what draws drafts, if any are drawn."""
+        return "head" if self.drafter == "head" else "model"
 
     @property
     def recordable(self) -> bool:

@@ -131,14 +131,16 @@ class DrafterStats:
         }
 
 
-def drafter_stats(records: Iterable[RowOutcome], lookup: str = "ngram") -> dict[str, DrafterStats]:
-    """Count by drafter: tokens that `lookup` has found lead each row's drafts, those of the model follow."""
+def drafter_stats(
+    records: Iterable[RowOutcome], lookup: str = "ngram", drawn_by: str = "model"
+) -> dict[str, DrafterStats]:
+    """Count by drafter: tokens that `lookup` has found lead each row's drafts, those of the model or head follow."""
     rows = list(records)
     found = [(r.looked_up, min(r.accepted, r.looked_up)) for r in rows]
     drawn = [(r.drafted - n, r.accepted - used) for r, (n, used) in zip(rows, found, strict=True)]
     return {
         name: DrafterStats(sum(n > 0 for n, _ in offers), sum(n for n, _ in offers), sum(used for _, used in offers))
-        for name, offers in (("model", drawn), (lookup, found))
+        for name, offers in ((drawn_by, drawn), (lookup, found))
         if any(n for n, _ in offers)
     }
 

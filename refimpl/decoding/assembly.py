@@ -12,7 +12,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import make_rule
 from refimpl.decoding.cached import CachedModel, CheckedModel
 from refimpl.decoding.checked_source import CheckedSource
-from refimpl.decoding.drafters import DRAFTERS, CheckedBudget, ModelDrafter
+from refimpl.decoding.drafters import DRAFTERS, CheckedBudget, HeadDrafter, Makers, ModelDrafter, TargetStates
 from refimpl.decoding.invariants import Checker
 from refimpl.decoding.memory import require_room, usable_bytes
 from refimpl.decoding.overlapped import OverlappedPasses
@@ -102,7 +102,12 @@ def assemble(
     if checker.covers("device"):
         budget = CheckedBudget(budget)
     drafter = DRAFTERS[config.drafting.drafter](
-        lambda: ModelDrafter(_cached_model(pair, "draft", config, size, checker, timer), rule, pair.vocab_size, budget)
+        Makers(
+            lambda: ModelDrafter(
+                _cached_model(pair, "draft", config, size, checker, timer), rule, pair.vocab_size, budget
+            ),
+            lambda: HeadDrafter(pair.require_head(), TargetStates(checker), rule, pair.vocab_size, budget, timer),
+        )
     )
     eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, demand.span if config.shape_stable else None)
     passes: Passes = eager

@@ -6,7 +6,7 @@
 | host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-19, INV-21, counts of INV-20        |
 |        | (INV-10 and INV-13 are the scheduler's own assertions)                                        |
 | device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4);  |
-|        | keys of random numbers (INV-12); what a budget may look at (INV-20)                           |
+|        | keys of random numbers (INV-12); what a budget may look at (INV-20); states of heads (INV-22) |
 | oracle | also every row's K/V against a fresh forward pass over the row (INV-4 numerically)            |
 """
 
@@ -47,6 +47,7 @@ STATEMENTS: dict[str, str] = {
     "INV-19": "a preempted sequence keeps its tokens and nothing else",
     "INV-20": "whether a draft is verified does not depend on the draft itself or on those after it",
     "INV-21": "what is verified was drafted for the text as it is, and a row is verified or drafted for, not both",
+    "INV-22": "a head goes on from its row's state behind the last committed token that the target was fed",
 }
 
 

@@ -126,16 +126,24 @@ class EagerPasses:
         self.target.begin(members, span=self.window or numbers.position.shape[1])
         with self.target.timer.stage("verify"):
             last = last_tokens(members, 1, numbers.limits.device)
-            feed = partial(self._feed_target, counts, packed_chunks(self.target, chunks))
+            feed = partial(self._feed_target, members, counts, packed_chunks(self.target, chunks))
             return verify(self.rule, feed, last, drafts.proposal, numbers)
 
     def _feed_target(
-        self, counts: list[int], beside: list[PackedBlock], tokens: Tensor, offset: int, drafts: list[Tensor]
+        self,
+        members: Seq[Sequence],
+        counts: list[int],
+        beside: list[PackedBlock],
+        tokens: Tensor,
+        offset: int,
+        drafts: list[Tensor],
     ) -> Tensor:
         """Row i feeds its first `counts[i]` tokens."""
         count, window = tokens.shape[1], self.window or tokens.shape[1]
         drafts = [pad(d, (0, window - count)) for d in drafts]
         block = self.target.block(pad(tokens, (0, window - count)), offset, drafts)
+        if self.drafter.states:
+            block = self.drafter.states.listen(block, members)
         return self.target.forward_rows(block, counts, beside)[:, :count, : self.vocab_size]
 
 

@@ -135,6 +135,8 @@ def _commit(
     context.target.commit(members)
     if context.drafter.cached and verified.offer.passes:
         context.drafter.cached.commit(members)
+    if context.drafter.states:
+        context.drafter.states.commit(members, kept)
     context.checker.after_commit(members, outcomes)
     return outcomes
 

@@ -23,6 +23,7 @@ from typing import Any
 from refimpl.conformance.adapters import method
 from refimpl.conformance.kit import ALL_PROPERTIES, check_engine
 from refimpl.conformance.python_engine import PythonEngine
+from refimpl.core.drafting import DraftingConfig
 from refimpl.core.errors import InvariantViolation
 from refimpl.faults.base import LAW_ONLY, Fault
 from refimpl.faults.engine import FaultyEngine
@@ -34,6 +35,7 @@ NUM_EXAMPLES = 60  # after so many without a notice, a detector counts as blind 
 LEVELS = ("host", "device", "oracle")
 DETECTORS = (*LEVELS, "output", "acceptance", "report", "sampling")
 OF_LAW = {"top_k", "drafting"}  # settings that the law is tested with
+SCRIPTED = (DraftingConfig(), DraftingConfig("head"))  # drafters that follow the script to the end of the limit
 MISFITS = ("TypeError", "AttributeError", "NameError", "UnboundLocalError", "IndexError")
 LOGPROBS = 2  # alternatives a token, where reports are compared
 
@@ -69,7 +71,7 @@ def applies(fault: Fault | None, detector: str) -> bool:
         "device": "cuda_graphs" not in settings,
         "oracle": "cuda_graphs" not in settings,
         "output": has_the_oracles_tokens,
-        "acceptance": not {"acceptance", "drafting"} & settings.keys(),
+        "acceptance": "acceptance" not in settings and settings.get("drafting", DraftingConfig()) in SCRIPTED,
         "report": has_the_oracles_tokens,
         "sampling": "acceptance" in settings,
     }

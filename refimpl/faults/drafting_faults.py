@@ -11,13 +11,14 @@ from torch import Tensor
 from refimpl.core.drafting import DraftingConfig
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import Proposal
-from refimpl.decoding.drafters import Drafts, HybridDrafter, pace
+from refimpl.decoding.drafters import Drafts, HybridDrafter, pace, states
 from refimpl.decoding.drafters.pace import Pace
 from refimpl.drafting.budgets import CapacityBudget
 from refimpl.drafting.budgets.base import ranked
 from refimpl.faults.base import REJECTION, fault
 
 LOOKUP, HYBRID = {"drafting": DraftingConfig("ngram")}, {"drafting": DraftingConfig("hybrid")}
+HEAD = {"drafting": DraftingConfig("head")}
 CAPACITY = {"drafting": DraftingConfig(draft_budget="capacity", draft_capacity=256)}
 TILE, TILE_COST = 2, 0.02  # drafts that cost as much as one of them, over a round without drafts
 CONFIDENCE = {"drafting": DraftingConfig(draft_budget="confidence", draft_threshold=0.3)}
@@ -43,6 +44,12 @@ def lookup_counts_as_passes(original: Any) -> Any:
         return replace(right, offer=replace(right.offer, passes=right.proposal.tokens.shape[1]))
 
     return draft
+
+
+@fault(states, "behind", "acceptance", "INV-22", settings=HEAD)
+def head_goes_on_behind_rejected_drafts(original: Any) -> Any:
+    """The head begins with the state behind the last draft that was verified, whether it was accepted or not."""
+    return lambda values, kept: values[:, -1]
 
 
 # --- budgets -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from refimpl.layouts.store import Block
+from refimpl.layouts.store import Block, NoteHidden
 
 Seen = list[tuple[Tensor, Tensor]]  # of each part: keys and values ``[rows, kv_heads, width, dim]`` of one layer
 
@@ -51,6 +51,7 @@ class PackedBlock:
         write: called once per layer with that layer's keys and values ``[1, kv_heads, tokens, dim]``; stores them and
             returns what each part sees.
         rectangle: of the last part; None where it is one row.
+        note_hidden: called with what the LM head reads ``[1, num_logits, hidden]``; None where nobody asks.
         seen: what `write` returned last, for the attention of that layer.
     """
 
@@ -59,6 +60,7 @@ class PackedBlock:
     counts: list[int]
     write: Callable[[int, Tensor, Tensor], Seen]
     rectangle: Rectangle | None = None
+    note_hidden: NoteHidden | None = None
     seen: Seen = field(default_factory=list)
 
     @classmethod
@@ -70,7 +72,9 @@ class PackedBlock:
             return [block.append(layer, rectangle.spread(keys[0]), rectangle.spread(values[0]))]
 
         tokens, positions = (each.flatten()[rectangle.places][None] for each in (block.tokens, block.position_ids))
-        return cls(tokens, positions, [sum(counts)], write, rectangle)
+        note = block.note_hidden
+        note_rows = (lambda hidden: note(hidden[0][rectangle.index])) if note else None
+        return cls(tokens, positions, [sum(counts)], write, rectangle, note_rows)
 
     @classmethod
     def join(cls, blocks: Seq["PackedBlock"]) -> "PackedBlock":
@@ -83,7 +87,8 @@ class PackedBlock:
 
         tokens = torch.cat([block.tokens for block in blocks], dim=1)
         positions = torch.cat([block.position_ids for block in blocks], dim=1)
-        return cls(tokens, positions, [n for block in blocks for n in block.counts], write, blocks[-1].rectangle)
+        counts, last = [n for block in blocks for n in block.counts], blocks[-1]
+        return cls(tokens, positions, counts, write, last.rectangle, last.note_hidden)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store a layer's entries; what the parts see of it is in `seen`."""

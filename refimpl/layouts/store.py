@@ -154,6 +154,7 @@ class KVStore:
 
 
 Append = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+NoteHidden = Callable[[Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ class Block:
             ``[batch, kv_heads, q, key_dim or value_dim]``; returns all of the layer's, ``[batch, kv_heads, width, …]``.
         tags: provenance of the `width` slots after the write ``[batch, width, 3]``, None when not tracked.
         members: rows that belong to the members of the round, in their order ``[n]``; None where all rows do.
+        note_hidden: called with what the LM head reads ``[batch, num_logits, hidden]``; None where nobody asks.
     """
 
     tokens: Int[Tensor, "batch q"]
@@ -176,6 +178,7 @@ class Block:
     append: Append
     tags: Int[Tensor, "batch width 3"] | None = None
     members: Int[Tensor, " n"] | None = None
+    note_hidden: NoteHidden | None = None
 
     def of_members(self) -> "Block":
         """The same block without its idle rows, to look at."""

@@ -3,7 +3,8 @@
 Of this room only this file, `checks`, `probe` and `attention` know transformers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -18,6 +19,7 @@ from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models import attention
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails, ropes_of_batches, steady_positions
+from refimpl.models.head import DraftHead
 from refimpl.models.probe import (
     ForwardPacked,
     cache_entries,
@@ -46,7 +48,10 @@ class CausalLM(Protocol):
     kv_shape: KVShape
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
-        """Run a block, hand its K/V to ``block.append`` layer by layer, return the last `num_logits` logits."""
+        """Run a block, hand its K/V to ``block.append`` layer by layer, return the last `num_logits` logits.
+
+        What these logits are made from, the last hidden states, is handed to ``block.note_hidden`` if that is there.
+        """
 
     @property
     def forward_packed(self) -> ForwardPacked | None:
@@ -147,29 +152,44 @@ class HuggingFaceLM:
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block through the model with explicit positions and an explicit 4-D mask."""
-        return self.model(
-            input_ids=block.tokens,
-            position_ids=block.position_ids,
-            attention_mask=attention.additive_mask(block.mask, self.kv_shape.dtype, self._groups),
-            past_key_values=BlockCache(self.kv_shape.num_layers, block),
-            use_cache=True,
-            logits_to_keep=num_logits,
-        ).logits
+        with self._noting(block):
+            return self.model(
+                input_ids=block.tokens,
+                position_ids=block.position_ids,
+                attention_mask=attention.additive_mask(block.mask, self.kv_shape.dtype, self._groups),
+                past_key_values=BlockCache(self.kv_shape.num_layers, block),
+                use_cache=True,
+                logits_to_keep=num_logits,
+            ).logits
 
     def _run_packed(self, block: PackedBlock, num_logits: int) -> Float[Tensor, "num_logits vocab"]:
         """Run a packed block: the attention function gets the block, and no mask."""
         if rows := block.rectangle:
             mask = attention.additive_mask(rows.mask, self.kv_shape.dtype, self._groups)
             block = replace(block, rectangle=replace(rows, mask=mask))
-        return self.model(
-            input_ids=block.tokens,
-            position_ids=block.position_ids,
-            attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.kv_shape.dtype, device=self.kv_shape.device),
-            past_key_values=BlockCache(self.kv_shape.num_layers, block),
-            use_cache=True,
-            logits_to_keep=num_logits,
-            packed=block,
-        ).logits[0]
+        with self._noting(block):
+            return self.model(
+                input_ids=block.tokens,
+                position_ids=block.position_ids,
+                attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.kv_shape.dtype, device=self.kv_shape.device),
+                past_key_values=BlockCache(self.kv_shape.num_layers, block),
+                use_cache=True,
+                logits_to_keep=num_logits,
+                packed=block,
+            ).logits[0]
+
+    @contextmanager
+    def _noting(self, block: Block | PackedBlock) -> Iterator[None]:
+        """Hand what the LM head reads to a block that asks for it."""
+        if block.note_hidden is None:
+            yield
+            return
+        note = block.note_hidden
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(lambda _, read: note(read[0]))
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def fresh_row(self) -> FeedRow:
         """Start one row on transformers' own DynamicCache, positions and mask left to the model."""
@@ -218,6 +238,7 @@ class Pair:
         stop_token_ids: end a sequence unless the caller says otherwise.
         vocab_size: ids that both models know; logits beyond it are padding rows.
         name: preset or path.
+        head: proposes from the target's hidden states; None for a pair without one.
     """
 
     target: CausalLM
@@ -226,6 +247,7 @@ class Pair:
     stop_token_ids: frozenset[int] = frozenset()
     vocab_size: int = 0
     name: str = "pair"
+    head: DraftHead | None = None
 
     @property
     def device(self) -> torch.device:
@@ -250,6 +272,16 @@ class Pair:
         if self.draft is None:
             raise InputError(f"the pair {self.name!r} has no draft: choose drafter ngram or suffix, or load one")
         return self.draft
+
+    def require_head(self) -> DraftHead:
+        """The draft head.
+
+        Raises:
+            InputError: there is none.
+        """
+        if self.head is None:
+            raise InputError(f"the pair {self.name!r} has no draft head: load one that was trained for its target")
+        return self.head
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of generated tokens, without special ones; for a pair with a tokenizer."""

@@ -74,8 +74,8 @@ class TableModel:
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block; channel 0 of an entry is its hash, channel 1 marks the row's first token."""
-        _, seen = self._attend(block)
-        return self._logits(seen[:, -num_logits:], block.position_ids[:, -num_logits:])
+        _, seen = self._attend(block, num_logits)
+        return self._logits(seen, block.position_ids[:, -num_logits:])
 
     def fresh_row(self) -> FeedRow:
         """Start a row: running sums of the entries, one token after the other."""
@@ -95,22 +95,30 @@ class TableModel:
             row.append(token)
         return torch.tensor(row.entries, dtype=torch.float64).permute(1, 2, 0, 3)[:, :, None]
 
-    def _attend(self, block: Block) -> tuple[Float[Tensor, "batch q"], Int[Tensor, "batch q"]]:
-        """Write both layers; return the first tokens seen, and the state of the queries."""
+    def _attend(self, block: Block, last: int) -> tuple[Float[Tensor, "batch last"], Int[Tensor, "batch last"]]:
+        """Write both layers; return the first tokens seen, and the state of the last queries."""
         visible = block.mask[:, 0].double()
         marker = torch.where(block.position_ids == 0, block.tokens + 1, 0).double()
         state = torch.zeros_like(block.tokens)
-        first = marker
+        hidden = [marker, block.position_ids.double()]
         for layer in range(NUM_LAYERS):
-            word = mix_tensor(state + block.tokens * NUM_LAYERS + layer + _signed(self._salt))
-            word = mix_tensor(word + block.position_ids * _signed(_GOLDEN))
-            entries = [_shorten(word), _shorten(mix_tensor(word ^ _VALUE_SALT))]
+            entries = self.entries(layer, state, block.tokens, block.position_ids)
             keys, values = (torch.stack([e.double(), marker], dim=-1)[:, None] for e in entries)
             all_keys, all_values = block.append(layer, keys, values)
             seen_keys, seen_values = visible @ all_keys[:, 0], visible @ all_values[:, 0]
             state = mix_tensor(seen_keys[..., 0].long()) + seen_values[..., 0].long()
-            first = seen_keys[..., 1]
-        return first, state
+            hidden = [seen_keys[..., 1], *hidden[1:], seen_keys[..., 0], seen_values[..., 0]]
+        if block.note_hidden:
+            block.note_hidden(torch.stack(hidden, dim=-1)[:, -last:])
+        return hidden[0][:, -last:], state[:, -last:]
+
+    def entries(
+        self, layer: int, state: Int[Tensor, "*rows"], tokens: Int[Tensor, "*rows"], position: Int[Tensor, "*rows"]
+    ) -> tuple[Int[Tensor, "*rows"], Int[Tensor, "*rows"]]:
+        """Hashes that a layer caches for tokens: those of their keys, and of their values."""
+        word = mix_tensor(state + tokens * NUM_LAYERS + layer + _signed(self._salt))
+        word = mix_tensor(word + position * _signed(_GOLDEN))
+        return _shorten(word), _shorten(mix_tensor(word ^ _VALUE_SALT))
 
     def _logits(self, state: Int[Tensor, "batch q"], position: Int[Tensor, "batch q"]) -> Float[Tensor, "batch q v"]:
         word = mix_tensor(state + position * _signed(_MIX_2))
@@ -177,12 +185,39 @@ class ScriptedDraft(TableModel):
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Give the target's logits, its best token moved to the end where the script disagrees."""
-        first, state = self._attend(block)
-        position = block.position_ids[:, -num_logits:]
-        logits = self._logits(state[:, -num_logits:], position)
-        lane = (first[:, -num_logits:].long() - 1).clamp(0, self.vocab_size - 1)
+        first, state = self._attend(block, num_logits)
+        return self.scripted(first, state, block.position_ids[:, -num_logits:])
+
+    def scripted(
+        self, first: Float[Tensor, "batch q"], state: Int[Tensor, "batch q"], position: Int[Tensor, "batch q"]
+    ) -> Float[Tensor, "batch q v"]:
+        """Logits of rows that begin with the token `first` - 1."""
+        logits, lane = self._logits(state, position), (first.long() - 1).clamp(0, self.vocab_size - 1)
         spoiled = logits.scatter(-1, logits.argmax(-1, keepdim=True), -1.0)
         return torch.where(self._agrees[lane, position + 1][..., None], logits, spoiled)
+
+
+class ScriptedHead:
+    """A draft head that agrees as the scripted draft does, while the state that it begins with is the right one.
+
+    What the integer model hands out as its hidden state is the row's first token, the position, and the sums of what
+    each layer has cached. The head adds what one more token would have cached.
+    """
+
+    def __init__(self, draft: ScriptedDraft):
+        self.draft, self.hidden_size = draft, 2 + 2 * NUM_LAYERS
+
+    def step(
+        self, state: Float[Tensor, "batch hidden"], tokens: Int[Tensor, "batch 1"]
+    ) -> tuple[Float[Tensor, "batch hidden"], Float[Tensor, "batch 1 vocab"]]:
+        """See `DraftHead`."""
+        first, position, *sums = (each[:, None] for each in state.unbind(dim=-1))
+        after, word = [first, position + 1], torch.zeros_like(tokens)
+        for layer in range(NUM_LAYERS):
+            entries = self.draft.entries(layer, word, tokens, position.long() + 1)
+            after += [known + new for known, new in zip(sums[2 * layer :], entries, strict=False)]
+            word = mix_tensor(after[-2].long()) + after[-1].long()
+        return torch.cat(after, dim=-1), self.draft.scripted(first, word, position.long() + 1)
 
 
 class Letters:
@@ -196,7 +231,7 @@ class Letters:
 def table_pair(script: Script | None = None, *, vocab_size: int = VOCAB_SIZE, salt: int = 0) -> Pair:
     """Pair the integer model with a scripted draft; without a script, every draft is accepted."""
     target, draft = TableModel(vocab_size, salt), ScriptedDraft(script or {}, vocab_size, salt)
-    return Pair(target, draft, vocab_size=vocab_size, name="table")
+    return Pair(target, draft, vocab_size=vocab_size, name="table", head=ScriptedHead(draft))
 
 
 def unrelated_pair() -> Pair:
@@ -205,7 +240,8 @@ def unrelated_pair() -> Pair:
     Drafts are rejected half of the time, and the residual has many tokens: with a scripted draft it has one, so that
     noise that is used twice changes nothing.
     """
-    return Pair(TableModel(), TableModel(salt=UNRELATED), vocab_size=VOCAB_SIZE, name="unrelated")
+    head = ScriptedHead(ScriptedDraft({}, salt=UNRELATED))
+    return Pair(TableModel(), TableModel(salt=UNRELATED), vocab_size=VOCAB_SIZE, name="unrelated", head=head)
 
 
 def greedy_continuation(prompt: Seq[int], num_tokens: int, *, vocab_size: int = VOCAB_SIZE, salt: int = 0) -> list[int]:

@@ -24,6 +24,7 @@ from refimpl.core.errors import InputError, UnsupportedModelError
 from refimpl.core.request import check_stops
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails
+from refimpl.pairs.heads import load_head
 from refimpl.pairs.names import Named, find_device, find_dtype, find_models
 from refimpl.pairs.presets import PRESETS, ModelPreset
 from refimpl.pairs.reading import from_pretrained, is_folder
@@ -37,6 +38,7 @@ def load_pair(
     draft: str | Path | None = None,
     *,
     drafter: DrafterName = "model",
+    head: str | Path | None = None,
     device: str = "cpu",
     dtype: str | torch.dtype | None = None,
     random_weights: bool = False,
@@ -51,8 +53,9 @@ def load_pair(
     Args:
         target: ``"tiny"`` (bundled), ``"vicuna"``, ``"qwen3"``, ``"glm4"`` (published pairs), or a path or hub id.
         draft: path or hub id of the draft; needed when `target` is not the name of a pair.
-        drafter: what will propose tokens; for ``"ngram"`` and ``"suffix"`` no draft is loaded, and
+        drafter: what will propose tokens; for ``"ngram"``, ``"suffix"`` and ``"head"`` no draft is loaded, and
             `target` may be any path or hub id.
+        head: file of a draft head that was trained for the target; ``"tiny"`` has one of its own.
         device: for example ``"cpu"`` or ``"cuda"``; a CUDA device becomes the process's current one.
         dtype: number format; None takes float32 on a CPU and bfloat16 elsewhere.
         random_weights: build a preset's architecture with random weights on the device, without any download.
@@ -69,19 +72,17 @@ def load_pair(
     Raises:
         InputError: unknown name, unreachable hub, missing device, incompatible vocabularies, unsupported model.
     """
-    named, where = find_models(target, draft, drafter), find_device(device)
+    named, where = find_models(target, draft, drafter, head), find_device(device)
     number_format = find_dtype(dtype, where)
     if random_weights:
         models, tokenizer = _random_models(named, where, number_format, seed), None
     else:
         models = _read_models(named, where, number_format, trust_remote_code)
         tokenizer = _read_tokenizer(named, trust_remote_code)
-    if compile_modules:
-        for model in models:
-            compile_elementwise(model)
-    return make_pair(
-        *models, tokenizer=tokenizer, stop_token_ids=stop_token_ids, vocab_size=vocab_size, name=named.title
-    )
+    for model in models if compile_modules else ():
+        compile_elementwise(model)
+    ids: dict[str, Any] = {"tokenizer": tokenizer, "stop_token_ids": stop_token_ids, "vocab_size": vocab_size}
+    return make_pair(*models, head=named.head, name=named.title, **ids)
 
 
 def compile_elementwise(model: PreTrainedModel) -> int:
@@ -99,6 +100,7 @@ def make_pair(
     target: PreTrainedModel,
     draft: PreTrainedModel | None = None,
     *,
+    head: str | Path | None = None,
     tokenizer: Any = None,
     stop_token_ids: Collection[int] | None = None,
     vocab_size: int | None = None,
@@ -111,6 +113,7 @@ def make_pair(
     Args:
         target, draft: causal models with one vocabulary; padding rows may differ. Their attention is full, or a sliding
             window, which then bounds the context. Without a draft only drafters that need none can propose.
+        head: file of a draft head that was trained for the target.
         tokenizer: turns text into ids and back; None for prompts of ids alone.
         stop_token_ids: None for the union of the target's generation config's and the tokenizer's end-of-sequence ids.
         vocab_size: number of ids that are tokens; ids from there on are padding rows, which are never produced. Needed
@@ -118,8 +121,8 @@ def make_pair(
         name: how results and errors call the pair.
 
     Raises:
-        InputError: vocabularies that differ by more than padding rows, models on two devices, or a model that cannot be
-            driven (see docs/models.md).
+        InputError: vocabularies that differ by more than padding rows, models on two devices, a model that cannot be
+            driven (see docs/models.md), or a head of another target.
     """
     given = [("target", target), *([("draft", draft)] if draft is not None else [])]
     for role, model in given:
@@ -139,6 +142,7 @@ def make_pair(
         stop_token_ids=frozenset(stops),
         vocab_size=size,
         name=name,
+        head=None if head is None else load_head(Path(head), target),
     )
 
 

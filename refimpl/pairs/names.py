@@ -1,7 +1,7 @@
 """What the arguments of `load_pair` name: the models, a device, a number format."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,27 +23,39 @@ class Named:
         title: what results and errors call the pair.
         paths: folder or hub id of each model.
         presets: architecture of each model of a published pair; empty for any other pair.
+        head: file of a draft head; None where there is none.
     """
 
     title: str
     paths: tuple[str, ...]
     presets: tuple[ModelPreset, ...] = ()
+    head: str | None = None
 
     def only_target(self) -> "Named":
         """The same without the draft."""
-        return Named(self.title, self.paths[:1], self.presets[:1])
+        return replace(self, paths=self.paths[:1], presets=self.presets[:1])
 
 
-def find_models(target: str | Path, draft: str | Path | None, drafter: DrafterName) -> Named:
+def find_models(
+    target: str | Path, draft: str | Path | None, drafter: DrafterName, head: str | Path | None = None
+) -> Named:
     """Paths and presets of the models that `drafter` needs.
 
     Raises:
-        InputError: an unknown name, something that is no name, or a draft that would never run.
+        InputError: an unknown name, something that is no name, a draft that would never run, or a head that is missing.
     """
-    for given in (target, draft if draft is not None else ""):
+    for given in (target, draft or "", head or ""):
         if not isinstance(given, str | os.PathLike):
             kind = type(given).__name__
             raise InputError(f"target and draft must be a name or a path, not {kind}: make_pair takes models in memory")
+    named = _find_named(target, draft, drafter)
+    named = named if head is None else replace(named, head=str(head))
+    if drafter == "head" and named.head is None:
+        raise InputError(f"drafter 'head' needs a head that was trained for {target}: give its file as head")
+    return named
+
+
+def _find_named(target: str | Path, draft: str | Path | None, drafter: DrafterName) -> Named:
     if DraftingConfig(drafter).uses_draft:
         return _find_pair(target, draft)
     if draft is not None:
@@ -57,7 +69,7 @@ def _find_pair(target: str | Path, draft: str | Path | None) -> Named:
     if draft is not None:
         return Named(f"{target} + {draft}", (name, str(draft)))
     if name == "tiny":
-        return Named(name, (str(TINY / "target"), str(TINY / "draft")))
+        return Named(name, (str(TINY / "target"), str(TINY / "draft")), head=str(TINY / "head.safetensors"))
     if name in PRESETS:
         models = (PRESETS[name].target, PRESETS[name].draft)
         return Named(name, tuple(model.hub_id for model in models), models)

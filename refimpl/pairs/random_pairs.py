@@ -1,13 +1,16 @@
 """Tiny random pairs of many architectures, for tests and conformance cases."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from refimpl.core.errors import InputError
 from refimpl.models.adapter import Pair
+from refimpl.models.head import RegressiveBlock, RegressiveHead
 from refimpl.pairs.loading import make_pair
 
 _SMALL = {
@@ -46,6 +49,7 @@ TINY_ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 2},
     ),
 }
+HEAD_WIDTH = 8
 LEARNED_POSITIONS = ("gpt2", "opt")  # the others' rotary embeddings see differences of positions alone
 
 
@@ -69,7 +73,16 @@ def random_pair(
     class_name, arguments = TINY_ARCHITECTURES[kind]
     config = getattr(transformers, class_name)(vocab_size=vocab_size, **arguments)
     models = random_models(config, seed=seed, dtype=dtype, draft_noise=noise)
-    return make_pair(*(model.to(device) for model in models), stop_token_ids=(), name=f"random {kind}")
+    pair = make_pair(*(model.to(device) for model in models), stop_token_ids=(), name=f"random {kind}")
+    return replace(pair, head=random_head(models[0].get_output_embeddings(), seed))
+
+
+def random_head(lm_head: nn.Linear, seed: int) -> RegressiveHead:
+    """A head with random weights on the LM head of a target."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        block = RegressiveBlock(lm_head.weight.shape[1], HEAD_WIDTH)
+    return RegressiveHead(block.to(lm_head.weight), lm_head)
 
 
 def random_models(

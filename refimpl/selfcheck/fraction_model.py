@@ -59,7 +59,10 @@ class FractionModel:
         query = block.position_ids[:, -num_logits:, None]
         visible = block.mask[:, 0, -num_logits:]
         before = self._lookup(visible & (position[:, None] == query - 1), token, self.vocab_size)
-        return self.next_logits(before, self._lookup(visible & (position[:, None] == query), token, 0))
+        last = self._lookup(visible & (position[:, None] == query), token, 0)
+        if block.note_hidden:
+            block.note_hidden(last[..., None].double())
+        return self.next_logits(before, last)
 
     def next_logits(self, before: Any, token: Any) -> Tensor:
         """Logits after two tokens; `before` is `vocab_size` where there is only one."""
@@ -86,11 +89,24 @@ class FractionModel:
         return entries.expand(1, 2, 1, *entries.shape)
 
 
+class FractionHead:
+    """A draft head that has the laws of a draft; its state is the last token."""
+
+    hidden_size = 1
+
+    def __init__(self, draft: FractionModel):
+        self.draft = draft
+
+    def step(self, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """See `DraftHead`."""
+        return tokens.double(), self.draft.next_logits(state.long(), tokens)
+
+
 def fraction_pair(vocab_size: int, seed: int) -> Pair:
     """Pair two random tables."""
     rng = Random(seed)
     target, draft = (FractionModel(random_table(vocab_size, rng)) for _ in range(2))
-    return Pair(target, draft, vocab_size=vocab_size, name="table")
+    return Pair(target, draft, vocab_size=vocab_size, name="table", head=FractionHead(draft))
 
 
 def sequence_law(

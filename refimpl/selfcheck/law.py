@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from refimpl.core.config import DecodeConfig, Request
-from refimpl.core.drafting import DRAFTERS, OF_PROBABILITIES
+from refimpl.core.drafting import DRAFTERS, OF_PROBABILITIES, WITH_PROBABILITIES
 from refimpl.decoding.assembly import bias
 from refimpl.generation import generate
 from refimpl.models.adapter import Pair
@@ -18,7 +18,9 @@ RULES = ("greedy", "coupled", "rejection", "block")
 REQUESTS = [Request([0, 1, 0, 1], 2, 1), Request([1, 0], 2, 1)]  # the first finds its last tokens before
 LONGER = [Request([0, 1, 0, 1], 3, 1), REQUESTS[1]]  # for budgets that read what the rounds before have shown
 FROM_HISTORY = ("row_rate", "goodput")
-SEEDS = (3, 5)  # of the pairs
+SEEDS: tuple[int, ...] = (3, 5)  # of the pairs
+OF_HEAD = [Request([0], 3, 1), Request([1, 0], 3, 1)]  # a token more, as there are no drafts in the first round
+SEEDS_OF_HEAD: tuple[int, ...] = (11,)
 BUDGETS: dict[str, dict[str, Any]] = {  # by name: settings that cut drafts on these pairs
     "fixed": {"draft_budget": "fixed"},
     "by_load": {"draft_budget": "by_load", "drafts_by_load": ((2, 0),)},
@@ -54,11 +56,13 @@ class LawRow:
 def law_rows() -> Iterator[LawRow]:
     """Every drafter with every budget that it can have, under every rule that promises the law."""
     for drafter, (budget, settings), rule in product(DRAFTERS, BUDGETS.items(), RULES):
-        if drafter == "model" or settings["draft_budget"] not in OF_PROBABILITIES:
+        if drafter in WITH_PROBABILITIES or settings["draft_budget"] not in OF_PROBABILITIES:
+            requests, seeds = (LONGER if budget in FROM_HISTORY else REQUESTS), SEEDS
+            if drafter == "head":
+                requests, seeds = OF_HEAD, SEEDS_OF_HEAD
             shape = {"acceptance": rule, "temperature": float(rule != "greedy")}
             config = law_config(drafter=drafter, **settings, **shape)
-            requests = LONGER if budget in FROM_HISTORY else REQUESTS
-            distance = max(variation(fraction_pair(2, seed), requests, config) for seed in SEEDS)
+            distance = max(variation(fraction_pair(2, seed), requests, config) for seed in seeds)
             yield LawRow(drafter, budget, rule, not bias(config), float(distance))
 
 

@@ -27,6 +27,8 @@ DRAFTINGS = (  # a search begins with the first
     DraftingConfig(draft_budget="capacity", draft_capacity=4),
     DraftingConfig(draft_budget="goodput", draft_costs=((1, (1.1, 1.3, 1.6)), (3, (1.4, 2.0)))),
     DraftingConfig(draft_budget="confidence", draft_threshold=0.05),
+    DraftingConfig("head"),
+    DraftingConfig("head", "capacity", draft_capacity=4),
 )
 KINDS = tuple(dict.fromkeys((*LEARNED_POSITIONS, *TINY_ARCHITECTURES)))  # a search begins with the first
 

@@ -70,12 +70,12 @@ def replay_scenario(
         clock: of requests that came while others ran: ``rounds`` of one second each, or ``seconds``.
 
     Raises:
-        InputError: the run's requests differ in their drafts a round, which a scenario's do not; or lookups found
-            drafts for positions that a rollback gave up, for which they may have found others before.
+        InputError: the run's requests differ in their drafts a round, which a scenario's do not; or lookups or
+            a head drafted for positions that a rollback gave up, for which they may have proposed others before.
     """
     header = trace.header
     twice = header["layout"] == "rollback" and header.get("drafter", "model") != "model"
-    require(not twice, f"{trace.path}:1: rollback drafts positions again, where a lookup may find other tokens")
+    require(not twice, f"{trace.path}:1: rollback drafts positions again, where a lookup or a head may propose others")
     window = header["window_size"] if header["scheduler"] == "grouped" else None
     lengths = Spec.of("trace", path=trace.path)
     return Scenario(

@@ -9,6 +9,7 @@ from simulator.service.confidence import Confidence, make_confidence
 from simulator.service.lookups import Lookups, make_lookups
 from simulator.service.records import Request
 from simulator.service.streams import TILE_POSITIONS, Streams
+from simulator.settings.kinds import HEAD
 from simulator.settings.scenario import Scenario
 
 
@@ -30,17 +31,28 @@ class Offers(NamedTuple):
     Attributes:
         of: those of each request that has not finished, by its index.
         passes: of the draft; 0 where it has not run.
-        lookup_s: seconds of looking up.
+        other_s: seconds of looking up, or of a head.
     """
 
     of: dict[int, Offer]
     passes: int
-    lookup_s: float
+    other_s: float
 
     @property
     def k(self) -> int:
         """Drafts of the widest row."""
         return max([offer.drafted for offer in self.of.values()])
+
+
+class Head(NamedTuple):
+    """Seconds of a step of a head, and what each row adds to it."""
+
+    step_s: float
+    step_s_per_row: float
+
+    def seconds(self, members: Seq[Request], steps: int) -> float:
+        """Of so many steps."""
+        return steps * (self.step_s + self.step_s_per_row * len(members))
 
 
 class Drafting:
@@ -50,23 +62,33 @@ class Drafting:
         budget: decides how many drafts are verified.
         confidence: what it is told of them; None where it does not ask.
         lookups: what they find; None where nothing is looked up.
-        uses_draft: whether a draft model runs, where lookups find nothing.
+        draws: whether a draft model or a head runs, where lookups find nothing.
+        head: what a step of the head takes; None where there is none.
     """
 
-    def __init__(self, budget: DraftBudget, confidence: Confidence | None, lookups: Lookups | None, uses_draft: bool):
-        self.budget, self.confidence, self.lookups, self.uses_draft = budget, confidence, lookups, uses_draft
+    def __init__(
+        self,
+        budget: DraftBudget,
+        confidence: Confidence | None,
+        lookups: Lookups | None,
+        draws: bool,
+        head: Head | None = None,
+    ):
+        self.budget, self.confidence, self.lookups, self.draws, self.head = budget, confidence, lookups, draws, head
 
     def offer(self, members: Seq[Request]) -> Offers:
         """Ask the budget, draft or look up, and ask the budget again."""
         live = [row for row in members if not row.finished]
         wanted = iter(self.budget.before(live))
         limits = [0 if row.finished else min(row.draft_limit, next(wanted)) for row in members]
-        found, lookup_s = self._looked_up(members, limits)
-        runs = self.uses_draft and any(limit > n == 0 for limit, n in zip(limits, found, strict=True))
+        found, other_s = self._looked_up(members, limits)
+        if self.head:
+            limits = [limit if row.has_state else 0 for row, limit in zip(members, limits, strict=True)]
+        runs = self.draws and any(limit > n == 0 for limit, n in zip(limits, found, strict=True))
         lengths, passes = self._drawn(members, limits) if runs else (found, 0)
         rows = zip(members, lengths, found, strict=True)
         of = {row.index: Offer(n, self._right(row, n, leading)) for row, n, leading in rows if not row.finished}
-        return Offers(of, passes, lookup_s)
+        return Offers(of, passes, other_s) if self.head is None else Offers(of, 0, self.head.seconds(members, passes))
 
     def _looked_up(self, members: Seq[Request], limits: list[int]) -> tuple[list[int], float]:
         """Tokens that are found for each member, and seconds of looking."""
@@ -122,6 +144,7 @@ def note_drafts(live: Seq[Request], offers: Offers, least_lag: int) -> None:
         row.num_accepted += committed
         row.num_evaluated += committed + (accepted < min(drafted, row.last_kept))
         row.cache_state = row.cache_state if least_lag else 0
+        row.has_state = True
 
 
 def make_drafting(scenario: Scenario, streams: Streams, acceptance: AcceptanceModel) -> Drafting | None:
@@ -130,6 +153,6 @@ def make_drafting(scenario: Scenario, streams: Streams, acceptance: AcceptanceMo
     if not scenario.engine.varies_drafts:
         return None
     confidence = make_confidence(scenario.confidence, acceptance) if settings.reads_probabilities else None
-    looks = settings.drafter != "model"
-    lookups = make_lookups(scenario.lookup, streams, scenario.engine.num_speculative_tokens) if looks else None
-    return Drafting(make_budget(settings), confidence, lookups, settings.uses_draft)
+    lookups = make_lookups(scenario.lookup, streams, scenario.engine.num_speculative_tokens) if settings.looks else None
+    head = Head(**scenario.head.resolved(HEAD)) if settings.drafter == "head" else None
+    return Drafting(make_budget(settings), confidence, lookups, settings.uses_draft or head is not None, head)

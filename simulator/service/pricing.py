@@ -92,7 +92,7 @@ class Pricing:
             tokens = sum(counts) / len(counts)
         verify_s = line("verify", rows, tokens, self.scattered).at(width)
         host_s = self.cost.point("host", rows, k + 1)
-        return k, passes, (prefill_s, draft_s + offers.lookup_s, verify_s, realign_s, host_s)
+        return k, passes, (prefill_s, draft_s + offers.other_s, verify_s, realign_s, host_s)
 
     def begin(self, members: Members, span: int) -> float:
         """Place the members of a round that feeds `span` tokens a row; seconds of what moves for it."""
@@ -236,7 +236,7 @@ class OverlappedPricing(Pricing):
         offers = self.drafting.offer(rows) if self.drafting else None
         passes = offers.passes if offers else self.num_drafts(rows)
         draft_s = self.cost.line("draft", len(rows), passes, scattered).at(width) if passes else 0.0
-        return draft_s + (offers.lookup_s if offers else 0.0)
+        return draft_s + (offers.other_s if offers else 0.0)
 
 
 def make_pricing(engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None) -> Pricing:

@@ -85,6 +85,7 @@ class Request:
         num_evaluated, num_accepted: drafts that were decided on, and accepted, at positions that were committed, as far
             as a draft budget may ask.
         num_found: leading tokens whose blocks others had filled when it was admitted.
+        has_state: whether a head can draft for it: a round has run since it was admitted.
         slot: row of the K/V pool while it is in the window.
         padded_len: tokens and pads after its last round; the published code groups by it.
         last_kept: tokens of its last round.
@@ -110,6 +111,7 @@ class Request:
         "finished_s",
         "first_token_s",
         "generated",
+        "has_state",
         "index",
         "k",
         "last_end_s",
@@ -146,6 +148,7 @@ class Request:
         self.runs: list[int] = []
         self.blocks: list[int] = []
         self.num_found = self.num_evaluated = self.num_accepted = 0
+        self.has_state = False
         self.prompt_len, output_len, self.left = lengths
         self.output_len, self.cut = min(output_len, self.left), output_len > self.left
         self.seq_len, self.cache_state, self.finished = self.prompt_len, 1, False

@@ -191,7 +191,7 @@ class Replica:
         """Its tokens stay, and are prefilled when it enters again."""
         self.kv_tokens -= request.seq_len
         self.free_slots.append(request.slot)
-        request.slot, request.cache_state = -1, self.least_lag
+        request.slot, request.cache_state, request.has_state = -1, self.least_lag, False
         self.log.num_preemptions += 1
 
     def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], k: int, passes: int) -> None:

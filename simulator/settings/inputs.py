@@ -23,7 +23,7 @@ def input_files(scenario: Scenario) -> dict[str, Path]:
         "acceptance": scenario.acceptance,
     }
     specs |= {"confidence": scenario.confidence} if scenario.engine.drafting().reads_probabilities else {}
-    specs |= {"lookup": scenario.lookup} if scenario.engine.drafter != "model" else {}
+    specs |= {"lookup": scenario.lookup} if scenario.engine.drafting().looks else {}
     files = {name: _found(Path(path)) for name, spec in specs.items() if (path := _path_of(spec))}
     cost = scenario.cost.resolved(COST)
     if name := cost.get("calibration") or cost.get("from_calibration"):

@@ -69,6 +69,7 @@ LOOKUP: Kinds = {
     },
     "trace": {"path": TEXT, "host_s_per_row": (NON_NEGATIVE, 0.0)},
 }
+HEAD: Kinds = {"steps": {"step_s": (NON_NEGATIVE, 0.0), "step_s_per_row": (NON_NEGATIVE, 0.0)}}
 COST: Kinds = {
     "table": {"calibration": TEXT, "outside": (("refuse", "extrapolate"), "refuse")},
     "linear": {
@@ -112,5 +113,6 @@ KINDS = {  # setting -> its kinds
     "acceptance": ACCEPTANCE,
     "confidence": CONFIDENCE,
     "lookup": LOOKUP,
+    "head": HEAD,
     "cost": COST,
 }

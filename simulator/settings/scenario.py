@@ -14,7 +14,7 @@ from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import write_whole
 from simulator.settings.fields import Range, Spec, check_fields, from_mapping, number_field, spec_field, to_mapping
 from simulator.settings.folders import or_example
-from simulator.settings.kinds import ACCEPTANCE, CONFIDENCE, COST, DEFAULT_PROBABILITY, LOOKUP
+from simulator.settings.kinds import ACCEPTANCE, CONFIDENCE, COST, DEFAULT_PROBABILITY, HEAD, LOOKUP
 from simulator.settings.parts import DRAFTING, Engine, Service, Study, Switches, Workload
 from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import Dumper, read_yaml
@@ -34,6 +34,7 @@ class Scenario:
         acceptance: how many drafts of the draft model are right.
         confidence: what its probabilities say of them, for draft budgets that read these.
         lookup: how often a lookup finds drafts, how many of those are right, and what it costs.
+        head: what a step of a draft head costs; how many of its drafts are right is what `acceptance` says.
         noise: whether residual noise and calibration uncertainty are drawn.
     """
 
@@ -46,6 +47,7 @@ class Scenario:
     acceptance: Spec = spec_field(ACCEPTANCE, Spec.of("iid", probability=DEFAULT_PROBABILITY))
     confidence: Spec = spec_field(CONFIDENCE, Spec.of("drawn"))
     lookup: Spec = spec_field(LOOKUP, Spec.of("iid", found=0.25, probability=0.5))
+    head: Spec = spec_field(HEAD, Spec.of("steps", step_s=5e-4))
     cost: Spec = spec_field(COST, Spec.of("linear", verify_base_s=0.025, draft_base_s=0.003))
     service: Service = Service()
     noise: bool = True
@@ -102,8 +104,10 @@ class Scenario:
             del data["workload"]["common"]
         if self.switches.serve_first == "oldest":
             del data["switches"]["serve_first"]
-        if self.engine.drafter == "model":
+        if not self.engine.drafting().looks:
             del data["lookup"]
+        if self.engine.drafter != "head":
+            del data["head"]
         if not self.engine.drafting().reads_probabilities:
             del data["confidence"]
         return content_hash(data)

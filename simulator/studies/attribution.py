@@ -34,7 +34,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
         "switches.copy_launch_s", "switches.realign_layers", "switches.copy_groups", "switches.discard_mixed_caches",
     ),
     "k throttling": ("switches.k_policy", "engine.num_speculative_tokens"),
-    "drafter and budget": (*(f"engine.{name}" for name in DRAFTING), "lookup", "confidence"),
+    "drafter and budget": (*(f"engine.{name}" for name in DRAFTING), "lookup", "confidence", "head"),
     "draft caching": ("switches.draft_cache",),
     "padded prompts": ("switches.pad_prompts",),
     "bonus token": ("switches.keep_bonus",),

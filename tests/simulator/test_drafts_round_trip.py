@@ -22,6 +22,8 @@ DECISIONS = {
     "ngram": {"drafter": "ngram"},
     "suffix": {"drafter": "suffix"},
     "hybrid": {"drafter": "hybrid"},
+    "head": {"drafter": "head"},
+    "head by capacity": {"drafter": "head", "draft_budget": "capacity", "draft_capacity": 4},
     "hybrid by load": {"drafter": "hybrid", "draft_budget": "by_load", "drafts_by_load": ((3, 2),)},
 }
 METHODS = ("inplace", "eqspec", "masked+grouped", "rollback", "paged+continuous")
@@ -65,7 +67,7 @@ def test_budgets_and_lookups_decide_something(llama, tmp_path, name):
 
 def test_draft_passes_of_a_replay_are_those_of_the_engine(llama, tmp_path):
     """Also where the last pass only shows that nobody goes on."""
-    for name in ("confidence", "capacity", "hybrid"):
+    for name in ("confidence", "capacity", "hybrid", "head"):
         result = traced(llama, tmp_path / "run.ndjson", method="inplace", **DECISIONS[name])
         lines = simulate_once(replay_scenario(read_engine_trace(tmp_path / "run.ndjson"))).log.rounds
         assert [line.passes for line in lines] == [record.rows[0].draft_passes for record in result.rounds]

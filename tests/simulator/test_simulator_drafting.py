@@ -28,6 +28,7 @@ DECISIONS = (
     {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8, 2.1)), (3, (1.5, 2.2)))},
     {"draft_budget": "confidence", "draft_threshold": 0.4},
     {"drafter": "ngram"},
+    {"drafter": "head"},
     {"drafter": "hybrid", "draft_budget": "by_load", "drafts_by_load": ((3, 2),)},
 )
 
@@ -103,6 +104,18 @@ def test_a_hybrid_runs_its_draft_where_some_row_finds_nothing():
     assert (full["passes"] == 0).mean() == pytest.approx(0.9**6, abs=0.1)
     assert (full["k"][full["passes"] == 0] <= 2).all()
     assert full["drafted"][full["passes"] > 0].median() > 24
+
+
+def test_a_head_costs_its_steps_and_drafts_from_the_second_round_on():
+    headed = BASE.but({"engine.drafter": "head", "head": {"kind": "steps", "step_s": 1e-4, "step_s_per_row": 1e-5}})
+    result, model = simulate(headed, 3), simulate(BASE, 3)
+    rounds, rows = result.frame("rounds"), simulate_once(headed, keep_rows=True).log.row_frame()
+    assert (rounds["passes"] == 0).all()
+    assert np.allclose(rounds["draft_s"], rounds["k"] * (1e-4 + 1e-5 * rounds["rows"]))
+    first = rows.groupby("sequence")["drafted"].first()
+    assert (first == 0).all()
+    assert model["mean_acceptance_length"] > result["mean_acceptance_length"] > 1.5
+    assert result["tokens_per_s"] > model["tokens_per_s"]
 
 
 @pytest.mark.parametrize("information", [0.05, 0.3, 0.8])

@@ -180,7 +180,7 @@ BAD = [
     ({"engine": {"drafts_by_load": [[1, 2]]}}, "engine.draft_budget 'by_load' and drafts_by_load go together"),
     ({"engine": {"draft_budget": "capacity"}}, "engine.draft_budget 'capacity' and draft_capacity go together"),
     ({"engine": {"draft_budget": "most"}}, "engine.draft_budget must be one of fixed, by_load, row_rate"),
-    ({"engine": {"drafter": "oracle"}}, "engine.drafter must be one of model, ngram, suffix, hybrid, not"),
+    ({"engine": {"drafter": "oracle"}}, "engine.drafter must be one of model, ngram, suffix, hybrid, head, not"),
     ({"engine": {"drafter": "ngram", "draft_budget": "confidence"}}, "reads the draft's probabilities.*choose drafter"),
     ({"engine": {"draft_budget": "goodput"}}, "engine.draft_budget 'goodput' and draft_costs go together"),
     ({"engine": {"draft_costs": [[1, 2]]}}, "seconds of draft_costs must be a list of finite numbers > 0, not 2"),

@@ -28,9 +28,8 @@ def test_allowed_means_exact(row):
 
 
 def test_what_is_refused():
-    assert [(row.draft_budget, row.acceptance) for row in ROWS if not row.allowed] == [
-        ("capacity of own tokens", "rejection"),
-        ("capacity of own tokens", "block"),
+    assert [(row.drafter, row.draft_budget, row.acceptance) for row in ROWS if not row.allowed] == [
+        (drafter, "capacity of own tokens", rule) for drafter in ("model", "head") for rule in ("rejection", "block")
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from refimpl import InputError, Request, generate, load_pair, make_pair
 from refimpl.core.config import LAYOUTS, SCHEDULERS, make_config
-from refimpl.core.drafting import DRAFTERS
+from refimpl.core.drafting import DRAFTERS, WITH_PROBABILITIES
 from refimpl.core.records import RowOutcome
 from refimpl.core.stats import drafter_stats
 from refimpl.drafting import NgramIndex
@@ -17,7 +17,7 @@ from refimpl.pairs.random_pairs import random_pair
 METHODS = ["+".join(parts) for parts in itertools.product(LAYOUTS, SCHEDULERS)]
 RULES = {"greedy": {}, "coupled": {"temperature": 0.5, "seed": 3}}
 SETTINGS = {"max_new_tokens": 24, "num_speculative_tokens": 4, "stop_token_ids": [5]}
-LOOKUP = [name for name in DRAFTERS if name != "model"]
+LOOKUP = [name for name in DRAFTERS if name not in WITH_PROBABILITIES]
 COPIES = "def total(values):\n    return sum(values)\n\n\ndef total("
 
 
@@ -131,8 +131,8 @@ def test_a_target_is_loaded_alone():
         load_pair("some/target", "some/draft", drafter="ngram")
 
 
-@pytest.mark.parametrize("drafter", LOOKUP)
-def test_host_lookups_are_not_recorded(drafter):
+@pytest.mark.parametrize("drafter", [*LOOKUP, "head"])
+def test_what_the_host_decides_is_not_recorded(drafter):
     with pytest.raises(
         InputError, match=f"cuda_graphs record passes, but drafter '{drafter}' with draft_budget 'fixed' decides on"
     ):
@@ -140,7 +140,7 @@ def test_host_lookups_are_not_recorded(drafter):
 
 
 def test_unknown_drafter():
-    with pytest.raises(InputError, match="drafter must be one of model, ngram, suffix, hybrid, not 'oracle'"):
+    with pytest.raises(InputError, match="drafter must be one of model, ngram, suffix, hybrid, head, not 'oracle'"):
         make_config(drafter="oracle")
     with pytest.raises(InputError, match="drafting must be a DraftingConfig, not 'ngram'"):
         make_config(drafting="ngram")

@@ -17,8 +17,8 @@ class RejectionRule(AcceptanceRule):
 
     Source: Leviathan, Kalman, Matias 2023; Chen et al. 2023. Preserves the target's distribution, but not the exact
     tokens. The tokens still do not depend on batch, order or schedule, because every row's rounds begin where its own
-    acceptance put them. Only the rollback layout, budgets that depend on the batch and the drafter ``hybrid`` move
-    those boundaries; then only the distribution is preserved.
+    acceptance put them. Only the rollback layout, budgets that depend on the batch, the drafter ``hybrid`` and, under
+    the drafter ``head``, preemption move those boundaries; then only the distribution is preserved.
     """
 
     keeps_tokens: ClassVar[bool] = False

@@ -1,22 +1,32 @@
 """What proposes the tokens that the target verifies: one file for each drafter."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from refimpl.core.drafting import DrafterName
 from refimpl.decoding.drafters.base import Drafter, Drafts, Offer
 from refimpl.decoding.drafters.checked import CheckedBudget
+from refimpl.decoding.drafters.head import HeadDrafter
 from refimpl.decoding.drafters.hybrid import HybridDrafter
 from refimpl.decoding.drafters.lookup import LookupDrafter
 from refimpl.decoding.drafters.model import Feed, ModelDrafter, propose
+from refimpl.decoding.drafters.states import TargetStates
 from refimpl.drafting import NgramIndex, SuffixIndex
 
-MakeModelDrafter = Callable[[], ModelDrafter]
 
-DRAFTERS: dict[DrafterName, Callable[[MakeModelDrafter], Drafter]] = {
-    "model": lambda model: model(),
-    "ngram": lambda model: LookupDrafter(NgramIndex),
-    "suffix": lambda model: LookupDrafter(SuffixIndex),
-    "hybrid": lambda model: HybridDrafter(model()),
+class Makers(NamedTuple):
+    """Make what draws drafts, for the drafters that need it."""
+
+    model: Callable[[], ModelDrafter]
+    head: Callable[[], HeadDrafter]
+
+
+DRAFTERS: dict[DrafterName, Callable[[Makers], Drafter]] = {
+    "model": lambda make: make.model(),
+    "ngram": lambda make: LookupDrafter(NgramIndex),
+    "suffix": lambda make: LookupDrafter(SuffixIndex),
+    "hybrid": lambda make: HybridDrafter(make.model()),
+    "head": lambda make: make.head(),
 }
 
 __all__ = [
@@ -25,9 +35,12 @@ __all__ = [
     "Drafter",
     "Drafts",
     "Feed",
+    "HeadDrafter",
     "HybridDrafter",
     "LookupDrafter",
+    "Makers",
     "ModelDrafter",
     "Offer",
+    "TargetStates",
     "propose",
 ]

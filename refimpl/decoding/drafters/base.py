@@ -9,6 +9,7 @@ import torch
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel
+from refimpl.decoding.drafters.states import TargetStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ class Drafter(Protocol):
     @property
     def cached(self) -> CachedModel | None:
         """The draft and its layout; None for a drafter that runs no model, and so keeps no K/V."""
+
+    @property
+    def states(self) -> TargetStates | None:
+        """The target's hidden states, for a drafter that reads them."""
 
     def draft(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> Drafts:
         """Propose up to `limits` tokens for each member; `numbers` are those of the largest limit."""

@@ -32,6 +32,10 @@ class HybridDrafter:
         """The model's."""
         return self.model.cached
 
+    @property
+    def states(self) -> None:
+        """None are read."""
+
     def draft(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> Drafts:
         """Propose what is found, and run the draft if some row finds nothing."""
         found, device = self.lookup.find(members, limits), numbers.limits.device

@@ -33,6 +33,7 @@ class LookupDrafter:
     """
 
     cached = None
+    states = None
 
     def __init__(self, new_index: Callable[[], Index]) -> None:
         self._new_index = new_index

@@ -58,6 +58,10 @@ class ModelDrafter:
     vocab_size: int
     budget: DraftBudget
 
+    @property
+    def states(self) -> None:
+        """None are read."""
+
     def draft(
         self,
         members: Seq[Sequence],

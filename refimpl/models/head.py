@@ -1,0 +1,74 @@
+"""Draft heads: they propose from the target's last hidden state, step by step, and cache nothing."""
+
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class DraftHead(Protocol):
+    """Goes on from a hidden state of the target.
+
+    Attributes:
+        hidden_size: width of the state that it begins with.
+    """
+
+    hidden_size: int
+
+    def step(
+        self, state: Float[Tensor, "batch hidden"], tokens: Int[Tensor, "batch 1"]
+    ) -> tuple[Float[Tensor, "batch hidden"], Float[Tensor, "batch 1 vocab"]]:
+        """State and logits behind one more token a row."""
+
+
+class RegressiveBlock(nn.Module):
+    """The regressive connection of state and token of Clover (2405.00263), in its smallest form.
+
+    Clover lets the state attend to the embedding of the token. With that single key attention is a linear map of the
+    embedding, which is what is left of it here. Its result is a state again, as the LM head of the target reads it.
+
+    Args:
+        hidden_size: of the target.
+        width: of the inner layer.
+    """
+
+    def __init__(self, hidden_size: int, width: int):
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.carry = nn.Linear(2 * hidden_size, hidden_size, bias=False)
+        self.inner = nn.Linear(2 * hidden_size, 2 * width, bias=False)
+        self.outer = nn.Linear(width, hidden_size, bias=False)
+
+    def forward(
+        self, state: Float[Tensor, "*rows hidden"], embedding: Float[Tensor, "*rows hidden"]
+    ) -> Float[Tensor, "*rows hidden"]:
+        """The state behind one more token, whose row of the LM head is `embedding`."""
+        both = torch.cat([_normalised(state), _normalised(embedding)], dim=-1)
+        gate, value = self.inner(both).chunk(2, dim=-1)
+        return self.carry(both) + self.outer(functional.silu(gate) * value)
+
+
+def _normalised(vector: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
+    return functional.rms_norm(vector, vector.shape[-1:])
+
+
+class RegressiveHead:
+    """A regressive block on the LM head of its target, which it shares: for the logits, and for embeddings.
+
+    Args:
+        block: in the target's number format, on its device.
+        lm_head: of the target.
+    """
+
+    def __init__(self, block: RegressiveBlock, lm_head: nn.Linear):
+        self.block, self.lm_head = block.eval(), lm_head
+        self.hidden_size = block.hidden_size
+
+    def step(
+        self, state: Float[Tensor, "batch hidden"], tokens: Int[Tensor, "batch 1"]
+    ) -> tuple[Float[Tensor, "batch hidden"], Float[Tensor, "batch 1 vocab"]]:
+        """One pass of the block, and one of the LM head."""
+        state = self.block(state, self.lm_head.weight[tokens[:, 0]])
+        return state, self.lm_head(state)[:, None]

@@ -1,0 +1,62 @@
+"""Files of draft heads: written by the trainer, read for the target that they were trained for."""
+
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from refimpl.core.errors import InputError
+from refimpl.models.head import RegressiveBlock, RegressiveHead
+
+NORMS = "lm_head_norms"  # of the target's rows: they tell targets of one shape apart
+SAME_NORM = 0.05  # relative; roundings of a number format are far below
+
+
+def save_head(path: Path, block: RegressiveBlock, target: PreTrainedModel) -> None:
+    """Write a head in float16, and what tells its target."""
+    tensors = {name: tensor.half() for name, tensor in block.state_dict().items()}
+    save_file({**tensors, NORMS: _norms(target).half()}, path)
+
+
+def load_head(path: Path, target: PreTrainedModel) -> RegressiveHead:
+    """Read a head and put it on its target, in that model's number format and on its device.
+
+    Raises:
+        InputError: the file is no head, or that of another target.
+    """
+    block, norms = _read(path)
+    lm_head, found = target.get_output_embeddings(), _norms(target)
+    sizes, wanted = (block.hidden_size, len(norms)), (lm_head.weight.shape[1], len(found))
+    if sizes != wanted:
+        raise InputError(
+            f"the head {path} was trained for a target with a hidden size of {sizes[0]} and {sizes[1]} ids, "
+            f"not {wanted[0]} and {wanted[1]}: choose one that was trained for this target"
+        )
+    if not torch.allclose(norms, found, rtol=SAME_NORM):
+        raise InputError(f"the head {path} was trained for another target: choose one that was trained for this one")
+    return RegressiveHead(block.to(lm_head.weight), lm_head)
+
+
+def _read(path: Path) -> tuple[RegressiveBlock, Float[Tensor, " vocab"]]:
+    """The block of a file, and the norms that tell its target."""
+    try:
+        tensors = load_file(path)
+        norms = tensors.pop(NORMS).float()
+        hidden_size, width = tensors["outer.weight"].shape
+        with torch.device("meta"):
+            block = RegressiveBlock(hidden_size, width)
+        block.load_state_dict(tensors, assign=True)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot load the head {path}: {str(error).splitlines()[0]}") from None
+    except (KeyError, ValueError, RuntimeError):
+        raise InputError(f"cannot load the head {path}: its tensors are not those of a draft head") from None
+    return block, norms
+
+
+def _norms(target: PreTrainedModel) -> Float[Tensor, " vocab"]:
+    """Norm of each row of the LM head."""
+    return target.get_output_embeddings().weight.detach().float().norm(dim=-1).cpu()
