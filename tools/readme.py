@@ -123,6 +123,17 @@ def drafters(data: dict[str, Any]) -> str:
     return measured(data, (headings, rows))
 
 
+def capacity(data: dict[str, Any]) -> str:
+    """A number of drafts for the round beside as many for each row."""
+    headings = ["drafts a row", "fixed", "capacity", "ratio"]
+    rows = [
+        [str(row["drafts_per_row"]), *(f"{row[name]:.3f}" for name in headings[1:3]),
+         f"{row['capacity'] / row['fixed']:.2f}×"]
+        for row in data["rows"]
+    ]
+    return measured(data, (headings, rows))
+
+
 def anatomy(data: dict[str, Any]) -> str:
     """What realignment moves and costs."""
     return measured(data, anatomy_table(data))
@@ -279,6 +290,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "verify": verify,
     "bench": bench,
     "drafters": drafters,
+    "capacity": capacity,
     "anatomy": anatomy,
     "bitwise": bitwise,
     "residents": residents,

@@ -1,12 +1,13 @@
 """Acceptance and run statistics, with the identities that define them.
 
-| name                     | definition                                                                        |
-|--------------------------|-----------------------------------------------------------------------------------|
-| draft_acceptance_rate    | accepted / drafted                                                                |
-| mean_acceptance_length   | 1 + accepted / row-rounds, the recovered or bonus token included                  |
-| tokens_per_row_round     | generated / row-rounds: the same after cuts by a stop, a budget or a rollback     |
-| per_position[i]          | share of row-rounds whose first i+1 drafts were all accepted (unconditional)      |
-| grouping_rate            | grouped rounds / rounds                                                           |
+| name                      | definition                                                                       |
+|---------------------------|----------------------------------------------------------------------------------|
+| draft_acceptance_rate     | accepted / drafted                                                               |
+| mean_acceptance_length    | 1 + accepted / row-rounds, the recovered or bonus token included                 |
+| tokens_per_row_round      | generated / row-rounds: the same after cuts by a stop, a budget or a rollback    |
+| tokens_per_verified_token | generated / (drafted + row-rounds): a pass feeds each row its drafts and one more |
+| per_position[i]           | share of row-rounds whose first i+1 drafts were all accepted (unconditional)     |
+| grouping_rate             | grouped rounds / rounds                                                          |
 
 A rate over a run is a ratio of sums, in which every token (every row-round) weighs the same: token-weighted. The
 `request_weighted_…` figures are means over requests of each request's own ratio, in which a short answer weighs as
@@ -69,6 +70,11 @@ class AcceptanceStats:
         return self.generated / self.row_rounds if self.row_rounds else 0.0
 
     @property
+    def tokens_per_verified_token(self) -> float:
+        """Tokens committed per token that was fed to be verified; 0 when there was no round."""
+        return self.generated / (self.drafted + self.row_rounds) if self.row_rounds else 0.0
+
+    @property
     def per_position(self) -> tuple[float, ...]:
         """Unconditional acceptance per draft position."""
         return tuple(sum(self.histogram[i + 1 :]) / self.row_rounds for i in range(len(self.histogram) - 1))
@@ -85,6 +91,7 @@ class AcceptanceStats:
             "draft_acceptance_rate": self.draft_acceptance_rate,
             "mean_acceptance_length": self.mean_acceptance_length,
             "tokens_per_row_round": self.tokens_per_row_round,
+            "tokens_per_verified_token": self.tokens_per_verified_token,
             "per_position": list(self.per_position),
         }
 

@@ -43,6 +43,7 @@ def test_definitions_by_hand():
     assert stats.histogram == (1, 0, 1, 0, 0, 1)
     assert stats.draft_acceptance_rate == 7 / 11
     assert stats.mean_acceptance_length == 1 + 7 / 3
+    assert stats.tokens_per_verified_token == 8 / (11 + 3)
     assert stats.per_position == (2 / 3, 2 / 3, 1 / 3, 1 / 3, 1 / 3)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from refimpl import generate
-from refimpl.core.drafting import DRAFT_BUDGETS, DRAFTERS, OF_PROBABILITIES
+from refimpl.core.drafting import DRAFT_BUDGETS, DRAFTERS, OF_PROBABILITIES, WITH_PROBABILITIES
 from refimpl.judging.equivalence import compare
 from refimpl.pairs import load_pair
 from refimpl.pairs.names import TINY
@@ -20,7 +20,7 @@ BUDGETS = {
 RULES = {"greedy": {}, "coupled": {"temperature": 0.8, "seed": 5}}
 METHODS = ("inplace", "paged+continuous")
 SETTINGS = {"max_new_tokens": 12, "num_speculative_tokens": 4, "max_prompt_tokens": 64}
-PRODUCT = [(d, b) for d in DRAFTERS for b in DRAFT_BUDGETS if d == "model" or b not in OF_PROBABILITIES]
+PRODUCT = [(d, b) for d in DRAFTERS for b in DRAFT_BUDGETS if d in WITH_PROBABILITIES or b not in OF_PROBABILITIES]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def oracle():
 
 def test_the_product_has_every_budget():
     assert set(BUDGETS) == set(DRAFT_BUDGETS)
-    assert len(PRODUCT) == 3 * 4 + 6
+    assert len(PRODUCT) == 3 * 4 + 2 * 6
 
 
 @pytest.mark.nightly
