@@ -127,8 +127,11 @@ def capacity(data: dict[str, Any]) -> str:
     """A number of drafts for the round beside as many for each row."""
     headings = ["drafts a row", "fixed", "capacity", "ratio"]
     rows = [
-        [str(row["drafts_per_row"]), *(f"{row[name]:.3f}" for name in headings[1:3]),
-         f"{row['capacity'] / row['fixed']:.2f}×"]
+        [
+            str(row["drafts_per_row"]),
+            *(f"{row[name]:.3f}" for name in headings[1:3]),
+            f"{row['capacity'] / row['fixed']:.2f}×",
+        ]
         for row in data["rows"]
     ]
     return measured(data, (headings, rows))
