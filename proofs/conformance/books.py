@@ -125,7 +125,7 @@ def _numbers(some: Any) -> str:
 def _listeners(books: Books) -> Iterator[tuple[Any, str, Callable]]:
     """Functions of rooms and of the loop, wrapped."""
     take, share, note, cut = BlockPool.take, BlockPool.share, Texts.note, PagedRoom._cut
-    settle, admit, preempt = PagedRoom.settle, Engine._admit, Engine._preempt
+    settle, admit, preempt = PagedRoom.settle, Engine.admit, Engine._preempt
 
     def taking(self: Any, count: int) -> list[int]:
         blocks = take(self, count)
@@ -162,7 +162,7 @@ def _listeners(books: Books) -> Iterator[tuple[Any, str, Callable]]:
 
     yield from ((BlockPool, "take", taking), (BlockPool, "share", sharing), (Texts, "note", noting))
     yield from ((PagedRoom, "_cut", cutting), (PagedRoom, "settle", settling))
-    yield from ((Engine, "_admit", admitting), (Engine, "_preempt", preempting))
+    yield from ((Engine, "admit", admitting), (Engine, "_preempt", preempting))
     yield from ((PagedRoom, name, _asking(books, name)) for name in ("_missing", "_found", "_note"))
 
 
