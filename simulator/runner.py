@@ -1,6 +1,6 @@
 """Replications of a scenario: run, stopped when precise enough, summarized."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ from refimpl.core.files import check_folder, write_whole
 from refimpl.core.progress import progress_bars
 from simulator.service.metrics import Frames, check_metric, frames_of, measure
 from simulator.service.simulation import Simulation
-from simulator.settings.fields import REPLICATIONS, SHARE, WORKERS, to_mapping
+from simulator.settings.fields import PAIRED, REPLICATIONS, SHARE, WORKERS, to_mapping
 from simulator.settings.inputs import input_digests
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table, write_parquet
@@ -257,6 +257,38 @@ def run_parallel(
 
     processes = Parallel(n_jobs=min(workers, len(jobs)), return_as="generator")
     yield from processes(delayed(function)(*given, **settings) for given in jobs)
+
+
+def run_points(
+    jobs: Mapping[tuple[Any, ...], Scenario],
+    replications: int,
+    names: tuple[str, ...],
+    metrics: Sequence[str],
+    *,
+    workers: int = 1,
+    progress: Progress | bool | None = None,
+) -> pd.DataFrame:
+    """Run scenarios that are to be compared: replications of one number share their requests and constants.
+
+    Args:
+        jobs: values of `names` -> scenario.
+        replications: of each, at least 2.
+        names: of the columns that tell scenarios apart.
+        metrics: columns of results.
+
+    Returns:
+        One line per scenario and replication, with `names`, ``replication`` and `metrics`.
+    """
+    PAIRED.check(replications, "replications")
+    points = [(point, index) for point in jobs for index in range(replications)]
+    lines: list[dict[str, Any]] = []
+    with reporting(progress, "runs") as report:
+        done = run_parallel(run_replication, [(jobs[p], i) for p, i in points], workers, {"keep_frames": False})
+        for (point, index), run in zip(points, done, strict=True):
+            line = dict(zip(names, point, strict=True)) | {"replication": index}
+            lines.append(line | {name: run.metrics[name] for name in metrics})
+            report(len(lines), len(points))
+    return pd.DataFrame(lines)
 
 
 def _relative_error(done: Sequence[Replication], metric: str) -> float:

@@ -24,11 +24,12 @@ def renewed(data: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """The data with these studies run again, or with all of them if none is named."""
     from simulator.studies.published import load_constants
 
+    if names and data["meta"]["replications"] != COUNTS:
+        raise SystemExit("the numbers of replications have changed: run all studies")
     constants, stamp = load_constants(), provenance.stamp("numpy", "scipy", "simpy")
     found = {name: STUDIES[name](constants) for name in names or STUDIES}
     if not names:
         return {"meta": {"command": "python tools/reproduction.py --run", "replications": COUNTS} | stamp} | found
-    data["meta"]["replications"] = COUNTS
     stamped = {name: {"commit": stamp["commit"], "utc_time": stamp["utc_time"]} for name in names}
     return data | found | {"again": data.get("again", {}) | stamped}
 

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from simulator.settings.scenario import Scenario
@@ -19,6 +20,19 @@ def tables(as_json: bool) -> AbstractContextManager[Any]:
 def print_json(data: dict[str, Any]) -> None:
     """Print one line of JSON; numbers that are not finite become null."""
     print(json.dumps(_finite(data), ensure_ascii=False))
+
+
+def write_runs(out: Path | None, judged: Any, runs: Any, **more: Any) -> dict[str, Any]:
+    """What a comparison has found, the runs that it rests on and where they come from; written to a file if asked."""
+    from refimpl.core.files import write_whole
+    from refimpl.core.provenance import command_line, stamp
+    from simulator.settings.tables import LIBRARIES
+
+    data = {"environment": stamp(*LIBRARIES) | {"command": command_line()}, **more}
+    data |= {name: frame.to_dict(orient="records") for name, frame in (("judged", judged), ("runs", runs))}
+    if out:
+        write_whole(out, [json.dumps(_finite(data), indent=1)])
+    return data
 
 
 def _finite(value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from simulator.commands.options import Json, Replications, Workers
-from simulator.commands.output import print_json, show, tables
+from simulator.commands.output import print_json, show, tables, write_runs
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 
 app = typer.Typer()
@@ -104,22 +104,15 @@ def budgets(
     as_json: Json = False,
 ) -> None:
     """Let requests arrive at several rates, and compare draft budgets that adapt with fixed numbers of drafts."""
-    import json
-
-    from refimpl.core.files import check_writable, write_whole
-    from refimpl.core.provenance import command_line, stamp
-    from simulator.settings.tables import LIBRARIES
+    from refimpl.core.files import check_writable
     from simulator.studies.adaptive import base_scenario, find_budgets, judge_budgets, run_budgets
 
     if out:
         check_writable(out)
     base = base_scenario(device, target, draft, batch_size, duration)
     runs = run_budgets(base, rates or (5, 20, 40, 60, 80, 110), replications, workers=workers, progress=True)
-    judged, settings = judge_budgets(runs), find_budgets(base)
-    data = {"environment": stamp(*LIBRARIES) | {"command": command_line()}, "budgets": settings}
-    data |= {"judged": judged.to_dict(orient="records"), "runs": runs.to_dict(orient="records")}
-    if out:
-        write_whole(out, [json.dumps(data, indent=1)])
+    judged = judge_budgets(runs)
+    data = write_runs(out, judged, runs, budgets=find_budgets(base))
     with tables(as_json):
         show(runs.drop(columns="replication").groupby(["rate_per_s", "budget"], sort=False).mean())
         show(judged.set_index(["rate_per_s", "budget"]))
@@ -135,21 +128,14 @@ def overlap(
     as_json: Json = False,
 ) -> None:
     """Draft for half of the rows while the others are verified: over serial rounds of half as many rows, and of all."""
-    import json
-
-    from refimpl.core.files import check_writable, write_whole
-    from refimpl.core.provenance import command_line, stamp
-    from simulator.settings.tables import LIBRARIES
+    from refimpl.core.files import check_writable
     from simulator.studies.overlap import MACHINES, judge_overlap, run_overlap
 
     if out:
         check_writable(out)
     runs = run_overlap(list(MACHINES), replications, workers=workers, progress=True)
     judged = judge_overlap(runs)
-    data = {"environment": stamp(*LIBRARIES) | {"command": command_line()}}
-    data |= {"judged": judged.to_dict(orient="records"), "runs": runs.to_dict(orient="records")}
-    if out:
-        write_whole(out, [json.dumps(data, indent=1)])
+    data = write_runs(out, judged, runs)
     with tables(as_json):
         show(judged.set_index("machine"))
     if as_json:

@@ -170,6 +170,7 @@ class PublishedPricing(Pricing):
     def __init__(self, engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None):
         super().__init__(engine, switches, cost, drafting)
         self.useless = 1 if switches.keep_bonus else 0  # without a bonus a round yields k tokens at most
+        self.discards = switches.discard_mixed_caches and engine.scheduler != "continuous"
 
     def num_drafts(self, live: Seq[Request]) -> int:
         """Drafts of the batch: the largest or the smallest that its rows can use."""
@@ -177,8 +178,10 @@ class PublishedPricing(Pricing):
         return max(0, min(self.k, choose([row.left for row in live]) - self.useless))
 
     def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Priced:
-        """As the engine's, and what the switches add."""
+        """As the engine's, and what the switches add to a round that has members."""
         k, passes, (_, draft_s, verify_s, realign_s, host_s) = super().price(mode, members, live, prefill_s)
+        if not members:
+            return k, passes, (prefill_s, draft_s, verify_s, realign_s, host_s)
         rows, width = len(members), self.placement.width
         if k and not self.switches.draft_cache:
             draft_s = self._uncached_draft_s(rows, k, width)
@@ -203,19 +206,20 @@ class PublishedPricing(Pricing):
 
     def prefill_s(self, rows: Seq[Request]) -> float:
         """Of admitted rows; where a mixed batch loses its caches, they are prefilled in their first round instead."""
-        return 0.0 if self.switches.discard_mixed_caches else super().prefill_s(rows)
+        return 0.0 if self.discards else super().prefill_s(rows)
 
     def _late_prefill(self, live: Seq[Request]) -> float:
         """Prefill of a whole batch of which some row has no cache: the published code drops those of the others."""
-        late = self.switches.discard_mixed_caches and any(row.rounds == 0 for row in live)
+        late = self.discards and any(row.rounds == 0 for row in live)
         return super().prefill_s(live) if late else 0.0
 
 
 class OverlappedPricing(Pricing):
     """Rounds of two cohorts: one is verified and committed while the draft proposes for the other.
 
-    Of drafting and verifying the longer one counts, and of the shorter one the share `contention`. What counts as
-    drafting is the part of a round's seconds that verification and host do not cover.
+    On two devices the draft runs beside verification and host. On one it runs behind the verify pass, beside the host.
+    `contention` is the share of the second in a round's seconds. What counts as drafting is the part of them that
+    verification and host do not cover.
     """
 
     drafted: Members = ()  # rows that were drafted ahead
@@ -227,7 +231,8 @@ class OverlappedPricing(Pricing):
         if members == self.drafted:
             draft_s = 0.0
         self.drafted = ahead
-        draft_s += max(0.0, ahead_s - verify_s - host_s) + self.engine.contention * min(ahead_s, verify_s)
+        beside_s, behind_s = max(ahead_s, verify_s + host_s), verify_s + max(ahead_s, host_s)
+        draft_s += beside_s + self.engine.contention * (behind_s - beside_s) - verify_s - host_s
         return k, passes, (prefill_s, draft_s, verify_s, realign_s, host_s)
 
     def _ahead_s(self, rows: Members) -> float:

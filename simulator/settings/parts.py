@@ -145,8 +145,8 @@ class Engine:
         num_blocks: of the pool of the paged layout; None for as many as ``service.kv_capacity_bytes``, or the memory of
             costs of kind roofline, holds, else for no limit.
         execution: ``overlapped``: rows form two cohorts, and while one is verified the other is drafted for.
-        contention: of overlapped execution, how much of the shorter of drafting and verifying is added to the longer: 0
-            for two devices, 1 for one device on which both take turns.
+        contention: of overlapped execution: 0 for two devices, where drafting runs beside verification and host, 1 for
+            one, where it runs behind verification and beside the host; between them, the seconds are interpolated.
         drafter, draft_budget, drafts_by_load, draft_capacity, draft_cost, draft_costs, draft_threshold: what
             proposes tokens, and how many of them are verified, as in `refimpl.core.drafting.DraftingConfig`.
     """

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from simulator.analytic import tokens_per_round
-from simulator.runner import Progress, mean_interval, reporting, run_parallel, run_replication
+from simulator.runner import Progress, mean_interval, run_points
 from simulator.service.cost import CostModel
 from simulator.service.roofline import RooflineCost
 from simulator.settings.fields import Spec
@@ -90,17 +90,9 @@ def run_budgets(
 ) -> pd.DataFrame:
     """One line per budget, rate and replication with `METRICS`; all budgets meet the same requests and constants."""
     budgets = find_budgets(base)
-    points = [(name, rate, index) for name in budgets for rate in rates_per_s for index in range(replications)]
     arrivals = {rate: {"study.arrivals": {"kind": "poisson", "rate_per_s": rate}} for rate in rates_per_s}
-    jobs = [(base.but({**budgets[name], **arrivals[rate]}), index) for name, rate, index in points]
-    lines = []
-    with reporting(progress, "runs") as report:
-        done = run_parallel(run_replication, jobs, workers, {"keep_frames": False})
-        for point, replication in zip(points, done, strict=True):
-            found = {name: replication.metrics[name] for name in METRICS}
-            lines.append(dict(zip(("budget", "rate_per_s", "replication"), point, strict=True)) | found)
-            report(len(lines), len(jobs))
-    return pd.DataFrame(lines)
+    jobs = {(name, rate): base.but({**budgets[name], **arrivals[rate]}) for name in budgets for rate in rates_per_s}
+    return run_points(jobs, replications, ("budget", "rate_per_s"), METRICS, workers=workers, progress=progress)
 
 
 def judge_budgets(frame: pd.DataFrame) -> pd.DataFrame:

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from simulator.runner import Progress, mean_interval, reporting, run_parallel, run_replication
+from simulator.runner import Progress, mean_interval, run_points
 from simulator.service.costs import make_cost
 from simulator.service.streams import Streams
 from simulator.settings.fields import Spec
@@ -45,7 +44,7 @@ MACHINES = {
     "the same, passes launched one by one": Machine(Spec.of("roofline", **QWEN, graphs=False), 32, 200.0, "paged"),
     "bundled pair, two CPU cores": Machine(Spec.of("table", calibration="cpu/tiny", outside="extrapolate"), 8, 60.0),
 }
-OTHERS = ("half", "equal")  # as many rows as overlapped execution has, or half as many
+OTHERS = ("half", "equal")  # half as many rows as overlapped execution has, or as many
 
 
 def scenario_of(machine: Machine) -> Scenario:
@@ -110,17 +109,9 @@ def run_overlap(
     names: Sequence[str], replications: int, *, workers: int = 1, progress: Progress | bool | None = None
 ) -> pd.DataFrame:
     """One line per machine, variant and replication with its tokens per second; variants meet the same requests."""
-    scenarios = {name: variants(MACHINES[name]) for name in names}
-    points = list(product(names, ("overlapped", *OTHERS), range(replications)))
-    jobs = [(scenarios[name][variant], index) for name, variant, index in points]
-    lines: list[dict[str, Any]] = []
-    with reporting(progress, "runs") as report:
-        done = run_parallel(run_replication, jobs, workers, {"keep_frames": False})
-        for point, replication in zip(points, done, strict=True):
-            line = dict(zip(("machine", "variant", "replication"), point, strict=True))
-            lines.append(line | {"tokens_per_s": replication.metrics["tokens_per_s"]})
-            report(len(lines), len(jobs))
-    return pd.DataFrame(lines)
+    jobs = {(name, kind): each for name in names for kind, each in variants(MACHINES[name]).items()}
+    columns = ("machine", "variant")
+    return run_points(jobs, replications, columns, ("tokens_per_s",), workers=workers, progress=progress)
 
 
 def judge_overlap(runs: pd.DataFrame) -> pd.DataFrame:

@@ -84,7 +84,7 @@ def test_seconds_by_hand():
     two_devices = [(line.draft_s, line.verify_s) for line in rounds_of(execution="overlapped")]
     assert two_devices == [(2.5, 8.5), (0, 8.5), (0, 8.5), (0, 8.5), (0, 8.25), (0, 8.25)]
     one_device = [(line.draft_s, line.verify_s) for line in rounds_of(execution="overlapped", contention=1.0)]
-    assert one_device == [(5, 8.5), (2.5, 8.5), (2.5, 8.5), (0, 8.5), (0, 8.25), (0, 8.25)]
+    assert one_device == [(4, 8.5), (1.5, 8.5), (1.5, 8.5), (0, 8.5), (0, 8.25), (0, 8.25)]
     assert [line.rows for line in rounds_of(execution="overlapped")] == [1] * 6
 
 

@@ -66,7 +66,6 @@ def test_serving_the_newest_first_makes_a_tail():
     served = online_scenario(2, 0.8, load_constants()).but({"study.num_requests": 150})
     found = [simulate(served.but({"switches.serve_first": first}), 2, keep_frames=False) for first in ORDERS]
     spread = {first: each["latency_p99_s"] / each["latency_p50_s"] for first, each in zip(ORDERS, found, strict=True)}
-    print(spread)
     assert spread["newest"] > 1.5 * max(spread[first] for first in ORDERS[:3])
 
 

@@ -405,3 +405,9 @@ def test_the_pareto_front_holds_what_nothing_beats():
 
     front = pareto_front(np.array([1.0, 2.0, 3.0, 2.0]), np.array([1.0, 3.0, 2.0, 3.0]))
     assert front.tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize("study", ["overlap", "budgets"])
+def test_a_comparison_needs_two_replications(study, capsys):
+    assert main([study, "--replications", "1"]) == 2
+    assert "replications must be" in capsys.readouterr().err
