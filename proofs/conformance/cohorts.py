@@ -6,7 +6,10 @@ states are finite in number, so histories of any length are covered.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 from proofs.conformance.schedulers import Dummy
 from proofs.report import Verdict
@@ -83,19 +86,59 @@ def search(size: int, *, lossless: bool) -> int:
     return len(seen)
 
 
+def found_in(size: int, *, lossless: bool) -> tuple[str, int]:
+    """What a search finds to be wrong, nothing if all is right; and its states."""
+    try:
+        return "", search(size, lossless=lossless)
+    except FaultError as error:
+        return str(error), 0
+
+
+SELECT = OverlappedScheduler.select
+
+
+def forgetting(self: Any) -> RoundPlan:
+    """A choice that does not know what was drafted ahead."""
+    self.ahead = set()
+    return SELECT(self)
+
+
+def taking_all(self: Any) -> RoundPlan:
+    """A choice that drafts for every row that does not run."""
+    plan = SELECT(self)
+    members = {row.ticket for row in plan.members}
+    return replace(plan, ahead=tuple(row for row in self.pool.window.values() if row.ticket not in members))
+
+
+def youngest_first(self: Any) -> RoundPlan:
+    """A choice that drafts for the youngest of the rows that do not run."""
+    return replace(SELECT(self), ahead=taking_all(self).ahead[-len(self.pool.window) // 2 :])
+
+
+def running_nothing(self: Any) -> RoundPlan:
+    """A choice that only drafts where no drafts are there."""
+    return replace(SELECT(self), members=()) if not self.ahead else SELECT(self)
+
+
+# The claim that a wrong choice breaks, and rows of the smallest window in which it does.
+WRONG: dict[str, tuple[int, Callable[[Any], RoundPlan]]] = {
+    "a round in which nothing runs": (1, running_nothing),
+    "drafts that are not verified in the next round": (2, forgetting),
+    "cohorts out of balance": (4, taking_all),
+    "a row that waits too long": (6, youngest_first),
+}
+
+
 def check() -> Iterator[Verdict]:
-    """Both kinds of histories, and the fault that the search must find out."""
+    """Both kinds of histories, and wrong choices that the search must find out, each by the claim it breaks."""
     for size, lossless in itertools.product(SIZES, (True, False)):
+        found, states = found_in(size, lossless=lossless)
         name = f"cohorts of {size} rows, {'no row leaves early' if lossless else 'rows leave at any time'}"
-        try:
-            found, states = "", search(size, lossless=lossless)
-        except FaultError as error:
-            found, states = str(error), 0
         yield Verdict(f"{name}: {states} states", not found, found)
     with FAULTS["drafted-while-verified"].injected():
-        try:
-            search(2, lossless=True)
-            found = ""
-        except FaultError as error:
-            found = str(error)
+        found, _ = found_in(2, lossless=True)
     yield Verdict(f"expected failure: drafted-while-verified: {found}", found.startswith("a row in both cohorts"))
+    for claim, (size, wrong) in WRONG.items():
+        with patch.object(OverlappedScheduler, "select", wrong):
+            found, _ = found_in(size, lossless=True)
+        yield Verdict(f"expected failure: {wrong.__name__}: {found}", found.startswith(claim))

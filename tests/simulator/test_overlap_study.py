@@ -69,6 +69,12 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_runs(capsys, tmp_
     assert "\n" not in capsys.readouterr().err.strip()
 
 
+def test_the_committed_judgement_is_that_of_the_committed_runs():
+    data = json.loads(COMMITTED.read_text())
+    found = judge_overlap(pd.DataFrame(data["runs"]))
+    pd.testing.assert_frame_equal(found, pd.DataFrame(data["judged"]), rtol=1e-9)
+
+
 def test_the_committed_runs_say_what_the_page_says():
     lines = {line["machine"]: line for line in json.loads(COMMITTED.read_text())["judged"]}
     assert set(lines) == set(MACHINES)
