@@ -3,6 +3,10 @@
 Who takes, shares and gives back which block, what is written where, what can be found, who is sent back with what: all
 as it happens in the engine, in pools that are large enough or too small, with prompts that begin alike. After every
 round the engine's own books are compared with the machine's. Copies with one thing wrong must be refused.
+
+A room notes and shares the blocks of rows that enter before any pass has filled them. So the events of an admission are
+replayed row by row, and the order of the passes is watched here: a row that is fed behind a slot which no pass has
+written since its block was taken is `unwritten`, which the replayer refuses.
 """
 
 import itertools
@@ -28,11 +32,12 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
 from refimpl.faults import FAULTS
 from refimpl.layouts.store import KVStore
-from refimpl.scheduling import BlockPool, PagedRoom
+from refimpl.scheduling import BlockPool, GroupedScheduler, PagedRoom
 from refimpl.scheduling.texts import Texts
 
 WORDS = ("share", "give", "note", "write", "sent", "round")  # of which runs must have some
-WRONG_FIELDS = (("write", 2), ("write", 3), ("write", 4), ("counts", 1), ("sent", 2), ("left", 3), ("left", 4))
+LEFT_OUT = ("take", "give", "commits")
+WRONG_FIELDS = (("write", 2), ("write", 3), ("write", 4), ("counts", 1), ("sent", 2), ("left", 2), ("left", 3))
 ZOO = (
     "block-matched-by-hash-alone",
     "block-matched-without-what-is-before",
@@ -41,15 +46,16 @@ ZOO = (
     "cached-length-survives-preemption",
     "block-of-another-row",
 )
+ADMIT = GroupedScheduler.admit
 ALIKE = Shape(
-    tuple(runs.Job((1, 2, 3, 4, last), budget, 1) for last, budget in ((5, 6), (6, 5), (5, 4), (5, 6))),
+    tuple(runs.Job((1, 2, 3, 4, *rest), budget, 1) for *rest, budget in ((5, 6), (6, 5), (5, 6, 4), (5, 6))),
     batch=2,
     window=3,
 )
 
 
 class Books(Recorder):
-    """Events of a pool. While rows enter, each row's are kept together: what one shares another has written before."""
+    """Events of a pool; while rows enter, each row's together."""
 
     def __init__(self) -> None:
         super().__init__(exact=False)
@@ -58,6 +64,8 @@ class Books(Recorder):
         self._pools: list[KVStore] = []
         self._entering: dict[int, tuple[list[str], list[str], list[str]]] | None = None
         self._length: dict[int, int] = {}
+        self._sequences: list[Sequence] = []
+        self._filled: set[int] = set()  # slots that a pass has written since their block was taken
 
     def add(self, word: str, row: int, *numbers: Any) -> None:
         """One event of a row."""
@@ -73,11 +81,29 @@ class Books(Recorder):
         if word != "feed":
             return
         row, first, *pairs = (int(n) for n in numbers)
+        pool = next(pool for pool in reversed(self._pools) if pool.base <= pairs[1])  # type: ignore[attr-defined]
+        self._look(self._sequences[row - 1], first, pool)
         for at, (token, slot) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
-            pool = next(pool for pool in reversed(self._pools) if pool.base <= slot)  # type: ignore[attr-defined]
             block, place = divmod(slot - pool.base, pool.columns)  # type: ignore[attr-defined]
             if block < pool.rows - 1:  # the last one is scratch
                 self.add("write", row - 1, first + at, block, place, token)
+
+    def _look(self, s: Sequence, first: int, pool: KVStore) -> None:
+        """A row looks at all positions before those it is fed; its pass has written, too."""
+        for position in range(first):
+            if _slots(pool, s.blocks[position // pool.columns])[position % pool.columns] not in self._filled:
+                self.add("unwritten", s.index, position)
+
+    def wrote(self, store: Any, slots: list[int]) -> None:
+        """Slots that are filled."""
+        super().wrote(store, slots)
+        self._filled.update(self._written)
+
+    def takes(self, block: int) -> None:
+        """A block joins a row's table, and nothing is in it."""
+        self.add("take", self.row.index, block)
+        for pool in self._pools:
+            self._filled.difference_update(_slots(pool, block))
 
     def place(self, store: KVStore) -> None:
         """A store is a pool here."""
@@ -88,6 +114,7 @@ class Books(Recorder):
         """A run, and its rows."""
         pool = engine.scheduler.room.pool  # type: ignore[attr-defined]
         self.lines.append(f"run {pool.num_blocks} {pool.block_size}")
+        self._sequences = engine.sequences
         for s in engine.sequences:
             self._length[s.index] = s.seq_len
             self.lines.append(f"begins {s.most_tokens} {_numbers(s.token_ids)} | {s.seed} {s.sequence_id}")
@@ -98,9 +125,9 @@ class Books(Recorder):
             self.add("commits", s.index, *new)
         self._length[s.index] = s.seq_len
 
-    def left(self, word: str, s: Sequence, cached: int) -> None:
-        """A row that was sent back, or has ended."""
-        self.add(word, s.index, cached, s.most_tokens, *s.token_ids, "|", s.seed, s.sequence_id)
+    def left(self, word: str, s: Sequence, *cached: int) -> None:
+        """A row that was sent back, with what counts as cached all the same, or one that has ended."""
+        self.add(word, s.index, *cached, s.most_tokens, *s.token_ids, "|", s.seed, s.sequence_id)
 
     def round(self, record: RoundRecord, pool: BlockPool) -> None:
         """The end of a round, and the engine's books."""
@@ -118,6 +145,12 @@ class Books(Recorder):
         self.lines += itertools.chain(*(events for row in kept.values() for events in row))
 
 
+def _slots(pool: KVStore, block: int) -> range:
+    """Numbers of the slots of a block."""
+    start = pool.base + block * pool.columns  # type: ignore[attr-defined]
+    return range(start, start + pool.columns)
+
+
 def _numbers(some: Any) -> str:
     return " ".join(map(str, some))
 
@@ -130,7 +163,7 @@ def _listeners(books: Books) -> Iterator[tuple[Any, str, Callable]]:
     def taking(self: Any, count: int) -> list[int]:
         blocks = take(self, count)
         for block in blocks:
-            books.add("take", books.row.index, block)
+            books.takes(block)
         return blocks
 
     def sharing(self: Any, blocks: list[int]) -> list[int]:
@@ -192,7 +225,7 @@ def recorded(engine_of: Callable[[], Engine], cancel: tuple[int, int] | None = N
                 break
             books.round(engine.run_one_round(), engine.scheduler.room.pool)  # type: ignore[attr-defined]
         for sequence in engine.sequences:
-            books.left("left", sequence, cached=0)
+            books.left("left", sequence)
     return [*books.lines, "end"]
 
 
@@ -224,7 +257,7 @@ def corrupted(lines: Lines, rng: random.Random) -> Iterator[tuple[str, Lines]]:
             words[field] = str(int(words[field]) + 1)
             yield f"{word} {field}", [*lines[:at], " ".join(words), *lines[at + 1 :]]
 
-    for word in ("take", "give", "commits"):
+    for word in LEFT_OUT:
         yield from without(word)
     for word, field in WRONG_FIELDS:
         yield from changed(word, field)
@@ -234,7 +267,7 @@ def _places(lines: Lines, word: str) -> list[int]:
     return [i for i, line in enumerate(lines) if line.startswith(word + " ")]
 
 
-def verdicts(replayer: str, method: str, seen: Counter[str]) -> Iterator[Verdict]:
+def verdicts(replayer: str, method: str, seen: Counter[str], tried: Counter[str]) -> Iterator[Verdict]:
     """All runs of a method are replayed, and no corrupted copy is."""
     with small_borders():
         some = list(small_runs(method))
@@ -244,6 +277,7 @@ def verdicts(replayer: str, method: str, seen: Counter[str]) -> Iterator[Verdict
     yield Verdict(f"{method}: what {len(some)} runs do to their blocks is replayed", not wrong, f"{wrong[:3]}")
     rng = random.Random(0)
     copies = [copy for lines in some[::2] for copy in corrupted(lines, rng)]
+    tried.update(name for name, _ in copies)
     answers = judge(replayer, [copy for _, copy in copies])
     missed = Counter(name for (name, _), answer in zip(copies, answers, strict=True) if answer == "valid")
     name = f"expected failure: {method}: {len(copies)} corrupted runs are not replayed"
@@ -252,20 +286,26 @@ def verdicts(replayer: str, method: str, seen: Counter[str]) -> Iterator[Verdict
 
 def check(replayer: str) -> Iterator[Verdict]:
     """Paged with every scheduler, and that the runs have come to what they are for."""
-    seen: Counter[str] = Counter()
+    seen, tried = Counter[str](), Counter[str]()
     for scheduler in SCHEDULERS:
-        yield from verdicts(replayer, f"paged+{scheduler}", seen)
+        yield from verdicts(replayer, f"paged+{scheduler}", seen, tried)
     missing = [word for word in WORDS if not seen[word]]
     yield Verdict("the runs share, give back, note, write and send back", not missing, f"never {missing}")
+    wanted = [f"no {word}" for word in LEFT_OUT] + [f"{word} {field}" for word, field in WRONG_FIELDS]
+    missing = [name for name in wanted if not tried[name]]
+    yield Verdict(f"each of the {len(wanted)} corruptions was tried", not missing, f"never {missing}")
 
 
 def check_faults(replayer: str) -> Iterator[Verdict]:
-    """Expected failures: faults of the engine's own zoo, that some run must show."""
-    for name in ZOO:
-        with small_borders(), FAULTS[name].injected():
-            answers = (judge(replayer, [lines])[0] for lines in small_runs("paged+fifo"))
+    """Expected failures: faults of the engine's own zoo, and prefills out of order, that some run must show."""
+    reverse = patch.object(GroupedScheduler, "admit", lambda self: ADMIT(self)[::-1])
+    wrong = {f"zoo: {name}": ("paged+fifo", FAULTS[name].injected()) for name in ZOO}
+    wrong["the youngest is prefilled first"] = ("paged+grouped", reverse)
+    for name, (method, injected) in wrong.items():
+        with small_borders(), injected:
+            answers = (judge(replayer, [lines])[0] for lines in small_runs(method))
             found = next((answer for answer in answers if answer != "valid"), "no run is refused")
-        yield Verdict(f"expected failure: zoo: {name}: {found}", found.startswith("fault"))
+        yield Verdict(f"expected failure: {name}: {found}", found.startswith("fault"))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@
    write ROW POSITION BLOCK SLOT TOKEN
    commits ROW TOKENS…
    sent ROW CACHED QUOTA TOKENS… | KEY…   sent back; CACHED: tokens that count as cached all the same
-   left ROW CACHED QUOTA TOKENS… | KEY…   the same, at the end of the run
+   left ROW QUOTA TOKENS… | KEY…          the same, at the end of the run, when nobody asks what counts as cached
+   unwritten ROW POSITION                 a pass has looked at a slot that none had written: refused
    round                                  in which rows decode
    counts REFERENCES… | FREE…             the engine's own books
    end                                    prints "valid" or "fault EVENT" *)
@@ -35,9 +36,12 @@ let event = function
   | [ "write"; row; position; block; slot; token ] ->
       Write (number row, number position, number block, number slot, number token)
   | "commits" :: row :: tokens -> Commits (number row, numbers tokens)
-  | ("sent" | "left") :: row :: cached :: quota :: rest ->
+  | "sent" :: row :: cached :: quota :: rest ->
       let text, key = both rest in
       Left (number row, text, number quota, key, number cached)
+  | "left" :: row :: quota :: rest ->
+      let text, key = both rest in
+      Left (number row, text, number quota, key, O)
   | [ "round" ] -> Round
   | "counts" :: rest -> let counts, free = both rest in Counts (free, counts)
   | line -> failwith (String.concat " " line)
@@ -47,6 +51,7 @@ let words line = List.filter (fun word -> word <> "") (String.split_on_char ' ' 
 let rec run total size n reached =
   match words (input_line stdin) with
   | [ "end" ] -> print_endline (match reached with Ok _ -> "valid" | Error line -> Printf.sprintf "fault %d" line)
+  | "unwritten" :: _ -> run total size (n + 1) (match reached with Ok _ -> Error n | fault -> fault)
   | line ->
       let after =
         match reached with

@@ -2,17 +2,34 @@
 
 from collections import Counter
 
+import pytest
+
 from proofs.conformance import books, reach, runs
 from proofs.conformance.borders import small_borders
+from refimpl.scheduling import GroupedScheduler
 from refimpl.selfcheck.fraction_model import fraction_pair
 
 
-def test_the_listeners_hear_a_run(monkeypatch):
-    """Rows alike in a pool that is too small have every event; no function that is wrapped is gone."""
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Small borders, and a pair that is a `CausalLM` by its types, too."""
     pair = fraction_pair(runs.VOCAB_SIZE, seed=0)
     for module in (runs, reach):
         monkeypatch.setattr(module, "sampled_pair", lambda: pair)
     with small_borders():
-        lines = next(books.small_runs("paged+fifo"))
-    heard = Counter(line.split()[0] for line in lines)
-    assert {*heard} >= {*books.WORDS, "run", "begins", "take", "commits", "counts", "left", "end"}
+        yield
+
+
+def words(lines):
+    return Counter(line.split()[0] for line in lines)
+
+
+def test_the_listeners_hear_a_run():
+    """Rows alike in a pool that is too small have every event; no function that is wrapped is gone."""
+    heard = words(next(books.small_runs("paged+fifo")))
+    assert {*heard} == {*books.WORDS, "run", "begins", "take", "commits", "counts", "left", "end"}
+
+
+def test_a_row_that_is_fed_before_what_it_shares_is_written_is_told(monkeypatch):
+    monkeypatch.setattr(GroupedScheduler, "admit", lambda self: books.ADMIT(self)[::-1])
+    assert any(words(lines)["unwritten"] for lines in books.small_runs("paged+grouped"))
