@@ -104,7 +104,8 @@ class ModelWork:
 def round_passes(record: RoundRecord, target: ModelWork, draft: ModelWork) -> Iterator[Work]:
     """The forward passes of a round: the draft's, one per drafted token unless all were looked up; the target's.
 
-    Prompts are not counted: not in a pass of their own, and not as chunks beside the rows that decode.
+    Prompts are not counted: not in a pass of their own, and not as chunks beside the rows that decode. Steps of a draft
+    head are not counted either: with one, the work is further below what is done.
     """
     if not record.rows:
         return

@@ -40,7 +40,7 @@ class DraftingConfig:
             lossless under rejection sampling and refused there.
         draft_cost: for row_rate: seconds of one more draft over those of a round without drafts.
         draft_costs: for goodput, pairs (rows, seconds): with so many rows or more, seconds of rounds with 1, 2, …
-            drafts a row, over those of a round without drafts.
+            drafts a row, over those of a round without drafts. No more drafts a row than numbers.
         draft_threshold: for confidence: least estimated survival of a draft, in 0 … 1.
     """
 
@@ -81,8 +81,9 @@ class DraftingConfig:
     def _check_costs(self) -> None:
         _check_pairs("draft_costs", self.draft_costs, "seconds")
         for _, seconds in self.draft_costs:
-            right = _is_list(seconds) and all(is_number(s) and 0 < s < math.inf for s in seconds)
-            require(right, f"seconds of draft_costs must be a list of finite numbers > 0, not {shown(seconds)}")
+            right = _is_list(seconds) and len(seconds) > 0 and all(is_number(s) and 0 < s < math.inf for s in seconds)
+            message = f"seconds of draft_costs must be a list of at least one finite number > 0, not {shown(seconds)}"
+            require(right, message)
         require(
             (self.draft_budget == "goodput") == bool(self.draft_costs),
             "draft_budget 'goodput' and draft_costs go together",

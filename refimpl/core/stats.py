@@ -5,7 +5,7 @@
 | draft_acceptance_rate     | accepted / drafted                                                               |
 | mean_acceptance_length    | 1 + accepted / row-rounds, the recovered or bonus token included                 |
 | tokens_per_row_round      | generated / row-rounds: the same after cuts by a stop, a budget or a rollback    |
-| tokens_per_verified_token | generated / (drafted + row-rounds): a pass feeds each row its drafts and one more |
+| tokens_per_verified_token | generated / (drafted + row-rounds): a pass feeds a row its drafts and one more   |
 | per_position[i]           | share of row-rounds whose first i+1 drafts were all accepted (unconditional)     |
 | grouping_rate             | grouped rounds / rounds                                                          |
 

@@ -1,8 +1,8 @@
 """Passes of two cohorts: behind the verify pass of one, the draft proposes for the other.
 
 The drafts that a round verifies were made beside the round before it. So what they are made from cannot depend on what
-that round has decided, and a device of its own may run the draft meanwhile. On one device the passes follow each other,
-and only the host's share of a round is hidden. What a second device gains is simulated.
+that round has decided, and a device of its own may run the draft meanwhile. On one device the passes follow each other.
+What a second device gains is simulated.
 """
 
 from collections.abc import Sequence as Seq

@@ -13,7 +13,7 @@ from refimpl.core.errors import InputError
 from refimpl.models.head import RegressiveBlock, RegressiveHead
 
 NORMS = "lm_head_norms"  # of the target's rows: they tell targets of one shape apart
-SAME_NORM = 0.05  # relative; roundings of a number format are far below
+NORM_TOLERANCE = 0.05  # relative; roundings of a number format are far below
 
 
 def save_head(path: Path, block: RegressiveBlock, target: PreTrainedModel) -> None:
@@ -36,7 +36,7 @@ def load_head(path: Path, target: PreTrainedModel) -> RegressiveHead:
             f"the head {path} was trained for a target with a hidden size of {sizes[0]} and {sizes[1]} ids, "
             f"not {wanted[0]} and {wanted[1]}: choose one that was trained for this target"
         )
-    if not torch.allclose(norms, found, rtol=SAME_NORM):
+    if not torch.allclose(norms, found, rtol=NORM_TOLERANCE):
         raise InputError(f"the head {path} was trained for another target: choose one that was trained for this one")
     return RegressiveHead(block.to(lm_head.weight), lm_head)
 

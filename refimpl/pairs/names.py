@@ -44,10 +44,11 @@ def find_models(
     Raises:
         InputError: an unknown name, something that is no name, a draft that would never run, or a head that is missing.
     """
-    for given in (target, draft or "", head or ""):
+    for given in (target, *(model for model in (draft, head) if model is not None)):
         if not isinstance(given, str | os.PathLike):
             kind = type(given).__name__
-            raise InputError(f"target and draft must be a name or a path, not {kind}: make_pair takes models in memory")
+            message = f"target, draft and head must be a name or a path, not {kind}: make_pair takes models in memory"
+            raise InputError(message)
     named = _find_named(target, draft, drafter)
     named = named if head is None else replace(named, head=str(head))
     if drafter == "head" and named.head is None:

@@ -183,7 +183,7 @@ BAD = [
     ({"engine": {"drafter": "oracle"}}, "engine.drafter must be one of model, ngram, suffix, hybrid, head, not"),
     ({"engine": {"drafter": "ngram", "draft_budget": "confidence"}}, "reads the draft's probabilities.*choose drafter"),
     ({"engine": {"draft_budget": "goodput"}}, "engine.draft_budget 'goodput' and draft_costs go together"),
-    ({"engine": {"draft_costs": [[1, 2]]}}, "seconds of draft_costs must be a list of finite numbers > 0, not 2"),
+    ({"engine": {"draft_costs": [[1, 2]]}}, "seconds of draft_costs must be a list of at least one finite number > 0"),
     ({"engine": {"draft_cost": -1}}, "engine.draft_cost must be a finite number ≥ 0, not -1"),
     ({"engine": {"draft_budget": "row_rate"}, "switches": {"keep_bonus": False}}, "switches.keep_bonus needs engine.d"),
     ({"engine": {"drafter": "hybrid"}, "switches": {"k_policy": "batch_min"}}, "switches.k_policy needs engine"),

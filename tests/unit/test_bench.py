@@ -41,8 +41,9 @@ SHARES = ("draft", "verify", "realign", "host")
 FORCED = rate_lengths(0.4, 3)
 
 
-def outcome(seq_len, draft_lag, drafted):
-    return RowOutcome(0, seq_len, draft_lag, drafted, drafted, 0, 1, "recovered", False)
+def outcome(seq_len, draft_lag, drafted, draft_passes):
+    row = RowOutcome(0, seq_len, draft_lag, drafted, drafted, 0, 1, "recovered", False)
+    return replace(row, draft_passes=draft_passes)
 
 
 class TestWork:
@@ -71,13 +72,15 @@ class TestWork:
 
     def test_a_round_has_a_pass_per_draft_and_one_to_verify(self, llama):
         target, draft = ModelWork.of(llama.target), ModelWork.of(llama.draft)
-        record = RoundRecord(0, "static", (outcome(20, 2, 3), outcome(10, 1, 1)), {}, 0)
+        record = RoundRecord(0, "static", (outcome(20, 2, 3, 3), outcome(10, 1, 1, 3)), {}, 0)
         assert list(round_passes(record, target, draft)) == [
             draft.forward_pass([Feed(18, 2, 1), Feed(9, 1, 1)]),
             draft.forward_pass([Feed(20, 1, 1)]),
             draft.forward_pass([Feed(21, 1, 1)]),
             target.forward_pass([Feed(19, 4, 4), Feed(9, 2, 2)]),
         ]
+        by_head = RoundRecord(0, "static", (outcome(20, 1, 3, 0),), {}, 0)
+        assert list(round_passes(by_head, target, draft)) == [target.forward_pass([Feed(19, 4, 4)])]
 
     def test_the_floor_adds_up_the_slower_side_of_each_pass(self):
         rates = Rates(bytes_per_s=10, flops_per_s=100)

@@ -211,8 +211,9 @@ BAD = [
     ({"draft_threshold": 1.5}, "draft_threshold must be in 0 … 1, not 1.5"),
     ({"draft_budget": "goodput"}, "draft_budget 'goodput' and draft_costs go together"),
     ({"draft_costs": ((1, (1.2,)),)}, "draft_budget 'goodput' and draft_costs go together"),
-    ({"draft_budget": "goodput", "draft_costs": ((1, 1.2),)}, "must be a list of finite numbers > 0, not 1.2"),
-    ({"draft_budget": "goodput", "draft_costs": ((1, (0.0,)),)}, r"must be a list of finite numbers > 0, not \(0.0,\)"),
+    ({"draft_budget": "goodput", "draft_costs": ((1, 1.2),)}, "a list of at least one finite number > 0, not 1.2"),
+    ({"draft_budget": "goodput", "draft_costs": ((1, (0.0,)),)}, r"at least one finite number > 0, not \(0.0,\)"),
+    ({"draft_budget": "goodput", "draft_costs": ((1, ()),)}, r"at least one finite number > 0, not \(\)"),
     ({"draft_budget": "goodput", "draft_costs": ((0, (1.2,)),)}, "rows of draft_costs must be an integer at least 1"),
     ({"draft_budget": "goodput", "draft_costs": (1,)}, r"draft_costs must be pairs \(rows, seconds\), not 1"),
     (

@@ -232,9 +232,11 @@ def test_only_models_in_memory_make_a_pair(saved):
         make_pair("a", "b")
     with pytest.raises(InputError, match="the draft must be a transformers model, not Linear"):
         make_pair(model, torch.nn.Linear(1, 1))
-    for arguments in ((model, model), ("tiny", model), (None,)):
+    for arguments in ((model, model), ("tiny", model), (None,), ("tiny", 0), ("tiny", [])):
         with pytest.raises(InputError, match=r"must be a name or a path, not .*: make_pair takes models in memory"):
             load_pair(*arguments)
+    with pytest.raises(InputError, match="target, draft and head must be a name or a path, not bool: make_pair takes"):
+        load_pair("tiny", drafter="head", head=False)
     with pytest.raises(InputError, match="the target is on cpu, the draft on meta"):
         make_pair(model, transformers.LlamaForCausalLM(model.config).to("meta"))
 

@@ -13,7 +13,7 @@ from refimpl.layouts.store import Block
 
 
 class TargetStates:
-    """Of each row the state behind the last committed token that the target was fed, all of them but one.
+    """Of each row the state behind the last committed token but one: the last that the target was fed.
 
     Each verify pass shows the states behind all tokens that it feeds. Which of them counts is known when the round is
     committed. A row has none before its first verify pass. With every state goes its place: sequence, position and
