@@ -26,6 +26,7 @@ from proofs.conformance.recorder import recorded
 from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Shape
 from proofs.report import Verdict, report
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, Request, SamplingConfig
+from refimpl.core.files import check_writable, whole_file, write_whole
 from refimpl.core.provenance import command_line, stamp
 from refimpl.decoding.engine import Engine
 from refimpl.pairs import load_pair
@@ -220,10 +221,13 @@ def many(replayer: str, wanted: int, file: Path) -> Replayed:
 
 def many_verdict(replayer: str, wanted: int, file: Path, summary: Path | None) -> Verdict:
     """The same, written down if that is asked for."""
+    if summary:
+        check_writable(summary, file)
     done = many(replayer, wanted, file)
     if summary:
-        data = {"schema": 1, "command": command_line(), **stamp("torch", "transformers"), **vars(done)}
-        summary.write_text(json.dumps(data, indent=1) + "\n")
+        settings = {"new_tokens": TOKENS, "prompts_a_run": PROMPTS, "batch_size": BATCH, "max_prompt_tokens": LONGEST}
+        data = {"schema": 1, "command": command_line(), **stamp("torch", "transformers"), **settings, **vars(done)}
+        write_whole(summary, [json.dumps(data, indent=1)])
     return done.verdict()
 
 
@@ -232,7 +236,8 @@ def write_sample() -> None:
     batches = (n + n % 2 * len(SAMPLED) for n in range(len(SAMPLED)))
     some = [lines for _, lines in real_runs(SAMPLED, batches, FEW_TOKENS, FEW_PROMPTS, read_prompts(OWN_PROMPTS))]
     text = "\n".join(itertools.chain(*some)) + "\n"
-    SAMPLE.write_bytes(gzip.compress(text.encode(), mtime=0))
+    with whole_file(SAMPLE, "wb") as sample:
+        sample.write(gzip.compress(text.encode(), mtime=0))
 
 
 def main(replayer: str, what: str = "", prompts: str = str(OWN_PROMPTS), summary: str = "") -> int:

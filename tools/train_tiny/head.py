@@ -10,8 +10,9 @@ distribution that the target has there, and the target's choice once more.
 import argparse
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from refimpl.calibrate.documents import read_corpus
+from refimpl.core.errors import InputError
+from refimpl.core.files import whole_file
 from refimpl.models.head import RegressiveBlock
 from refimpl.pairs.heads import save_head
 from refimpl.pairs.names import TINY
@@ -94,9 +97,9 @@ def walk(target: Qwen3ForCausalLM, prompts: Tensor, new_tokens: int) -> Walk:
 
 def walks(config: Config, head: HeadConfig, target: Qwen3ForCausalLM, work: Path) -> list[Walk]:
     """Greedy continuations, whose prompt lengths take turns, then text; kept in `work`."""
-    path = work / "walks.pt"
+    path, settings = work / "walks.pt", asdict(config) | {"text_batches": head.text_batches}
     if path.exists():
-        return [Walk(*fields) for fields in torch.load(path)]
+        return kept_walks(path, settings)
     tokenizer = AutoTokenizer.from_pretrained(str(TINY / "target"))
     train = token_stream(tokenizer, [d for d in read_corpus() if not d.held_out], config.seed)
     found = []
@@ -107,8 +110,26 @@ def walks(config: Config, head: HeadConfig, target: Qwen3ForCausalLM, work: Path
         print(f"{time.strftime('%H:%M:%S')} continued {number + 1}/{config.greedy_batches}", flush=True)
     found += [walk(target, windows(train, 16, 255, config.seed, -3, i), 0) for i in range(head.text_batches)]
     work.mkdir(parents=True, exist_ok=True)
-    torch.save([tuple(vars(each).values()) for each in found], path)
+    keep_walks(path, settings, found)
     return found
+
+
+def keep_walks(path: Path, settings: dict[str, Any], found: list[Walk]) -> None:
+    """Write walks, and the settings they were made with."""
+    with whole_file(path, "wb") as file:
+        torch.save({"settings": settings, "walks": [tuple(vars(each).values()) for each in found]}, file)
+
+
+def kept_walks(path: Path, settings: dict[str, Any]) -> list[Walk]:
+    """Read walks.
+
+    Raises:
+        InputError: they were made with other settings.
+    """
+    kept = torch.load(path)
+    if not isinstance(kept, dict) or kept["settings"] != settings:
+        raise InputError(f"{path} was made with other settings; delete it to start afresh")
+    return [Walk(*fields) for fields in kept["walks"]]
 
 
 def head_loss(
@@ -156,7 +177,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     config, head, target = Config(), HeadConfig(), load_float32(TINY / "target")
-    block = train_head(head, target, walks(config, head, target, arguments.work), config.seed)
+    try:
+        found = walks(config, head, target, arguments.work)
+    except InputError as error:
+        parser.error(str(error))
+    block = train_head(head, target, found, config.seed)
     save_head(arguments.out, block, target)
 
 
