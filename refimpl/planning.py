@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple, Unpack
 
-from refimpl.core.config import DecodeConfig, make_config
+from refimpl.core.config import CheckLevel, DecodeConfig, Request, make_config
 from refimpl.core.drafting import DrafterName
 from refimpl.core.errors import InputError, require
 from refimpl.core.keywords import Settings
@@ -15,10 +15,11 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.dry_run import DryRun, Footprint
 from refimpl.decoding.memory import GIB
 from refimpl.models.adapter import Pair
-from refimpl.requests import Prompt, prepare
+from refimpl.requests import Prompt, listed, prepare
 
-CHECKS = "host"  # of the runs that are planned: they take no memory on the device
+CHECKS: CheckLevel = "host"  # of the runs that are planned: they take no memory on the device
 LAYOUTS = ("inplace", "paged")  # without working copies, which come and go
+DRAFTERS = ("model", "ngram", "suffix")  # each of their rounds is alike
 MARGIN = 1.05  # over what is counted: kernels need some memory, too
 
 
@@ -52,18 +53,21 @@ def plan_memory(
     What is given up, in this order: pool rows as long as the longest (``paged`` stores blocks), drafts, the draft model
     (``ngram`` looks drafts up), rows. Nothing of it changes greedy or coupled output. The bytes are those of the run's
     own prefill and of a round at its end, counted on tensors without values: with the longest prompts in one batch,
-    though they may never meet, and without shared prefixes. What kernels need for themselves is not counted, but 5 % is
-    left for it. Runs are planned with ``checks="host"``.
+    though they may never meet, without shared prefixes, and with all of their drafts. What kernels need for themselves
+    is not counted, but 5 % is left for it. Bytes are always those of a run with ``checks="host"``, which the plan's
+    settings say unless other checks are asked for: what those take comes on top.
 
     Raises:
-        InputError: impossible settings or prompts, or a budget that nothing fits into.
+        InputError: impossible settings or prompts, settings that are not planned, or a budget that nothing fits into.
     """
     require(0 < budget_gib < math.inf, f"the budget must be a finite number of GiB above 0, not {budget_gib}")
-    config, budget = make_config(**{"checks": CHECKS, **settings}), int(budget_gib * GIB)
+    require("drafting" not in settings, "a plan chooses the drafter: give drafter by its own name, not in `drafting`")
+    config, budget, prompts = make_config(**settings), int(budget_gib * GIB), listed(prompts)
     _require_plannable(config)
+    _require_no_own_drafts(prompts)
     work = _Work(pair, prepare(pair, prompts, config, max_prompt_tokens).sequences)
     least = 0
-    for wish in _wishes(config, has_draft=pair.draft is not None):
+    for wish in _wishes(config):
         tried = _with(config, wish)
         if MARGIN * (least := work.stored_bytes(tried)) > budget:
             continue
@@ -75,11 +79,39 @@ def plan_memory(
 
 
 def _require_plannable(config: DecodeConfig) -> None:
-    layout, whole = config.resolved_method.layout, config.resolved_token_budget is None
-    known = f"{config.method} is not planned: only inplace and paged are, whose rows stay where they are"
-    require(layout in LAYOUTS, known)
-    require(whole, f"{config.method} caches prompts in chunks, whose memory is not planned: choose another scheduler")
-    require(config.execution == "serial", "what two cohorts take together is not planned: choose execution 'serial'")
+    """Raise InputError for what a plan cannot count, or cannot choose beside."""
+    method, drafting = config.resolved_method, config.drafting
+    for planned, otherwise in (
+        (
+            method.layout in LAYOUTS,
+            f"{config.method} is not planned: only inplace and paged are, whose rows stay where they are",
+        ),
+        (
+            config.resolved_token_budget is None,
+            f"{config.method} caches prompts in chunks, whose memory is not planned: choose another scheduler",
+        ),
+        (config.execution == "serial", "what two cohorts take together is not planned: choose execution 'serial'"),
+        (
+            drafting.drafter in DRAFTERS,
+            f"drafter {drafting.drafter!r} is not planned, as its rounds differ: choose {', '.join(DRAFTERS)}",
+        ),
+        (
+            drafting.draft_budget == "fixed",
+            f"a plan counts all drafts, not those of draft_budget {drafting.draft_budget!r}: choose 'fixed'",
+        ),
+        (config.logprobs is None, "copies of logits for log-probabilities are not planned: leave logprobs out"),
+        (not config.cuda_graphs, "what recorded rounds keep is not planned: leave cuda_graphs out"),
+        (config.kv_memory_gib is None, "the budget bounds K/V, too: leave kv_memory_gib out"),
+    ):
+        require(planned, otherwise)
+
+
+def _require_no_own_drafts(prompts: Seq[Prompt]) -> None:
+    for place, prompt in enumerate(prompts):
+        own = prompt.num_speculative_tokens if isinstance(prompt, Request) else None
+        require(
+            own is None, f"prompt {place} has its own num_speculative_tokens, which a plan cannot lower: leave it out"
+        )
 
 
 class Wish(NamedTuple):
@@ -91,11 +123,11 @@ class Wish(NamedTuple):
     method: str
 
 
-def _wishes(config: DecodeConfig, *, has_draft: bool) -> Iterator[Wish]:
+def _wishes(config: DecodeConfig) -> Iterator[Wish]:
     """What was asked for, then with less and less; what is given up last varies slowest."""
-    own = config.drafting.drafter
-    drafters: list[DrafterName] = [own, "ngram"] if config.drafting.uses_draft and has_draft else [own]
-    methods = dict.fromkeys((config.method, "paged"))
+    own, method = config.drafting.drafter, config.resolved_method
+    drafters: list[DrafterName] = [own, "ngram"] if config.drafting.uses_draft else [own]
+    methods = [config.method, *([f"paged+{method.scheduler}"] if method.layout != "paged" else [])]
     drafts = _halves(config.num_speculative_tokens) or [0]
     for wish in product(_halves(config.resolved_batch_size), drafters, drafts, methods):
         yield Wish(*wish)
@@ -107,13 +139,14 @@ def _halves(number: int) -> list[int]:
 
 
 def _with(config: DecodeConfig, wish: Wish) -> DecodeConfig:
-    """The same with a wish, without a bound on K/V alone, and with prompts that have nothing in common."""
+    """The same with a wish, as it is planned: checked on the host alone, with prompts that have nothing in common."""
     return replace(
         config,
         method=wish.method,
         batch_size=wish.batch_size,
         num_speculative_tokens=wish.num_speculative_tokens,
         drafting=replace(config.drafting, drafter=wish.drafter),
+        checks=CHECKS,
         kv_memory_gib=math.inf,
         prefix_sharing=False,
     )
@@ -149,29 +182,30 @@ class _Work:
 
     def stored_bytes(self, config: DecodeConfig) -> int:
         """Weights and K/V of a run."""
-        return DryRun(self.pair, config).stored_bytes(self._copies(config), ())
+        return DryRun(self.pair, config).stored_bytes(self._at_begin(config))
 
     def footprint(self, config: DecodeConfig) -> Footprint:
         """Peak of a run."""
-        rows = config.resolved_batch_size
-        begin, end = self._copies(config), self._copies(config, near_end=True)
-        return DryRun(self.pair, config).footprint(begin[:rows], end[:rows], end[rows:])
+        return DryRun(self.pair, config).footprint(self._at_begin(config), self._at_end(config))
 
-    def _copies(self, config: DecodeConfig, *, near_end: bool = False) -> list[Sequence]:
-        """All sequences, the longest first; at their prompts, or where they draft for the last time."""
+    def _at_begin(self, config: DecodeConfig) -> list[Sequence]:
+        """All sequences, the longest prompt first."""
+        return [_copy(row, row.seq_len, config) for row in sorted(self.sequences, key=lambda s: -s.seq_len)]
+
+    def _at_end(self, config: DecodeConfig) -> list[Sequence]:
+        """All sequences, the longest at its end first, each so long that a round with all drafts reaches that end."""
+        drafts = min(config.num_speculative_tokens, max(s.max_new_tokens for s in self.sequences) - 1)
         longest = sorted(self.sequences, key=lambda s: -s.most_tokens)
-        return [_copy(row, config, near_end=near_end) for row in longest]
+        return [_copy(row, max(1, row.most_tokens - drafts - 1), config) for row in longest]
 
 
-def _copy(row: Sequence, config: DecodeConfig, *, near_end: bool) -> Sequence:
-    """A sequence as a run begins with it, or near its end, with any tokens in place of those generated."""
-    drafts = min(row.num_speculative_tokens, config.num_speculative_tokens)
-    generated = max(0, row.max_new_tokens - drafts - 1) if near_end else 0
+def _copy(row: Sequence, seq_len: int, config: DecodeConfig) -> Sequence:
+    """A sequence of so many tokens, whatever they are, that ends as long as another."""
     return Sequence(
         row.index,
-        [*row.token_ids, *row.token_ids[-1:] * generated],
-        row.max_new_tokens - generated,
-        drafts,
+        row.token_ids[:1] * seq_len,
+        row.most_tokens - seq_len,
+        config.num_speculative_tokens,
         sequence_id=row.sequence_id,
         draft_cached=0 if config.drafting.uses_draft else None,
     )

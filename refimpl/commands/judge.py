@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from refimpl.commands.options import EngineOptions, PairOptions, PromptOptions, RunOptions
+from refimpl.commands.options import EngineOptions, HeadOptions, PromptOptions, RunOptions
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
 from refimpl.core.errors import InputError, shown
 from refimpl.core.option_groups import OUTPUT, PROMPTS, command, option
@@ -20,7 +20,7 @@ PICTURES = (".png", ".pdf", ".svg")
 @command(app, "tie-or-bug --limit 8 --methods eqspec,inplace --plot regrets.png")
 def tie_or_bug(
     *,
-    models: PairOptions = PairOptions(dtype="bfloat16"),
+    models: HeadOptions = HeadOptions(dtype="bfloat16"),
     prompts: PromptOptions,
     outputs: Annotated[
         Path | None,

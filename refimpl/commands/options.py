@@ -47,9 +47,6 @@ class PairOptions:
     ] = "tiny"
     target: Annotated[str | None, option(MODELS, "Your own target: a folder or a hub id.")] = None
     draft: Annotated[str | None, option(MODELS, "Your own draft: a folder or a hub id.")] = None
-    head: Annotated[
-        str | None, option(MODELS, "File of a draft head that was trained for the target; tiny has one.")
-    ] = None
     vocab_size: Annotated[
         int | None,
         option(MODELS, "Number of ids that are tokens, if the vocabularies differ and there is no tokenizer."),
@@ -76,7 +73,6 @@ class PairOptions:
             self.target or self.pair,
             self.draft,
             drafter=drafter,
-            head=self.head,
             device=self.device,
             dtype=self.dtype,
             random_weights=self.random_weights,
@@ -86,7 +82,20 @@ class PairOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(PairOptions):
+class HeadOptions(PairOptions):
+    """A pair that may have a draft head, for commands that take a drafter."""
+
+    head: Annotated[
+        str | None, option(MODELS, "File of a draft head that was trained for the target; tiny has one.")
+    ] = None
+
+    def load(self, **more: Any) -> Any:
+        """Load the pair, with the head if one is given."""
+        return super().load(head=self.head, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(HeadOptions):
     """A pair that may be compiled."""
 
     compile_: Annotated[bool, option(MODELS, "Fuse MLPs and norms with torch.compile.", "--compile")] = False

@@ -1,9 +1,9 @@
 """Bytes that a run needs at its peak, counted on tensors without values: its own passes, of its largest shapes."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -16,7 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from refimpl.core.config import DecodeConfig
 from refimpl.core.sequence import Sequence
+from refimpl.decoding.drafters import LookupDrafter
 from refimpl.decoding.engine import Engine
+from refimpl.decoding.passes import EagerPasses
 from refimpl.models.adapter import HuggingFaceLM, Pair
 
 
@@ -53,16 +55,16 @@ class StorageCounter(TorchDispatchMode):
     not seen.
 
     Args:
-        vocab_size: width of logits and distributions.
+        widths: of logits and distributions.
         apart: tensors that do not count.
 
     Attributes:
         peak: most bytes at a time, and how many of them were of logits and distributions.
     """
 
-    def __init__(self, vocab_size: int, apart: Seq[Tensor]):
+    def __init__(self, widths: Collection[int], apart: Seq[Tensor]):
         super().__init__()
-        self._vocab_size, self._apart = vocab_size, {StorageWeakRef(t.untyped_storage()).cdata for t in apart}
+        self._widths, self._apart = widths, {StorageWeakRef(t.untyped_storage()).cdata for t in apart}
         self._live: dict[int, _Storage] = {}
         self.peak = (0, 0)
 
@@ -81,7 +83,7 @@ class StorageCounter(TorchDispatchMode):
         storage = tensor.untyped_storage()
         reference = StorageWeakRef(storage)
         if reference.cdata not in self._apart and reference.cdata not in self._live:
-            is_logits = tensor.dim() > 1 and tensor.shape[-1] == self._vocab_size
+            is_logits = tensor.dim() > 1 and tensor.shape[-1] in self._widths
             self._live[reference.cdata] = _Storage(reference, storage.nbytes(), is_logits)
 
 
@@ -97,27 +99,29 @@ class DryRun:
     pair: Pair
     config: DecodeConfig
 
-    def footprint(self, at_begin: Seq[Sequence], at_end: Seq[Sequence], others: Seq[Sequence]) -> Footprint:
-        """Peak of a prefill of some rows together, and of a round of the same rows once they are nearly done.
+    def footprint(self, at_begin: Seq[Sequence], at_end: Seq[Sequence]) -> Footprint:
+        """Peak of a prefill of a batch, and of a round of a batch that verifies as many drafts as it has room for.
 
         Args:
-            at_begin: rows of a batch, before anything is cached.
-            at_end: the same rows with room for one more round.
-            others: sequences that come later.
+            at_begin: all sequences before anything is cached; the first ones are prefilled together.
+            at_end: the same with room for one more round; the first ones run it together.
         """
         with self._counting() as (prefill, weights_bytes):
-            kv_bytes = self._begun(at_begin, others).kv_bytes
+            engine = self._engine(at_begin)
+            engine.admit()
+            kv_bytes = engine.kv_bytes
         with self._counting() as (last_round, _):
-            engine = self._begun(at_end, others)
+            engine = self._engine(at_end)
+            engine.admit()
             last_round.peak = (0, 0)  # that prefill is longer than any of the run
             self._run_passes(engine)
         peak, logits_bytes = max(prefill.peak, last_round.peak)
         return Footprint(weights_bytes, kv_bytes, logits_bytes, peak - kv_bytes - logits_bytes)
 
-    def stored_bytes(self, rows: Seq[Sequence], others: Seq[Sequence]) -> int:
+    def stored_bytes(self, sequences: Seq[Sequence]) -> int:
         """Weights and K/V alone."""
         with self._counting() as (_, weights_bytes):
-            return weights_bytes + Engine(self.pair, rows, self.config, expected=others).kv_bytes
+            return weights_bytes + self._engine(sequences).kv_bytes
 
     @contextmanager
     def _counting(self) -> Iterator[tuple[StorageCounter, int]]:
@@ -125,21 +129,35 @@ class DryRun:
         with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             weights = [fake.from_tensor(tensor) for tensor in _weights(self.pair, self.config)]
             sizes = {StorageWeakRef(t.untyped_storage()).cdata: t.untyped_storage().nbytes() for t in weights}
-            with StorageCounter(self.pair.vocab_size, weights) as counter:
+            widths = {self.pair.vocab_size, *(model.vocab_size for model in self.pair.models())}
+            with StorageCounter(widths, weights) as counter:
                 yield counter, sum(sizes.values())
 
-    def _begun(self, rows: Seq[Sequence], others: Seq[Sequence]) -> Engine:
-        """An engine whose rows are prefilled."""
-        engine = Engine(self.pair, rows, self.config, expected=others)
-        engine.admit()
-        return engine
+    def _engine(self, sequences: Seq[Sequence]) -> Engine:
+        """An engine of the first batch, built for all."""
+        rows = self.config.resolved_batch_size
+        return Engine(self.pair, sequences[:rows], self.config, expected=sequences[rows:])
 
     def _run_passes(self, engine: Engine) -> None:
         """Those of one round, up to the decision, which has no values either."""
         plan, _ = engine.scheduler.choose()
-        members = sorted(plan.members, key=attrgetter("slot"))
-        verified = engine.context.passes.run(members, [m.draft_limit for m in members], plan.chunks)
+        members, passes = sorted(plan.members, key=attrgetter("slot")), engine.context.passes
+        assert isinstance(passes, EagerPasses)
+        if self.config.drafting.looks:
+            passes = replace(passes, drafter=LookupDrafter(_Anything))
+        verified = passes.run(members, [m.draft_limit for m in members])
         verified.decision.table()
+
+
+class _Anything:
+    """An index that finds as many drafts as it is asked for."""
+
+    def read(self, token_ids: Seq[int]) -> None:
+        """Nothing."""
+
+    def propose(self, limit: int) -> list[int]:
+        """Any tokens."""
+        return [0] * limit
 
 
 def _weights(pair: Pair, config: DecodeConfig) -> list[Tensor]:

@@ -160,6 +160,12 @@ def test_an_option_of_the_engine_is_one_of_every_command_that_decodes():
     assert settings.cuda_graphs is False
 
 
+def test_a_head_can_be_given_where_a_drafter_can():
+    for name, known in typer.main.get_command(app).commands.items():
+        names = {parameter.name for parameter in known.params}
+        assert ("head" in names) == (names >= {"pair", "drafter"}), name
+
+
 def test_a_table_of_drafts_by_load():
     given = EngineOptions(draft_budget="by_load", drafts_by_load="1=7,4=5").settings()
     assert given["drafts_by_load"] == ((1, 7), (4, 5))

@@ -1,11 +1,13 @@
 """A plan says what a run takes, takes nothing itself, and gives up as little as it must."""
 
-from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
 
 import pytest
 
-from refimpl import InputError, generate
+from refimpl import InputError, Request, generate
 from refimpl.bench.memory import peak_bytes
+from refimpl.core.drafting import DraftingConfig
 from refimpl.decoding.memory import GIB
 from refimpl.layouts.store import KVStore
 from refimpl.pairs.random_pairs import random_pair
@@ -17,6 +19,11 @@ AMPLE = 1.0
 @pytest.fixture(scope="module")
 def small():
     return random_pair("llama", vocab_size=64)
+
+
+@pytest.fixture(scope="module")
+def wide():
+    return random_pair("llama", vocab_size=4000)
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -33,8 +40,16 @@ CASES = {
     "inplace": {"method": "inplace"},
     "rows that enter later": {"method": "inplace", "batch_size": 2},
     "blocks": {"method": "paged"},
+    "a static batch": {"method": "paged+static", "batch_size": 2},
+    "groups": {"method": "inplace+grouped", "batch_size": 2},
+    "one shape": {"method": "inplace", "shape_stable": True},
     "lookups": {"method": "inplace", "drafter": "ngram"},
+    "long lookups": {"method": "paged", "drafter": "suffix"},
     "distributions": {"method": "inplace", "temperature": 1.0, "acceptance": "rejection"},
+    "distributions of blocks": {"method": "inplace", "temperature": 1.0, "acceptance": "block"},
+    "coupled": {"method": "inplace", "temperature": 1.0},
+    "forced": {"method": "inplace", "acceptance": "forced", "forced_lengths": (0.5, 0.5)},
+    "longer ones may come": {"method": "inplace", "max_model_len": 90},
 }
 
 
@@ -70,33 +85,48 @@ def test_a_plan_takes_no_memory_itself(small):
     assert plans[0].footprint.kv_bytes > 10 * peak
 
 
-def test_logits_count_where_they_are_the_largest(small):
+@pytest.mark.parametrize("drafter", ["model", "ngram", "suffix"])
+def test_logits_of_all_drafts_count(wide, drafter):
     """One prompt token, so that the peak is the verify pass: logits of 33 positions, and distributions in float64."""
-    wide = random_pair("llama", vocab_size=4000)
     asked = {"max_new_tokens": 40, "num_speculative_tokens": 32, "temperature": 1.0, "acceptance": "rejection"}
-    footprint = plan_memory(wide, prompts(2), budget_gib=AMPLE, **asked).footprint
-    assert footprint.logits_bytes > 33 * 4000 * (4 + 8)
+    footprint = plan_memory(wide, prompts(2), budget_gib=AMPLE, drafter=drafter, **asked).footprint
+    assert footprint.logits_bytes > 33 * 4000 * (8 + 8)
     assert footprint.logits_bytes > 5 * footprint.activation_bytes
 
 
+def test_logits_count_with_their_padding(wide):
+    padded = replace(wide, vocab_size=3990)
+    asked = {"max_new_tokens": 40, "num_speculative_tokens": 32, "drafter": "ngram"}
+    assert plan_memory(padded, prompts(2), budget_gib=AMPLE, **asked).footprint.logits_bytes >= 33 * 4000 * 8
+
+
+def test_the_largest_prefill_and_the_largest_round_may_be_of_different_rows(small, wide):
+    """The row with the longest prompt ends first; the longest row has no drafts."""
+    for pair, work in (
+        (small, [Request([3] * 30, 1), Request([3] * 2, 30)]),
+        (wide, [Request([3] * 30, 1), Request([3] * 20, 10)]),
+    ):
+        plan = plan_memory(pair, work, budget_gib=AMPLE, batch_size=1, num_speculative_tokens=5, stop_token_ids=[])
+        assert 0.9 < over_plan(pair, work, plan) < 1.05
+
+
 def shrinking(pair, work, asked):
-    """Plans with budgets just below what the plan before took, down to where nothing fits."""
+    """Plans with budgets just below what the plan before took, until nothing fits, which is an error."""
     budget = AMPLE
-    with suppress(InputError):
-        while True:
-            plan = plan_memory(pair, work, budget_gib=budget, **asked)
-            assert plan.footprint.total_bytes < budget * GIB
-            yield plan
-            budget = 1.05 * (plan.footprint.total_bytes - 1) / GIB
+    while True:
+        plan = plan_memory(pair, work, budget_gib=budget, **asked)
+        assert plan.footprint.total_bytes < budget * GIB
+        yield plan
+        budget = 1.05 * (plan.footprint.total_bytes - 1) / GIB
 
 
 def test_less_and_less_is_kept(small):
     """Each step gives up the next wish, and takes less."""
     work = prompts(120, 5, 5)
-    asked = {"batch_size": 2, "num_speculative_tokens": 2, "max_new_tokens": 9, "stop_token_ids": []}
-    plans = list(shrinking(small, work, asked))
+    asked = {"batch_size": 2, "num_speculative_tokens": 1, "max_new_tokens": 9, "stop_token_ids": []}
+    plans: list[MemoryPlan] = []
     with pytest.raises(InputError, match=r"^nothing fits into .*one row and drafter 'ngram' need .* GiB or more$"):
-        plan_memory(small, work, budget_gib=0.9 * plans[-1].footprint.total_bytes / GIB, **asked)
+        plans.extend(shrinking(small, work, asked))
     first, second, last = plans[0], plans[1], plans[-1]
     assert first.gave_up == ()
     assert second.gave_up == ("pool rows as long as the longest: paged stores blocks, which every pass gathers",)
@@ -106,16 +136,59 @@ def test_less_and_less_is_kept(small):
     assert totals == sorted(totals, reverse=True)
 
 
-def test_what_is_not_planned(small):
-    for method, message in {
-        "paged+continuous": "prompts in chunks",
-        "autoregressive": "not planned",
-        "eqspec": "not planned",
-    }.items():
-        with pytest.raises(InputError, match=message):
-            plan_memory(small, prompts(3), budget_gib=AMPLE, method=method)
-    with pytest.raises(InputError, match="two cohorts"):
-        plan_memory(small, prompts(3), budget_gib=AMPLE, execution="overlapped")
+def test_drafts_are_halved_where_logits_are_the_largest(wide):
+    asked = {"method": "paged", "drafter": "ngram", "num_speculative_tokens": 32, "max_new_tokens": 40}
+    first, second = islice(shrinking(wide, prompts(2), asked), 2)
+    assert (first.gave_up, second.gave_up) == ((), ("drafts: 16 a row in place of 32",))
+    assert second.settings["num_speculative_tokens"] == 16
+
+
+def test_a_plan_keeps_the_scheduler(small):
+    work = prompts(120, 5, 5)
+    asked = {"batch_size": 2, "num_speculative_tokens": 1, "max_new_tokens": 9, "stop_token_ids": []}
+    for method, other, given_up in (
+        ("inplace+static", "paged+static", "pool rows as long as the longest"),
+        ("paged+grouped", "paged+grouped", "the draft model"),
+    ):
+        _, second = islice(shrinking(small, work, asked | {"method": method}), 2)
+        assert second.settings["method"] == other
+        assert [line.partition(":")[0] for line in second.gave_up] == [given_up]
+
+
+def test_bytes_are_those_of_host_checks(small):
+    asked = {"max_new_tokens": 8, "batch_size": 1}
+    plans = [
+        plan_memory(small, prompts(20), budget_gib=AMPLE, **asked, **checks) for checks in ({}, {"checks": "device"})
+    ]
+    assert plans[0].footprint == plans[1].footprint
+    assert [plan.settings["checks"] for plan in plans] == ["host", "device"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "paged+continuous"}, "prompts in chunks"),
+        ({"method": "autoregressive"}, "only inplace and paged are"),
+        ({"method": "eqspec"}, "only inplace and paged are"),
+        ({"execution": "overlapped"}, "two cohorts"),
+        ({"drafter": "hybrid"}, "drafter 'hybrid' is not planned"),
+        ({"drafter": "head"}, "drafter 'head' is not planned"),
+        ({"draft_budget": "row_rate"}, "not those of draft_budget 'row_rate'"),
+        ({"draft_budget": "confidence"}, "not those of draft_budget 'confidence'"),
+        ({"drafting": DraftingConfig()}, "give drafter by its own name"),
+        ({"cuda_graphs": True}, "leave cuda_graphs out"),
+        ({"logprobs": 0}, "leave logprobs out"),
+        ({"kv_memory_gib": 1.0}, "leave kv_memory_gib out"),
+    ],
+)
+def test_what_is_not_planned(small, settings, message):
+    with pytest.raises(InputError, match=message):
+        plan_memory(small, prompts(3), budget_gib=AMPLE, **settings)
+
+
+def test_a_request_with_drafts_of_its_own_is_not_planned(small):
+    with pytest.raises(InputError, match="prompt 1 has its own num_speculative_tokens"):
+        plan_memory(small, [[3], Request([3], num_speculative_tokens=5)], budget_gib=AMPLE)
 
 
 def test_the_plan_of_an_impossible_budget(small):
