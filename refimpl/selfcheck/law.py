@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from refimpl.core.config import DecodeConfig, Request
-from refimpl.core.drafting import DRAFTERS, OF_PROBABILITIES, WITH_PROBABILITIES
+from refimpl.core.drafting import DRAFTERS, OF_PROBABILITIES, WITH_PROBABILITIES, WITHOUT_MODEL
 from refimpl.decoding.assembly import bias
 from refimpl.generation import generate
 from refimpl.models.adapter import Pair
@@ -15,12 +15,12 @@ from refimpl.selfcheck.enumeration import engine_law, law_config, target_law, to
 from refimpl.selfcheck.fraction_model import JointLaw, fraction_pair
 
 RULES = ("greedy", "coupled", "rejection", "block")
-REQUESTS = [Request([0, 1, 0, 1], 2, 1), Request([1, 0], 2, 1)]  # the first finds its last tokens before
-LONGER = [Request([0, 1, 0, 1], 3, 1), REQUESTS[1]]  # for budgets that read what the rounds before have shown
-FROM_HISTORY = ("row_rate", "goodput")
 SEEDS: tuple[int, ...] = (3, 5)  # of the pairs
+REQUESTS = [Request([0, 1, 0, 1], 2, 1), Request([1, 0], 2, 1)]  # the first finds its last tokens before
 OF_HEAD = [Request([0], 3, 1), Request([1, 0], 3, 1)]  # a token more, as there are no drafts in the first round
-SEEDS_OF_HEAD: tuple[int, ...] = (11,)
+LONGER = [Request([0, 1, 0, 1], 3, 1), REQUESTS[1]]  # drafts after those that the first round has rejected
+LONGEST = [Request([0, 1, 0, 1], 4, 1), REQUESTS[1]]  # the same for who drafts seldom, and drafts of a row alone
+FROM_HISTORY = ("row_rate", "goodput")
 BUDGETS: dict[str, dict[str, Any]] = {  # by name: settings that cut drafts on these pairs
     "fixed": {"draft_budget": "fixed"},
     "by_load": {"draft_budget": "by_load", "drafts_by_load": ((2, 0),)},
@@ -53,17 +53,29 @@ class LawRow:
         return asdict(self)
 
 
+def combinations() -> Iterator[tuple[str, str]]:
+    """Every drafter with every budget that it can have."""
+    for drafter, budget in product(DRAFTERS, BUDGETS):
+        if drafter in WITH_PROBABILITIES or BUDGETS[budget]["draft_budget"] not in OF_PROBABILITIES:
+            yield drafter, budget
+
+
+def requests_for(drafter: str, budget: str) -> list[Request]:
+    """Two rows that are offered drafts on some branch, and have some cut by the budget."""
+    if budget == "by_load":
+        return LONGEST
+    if budget in FROM_HISTORY:
+        return LONGEST if drafter in WITHOUT_MODEL else LONGER
+    return OF_HEAD if drafter == "head" else REQUESTS
+
+
 def law_rows() -> Iterator[LawRow]:
-    """Every drafter with every budget that it can have, under every rule that promises the law."""
-    for drafter, (budget, settings), rule in product(DRAFTERS, BUDGETS.items(), RULES):
-        if drafter in WITH_PROBABILITIES or settings["draft_budget"] not in OF_PROBABILITIES:
-            requests, seeds = (LONGER if budget in FROM_HISTORY else REQUESTS), SEEDS
-            if drafter == "head":
-                requests, seeds = OF_HEAD, SEEDS_OF_HEAD
-            shape = {"acceptance": rule, "temperature": float(rule != "greedy")}
-            config = law_config(drafter=drafter, **settings, **shape)
-            distance = max(variation(fraction_pair(2, seed), requests, config) for seed in seeds)
-            yield LawRow(drafter, budget, rule, not bias(config), float(distance))
+    """Every combination, under every rule that promises the law."""
+    for (drafter, budget), rule in product(combinations(), RULES):
+        shape: dict[str, Any] = {"acceptance": rule, "temperature": float(rule != "greedy")}
+        config, requests = law_config(drafter=drafter, **BUDGETS[budget], **shape), requests_for(drafter, budget)
+        distance = max(variation(fraction_pair(2, seed), requests, config) for seed in SEEDS)
+        yield LawRow(drafter, budget, rule, not bias(config), float(distance))
 
 
 def variation(pair: Pair, requests: list[Request], config: DecodeConfig) -> Fraction:

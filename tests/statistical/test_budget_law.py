@@ -8,11 +8,15 @@ import pytest
 from refimpl.core.config import Request
 from refimpl.core.errors import InvariantViolation
 from refimpl.core.sequence import Sequence
+from refimpl.decoding.drafters import LookupDrafter
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.passes import EagerPasses
 from refimpl.faults import FAULTS
 from refimpl.models.adapter import Pair
-from refimpl.selfcheck.enumeration import law_config
+from refimpl.requests import prepare
+from refimpl.selfcheck.enumeration import law_config, scripts
 from refimpl.selfcheck.fraction_model import FractionModel, fraction_pair, random_table
-from refimpl.selfcheck.law import law_rows, variation
+from refimpl.selfcheck.law import BUDGETS, SEEDS, combinations, law_rows, requests_for, variation
 
 ROWS = list(law_rows())
 TWO = [Request([0], 2, 1), Request([1, 0], 2, 1)]
@@ -31,6 +35,38 @@ def test_what_is_refused():
     assert [(row.drafter, row.draft_budget, row.acceptance) for row in ROWS if not row.allowed] == [
         (drafter, "capacity of own tokens", rule) for drafter in ("model", "head") for rule in ("rejection", "block")
     ]
+
+
+@pytest.mark.parametrize(("drafter", "budget"), [found for found in combinations() if found[1] != "fixed"])
+def test_every_setting_offers_drafts_and_cuts_some(monkeypatch, drafter, budget):
+    """A law that no draft has met would be kept by any budget."""
+    seen, original = set(), EagerPasses.draft
+
+    def spied(self, members, limits):
+        most = [could_draft(self.drafter, member) for member in members]
+        drafts, numbers = original(self, members, limits)
+        seen.update("offered" for found in drafts.offer.lengths if found)
+        seen.update("cut" for found, limit in zip(drafts.offer.lengths, most, strict=True) if found < limit)
+        return drafts, numbers
+
+    monkeypatch.setattr(EagerPasses, "draft", spied)
+    config, requests = law_config(drafter=drafter, **BUDGETS[budget]), requests_for(drafter, budget)
+    for seed in SEEDS:
+        for source in scripts():
+            source.sequences = prepare(pair := fraction_pair(2, seed), requests, config).sequences
+            list(Engine(pair, source.sequences, config, source).rounds())
+            if len(seen) == 2:
+                return
+    pytest.fail(f"of offered and cut only: {seen}")
+
+
+def could_draft(drafter, row):
+    """Drafts that a row would be offered without a budget."""
+    if row.finished or (drafter.states and not drafter.states.has(row)):
+        return 0
+    if isinstance(drafter, LookupDrafter):
+        return len(drafter.find([row], [row.draft_limit])[0])
+    return row.draft_limit
 
 
 @pytest.mark.parametrize("budget", SHARED)

@@ -88,12 +88,16 @@ def test_samples_are_those_of_serial_execution(ragged_prompts, rule):
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize(
-    "budget",
-    [{}, {"draft_budget": "capacity", "draft_capacity": 1}, {"draft_budget": "goodput", "draft_costs": ((1, (1.6,)),)}],
+    ("drafts", "budget"),
+    [
+        (1, {}),
+        (2, {"draft_budget": "capacity", "draft_capacity": 1}),
+        (1, {"draft_budget": "goodput", "draft_costs": ((1, (1.6,)),)}),
+    ],
 )
-def test_joint_law_of_two_cohorts(rule, budget):
-    """Every branch of a run, in exact fractions."""
-    requests = [Request([0], 2, 1), Request([1, 0], 2, 1)]
+def test_joint_law_of_two_cohorts(rule, drafts, budget):
+    """Every branch of a run, in exact fractions: long enough that the capacity and the history cut drafts."""
+    requests = [Request([0], 3, drafts), Request([1, 0], 2, drafts)]
     config = law_config(execution="overlapped", acceptance=rule, **budget)
     assert variation(fraction_pair(2, seed=3), requests, config) == 0
 
