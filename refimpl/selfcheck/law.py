@@ -72,10 +72,19 @@ def requests_for(drafter: str, budget: str) -> list[Request]:
 def law_rows() -> Iterator[LawRow]:
     """Every combination, under every rule that promises the law."""
     for (drafter, budget), rule in product(combinations(), RULES):
-        shape: dict[str, Any] = {"acceptance": rule, "temperature": float(rule != "greedy")}
-        config, requests = law_config(drafter=drafter, **BUDGETS[budget], **shape), requests_for(drafter, budget)
-        distance = max(variation(fraction_pair(2, seed), requests, config) for seed in SEEDS)
-        yield LawRow(drafter, budget, rule, not bias(config), float(distance))
+        yield law_row(drafter, budget, rule)
+
+
+def law_row(drafter: str, budget: str, rule: str) -> LawRow:
+    """One combination, judged by every branch of its runs."""
+    config, requests = config_of(drafter, budget, rule), requests_for(drafter, budget)
+    distance = max(variation(fraction_pair(2, seed), requests, config) for seed in SEEDS)
+    return LawRow(drafter, budget, rule, not bias(config), float(distance))
+
+
+def config_of(drafter: str, budget: str, rule: str) -> DecodeConfig:
+    """Settings of a combination."""
+    return law_config(drafter=drafter, **BUDGETS[budget], acceptance=rule, temperature=float(rule != "greedy"))
 
 
 def variation(pair: Pair, requests: list[Request], config: DecodeConfig) -> Fraction:

@@ -1,6 +1,8 @@
 """Budgets and drafters keep the target's law exactly where the engine runs them, and not where it refuses to."""
 
 from fractions import Fraction
+from functools import partial
+from itertools import product
 from random import Random
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from refimpl.core.config import Request
 from refimpl.core.errors import InvariantViolation
 from refimpl.core.sequence import Sequence
+from refimpl.decoding.assembly import bias
 from refimpl.decoding.drafters import LookupDrafter
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.passes import EagerPasses
@@ -16,23 +19,39 @@ from refimpl.models.adapter import Pair
 from refimpl.requests import prepare
 from refimpl.selfcheck.enumeration import law_config, scripts
 from refimpl.selfcheck.fraction_model import FractionModel, fraction_pair, random_table
-from refimpl.selfcheck.law import BUDGETS, SEEDS, combinations, law_rows, requests_for, variation
+from refimpl.selfcheck.law import (
+    BUDGETS,
+    RULES,
+    SEEDS,
+    combinations,
+    config_of,
+    law_row,
+    requests_for,
+    variation,
+)
 
-ROWS = list(law_rows())
+ROWS = [(drafter, budget, rule) for (drafter, budget), rule in product(combinations(), RULES)]
 TWO = [Request([0], 2, 1), Request([1, 0], 2, 1)]
 HISTORY = [Request([0], 3, 1), Request([1, 0], 3, 1)]
 DEEPER = [Request([0], 3, 2), Request([1, 0], 2, 1)]
 SHARED = {"capacity": {"draft_capacity": 1}}
+at_night = partial(pytest.param, marks=pytest.mark.nightly)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.drafter}-{row.draft_budget}-{row.acceptance}")
-def test_allowed_means_exact(row):
+def is_short(drafter: str, budget: str, rule: str) -> bool:
+    """Of every drafter and budget the rule that is easiest to break, and every rule once; others are for the night."""
+    return rule == "rejection" or (drafter, budget) == ("model", "fixed")
+
+
+@pytest.mark.parametrize(("drafter", "budget", "rule"), [row if is_short(*row) else at_night(*row) for row in ROWS])
+def test_allowed_means_exact(drafter, budget, rule):
+    row = law_row(drafter, budget, rule)
     assert (row.total_variation == 0) == row.allowed
     assert row.allowed or row.total_variation > 0.01
 
 
 def test_what_is_refused():
-    assert [(row.drafter, row.draft_budget, row.acceptance) for row in ROWS if not row.allowed] == [
+    assert [row for row in ROWS if bias(config_of(*row))] == [
         (drafter, "capacity of own tokens", rule) for drafter in ("model", "head") for rule in ("rejection", "block")
     ]
 
@@ -102,7 +121,7 @@ def test_joint_law_of_rows_that_decide_alone(method):
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-@pytest.mark.parametrize("method", ["rollback+fifo", "inplace+fifo", "realigned+grouped"])
+@pytest.mark.parametrize("method", [at_night("rollback+fifo"), "inplace+fifo", "realigned+grouped"])
 @pytest.mark.parametrize("settings", [{"draft_budget": "row_rate", "draft_cost": 0.7},
                                       {"draft_budget": "goodput", "draft_costs": ((1, (1.6,)),)}])  # fmt: skip
 def test_joint_law_of_rows_that_decide_by_history(method, settings, rule):
