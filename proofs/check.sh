@@ -34,7 +34,7 @@ stage() {
 python_stages() {
   stage z3 "$python" -m proofs.z3 claims
   stage z3-faults "$python" -m proofs.z3 faults
-  stage schedulers "$python" -m proofs.conformance.schedulers
+  stage schedulers "$python" -m proofs.conformance.search
   stage laws "$python" -m proofs.conformance.laws
   stage reach "$python" -m proofs.conformance.reach
   if [ "$pip_only" = 1 ]; then

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from proofs.conformance import books, laws, reach, renamed, schedulers
+from proofs.conformance import books, laws, reach, renamed, scheduler_faults
 from refimpl.core import kernels
 from refimpl.core.files import write_whole
 from refimpl.decoding.invariants import STATEMENTS
@@ -123,7 +123,7 @@ def stages() -> dict[str, list[str]]:
     """Faults of the zoo that a stage is given, and must notice."""
     return {
         "the Z3 claims": [name for name, fault in FAULTS.items() if fault.owner is kernels],
-        "the search": [fault.name for fault in schedulers.zoo()],
+        "the search": [fault.name for fault in scheduler_faults.zoo()],
         "the enumeration": list(laws.ZOO),
         "the runs": [*reach.SHORT_ZOO, *reach.LONGER_ZOO, *renamed.ZOO],
         "the replayed books": list(books.ZOO),

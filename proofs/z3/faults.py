@@ -9,10 +9,7 @@ from types import ModuleType
 import z3
 
 from proofs.z3.obligation import Obligation
-from proofs.z3.row import Row, between, store
-
-ROW = Row()
-COLUMN, POSITION, QUERY = z3.Ints("column position query")
+from proofs.z3.row import COLUMN, POSITION, QUERY, ROW, between, store
 
 
 def obligations(kernels: ModuleType) -> list[Obligation]:

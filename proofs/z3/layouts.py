@@ -4,317 +4,313 @@ Each claim is about one arbitrary column, position or pair of columns; hypothese
 are instances, at that very place, of the invariant that the round before has left behind.
 """
 
+from collections.abc import Iterator
 from types import ModuleType
 
 import z3
 
+from proofs.z3.lengths import draft_cache
 from proofs.z3.obligation import Obligation
-from proofs.z3.row import Row, between, store
-
-ROW = Row()
-COLUMN, OTHER, POSITION, QUERY = z3.Ints("column other position query")
+from proofs.z3.row import COLUMN, OTHER, POSITION, QUERY, ROW, between, claim, store
 
 
 def obligations(kernels: ModuleType) -> list[Obligation]:
     """All claims about the layouts' kernels."""
-    return [*left_padded(kernels), *masked(kernels), *inplace(kernels), *draft_cache(kernels)]
-
-
-def left_padded(kernels: ModuleType) -> list[Obligation]:
-    """The `realigned` and `rollback` layouts."""
-    row, c, p, t = ROW, COLUMN, POSITION, QUERY
-    pads = kernels.num_pad(row.width, row.seq_len)
-    real_pads = row.width - row.seq_len
-    query_column = row.width - 1 + t
-    in_block = [between(0, t, row.k + 1), c >= 0]
-    sees = kernels.visible_left_padded(c, query_column, pads)
-
-    def claim(name: str, given: list, that: z3.BoolRef, **shown: z3.ExprRef) -> Obligation:
-        return Obligation(f"left-padded: {name}", [*row.lengths, *given], that, {**row.shown, **shown})
-
-    before = store("before")
-
-    def verified(column: z3.ArithRef) -> z3.ArithRef:
-        return z3.If(
-            between(row.width - 1, column, row.width + row.k),
-            row.fed(kernels.left_padded_position(column, pads)),
-            before(column),
-        )
-
-    def cached_before(column: z3.ArithRef) -> z3.BoolRef:
-        return z3.Implies(
-            between(real_pads, column, real_pads + row.seq_len - 1), before(column) == row.text(column - real_pads)
-        )
-
-    new_pads = kernels.num_pad(row.new_width, row.new_len)
-    shift = kernels.realign_shift(pads, new_pads)
-    target_column = row.new_width - row.new_len + p
-    source = kernels.realign_source(target_column, shift)
-    cached_after = between(0, p, row.new_len - 1)
+    left_padded, masked, inplace = LeftPadded(kernels), Masked(kernels), Inplace(kernels)
     return [
-        claim("rows are rectangular (INV-1)", [], z3.And(pads + row.seq_len == row.width, pads >= 0)),
-        claim(
+        *(*left_padded.places(), *left_padded.visibility(), *left_padded.realignment()),
+        *(*masked.block(), *masked.tokens(), *masked.compaction()),
+        *(*inplace.visibility(), *inplace.tokens()),
+        *draft_cache(kernels),
+    ]
+
+
+class LeftPadded:
+    """The `realigned` and `rollback` layouts: a verify block at the common end, then realignment."""
+
+    def __init__(self, kernels: ModuleType):
+        self.kernels, self.before = kernels, store("before")
+        self.pads = kernels.num_pad(ROW.width, ROW.seq_len)
+        self.real_pads = ROW.width - ROW.seq_len
+        self.query_column = ROW.width - 1 + QUERY
+        self.in_block = between(0, QUERY, ROW.k + 1)
+
+    def verified(self, column: z3.ArithRef) -> z3.ArithRef:
+        """The store after the verify pass."""
+        fed = ROW.fed(self.kernels.left_padded_position(column, self.pads))
+        return z3.If(between(ROW.width - 1, column, ROW.width + ROW.k), fed, self.before(column))
+
+    def cached_before(self, column: z3.ArithRef) -> z3.BoolRef:
+        """What the round before has left behind in a column."""
+        return z3.Implies(
+            between(self.real_pads, column, self.real_pads + ROW.seq_len - 1),
+            self.before(column) == ROW.text(column - self.real_pads),
+        )
+
+    def places(self) -> Iterator[Obligation]:
+        """Which position stands where."""
+        p, pads, real_pads, kernels = POSITION, self.pads, self.real_pads, self.kernels
+        yield self._claim("rows are rectangular (INV-1)", [], z3.And(pads + ROW.seq_len == ROW.width, pads >= 0))
+        yield self._claim(
             "position p stands in column width - seq_len + p and back (INV-2)",
-            [between(0, p, row.seq_len + row.k)],
+            [between(0, p, ROW.seq_len + ROW.k)],
             z3.And(
                 kernels.left_padded_column(p, pads) == real_pads + p,
                 kernels.left_padded_position(real_pads + p, pads) == p,
             ),
             position=p,
-        ),
-        claim(
+        )
+        yield self._claim(
             "the verify block stands at positions seq_len - 1 … seq_len + k - 1 (INV-2)",
-            [between(0, t, row.k + 1)],
-            kernels.left_padded_position(query_column, pads) == row.seq_len - 1 + t,
-            query=t,
-        ),
-        claim(
-            "a query sees its row's positions up to its own and nothing else (INV-3)",
-            in_block,
-            sees == z3.And(c - real_pads >= 0, c - real_pads <= row.seq_len - 1 + t),
-            column=c,
-            query=t,
-        ),
-        claim(
-            "every real query sees itself (INV-3)",
-            [between(0, t, row.k + 1)],
-            kernels.visible_left_padded(query_column, query_column, pads),
-            query=t,
-        ),
-        claim(
-            "every visible column holds the token of the position it claims (INV-4)",
-            [*in_block, sees, cached_before(c)],
-            verified(c) == row.fed(c - real_pads),
-            column=c,
-            query=t,
-        ),
-        claim(
-            "realignment gathers from written columns (INV-4)",
-            [cached_after],
-            between(0, source, row.width + row.k),
-            position=p,
-            source=source,
-        ),
-        claim(
-            "after realignment every cached position holds its token (INV-4, INV-5)",
-            [cached_after, cached_before(source)],
-            verified(source) == row.committed(p),
-            position=p,
-            source=source,
-        ),
-        claim(
-            "after realignment the rows are rectangular (INV-1)",
-            [],
-            z3.And(new_pads >= 0, new_pads + row.new_len == row.new_width),
-        ),
-        claim(
-            "where every row keeps the same number of tokens nothing moves",
-            [row.new_width == row.width + row.accepted + 1],
-            z3.And(shift == 0, kernels.realign_source(c, shift) == c),
-            column=c,
-        ),
-    ]
-
-
-def masked(kernels: ModuleType) -> list[Obligation]:
-    """The `masked` layout: a slot knows its position or is dead."""
-    row, c, d, p, t = ROW, COLUMN, OTHER, POSITION, QUERY
-    start, first, cached, size = z3.Ints("start first cached size")
-    before, claims = store("before"), store("claims")
-    in_block = lambda column: between(start, column, start + size)  # noqa: E731
-    position_of = lambda column: first + column - start  # noqa: E731
-
-    def new_claims(column: z3.ArithRef) -> z3.ArithRef:
-        position = position_of(column)
-        fresh = kernels.masked_slot_position(position, cached, position + 1)
-        return z3.If(in_block(column), fresh, claims(column))
-
-    def new_store(column: z3.ArithRef) -> z3.ArithRef:
-        return z3.If(in_block(column), row.fed(position_of(column)), before(column))
-
-    def tidy(column: z3.ArithRef) -> z3.BoolRef:
-        """Old slots claim cached positions only, and nothing stands where the block goes."""
-        return z3.And(
-            claims(column) < cached,
-            z3.Implies(column >= start, claims(column) < 0),
-            z3.Implies(claims(column) >= 0, before(column) == row.text(claims(column))),
+            [self.in_block],
+            kernels.left_padded_position(self.query_column, pads) == ROW.seq_len - 1 + QUERY,
+            query=QUERY,
         )
 
-    unique_before = z3.Implies(z3.And(c != d, claims(c) >= 0), claims(c) != claims(d))
-    block = [first <= cached, between(0, cached, row.seq_len), size >= 1, start >= 0, tidy(c), tidy(d)]
-    committed_cached = row.new_len - 1
+    def visibility(self) -> Iterator[Obligation]:
+        """What a query sees, and what is there."""
+        c, t, kernels = COLUMN, QUERY, self.kernels
+        given, sees = [self.in_block, c >= 0], kernels.visible_left_padded(c, self.query_column, self.pads)
+        position = c - self.real_pads
+        yield self._claim(
+            "a query sees its row's positions up to its own and nothing else (INV-3)",
+            given,
+            sees == z3.And(position >= 0, position <= ROW.seq_len - 1 + t),
+            column=c,
+            query=t,
+        )
+        yield self._claim(
+            "every real query sees itself (INV-3)",
+            [self.in_block],
+            kernels.visible_left_padded(self.query_column, self.query_column, self.pads),
+            query=t,
+        )
+        yield self._claim(
+            "every visible column holds the token of the position it claims (INV-4)",
+            [*given, sees, self.cached_before(c)],
+            self.verified(c) == ROW.fed(position),
+            column=c,
+            query=t,
+        )
 
-    def killed(column: z3.ArithRef) -> z3.ArithRef:
-        return kernels.masked_slot_position(new_claims(column), new_claims(column) * 0, committed_cached)
+    def realignment(self) -> Iterator[Obligation]:
+        """The rectangle after the commit."""
+        c, p, kernels = COLUMN, POSITION, self.kernels
+        new_pads = kernels.num_pad(ROW.new_width, ROW.new_len)
+        shift = kernels.realign_shift(self.pads, new_pads)
+        source = kernels.realign_source(ROW.new_width - ROW.new_len + p, shift)
+        cached_after = between(0, p, ROW.new_len - 1)
+        yield self._claim(
+            "realignment gathers from written columns (INV-4)",
+            [cached_after],
+            between(0, source, ROW.width + ROW.k),
+            position=p,
+            source=source,
+        )
+        yield self._claim(
+            "after realignment every cached position holds its token (INV-4, INV-5)",
+            [cached_after, self.cached_before(source)],
+            self.verified(source) == ROW.committed(p),
+            position=p,
+            source=source,
+        )
+        rectangular = z3.And(new_pads >= 0, new_pads + ROW.new_len == ROW.new_width)
+        yield self._claim("after realignment the rows are rectangular (INV-1)", [], rectangular)
+        yield self._claim(
+            "where every row keeps the same number of tokens nothing moves",
+            [ROW.new_width == ROW.width + ROW.accepted + 1],
+            z3.And(shift == 0, kernels.realign_source(c, shift) == c),
+            column=c,
+        )
 
-    def claim(name: str, given: list, that: z3.BoolRef, **shown: z3.ExprRef) -> Obligation:
-        names = {"cached": cached, "start": start, "first": first, "size": size}
-        return Obligation(f"masked: {name}", [*row.lengths, *given], that, {**row.shown, **names, **shown})
+    def _claim(self, name: str, given: list, that: z3.BoolRef, **shown: z3.ExprRef) -> Obligation:
+        return claim("left-padded", name, given, that, **shown)
 
-    longest = z3.Int("longest")
-    compact = kernels.left_padded_position(c, longest - cached)
-    return [
-        claim(
+
+class Masked:
+    """The `masked` layout: a slot knows its position or is dead. A block of any size is appended anywhere."""
+
+    def __init__(self, kernels: ModuleType):
+        self.kernels, self.before, self.claims = kernels, store("before"), store("claims")
+        self.start, self.first, self.cached, self.size = z3.Ints("start first cached size")
+        self.given = [
+            self.first <= self.cached,
+            between(0, self.cached, ROW.seq_len),
+            self.size >= 1,
+            self.start >= 0,
+            self.tidy(COLUMN),
+            self.tidy(OTHER),
+        ]
+
+    def in_block(self, column: z3.ArithRef) -> z3.BoolRef:
+        """Whether a column is written."""
+        return between(self.start, column, self.start + self.size)
+
+    def position_of(self, column: z3.ArithRef) -> z3.ArithRef:
+        """The position that is fed there."""
+        return self.first + column - self.start
+
+    def new_claims(self, column: z3.ArithRef) -> z3.ArithRef:
+        """The position that a slot claims after the block."""
+        position = self.position_of(column)
+        fresh = self.kernels.masked_slot_position(position, self.cached, position + 1)
+        return z3.If(self.in_block(column), fresh, self.claims(column))
+
+    def new_store(self, column: z3.ArithRef) -> z3.ArithRef:
+        """The store after the block."""
+        return z3.If(self.in_block(column), ROW.fed(self.position_of(column)), self.before(column))
+
+    def tidy(self, column: z3.ArithRef) -> z3.BoolRef:
+        """Old slots claim cached positions only, and nothing stands where the block goes."""
+        claims = self.claims
+        return z3.And(
+            claims(column) < self.cached,
+            z3.Implies(column >= self.start, claims(column) < 0),
+            z3.Implies(claims(column) >= 0, self.before(column) == ROW.text(claims(column))),
+        )
+
+    def killed(self, column: z3.ArithRef) -> z3.ArithRef:
+        """The position that a slot claims after the commit."""
+        claimed = self.new_claims(column)
+        return self.kernels.masked_slot_position(claimed, claimed * 0, ROW.new_len - 1)
+
+    def block(self) -> Iterator[Obligation]:
+        """Which position a slot claims while and after a block is fed."""
+        c, d, p, t, claims, new_claims = COLUMN, OTHER, POSITION, QUERY, self.claims, self.new_claims
+        unique_before = z3.Implies(z3.And(c != d, claims(c) >= 0), claims(c) != claims(d))
+        yield self._claim(
             "a query sees the live slots up to its position (INV-3)",
             [claims(c) >= -1, t >= 0],
-            kernels.visible_by_position(claims(c), t) == z3.And(claims(c) != -1, claims(c) <= t),
+            self.kernels.visible_by_position(claims(c), t) == z3.And(claims(c) != -1, claims(c) <= t),
             claimed=claims(c),
             query=t,
-        ),
-        claim(
+        )
+        yield self._claim(
             "no position is claimed twice after a block (INV-3)",
-            [*block, unique_before, c != d, new_claims(c) >= 0],
+            [*self.given, unique_before, c != d, new_claims(c) >= 0],
             new_claims(c) != new_claims(d),
             column=c,
             other=d,
-        ),
-        claim(
+        )
+        yield self._claim(
             "a block claims every position from the cached ones to its end (INV-3)",
-            [*block, between(cached, p, first + size)],
-            new_claims(start + p - first) == p,
+            [*self.given, between(self.cached, p, self.first + self.size)],
+            new_claims(self.start + p - self.first) == p,
             position=p,
-        ),
-        claim(
+        )
+        fresh_or_dead = z3.Or(new_claims(c) == -1, new_claims(c) >= self.cached)
+        yield self._claim(
             "a slot outside the block keeps its claim, and the block claims nothing cached (INV-3)",
-            block,
-            z3.If(in_block(c), z3.Or(new_claims(c) == -1, new_claims(c) >= cached), new_claims(c) == claims(c)),
+            self.given,
+            z3.If(self.in_block(c), fresh_or_dead, new_claims(c) == claims(c)),
             column=c,
-        ),
-        claim(
+        )
+
+    def tokens(self) -> Iterator[Obligation]:
+        """What stands in a slot, and what is left of it after the commit."""
+        c, t, new_claims, killed = COLUMN, QUERY, self.new_claims, self.killed
+        fits, kept = self.first + self.size <= ROW.seq_len + ROW.k, between(0, new_claims(c), ROW.new_len - 1)
+        yield self._claim(
             "every visible slot holds the token of the position it claims (INV-4)",
-            [*block, first + size <= row.seq_len + row.k, kernels.visible_by_position(new_claims(c), t)],
-            new_store(c) == row.fed(new_claims(c)),
+            [*self.given, fits, self.kernels.visible_by_position(new_claims(c), t)],
+            self.new_store(c) == ROW.fed(new_claims(c)),
             column=c,
             query=t,
-        ),
-        claim(
+        )
+        yield self._claim(
             "after the commit a slot is live exactly when its token was kept (INV-4, INV-5)",
-            block,
-            z3.And(
-                z3.Implies(between(0, new_claims(c), committed_cached), killed(c) == new_claims(c)),
-                z3.Implies(z3.Not(between(0, new_claims(c), committed_cached)), killed(c) == -1),
-            ),
+            self.given,
+            z3.And(z3.Implies(kept, killed(c) == new_claims(c)), z3.Implies(z3.Not(kept), killed(c) == -1)),
             column=c,
-        ),
-        claim(
+        )
+        yield self._claim(
             "a kept slot holds the committed token of its position (INV-4)",
-            [*block, first + size <= row.seq_len + row.k, killed(c) >= 0],
-            new_store(c) == row.committed(killed(c)),
+            [*self.given, fits, killed(c) >= 0],
+            self.new_store(c) == ROW.committed(killed(c)),
             column=c,
-        ),
-        claim(
+        )
+
+    def compaction(self) -> Iterator[Obligation]:
+        """A rectangle without holes."""
+        c, cached, longest = COLUMN, self.cached, z3.Int("longest")
+        position = self.kernels.left_padded_position(c, longest - cached)
+        compacted = self.kernels.masked_slot_position(position, position * 0, cached)
+        yield self._claim(
             "compaction gives the last columns to the cached positions, in order, and kills the rest (INV-2, INV-3)",
             [between(0, c, longest), between(0, cached, longest + 1)],
-            kernels.masked_slot_position(compact, compact * 0, cached)
-            == z3.If(c >= longest - cached, c - (longest - cached), -1),
+            compacted == z3.If(c >= longest - cached, c - (longest - cached), -1),
             column=c,
             longest=longest,
-        ),
-        claim(
+        )
+        yield self._claim(
             "columns beyond a compacted batch are dead (INV-3)",
             [c >= longest, between(0, cached, longest + 1)],
-            kernels.masked_slot_position(compact, compact * 0, cached) == -1,
+            compacted == -1,
             column=c,
             longest=longest,
-        ),
-    ]
+        )
+
+    def _claim(self, name: str, given: list, that: z3.BoolRef, **shown: z3.ExprRef) -> Obligation:
+        names = {"cached": self.cached, "start": self.start, "first": self.first, "size": self.size}
+        return claim("masked", name, given, that, **names | shown)
 
 
-def inplace(kernels: ModuleType) -> list[Obligation]:
+class Inplace:
     """The `inplace` layout: position p in column p, rejected slots overwritten before they are visible."""
-    row, c, p, t = ROW, COLUMN, POSITION, QUERY
-    before = store("before")
-    query_position = row.seq_len - 1 + t
-    sees = kernels.visible_by_position(c, query_position)
-    cached_before = z3.Implies(between(0, c, row.seq_len - 1), before(c) == row.text(c))
 
-    def verified(column: z3.ArithRef) -> z3.ArithRef:
-        return z3.If(between(row.seq_len - 1, column, row.seq_len + row.k), row.fed(column), before(column))
+    def __init__(self, kernels: ModuleType):
+        self.kernels, self.before = kernels, store("before")
+        self.in_block = between(0, QUERY, ROW.k + 1)
+        self.sees = kernels.visible_by_position(COLUMN, ROW.seq_len - 1 + QUERY)
 
-    def claim(name: str, given: list, that: z3.BoolRef, **shown: z3.ExprRef) -> Obligation:
-        return Obligation(f"inplace: {name}", [*row.lengths, *given], that, {**row.shown, **shown})
+    def verified(self, column: z3.ArithRef) -> z3.ArithRef:
+        """The store after the verify pass."""
+        written = between(ROW.seq_len - 1, column, ROW.seq_len + ROW.k)
+        return z3.If(written, ROW.fed(column), self.before(column))
 
-    in_block = between(0, t, row.k + 1)
-    return [
-        claim(
+    def visibility(self) -> Iterator[Obligation]:
+        """What a query sees."""
+        c, t = COLUMN, QUERY
+        yield self._claim(
             "a query sees the columns up to its position (INV-3)",
-            [in_block, c >= 0],
-            sees == (c <= row.seq_len - 1 + t),
+            [self.in_block, c >= 0],
+            self.sees == (c <= ROW.seq_len - 1 + t),
             column=c,
             query=t,
-        ),
-        claim(
+        )
+        yield self._claim(
             "no stale entry is visible: what a query sees was cached or has just been written (INV-3)",
-            [in_block, sees],
-            z3.Or(between(0, c, row.seq_len - 1), between(row.seq_len - 1, c, row.seq_len + row.k)),
+            [self.in_block, self.sees],
+            z3.Or(between(0, c, ROW.seq_len - 1), between(ROW.seq_len - 1, c, ROW.seq_len + ROW.k)),
             column=c,
             query=t,
-        ),
-        claim(
+        )
+
+    def tokens(self) -> Iterator[Obligation]:
+        """What stands in a column in the round, after it, and in the next one."""
+        c, p, t = COLUMN, POSITION, QUERY
+        cached_before = z3.Implies(between(0, c, ROW.seq_len - 1), self.before(c) == ROW.text(c))
+        yield self._claim(
             "every visible column holds its position's token (INV-4)",
-            [in_block, sees, cached_before],
-            verified(c) == row.fed(c),
+            [self.in_block, self.sees, cached_before],
+            self.verified(c) == ROW.fed(c),
             column=c,
             query=t,
-        ),
-        claim(
+        )
+        yield self._claim(
             "with nothing moved, every cached position holds its token after the round (INV-4, INV-5)",
-            [between(0, c, row.new_len - 1), cached_before],
-            verified(c) == row.committed(c),
+            [between(0, c, ROW.new_len - 1), cached_before],
+            self.verified(c) == ROW.committed(c),
             column=c,
-        ),
-        claim(
+        )
+        visible = self.kernels.visible_by_position(c, p)
+        yield self._claim(
             "rejected entries stand where the next block writes or beyond every query of it (INV-4)",
-            [c >= row.new_len - 1, between(0, p, row.new_len + t), t >= 0, kernels.visible_by_position(c, p)],
-            between(row.new_len - 1, c, row.new_len + t),
+            [c >= ROW.new_len - 1, between(0, p, ROW.new_len + t), t >= 0, visible],
+            between(ROW.new_len - 1, c, ROW.new_len + t),
             column=c,
             position=p,
-        ),
-    ]
+        )
 
-
-def draft_cache(kernels: ModuleType) -> list[Obligation]:
-    """INV-5 and INV-6: how far each model's cache lags, and that the draft's entries are right."""
-    row, c = ROW, COLUMN
-    kept = kernels.num_kept(row.accepted)
-    new_len = row.seq_len + kept
-    cached = kernels.draft_cached_after(row.seq_len, row.k, new_len)
-    lag = kernels.lag(new_len, cached)
-    drafted = row.k >= 1
-    old_lag = z3.Int("old_lag")
-    before = store("before")
-    fed = z3.If(between(row.seq_len - old_lag, c, row.seq_len + row.k - 1), row.fed(c), before(c))
-    old_cached = z3.Implies(between(0, c, row.seq_len - old_lag), before(c) == row.text(c))
-
-    def claim(name: str, given: list, that: z3.BoolRef, **shown: z3.ExprRef) -> Obligation:
-        return Obligation(f"lengths: {name}", [*row.lengths, *given], that, {**row.shown, **shown})
-
-    return [
-        claim("a round keeps the accepted drafts and one more token", [], new_len == row.seq_len + row.accepted + 1),
-        claim(
-            "the target lags by 1 after the commit (INV-5)", [], kernels.lag(new_len, row.seq_len + row.accepted) == 1
-        ),
-        claim(
-            "the draft lags by 2 after a full acceptance, else by 1 (INV-6)",
-            [drafted],
-            lag == z3.If(row.accepted == row.k, z3.IntVal(2), z3.IntVal(1)),
-            lag=lag,
-        ),
-        claim(
-            "what the draft keeps is right: its entries are the committed tokens (INV-6)",
-            [drafted, between(1, old_lag, 3), old_cached, between(0, c, cached)],
-            fed == row.committed(c),
-            column=c,
-            old_lag=old_lag,
-        ),
-        claim(
-            "a row cut short by a stop or by the batch minimum lags by 1 (INV-6)",
-            [drafted, between(1, z3.Int("committed"), row.k + 1)],
-            kernels.lag(
-                row.seq_len + z3.Int("committed"),
-                kernels.draft_cached_after(row.seq_len, row.k, row.seq_len + z3.Int("committed")),
-            )
-            == 1,
-            committed=z3.Int("committed"),
-        ),
-    ]
+    def _claim(self, name: str, given: list, that: z3.BoolRef, **shown: z3.ExprRef) -> Obligation:
+        return claim("inplace", name, given, that, **shown)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import z3
 
+from proofs.z3.obligation import Obligation
+
 Tokens = z3.FuncDeclRef  # position -> token
 
 
@@ -73,6 +75,10 @@ class Row:
         return z3.If(position < self.seq_len + self.accepted, self.fed(position), self.next_token)
 
 
+ROW = Row()
+COLUMN, OTHER, POSITION, QUERY = z3.Ints("column other position query")
+
+
 def store(name: str) -> Tokens:
     """K/V by column, each entry named by the token it was computed from (junk where nothing was written)."""
     return z3.Function(name, z3.IntSort(), z3.IntSort())
@@ -81,3 +87,8 @@ def store(name: str) -> Tokens:
 def between(low: z3.ArithRef | int, value: z3.ArithRef, high: z3.ArithRef | int) -> z3.BoolRef:
     """low ≤ value < high."""
     return z3.And(low <= value, value < high)
+
+
+def claim(layout: str, name: str, given: list, that: z3.BoolRef, **shown: z3.ExprRef) -> Obligation:
+    """One claim about the row."""
+    return Obligation(f"{layout}: {name}", [*ROW.lengths, *given], that, {**ROW.shown, **shown})

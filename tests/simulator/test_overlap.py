@@ -126,6 +126,12 @@ def test_what_it_cannot_have(changes, message):
         Scenario().but({"engine.execution": "overlapped"} | changes)
 
 
-def test_when_requests_come_may_be_changed():
-    patient = Switches(wait_for_rows=4, refill=False)
-    Scenario(study=Study(kind="open", num_requests=9), engine=Engine(execution="overlapped"), switches=patient)
+@pytest.mark.parametrize(("wait_for_rows", "rows"), [(1, 1), (4, 2)])
+def test_a_server_may_wait_for_rows(wait_for_rows, rows):
+    """Half of those that have come run first."""
+    scenario = Scenario(
+        study=Study(kind="open", num_requests=9),
+        engine=Engine(execution="overlapped"),
+        switches=Switches(wait_for_rows=wait_for_rows, refill=False),
+    )
+    assert simulate_once(scenario).log.rounds[0].rows == rows
