@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from simulator.settings.json_files import finite, with_environment, write_json
 from simulator.settings.scenario import Scenario
 
 MANY_CENSORED = 0.01  # share of the requests
@@ -19,30 +20,16 @@ def tables(as_json: bool) -> AbstractContextManager[Any]:
 
 def print_json(data: dict[str, Any]) -> None:
     """Print one line of JSON; numbers that are not finite become null."""
-    print(json.dumps(_finite(data), ensure_ascii=False))
+    print(json.dumps(finite(data), ensure_ascii=False))
 
 
 def write_runs(out: Path | None, judged: Any, runs: Any, **more: Any) -> dict[str, Any]:
     """What a comparison has found, the runs that it rests on and where they come from; written to a file if asked."""
-    from refimpl.core.files import write_whole
-    from refimpl.core.provenance import command_line, stamp
-    from simulator.settings.tables import LIBRARIES
-
-    data = {"environment": stamp(*LIBRARIES) | {"command": command_line()}, **more}
-    data |= {name: frame.to_dict(orient="records") for name, frame in (("judged", judged), ("runs", runs))}
+    found = {name: frame.to_dict(orient="records") for name, frame in (("judged", judged), ("runs", runs))}
+    data = with_environment({**more, **found})
     if out:
-        write_whole(out, [json.dumps(_finite(data), indent=1)])
+        write_json(data, out)
     return data
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    if isinstance(value, float):
-        return value if abs(value) < float("inf") else None
-    return value.item() if hasattr(value, "item") else value
 
 
 def show(frame: Any, digits: int = 4) -> None:

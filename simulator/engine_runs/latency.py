@@ -1,19 +1,16 @@
 """A served run of the engine beside what the simulator foretells of it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from refimpl.core.files import write_whole
-from refimpl.core.provenance import command_line, stamp
 from simulator.engine_runs.parity import replay_scenario
 from simulator.runner import simulate
 from simulator.service.metrics import QUANTILES
 from simulator.settings.fields import Spec
-from simulator.settings.tables import LIBRARIES
+from simulator.settings.json_files import with_environment, write_json
 from simulator.settings.traces import EngineTrace, read_engine_trace
 
 LOW, HIGH = 0.05, 0.95  # of the runs
@@ -76,8 +73,7 @@ def write_latency(path: Path, found: dict[str, pd.DataFrame], calibration: str) 
         header = read_engine_trace(name).header
         about = {key: header[key] for key in ("method", "batch_size", "num_sequences", "device")}
         runs.append(about | {"rate_per_s": _rate(header), "metrics": table.to_dict(orient="index")})
-    environment = stamp(*LIBRARIES) | {"command": command_line()}
-    write_whole(path, [json.dumps({"environment": environment, "calibration": calibration, "runs": runs}, indent=1)])
+    write_json(with_environment({"calibration": calibration, "runs": runs}), path)
 
 
 def _rate(header: dict[str, Any]) -> float:

@@ -10,8 +10,7 @@ from refimpl.core import provenance
 from refimpl.core.files import whole_file
 from refimpl.core.reading import open_bounded, read_mappings
 from refimpl.core.shown import Shown
-
-LIBRARIES = ("numpy", "pandas", "scipy", "simpy")  # what numbers may depend on
+from simulator.settings.json_files import LIBRARIES
 
 
 def read_table(path: Path) -> pd.DataFrame:
