@@ -7,11 +7,20 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
+from refimpl.core.files import whole_file
 from tools.train_tiny.corpus import windows
 from tools.train_tiny.labels import Block
 from tools.train_tiny.models import build, draft_config, held_out_loss, logits_of, progress, text_loss
 from tools.train_tiny.optimiser import Optimiser
 from tools.train_tiny.settings import Config
+
+TEXT_LEN = 256  # tokens of a window of text
+
+
+def text_lr_scale(config: Config, step: int) -> float:
+    """A linear warm-up, and linear from 1 to `draft_text_lr_end`."""
+    left = 1 - (1 - config.draft_text_lr_end) * step / config.draft_text_steps
+    return min(1.0, (step + 1) / config.warmup_steps) * left
 
 
 def train_draft_on_text(config: Config, train: Tensor, held: Tensor, work: Path, compiled: bool) -> dict:
@@ -22,13 +31,14 @@ def train_draft_on_text(config: Config, train: Tensor, held: Tensor, work: Path,
     draft = build(draft_config(config), config.seed, compiled)
     optimiser = Optimiser(draft, config)
     for step in range(config.draft_text_steps):
-        loss = text_loss(draft, windows(train, config.draft_batch, 256, config.seed, -4, step))
+        loss = text_loss(draft, windows(train, config.draft_batch, TEXT_LEN, config.seed, -4, step))
         loss.backward()
-        optimiser.step(min(1.0, (step + 1) / config.warmup_steps))
+        optimiser.step(text_lr_scale(config, step))
         if (step + 1) % 50 == 0:
             progress(f"draft text step {step + 1}/{config.draft_text_steps}", loss.item())
     progress("  held out", held_out_loss(draft, held))
-    torch.save(draft.state_dict(), path)
+    with whole_file(path, "wb") as file:
+        torch.save(draft.state_dict(), file)
     return draft.state_dict()
 
 

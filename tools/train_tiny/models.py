@@ -19,8 +19,10 @@ def target_config(config: Config, num_layers: int) -> Qwen3Config:
 
 
 def draft_config(config: Config) -> Qwen3Config:
-    """One layer, just under 1 M parameters, over half of them the tied embedding."""
-    return _qwen3(config, 1, hidden_size=256, intermediate_size=384, num_attention_heads=8)
+    """One layer; 256 wide just under 1 M parameters, over half of them the tied embedding."""
+    width = config.draft_width
+    heads = max(2, width // 32)
+    return _qwen3(config, 1, hidden_size=width, intermediate_size=width * 3 // 2, num_attention_heads=heads)
 
 
 def _qwen3(config: Config, num_layers: int, **shape: Any) -> Qwen3Config:

@@ -35,7 +35,9 @@ class Config:
     adam_lr: float = 3e-3
     weight_decay: float = 0.01
     warmup_steps: int = 50
+    draft_width: int = 256
     draft_text_steps: int = 600
+    draft_text_lr_end: float = 1.0  # share of the learning rate at the end of the text
     draft_batch: int = 16
     text_blocks: int = 40  # of 16 × 256 tokens
     greedy_prompt_lens: tuple[int, ...] = (8, 24, 48, 96, 160)

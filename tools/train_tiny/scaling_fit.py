@@ -1,0 +1,155 @@
+"""A law of acceptance fitted to drafts of several sizes and trainings: coefficients, intervals, and where it bends.
+
+A draft's acceptance probability is the one at which independent drafts yield its mean acceptance length. Its logit is
+linear in the logarithms of training tokens and of parameters, so that rounds are bounded by k + 1 tokens. A straight
+line of the lengths themselves, as Scylla found (arXiv 2505.07858), is fitted beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import expit, logit
+from scipy.stats import t
+
+from refimpl.core.errors import require
+from simulator.analytic import probability_of, tokens_per_round
+
+LEVEL = 0.95
+NAMES = ("intercept", "per_tenfold_tokens", "per_tenfold_parameters")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A draft model that was trained and judged.
+
+    Attributes:
+        parameters: all of them, embeddings included.
+        training_tokens: that it was trained on.
+        mean_acceptance_length: of rounds with k drafts.
+    """
+
+    parameters: int
+    training_tokens: int
+    mean_acceptance_length: float
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """Least squares of values with independent errors of one size.
+
+    Attributes:
+        coefficients: ``[p]``.
+        covariance: of the coefficients ``[p, p]``.
+        reach: standard errors on either side of a coefficient that its 95 % interval has.
+        left_out: what the others predict of each value ``[n]``.
+    """
+
+    coefficients: np.ndarray
+    covariance: np.ndarray
+    reach: float
+    left_out: np.ndarray
+
+    def interval(self, weights: Sequence[float]) -> list[float]:
+        """A sum of the coefficients with these weights ``[p]``, and the ends of its interval."""
+        value, error = self.coefficients @ weights, self.reach * np.sqrt(weights @ self.covariance @ weights)
+        return [float(value), float(value - error), float(value + error)]
+
+    def intervals(self) -> list[list[float]]:
+        """Every coefficient with the ends of its interval ``[p][3]``."""
+        return [self.interval(unit) for unit in np.eye(len(self.coefficients))]
+
+
+def fit_line(x: np.ndarray, y: np.ndarray) -> Line:
+    """Fit values ``[n]`` to columns ``[n, p]``, n > p."""
+    inverse = np.linalg.inv(x.T @ x)
+    coefficients = inverse @ x.T @ y
+    residuals, free = y - x @ coefficients, len(y) - x.shape[1]
+    leverage = ((x @ inverse) * x).sum(axis=1)
+    reach = float(t.ppf((1 + LEVEL) / 2, free))
+    return Line(coefficients, inverse * (residuals @ residuals) / free, reach, y - residuals / (1 - leverage))
+
+
+def columns(drafts: Sequence[Trained]) -> np.ndarray:
+    """One, and the logarithms of training tokens and parameters ``[n, 3]``."""
+    sizes = np.array([(draft.training_tokens, draft.parameters) for draft in drafts], dtype=float)
+    return np.column_stack([np.ones(len(drafts)), np.log10(sizes)])
+
+
+def fit_law(drafts: Sequence[Trained], k: int) -> dict[str, Any]:
+    """The law as the simulator reads it, its intervals and errors, the straight line, and where the law bends.
+
+    Raises:
+        InputError: a draft that is never right.
+    """
+    for draft in drafts:
+        name = f"a draft of {draft.parameters} parameters and {draft.training_tokens} training tokens"
+        require(draft.mean_acceptance_length > 1, f"{name} is never right: train it longer")
+    x, lengths = columns(drafts), np.array([draft.mean_acceptance_length for draft in drafts])
+    y = logit([probability_of(length, k) for length in lengths])
+    bounded, straight = fit_line(x, y), fit_line(x, lengths)
+    predicted = np.array([tokens_per_round(alpha, k) for alpha in expit(bounded.left_out)])
+    return {
+        "law": dict(zip(NAMES, bounded.coefficients.tolist(), strict=True)) | ranges(drafts),
+        "intervals": dict(zip(NAMES, bounded.intervals(), strict=True)),
+        "left_out_tokens": root_mean_square(predicted - lengths),
+        "beyond": beyond(x, y),
+        "straight": dict(zip(NAMES, straight.intervals(), strict=True))
+        | {"left_out_tokens": root_mean_square(straight.left_out - lengths)},
+        "bend": bend(bounded, sorted({draft.parameters for draft in drafts}), k),
+    }
+
+
+def root_mean_square(errors: np.ndarray) -> float:
+    """The root of the mean square ``[n]``."""
+    return float(np.sqrt(np.mean(errors**2)))
+
+
+def ranges(drafts: Sequence[Trained]) -> dict[str, int]:
+    """The least and the most training tokens and parameters."""
+    return {
+        f"{word}_{name}": end(getattr(draft, name) for draft in drafts)
+        for name in ("training_tokens", "parameters")
+        for word, end in (("least", min), ("most", max))
+    }
+
+
+def beyond(x: np.ndarray, y: np.ndarray) -> dict[str, list[float]]:
+    """What the law leaves out: coefficients, with intervals, of squares and of the product, each added alone."""
+    tokens, parameters = (x - x.mean(axis=0))[:, 1:].T
+    added = {"tokens_squared": tokens**2, "parameters_squared": parameters**2, "product": tokens * parameters}
+    return {name: fit_line(np.column_stack([x, column]), y).intervals()[-1] for name, column in added.items()}
+
+
+def bend(law: Line, sizes: Sequence[int], k: int) -> dict[str, Any]:
+    """Where tokens of a round stop growing faster and faster: at how many tokens, after how much training of each size.
+
+    The interval is by the delta method, on the logarithm of training tokens.
+    """
+    at = steepest(k)
+    return {
+        "tokens_per_round": tokens_per_round(float(expit(at)), k),
+        "drafts": [{"parameters": size, "log10_training_tokens": crossing(law, at, size)} for size in sizes],
+    }
+
+
+def steepest(k: int) -> float:
+    """The logit at which k drafts gain most tokens for a little more of it, Σ i·α^i·(1 − α) for i = 1 … k."""
+    i = np.arange(1, k + 1)
+
+    def gain(at: float) -> float:
+        return float((i * expit(at) ** i).sum() * expit(-at))
+
+    return float(minimize_scalar(lambda at: -gain(at), bounds=(-10, 10), method="bounded").x)
+
+
+def crossing(law: Line, at: float, parameters: int) -> list[float]:
+    """Logarithm of the training tokens at which a draft model reaches a logit, with the ends of its interval."""
+    intercept, slope, per_size = law.coefficients
+    size = np.log10(parameters)
+    tokens = (at - intercept - per_size * size) / slope
+    _, low, high = law.interval(np.array([-1.0, -tokens, -size]) / slope)
+    half = (high - low) / 2
+    return [float(tokens), float(tokens - half), float(tokens + half)]
