@@ -108,24 +108,19 @@ def test_a_draft_is_judged_as_the_engine_runs_it(tiny, monkeypatch):
     assert acceptance_length(load_float32(TINY / "draft"), texts) == result.stats.acceptance.mean_acceptance_length
 
 
-@pytest.fixture
-def study(monkeypatch):
-    monkeypatch.setattr(training, "held_out_loss", lambda *_: 0.0)
-    return Study(Config(draft_batch=1, warmup_steps=1, draft_text_lr_end=0.0), (32, 64), (1, 3))
-
-
-def test_drafts_are_trained_once(study, tmp_path, monkeypatch):
+def test_drafts_are_trained_once(tmp_path, monkeypatch):
+    study = Study(Config(draft_batch=1, warmup_steps=1, draft_text_lr_end=0.0), (32, 64), (1, 3))
     texts = [Continuation(torch.arange(5, 45), 8)]
     stream = torch.arange(4000) % 2048
-    first = measure(study, stream, stream, texts, tmp_path)
+    first = measure(study, stream, texts, tmp_path)
     assert [(d.parameters, d.training_tokens) for d in first] == [
         (parameters, tokens) for tokens in (256, 768) for parameters in (78496, 166144)
     ]
     monkeypatch.setattr(training, "text_loss", None)  # nothing is trained again
-    assert measure(study, stream, stream, texts, tmp_path) == first
+    assert measure(study, stream, texts, tmp_path) == first
     changed = Study(Config(draft_batch=1, warmup_steps=2, draft_text_lr_end=0.0), (32,), (1,))
     with pytest.raises(TypeError):
-        measure(changed, stream, stream, texts, tmp_path)
+        measure(changed, stream, texts, tmp_path)
 
 
 def test_the_rate_falls_to_what_is_asked():

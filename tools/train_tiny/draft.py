@@ -23,7 +23,7 @@ def text_lr_scale(config: Config, step: int) -> float:
     return min(1.0, (step + 1) / config.warmup_steps) * left
 
 
-def train_draft_on_text(config: Config, train: Tensor, held: Tensor, work: Path, compiled: bool) -> dict:
+def train_draft_on_text(config: Config, train: Tensor, held: Tensor | None, work: Path, compiled: bool) -> dict:
     """First part of the draft's training: plain text.  Returns the state, kept in `work/draft_text.pt`."""
     path = work / "draft_text.pt"
     if path.exists():
@@ -36,7 +36,8 @@ def train_draft_on_text(config: Config, train: Tensor, held: Tensor, work: Path,
         optimiser.step(text_lr_scale(config, step))
         if (step + 1) % 50 == 0:
             progress(f"draft text step {step + 1}/{config.draft_text_steps}", loss.item())
-    progress("  held out", held_out_loss(draft, held))
+    if held is not None:
+        progress("  held out", held_out_loss(draft, held))
     with whole_file(path, "wb") as file:
         torch.save(draft.state_dict(), file)
     return draft.state_dict()

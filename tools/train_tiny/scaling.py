@@ -52,7 +52,7 @@ class Study:
 
     base: Config = BASE
     widths: tuple[int, ...] = (32, 64, 128, 256)
-    steps: tuple[int, ...] = (12, 48, 192, 768)
+    steps: tuple[int, ...] = (32, 80, 200, 500)
 
     def configs(self) -> list[Config]:
         """One for each draft, each with its own seed, the shortest trainings first."""
@@ -102,21 +102,21 @@ def acceptance_length(draft: Qwen3ForCausalLM, texts: list[Continuation]) -> flo
     return 1 + sum(rounds) / len(rounds)
 
 
-def trained_draft(config: Config, train: Tensor, held: Tensor, work: Path) -> Qwen3ForCausalLM:
+def trained_draft(config: Config, train: Tensor, work: Path) -> Qwen3ForCausalLM:
     """A draft, trained unless `work` has it."""
     name = hashlib.sha256(repr(config).encode()).hexdigest()[:12]
     folder = work / f"{config.draft_width}-{config.draft_text_steps}-{name}"
     folder.mkdir(parents=True, exist_ok=True)
     draft = build(draft_config(config), config.seed, compiled=False)
-    draft.load_state_dict(train_draft_on_text(config, train, held, folder, compiled=False))
+    draft.load_state_dict(train_draft_on_text(config, train, None, folder, compiled=False))
     return draft
 
 
-def measure(study: Study, train: Tensor, held: Tensor, texts: list[Continuation], work: Path) -> list[Trained]:
+def measure(study: Study, train: Tensor, texts: list[Continuation], work: Path) -> list[Trained]:
     """Train and judge every draft; those in `work` are judged alone."""
     found = []
     for config in study.configs():
-        draft = trained_draft(config, train, held, work)
+        draft = trained_draft(config, train, work)
         tokens = config.draft_text_steps * config.draft_batch * TEXT_LEN
         found.append(Trained(draft.num_parameters(), tokens, acceptance_length(draft, texts)))
         print(f"{time.strftime('%H:%M:%S')} {found[-1]}", flush=True)
@@ -125,13 +125,10 @@ def measure(study: Study, train: Tensor, held: Tensor, texts: list[Continuation]
 
 def run(study: Study, work: Path) -> dict[str, Any]:
     """The law, its errors, the drafts, and the bundled draft beside them."""
-    pair, documents = refimpl.load_pair("tiny"), read_corpus()
-    train, held = (
-        token_stream(pair.tokenizer, [d for d in documents if d.held_out == part], study.base.seed)
-        for part in (False, True)
-    )
+    pair = refimpl.load_pair("tiny")
+    train = token_stream(pair.tokenizer, [d for d in read_corpus() if not d.held_out], study.base.seed)
     texts = continue_prompts(pair)
-    drafts = measure(study, train, held, texts, work)
+    drafts = measure(study, train, texts, work)
     return fit_law(drafts, K) | {
         "drafts": [asdict(draft) for draft in drafts],
         "bundled_draft": acceptance_length(load_float32(TINY / "draft"), texts),
