@@ -4,10 +4,13 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from refimpl.core.errors import InputError
+import pandas as pd
+
+from refimpl.core.errors import require
 from simulator.settings.hardware import shipped
 from simulator.settings.scenario import Scenario
-from simulator.studies.whatif import LABELS, METHODS, PAIRS, WhatIf, outlook
+from simulator.studies.whatif import LABELS, METHODS, METRICS, PAIRS, WhatIf
+from simulator.studies.whatif_grid import NUMBERS, Answer, WhatIfGrid, answer_of
 
 SLIDERS: dict[str, dict[str, Any]] = {  # field of WhatIf -> range
     "batch_size": {"min": 1, "max": 32},
@@ -20,15 +23,37 @@ SLIDERS: dict[str, dict[str, Any]] = {  # field of WhatIf -> range
 AS_GIVEN = ("as in the scenario", None)  # the first choice, as a label and a value
 
 
-def answer_html(question: WhatIf, base: Scenario, methods: Sequence[str], replications: int) -> str:
-    """The recommendation above the table of all methods, or why there is none, as HTML."""
-    try:
-        return outlook(question, base, methods, replications)._repr_html_()
-    except InputError as error:
-        return f"<p>{html.escape(str(error))}</p>"
+def answer_html(answer: Answer) -> str:
+    """The recommendation above the table of all methods with their intervals, or why there is none, as HTML."""
+    said = f"<p>{html.escape(answer['answer'])}</p>"
+    if not answer["methods"]:
+        return said
+    lines = {method: [_ranged(*numbers) for numbers in found] for method, found in answer["methods"].items()}
+    frame = pd.DataFrame.from_dict(lines, orient="index", columns=[LABELS[metric] for metric in METRICS])
+    return said + frame.to_html(border=0)
 
 
-def panel(base: Scenario | None = None, methods: Sequence[str] = METHODS, replications: int = 5) -> Any:
+def _ranged(mean: float | None, low: float | None, high: float | None) -> str:
+    return "–" if mean is None else f"{mean:.4g} ({low:.4g} … {high:.4g})"
+
+
+def ahead_html(question: WhatIf, grid: WhatIfGrid | None) -> str:
+    """What to read until a question is simulated: the answer at the nearest point of a grid, and where that is."""
+    found = grid.nearest(question) if grid else None
+    if not found:
+        return "<p>Simulating …</p>"
+    point, answer = found
+    moved = [name for name in NUMBERS if getattr(point, name) != getattr(question, name)]
+    where = ", ".join(f"{LABELS[name]} {getattr(point, name)}" for name in moved) or "the same question"
+    return f"<p>Simulating …; computed ahead, for {where}:</p>{answer_html(answer)}"
+
+
+def panel(
+    base: Scenario | None = None,
+    methods: Sequence[str] = METHODS,
+    replications: int = 5,
+    grid: WhatIfGrid | None = None,
+) -> Any:
     """Sliders and choices with the answer below them. Needs ipywidgets: ``pip install 'raggedspec[notebooks]'``.
 
     Args:
@@ -36,19 +61,27 @@ def panel(base: Scenario | None = None, methods: Sequence[str] = METHODS, replic
             replaced: 64 requests, at the rate of the slider, or all at once where that is 0.
         methods: to compare.
         replications: of each; more of them narrow the interval and take longer.
+        grid: answers that `answer_grid` has computed for the same scenario and methods, with `rate_per_s`
+            among the axes. The nearest is shown at once, until the question itself is simulated.
 
     Example::
 
-        panel(Scenario(cost={"kind": "table", "calibration": "cpu/tiny"}))
+        measured = Scenario(cost={"kind": "table", "calibration": "cpu/tiny"})
+        panel(measured, grid=answer_grid(measured, axes={"batch_size": (1, 4, 8), "rate_per_s": (0.0, 5.0)}))
+
+    Raises:
+        InputError: the grid is of another scenario.
     """
     import ipywidgets as widgets
 
     base, answer = base or Scenario(), widgets.HTML()
+    require(grid is None or grid.base == base, "the grid is of another scenario than the panel")
     moved = _sliders(WhatIf(rate_per_s=0.0)) | _choices()
 
     def show(_: Any = None) -> None:
         question = WhatIf(**{name: widget.value for name, widget in moved.items()})
-        answer.value = answer_html(question, base, methods, replications)
+        answer.value = ahead_html(question, grid)
+        answer.value = answer_html(answer_of(question, base, methods, replications))
 
     for widget in moved.values():
         widget.observe(show, names="value")

@@ -262,7 +262,7 @@ def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptanc
     Args:
         validation: from `validate` or `read_validation`.
         axes: where to draw.
-        acceptance: whether acceptance is fitted to other prompts, or replayed, so that only costs are foretold.
+        acceptance: whether acceptance is fitted to other prompts, or replayed, so that only costs are predicted.
     """
     axes = axes or new_axes(6.0, 3.6)
     table = validation.table.sort_values(["study", "measured_s"])
@@ -278,7 +278,7 @@ def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptanc
     axes.axhline(1, color="black", linewidth=0.8)
     firsts = table["study"].ne(table["study"].shift()).to_numpy()
     axes.set_xticks(at[firsts], table["study"][firsts], rotation=60, ha="right", fontsize=7)
-    axes.set_ylabel("measured over simulated seconds")
+    axes.set_ylabel("measured over\nsimulated seconds")
     axes.legend(frameon=False, fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
     return axes
 

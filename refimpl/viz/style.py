@@ -1,6 +1,7 @@
 """Axes, colours and captions that all pictures share. matplotlib is loaded on first use."""
 
 import io
+import re
 import textwrap
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ DASHES = ("-", "--", "-.", ":")
 LEGEND_ROWS = 16
 DPI = 110
 CHARACTERS_PER_INCH = 13  # of a title
+UNIT = re.compile(r"(?<=\d) (?=[%×]|[mµ]?s\b)")  # the blank before it
 
 
 def new_axes(width: float = 6.0, height: float = 3.6) -> "Axes":
@@ -111,6 +113,7 @@ def captioned(axes: "Axes", sentence: str) -> Picture:
         captioned(timeline(result.rounds), f"{len(result.rounds)} rounds")
     """
     figure: Any = axes.get_figure(root=True)
-    wrapped = textwrap.fill(sentence.replace(" %", "\u00a0%"), int(CHARACTERS_PER_INCH * figure.get_figwidth()))
+    together = UNIT.sub("\u00a0", sentence)
+    wrapped = textwrap.fill(together, int(CHARACTERS_PER_INCH * figure.get_figwidth()))
     figure.suptitle(wrapped, fontsize=10)
     return Picture(figure, sentence)

@@ -1,4 +1,4 @@
-"""The answers to many what-if questions, computed ahead, for a page that runs without a server."""
+"""The answers to many what-if questions, computed ahead: for a page without a server, and for a panel at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -23,6 +23,7 @@ DIGITS = 4
 MOST_QUESTIONS = 2000  # of a page, which takes about half a kilobyte for each
 
 Answer = dict[str, Any]
+NUMBERS = tuple(item.name for item in fields(WhatIf) if item.name not in ("device", "models"))
 
 
 @dataclass(frozen=True)
@@ -30,25 +31,35 @@ class WhatIfGrid:
     """Answers by place in the grid.
 
     Attributes:
-        title: name of the scenario.
+        base: what is asked about.
         axes: field of `WhatIf` → its values.
         answers: one for each point, the last axis fastest: ``answer`` in words, ``methods`` with their metrics, the
             best first; without methods where there is none, and the answer tells why.
     """
 
-    title: str
+    base: Scenario
     axes: dict[str, tuple[Any, ...]]
     answers: list[Answer]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        fields = {"title": self.title, "axes": self.axes, "metrics": list(METRICS), "labels": LABELS}
+        fields = {"title": self.base.name, "axes": self.axes, "metrics": list(METRICS), "labels": LABELS}
         return fields | {"answers": self.answers}
 
     @property
     def num_answered(self) -> int:
         """Questions that have an answer with methods."""
         return sum(bool(answer["methods"]) for answer in self.answers)
+
+    def nearest(self, question: WhatIf) -> tuple[WhatIf, Answer] | None:
+        """The point that is nearest to a question on every axis, and its answer.
+
+        None where no point has the question's device and models, and its kind of arrivals: those of the scenario, all
+        at once, or at a rate.
+        """
+        points = zip(_questions(self.axes), self.answers, strict=True)
+        alike = [found for found in points if _kind(found[0]) == _kind(question)]
+        return min(alike, key=lambda found: _distance(found[0], question), default=None)
 
 
 def answer_grid(
@@ -76,16 +87,30 @@ def answer_grid(
     check_methods(methods)
     count = prod(map(len, axes.values()))
     require(count <= MOST_QUESTIONS, f"{count} questions are more than {MOST_QUESTIONS}: give fewer values")
-    questions = [WhatIf(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
-    jobs = [(question, base, tuple(methods), replications) for question in questions]
+    jobs = [(question, base, tuple(methods), replications) for question in _questions(axes)]
     answers = []
     for answer in run_parallel(answer_of, jobs, workers, {}):
         answers.append(answer)
         if progress:
             progress("questions", len(answers), len(jobs))
-    grid = WhatIfGrid(base.name, axes, answers)
+    grid = WhatIfGrid(base, axes, answers)
     require(grid.num_answered > 0, answers[0]["answer"])
     return grid
+
+
+def _questions(axes: dict[str, tuple[Any, ...]]) -> list[WhatIf]:
+    """The points of a grid, the last axis fastest."""
+    return [WhatIf(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+
+
+def _kind(question: WhatIf) -> tuple[Any, ...]:
+    """What no other number is near to."""
+    return question.device, question.models, question.rate_per_s and "at a rate"
+
+
+def _distance(a: WhatIf, b: WhatIf) -> float:
+    """Of two questions of a kind. The points are all combinations, so no axis has to be weighed against another."""
+    return sum(abs((getattr(a, name) or 0) - (getattr(b, name) or 0)) for name in NUMBERS)
 
 
 def read_axes(changes: Sequence[str], axes: dict[str, tuple[Any, ...]] = AXES) -> dict[str, tuple[Any, ...]]:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from refimpl.core.errors import InputError
-from simulator.panel import SLIDERS, panel
+from simulator.panel import SLIDERS, ahead_html, answer_html, panel
 from simulator.runner import mean_interval, simulate
 from simulator.settings.hardware import shipped
 from simulator.settings.scenario import Scenario
 from simulator.studies import whatif
 from simulator.studies.whatif import LABELS, METRICS, PAIRS, WhatIf, outlook, speedup
+from simulator.studies.whatif_grid import WhatIfGrid, answer_grid, answer_of
 
 DEAR = Scenario(cost={"kind": "linear", "verify_base_s": 0.02, "realign_base_s": 0.02, "concat_base_s": 0.02})
 TWO = ("eqspec", "inplace")
@@ -142,6 +143,37 @@ def test_the_panel_follows_the_choice_of_a_device_and_models():
     device.value = "l40s"
     assert "tokens_per_s" in fast
     assert "tokens_per_s" in answer.value != fast
+
+
+def test_the_panel_shows_the_nearest_point_at_once_and_then_what_it_simulates():
+    grid = answer_grid(DEAR, TWO, 2, {"batch_size": (1, 8), "rate_per_s": (0.0, 2.0)})
+    batch_size, *_, answer = panel(DEAR, TWO, 2, grid).children
+    seen = []
+    answer.observe(lambda change: seen.append(change.new), names="value")
+    batch_size.value = 7
+    asked = WhatIf(batch_size=7, rate_per_s=0.0)
+    assert seen == [ahead_html(asked, grid), answer_html(answer_of(asked, DEAR, TWO, 2))]
+    assert "Simulating …; computed ahead, for batch size 8:" in seen[0]
+    assert seen[0].endswith(answer_html(grid.answers[2]))
+    mean, low, high = grid.answers[2]["methods"]["inplace"][0]
+    assert f"{mean:.4g} ({low:.4g} … {high:.4g})" in seen[0]
+    assert ahead_html(asked, None) == "<p>Simulating …</p>"
+
+
+def test_a_grid_of_another_scenario_is_refused():
+    grid = WhatIfGrid(Scenario(), {"rate_per_s": (0.0,)}, [{"answer": "", "methods": {}}])
+    with pytest.raises(InputError, match="the grid is of another scenario"):
+        panel(DEAR, TWO, 2, grid)
+
+
+def test_the_nearest_point_is_nearest_on_every_axis_and_never_of_another_kind():
+    axes = {"batch_size": (1, 8), "acceptance": (0.5, 0.9), "rate_per_s": (0.0, 4.0)}
+    grid = WhatIfGrid(Scenario(), axes, [{"answer": str(place), "methods": {}} for place in range(8)])
+    near = WhatIf(batch_size=8, acceptance=0.5, rate_per_s=4.0)
+    assert grid.nearest(WhatIf(batch_size=5, acceptance=0.65, rate_per_s=0.25)) == (near, grid.answers[5])
+    assert grid.nearest(WhatIf(rate_per_s=0.0))[0].rate_per_s == 0.0
+    assert grid.nearest(WhatIf()) is None
+    assert grid.nearest(WhatIf(rate_per_s=0.0, device="h100", models="a+b")) is None
 
 
 def test_speed_over_no_drafts_is_a_paired_ratio():

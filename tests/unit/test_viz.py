@@ -184,6 +184,11 @@ def test_a_picture_says_what_it_shows():
     assert picture._repr_png_().startswith(b"\x89PNG")
 
 
+def test_a_title_keeps_a_number_and_its_unit_in_one_line():
+    title = captioned(new_axes(), "It takes 5 ms, 3 s or 4 % more: 2 × as long, in 7 steps.").figure.get_suptitle()
+    assert "5\u00a0ms, 3\u00a0s or 4\u00a0% more: 2\u00a0× as long, in 7 steps" in title.replace("\n", " ")
+
+
 def test_pads_and_marks_differ_from_what_matters():
     assert same_color(COLORS["prompt"], PALE)
     assert not same_color(COLORS["accepted"], COLORS["rejected"])
