@@ -52,8 +52,8 @@ upper.set(ylabel="mean acceptance\nlength (tokens)")
 lower.set(ylabel="standard deviation of\nrounds per request")
 lower.legend(frameon=False, loc="lower right")
 off = 100 * (length["model"] / length["trace"] - 1).abs().max()
-plots.captioned(upper, f"All models have the mean within {off:.0f} %, but requests of the trace differ by {rounds['trace'].iloc[0]:.1f} rounds: "
-                f"{rounds['model']['iid']:.1f} with iid, {rounds['model']['beta']:.1f} with beta.")
+plots.captioned(upper, f"All models have the mean within {off:.0f} %, but the rounds of a request spread by {rounds['trace'].iloc[0]:.1f} (standard deviation) in the trace, "
+                f"{rounds['model']['iid']:.1f} with iid and {rounds['model']['beta']:.1f} with beta.")
 
 # %% [markdown]
 # ## Throughput
@@ -105,7 +105,7 @@ plots.captioned(axes, f"The 99th percentile of latency is {tail['iid']:.0f} ms w
 worst, closest = error.xs("iid", level=1).abs().max(), error.xs("beta", level=1).abs().max()
 Markdown(
     f"The mean is not enough: with it alone (iid) tokens/s are off by up to {worst:.0f} %, with a probability for each request (beta) by up to {closest:.0f} %.\n\n"
-    f"- The trace's requests differ by {rounds['trace'].iloc[0]:.1f} rounds (standard deviation); iid has {rounds['model']['iid']:.1f}, markov {rounds['model']['markov']:.1f}, beta {rounds['model']['beta']:.1f}.\n"
+    f"- The rounds of a request spread by {rounds['trace'].iloc[0]:.1f} (standard deviation) in the trace; iid has {rounds['model']['iid']:.1f}, markov {rounds['model']['markov']:.1f}, beta {rounds['model']['beta']:.1f}.\n"
     f"- Under load, the 99th percentile of latency with iid differs by {100 * (tail['iid'] / tail['bootstrap'] - 1):+.0f} % from that with whole requests of the trace.\n"
     f"- Correlation between neighbouring drafts leaves an error of {error['eqspec', 'markov']:+.0f} % for EQSPEC: what matters is how much requests differ from each other.\n"
     f"- Methods that refill free rows depend on the spread less than those that wait: {error['inplace', 'iid']:+.1f} % against {error['eqspec', 'iid']:+.1f} % with iid."

@@ -14,7 +14,7 @@
 # EXSPEC picks rows of equal length from a window of W sequences, so that nothing needs realigning. A larger window finds such groups more
 # often. But each sequence in it holds K/V memory and waits longer for its turn. What does a larger window buy, and what does it cost?
 #
-# Inputs: costs of a what-if; a trace of the engine with the bundled pair, `simulator/data`
+# Inputs: assumed costs; a trace of the engine with the bundled pair, `simulator/data`
 
 # %%
 # To study your own engine, change this cell: {"kind": "table", "calibration": FOLDER}, and a trace of `raggedspec generate --trace`.
@@ -28,7 +28,7 @@ LENGTHS = {
 WINDOWS, BATCH, REPLICATIONS = [4, 8, 16, 32, 64, 96], 4, 10
 
 # %% [markdown]
-# Costs are a what-if, not a measurement: a verify pass of 25 ms, a draft pass of 3 ms, 1 ms for any move of K/V. The published
+# Costs are assumed, not measured: a verify pass of 25 ms, a draft pass of 3 ms, 1 ms for any move of K/V. The published
 # realignment also reads single numbers from the device, at about 16 µs each. Acceptance is drawn, request by request, from the trace.
 
 # %%
@@ -138,7 +138,7 @@ plots.captioned(axes, f"On equal prompts, EQSPEC makes {shares.a:.0f} tokens/s; 
 # %% [markdown]
 # ## Waiting
 #
-# A sequence that fits no group is passed over. After `aging_bound` rounds it is due, and the next round is its own, grouped or not.
+# A sequence that fits no group is passed over. After `aging_bound` rounds the next round takes it, grouped or not.
 
 # %%
 bounds = [4, 8, 16, 32, 64, 128]
@@ -169,5 +169,5 @@ Markdown(
     f"- On prompts of mixed lengths, W = 32 brings {gain[mixed][32]:+.1f} %, since only {rate[mixed][32]:.0f} % of the rounds are grouped.\n"
     f"- On equal prompts, W = 32 has {reached:.0f} % of the largest gain. The K/V of W sequences must fit into memory.\n"
     f"- Refilling free rows brings EQSPEC from {shares.a:.0f} to {alone:.0f} tokens/s without any pool; W = 32 reaches {shares.b:.0f}.\n"
-    f"- Pauses grow with the aging bound: {short['longest_gap_s']:.1f} s at 8 rounds, {long['longest_gap_s']:.1f} s at 128."
+    f"- Waits grow with the aging bound: with 8, the longest pause between two rounds of a sequence is {short['longest_gap_s']:.1f} s, and one in the window is passed over for at most {short['longest_wait_rounds']:.0f} rounds; with 128, {long['longest_gap_s']:.1f} s and {long['longest_wait_rounds']:.0f} rounds."
 )

@@ -57,7 +57,7 @@ axes.axhline(0, color="black", linewidth=0.8)
 axes.set_xticks(range(1, len(residuals) + 1), list(residuals), rotation=30)
 axes.set(ylabel="guessed over measured cost, minus 1 (%)")
 best, worst = min(spread, key=spread.get), max(spread, key=spread.get)
-plots.captioned(axes, f"A cost guessed without its batch size is off by {spread[best]:.1f} % ({best}) to {spread[worst]:.0f} % ({worst}) at the median.")
+plots.captioned(axes, f"A cost guessed from the batch sizes on either side is off by {spread[best]:.1f} % ({best}) to {spread[worst]:.0f} % ({worst}) at the median.")
 
 # %% [markdown]
 # ## Which rows run together
