@@ -1,8 +1,9 @@
 """``python -m proofs.conformance.drift FORMULAS``: what is stated more than once must say the same.
 
-The layouts' formulas stand in Coq and in `refimpl/core/kernels.py`: both are evaluated on a grid. The scheduler stands
-in Coq, in `scheduler_spec` and in the Spin model. Traces of the engine link the first two (`traces`, `schedulers`);
-here simulated rounds of the Spin model are judged by `scheduler_spec`.
+The layouts' formulas stand in Coq and in `refimpl/core/kernels.py`, how many blocks a row has in Coq and in
+`room_spec`: both are evaluated on a grid. The scheduler stands in Coq, in `scheduler_spec` and in the Spin model.
+Traces of the engine link the first two (`traces`, `schedulers`); here simulated rounds of the Spin model are judged by
+`scheduler_spec`.
 """
 
 import itertools
@@ -17,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
+from proofs.conformance import room_spec
 from proofs.conformance import scheduler_spec as spec
 from proofs.report import Verdict, report
 from refimpl.core import kernels
@@ -28,7 +30,7 @@ Row = tuple[int, int, int, int, int]  # tokens, lag, wait, begun, runs
 
 
 def formulas() -> Iterator[tuple[str, int]]:
-    """Questions to Coq, and what the kernels answer."""
+    """Questions to Coq, and what the kernels and the specification of rooms answer."""
     for pad, column in itertools.product(SMALL, repeat=2):
         yield f"padded {pad} {column}", kernels.left_padded_position(column, pad)
     for claimed, cached in itertools.product(SMALL, repeat=2):
@@ -38,9 +40,13 @@ def formulas() -> Iterator[tuple[str, int]]:
         fresh = kernels.masked_slot_position(position, cached, position + 1)
         inside = start <= column < start + size
         yield f"append {claimed} {cached} {start} {first} {size} {column}", fresh if inside else claimed
+    for size, span, tokens, most in itertools.product((1, 2, 3), (0, 1, 3), range(1, 7), range(1, 7)):
+        blocks = room_spec.Blocks(total=0, size=size, span=span, limit=most)
+        yield f"held {size} {tokens}", blocks.held(tokens)
+        yield f"wanted {size} {span} {tokens} {most}", blocks.wanted(tokens)
 
 
-def formulas_verdict(program: str, name: str = "the layouts' formulas, in Coq and in kernels.py") -> Verdict:
+def formulas_verdict(program: str, name: str = "the formulas of layouts and rooms, in Coq and in Python") -> Verdict:
     """Whether both give the same numbers."""
     cases = list(formulas())
     text = "\n".join(question for question, _ in cases) + "\n"
@@ -96,6 +102,9 @@ def check(program: str) -> Iterator[Verdict]:
     with patch.object(kernels, "left_padded_position", lambda column, pads: column - pads + 1):
         found = formulas_verdict(program)
     yield Verdict(f"expected failure: a kernel that has drifted: {found.detail}", not found.ok)
+    with patch.object(room_spec.Blocks, "held", lambda self, seq_len: -(-seq_len // self.size)):
+        found = formulas_verdict(program)
+    yield Verdict(f"expected failure: a room that has drifted: {found.detail}", not found.ok)
     rules = spec.Rules("grouped", BATCH, WINDOW, 2)
     yield scheduler_verdict(2, rules)
     yield scheduler_verdict(None, replace(rules, aging=math.inf))

@@ -1,6 +1,6 @@
 (** Every theorem of the register in one term: what it rests on is what any of them rests on. *)
 From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch Selection Scheduling EngineRound Keyed
-  Layouts Machine Cases Replay Blocks Trace TraceWaiting Checker.
+  Layouts Machine Cases Draws Replay Blocks Room Trace TraceWaiting Checker.
 
 Definition register := (
   @verified_token_law,
@@ -26,6 +26,7 @@ Definition register := (
   @renaming,
   @tick_is_fresh,
   @next_draws_are_fresh,
+  @keyed_finish_law,
   @keyed_joint_law,
   @attempt_law,
   @choice_law,
@@ -65,6 +66,11 @@ Definition register := (
   @left_padded_text,
   @masked_text,
   @paged_text,
+  @layout_law,
+  @inplace_law,
+  @left_padded_law,
+  @masked_law,
+  @paged_law,
   @draft_lag,
   @draft_cached,
   @valid_within,
@@ -80,5 +86,8 @@ Definition register := (
   @block_read_only,
   @preemption_keeps,
   @sent_back,
-  @preemption_progress).
+  @preemption_progress,
+  @blocks_of_what_is_cached,
+  @first_can_enter,
+  @round_has_members).
 Print Assumptions register.

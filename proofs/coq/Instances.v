@@ -1,8 +1,9 @@
 (** A theorem whose premises cannot hold says nothing. Each theorem that rests on hypotheses is applied here to one
     small case, so that they can. Those about traces and replayed runs are applied to recorded runs by their stages. *)
 From Coq Require Import ZArith QArith Arith List Lia Lqa Bool.
-From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch EngineRound Keyed Layouts Machine Cases.
-From RaggedSpec Require Selection.
+From Coq Require Permutation.
+From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch EngineRound Keyed Layouts Machine Cases Draws.
+From RaggedSpec Require Selection Room.
 Import ListNotations.
 Open Scope Q_scope.
 
@@ -163,6 +164,62 @@ Proof.
   intros F H. pose proof (machine_law bool coins bool (by_position 0) (by_position_sees_only 0) (fun _ => half) [true] toss
     (fun _ => eq_refl) s [] drafts f (length drafts) F H) as L.
   apply L; [cbn; lia|apply le_n].
+Qed.
+
+(** *** Draws.v: two rows in place, one round with one draft that is tossed, accepted, and followed by a toss *)
+Definition unseen (_ : store bool) (_ : Z) : unit := tt.
+Definition toss_number (_ : nat) (_ : list bool) (u : bool) : bool := u.
+Definition toss_answer (_ : nat) (_ : unit) (_ : list bool) (u : bool) : bool := u.
+Definition accepts (_ : nat) (_ : unit) (_ : list bool) (_ _ : bool) : bool := true.
+Definition one_draft (_ : list (list (list bool))) (_ : nat) : option nat := Some 1%nat.
+Definition blank : numbers bool := {| of_draft := true; of_test := true; of_next := true |}.
+
+Definition before_toss (_ : nat) : list bool * store bool * mark bool (inplace bool) := ([], padded bool 0 (fun _ => []), tt).
+Definition after_toss (css : list (list (numbers bool))) (i : nat) : list bool * store bool * mark bool (inplace bool) :=
+  let w := numbers_of bool blank css i in
+  let xs := drafts_ahead bool bool (toss_number i) w 1 [] in
+  let fed := written bool 0 (fun _ => []) ([true] ++ xs) 0 2 in
+  (extend bool coins toss [] (read_round bool unit unseen [true] bool (toss_number i) (accepts i) (toss_answer i)
+    (toss_answer i) w fed 1 1 []), fed, tt).
+
+Example layout_law_applies F :
+  expect (world bool (numbers bool) (three bool cells) (state bool coins 2 (fun _ => toss) (fun _ => [])))
+    (fun css => F (texts bool 2 (inplace bool) (after_toss css)))
+  == expect (finish bool coins [toss; toss] [[]; []]) F.
+Proof.
+  apply (inplace_law bool coins unit unseen (fun _ _ _ _ => eq_refl) 2 (fun _ => [true]) (fun _ => le_n 1) (fun _ => toss)
+    (fun _ => alike_draft) bool blank cells cells_mass toss_number accepts toss_answer toss_answer) with
+    (most := 1%nat) (policy := one_draft) (n := 1%nat) (h := []) (rs := before_toss) (outcome := after_toss).
+  - intros i g. split; intros; try reflexivity. unfold passes, accepts. cbn. unfold half. ring.
+  - intros h i limit E. injection E as <-. apply le_n.
+  - intro i. split; [intro; reflexivity|]. intros p P. cbn in P. lia.
+  - reflexivity.
+  - intro css. eapply one_more; [|apply no_round]. intro i.
+    apply (runs_round bool coins unit unseen [true] toss bool (toss_number i) (accepts i) (toss_answer i) (toss_answer i)
+      (numbers_of bool blank css i) (inplace bool) [] (padded bool 0 (fun _ => [])) tt 1 1 tt _ tt _ (le_n 1)).
+    + split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
+    + split; reflexivity.
+  - intros css i. reflexivity.
+Qed.
+
+(** ** Room.v: three blocks of two tokens; the younger row is sent back *)
+Definition younger : Room.row := {| Room.len := 3; Room.most := 4; Room.table := [0%nat] |}.
+Definition older : Room.row := {| Room.len := 5; Room.most := 6; Room.table := [1; 2]%nat |}.
+
+Example round_has_members_applies :
+  Room.stay 3 2 1 (fun rs => rs) [younger; older] = [older] /\ Room.fits 3 2 1 [older] [older] = true.
+Proof.
+  destruct (Room.round_has_members 3 2 1 (fun rs => rs)) with (rs := [younger; older]) as (_ & _ & _ & F).
+  - intros rs N. split; [exact N|]. exists []. rewrite app_nil_r. apply Permutation.Permutation_refl.
+  - discriminate.
+  - intros r [<-|[<-|[]]]; unfold Room.fits_alone; cbn; lia.
+  - split; [reflexivity|exact F].
+Qed.
+
+Example blocks_of_what_is_cached_applies : length (Room.table older) = Room.held 2 (Room.len older).
+Proof.
+  apply (Room.blocks_of_what_is_cached 2 1 [older]); [|now left]. eapply Room.after; [apply Room.nobody|].
+  apply (Room.enters 2 1 5 6 [1%nat] [2%nat]); cbn; lia.
 Qed.
 
 (** ** Names of tokens: each is called by the other's *)

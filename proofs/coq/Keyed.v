@@ -200,6 +200,17 @@ Proof.
   apply mass_product. intros d H. apply in_map_iff in H as (r & <- & _). apply mass_stream.
 Qed.
 
+(** THEOREM (any state of a run). From whatever a run on keyed numbers has emitted, going on by plain decoding gives the
+    product of the autoregressive laws. *)
+Theorem keyed_finish_law n m rows : length rows = length jobs -> forall F,
+  expect (world rows) (fun css => expect (finish token vocab jobs (map fst (snd (fst (keyed_run n m rows css))))) F)
+  == expect (finish token vocab jobs (map fst rows)) F.
+Proof.
+  intros L F.
+  rewrite (next_draws_are_fresh n m rows (fun state _ => expect (finish token vocab jobs (map fst (snd state))) F)).
+  rewrite <- (fresh_run_exact n m rows F L). apply expect_ext; intro state. apply expect_sure, mass_world.
+Qed.
+
 (** THEOREM (joint law with keys). Once every row has ended, the texts of a run on keyed numbers have the product of
     the autoregressive laws. *)
 Theorem keyed_joint_law n m rows : length rows = length jobs ->

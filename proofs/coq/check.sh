@@ -4,7 +4,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=$1
-files=(FiniteLaw Rejection Autoregressive EngineRound Batch Keyed Selection Scheduling Layouts Machine Cases Replay Blocks
+files=(FiniteLaw Rejection Autoregressive EngineRound Batch Keyed Selection Scheduling Layouts Machine Cases Draws Replay Blocks Room
   Trace TraceWaiting Checker Extract Instances Audit)
 mkdir -p "$work"
 cp "$here"/*.v "$here"/*.ml "$work"
