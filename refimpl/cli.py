@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from refimpl.commands import acceptance, calibrate, decode, judge, law, measure, memory, serving
+from refimpl.commands import acceptance, calibrate, decode, judge, law, measure, memory, passes, serving
 from refimpl.conformance import command as conformance
 from refimpl.core.console import run_application
 from refimpl.core.errors import InvariantViolation
@@ -16,7 +16,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Exact batch speculative decoding: decode prompts, verify every method against plain decoding, measure.",
 )
-for commands in (decode, judge, law, acceptance, memory, measure, serving, calibrate, conformance):
+for commands in (decode, judge, law, acceptance, memory, measure, passes, serving, calibrate, conformance):
     app.add_typer(commands.app)
 
 

@@ -140,17 +140,17 @@ def make_result(
             prepared.sequences, records, prepared.num_cut, prepared.samples, strict=True
         )
     ]
-    further = environment | _blocks(config, prepared.sequences, known) | (arrivals or {})
+    further = environment | blocks_of(config, prepared.sequences, known.num_blocks) | (arrivals or {})
     header = trace_header(config, prepared.sequences, further)
     return Result(sequences, known, rounds, config, environment, header)
 
 
-def _blocks(config: DecodeConfig, sequences: Seq[Sequence], stats: RunStats) -> dict[str, Any]:
+def blocks_of(config: DecodeConfig, sequences: Seq[Sequence], num_blocks: int | None) -> dict[str, Any]:
     """What a trace says of the blocks of a paged pool, and of the texts that they may share."""
-    if stats.num_blocks is None:
+    if num_blocks is None:
         return {}
     texts = {"texts": number_texts(sequences, config.block_size)} if config.prefix_sharing else {}
-    return {"block_size": config.block_size, "num_blocks": stats.num_blocks, **texts}
+    return {"block_size": config.block_size, "num_blocks": num_blocks, **texts}
 
 
 def environment_of(pair: Pair, config: DecodeConfig) -> dict[str, str]:

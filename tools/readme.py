@@ -27,6 +27,8 @@ from readme_measured import (
 from refimpl.bench.demo import DEMO_HEADINGS, PLAIN, demo_cells, demo_legend
 from refimpl.commands.acceptance import HEADINGS as ACCEPTANCE_HEADINGS
 from refimpl.commands.acceptance import cells as acceptance_cells
+from refimpl.commands.passes import HEADINGS as PASS_HEADINGS
+from refimpl.commands.passes import cells as pass_cells
 from simulator.engine_runs.acceptance_fit import clustered_error
 from simulator.engine_runs.validation import FIT, Validation, read_validation
 from simulator.settings.folders import VALIDATION
@@ -209,6 +211,11 @@ def latency(data: dict[str, Any]) -> str:
     return markdown_table(headings, rows) + setting + origin(data["environment"])
 
 
+def passes(data: dict[str, Any]) -> str:
+    """Packed and mixed passes, and what they replace."""
+    return measured(data, (list(PASS_HEADINGS), [pass_cells(row) for row in data["rows"]]))
+
+
 def law(data: dict[str, Any]) -> str:
     """Total variation of every combination of drafter, budget and rule, one column a rule."""
     rules = list(dict.fromkeys(row["acceptance"] for row in data["rows"]))
@@ -233,6 +240,10 @@ VALIDATION_METRICS = {
     "uncorrected_makespan_error": "makespan, speed of the machine not known",
     "tokens_per_s_error": "tokens/s, all together",
     "study_tokens_per_s_error": "tokens/s, mean of a study's runs",
+    "first_token_p50_error": "first token, median of a run: own acceptance",
+    "first_token_p90_error": "first token, 90 % of a run",
+    "inter_token_p50_error": "between tokens, median of a run",
+    "inter_token_p90_error": "between tokens, 90 % of a run",
     "scheduler_error": "rounds of a replay (consistency check)",
 }
 
@@ -240,7 +251,9 @@ VALIDATION_METRICS = {
 def simulator(name: str) -> str:
     """Errors of the simulator against held-out runs of the engine; `name` is ``device/pair``."""
     found = read_validation(name)
-    rows = [[label, *_error_cells(found.summary.loc[metric])] for metric, label in VALIDATION_METRICS.items()]
+    summary = found.summary
+    known = {name: label for name, label in VALIDATION_METRICS.items() if name in summary.index}
+    rows = [[label, *_error_cells(summary.loc[name])] for name, label in known.items()]
     command = f"`raggedspec sim validate --calibration {name}`, on runs measured by"
     text = f"\n{_bands(found)}\n\n{_given(name, found.meta)}\n\n{command}\n"
     return markdown_table(["error", "mean size", "mean", "worst", "of"], rows) + text + origin(found.meta).lstrip("\n")
@@ -303,6 +316,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "overlap": overlap,
     "latency": latency,
     "law": law,
+    "passes": passes,
 }
 
 

@@ -15,6 +15,7 @@ same repeat. Stop tokens are switched off: every engine generates the same numbe
 | `anatomy`      | one forced trace through every layout: what realignment moves and costs          |
 | `anatomy_rows` | its rows, and what they say                                                      |
 | `per_row`      | realignment row by row and layer by layer, as published code does it, to compare |
+| `passes`       | packed and mixed passes by themselves, beside what they replace                  |
 | `acceptance`   | accepted drafts of the rules that keep the law, as sums of probabilities         |
 """
 

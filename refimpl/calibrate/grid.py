@@ -15,6 +15,7 @@ class Variant:
         rotating: the members change every round (twice as many sequences as rows, all of them always due).
         moved: component to which a round's K/V movement is charged; empty if nothing moves.
         only_moves: draft and verify of this layout are measured by another variant, so one k is enough.
+        mixed: verify passes with a chunk of a prompt beside the rows are timed, instead of rounds.
     """
 
     method: str
@@ -22,6 +23,7 @@ class Variant:
     rotating: bool = False
     moved: str = ""
     only_moves: bool = False
+    mixed: bool = False
 
 
 IN_PLACE = Variant("inplace+fifo", "inplace")
@@ -34,6 +36,26 @@ VARIANTS = (
     Variant("inplace+grouped", "inplace_scattered", rotating=True),
     Variant("paged+fifo", "paged"),
 )
+MIXED = (
+    Variant("inplace+continuous", "any", mixed=True),  # a chunk is written straight into the pool, with any layout
+    Variant("paged+continuous", "paged", mixed=True),
+)
+MIXED_ROW_TOKENS, MIXED_DRAFTS = 64, 3  # of the rows beside a chunk
+
+
+@dataclass(frozen=True, slots=True)
+class MixedAxes:
+    """Values of a grid of mixed passes.
+
+    Attributes:
+        batch_sizes: rows beside the chunk.
+        chunk_tokens: tokens of the chunk, from 0 on: what a chunk adds is told from the pass without.
+        starts: tokens of its prompt that are cached before it.
+    """
+
+    batch_sizes: tuple[int, ...] = ()
+    chunk_tokens: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +68,7 @@ class Axes:
         prompt_lens: tokens that a row has before the timed rounds.
         prefill_lens: longest prompt of a prefill.
         moving_drafts: the k of variants that are there only for their moves.
+        mixed: of passes that feed chunks of prompts beside rows that decode.
     """
 
     batch_sizes: tuple[int, ...]
@@ -53,11 +76,21 @@ class Axes:
     prompt_lens: tuple[int, ...]
     prefill_lens: tuple[int, ...]
     moving_drafts: int
+    mixed: MixedAxes = MixedAxes()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        chunked = max(self.mixed.starts, default=0) + max(self.mixed.chunk_tokens, default=0) + 1
+        return max(*self.prompt_lens, *self.prefill_lens, chunked, MIXED_ROW_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one visit measures: rounds of a variant for each of `drafts`; only the prefill without a variant."""
+    """What one visit measures: rounds of a variant for each of `drafts`; only the prefill without a variant.
+
+    Of a mixed variant, `drafts` are the tokens of a chunk beside the rows, and `prompt_len` those cached before it.
+    """
 
     variant: Variant | None
     batch_size: int
@@ -65,6 +98,9 @@ class Cell:
     prompt_len: int
 
     def __str__(self) -> str:
+        if self.variant and self.variant.mixed:
+            chunks = ", ".join(map(str, self.drafts))
+            return f"{self.variant.method}: {self.batch_size} rows, chunks of {chunks} tokens after {self.prompt_len}"
         what = self.variant.method if self.variant else "prefill"
         drafts = f" with k = {', '.join(map(str, self.drafts))}" if self.variant else ""
         return f"{what} of {self.batch_size} rows of {self.prompt_len} tokens{drafts}"
@@ -72,6 +108,8 @@ class Cell:
     @property
     def num_sequences(self) -> int:
         """Sequences with K/V during the visit."""
+        if self.variant and self.variant.mixed:
+            return self.batch_size + 1
         return self.batch_size * (2 if self.variant and self.variant.rotating else 1)
 
 
@@ -81,14 +119,23 @@ def cells_of(axes: Axes) -> Iterator[Cell]:
         yield Cell(variant, rows, (axes.moving_drafts,) if variant.only_moves else axes.drafts, length)
     for rows, length in product(axes.batch_sizes, axes.prefill_lens):
         yield Cell(None, rows, (1,), length)
+    for variant, rows, start in product(MIXED, axes.mixed.batch_sizes, axes.mixed.starts):
+        yield Cell(variant, rows, axes.mixed.chunk_tokens, start)
 
 
-CPU = (Axes((1, 2, 4, 8), (0, 1, 3, 6), (2, 100, 300), (2, 16, 64, 160, 320), 3),)
+CPU_MIXED = MixedAxes((1, 8), (0, 16, 64, 160, 320), (0, 320))
+CUDA_MIXED = MixedAxes((1, 8, 64), (0, 64, 1024), (0, 2048))
+CPU = (Axes((1, 2, 4, 8), (0, 1, 3, 6), (2, 100, 300), (2, 16, 64, 160, 320), 3, CPU_MIXED),)
 CUDA = (
     Axes((1, 2, 8, 32), (0, 5), (16, 1024), (16, 256, 1024), 5),
-    Axes((1, 2, 8, 32, 64), (0, 1, 5, 16), (16, 1024, 4096), (16, 64, 256, 1024, 4096), 5),
+    Axes((1, 2, 8, 32, 64), (0, 1, 5, 16), (16, 1024, 4096), (16, 64, 256, 1024, 4096), 5, CUDA_MIXED),
     Axes(
-        (1, 2, 4, 8, 16, 32, 64), (0, 1, 3, 5, 8, 16), (16, 256, 1024, 4096, 8000), (16, 64, 256, 1024, 4096, 8000), 5
+        (1, 2, 4, 8, 16, 32, 64),
+        (0, 1, 3, 5, 8, 16),
+        (16, 256, 1024, 4096, 8000),
+        (16, 64, 256, 1024, 4096, 8000),
+        5,
+        MixedAxes((1, 8, 64), (0, 64, 1024), (0, 2048, 6900)),
     ),
 )
 

@@ -96,7 +96,7 @@ class Calibration:
         self.deadline_s = time.monotonic() + 60 * minutes if minutes else float("inf")
         self.supply = PromptSupply(token_prompts(pair, given, self.rng), *plan.prompts_needed, self.rng)
         stream = self.supply.stream
-        longest = max(length for axes in plan.grids for length in (*axes.prompt_lens, *axes.prefill_lens))
+        longest = max(axes.longest for axes in plan.grids)
         stream *= 1 + 2 * longest // len(stream)
         self.reference = Reference(pair, stream[:REFERENCE_TOKENS], CHECKS)
         deepest = max(k for axes in plan.grids for k in axes.drafts)

@@ -16,7 +16,7 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord, trace_header, write_trace
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, prepare
-from refimpl.results import environment_of
+from refimpl.results import blocks_of, environment_of
 
 ATTEMPTS = 2
 
@@ -83,7 +83,8 @@ class Runner:
         speed.append(self.reference.time())
         environment = environment_of(self.pair, config) | {"reference_s": statistics.mean(uninterrupted(speed))}
         documents = {"documents": [piece.document for piece in prompts]}
-        return Run(trace_header(config, engine.sequences, environment) | documents, records)
+        further = environment | blocks_of(config, engine.sequences, engine.scheduler.room.num_blocks) | documents
+        return Run(trace_header(config, engine.sequences, further), records)
 
     def _config(self, study: StudySettings, seed: int) -> DecodeConfig:
         options: dict[str, Any] = {"seed": seed}
@@ -93,7 +94,7 @@ class Runner:
         return make_config(
             method=study.method, batch_size=study.batch_size, window_size=study.window_size,
             aging_bound=study.aging_bound, num_speculative_tokens=study.num_speculative_tokens,
-            max_new_tokens=study.max_new_tokens, checks=self.checks, **options,
+            max_new_tokens=study.max_new_tokens, token_budget=study.token_budget, checks=self.checks, **options,
         )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ class StudySettings:
     max_prompt_tokens: int
     window_size: int | None = None
     aging_bound: float | None = None
+    token_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ CPU = Studies(
         StudySettings("inplace-b3-k5", "inplace", 3, 5, 24, 48, 120),
         StudySettings("inplace-b6-k2", "inplace", 6, 2, 24, 48, 60),
         StudySettings("inplace-grouped-b4-k5-w10", "inplace+grouped", 4, 5, 24, 48, 100, window_size=10),
+        StudySettings("inplace-continuous-b6-k4", "inplace+continuous", 6, 4, 24, 48, 120),
+        StudySettings("paged-continuous-b5-k2-t48", "paged+continuous", 5, 2, 24, 48, 120, token_budget=48),
         StudySettings("speculative-k5", "speculative", 1, 5, 10, 48, 100),
     ),
 )
@@ -75,6 +78,7 @@ CUDA = Studies(
         StudySettings("inplace-b12-k5", "inplace", 12, 5, 36, 64, 600),
         StudySettings("inplace-b24-k3", "inplace", 24, 3, 60, 48, 300),
         StudySettings("inplace-grouped-b12-k5-w30", "inplace+grouped", 12, 5, 30, 48, 400, window_size=30),
+        StudySettings("paged-continuous-b12-k3", "paged+continuous", 12, 3, 36, 48, 300),
         StudySettings("speculative-k5", "speculative", 1, 5, 4, 64, 600),
     ),
 )

@@ -5,11 +5,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from refimpl.bench.passes import Passes, require_packed
+from refimpl.calibrate import grid
 from refimpl.calibrate.grid import IN_PLACE, Cell, Variant
 from refimpl.calibrate.reference import Reference
 from refimpl.core.config import make_config, resolve_method
@@ -24,7 +27,7 @@ from refimpl.placement import PLACEMENTS, PoolSize
 from refimpl.requests import prepare
 from refimpl.scheduling import SchedulingOptions
 
-TIMED_ROUNDS = 5
+TIMED_ROUNDS, TIMED_MIXED_ROUNDS = 5, 3
 SLACK_TOKENS = 64  # columns in addition to a visit's own, as many as the layouts keep free
 
 
@@ -112,7 +115,9 @@ class Visitor:
         return True
 
     def require_fit(self, cell: Cell) -> None:
-        """Raise InputError unless the cell's rows fit the models' context and its K/V the free memory of the device."""
+        """Raise InputError unless the models can run the cell and its rows fit their context, its K/V the device."""
+        if cell.variant and cell.variant.mixed:
+            require_packed(self.pair)
         longest = cell.prompt_len + self._budget(cell) + SLACK_TOKENS
         context = min(model.max_positions for model in self.pair.models())
         if longest > context:
@@ -134,9 +139,15 @@ class Visitor:
         self.require_fit(cell)
         begun_s = time.perf_counter()
         self.reference.time()
-        rounds = self._visit_rounds(cell, cell.variant, pass_index) if cell.variant else [self._time_prefill(cell)]
+        rounds = self._rounds_of(cell, pass_index)
         self.reference.time()
         return Visit(pass_index, begun_s, time.perf_counter(), tuple(rounds))
+
+    def _rounds_of(self, cell: Cell, pass_index: int) -> list[TimedRound]:
+        if cell.variant is None:
+            return [self._time_prefill(cell)]
+        visit = self._visit_mixed if cell.variant.mixed else self._visit_rounds
+        return visit(cell, cell.variant, pass_index)
 
     def _visit_rounds(self, cell: Cell, variant: Variant, pass_index: int) -> list[TimedRound]:
         turn = pass_index % len(cell.drafts)
@@ -164,6 +175,33 @@ class Visitor:
         kind = (variant.method, cell.batch_size, cell.prompt_len, k)
         return TimedRound(kind, stage_s["round_s"], stage_s["draft_s"] + stage_s["verify_s"], timings)
 
+    def _visit_mixed(self, cell: Cell, variant: Variant, pass_index: int) -> list[TimedRound]:
+        """Passes with every chunk in its turn; nothing is committed in between."""
+        turn = pass_index % len(cell.drafts)
+        passes, rounds = self._passes(cell, variant), list[TimedRound]()
+        for tokens in cell.drafts[turn:] + cell.drafts[:turn]:
+            timed = [
+                self._time_mixed(passes, cell, variant, tokens) for _ in range(self.warm_rounds + TIMED_MIXED_ROUNDS)
+            ]
+            rounds += timed[self.warm_rounds :]
+            self.reference.time_when_due()
+        return rounds
+
+    def _time_mixed(self, passes: Passes, cell: Cell, variant: Variant, tokens: int) -> TimedRound:
+        counts = [grid.MIXED_DRAFTS + 1] * cell.batch_size
+        seconds = passes.seconds(partial(passes.of_round, counts, tokens))
+        place = Place("mixed", variant.layout, cell.batch_size, tokens, cell.prompt_len)
+        kind = (variant.method, cell.batch_size, cell.prompt_len, tokens)
+        return TimedRound(kind, seconds, seconds, (Timing(place, seconds),))
+
+    def _passes(self, cell: Cell, variant: Variant) -> Passes:
+        rows = [self._prompt(grid.MIXED_ROW_TOKENS) for _ in range(cell.batch_size)]
+        prompt = self._prompt(cell.prompt_len + max(cell.drafts) + 1)
+        return Passes(
+            self.pair, variant.method, rows, prompt, cell.prompt_len,
+            num_speculative_tokens=grid.MIXED_DRAFTS, checks=self.checks,
+        )  # fmt: skip
+
     def _time_prefill(self, cell: Cell) -> TimedRound:
         engine = self._engine(cell, IN_PLACE)  # prefill writes straight into the pool, with any layout
         engine.timer.take()
@@ -172,6 +210,9 @@ class Visitor:
         return TimedRound(("prefill", cell.batch_size, cell.prompt_len, 0), seconds, seconds, (Timing(place, seconds),))
 
     def _budget(self, cell: Cell) -> int:
+        """Tokens beyond those that are cached before anything is timed."""
+        if cell.variant and cell.variant.mixed:
+            return max(cell.drafts) + 1
         return sum((self.warm_rounds + TIMED_ROUNDS) * (k + 1) for k in cell.drafts) + max(cell.drafts) + 2
 
     def _engine(self, cell: Cell, variant: Variant) -> Engine:

@@ -16,13 +16,17 @@ from simulator.settings.traces import EngineTrace, read_engine_trace
 LOW, HIGH = 0.05, 0.95  # of the runs
 
 
-def measured_waits(trace: EngineTrace) -> dict[str, float]:
+def measured_waits(trace: EngineTrace, end_s: np.ndarray | None = None) -> dict[str, float]:
     """Waits and speed of an engine's run, by the definitions of the simulator's metrics of the same names.
 
+    Args:
+        trace: the run.
+        end_s: seconds from its start to the end of each round; None for those that the trace has.
+
     Raises:
-        InputError: the trace does not say when its rounds ended.
+        InputError: none are given, and the trace does not say.
     """
-    end_s = np.array(trace.round_end_s)
+    end_s = np.array(trace.round_end_s) if end_s is None else end_s
     rows = trace.rows.assign(end_s=end_s[trace.rows["round"]])
     each = rows.groupby("sequence")["end_s"]
     arrival_s = pd.Series(trace.arrivals("seconds"))

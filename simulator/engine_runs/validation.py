@@ -8,6 +8,7 @@ Each held-out run is simulated several ways, so that an error can be told apart:
 | cost         | replayed acceptance, calibrated costs            | seconds of the engine                |
 | acceptance   | acceptance fitted to other prompts               | the same with replayed acceptance    |
 | total        | fitted acceptance, calibrated costs              | the engine                           |
+| waits        | replayed acceptance, calibrated costs            | first token, time between tokens     |
 
 The scheduler's error is a consistency check, no prediction: the same scheduler meets the same acceptance. Every
 simulation is given the run's real prompts and output lengths, which a planner would have to guess.
@@ -34,6 +35,7 @@ from scipy.stats import binomtest
 from refimpl.core.errors import require
 from refimpl.core.files import write_whole
 from refimpl.core.shown import Shown
+from simulator.engine_runs.latency import measured_waits
 from simulator.engine_runs.parity import check_parity, replay_scenario
 from simulator.runner import Progress, Results, reporting, run_parallel, simulate
 from simulator.service.records import STAGES
@@ -50,6 +52,7 @@ META = (*META_FIELDS, "reference_s", "reference_cv")
 MIN_STAGE_SHARE = 0.02  # stages below this share of a run are not judged one by one
 FIT = "fit/acceptance.ndjson.gz"
 PROBES = "fit/probe-*.ndjson.gz"
+WAITS = ("first_token_p50", "first_token_p90", "inter_token_p50", "inter_token_p90")
 SPEED_SEED = 0
 
 
@@ -79,14 +82,15 @@ class Validation(Shown):
 
     @property
     def studies(self) -> pd.DataFrame:
-        """Means over the runs of each study, and the total errors of these means."""
+        """Means over the runs of each study, the total errors of these means, and the mean errors of waits."""
         names = ["measured_s", "simulated_s", "measured_tokens_per_s", "simulated_tokens_per_s"]
         means = self.table.groupby("study")[names].mean()
+        waits = self.table.filter(like="_token_p").groupby(self.table["study"]).mean()
         return means.assign(
             runs=self.table.groupby("study").size(),
             makespan_error=means["simulated_s"] / means["measured_s"] - 1,
             tokens_per_s_error=means["simulated_tokens_per_s"] / means["measured_tokens_per_s"] - 1,
-        )
+        ).join(waits)
 
     @property
     def summary(self) -> pd.DataFrame:
@@ -221,7 +225,7 @@ def _judge(
         "planner_band_high_s": planner_high,
         "in_planner_band": planner_low <= measured_s <= planner_high,
     }
-    return line, {"run": run} | _stage_errors(trace, replayed, speed)
+    return line | _wait_errors(trace, noisy, speed), {"run": run} | _stage_errors(trace, replayed, speed)
 
 
 def _band(results: Results, speed: float | np.ndarray) -> tuple[float, float]:
@@ -236,6 +240,12 @@ def _scenario(trace: EngineTrace, cost: Spec, acceptance: Spec | None, *, noise:
 
 def _share(simulated: float, measured: float) -> float:
     return simulated / measured - 1
+
+
+def _wait_errors(trace: EngineTrace, simulated: Results, speed: float) -> dict[str, float]:
+    """Signed errors of quantiles of the wait for the first token, and of those between tokens."""
+    measured = measured_waits(trace, trace.rounds["round_s"].cumsum().to_numpy())
+    return {f"{name}_error": _share(speed * simulated[f"{name}_s"], measured[f"{name}_s"]) for name in WAITS}
 
 
 def _stage_errors(trace: EngineTrace, replayed: Results, speed: float) -> dict[str, float]:

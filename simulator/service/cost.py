@@ -18,6 +18,7 @@ from simulator.settings.grids import Grid
 from simulator.settings.kinds import COST
 
 BLOCK_WIDTHS = 1024  # widths whose seconds are computed at a time
+UNMEASURED = "mixed: passes with chunks of prompts were not measured; reckoned from prefills"
 
 
 class Line(dict[int, float]):
@@ -72,6 +73,7 @@ class CostModel(ABC):
         self.extrapolated: set[str] = set()
         self.lines: dict[tuple[str, int, float, bool], Line] = {}
         self.point = lru_cache(maxsize=None)(self._point)
+        self.beside = lru_cache(maxsize=None)(self._beside)
 
     def line(self, component: str, rows: int, tokens: float, scattered: bool = False) -> Line:
         """Seconds of a component at every width; of packed rows, `tokens` is their mean."""
@@ -84,6 +86,18 @@ class CostModel(ABC):
     def _point(self, component: str, rows: int, tokens: int, width: int = 0) -> float:
         """Seconds of a component at one width: where few come up, or none matters."""
         return float(self.seconds(component, rows, tokens, np.array([width]), False)[0]) * self.factors[component]
+
+    def _beside(self, rows: int, tokens: int, start: int) -> float:
+        """Seconds that chunks of prompts add to the passes of a round in which `rows` rows decode.
+
+        Reckoned as a prefill of `tokens` tokens, less one of a single token: the passes are made anyway.
+
+        Args:
+            rows: that decode.
+            tokens: of all chunks.
+            start: most tokens that are cached before one of them.
+        """
+        return max(0.0, self.line("prefill", 1, tokens).at(start) - self.line("prefill", 1, 1).at(0))
 
     def check_widths(self) -> None:  # noqa: B027 (most cost models know no range)
         """Refuse, or mark, a study with stages that were wider than what was measured; called at its end."""
@@ -150,6 +164,19 @@ class TableCost(CostModel):
         grid = self._grid(component, scattered)
         self._note(grid.outside(rows, tokens, grid.axes[2][0]), component)
         return grid.line(rows, tokens, np.maximum(widths, grid.axes[2][0]))
+
+    def _beside(self, rows: int, tokens: int, start: int) -> float:
+        """A measured pass with the chunks less one without; reckoned, and marked, where none was measured.
+
+        Raises:
+            InputError: the pass lies outside of the points, and the table is not to be extrapolated.
+        """
+        grid = self.calibration.find("mixed", self.layout)
+        if grid is None:
+            self.extrapolated.add(UNMEASURED)
+            return super()._beside(rows, tokens, start)
+        self._note(grid.outside(rows, tokens, start), "mixed")
+        return max(0.0, self.point("mixed", rows, tokens, start) - self.point("mixed", rows, 0, start))
 
     def check_widths(self) -> None:
         """Compare the widest stage of each component, at each number of rows and tokens, with what was measured.

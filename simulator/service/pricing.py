@@ -132,15 +132,19 @@ class Pricing:
             total += self.cost.point("prefill", len(batch), tokens, found) if tokens else 0.0
         return total
 
-    def chunks_s(self, chunks: Seq[Chunk[Request]], *, beside: bool) -> float:
-        """Seconds that chunks of prompts add to a round; beside rows that decode, they share the passes of these.
+    def with_chunks(self, stages: Stages, chunks: Seq[Chunk[Request]], rows: int) -> Stages:
+        """Seconds of a round with chunks of prompts: in the verify pass of its rows, or in passes of their own.
 
         Counted are the tokens of all chunks together, after the longest context before one of them.
         """
+        prefill_s, draft_s, verify_s, realign_s, host_s = stages
         tokens = sum([chunk.count for chunk in chunks])
         start = max([chunk.sequence.num_cached - chunk.sequence.to_prefill for chunk in chunks])
-        alone_s = self.cost.line("prefill", 1, tokens).at(start)
-        return max(0.0, alone_s - self.cost.line("prefill", 1, 1).at(0)) if beside else alone_s
+        if rows:
+            verify_s += self.cost.beside(rows, tokens, start)
+        else:
+            prefill_s += self.cost.line("prefill", 1, tokens).at(start)
+        return prefill_s, draft_s, verify_s, realign_s, host_s
 
     def seconds_per_token(self, members: Members) -> float:
         """Estimate for the cost-aware choice: seconds of the round over the tokens it may be expected to yield."""

@@ -135,10 +135,10 @@ class Replica:
                 self._preempt(request)
             members = self._in_pool_order(plan.members)
             live = [row for row in members if not row.finished] if plan.mode == "static" else members
-            if plan.chunks:
-                prefill_s += self.pricing.chunks_s(plan.chunks, beside=bool(members))
             ahead = tuple(sorted(plan.ahead, key=SLOT)) if plan.ahead else ()
             k, passes, stages = price_of(plan.mode, members, live, prefill_s, ahead)
+            if plan.chunks:
+                stages = self.pricing.with_chunks(stages, plan.chunks, len(members))
             factor, rows = next(noise), len(members)
             self.begun = number, env.now, factor, *stages, plan.mode, rows, len(live), k, passes, placement.width
             yield env.timeout(sum(stages) * factor)

@@ -18,7 +18,9 @@ from simulator.settings.tables import read_table
 
 SCHEMA = "raggedspec.calibration/3"
 ORIGINS = ("measured", "published", "synthetic")
-COMPONENTS = ("prefill", "draft", "verify", "realign", "concat", "split", "compact", "host", "draft_prefill")
+COMPONENTS = (
+    "prefill", "draft", "verify", "realign", "concat", "split", "compact", "host", "draft_prefill", "mixed",
+)  # fmt: skip
 # whose points are used where a layout has none; a paged pass copies what it reads, as one of scattered rows does
 SAME_CODE = {
     "rollback": "realigned",
@@ -53,14 +55,23 @@ class Calibration:
     grids: dict[tuple[str, str], Grid]
     digest: str
 
-    def grid(self, component: str, layout: str) -> Grid:
-        """Points of a component for a layout, or for any layout."""
+    def find(self, component: str, layout: str) -> Grid | None:
+        """Points of a component for a layout, or for any layout; None where there are none."""
         names = [layout]
         while names[-1] in SAME_CODE:
             names.append(SAME_CODE[names[-1]])
-        for name in (*names, "any"):
-            if (component, name) in self.grids:
-                return self.grids[component, name]
+        found = (self.grids.get((component, name)) for name in (*names, "any"))
+        return next((grid for grid in found if grid is not None), None)
+
+    def grid(self, component: str, layout: str) -> Grid:
+        """As `find`.
+
+        Raises:
+            InputError: there are no such points.
+        """
+        found = self.find(component, layout)
+        if found is not None:
+            return found
         have = ", ".join(sorted({found for name, found in self.grids if name == component})) or "none"
         raise InputError(f"calibration {self.name}: no points of {component} for layout {layout}; it has {have}")
 

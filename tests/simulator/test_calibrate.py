@@ -8,10 +8,11 @@ from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from refimpl.calibrate.grid import CPU, CUDA, VARIANTS, Axes, Cell, levels_of
+from refimpl.calibrate.grid import CPU, CUDA, MIXED, VARIANTS, Axes, Cell, MixedAxes, levels_of
 from refimpl.calibrate.points import Points
 from refimpl.calibrate.prompts import Piece, PromptSupply, token_prompts
 from refimpl.calibrate.reference import uninterrupted
@@ -22,10 +23,11 @@ from refimpl.calibrate.studies import CUDA as CUDA_STUDIES
 from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit, Visitor
 from refimpl.core.errors import InputError
+from refimpl.decoding.engine import Engine
 from refimpl.generation import generate
 from refimpl.pairs.random_pairs import random_pair
 from simulator.cli import main
-from simulator.engine_runs.validation import META, validate
+from simulator.engine_runs.validation import META, WAITS, validate
 from simulator.settings.calibration import META_FIELDS, load_calibration
 from simulator.settings.grids import make_grid
 from simulator.settings.traces import read_engine_trace
@@ -36,9 +38,10 @@ HELD_OUT = (
     StudySettings("masked-fifo", "masked+fifo", 2, 2, 6, 10, 20),
     StudySettings("rollback", "rollback", 3, 1, 6, 8, 20),
     StudySettings("inplace-grouped", "inplace+grouped", 2, 2, 6, 10, 20, window_size=5),
+    StudySettings("paged-continuous", "paged+continuous", 2, 2, 6, 10, 20, token_budget=12),
 )
 PLAN = Plan(
-    (Axes((1, 2, 3), (0, 2), (2, 40), (2, 24), 2),),
+    (Axes((1, 2, 3), (0, 2), (2, 40), (2, 24), 2, MixedAxes((1, 2), (0, 12), (0, 24))),),
     Studies(
         StudySettings("acceptance", "inplace", 3, 2, 12, 10, 20),
         (StudySettings("probe-eqspec", "eqspec", 2, 2, 4, 8, 20),),
@@ -73,6 +76,9 @@ def test_what_the_engine_writes_the_simulator_reads(data):
     components = {component for component, _ in calibration.grids}
     assert components >= {"prefill", "draft", "verify", "concat", "split", "compact", "host"}
     assert all((grid.mean_s > 0).all() for grid in calibration.grids.values())
+    for layout in ("any", "paged"):
+        rows, tokens, starts = calibration.grids["mixed", layout].axes
+        assert (rows.tolist(), tokens.tolist(), starts.tolist()) == ([1, 2], [0, 12], [0, 24])
     for component in ("draft", "verify"):  # of a paged engine
         assert calibration.grid(component, "paged_scattered") is calibration.grids[component, "paged"]
     assert calibration.meta["round_cv"] > 0
@@ -86,6 +92,7 @@ def test_held_out_runs_are_judged_and_decided_alike(data, capsys):
     assert len(found.table) == PLAN.repeats * len(HELD_OUT)
     assert len(found.studies) == len(HELD_OUT)
     assert (found.table["scheduler_error"] == 0).all()
+    assert np.isfinite(found.table[[f"{name}_error" for name in WAITS]]).all(axis=None)
     both = (1 + found.table["cost_error"]) * (1 + found.table["acceptance_error"])
     assert (both - 1 - found.table["makespan_error"]).abs().max() < 1e-9
     width = {name: found.table[f"{name}_high_s"] - found.table[f"{name}_low_s"] for name in ("band", "cost_band")}
@@ -303,17 +310,18 @@ def test_a_calibration_of_skipped_visits_alone_is_refused(pair, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS, None], ids=lambda variant: variant.method if variant else "prefill")
+@pytest.mark.parametrize(
+    "variant", [*VARIANTS, *MIXED, None], ids=lambda variant: variant.method if variant else "prefill"
+)
 def test_a_visit_leaves_no_pool_behind(pair, monkeypatch, variant):
     measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
-    build, pools = Visitor._engine, []
+    build, pools = Engine.__init__, []
 
-    def watched(self, *arguments):
-        engine = build(self, *arguments)
-        pools.extend(weakref.ref(layout.pool.data) for layout in engine.layouts)
-        return engine
+    def watched(self, *arguments, **settings):
+        build(self, *arguments, **settings)
+        pools.extend(weakref.ref(layout.pool.data) for layout in self.layouts)
 
-    monkeypatch.setattr(Visitor, "_engine", watched)
+    monkeypatch.setattr(Engine, "__init__", watched)
     gc.collect()
     gc.disable()
     try:
@@ -324,9 +332,10 @@ def test_a_visit_leaves_no_pool_behind(pair, monkeypatch, variant):
         gc.enable()
 
 
-def test_a_calibration_and_a_user_write_the_same_header(pair):
-    study = HELD_OUT[0]
+@pytest.mark.parametrize("study", HELD_OUT[::5], ids=lambda study: study.name)
+def test_a_calibration_and_a_user_write_the_same_header(pair, study):
     config = {"method": study.method, "batch_size": 2, "num_speculative_tokens": 2, "max_new_tokens": 10}
+    config["token_budget"] = study.token_budget
     measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
     run = measured.runner.run(study, [Piece(str(i), ids) for i, ids in enumerate(PROMPTS[:6])], 5)
     header = generate(pair, PROMPTS[:6], max_prompt_tokens=20, seed=5, checks="host", **config).header
@@ -453,3 +462,12 @@ def points_frame():
 def test_interruptions_are_left_out():
     assert uninterrupted([1.0, 1.1, 0.9, 300.0]) == [1.0, 1.1, 0.9]
     assert uninterrupted([1.0, 2.0, 3.9]) == [1.0, 2.0, 3.9]
+
+
+def test_mixed_passes_are_not_measured_where_the_target_runs_none(pair, monkeypatch):
+    cell = Cell(MIXED[0], 2, (0, 8), 16)
+    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
+    assert measured.visitor.fits(cell)
+    assert [timed.kind[-1] for timed in measured.visitor.visit(cell, 1).rounds] == [8, 8, 8, 0, 0, 0]
+    monkeypatch.setattr(pair.target, "forward_packed", None)
+    assert not measured.visitor.fits(cell)

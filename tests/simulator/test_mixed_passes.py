@@ -1,0 +1,93 @@
+"""Passes with chunks of prompts beside rows that decode: what they cost, where they were measured and where not."""
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_inputs import HEADER, synthetic_points, write_calibration
+
+from refimpl.core.errors import InputError
+from simulator.engine_runs import validation
+from simulator.runner import simulate
+from simulator.service.cost import UNMEASURED
+from simulator.service.simulation import Simulation, simulate_once
+from simulator.settings.scenario import Scenario
+from simulator.settings.traces import EngineTrace
+
+PREFILL_S, TOKEN_S, START_S = 0.2e-3, 0.5e-3, 1e-6  # a token of a prefill; of a chunk; and each one before the chunk
+
+
+def mixed_points(token_s=TOKEN_S, layout="any"):
+    for rows, tokens, start in product((1, 8), (0, 32, 320), (0, 512)):
+        seconds = 0.02 + 1e-3 * rows + tokens * (token_s + START_S * start)
+        yield "mixed", layout, rows, tokens, start, 5, seconds, seconds, seconds, seconds
+
+
+def scenario_of(calibration, **changes):
+    engine = {"method": "inplace+continuous", "batch_size": 4, "max_new_tokens": 24, "token_budget": 40}
+    base = Scenario(cost={"kind": "table", "calibration": str(calibration)}, engine=engine, noise=False)
+    prompts = {"workload.prompt_tokens": {"kind": "uniform", "low_tokens": 8, "high_tokens": 90}}
+    return base.but({"study.num_requests": 12, **prompts, **changes})
+
+
+@pytest.fixture
+def measured(tmp_path):
+    return write_calibration(tmp_path / "measured", points=[*synthetic_points(), *mixed_points()])
+
+
+def test_a_chunk_costs_what_a_pass_with_it_takes_more_than_one_without(measured):
+    cost = Simulation(scenario_of(measured)).cost
+    assert cost.beside(3, 32, 0) == pytest.approx(32 * TOKEN_S)
+    assert cost.beside(3, 32, 100) == pytest.approx(32 * (TOKEN_S + 100 * START_S))
+    assert cost.beside(8, 176, 0) == pytest.approx(176 * TOKEN_S)
+    assert not cost.extrapolated
+
+
+def test_rounds_pay_for_the_tokens_beside_their_rows(measured, tmp_path):
+    free = write_calibration(tmp_path / "free", points=[*synthetic_points(), *mixed_points(0.0)])
+    paid, unpaid = (simulate_once(scenario_of(folder), keep_rows=True).log for folder in (measured, free))
+    rounds, others = paid.round_frame(), unpaid.round_frame()
+    beside = sum(count for _, index, _, count in paid.chunks if rounds["rows"][index])
+    alone = sum(count for _, index, _, count in paid.chunks if not rounds["rows"][index])
+    assert beside > alone > 0
+    assert rounds["verify_s"].sum() - others["verify_s"].sum() == pytest.approx(beside * TOKEN_S)
+    assert rounds["prefill_s"].sum() == others["prefill_s"].sum() > alone * PREFILL_S
+
+
+@pytest.mark.parametrize("layout", ["inplace", "paged", "masked", "rollback"])
+def test_points_of_blocks_are_of_blocks_alone(tmp_path, layout):
+    points = [*synthetic_points(), *mixed_points(), *mixed_points(2 * TOKEN_S, "paged")]
+    calibration = write_calibration(tmp_path / "both", points=points)
+    cost = Simulation(scenario_of(calibration, **{"engine.layout": layout})).cost
+    assert cost.beside(2, 32, 0) == pytest.approx(32 * TOKEN_S * (2 if layout == "paged" else 1))
+
+
+def test_what_was_not_measured_is_reckoned_and_marked(calibration):
+    """From prefills, whose points know no tokens before the chunk."""
+    assert Simulation(scenario_of(calibration)).cost.beside(3, 33, 100) == pytest.approx(32 * PREFILL_S)
+    assert simulate(scenario_of(calibration), 1).extrapolated == (UNMEASURED,)
+    assert simulate(scenario_of(calibration, **{"engine.scheduler": "fifo"}), 1).extrapolated == ()
+
+
+def test_beyond_the_points_it_is_refused_or_marked(measured):
+    cost = Simulation(scenario_of(measured)).cost
+    for place, message in (((9, 32, 0), "batch_size 9"), ((2, 321, 0), "tokens_per_row 321"), ((2, 32, 600), "600")):
+        with pytest.raises(InputError, match=f"mixed: .*{message}"):
+            cost.beside(*place)
+    further = Simulation(scenario_of(measured, **{"cost.outside": "extrapolate"})).cost
+    assert further.beside(2, 640, 0) == pytest.approx(640 * TOKEN_S)
+    assert further.extrapolated
+
+
+def test_waits_of_a_held_out_run_by_hand():
+    """Two requests; rounds of one and of three seconds, on a machine half as fast as the calibration's."""
+    rows = pd.DataFrame({"round": [0, 1, 1], "sequence": [0, 0, 1], "kept": [1, 2, 3], "accepted": [0, 1, 2]})
+    stages = dict.fromkeys(("prefill_s", "draft_s", "verify_s", "realign_s", "host_s"), 0.0)
+    rows = rows.assign(mode="fifo", k=2, num_moves=0, num_blocks=np.nan, **stages, round_s=[1.0, 3.0, 3.0])
+    simulated = {"first_token_p50_s": 1.25, "first_token_p90_s": 1.85, "inter_token_p50_s": 3.0, "inter_token_p90_s": 0}
+    found = validation._wait_errors(EngineTrace("run", HEADER, rows), simulated, speed=2.0)
+    assert found["first_token_p50_error"] == pytest.approx(0)
+    assert found["first_token_p90_error"] == pytest.approx(0)
+    assert found["inter_token_p50_error"] == pytest.approx(1)
+    assert found["inter_token_p90_error"] == -1
