@@ -95,7 +95,7 @@ captioned(timeline(result.rounds), f"EXSPEC decodes 8 prompts, two rows at a tim
 # ## Break it
 #
 # The fault zoo holds deliberately broken variants; most are bugs of public implementations. Each of these runs with the checks off, where only
-# the output can tell, and with the checks on, where an invariant names the bug in the round in which it happens.
+# the output can show the bug, and with the checks on, where an invariant names it in the round in which it happens.
 
 # %%
 names = ["batch-maximum-positions", "pads-visible", "pads-pile-up", "realigned-one-column-off", "rejected-entry-left-visible", "sequence-runs-twice",

@@ -180,7 +180,7 @@ plots.captioned(upper, f"By length, 1 % wait longer than {first['by_length']:.0f
 # %% [markdown]
 # ## How many devices?
 #
-# The traffic to plan for, prompts in chunks, with and without drafts. Which request kept which promise is read from the same runs.
+# The traffic to plan for, with prompts in chunks, with and without drafts. Each run says for every request which of the two promises it kept.
 
 # %%
 parts, DEVICES, DRAFTS = [], (2, 3, 4, 5, 6), (0, 2)
