@@ -31,6 +31,20 @@ def test_every_measured_table_has_a_page():
     assert {"brief-demo", "simulator-cpu-tiny"} <= shown
 
 
+def test_acceptance_lengths_are_those_of_committed_runs():
+    table = (DOCS / "results.md").read_text().partition("### Acceptance lengths")[2].partition("\n\n`rollback`")[0]
+    cells = re.findall(r"^\| (\d[\d., ]+) \|", table, re.MULTILINE)
+    listed = {length for cell in cells for length in cell.split(", ")}
+    files = "".join(path.read_text() for path in (DOCS / "results").glob("*.json"))
+    measured = {f"{float(length):.2f}" for length in re.findall(r'"mean_acceptance_length": ([\d.]+)', files)}
+    card = (ROOT / "refimpl" / "pairs" / "tiny" / "MODEL_CARD.md").read_text()
+    measured |= set(re.findall(r"Mean acceptance length ([\d.]+\d)", card))
+    (demo,) = re.findall(
+        r"^\| `masked` \| \d+/\d+ \| \d+ \| ([\d.]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert {demo, "2.23"} <= listed <= measured
+
+
 def test_what_is_installed_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     lines = [line for page in PAGES for body in SETUP.findall(page.read_text()) for line in body.splitlines()]
