@@ -147,15 +147,15 @@ def latency(
     out: Annotated[Path | None, typer.Option(help="Write the tables, and what they come from, as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Lay a served run beside what the simulator foretells of the same requests, priced by a calibration."""
-    from simulator.engine_runs.latency import foretell, write_latency
+    """Compare a served run with the simulator's prediction for the same requests, priced by a calibration."""
+    from simulator.engine_runs.latency import predict, write_latency
     from simulator.settings.fields import Spec
     from simulator.settings.traces import read_engine_trace
 
     if out:
         check_writable(out, *traces)
     cost = Spec.of("table", calibration=calibration, outside="extrapolate")
-    found = {str(path): foretell(read_engine_trace(path), cost, replications) for path in traces}
+    found = {str(path): predict(read_engine_trace(path), cost, replications) for path in traces}
     if out:
         write_latency(out, found, calibration)
     with tables(as_json):

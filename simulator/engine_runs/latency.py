@@ -1,4 +1,4 @@
-"""A served run of the engine beside what the simulator foretells of it."""
+"""A served run of the engine beside the simulator's prediction of it."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def measured_waits(trace: EngineTrace, end_s: np.ndarray | None = None) -> dict[
     }
 
 
-def foretell(trace: EngineTrace, cost: Spec, replications: int) -> pd.DataFrame:
+def predict(trace: EngineTrace, cost: Spec, replications: int) -> pd.DataFrame:
     """Measured and simulated waits and speed.
 
     The simulation gets the requests at the same times, and accepts what the engine accepted; its seconds are those of
