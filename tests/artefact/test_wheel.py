@@ -1,4 +1,7 @@
-"""The wheel holds what it should, and README's commands work with it, outside of a checkout."""
+"""The wheel has the files that it should have, and README's commands work with it, outside of a checkout.
+
+They run as in a fresh environment: of what is installed here they see what the wheel declares, and what that needs.
+"""
 
 import os
 import re
@@ -7,14 +10,18 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMANDS = [line for language, body in FENCE.findall(README) if not language for line in body.splitlines()]
+EXTRAS = re.findall(r"pip install '\.\[([\w,]+)\]'", README)[0].split(",")
 PACKAGES = ("raggedspec", "refimpl", "simulator")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
@@ -48,12 +55,36 @@ def installed(wheel):
     return target
 
 
+def brought(distribution, extras):
+    """Names of the distributions that an installation brings, by what each of them declares."""
+    found, todo = set(), [(distribution, frozenset(extras))]
+    while todo:
+        distribution, extras = todo.pop()
+        for wanted in map(Requirement, distribution.requires or []):
+            key = canonicalize_name(wanted.name), frozenset(wanted.extras)
+            asked = wanted.marker is None or any(wanted.marker.evaluate({"extra": each}) for each in ("", *extras))
+            if asked and key not in found:
+                found.add(key)
+                todo.append((metadata.distribution(wanted.name), key[1]))
+    return {name for name, _ in found}
+
+
+def run_outside(installed, extras):
+    """Options of a run outside of the checkout, where nothing can be imported but what an installation brings."""
+    folder = installed.parent / "-".join(["elsewhere", *extras])
+    folder.mkdir()
+    (described,) = installed.glob("*.dist-info")
+    known = {"raggedspec", *brought(metadata.Distribution.at(described), extras)}
+    modules = metadata.packages_distributions().items()
+    absent = sorted(name for name, owners in modules if not known & set(map(canonicalize_name, owners)))
+    (folder / "sitecustomize.py").write_text(f"import sys\nfor name in {absent}:\n    sys.modules.setdefault(name)\n")
+    return {"cwd": folder, "env": os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(installed)])}}
+
+
 @pytest.fixture(scope="module")
 def outside(installed):
-    """Options of a run outside of the checkout that sees the installed packages alone."""
-    folder = installed.parent / "elsewhere"
-    folder.mkdir()
-    return {"cwd": folder, "env": os.environ | {"PYTHONPATH": str(installed)}}
+    """With the extras that README installs."""
+    return run_outside(installed, EXTRAS)
 
 
 def test_it_has_every_file_of_the_packages_and_nothing_else(wheel):
@@ -74,6 +105,16 @@ def test_licences_are_in_it(wheel):
 def test_the_packages_are_the_installed_ones(installed, outside, package):
     place = run([sys.executable, "-c", f"import {package}; print({package}.__file__)"], **outside)
     assert Path(place.strip()) == installed / package / "__init__.py"
+
+
+def test_what_is_not_declared_is_not_there(outside):
+    done = subprocess.run([sys.executable, "-c", "import dask"], capture_output=True, text=True, check=False, **outside)
+    assert "ModuleNotFoundError" in done.stderr
+
+
+def test_a_plain_installation_decodes(installed):
+    command = [sys.executable, "-m", "raggedspec", "generate", "--limit", "1", "--max-new-tokens", "4"]
+    assert run(command, **run_outside(installed, []))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
