@@ -60,7 +60,7 @@ def plan_memory(
     Raises:
         InputError: impossible settings or prompts, settings that are not planned, or a budget that nothing fits into.
     """
-    require(0 < budget_gib < math.inf, f"the budget must be a finite number of GiB above 0, not {budget_gib}")
+    require(0 < budget_gib * GIB < math.inf, f"the budget must be a finite number of GiB above 0, not {budget_gib}")
     require("drafting" not in settings, "a plan chooses the drafter: give drafter by its own name, not in `drafting`")
     config, budget, prompts = make_config(**settings), int(budget_gib * GIB), listed(prompts)
     _require_plannable(config)

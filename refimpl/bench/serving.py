@@ -12,11 +12,13 @@ import numpy as np
 from refimpl.core.config import make_config
 from refimpl.core.errors import require
 from refimpl.core.request import Request
+from refimpl.core.values import require_int
 from refimpl.generation import stream
 from refimpl.models.adapter import Pair
 from refimpl.results import Result
 
 QUANTILES = (0.5, 0.9, 0.99)
+MAX_REQUESTS = 10**6  # each takes about a kilobyte before it comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,10 @@ def poisson_requests(prompts: Seq[list[int]], rate_per_s: float, count: int, see
     """So many requests with exponential gaps between them, the prompts in turn; the first comes at once.
 
     Raises:
-        InputError: a rate or a count that is not above 0.
+        InputError: a rate that is not above 0, or a count beyond `MAX_REQUESTS`.
     """
     require(rate_per_s > 0, f"rate must be above 0 requests per second, not {rate_per_s}")
-    require(count > 0, f"the number of requests must be at least 1, not {count}")
+    require_int("the number of requests", count, 1, MAX_REQUESTS)
     rng, now_s, requests = random.Random(seed), 0.0, []
     for i in range(count):
         requests.append(Request(prompts[i % len(prompts)], arrival_s=now_s))

@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 
 from refimpl.core.config import DecodeConfig, make_config
 from refimpl.core.drafting import DrafterName
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require
 from refimpl.core.request import Request
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, encode
 
 Item = TypeVar("Item")
+MAX_RANDOM_TOKENS = 2**24  # of all prompts of a benchmark
 EAGER = "_eager"  # suffix of the row of a method without the recordings that it could have
 
 
@@ -99,7 +100,12 @@ def spread(items: Seq[Item], count: int) -> list[Item]:
 
 
 def random_prompts(pair: Pair, count: int, num_tokens: int, seed: int) -> list[list[int]]:
-    """Random token ids, for a pair without tokenizer."""
+    """Random token ids, for a pair without tokenizer; raises InputError for more than `MAX_RANDOM_TOKENS`."""
+    tokens = count * num_tokens
+    require(
+        tokens <= MAX_RANDOM_TOKENS,
+        f"{count} random prompts of {num_tokens} tokens are {tokens} tokens, at most {MAX_RANDOM_TOKENS}",
+    )
     rng = random.Random(seed)
     return [[rng.randrange(pair.vocab_size) for _ in range(num_tokens)] for _ in range(count)]
 

@@ -1,5 +1,6 @@
 """The whole calibration: visits and runs in one go, in random order, until all is done or the time is up."""
 
+import os
 import random
 import sys
 import textwrap
@@ -25,12 +26,14 @@ from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Visit, Visitor
 from refimpl.core.errors import InputError
 from refimpl.core.files import check_folder, in_place_of
+from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt
 
 CHECKS = "host"
 FORCED_PROBABILITY = 0.7  # of a draft to be accepted, where both models' weights are random
 REFERENCE_TOKENS = 64
+MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
 LONGEST_REASON = 200  # characters of an error that are kept
 
 
@@ -248,7 +251,8 @@ def calibrate(
         command: what the user typed, for the record.
 
     Raises:
-        InputError: too few passes or prompts, too little time for the coarsest grid, or no folder to write to.
+        InputError: too few passes or prompts, too many threads, too little time for the coarsest grid, or no folder to
+            write to.
     """
     check_folder(out)
     plan = plan or default_plan(pair)
@@ -256,6 +260,7 @@ def calibrate(
     if plan.passes < 2:
         raise InputError(f"calibrate needs at least 2 passes, not {plan.passes}")
     if threads:
+        require_int("threads", threads, 1, MAX_THREADS)
         torch.set_num_threads(threads)
     calibration = Calibration(pair, texts, plan, seed, minutes)
     try:

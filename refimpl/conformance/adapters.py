@@ -10,7 +10,7 @@ import torch
 
 from refimpl.conformance.protocol import BLOCK_SIZE, EngineFailure, EngineSettings, NotSupported
 from refimpl.conformance.service import serve
-from refimpl.core.config import AcceptanceName, CheckLevel, DecodeConfig, Request, make_config
+from refimpl.core.config import AcceptanceName, CheckLevel, DecodeConfig, Request, make_config, resolve_method
 from refimpl.generation import generate
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.table_model import VOCAB_SIZE, table_pair, unrelated_pair
@@ -33,7 +33,7 @@ class MethodEngine:
         law_rule: AcceptanceName | None = None,
         **settings: Any,
     ):
-        self.method, self.pair, self.checks, self.settings = method, pair, checks, settings
+        self.method, self.pair, self.checks, self.settings = resolve_method(method).name, pair, checks, settings
         self.vocab_size, self.law_rule = pair.vocab_size, law_rule
         self.supports = frozenset({"serving", "sampling"} if law_rule else {"serving", "sampling", "keyed_sampling"})
         self.block_size = settings.get("block_size", BLOCK_SIZE)

@@ -7,7 +7,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from refimpl.conformance.protocol import EngineSettings, Prompts
+from refimpl.core.errors import require
 from refimpl.core.tokens import EOS, PAD
+from refimpl.core.values import require_int
 
 MAX_PROMPTS, MAX_PROMPT_TOKENS = 9, 10
 BUDGETS = (1, 2, 3, *2 * tuple(range(4, 13)))  # short ones end before anything can go wrong
@@ -18,6 +20,8 @@ LAW_TOKENS, LAW_BATCH, LAW_DRAFTS = 3, 64, 2
 LAW_TEMPERATURE = 0.7  # sharp, so that drafts are rejected and what replaces them counts
 SEED_ROWS, SEED_TOKENS = 8, 32
 LONG_BATCH = 4
+MOST = {"prompt_tokens": 2**17, "new_tokens": 2**17, "law_samples": 10**6, "max_batch": 4096, "max_k": 1024}
+MOST_PROMPT_TOKENS = 2**22  # of the long case
 LATE = 1000  # rounds after which any row of the cases has ended
 WARM_ROWS, WARM_TOKENS, HOT = 256, 2, 2.0
 
@@ -113,6 +117,9 @@ class Limits:
         law_samples: continuations that the law of samples is judged by.
         max_batch, max_k: no larger batch or number of drafts is asked for, and the long case has these; None: 8 in the
             cases that are searched, and what the fixed ones have.
+
+    Raises:
+        InputError: a limit beyond `MOST`, or prompts of more than `MOST_PROMPT_TOKENS` together.
     """
 
     prompt_tokens: int = 32
@@ -120,6 +127,17 @@ class Limits:
     law_samples: int = 4096
     max_batch: int | None = None
     max_k: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, most in MOST.items():
+            if getattr(self, name) is not None:
+                require_int(name, getattr(self, name), 1, most)
+        tokens = max(self.max_batch or 0, LONG_BATCH) * self.prompt_tokens
+        require(
+            tokens <= MOST_PROMPT_TOKENS,
+            f"the prompts of the long case would have {tokens} tokens together, at most {MOST_PROMPT_TOKENS}: "
+            "lower prompt_tokens or max_batch",
+        )
 
     def bounded(self, settings: EngineSettings) -> EngineSettings:
         """The settings, within the largest batch and number of drafts."""

@@ -22,6 +22,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from functools import partial
 from typing import Any
 
 from refimpl.conformance.protocol import (
@@ -38,6 +39,7 @@ from refimpl.conformance.protocol import (
     short,
 )
 from refimpl.core.errors import InputError
+from refimpl.core.reading import MAX_LINE
 
 LOADING = 10  # times as long as others may the answer to `describe` take
 
@@ -177,8 +179,8 @@ def _feed(requests: "queue.Queue[str]", stream: Any) -> None:
 
 
 def _pump(stream: Any, lines: "queue.Queue[str]") -> None:
-    """Move lines into the queue; an empty one marks the end."""
+    """Move lines into the queue; an empty one marks the end. What is longer than `MAX_LINE` comes in pieces."""
     with contextlib.suppress(ValueError):  # closed while reading
-        for line in stream:
+        for line in iter(partial(stream.readline, MAX_LINE), ""):
             lines.put(line)
     lines.put("")

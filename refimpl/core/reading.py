@@ -170,11 +170,11 @@ def _integer(digits: str) -> int:
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        double = next(name for name in found if names.count(name) > 1)
-        raise InputError(f"the key {shown(double)} is given twice")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InputError(f"the key {shown(name)} is given twice")
+        found[name] = value
     return found
 
 

@@ -9,6 +9,7 @@ from refimpl.core.errors import require, shown
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
 
 MAX_SAMPLES = 4096  # of one request
+MAX_ARRIVAL_S = 10**9  # thirty years; more is a slip
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Request:
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), -(2**63), 2**63 - 1 - more)
         require(
-            is_number(self.arrival_s) and 0 <= self.arrival_s < math.inf,
-            f"arrival_s must be a finite number of seconds ≥ 0, not {shown(self.arrival_s)}",
+            is_number(self.arrival_s) and 0 <= self.arrival_s <= MAX_ARRIVAL_S,
+            f"arrival_s must be a number of seconds in 0 … {MAX_ARRIVAL_S}, not {shown(self.arrival_s)}",
         )
         check_stops(self.stop_token_ids, () if self.stop_strings is None else self.stop_strings)
 

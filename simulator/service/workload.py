@@ -139,6 +139,7 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
     frame = read_table(path)
     column = settings["column"]
     require(column in frame, f"{path}: no column {column!r}; it has {', '.join(frame.columns)}")
+    require(len(frame) > 0, f"{path}: holds no lengths")
     lengths = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=float)
     right = bool(np.all((lengths >= 1) & (lengths <= MAX_TOKENS)))
     require(right, f"{path}: {column} must be at least 1 token throughout, at most {MAX_TOKENS}")

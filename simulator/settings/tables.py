@@ -1,12 +1,14 @@
 """Tables: those of others read whole or refused in one line, the simulator's own written with what made them."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from refimpl.core import provenance
+from refimpl.core.errors import InputError
 from refimpl.core.files import whole_file
 from refimpl.core.reading import open_bounded, read_mappings
 from refimpl.core.shown import Shown
@@ -17,12 +19,16 @@ def read_table(path: Path) -> pd.DataFrame:
     """Columns of a CSV file, or of a file of JSON lines (``.jsonl``, ``.ndjson``), unpacked if it ends in ``.gz``.
 
     Raises:
-        InputError: it has none, or exceeds the bounds of `refimpl.core.reading`.
+        InputError: it has none, lines are longer than the header, or it exceeds the bounds of `refimpl.core.reading`.
     """
     if {".jsonl", ".ndjson"} & set(path.suffixes):
         return pd.DataFrame.from_records([record for _, record in read_mappings(path)])
-    with open_bounded(path) as source:
-        return pd.read_csv(source)
+    with open_bounded(path) as source, warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            return pd.read_csv(source, index_col=False)  # else values beyond the header make others the index
+        except pd.errors.ParserWarning:
+            raise InputError(f"{path}: lines have more values than the first line has names") from None
 
 
 def write_parquet(frame: pd.DataFrame, path: str | Path, meta: dict[str, Any] | None = None) -> None:

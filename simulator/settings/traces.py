@@ -304,7 +304,8 @@ def read_service_trace(path: str | Path, layout: str = "auto") -> ServiceTrace:
     time_s = _times(path, frame[time_column]) * unit_s
     keep = np.ones(len(frame), dtype=bool)
     if name == "burstgpt":  # failed requests are recorded with an empty response
-        keep = frame[output_column].to_numpy() > 0
+        keep = pd.to_numeric(frame[output_column], errors="coerce").to_numpy() != 0
+        require(bool(keep.any()), f"{path}: contains no requests but failed ones")
     lengths = [_lengths(path, frame[column][keep], column) for column in (prompt_column, output_column)]
     return ServiceTrace(time_s[keep] - time_s[keep][0], *lengths)
 
@@ -321,6 +322,9 @@ def _detect(path: Path, frame: pd.DataFrame, layout: str) -> str:
 
 def _times(path: Path, column: pd.Series) -> np.ndarray:
     if not pd.api.types.is_numeric_dtype(column):
+        other = np.flatnonzero([not isinstance(value, str) for value in column])
+        place = other[0] + 1 if other.size else 0
+        require(other.size == 0, f"{path}: {column.name}: missing, or numbers beside times, in record {place}")
         try:
             column = pd.to_datetime(column, format="ISO8601").astype("datetime64[ns]").astype("int64") * 1e-9
         except ValueError as error:

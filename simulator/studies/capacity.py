@@ -8,11 +8,12 @@ import pandas as pd
 
 from refimpl.core.errors import InputError, require
 from simulator.runner import Progress, mean_interval, reporting, simulate
-from simulator.settings.fields import SHARE
+from simulator.settings.fields import SHARE, Range
 from simulator.settings.kinds import ARRIVALS
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table
 
+TOLERANCE = Range(1e-6, 1)  # below it, bisection would not end
 MAX_STEPS = 24  # doublings or halvings until a rate is found on either side
 COLUMNS = ("slo_attainment", "tokens_per_s", "busy_share", "queueing_mean_s", "first_token_p99_s", "per_token_mean_s")
 
@@ -66,7 +67,7 @@ def find_capacity(
         InputError: another study, no limit, or a promise that every rate keeps or none does.
     """
     SHARE.check(attainment, "attainment")
-    SHARE.check(tolerance, "tolerance")
+    TOLERANCE.check(tolerance, "tolerance")
     _require_a_rate_and_a_limit(scenario := as_scenario(scenario))
     with reporting(progress, "rates") as report:
         trials = _Trials(scenario, attainment, replications, workers, 2 + ceil(log2(log(2) / log1p(tolerance))), report)

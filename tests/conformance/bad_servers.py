@@ -40,6 +40,9 @@ def misbehave(kind: str, request: dict, rest: list[str]) -> None:
         raise SystemExit("out of memory")
     if kind == "deep":
         print("[" * 200_000, flush=True)
+    if kind == "endless":
+        while True:
+            sys.stdout.write("[" * 2**20)
     if kind == "garbage":
         print("Loading checkpoint shards: 100%", flush=True)
     if kind == "late-log" and batch:

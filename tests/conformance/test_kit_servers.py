@@ -48,6 +48,7 @@ def bad_server(kind: str, timeout_s: float = 20.0) -> CommandEngine:
         ("crash", "closed its output with status 1: out of memory"),
         ("garbage", "got the line 'Loading checkpoint shards: 100%'"),
         ("deep", "got the line '[[[["),
+        ("endless", "got the line '[[[["),
         ("wrong-form", "not a list of token ids: ['a']"),
     ],
 )

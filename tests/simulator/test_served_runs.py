@@ -28,7 +28,16 @@ def test_gaps_are_exponential_and_prompts_come_in_turn():
     assert requests == poisson_requests([[1], [2], [3]], 4.0, 4000, seed=1)
 
 
-@pytest.mark.parametrize(("rate", "count", "message"), [(0, 1, "rate must be above 0"), (1, 0, "must be at least 1")])
+@pytest.mark.parametrize(
+    ("rate", "count", "message"),
+    [
+        (0, 1, "rate must be above 0"),
+        (float("nan"), 1, "rate must be above 0"),
+        (1, 0, "the number of requests must be an integer in 1 … 1000000, not 0"),
+        (1, 10**12, "must be an integer in 1 … 1000000"),
+        (1e-300, 2, "arrival_s must be a number of seconds in 0 … 1000000000"),
+    ],
+)
 def test_impossible_streams(rate, count, message):
     with pytest.raises(InputError, match=message):
         poisson_requests([[1]], rate, count, 0)

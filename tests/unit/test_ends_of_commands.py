@@ -107,6 +107,23 @@ def test_long_files_are_refused_by_their_bound(tmp_path, monkeypatch, name, boun
         list(read_lines(tmp_path / name))
 
 
+def test_a_key_given_twice_among_many_is_found_soon():
+    """Each key is compared once: comparing all with all would take hours in a file of the size that is read."""
+    compared = []
+
+    class Name(str):
+        def __eq__(self, other):
+            compared.append(1)
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    pairs = [(Name(i), 0) for i in [*range(1000), 999]]
+    with pytest.raises(InputError, match=r"the key '999' is given twice"):
+        reading._mapping(pairs)
+    assert len(compared) < 10_000
+
+
 def test_documents_are_bounded(tmp_path):
     (tmp_path / "a.json").write_text('{"a": 1}')
     assert read_mapping(tmp_path / "a.json") == {"a": 1}

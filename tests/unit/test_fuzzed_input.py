@@ -95,6 +95,7 @@ SETTINGS = [  # of a scenario
     ("workload.prompt_tokens={kind: geometric, mean_tokens: 1e300}", "mean_tokens must be at most"),
     ("workload.prompt_tokens={kind: uniform, low_tokens: 9, high_tokens: 1}", "low_tokens 9 is larger"),
     ("workload.prompt_tokens={kind: file, path: /, column: a}", "no such file"),
+    ("workload.prompt_tokens={kind: file, path: empty.csv, column: a}", "empty.csv: holds no lengths"),
     ("workload.prompt_tokens={kind: spec_bench, path: /dev/zero}", "no such file"),
     ("workload.prompt_tokens={kind: file, path: " + "x" * 5000 + ", column: a}", "no such file"),
     ("acceptance={kind: beta, a: 1e-300, b: 1}", "acceptance.a must be a number in"),
@@ -231,6 +232,21 @@ COMMANDS = [  # of either program
     (refimpl_main, "verify --methods autoregressive --bitwise", "no method to verify"),
     (refimpl_main, "tie-or-bug --plot x.exe", "--plot must end in"),
     (refimpl_main, "conformance --engine os:getcwd", ""),
+    (refimpl_main, "conformance --engine refimpl.conformance.adapters:method:magic", "unknown method 'magic'"),
+    (
+        refimpl_main,
+        "conformance --engine os:getcwd --prompt-length 1000000000",
+        "prompt_tokens must be an integer in 1",
+    ),
+    (refimpl_main, "conformance --engine os:getcwd --law-samples 100000000000", "law_samples must be an integer in"),
+    (
+        refimpl_main,
+        "conformance --engine os:getcwd --max-batch 4096 --prompt-length 9999",
+        "would have 40955904 tokens",
+    ),
+    (refimpl_main, "bench-serving --num-requests 1000000000000", "the number of requests must be an integer in"),
+    (refimpl_main, "memory-plan --budget 1e300", "the budget must be a finite number of GiB"),
+    (refimpl_main, "calibrate --threads 1000000000", "threads must be an integer in 1 … "),
     (simulator_main, "run missing.yaml", "missing.yaml: cannot be read: No such file"),
     (simulator_main, "run /dev/zero", "has more than 1048576 bytes"),
     (simulator_main, "run " + "x" * 5000, "File name too long"),
@@ -247,6 +263,7 @@ COMMANDS = [  # of either program
     (simulator_main, "run --metric magic --precision 0.1", "metric must be one of"),
     (simulator_main, "run --out /proc/nothing/out", "/proc/nothing"),
     (simulator_main, "runn", "no such command 'runn'"),
+    (simulator_main, "capacity example --tolerance 1e-300", "tolerance must be a number in"),
     (simulator_main, "run --replicas 2", "no such option"),
     (simulator_main, "run -s name=[1", r"--set name=\[1: not YAML: while parsing a flow sequence"),
     (simulator_main, "fit validation/cpu/tiny/fit/acceptance.ndjson.gz -n 0", "replications must be an integer ≥ 1"),
@@ -311,6 +328,13 @@ TABLES = [  # name and content of a service trace
     ("t.csv", "time_s,prompt_tokens,output_tokens\n0,10000000000,1\n", "prompt_tokens must be"),
     ("t.csv", "time_s,prompt_tokens,output_tokens\n1e400,1,1\n", "time_s"),
     ("t.csv", 'time_s,"\n' * 9, "t.csv"),
+    ("t.csv", "time_s,prompt_tokens,output_tokens\n", "t.csv: contains no requests"),
+    ("t.csv", "time_s,prompt_tokens,output_tokens\n0,1,1,1,1\n", "more values than the first line has names"),
+    ("t.csv", "Timestamp,Request tokens,Response tokens\n1,5,0\n", "t.csv: contains no requests but failed ones"),
+    ("t.csv", "Timestamp,Request tokens,Response tokens\n1,5,x\n", "Response tokens must be a number of tokens"),
+    ("t.jsonl", '{"time_s": null, "prompt_tokens": 1, "output_tokens": 1}', "missing, or numbers .* in record 1"),
+    ("t.jsonl", '{"time_s": 1%s, "prompt_tokens": 1, "output_tokens": 1}' % ("0" * 98), "time_s: missing, or numbers"),
+    ("t.jsonl", '{"time_s": [1], "prompt_tokens": 1, "output_tokens": 1}', "time_s: missing, or numbers"),
     ("t.jsonl", '{"timestamp": ' + LONG + "}", "t.jsonl:1: an integer has 5000 digits"),
     ("t.jsonl", "[" * DEEP, "t.jsonl:1: lists and mappings are nested deeper"),
     ("t.jsonl", '{"a": 1, "a": 2}', "t.jsonl:1: the key 'a' is given twice"),
@@ -355,6 +379,7 @@ class Cases:
         return self.command(simulator_main, ["run", "s.yaml", "-n", "1"])
 
     def settings(self, setting):
+        self.write("empty.csv", "a\n")
         return self.command(simulator_main, ["run", "-n", "1", "-s", setting])
 
     def sweeps(self, text):

@@ -192,6 +192,6 @@ def test_a_request_with_drafts_of_its_own_is_not_planned(small):
 
 
 def test_the_plan_of_an_impossible_budget(small):
-    for budget in (0.0, -1.0, float("nan"), float("inf")):
+    for budget in (0.0, -1.0, float("nan"), float("inf"), 1e300):
         with pytest.raises(InputError, match="the budget must be a finite number of GiB above 0"):
             plan_memory(small, prompts(3), budget_gib=budget)
