@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from refimpl.core.errors import require
 from simulator.service.simulation import simulate_once
+from simulator.settings.effects import drop_idle
 from simulator.settings.fields import Spec
 from simulator.settings.parts import DRAFTING
-from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workload
+from simulator.settings.scenario import Scenario, Study, Workload, from_data
 from simulator.settings.traces import EngineTrace, read_engine_trace
 
 COMPARED = ("sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "finished")
@@ -17,6 +19,10 @@ TINY_S = 2.0**-24
 ANY_COST = Spec.of(  # one second a round, of which a move takes so little that no number of rounds adds up to a half
     "linear", host_base_s=1.0, verify_base_s=TINY_S, realign_base_s=TINY_S, concat_base_s=TINY_S, split_base_s=TINY_S
 )
+OF_ENGINE = (  # settings that a trace states under their own names
+    "layout", "scheduler", "batch_size", "window_size", "aging_bound", "max_new_tokens", "compaction_threshold",
+    "block_size", "num_blocks", "token_budget", "execution", *DRAFTING,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,37 +82,28 @@ def replay_scenario(
     header = trace.header
     twice = header["layout"] == "rollback" and header.get("drafter", "model") != "model"
     require(not twice, f"{trace.path}:1: rollback drafts positions again, where a lookup or a head may propose others")
-    window = header["window_size"] if header["scheduler"] == "grouped" else None
     lengths = Spec.of("trace", path=trace.path)
-    return Scenario(
-        name=Path(trace.path).name,
-        study=_study(trace, clock),
-        workload=Workload(
-            prompt_tokens=lengths, output_tokens=lengths, common=lengths if "texts" in header else Spec.of("none")
-        ),
-        engine=Engine(
-            layout=header["layout"],
-            scheduler=header["scheduler"],
-            batch_size=header["batch_size"],
-            window_size=window,
-            aging_bound=header["aging_bound"],
-            num_speculative_tokens=trace.num_speculative_tokens,
-            max_new_tokens=header["max_new_tokens"],
-            compaction_threshold=header.get("compaction_threshold", Engine().compaction_threshold),
-            block_size=header.get("block_size", Engine().block_size),
-            num_blocks=header.get("num_blocks"),
-            prefix_sharing="texts" in header,
-            token_budget=header.get("token_budget"),
-            execution=header.get("execution", "serial"),
-            **{name: header[name] for name in DRAFTING if name in header},
-        ),
-        switches=Switches(aging_from=header.get("aging_from", "admission")),  # what traces without it were made with
-        acceptance=acceptance or Spec.of("replay", path=trace.path),
-        confidence=Spec.of("trace", path=trace.path),
-        lookup=Spec.of("trace", path=trace.path),
-        cost=cost,
-        noise=False,
-    )
+    common = lengths if "texts" in header else Spec.of("none")
+    data = {
+        "name": Path(trace.path).name,
+        "study": _study(trace, clock),
+        "workload": Workload(prompt_tokens=lengths, output_tokens=lengths, common=common),
+        "engine": _engine_settings(trace),
+        "switches": {"aging_from": header.get("aging_from", "admission")},  # what traces without it were made with
+        "acceptance": acceptance or Spec.of("replay", path=trace.path),
+        "confidence": Spec.of("trace", path=trace.path),
+        "lookup": Spec.of("trace", path=trace.path),
+        "cost": cost,
+        "noise": False,
+    }
+    drop_idle(data)
+    return from_data(data)
+
+
+def _engine_settings(trace: EngineTrace) -> dict[str, Any]:
+    header = trace.header
+    own = {"num_speculative_tokens": trace.num_speculative_tokens, "prefix_sharing": "texts" in header}
+    return own | {name: header[name] for name in OF_ENGINE if name in header}
 
 
 def _study(trace: EngineTrace, clock: str) -> Study:

@@ -183,8 +183,6 @@ class Engine:
         if self.token_budget is not None:
             require_verify_tokens(self.token_budget, self.num_speculative_tokens)
         check_execution(self.execution, self.layout, self.scheduler)
-        serial = self.execution == "serial" and self.contention > 0
-        require(not serial, "contention has no effect in serial execution: leave it out")
         self.drafting()
 
     def drafting(self) -> DraftingConfig:

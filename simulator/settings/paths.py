@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from refimpl.core.errors import require
+from simulator.settings.effects import drop_idle
 from simulator.settings.fields import as_data
 from simulator.settings.kinds import KINDS
 from simulator.settings.methods import require_agreement, resolve_method
@@ -48,6 +49,8 @@ def _drop_unknown(here: dict[str, Any], path: str, kind: str) -> None:
 def apply_settings(data: dict[str, Any], settings: Mapping[str, Any]) -> None:
     """Set dotted paths in nested mappings, one after the other, see `set_path`.
 
+    What has no effect any more beside them goes back to its default, unless it is one of them.
+
     Raises:
         InputError: no such path, or a method beside a setting that it fixes otherwise.
     """
@@ -55,3 +58,4 @@ def apply_settings(data: dict[str, Any], settings: Mapping[str, Any]) -> None:
         if path in METHOD_PATHS:
             require_agreement(value, {name.removeprefix("engine."): given for name, given in settings.items()})
         set_path(data, path, value)
+    drop_idle(data, kept=settings)

@@ -12,6 +12,7 @@ import yaml
 
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import write_whole
+from simulator.settings.effects import require_effects
 from simulator.settings.fields import Range, Spec, check_fields, from_mapping, number_field, spec_field, to_mapping
 from simulator.settings.folders import or_example
 from simulator.settings.kinds import ACCEPTANCE, CONFIDENCE, COST, DEFAULT_PROBABILITY, HEAD, LOOKUP
@@ -70,6 +71,7 @@ class Scenario:
             "service.kv_capacity_bytes has no effect while cost.kv_bytes_per_token is 0: give the bytes of a token",
         )
         self._check_drafting()
+        require_effects(self)
 
     def _check_drafting(self) -> None:
         """Refuse a draft that never runs, and switches that know rounds of a given number of drafts only."""

@@ -16,6 +16,7 @@ import pandas as pd
 from refimpl.core.errors import InputError, require
 from simulator.runner import Progress, mean_interval, reporting, run_parallel, run_replication
 from simulator.service.metrics import check_metric
+from simulator.settings.effects import drop_idle
 from simulator.settings.fields import PAIRED, to_mapping
 from simulator.settings.parts import DRAFTING, Study
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario, from_data
@@ -84,7 +85,10 @@ def flatten(scenario: Scenario) -> dict[str, Any]:
 
 
 def unflatten(flat: dict[str, Any]) -> Scenario:
-    """Back from `flatten`. Grouping without refill is a grouped window that is filled only once it is empty."""
+    """Back from `flatten`, without settings that have no effect.
+
+    Grouping without refill is a grouped window that is filled only once it is empty.
+    """
     flat = dict(flat)
     refill, grouping = flat.pop("#refill"), flat.pop("#grouping")
     flat["engine.scheduler"] = "grouped" if grouping else "fifo" if refill else "static"
@@ -97,6 +101,7 @@ def unflatten(flat: dict[str, Any]) -> Scenario:
             data.setdefault(head, {})[tail] = value
         else:
             data[head] = value
+    drop_idle(data)
     return from_data(data)
 
 

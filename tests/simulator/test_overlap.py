@@ -116,7 +116,7 @@ def test_serial_execution_is_no_setting_of_its_own():
         ),
         ({"switches.keep_bonus": False}, "switches.keep_bonus needs engine.execution serial"),
         ({"switches.pad_prompts": True}, "switches.pad_prompts needs engine.execution serial"),
-        ({"engine.execution": "serial", "engine.contention": 0.5}, "contention has no effect in serial execution"),
+        ({"engine.execution": "serial", "engine.contention": 0.5}, "contention has no effect without engine.execution"),
         ({"engine.contention": 2}, "contention must be"),
         ({"engine.execution": "both"}, "execution must be"),
     ],

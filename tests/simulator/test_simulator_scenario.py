@@ -193,6 +193,11 @@ BAD = [
     ({"service": {"kv_capacity_bytes": 1}}, "has no effect while cost.kv_bytes_per_token is 0: give the bytes of"),
     ({"engine": {"drafts_by_load": [[4]]}}, r"engine.drafts_by_load must be pairs \(rows, drafts\), not"),
     ({"service": {"kv_capacity_bytes": -5}}, "service.kv_capacity_bytes must be a number > 0"),
+    ({"switches": {"serve_first": "newest"}}, "switches.serve_first has no effect without engine.scheduler grouped"),
+    ({"engine": {"window_size": 9}}, "engine.window_size has no effect without engine.scheduler grouped: leave it out"),
+    ({"engine": {"method": "paged", "block_size": 8}},
+     r"block_size has no effect without engine.num_blocks or service.kv_capacity_bytes or cost.kind roofline: leave"),
+    ({"switches": {"wait_for_rows": 4}}, r"wait_for_rows has no effect without study.kind open\|closed: leave it out"),
     ({"seed": float("nan")}, "seed must be an integer"),
 ]  # fmt: skip
 
@@ -210,6 +215,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     ours = Scenario(
         seed=np.int64(3),
         engine=Engine(
+            layout="masked",
             batch_size=np.int32(4),
             compaction_threshold=np.float32(0.5),
             draft_budget="by_load",
@@ -219,7 +225,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     )
     assert ours == Scenario(
         seed=3,
-        engine=Engine(batch_size=4, compaction_threshold=0.5, draft_budget="by_load", drafts_by_load=((4, 2),)),
+        engine=Engine("masked", "fifo", 4, compaction_threshold=0.5, draft_budget="by_load", drafts_by_load=((4, 2),)),
         acceptance=Spec.of("profile", probabilities=[0.5, 0.25]),
     )
     ours.save(tmp_path / "s.yaml")

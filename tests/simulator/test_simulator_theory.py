@@ -172,8 +172,8 @@ def test_window_of_one_batch_is_fifo(alpha):
     """With a window of one batch a full group is the batch itself, so grouping decides nothing but the mode's name."""
     settings = {"requests": 60, "alpha": alpha, "batch_size": 4, "layout": "realigned"}
     grouped, fifo = (
-        simulate(offline(scheduler=name, window_size=4, **settings), 2).frame("requests")
-        for name in ("grouped", "fifo")
+        simulate(offline(**settings, **own), 2).frame("requests")
+        for own in ({"scheduler": "grouped", "window_size": 4}, {"scheduler": "fifo"})
     )
     assert grouped.equals(fifo)
 

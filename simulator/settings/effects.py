@@ -1,0 +1,99 @@
+"""Settings that have an effect only beside others. Where one has none, it is refused instead of ignored.
+
+The table knows what follows from the kind of engine and study. Whether requests share tokens, or a cost is 0, is a fact
+of what is simulated: a setting that then changes nothing is a result, and no mistake.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from refimpl.core.drafting import DRAFT_BUDGETS, DRAFTERS
+from refimpl.core.errors import InputError
+from simulator.settings.fields import as_data
+from simulator.settings.methods import engine_settings
+from simulator.settings.parts import Engine, Service, Switches
+
+Needs = Mapping[str, tuple[str, ...]]  # setting -> values; where none is named, any but the default
+
+MOVING = ("realigned", "masked", "rollback")  # layouts that gather their rows
+ANY: tuple[str, ...] = ()
+EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed, for these settings
+    ({"engine.scheduler": ("grouped",)}, (
+        "engine.window_size", "engine.aging_bound", "switches.partial_groups", "switches.bucket_tokens",
+        "switches.group_choice", "switches.group_key", "switches.serve_first", "switches.aging_from",
+        "switches.copy_groups", "switches.pad_ends",
+    )),
+    ({"engine.scheduler": ("static",)}, ("switches.zombies",)),
+    ({"engine.scheduler": ("fifo", "grouped", "continuous")}, ("switches.refill",)),
+    ({"engine.scheduler": ("static", "fifo", "grouped")}, ("switches.discard_mixed_caches",)),
+    ({"engine.scheduler": ("continuous",)}, ("engine.token_budget",)),
+    ({"engine.layout": ("masked",)}, ("engine.compaction_threshold",)),
+    ({"engine.layout": ("paged",)}, ("engine.block_size", "engine.num_blocks", "engine.prefix_sharing")),
+    ({"engine.num_blocks": ANY, "service.kv_capacity_bytes": ANY, "cost.kind": ("roofline",)}, (
+        "engine.block_size", "engine.prefix_sharing",
+    )),
+    ({"engine.execution": ("overlapped",)}, ("engine.contention",)),
+    ({"engine.draft_budget": ("row_rate",)}, ("engine.draft_cost",)),
+    ({"engine.draft_budget": ("confidence",)}, ("engine.draft_threshold",)),
+    ({"switches.group_key": ("length_and_lag",)}, ("switches.bucket_tokens",)),
+    ({
+        "engine.scheduler": ("static", "fifo", "grouped"), "engine.drafter": DRAFTERS[1:],
+        "engine.draft_budget": DRAFT_BUDGETS[1:],
+    }, ("switches.pad_prompts",)),
+    ({"engine.scheduler": ("grouped",), "study.kind": ("open", "closed")}, ("switches.cost_aware",)),
+    ({"study.kind": ("open", "closed")}, ("switches.wait_for_rows",)),
+    ({"switches.wait_for_rows": ANY}, ("switches.wait_at_most_s",)),
+    ({"engine.scheduler": ("static",), "engine.layout": MOVING}, ("switches.realign_read_s",)),
+    ({"switches.realign_read_s": ANY, "switches.copy_launch_s": ANY}, ("switches.realign_layers",)),
+    ({"engine.layout": MOVING, "switches.realign_read_s": ANY, "switches.copy_launch_s": ANY}, (
+        "switches.free_realign",
+    )),
+)  # fmt: skip
+PARTS = {"engine": Engine, "switches": Switches, "service": Service}
+DEFAULTS = {f"{part}.{item.name}": as_data(item.default) for part, cls in PARTS.items() for item in fields(cls)}
+
+
+def require_effects(scenario: Any) -> None:
+    """Raise InputError for the first setting of a scenario that has no effect beside the others."""
+    for path, needs in _idle(scenario):
+        needed = " or ".join(f"{name} {'|'.join(values)}".strip() for name, values in needs.items())
+        raise InputError(f"{path} has no effect without {needed}: leave it out")
+
+
+def drop_idle(data: dict[str, Any], kept: Collection[str] = ()) -> None:
+    """Set what has no effect in the plain data of a scenario back to its default, as far as it was not asked for.
+
+    Args:
+        data: as `to_mapping` makes it; its engine may be the name of a method.
+        kept: paths of settings, or of parts, that stay as they are.
+    """
+    data["engine"] = engine_settings(data["engine"])
+    while idle := [path for path, _ in _idle(data) if not {path, path.partition(".")[0]} & set(kept)]:
+        for path in idle:
+            part, _, name = path.partition(".")
+            data[part] = {**data[part], name: DEFAULTS[path]}
+
+
+def _idle(settings: Any) -> Iterator[tuple[str, Needs]]:
+    """Settings without effect that are not at their defaults, and what they need."""
+    for needs, paths in EFFECTS:
+        if not any(_meets(settings, path, values) for path, values in needs.items()):
+            yield from ((path, needs) for path in paths if _value(settings, path) != DEFAULTS[path])
+
+
+def _meets(settings: Any, path: str, values: tuple[str, ...]) -> bool:
+    value = _value(settings, path)
+    return value in values if values else value != DEFAULTS[path]
+
+
+def _value(settings: Any, path: str) -> Any:
+    """A setting of a scenario or of its plain data; its default, if it has one, where none is given."""
+    for name in path.split("."):
+        if not isinstance(settings, Mapping):
+            settings = getattr(settings, name, DEFAULTS.get(path))
+        elif name in settings:
+            settings = settings[name]
+        else:
+            return DEFAULTS.get(path)
+    return settings

@@ -1,0 +1,122 @@
+"""A setting that would be ignored is refused, and no other: each is tried in scenarios of every kind."""
+
+from functools import cache
+from itertools import product
+
+import pytest
+
+from refimpl.core.config import LAYOUTS, SCHEDULERS
+from refimpl.core.errors import InputError
+from simulator.service.simulation import simulate_once
+from simulator.settings import scenario as settings
+from simulator.settings.effects import DEFAULTS, EFFECTS
+from simulator.settings.scenario import Scenario
+from simulator.studies.attribution import attribute
+
+BASE = Scenario(
+    study={"kind": "open", "num_requests": 16, "arrivals": {"kind": "gamma", "rate_per_s": 12.0, "cv": 2.0}},
+    workload={
+        "prompt_tokens": {"kind": "values", "tokens": [24, 24, 25, 24, 27, 31]},
+        "output_tokens": {"kind": "geometric", "mean_tokens": 14},
+        "common": {"kind": "system_prompt", "tokens": 20},
+    },
+    engine={"batch_size": 3, "num_speculative_tokens": 3, "max_new_tokens": 16},
+    acceptance={"kind": "beta", "a": 2.0, "b": 2.0},
+    cost={
+        "kind": "linear", "verify_base_s": 0.25, "verify_s_per_token": 0.01, "draft_base_s": 0.03,
+        "draft_s_per_token": 0.001, "context_s_per_token": 1e-5, "prefill_base_s": 0.1, "prefill_s_per_token": 0.01,
+        "realign_base_s": 0.04, "realign_s_per_row": 0.005, "concat_base_s": 0.05, "split_base_s": 0.02,
+        "host_base_s": 0.01, "kv_bytes_per_token": 1000.0,
+    },
+    noise=False,
+)  # fmt: skip
+PLACES = [
+    {"engine.layout": layout, "engine.scheduler": scheduler, "study.kind": kind}
+    for layout, scheduler, kind in product(LAYOUTS, SCHEDULERS, ("open", "offline"))
+]
+TRIED = {  # setting -> another value than its default
+    "engine.window_size": 5, "engine.aging_bound": 1, "engine.compaction_threshold": 0.02, "engine.block_size": 4,
+    "engine.num_blocks": 6, "engine.prefix_sharing": False, "engine.token_budget": 12, "engine.contention": 1.0,
+    "engine.draft_cost": 9.0, "engine.draft_threshold": 0.95, "switches.refill": False, "switches.zombies": False,
+    "switches.partial_groups": True, "switches.bucket_tokens": 8, "switches.group_choice": "largest",
+    "switches.cost_aware": True, "switches.k_policy": "batch_min", "switches.wait_for_rows": 3,
+    "switches.wait_at_most_s": 0.001, "switches.keep_bonus": False, "switches.draft_cache": False,
+    "switches.group_key": "padded_length", "switches.serve_first": "newest", "switches.aging_from": "admission",
+    "switches.pad_prompts": True, "switches.discard_mixed_caches": True, "switches.copy_groups": True,
+    "switches.realign_read_s": 1e-3, "switches.copy_launch_s": 1e-3, "switches.realign_layers": 7,
+    "switches.pad_ends": True, "switches.free_realign": True,
+}  # fmt: skip
+BESIDE = {  # setting -> others that it may need
+    "engine.block_size": {"engine.num_blocks": 40},
+    "engine.prefix_sharing": {"engine.num_blocks": 40},
+    "engine.contention": {"engine.execution": "overlapped"},
+    "engine.draft_cost": {"engine.draft_budget": "row_rate"},
+    "engine.draft_threshold": {"engine.draft_budget": "confidence"},
+    "switches.wait_at_most_s": {"switches.wait_for_rows": 3},
+    "switches.aging_from": {"engine.aging_bound": 2},
+    "switches.bucket_tokens": {"switches.group_key": "padded_length"},
+    "switches.pad_prompts": {"engine.draft_budget": "capacity", "engine.draft_capacity": 3},
+    "switches.realign_layers": {"switches.copy_launch_s": 1e-3},
+    "switches.free_realign": {"switches.copy_launch_s": 1e-3},
+    "switches.group_choice": {"engine.batch_size": 2},
+    "switches.cost_aware": {"cost.verify_base_s": 1.0, "study.arrivals.rate_per_s": 3.0, "engine.max_new_tokens": 1},
+    "switches.copy_groups": {
+        "acceptance": {"kind": "iid", "probability": 1.0},
+        "workload.prompt_tokens": {"kind": "fixed", "tokens": 24},
+    },
+}
+BY_NATURE = {("switches.discard_mixed_caches", "static")}  # a batch that enters as a whole has no mixed caches
+
+
+@cache
+def rounds_of(made):
+    return simulate_once(made).log.lines
+
+
+def accepted(case):
+    try:
+        return BASE.but(case) is not None
+    except InputError:
+        return False
+
+
+@pytest.mark.parametrize("path", TRIED)
+def test_what_is_refused_changes_nothing_and_what_is_not_changes_something(path, monkeypatch):
+    """Something: with every layout, scheduler and kind of study that the setting is not refused with."""
+    besides = [{}, BESIDE[path]] if path in BESIDE else [{}]
+    cases = [place | beside for place in PLACES for beside in besides]
+    cases = [case for case in cases if accepted(case)]
+    taken = [accepted({**case, path: TRIED[path]}) for case in cases]
+    monkeypatch.setattr(settings, "require_effects", lambda made: None)
+    changed = [rounds_of(BASE.but({**case, path: TRIED[path]})) != rounds_of(BASE.but(case)) for case in cases]
+    assert not [case for case, is_taken, changes in zip(cases, taken, changed, strict=True) if changes > is_taken]
+    with_it, seen = (
+        {(name, case[name]) for case, yes in zip(cases, flags, strict=True) if yes for name in PLACES[0]}
+        for flags in (taken, changed)
+    )
+    assert {(name, value) for name, value in with_it - seen if (path, value) not in BY_NATURE} == set()
+    assert seen
+
+
+def test_every_setting_of_the_table_is_tried():
+    assert {path for _, paths in EFFECTS for path in paths} <= set(TRIED)
+    assert all(DEFAULTS[path] != value for path, value in TRIED.items())
+
+
+def test_a_change_takes_with_it_what_has_no_effect_any_more():
+    grouped = BASE.but({"engine.window_size": 9, "switches.group_key": "padded_length"}, method="exspec")
+    assert grouped.but(method="inplace") == BASE
+    assert grouped.but({"engine.batch_size": 2}).engine.window_size == 9
+    assert grouped.but(engine="masked").switches == BASE.switches
+    paged = BASE.but({"engine.num_blocks": 40, "engine.block_size": 4}, method="paged")
+    assert paged.but({"engine.num_blocks": None}).engine.block_size == 16
+    with pytest.raises(InputError, match=r"engine\.window_size has no effect without engine.scheduler grouped"):
+        grouped.but({"engine.window_size": 9}, method="inplace")
+
+
+def test_a_mixture_takes_what_has_an_effect_in_it():
+    """EQSPEC to grouped rounds that copy: the copies alone are a factor that does nothing to a static batch."""
+    static = BASE.but(method="eqspec")
+    grouped = BASE.but({"engine.window_size": 9, "switches.copy_groups": True}, method="exspec")
+    found = attribute(static, grouped, 2)
+    assert {"refill", "grouping", "alignment cost"} <= set(found.table.index)
