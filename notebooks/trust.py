@@ -39,11 +39,12 @@ calibration, found = load_calibration(CALIBRATION), read_validation(VALIDATION)
 # ## Costs between the measured points
 #
 # Costs are measured at some batch sizes and interpolated between them. To see what interpolation costs, leave each inner batch size out
-# and guess its cost from its neighbours. These gaps are twice as wide as those that the simulator has to bridge.
+# and guess its cost from its neighbours. These gaps are twice as wide as those that the simulator has to bridge. Costs that were measured at
+# two batch sizes have none to leave out.
 
 # %%
 residuals = {}
-for (component, _), grid in calibration.grids.items():
+for component, grid in [(name, grid) for (name, _), grid in calibration.grids.items() if len(grid.axes[0]) > 2]:
     sizes, seconds = grid.axes[0], grid.mean_s
     weight = (sizes[1:-1] - sizes[:-2]) / (sizes[2:] - sizes[:-2])
     guess = seconds[:-2] + weight[:, None, None] * (seconds[2:] - seconds[:-2])

@@ -28,13 +28,17 @@ def answer_html(answer: Answer) -> str:
     said = f"<p>{html.escape(answer['answer'])}</p>"
     if not answer["methods"]:
         return said
-    lines = {method: [_ranged(*numbers) for numbers in found] for method, found in answer["methods"].items()}
+    lines = {method: list(map(_shown, METRICS, found)) for method, found in answer["methods"].items()}
     frame = pd.DataFrame.from_dict(lines, orient="index", columns=[LABELS[metric] for metric in METRICS])
-    return said + frame.to_html(border=0)
+    return said + frame.to_html(border=0, justify="left")
 
 
-def _ranged(mean: float | None, low: float | None, high: float | None) -> str:
-    return "–" if mean is None else f"{mean:.4g} ({low:.4g} … {high:.4g})"
+def _shown(metric: str, numbers: Sequence[float | None]) -> str:
+    """Mean, low and high of a metric as the cell of a table."""
+    mean, low, high = numbers
+    if mean is None:
+        return "–"
+    return f"{100 * mean:.0f} %" if metric == "grouping_rate" else f"{mean:.4g} ({low:.4g} … {high:.4g})"
 
 
 def ahead_html(question: WhatIf, grid: WhatIfGrid | None) -> str:
