@@ -75,12 +75,16 @@ class Passes:
             cached.note_cached(self.prompt, start)
 
     @torch.inference_mode()
-    def seconds(self, run: Run) -> float:
-        """Seconds that passes take."""
+    def stages(self, run: Run) -> tuple[float, float]:
+        """Seconds of chunks in passes of their own, and of verify passes."""
         self.engine.timer.take()
         run()
-        stages = self.engine.timer.take()
-        return stages["prefill_s"] + stages["verify_s"]
+        stage_s = self.engine.timer.take()
+        return stage_s["prefill_s"], stage_s["verify_s"]
+
+    def seconds(self, run: Run) -> float:
+        """Seconds that passes take."""
+        return sum(self.stages(run))
 
     def rectangle(self, counts: Seq[int]) -> None:
         """Row i feeds `counts[i]` tokens, and pads up to the most of them."""

@@ -189,10 +189,11 @@ class Visitor:
 
     def _time_mixed(self, passes: Passes, cell: Cell, variant: Variant, tokens: int) -> TimedRound:
         counts = [grid.MIXED_DRAFTS + 1] * cell.batch_size
-        seconds = passes.seconds(partial(passes.of_round, counts, tokens))
-        place = Place("mixed", variant.layout, cell.batch_size, tokens, cell.prompt_len)
+        stages = passes.stages(partial(passes.of_round, counts, tokens))
+        at = cell.batch_size, tokens, cell.prompt_len
+        places = (Place(component, variant.layout, *at) for component in ("draft_chunk", "mixed"))
         kind = (variant.method, cell.batch_size, cell.prompt_len, tokens)
-        return TimedRound(kind, seconds, seconds, (Timing(place, seconds),))
+        return TimedRound(kind, sum(stages), sum(stages), tuple(map(Timing, places, stages)))
 
     def _passes(self, cell: Cell, variant: Variant) -> Passes:
         rows = [self._prompt(grid.MIXED_ROW_TOKENS) for _ in range(cell.batch_size)]

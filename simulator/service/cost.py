@@ -87,17 +87,17 @@ class CostModel(ABC):
         """Seconds of a component at one width: where few come up, or none matters."""
         return float(self.seconds(component, rows, tokens, np.array([width]), False)[0]) * self.factors[component]
 
-    def _beside(self, rows: int, tokens: int, start: int) -> float:
-        """Seconds that chunks of prompts add to the passes of a round in which `rows` rows decode.
+    def _beside(self, rows: int, tokens: int, start: int) -> tuple[float, float]:
+        """Seconds of chunks of prompts beside `rows` rows that decode: of a pass of the draft, and of the verify pass.
 
-        Reckoned as a prefill of `tokens` tokens, less one of a single token: the passes are made anyway.
+        Reckoned together, as a prefill of `tokens` tokens, less one of a single token: the verify pass is made anyway.
 
         Args:
             rows: that decode.
             tokens: of all chunks.
             start: most tokens that are cached before one of them.
         """
-        return max(0.0, self.line("prefill", 1, tokens).at(start) - self.line("prefill", 1, 1).at(0))
+        return 0.0, max(0.0, self.line("prefill", 1, tokens).at(start) - self.line("prefill", 1, 1).at(0))
 
     def check_widths(self) -> None:  # noqa: B027 (most cost models know no range)
         """Refuse, or mark, a study with stages that were wider than what was measured; called at its end."""
@@ -165,8 +165,8 @@ class TableCost(CostModel):
         self._note(grid.outside(rows, tokens, grid.axes[2][0]), component)
         return grid.line(rows, tokens, np.maximum(widths, grid.axes[2][0]))
 
-    def _beside(self, rows: int, tokens: int, start: int) -> float:
-        """A measured pass with the chunks less one without; reckoned, and marked, where none was measured.
+    def _beside(self, rows: int, tokens: int, start: int) -> tuple[float, float]:
+        """A measured verify pass with the chunks less one without; reckoned, and marked, where none was measured.
 
         Raises:
             InputError: the pass lies outside of the points, and the table is not to be extrapolated.
@@ -176,7 +176,8 @@ class TableCost(CostModel):
             self.extrapolated.add(UNMEASURED)
             return super()._beside(rows, tokens, start)
         self._note(grid.outside(rows, tokens, start), "mixed")
-        return max(0.0, self.point("mixed", rows, tokens, start) - self.point("mixed", rows, 0, start))
+        more_s = self.point("mixed", rows, tokens, start) - self.point("mixed", rows, 0, start)
+        return self.point("draft_chunk", rows, tokens, start), max(0.0, more_s)
 
     def check_widths(self) -> None:
         """Compare the widest stage of each component, at each number of rows and tokens, with what was measured.

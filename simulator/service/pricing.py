@@ -133,7 +133,7 @@ class Pricing:
         return total
 
     def with_chunks(self, stages: Stages, chunks: Seq[Chunk[Request]], rows: int) -> Stages:
-        """Seconds of a round with chunks of prompts: in the verify pass of its rows, or in passes of their own.
+        """Seconds of a round with chunks of prompts: beside its rows, or in passes of their own.
 
         Counted are the tokens of all chunks together, after the longest context before one of them.
         """
@@ -141,7 +141,8 @@ class Pricing:
         tokens = sum([chunk.count for chunk in chunks])
         start = max([chunk.sequence.num_cached - chunk.sequence.to_prefill for chunk in chunks])
         if rows:
-            verify_s += self.cost.beside(rows, tokens, start)
+            chunk_s, more_s = self.cost.beside(rows, tokens, start)
+            prefill_s, verify_s = prefill_s + chunk_s, verify_s + more_s
         else:
             prefill_s += self.cost.line("prefill", 1, tokens).at(start)
         return prefill_s, draft_s, verify_s, realign_s, host_s

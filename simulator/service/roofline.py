@@ -184,7 +184,9 @@ class RooflineCost(CostModel):
         if component == "draft_prefill":
             return self._draft_pass_s(rows, tokens, widths)
         if component == "mixed":  # the chunk, and a token of each row
-            return self.target.pass_s(1, rows + tokens, widths, rows) + self._draft_pass_s(1, tokens, widths)
+            return self.target.pass_s(1, rows + tokens, widths, rows)
+        if component == "draft_chunk":
+            return self._draft_pass_s(1, tokens, widths)
         if component == "host":
             return np.full(len(widths), self.p["host_s"])
         return self._moved_s(rows * widths * self.kv_bytes_per_token)

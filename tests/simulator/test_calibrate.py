@@ -75,8 +75,11 @@ def test_what_the_engine_writes_the_simulator_reads(data):
     assert calibration.meta["origin"] == "measured"
     components = {component for component, _ in calibration.grids}
     assert components >= {"prefill", "draft", "verify", "concat", "split", "compact", "host"}
-    assert all((grid.mean_s > 0).all() for grid in calibration.grids.values())
+    assert all((grid.mean_s > 0).all() for (name, _), grid in calibration.grids.items() if name != "draft_chunk")
     for layout in ("any", "paged"):
+        grid = calibration.grids["draft_chunk", layout]
+        assert (grid.mean_s[:, 0] == 0).all()
+        assert (grid.mean_s[:, 1] > 0).all()
         rows, tokens, starts = calibration.grids["mixed", layout].axes
         assert (rows.tolist(), tokens.tolist(), starts.tolist()) == ([1, 2], [0, 12], [0, 24])
     for component in ("draft", "verify"):  # of a paged engine

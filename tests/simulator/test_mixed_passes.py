@@ -15,13 +15,15 @@ from simulator.service.simulation import Simulation, simulate_once
 from simulator.settings.scenario import Scenario
 from simulator.settings.traces import EngineTrace
 
-PREFILL_S, TOKEN_S, START_S = 0.2e-3, 0.5e-3, 1e-6  # a token of a prefill; of a chunk; and each one before the chunk
+PREFILL_S, DRAFT_S = 0.2e-3, 0.05e-3  # of a token of a prefill; of a chunk, in the draft's pass
+TOKEN_S, START_S = 0.5e-3, 1e-6  # of a token of a chunk, in the verify pass; for each one before the chunk
 
 
 def mixed_points(token_s=TOKEN_S, layout="any"):
     for rows, tokens, start in product((1, 8), (0, 32, 320), (0, 512)):
         seconds = 0.02 + 1e-3 * rows + tokens * (token_s + START_S * start)
         yield "mixed", layout, rows, tokens, start, 5, seconds, seconds, seconds, seconds
+        yield "draft_chunk", layout, rows, tokens, start, 5, *[tokens * DRAFT_S] * 4
 
 
 def scenario_of(calibration, **changes):
@@ -38,9 +40,9 @@ def measured(tmp_path):
 
 def test_a_chunk_costs_what_a_pass_with_it_takes_more_than_one_without(measured):
     cost = Simulation(scenario_of(measured)).cost
-    assert cost.beside(3, 32, 0) == pytest.approx(32 * TOKEN_S)
-    assert cost.beside(3, 32, 100) == pytest.approx(32 * (TOKEN_S + 100 * START_S))
-    assert cost.beside(8, 176, 0) == pytest.approx(176 * TOKEN_S)
+    assert cost.beside(3, 32, 0) == pytest.approx((32 * DRAFT_S, 32 * TOKEN_S))
+    assert cost.beside(3, 32, 100) == pytest.approx((32 * DRAFT_S, 32 * (TOKEN_S + 100 * START_S)))
+    assert cost.beside(8, 176, 0) == pytest.approx((176 * DRAFT_S, 176 * TOKEN_S))
     assert not cost.extrapolated
 
 
@@ -52,7 +54,7 @@ def test_rounds_pay_for_the_tokens_beside_their_rows(measured, tmp_path):
     alone = sum(count for _, index, _, count in paid.chunks if not rounds["rows"][index])
     assert beside > alone > 0
     assert rounds["verify_s"].sum() - others["verify_s"].sum() == pytest.approx(beside * TOKEN_S)
-    assert rounds["prefill_s"].sum() == others["prefill_s"].sum() > alone * PREFILL_S
+    assert rounds["prefill_s"].sum() == others["prefill_s"].sum() > beside * DRAFT_S + alone * PREFILL_S
 
 
 @pytest.mark.parametrize("layout", ["inplace", "paged", "masked", "rollback"])
@@ -60,12 +62,12 @@ def test_points_of_blocks_are_of_blocks_alone(tmp_path, layout):
     points = [*synthetic_points(), *mixed_points(), *mixed_points(2 * TOKEN_S, "paged")]
     calibration = write_calibration(tmp_path / "both", points=points)
     cost = Simulation(scenario_of(calibration, **{"engine.layout": layout})).cost
-    assert cost.beside(2, 32, 0) == pytest.approx(32 * TOKEN_S * (2 if layout == "paged" else 1))
+    assert cost.beside(2, 32, 0)[1] == pytest.approx(32 * TOKEN_S * (2 if layout == "paged" else 1))
 
 
 def test_what_was_not_measured_is_reckoned_and_marked(calibration):
     """From prefills, whose points know no tokens before the chunk."""
-    assert Simulation(scenario_of(calibration)).cost.beside(3, 33, 100) == pytest.approx(32 * PREFILL_S)
+    assert Simulation(scenario_of(calibration)).cost.beside(3, 33, 100) == pytest.approx((0, 32 * PREFILL_S))
     assert simulate(scenario_of(calibration), 1).extrapolated == (UNMEASURED,)
     assert simulate(scenario_of(calibration, **{"engine.scheduler": "fifo"}), 1).extrapolated == ()
 
@@ -76,7 +78,7 @@ def test_beyond_the_points_it_is_refused_or_marked(measured):
         with pytest.raises(InputError, match=f"mixed: .*{message}"):
             cost.beside(*place)
     further = Simulation(scenario_of(measured, **{"cost.outside": "extrapolate"})).cost
-    assert further.beside(2, 640, 0) == pytest.approx(640 * TOKEN_S)
+    assert further.beside(2, 640, 0) == pytest.approx((640 * DRAFT_S, 640 * TOKEN_S))
     assert further.extrapolated
 
 

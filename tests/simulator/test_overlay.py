@@ -1,7 +1,10 @@
 """A measured machine over the roofline: measured inside of the points, the roofline's growth outside of them."""
 
+from itertools import product
+
 import numpy as np
 import pytest
+from synthetic_inputs import synthetic_points, write_calibration
 
 from refimpl.core.errors import InputError
 from simulator.runner import simulate
@@ -78,3 +81,17 @@ def test_a_study_runs_on_it_and_room_comes_from_the_facts(scenario, calibration)
 def test_another_pair_is_refused(scenario):
     with pytest.raises(InputError, match=r"was measured with models of 3 layers, .* have 64$"):
         Simulation(scenario.but({"cost.target": "qwen3-8b", "cost.draft": "qwen3-0.6b"}))
+
+
+def test_chunks_beside_rows_are_measured_within_the_points_and_grow_beyond_them(scenario, calibration):
+    points = [
+        ("mixed", "any", *place, 5, *[0.02 + 1e-4 * place[1]] * 4) for place in product((1, 8), (0, 64), (0, 512))
+    ]
+    points += [("draft_chunk", *point[1:6], *[1e-5 * point[3]] * 4) for point in points]
+    write_calibration(calibration, points=[*synthetic_points(), *points])
+    overlaid, table, _ = costs_of(scenario, calibration)
+    for cost in (overlaid, table):
+        assert cost.beside(4, 40, 100) == pytest.approx((4e-4, 4e-3))
+    assert not overlaid.extrapolated
+    assert all(far > near for far, near in zip(overlaid.beside(8, 4096, 9000), table.beside(8, 64, 512), strict=True))
+    assert overlaid.extrapolated
