@@ -17,15 +17,15 @@
 # Inputs: the facts of devices and models in `simulator/data`; the price of a device-hour
 
 # %%
-# To plan for your own service, change this cell: costs (or a folder of `raggedspec calibrate`), lengths, acceptance, promises, traffic, price.
+# To plan for your own service, change this cell: costs (or {"kind": "table", "calibration": FOLDER}), lengths, acceptance, promises, traffic, load, price.
 COST = {"kind": "roofline", "device": "h100", "target": "qwen3-8b", "draft": "qwen3-0.6b"}
 PROMPTS = {"kind": "lognormal", "median_tokens": 300, "sigma": 0.6, "max_tokens": 1200}
 OUTPUTS = {"kind": "geometric", "mean_tokens": 120}
 ACCEPTANCE = {"kind": "beta", "a": 5.8, "b": 2.5}  # of each request: mean 0.7, standard deviation 0.15
 FIRST_TOKEN_S, RELAXED_S, STRICT_S = 0.5, 0.020, 0.008  # at most until the first token, and for each further one: two promises
 TRAFFIC_PER_S, KEPT = 40, 0.95  # requests per second; share of them for which a promise must be kept
-PRICE = 2.50  # of one device for one hour, in any currency
-REPLICATIONS = 4
+RATES = [4, 10, 16, 20, 24]  # requests per second of one device, from little load to too much
+PRICE, ROWS, REPLICATIONS = 2.50, 64, 4  # of one device for one hour, in any currency; requests that run on it at a time; of each simulation
 
 # %%
 import pandas as pd
@@ -33,30 +33,30 @@ from IPython.display import Markdown
 
 from simulator import Scenario, build_sweep, plots, simulate, sweep
 
-ROWS, BLOCK = 64, 16
+BLOCK, MIDDLE, USUAL = 16, RATES[2], 0.75 * RATES[2]
 service = {"slo_first_token_s": FIRST_TOKEN_S, "slo_per_token_s": RELAXED_S, "router": "least_loaded"}
 engine = {"method": "paged+fifo", "batch_size": ROWS, "num_speculative_tokens": 2, "block_size": BLOCK, "max_new_tokens": 512}
-study = {"kind": "open", "num_requests": 240, "arrivals": {"kind": "gamma", "rate_per_s": 12.0, "cv": 1.0}}
+study = {"kind": "open", "num_requests": 240, "arrivals": {"kind": "gamma", "rate_per_s": USUAL, "cv": 1.0}}
 base = Scenario(cost=COST, workload={"prompt_tokens": PROMPTS, "output_tokens": OUTPUTS}, acceptance=ACCEPTANCE, engine=engine, service=service, study=study)
 
 # %% [markdown]
 # ## Arrivals
 #
-# One device, paged K/V, up to 64 rows, two drafts a row and round. The same number of requests per second can come at random, or in
+# One device, paged K/V, up to 64 rows (`ROWS`), two drafts a row and round. The same number of requests per second can come at random, or in
 # bursts: gaps between arrivals that vary three times as much.
 
 # %%
 RATE, CV = "study.arrivals.rate_per_s", "study.arrivals.cv"
-RATES, KINDS = [4, 10, 16, 20, 24], {1.0: "at random", 3.0: "in bursts"}
+KINDS = {1.0: "at random", 3.0: "in bursts"}
 loads = sweep(build_sweep(base, replications=REPLICATIONS, grid={CV: list(KINDS), RATE: RATES}))
 loads["arrivals"] = loads.pop(CV).map(KINDS)
 loads = loads[["arrivals", *loads.columns[:-1]]]
-busy = {name: simulate(base.but({RATE: 16.0, CV: cv}), 1) for cv, name in KINDS.items()}
+busy = {name: simulate(base.but({RATE: MIDDLE, CV: cv}), 1) for cv, name in KINDS.items()}
 
 # %%
 axes = plots.backlog(busy)
 most = {line.get_label(): int(max(line.get_ydata())) for line in axes.lines}
-plots.captioned(axes, f"At 16 requests per second, at most {most['at random']} are there at a time when they come at random, and {most['in bursts']} when they come in bursts.")
+plots.captioned(axes, f"At {MIDDLE} requests per second, at most {most['at random']} are there at a time when they come at random, and {most['in bursts']} when they come in bursts.")
 
 # %% [markdown]
 # ## What a user waits for
@@ -77,8 +77,8 @@ lower.set(xlabel="requests per second", ylabel="between tokens\n(ms, 99th percen
 lower.legend().remove()
 
 # %%
-now, then = even.loc[16], bursts.loc[16]
-plots.captioned(upper, f"At 16 requests per second, 1 % wait longer than {now['first_ms']:.0f} ms for the first token and {now['gap_ms']:.0f} ms between tokens; in bursts, {then['first_ms']:.0f} and {then['gap_ms']:.0f} ms.")
+now, then = even.loc[MIDDLE], bursts.loc[MIDDLE]
+plots.captioned(upper, f"At {MIDDLE} requests per second, 1 % wait longer than {now['first_ms']:.0f} ms for the first token and {now['gap_ms']:.0f} ms between tokens; in bursts, {then['first_ms']:.0f} and {then['gap_ms']:.0f} ms.")
 
 # %% [markdown]
 # ## Goodput
@@ -98,7 +98,7 @@ plots.captioned(axes, f"At random, {even.loc[top, 'in_time']:.1f} of {top} reque
 # ## Prompts in chunks
 #
 # The scheduler `continuous` feeds prompts in chunks beside the rows that decode, within a budget of tokens a round. A small budget keeps
-# rounds short; a large one brings prompts in sooner. All at 12 requests per second.
+# rounds short; a large one brings prompts in sooner. From here on, three quarters of the middle rate arrive at each device.
 
 # %%
 BUDGET, BUDGETS = "engine.token_budget", [192, 320, 576, 1152]
@@ -133,7 +133,7 @@ crowd = base.but({"workload.prompt_tokens": {"kind": "uniform", "low_tokens": SH
 tight = {name: build_sweep(crowd.but({"workload.common": common}), replications=REPLICATIONS, grid={BLOCKS: SIZES}) for name, common in texts.items()}
 pools = [sweep(spec).assign(shared=name) for name, spec in tight.items()]
 pools = pd.concat(pools)[["shared", *pools[0].columns[:-1]]]
-pools = pools.assign(again=100 * pools["preemptions"] / base.study.num_requests, in_time=12 * pools["slo_attainment"])
+pools = pools.assign(again=100 * pools["preemptions"] / base.study.num_requests, in_time=USUAL * pools["slo_attainment"])
 room = pools.groupby(["shared", BLOCKS])[["again", "in_time", "tokens_per_s"]].median()
 
 # %%
@@ -144,13 +144,13 @@ plots.band_against(pools, BLOCKS, "in_time", lower, by="shared")
 lower.set(xlabel=f"K/V pool (blocks of {BLOCK} tokens)", ylabel="requests in time\nper second", ylim=(0, None))
 lower.legend().remove()
 alone, common = (room.loc[name] for name in texts)
-plots.captioned(upper, f"With {SIZES[1]} blocks, {alone.loc[SIZES[1], 'again']:.0f} preemptions per 100 requests leave {alone.loc[SIZES[1], 'in_time']:.1f} of 12 requests per second in time; where prompts share {SHARED} tokens, {common.loc[SIZES[1], 'in_time']:.1f}.")
+plots.captioned(upper, f"With {SIZES[1]} blocks, {alone.loc[SIZES[1], 'again']:.0f} preemptions per 100 requests leave {alone.loc[SIZES[1], 'in_time']:.1f} of {USUAL:g} requests per second in time; where prompts share {SHARED} tokens, {common.loc[SIZES[1], 'in_time']:.1f}.")
 
 # %% [markdown]
-# Conversations share more: each turn begins with all of the conversation before it.
+# Conversations share more: each turn begins with all of the conversation before it. The pool is four times the largest above.
 
 # %%
-sessions = {"workload.common": {"kind": "sessions", "sessions": 48, "turns": 4}, "workload.prompt_tokens": {"kind": "uniform", "low_tokens": 50, "high_tokens": 250}}
+sessions = {"workload.common": {"kind": "sessions", "sessions": 48, "turns": 4}, "workload.prompt_tokens": {"kind": "uniform", "low_tokens": 50, "high_tokens": 250}, BLOCKS: 4 * SIZES[-1]}
 turns = {shared: simulate(base.but({**sessions, "engine.prefix_sharing": shared}), REPLICATIONS, keep_frames=False) for shared in (True, False)}
 hits = 100 * turns[True]["cache_hit_rate"]
 pd.DataFrame({f"sharing {shared}": result.summary()["mean"] for shared, result in turns.items()}).loc[["cache_hit_rate", "first_token_p99_s", "inter_token_p99_s", "slo_attainment"]]
@@ -158,11 +158,11 @@ pd.DataFrame({f"sharing {shared}": result.summary()["mean"] for shared, result i
 # %% [markdown]
 # ## Replicas and routing
 #
-# Four devices share 52 requests per second: each in turn, the one with the fewest tokens to do, or by the length of the prompt.
+# Four devices share a little more than four times that rate: each in turn, the one with the fewest tokens to do, or by the length of the prompt.
 
 # %%
 ROUTER, WAYS = "service.router", {"round_robin": "in turn", "least_loaded": "least loaded", "by_length": "by length"}
-four = base.but({"service.replicas": 4, "study.num_requests": 320, RATE: 52.0})
+four = base.but({"service.replicas": 4, "study.num_requests": 320, RATE: 3.25 * MIDDLE})
 routed = sweep(build_sweep(four, replications=REPLICATIONS, grid={ROUTER: list(WAYS)}))
 routed = routed.assign(first_ms=1000 * routed["first_token_p99_s"], gap_ms=1000 * routed["inter_token_p99_s"])
 spread = routed.groupby(ROUTER)[["first_ms", "gap_ms"]].quantile([0.05, 0.5, 0.95]).unstack().loc[list(WAYS)]

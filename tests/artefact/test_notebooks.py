@@ -65,13 +65,17 @@ def test_a_run_computes_what_is_committed(name):
 
 
 CALIBRATION, HELD_OUT = (ROOT / "simulator" / "data" / name / "cpu" / "tiny" for name in ("calibration", "validation"))
+TABLE = f'"kind": "table", "calibration": "{CALIBRATION}"'
 OWN = {  # notebook -> text of the cell that is to be changed, and what a user might write there
     "acceptance_spread": {'BATCH, REPLICATIONS = "cpu/tiny", 8, 10': f'BATCH, REPLICATIONS = "{CALIBRATION}", 4, 4'},
     "correctness": {'"import os"': '"for i in"'},
     "draft_length": {'"h100", "qwen3-8b"': '"l40s", "qwen3-4b"'},
-    "exspec_pool": {'"verify_base_s": 0.025': '"verify_base_s": 0.04'},
+    "exspec_pool": {
+        '"kind": "linear", "verify_base_s": 0.025': TABLE,
+        ', "draft_base_s": 0.003, "concat_base_s": 0.001, "realign_base_s": 0.001': "",
+    },
     "my_gpu": {
-        '"kind": "roofline", "device": "h100"': f'"kind": "table", "calibration": "{CALIBRATION}"',
+        '"kind": "roofline", "device": "h100"': TABLE,
         ', "target": "qwen3-8b", "draft": "qwen3-0.6b"': "",
         "12.0, 192": "2.0, 24",
         '"low_tokens": 100, "high_tokens": 500': '"low_tokens": 8, "high_tokens": 120',
@@ -81,7 +85,13 @@ OWN = {  # notebook -> text of the cell that is to be changed, and what a user m
     },
     "realignment": {'CALIBRATION, TRACE = "cpu/tiny"': f'CALIBRATION, TRACE = "{CALIBRATION}"', "= 8, 256": "= 8, 64"},
     "trust": {'"cpu/tiny", "cpu/tiny"': f'"{CALIBRATION}", "{HELD_OUT}"'},
-    "under_load": {'"device": "h100"': '"device": "h200"'},
+    "under_load": {
+        '"kind": "roofline", "device": "h100"': f'{TABLE}, "outside": "extrapolate"',
+        ', "target": "qwen3-8b", "draft": "qwen3-0.6b"': "",
+        "[4, 10, 16, 20, 24]": "[1, 2, 3, 4, 5]",
+        "2.50, 64, 4": "2.50, 8, 2",
+        "= 40, 0.95": "= 5, 0.95",
+    },
     "what_if": {'{"kind": "table", "calibration": "cpu/tiny"}': '{"kind": "linear", "verify_base_s": 0.03}'},
 }
 QUICK = ("trust",)
