@@ -18,9 +18,15 @@ from readme_measured import (
     anatomy_table,
     bench_table,
     bitwise_table,
+    capacity_table,
+    drafters_table,
+    law_table,
     pieces_table,
     rates_line,
     residents_table,
+    scaling_fits,
+    scaling_legend,
+    scaling_table,
     ties_table,
 )
 
@@ -36,6 +42,7 @@ from simulator.settings.traces import read_engine_trace
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
+SHIPPED = {"scaling": ROOT / "simulator" / "data" / "scaling" / "tiny.json"}  # results that the simulator reads
 BLOCK = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
@@ -108,34 +115,12 @@ def bench(data: dict[str, Any]) -> str:
 
 def drafters(data: dict[str, Any]) -> str:
     """Drafters beside each other and beside none, as ratios to plain batched generation in the same interleaved run."""
-    rows = [
-        [
-            f"`{row['engine'].split()[-1]}`" if " " in row["engine"] else "none",
-            f"{row['ratio_to_hf_generate']:.2f}×",
-            f"{row['mean_acceptance_length']:.2f}",
-            f"{100 * row['draft_acceptance_rate']:.0f} %" if " " in row["engine"] else "",
-            f"{row['ms_draft']:.1f}",
-            f"{row['ms_verify']:.1f}",
-        ]
-        for row in data["rows"]
-        if row["engine"] != "hf_generate"
-    ]
-    headings = ["drafter", "against plain", "tokens per row and round", "drafts accepted", "draft ms", "verify ms"]
-    return measured(data, (headings, rows))
+    return measured(data, drafters_table(data["rows"]))
 
 
 def capacity(data: dict[str, Any]) -> str:
     """A number of drafts for the round beside as many for each row."""
-    headings = ["drafts a row", "fixed", "capacity", "ratio"]
-    rows = [
-        [
-            str(row["drafts_per_row"]),
-            *(f"{row[name]:.3f}" for name in headings[1:3]),
-            f"{row['capacity'] / row['fixed']:.2f}×",
-        ]
-        for row in data["rows"]
-    ]
-    return measured(data, (headings, rows))
+    return measured(data, capacity_table(data["rows"]))
 
 
 def anatomy(data: dict[str, Any]) -> str:
@@ -218,14 +203,13 @@ def passes(data: dict[str, Any]) -> str:
 
 def law(data: dict[str, Any]) -> str:
     """Total variation of every combination of drafter, budget and rule, one column a rule."""
-    rules = list(dict.fromkeys(row["acceptance"] for row in data["rows"]))
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in data["rows"]:
-        distance = f"{row['total_variation']:.4f}" if row["total_variation"] else "0"
-        cells = found.setdefault((row["drafter"], row["draft_budget"]), [])
-        cells.append(distance if row["allowed"] else f"{distance}, refused")
-    rows = [[f"`{drafter}`, {budget}", *cells] for (drafter, budget), cells in found.items()]
-    return measured(data, (["drafter, draft budget", *rules], rows))
+    return measured(data, law_table(data["rows"]))
+
+
+def scaling(data: dict[str, Any]) -> str:
+    """Drafts by size and training, and the law fitted to them."""
+    lengths, fits = (markdown_table(*table) for table in (scaling_table(data), scaling_fits(data)))
+    return f"{lengths}{scaling_legend(data)}{fits}{origin(data['meta'])}"
 
 
 def gpu(data: dict[str, Any]) -> str:
@@ -317,6 +301,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "latency": latency,
     "law": law,
     "passes": passes,
+    "scaling": scaling,
 }
 
 
@@ -325,7 +310,7 @@ def render(text: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         name = match["name"].removeprefix("brief-")
-        path = RESULTS / f"{name}.json"
+        path = SHIPPED.get(name, RESULTS / f"{name}.json")
         kind, _, rest = match["name"].partition("-")
         if kind == "simulator":
             return f"{match[1]}\n{simulator(rest.replace('-', '/'))}\n{match[3]}"

@@ -1,4 +1,4 @@
-"""Tables of what was measured: benchmark, anatomy of realignment, verdicts and pieces of the GPU script."""
+"""Tables of what was measured: benchmarks, realignment, trained drafts, verdicts and pieces of the GPU script."""
 
 from dataclasses import asdict
 from typing import Any
@@ -137,3 +137,92 @@ def pieces_table(data: dict[str, Any]) -> Table:
         for p in data["pieces"]
     ]
     return ["piece", "what", "state", "seconds", "device", "commit", "time"], rows
+
+
+def drafters_table(rows: list[dict[str, Any]]) -> Table:
+    """Ratios, accepted drafts and seconds of every drafter, and of none."""
+    cells = [
+        [
+            f"`{row['engine'].split()[-1]}`" if " " in row["engine"] else "none",
+            f"{row['ratio_to_hf_generate']:.2f}×",
+            f"{row['mean_acceptance_length']:.2f}",
+            f"{100 * row['draft_acceptance_rate']:.0f} %" if " " in row["engine"] else "",
+            f"{row['ms_draft']:.1f}",
+            f"{row['ms_verify']:.1f}",
+        ]
+        for row in rows
+        if row["engine"] != "hf_generate"
+    ]
+    headings = ["drafter", "against plain", "tokens per row and round", "drafts accepted", "draft ms", "verify ms"]
+    return headings, cells
+
+
+def law_table(rows: list[dict[str, Any]]) -> Table:
+    """Total variation of every combination of drafter, budget and rule, one column a rule."""
+    rules = list(dict.fromkeys(row["acceptance"] for row in rows))
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        distance = f"{row['total_variation']:.4f}" if row["total_variation"] else "0"
+        cells = found.setdefault((row["drafter"], row["draft_budget"]), [])
+        cells.append(distance if row["allowed"] else f"{distance}, refused")
+    lines = [[f"`{drafter}`, {budget}", *cells] for (drafter, budget), cells in found.items()]
+    return ["drafter, draft budget", *rules], lines
+
+
+def capacity_table(rows: list[dict[str, Any]]) -> Table:
+    """Tokens per verified token of both budgets."""
+    cells = [
+        [
+            str(row["drafts_per_row"]),
+            *(f"{row[name]:.3f}" for name in ("fixed", "capacity")),
+            f"{row['capacity'] / row['fixed']:.2f}×",
+        ]
+        for row in rows
+    ]
+    return ["drafts a row", "fixed", "capacity", "ratio"], cells
+
+
+def scaling_table(data: dict[str, Any]) -> Table:
+    """Mean acceptance length of every draft, a line a size and a column a training, and where the law bends."""
+    trainings = sorted({draft["training_tokens"] for draft in data["drafts"]})
+    found = {(d["parameters"], d["training_tokens"]): d["mean_acceptance_length"] for d in data["drafts"]}
+    rows = []
+    for bend in data["bend"]["drafts"]:
+        size, (at, low, high) = bend["parameters"], bend["log10_training_tokens"]
+        cells = [f"{found[size, tokens]:.3f}" for tokens in trainings]
+        rows.append([f"{size:,}", *cells, f"10^{at:.1f} tokens [10^{low:.1f}, 10^{high:.1f}]"])
+    bends = f"bends, at {data['bend']['tokens_per_round']:.2f} tokens a round, after"
+    return ["parameters", *(f"{tokens:,} tokens" for tokens in trainings), bends], rows
+
+
+def scaling_legend(data: dict[str, Any]) -> str:
+    """What the lengths are means of, and that of the bundled draft."""
+    what = f"Mean acceptance length, k = {data['num_speculative_tokens']}, {data['prompts']} prompts"
+    return f"\n{what}; the bundled draft, which was distilled as well, has {data['bundled_draft']:.2f} on them.\n\n"
+
+
+LAW_TERMS = {
+    "per_tenfold_tokens": "ten times the training tokens",
+    "per_tenfold_parameters": "ten times the parameters",
+    "tokens_squared": "square of the first logarithm, added alone",
+    "parameters_squared": "square of the second, added alone",
+    "product": "their product, added alone",
+}
+
+
+def scaling_fits(data: dict[str, Any]) -> Table:
+    """Coefficients of the law and of the straight line, with intervals, and how far a draft left out is missed."""
+    law, straight = data["intervals"] | data["beyond"], data["straight"]
+    rows = [
+        [title, _span(law[name]), _span(straight[name]) if name in straight else ""]
+        for name, title in LAW_TERMS.items()
+    ]
+    rows.append(
+        ["a draft left out, root mean square", *(f"{fit['left_out_tokens']:.3f} tokens" for fit in (data, straight))]
+    )
+    return ["", "law: logit of the probability", "straight line: tokens"], rows
+
+
+def _span(values: list[float]) -> str:
+    value, low, high = (f"{value:+.3f}" for value in values)
+    return f"{value} [{low}, {high}]"

@@ -18,6 +18,7 @@ from simulator.analytic import probability_of
 from simulator.service.streams import TILE_POSITIONS, TILE_REQUESTS, Purpose, Streams
 from simulator.settings.fields import Spec
 from simulator.settings.kinds import ACCEPTANCE
+from simulator.settings.scaling import read_scaling_law
 from simulator.settings.traces import read_engine_trace
 
 KEPT_TILES = 1024  # 16 KiB each
@@ -118,6 +119,23 @@ class MeanLengthAcceptance(IidAcceptance):
         most = f"{k} draft{'s yield' if k > 1 else ' yields'} at most {k + 1} tokens"
         require(max_run == 0 or tokens <= k + 1, f"acceptance.tokens {tokens:g} is too long: {most}")
         super().__init__(streams, max_run, probability=probability_of(tokens, k) if max_run else 0.0)
+
+
+class ScalingAcceptance(IidAcceptance):
+    """Independent drafts, right as often as a law says of a draft model of that size and training.
+
+    Args:
+        streams, max_run: as for every model.
+        training_tokens, parameters: of the draft model.
+        path: file of the law, see `read_scaling_law`.
+
+    Raises:
+        InputError: no law, or a draft model outside of those that it was fitted to.
+    """
+
+    def __init__(self, streams: Streams, max_run: int, *, training_tokens: float, parameters: float, path: str):
+        law = read_scaling_law(path)
+        super().__init__(streams, max_run, probability=law.probability(training_tokens, parameters))
 
 
 class ProfileAcceptance(AcceptanceModel):
@@ -259,6 +277,7 @@ class ReplayAcceptance(BootstrapAcceptance):
 MODELS: dict[str, type[AcceptanceModel]] = {
     "iid": IidAcceptance,
     "mean_length": MeanLengthAcceptance,
+    "scaling": ScalingAcceptance,
     "profile": ProfileAcceptance,
     "beta": BetaAcceptance,
     "markov": MarkovAcceptance,

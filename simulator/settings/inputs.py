@@ -7,24 +7,25 @@ from typing import Any
 from refimpl.core.reading import is_file
 from simulator.settings.calibration import find_calibration
 from simulator.settings.curves import TABLE
-from simulator.settings.fields import Spec
-from simulator.settings.folders import DATA
+from simulator.settings.fields import Kinds, Spec
+from simulator.settings.folders import find_data
 from simulator.settings.hardware import hardware_file
-from simulator.settings.kinds import COST
+from simulator.settings.kinds import ACCEPTANCE, ARRIVALS, CONFIDENCE, COST, LENGTHS, LOOKUP
 from simulator.settings.scenario import Scenario
 
 
 def input_files(scenario: Scenario) -> dict[str, Path]:
     """Every file that a scenario reads, by the setting that names it."""
     specs = {
-        "prompt_tokens": scenario.workload.prompt_tokens,
-        "output_tokens": scenario.workload.output_tokens,
-        "arrivals": scenario.study.arrivals,
-        "acceptance": scenario.acceptance,
+        "prompt_tokens": (scenario.workload.prompt_tokens, LENGTHS),
+        "output_tokens": (scenario.workload.output_tokens, LENGTHS),
+        "arrivals": (scenario.study.arrivals, ARRIVALS),
+        "acceptance": (scenario.acceptance, ACCEPTANCE),
     }
-    specs |= {"confidence": scenario.confidence} if scenario.engine.drafting().reads_probabilities else {}
-    specs |= {"lookup": scenario.lookup} if scenario.engine.drafting().looks else {}
-    files = {name: _found(Path(path)) for name, spec in specs.items() if (path := _path_of(spec))}
+    specs |= {"confidence": (scenario.confidence, CONFIDENCE)} if scenario.engine.drafting().reads_probabilities else {}
+    specs |= {"lookup": (scenario.lookup, LOOKUP)} if scenario.engine.drafting().looks else {}
+    paths = {name: path for name, given in specs.items() if (path := _path_of(*given))}
+    files = {name: find_data(path) or Path(path) for name, path in paths.items()}
     cost = scenario.cost.resolved(COST)
     if name := cost.get("calibration") or cost.get("from_calibration"):
         folder = find_calibration(name)
@@ -43,12 +44,8 @@ def input_digests(scenario: Scenario) -> dict[str, str]:
     return {name: _digest(path) for name, path in input_files(scenario).items()}
 
 
-def _path_of(spec: Spec) -> Any:
-    return dict(spec.values).get("path")
-
-
-def _found(path: Path) -> Path:
-    return next((p for p in (path, DATA / path) if is_file(p)), path)
+def _path_of(spec: Spec, kinds: Kinds) -> Any:
+    return spec.resolved(kinds).get("path")
 
 
 def _digest(path: Path) -> str:

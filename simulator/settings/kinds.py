@@ -50,6 +50,7 @@ DEFAULT_PROBABILITY = 0.7  # that a draft is right, where nothing says
 ACCEPTANCE: Kinds = {
     "iid": {"probability": PROBABILITY},
     "mean_length": {"tokens": Range(1, MAX_SPECULATIVE_TOKENS + 1), "drafts": (COUNT, None)},
+    "scaling": {"training_tokens": POSITIVE, "parameters": POSITIVE, "path": (TEXT, "scaling/tiny.json")},
     "profile": {"probabilities": PROBABILITIES},
     "beta": {"a": Range(1e-3, 1e9), "b": Range(1e-3, 1e9)},
     "markov": {"probability": PROBABILITY, "correlation": PROBABILITY},

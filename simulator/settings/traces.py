@@ -15,7 +15,7 @@ from refimpl.core.errors import InputError, require, shown
 from refimpl.core.reading import is_file, read_mappings
 from refimpl.core.values import is_number
 from simulator.settings.fields import COUNT, MAX_TOKENS, NON_NEGATIVE, WHOLE, Range
-from simulator.settings.folders import DATA
+from simulator.settings.folders import find_data
 from simulator.settings.tables import read_table
 
 ENGINE_SCHEMA = "raggedspec.trace/1"
@@ -265,7 +265,7 @@ def read_engine_trace(path: str | Path) -> EngineTrace:
         InputError: no such file, another schema, a missing field, an impossible number, or rounds that are missing at
             the end; names file, line and field.
     """
-    found = next((p for p in (Path(path), DATA / path) if is_file(p)), None)
+    found = find_data(path)
     if found is None:
         raise InputError(f"{path}: no such trace")
     return _read_engine_trace(str(found), found.stat().st_mtime_ns)

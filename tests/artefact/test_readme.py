@@ -28,7 +28,7 @@ def test_tables_are_fresh():
 def test_every_measured_table_has_a_page():
     shown = set(re.findall(r"<!-- table:([\w-]+) -->", "".join(page.read_text() for page in PAGES)))
     assert shown >= {path.stem for path in (DOCS / "results").glob("*.json")} - {"mutation"}
-    assert {"brief-demo", "simulator-cpu-tiny"} <= shown
+    assert {"brief-demo", "scaling", "simulator-cpu-tiny"} <= shown
 
 
 def test_acceptance_lengths_are_those_of_committed_runs():

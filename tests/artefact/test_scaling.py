@@ -1,5 +1,7 @@
 """Drafts of several sizes and trainings: judged as the engine would, trained once, and a law that errs as it says."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from refimpl.core.errors import InputError
 from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
 from simulator.analytic import probability_of, tokens_per_round
+from simulator.settings.folders import find_data
 from tools.train_tiny import draft as training
 from tools.train_tiny import scaling
 from tools.train_tiny.evaluation import load_float32
@@ -87,6 +90,18 @@ def test_the_law_bends_where_rounds_gain_most(k):
     ]
     assert low < at < high
     assert at == pytest.approx(wanted, abs=1e-3)
+
+
+def test_the_committed_law_is_that_of_its_drafts():
+    data = json.loads(find_data("scaling/tiny.json").read_text())
+    drafts = [Trained(**draft) for draft in data["drafts"]]
+    found = fit_law(drafts, data["num_speculative_tokens"])
+    for name in ("law", "intervals", "beyond", "straight"):
+        for key, value in found[name].items():
+            assert data[name][key] == pytest.approx(value, rel=1e-6)
+    assert data["left_out_tokens"] == pytest.approx(found["left_out_tokens"], rel=1e-6)
+    tokens = [config.draft_text_steps * config.draft_batch * training.TEXT_LEN for config in Study().configs()]
+    assert [draft.training_tokens for draft in drafts] == tokens
 
 
 @pytest.mark.parametrize(

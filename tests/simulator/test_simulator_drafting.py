@@ -150,6 +150,7 @@ def test_the_ends_of_information_and_noise():
 def test_rates_are_the_share_of_right_drafts(kind):
     parameters = {
         "iid": {"probability": 0.6}, "mean_length": {"tokens": 2.5}, "profile": {"probabilities": [0.8, 0.5]},
+        "scaling": {"training_tokens": 1e5, "parameters": 2e5},
         "beta": {"a": 3.0, "b": 2.0}, "markov": {"probability": 0.7, "correlation": 0.5},
     }[kind]  # fmt: skip
     acceptance = make_acceptance(Spec.of(kind, **parameters), Streams(1, 0), 5)

@@ -52,7 +52,7 @@ class Study:
 
     base: Config = BASE
     widths: tuple[int, ...] = (32, 64, 128, 256)
-    steps: tuple[int, ...] = (64, 192, 576, 1728)
+    steps: tuple[int, ...] = (32, 80, 200, 500)
 
     def configs(self) -> list[Config]:
         """One for each draft, each with its own seed, the shortest trainings first."""
