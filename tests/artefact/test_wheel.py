@@ -25,6 +25,22 @@ EXTRAS = re.findall(r"pip install '\.\[([\w,]+)\]'", README)[0].split(",")
 PACKAGES = ("raggedspec", "refimpl", "simulator")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
+WITHOUT = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, *rest):
+        return None if name.partition(".")[0] in ABSENT else self.finder.find_spec(name, *rest)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
+"""
+
 pytestmark = pytest.mark.nightly
 
 
@@ -77,7 +93,7 @@ def run_outside(installed, extras):
     known = {"raggedspec", *brought(metadata.Distribution.at(described), extras)}
     modules = metadata.packages_distributions().items()
     absent = sorted(name for name, owners in modules if not known & set(map(canonicalize_name, owners)))
-    (folder / "sitecustomize.py").write_text(f"import sys\nfor name in {absent}:\n    sys.modules.setdefault(name)\n")
+    (folder / "sitecustomize.py").write_text(f"ABSENT = {absent}\n{WITHOUT}")
     return {"cwd": folder, "env": os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(installed)])}}
 
 
