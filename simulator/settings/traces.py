@@ -1,7 +1,6 @@
 """Traces: what the engine did round by round, and what services have seen arrive."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -10,34 +9,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from refimpl.core.config import MAX_SPECULATIVE_TOKENS
-from refimpl.core.errors import InputError, require, shown
+from refimpl.core.errors import InputError, require
 from refimpl.core.reading import is_file, read_mappings
 from refimpl.core.values import is_number
-from simulator.settings.fields import COUNT, MAX_TOKENS, NON_NEGATIVE, WHOLE, Range
+from simulator.settings.fields import MAX_TOKENS
 from simulator.settings.folders import find_data
 from simulator.settings.tables import read_table
-
-ENGINE_SCHEMA = "raggedspec.trace/1"
-HEADER_FIELDS = (
-    "method", "layout", "scheduler", "batch_size", "window_size", "aging_bound", "num_speculative_tokens",
-    "max_new_tokens", "num_sequences", "prompt_lens", "device", "pair",
-)  # fmt: skip
-DRAFTS = Range(0, MAX_SPECULATIVE_TOKENS, integer=True)
-EACH_FIELDS = {  # a number per sequence
-    "prompt_lens": COUNT, "output_lens": WHOLE, "max_new_tokens_each": COUNT, "num_speculative_tokens_each": DRAFTS,
-    "arrival_s": NON_NEGATIVE, "submitted_at": WHOLE,
-}  # fmt: skip
-NUMBER_FIELDS = {"batch_size": COUNT, "num_sequences": COUNT, "max_new_tokens": COUNT, "num_speculative_tokens": DRAFTS}
-MAX_GENERATED = 2**24  # tokens of one sequence; each takes a byte
-ROW_FIELDS = (
-    "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "next_token",
-    "finished", "draft_s", "verify_s", "realign_s", "prefill_s", "host_s", "round_s",
-)  # fmt: skip
-STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
-CHUNK_FIELDS = ("round", "mode", "sequence", "chunk", *STAGES, "round_s")
-CHUNK_COLUMNS = (*CHUNK_FIELDS, "num_moves", "num_blocks")
-COUNTS = ("round", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept")
+from simulator.settings.trace_checks import (
+    CHUNK_COLUMNS,
+    CHUNK_FIELDS,
+    ROW_COLUMNS,
+    ROW_FIELDS,
+    STAGES,
+    Lines,
+    check_header,
+    chunk_table,
+    require_fields,
+    row_table,
+)
 
 SERVICE_COLUMNS = {  # format -> (time column, prompt column, output column, seconds per unit of time)
     "plain": ("time_s", "prompt_tokens", "output_tokens", 1.0),
@@ -167,95 +156,17 @@ def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
     lines = read_mappings(path)
     number, header = next(lines, (0, {}))
     require(number > 0, f"{path}: contains no rounds")
-    _check_header(f"{path}:{number}", header)
-    names = (*ROW_FIELDS, "num_moves", "num_blocks", "looked_up", "survival")
-    records, chunks = [], []
+    check_header(f"{path}:{number}", header)
+    records, chunks = dict[int, list[Any]](), dict[int, list[Any]]()  # line -> values
     for number, record in lines:
-        if "chunk" in record:
-            _require_fields(f"{path}:{number}", record, CHUNK_FIELDS)
-            chunks.append([record.get(name) for name in CHUNK_COLUMNS])
-        else:
-            _require_fields(f"{path}:{number}", record, ROW_FIELDS)
-            records.append([record.get(name) for name in names])
+        fields, columns, table = (
+            (CHUNK_FIELDS, CHUNK_COLUMNS, chunks) if "chunk" in record else (ROW_FIELDS, ROW_COLUMNS, records)
+        )
+        require_fields(f"{path}:{number}", record, fields)
+        table[number] = [record.get(name) for name in columns]
     require(bool(records), f"{path}: contains no rounds")
-    rows = _frame(path, header, pd.DataFrame.from_records(records, columns=list(names)))
-    return EngineTrace(path, header, rows, pd.DataFrame.from_records(chunks, columns=list(CHUNK_COLUMNS)))
-
-
-def _check_header(where: str, header: dict[str, Any]) -> None:
-    """Raise InputError for another schema, missing fields, and numbers that no run has."""
-    schema = header.get("schema")
-    require(schema == ENGINE_SCHEMA, f"{where}: schema must be {ENGINE_SCHEMA}, not {shown(schema)}")
-    _require_fields(where, header, HEADER_FIELDS)
-    for name, limits in NUMBER_FIELDS.items():
-        limits.check(header[name], f"{where}: {name}")
-    size = header["num_sequences"]
-    for name in EACH_FIELDS.keys() & header.keys():
-        each = header[name]
-        complete = isinstance(each, list) and len(each) == size
-        require(complete, f"{where}: {name} must contain {size} numbers, one per sequence")
-        for i, value in enumerate(each):
-            EACH_FIELDS[name].check(value, f"{where}: {name}[{i}]")
-    _check_texts(where, header, size)
-    names = header.get("documents", [""] * size)
-    named = isinstance(names, list) and len(names) == size and all(isinstance(name, str) for name in names)
-    require(named, f"{where}: documents must contain {size} names, one per sequence")
-
-
-def _check_texts(where: str, header: dict[str, Any], size: int) -> None:
-    """Raise InputError unless there is a number for every full block of every sequence, where there are any."""
-    texts = header.get("texts", [[]] * size)
-    listed = isinstance(texts, list) and len(texts) == size and all(isinstance(each, list) for each in texts)
-    require(listed, f"{where}: texts must contain {size} lists of numbers, one per sequence")
-    lengths = zip(header["prompt_lens"], header.get("output_lens", [0] * size), strict=True)
-    for i, ((prompt, output), each) in enumerate(zip(lengths, texts, strict=True)):
-        blocks = (prompt + output) // header.get("block_size", 1) if "texts" in header else 0
-        require(len(each) >= blocks, f"{where}: texts[{i}] must contain a number for each of {blocks} blocks")
-        for number in each:
-            WHOLE.check(number, f"{where}: texts[{i}]")
-
-
-def _frame(path: str, header: dict[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows, once their numbers are possible and no sequence breaks off."""
-    for name in (*COUNTS, *STAGES, "round_s"):
-        numbers = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
-        whole = (numbers % 1 == 0) & (numbers <= MAX_TOKENS) if name in COUNTS else np.isfinite(numbers)
-        _require_rows(path, whole & (numbers >= 0), f"{name} must be a {'whole ' * (name in COUNTS)}number ≥ 0")
-        frame[name] = numbers.astype(int) if name in COUNTS else numbers
-    _check_drafts(path, frame)
-    _require_rows(path, frame["accepted"] <= frame["drafted"], "accepted must be at most drafted")
-    _require_rows(path, frame["drafted"] <= MAX_SPECULATIVE_TOKENS, f"drafted must be at most {MAX_SPECULATIVE_TOKENS}")
-    _require_rows(path, frame["kept"] <= frame["drafted"] + 1, "kept must be at most drafted + 1")
-    _require_rows(path, frame["sequence"] < header["num_sequences"], "sequence must be below num_sequences")
-    generated = frame["seq_len"] - np.array(header["prompt_lens"])[frame["sequence"]]
-    possible = (generated >= 0) & (generated <= MAX_GENERATED)
-    _require_rows(path, possible, f"seq_len must be the prompt and at most {MAX_GENERATED} tokens")
-    made = frame.groupby("sequence")["kept"].sum().reindex(range(header["num_sequences"]), fill_value=0)
-    ended = frame.groupby("sequence")["finished"].last().reindex(made.index, fill_value=False)
-    cut = ended.index[made != header["output_lens"] if "output_lens" in header else ~ended.astype(bool)]
-    require(len(cut) == 0, f"{path}: breaks off: sequence {cut[0] if len(cut) else 0} has not all of its rounds")
-    return frame
-
-
-def _check_drafts(path: str, frame: pd.DataFrame) -> None:
-    """Raise InputError for impossible numbers of drafts that were looked up, and estimates of their survival."""
-    found = pd.to_numeric(frame["looked_up"].fillna(0), errors="coerce").to_numpy(dtype=float)
-    possible = (found % 1 == 0) & (found >= 0) & (found <= frame["drafted"].to_numpy())
-    _require_rows(path, possible, "looked_up must be a whole number ≥ 0, at most drafted")
-    frame["looked_up"] = found.astype(int)
-    _require_rows(path, frame["survival"].map(_are_estimates), "survival must be a list of numbers ≥ 0")
-
-
-def _are_estimates(given: Any) -> bool:
-    if given is None:
-        return True
-    short = isinstance(given, list) and len(given) <= MAX_SPECULATIVE_TOKENS
-    return short and all(isinstance(each, float | int) and 0 <= each < math.inf for each in given)
-
-
-def _require_rows(path: str, right: Any, message: str) -> None:
-    bad = np.flatnonzero(~np.asarray(right))
-    require(bad.size == 0, f"{path}:{bad[0] + 2 if bad.size else 0}: {message}")
+    rows = row_table(Lines(path, [*records]), header, [*records.values()])
+    return EngineTrace(path, header, rows, chunk_table(Lines(path, [*chunks]), header, [*chunks.values()]))
 
 
 def read_engine_trace(path: str | Path) -> EngineTrace:
@@ -269,11 +180,6 @@ def read_engine_trace(path: str | Path) -> EngineTrace:
     if found is None:
         raise InputError(f"{path}: no such trace")
     return _read_engine_trace(str(found), found.stat().st_mtime_ns)
-
-
-def _require_fields(where: str, record: dict[str, Any], names: Iterable[str]) -> None:
-    missing = [name for name in names if name not in record]
-    require(not missing, f"{where}: missing {', '.join(missing)}")
 
 
 @dataclass(frozen=True)

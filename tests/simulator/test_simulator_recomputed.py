@@ -14,7 +14,8 @@ from simulator.service.simulation import simulate_once
 from simulator.settings.calibration import POINT_COLUMNS, load_calibration
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
-from simulator.settings.traces import ENGINE_SCHEMA, EngineTrace
+from simulator.settings.trace_checks import ENGINE_SCHEMA
+from simulator.settings.traces import EngineTrace
 from simulator.studies.designs import build_sweep
 from simulator.studies.sweeps import sweep
 from tests.simulator.synthetic_inputs import synthetic_points, write_calibration

@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from simulator.settings.traces import ENGINE_SCHEMA, EngineTrace
+from simulator.settings.trace_checks import ENGINE_SCHEMA
+from simulator.settings.traces import EngineTrace
 
 HEADER = {
     "schema": ENGINE_SCHEMA,

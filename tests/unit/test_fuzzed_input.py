@@ -171,6 +171,12 @@ TRACES = [  # what differs in the header, and in a line
     ({}, {"round": "1" * 99}, ":2: round must be"),
     ({}, {"draft_s": [1]}, ":2: draft_s must be a number"),
     ({}, {"k": {"a": 1}}, ":2: k must be a whole number"),
+    ({}, {"chunk": "x"}, ":2: chunk must be a whole number"),
+    ({}, {"chunk": 3, "sequence": 9}, ":2: sequence must be below num_sequences"),
+    ({}, {"finished": "x"}, ":2: finished must be true or false"),
+    ({}, {"mode": ["a"]}, ":2: mode must be a text"),
+    ({}, {"num_moves": "x"}, ":2: num_moves must be a whole number"),
+    ({"texts": [[], []], "block_size": 0}, {}, ":1: block_size must be an integer ≥ 1, not 0"),
 ]
 MODELS = [  # file of a model's folder, its content
     ("config.json", "{", "config.json: not JSON"),
@@ -439,3 +445,10 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, monkeypa
     assert error.count("\n") == 1
     assert re.search(message, error.rstrip("\n"))
     assert sorted(tmp_path.rglob("*")) == getattr(cases, "before", sorted(tmp_path.rglob("*")))
+
+
+def test_a_bad_row_behind_chunks_is_named_by_its_line(tmp_path):
+    chunk = LINES[0] | {"chunk": 3}
+    write_engine_trace(tmp_path / "t.ndjson", HEADER, [chunk, chunk, LINES[0] | {"k": "x"}, *LINES[1:]])
+    with pytest.raises(InputError, match=r"t\.ndjson:4: k must be a whole number"):
+        read_engine_trace(tmp_path / "t.ndjson")

@@ -1,0 +1,149 @@
+"""Whether the header, the rows and the chunks of an engine trace can be those of a run."""
+
+import math
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from refimpl.core.config import MAX_SPECULATIVE_TOKENS
+from refimpl.core.errors import require, shown
+from simulator.settings.fields import COUNT, MAX_TOKENS, NON_NEGATIVE, WHOLE, Range
+
+ENGINE_SCHEMA = "raggedspec.trace/1"
+HEADER_FIELDS = (
+    "method", "layout", "scheduler", "batch_size", "window_size", "aging_bound", "num_speculative_tokens",
+    "max_new_tokens", "num_sequences", "prompt_lens", "device", "pair",
+)  # fmt: skip
+DRAFTS = Range(0, MAX_SPECULATIVE_TOKENS, integer=True)
+EACH_FIELDS = {  # a number per sequence
+    "prompt_lens": COUNT, "output_lens": WHOLE, "max_new_tokens_each": COUNT, "num_speculative_tokens_each": DRAFTS,
+    "arrival_s": NON_NEGATIVE, "submitted_at": WHOLE,
+}  # fmt: skip
+NUMBER_FIELDS = {"batch_size": COUNT, "num_sequences": COUNT, "max_new_tokens": COUNT, "num_speculative_tokens": DRAFTS}
+MAX_GENERATED = 2**24  # tokens of one sequence; each takes a byte
+ROW_FIELDS = (
+    "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept", "next_token",
+    "finished", "draft_s", "verify_s", "realign_s", "prefill_s", "host_s", "round_s",
+)  # fmt: skip
+STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
+CHUNK_FIELDS = ("round", "mode", "sequence", "chunk", *STAGES, "round_s")
+OF_ROUNDS = ("num_moves", "num_blocks")
+ROW_COLUMNS = (*ROW_FIELDS, *OF_ROUNDS, "looked_up", "survival")
+CHUNK_COLUMNS = (*CHUNK_FIELDS, *OF_ROUNDS)
+COUNTS = ("round", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept")
+CHUNK_COUNTS = ("round", "sequence", "chunk")
+
+
+def check_header(where: str, header: dict[str, Any]) -> None:
+    """Raise InputError for another schema, missing fields, and numbers that no run has."""
+    schema = header.get("schema")
+    require(schema == ENGINE_SCHEMA, f"{where}: schema must be {ENGINE_SCHEMA}, not {shown(schema)}")
+    require_fields(where, header, HEADER_FIELDS)
+    for name, limits in NUMBER_FIELDS.items():
+        limits.check(header[name], f"{where}: {name}")
+    size = header["num_sequences"]
+    for name in EACH_FIELDS.keys() & header.keys():
+        each = header[name]
+        complete = isinstance(each, list) and len(each) == size
+        require(complete, f"{where}: {name} must contain {size} numbers, one per sequence")
+        for i, value in enumerate(each):
+            EACH_FIELDS[name].check(value, f"{where}: {name}[{i}]")
+    _check_texts(where, header, size)
+    names = header.get("documents", [""] * size)
+    named = isinstance(names, list) and len(names) == size and all(isinstance(name, str) for name in names)
+    require(named, f"{where}: documents must contain {size} names, one per sequence")
+
+
+def _check_texts(where: str, header: dict[str, Any], size: int) -> None:
+    """Raise InputError unless there is a number for every full block of every sequence, where there are any."""
+    texts = header.get("texts", [[]] * size)
+    listed = isinstance(texts, list) and len(texts) == size and all(isinstance(each, list) for each in texts)
+    require(listed, f"{where}: texts must contain {size} lists of numbers, one per sequence")
+    block_size = COUNT.check(header.get("block_size", 1), f"{where}: block_size") if "texts" in header else 1
+    lengths = zip(header["prompt_lens"], header.get("output_lens", [0] * size), strict=True)
+    for i, ((prompt, output), each) in enumerate(zip(lengths, texts, strict=True)):
+        blocks = (prompt + output) // block_size if "texts" in header else 0
+        require(len(each) >= blocks, f"{where}: texts[{i}] must contain a number for each of {blocks} blocks")
+        for number in each:
+            WHOLE.check(number, f"{where}: texts[{i}]")
+
+
+def require_fields(where: str, record: dict[str, Any], names: Iterable[str]) -> None:
+    """Raise InputError unless a line has these fields."""
+    missing = [name for name in names if name not in record]
+    require(not missing, f"{where}: missing {', '.join(missing)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Numbers of the lines of a file that make the rows of a table."""
+
+    path: str
+    numbers: Seq[int]
+
+    def require(self, right: Any, message: str) -> None:
+        """Raise InputError that names the line of the first row that is not right ``[rows]``."""
+        bad = np.flatnonzero(~np.asarray(right, dtype=bool))
+        require(bad.size == 0, f"{self.path}:{self.numbers[bad[0]] if bad.size else 0}: {message}")
+
+
+def row_table(lines: Lines, header: dict[str, Any], records: list[list[Any]]) -> pd.DataFrame:
+    """The rows, `ROW_COLUMNS`, once their numbers are possible and no sequence breaks off; raises InputError."""
+    frame = pd.DataFrame.from_records(records, columns=list(ROW_COLUMNS))
+    _check_numbers(lines, header, frame, COUNTS)
+    lines.require([isinstance(value, bool) for value in frame["finished"]], "finished must be true or false")
+    _check_drafts(lines, frame)
+    generated = frame["seq_len"] - np.array(header["prompt_lens"])[frame["sequence"]]
+    possible = (generated >= 0) & (generated <= MAX_GENERATED)
+    lines.require(possible, f"seq_len must be the prompt and at most {MAX_GENERATED} tokens")
+    made = frame.groupby("sequence")["kept"].sum().reindex(range(header["num_sequences"]), fill_value=0)
+    ended = frame.groupby("sequence")["finished"].last().reindex(made.index, fill_value=False)
+    cut = ended.index[made != header["output_lens"] if "output_lens" in header else ~ended.astype(bool)]
+    require(len(cut) == 0, f"{lines.path}: breaks off: sequence {cut[0] if len(cut) else 0} has not all of its rounds")
+    return frame
+
+
+def chunk_table(lines: Lines, header: dict[str, Any], records: list[list[Any]]) -> pd.DataFrame:
+    """The chunks, `CHUNK_COLUMNS`, once their numbers are possible; raises InputError."""
+    frame = pd.DataFrame.from_records(records, columns=list(CHUNK_COLUMNS))
+    _check_numbers(lines, header, frame, CHUNK_COUNTS)
+    return frame
+
+
+def _check_numbers(lines: Lines, header: dict[str, Any], frame: pd.DataFrame, counts: Iterable[str]) -> None:
+    """Make the numbers of a table plain; raise InputError where one is impossible."""
+    for name in (*counts, *STAGES, "round_s"):
+        numbers = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
+        whole = (numbers % 1 == 0) & (numbers <= MAX_TOKENS) if name in counts else np.isfinite(numbers)
+        lines.require(whole & (numbers >= 0), f"{name} must be a {'whole ' * (name in counts)}number ≥ 0")
+        frame[name] = numbers.astype(int) if name in counts else numbers
+    for name in OF_ROUNDS:
+        numbers = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
+        absent = frame[name].isna().to_numpy()
+        lines.require(absent | ((numbers % 1 == 0) & (numbers >= 0)), f"{name} must be a whole number ≥ 0")
+        frame[name] = numbers
+    lines.require([isinstance(mode, str) for mode in frame["mode"]], "mode must be a text")
+    lines.require(frame["sequence"] < header["num_sequences"], "sequence must be below num_sequences")
+
+
+def _check_drafts(lines: Lines, frame: pd.DataFrame) -> None:
+    """Raise InputError for impossible numbers of drafts, of those that were looked up, or estimates of survival."""
+    lines.require(frame["accepted"] <= frame["drafted"], "accepted must be at most drafted")
+    lines.require(frame["drafted"] <= MAX_SPECULATIVE_TOKENS, f"drafted must be at most {MAX_SPECULATIVE_TOKENS}")
+    lines.require(frame["kept"] <= frame["drafted"] + 1, "kept must be at most drafted + 1")
+    found = pd.to_numeric(frame["looked_up"].fillna(0), errors="coerce").to_numpy(dtype=float)
+    possible = (found % 1 == 0) & (found >= 0) & (found <= frame["drafted"].to_numpy())
+    lines.require(possible, "looked_up must be a whole number ≥ 0, at most drafted")
+    frame["looked_up"] = found.astype(int)
+    lines.require(frame["survival"].map(_are_estimates), "survival must be a list of numbers ≥ 0")
+
+
+def _are_estimates(given: Any) -> bool:
+    if given is None:
+        return True
+    short = isinstance(given, list) and len(given) <= MAX_SPECULATIVE_TOKENS
+    return short and all(isinstance(each, float | int) and 0 <= each < math.inf for each in given)
