@@ -55,6 +55,9 @@ def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
             f"{100 * censored:.2g} % of the requests had not finished at the end: latencies are those of the others, "
             "and too short"
         )
+    window, requests = scenario.engine.window_size, scenario.study.num_requests
+    if window is not None and requests is not None and window > requests:
+        yield f"engine.window_size {window} is more than the {requests} requests: it is never full"
     capacity = scenario.service.kv_capacity_bytes
     if capacity is not None and means["kv_allocated_bytes"] > capacity:
         yield (

@@ -118,16 +118,20 @@ def _check_numbers(lines: Lines, header: dict[str, Any], frame: pd.DataFrame, co
     """Make the numbers of a table plain; raise InputError where one is impossible."""
     for name in (*counts, *STAGES, "round_s"):
         numbers = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
-        whole = (numbers % 1 == 0) & (numbers <= MAX_TOKENS) if name in counts else np.isfinite(numbers)
+        whole = _are_whole(numbers) & (numbers <= MAX_TOKENS) if name in counts else np.isfinite(numbers)
         lines.require(whole & (numbers >= 0), f"{name} must be a {'whole ' * (name in counts)}number ≥ 0")
         frame[name] = numbers.astype(int) if name in counts else numbers
     for name in OF_ROUNDS:
         numbers = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
         absent = frame[name].isna().to_numpy()
-        lines.require(absent | ((numbers % 1 == 0) & (numbers >= 0)), f"{name} must be a whole number ≥ 0")
+        lines.require(absent | (_are_whole(numbers) & (numbers >= 0)), f"{name} must be a whole number ≥ 0")
         frame[name] = numbers
     lines.require([isinstance(mode, str) for mode in frame["mode"]], "mode must be a text")
     lines.require(frame["sequence"] < header["num_sequences"], "sequence must be below num_sequences")
+
+
+def _are_whole(numbers: np.ndarray) -> np.ndarray:
+    return np.isfinite(numbers) & (np.floor(numbers) == numbers)
 
 
 def _check_drafts(lines: Lines, frame: pd.DataFrame) -> None:
@@ -136,7 +140,7 @@ def _check_drafts(lines: Lines, frame: pd.DataFrame) -> None:
     lines.require(frame["drafted"] <= MAX_SPECULATIVE_TOKENS, f"drafted must be at most {MAX_SPECULATIVE_TOKENS}")
     lines.require(frame["kept"] <= frame["drafted"] + 1, "kept must be at most drafted + 1")
     found = pd.to_numeric(frame["looked_up"].fillna(0), errors="coerce").to_numpy(dtype=float)
-    possible = (found % 1 == 0) & (found >= 0) & (found <= frame["drafted"].to_numpy())
+    possible = _are_whole(found) & (found >= 0) & (found <= frame["drafted"].to_numpy())
     lines.require(possible, "looked_up must be a whole number ≥ 0, at most drafted")
     frame["looked_up"] = found.astype(int)
     lines.require(frame["survival"].map(_are_estimates), "survival must be a list of numbers ≥ 0")

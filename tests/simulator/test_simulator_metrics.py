@@ -150,6 +150,12 @@ def test_censoring_and_impossible_room_are_told(capsys):
     assert room not in told(capsys, *cost, "-s", "service.kv_capacity_bytes=90000")
 
 
+def test_a_window_that_is_never_full_is_told(capsys):
+    grouped = ("-s", "method=exspec", "-s", "engine.window_size=48", "-s")
+    assert "engine.window_size 48 is more than the 47 requests" in told(capsys, *grouped, "study.num_requests=47")
+    assert "never full" not in told(capsys, *grouped, "study.num_requests=48")
+
+
 def test_tables_are_written(capsys, tmp_path):
     told(capsys, "--out", str(tmp_path / "new" / "folder"))
     tables = {path.name: pd.read_csv(path) for path in (tmp_path / "new" / "folder").iterdir()}

@@ -102,6 +102,10 @@ class TestPrompts:
         ids = prompt_ids(llama, [], 3, 5, seed=1)
         assert [len(p) for p in ids] == [5, 5, 5]
         assert ids != prompt_ids(llama, [], 3, 5, seed=2)
+        with pytest.raises(
+            InputError, match="1000000000000 random prompts of 5 tokens are 5000000000000 tokens, at most"
+        ):
+            prompt_ids(llama, [], 10**12, 5, seed=1)
         with pytest.raises(InputError, match="no texts"):
             prompt_ids(tiny, [], 3, 5, seed=1)
         with pytest.raises(InputError, match="all prompts are decoded alike"):

@@ -171,6 +171,7 @@ TRACES = [  # what differs in the header, and in a line
     ({}, {"round": "1" * 99}, ":2: round must be"),
     ({}, {"draft_s": [1]}, ":2: draft_s must be a number"),
     ({}, {"k": {"a": 1}}, ":2: k must be a whole number"),
+    ({}, {"seq_len": float("inf")}, ":2: seq_len must be a whole number"),
     ({}, {"chunk": "x"}, ":2: chunk must be a whole number"),
     ({}, {"chunk": 3, "sequence": 9}, ":2: sequence must be below num_sequences"),
     ({}, {"finished": "x"}, ":2: finished must be true or false"),
