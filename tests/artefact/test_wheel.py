@@ -35,6 +35,10 @@ class Without:
     def find_spec(self, name, *rest):
         return None if name.partition(".")[0] in ABSENT else self.finder.find_spec(name, *rest)
 
+    def find_distributions(self, *rest):
+        found = getattr(self.finder, "find_distributions", lambda *_: ())(*rest)
+        return [each for each in found if (each.name or "").lower().replace("_", "-").replace(".", "-") in KNOWN]
+
     def __getattr__(self, name):
         return getattr(self.finder, name)
 
@@ -93,7 +97,7 @@ def run_outside(installed, extras):
     known = {"raggedspec", *brought(metadata.Distribution.at(described), extras)}
     modules = metadata.packages_distributions().items()
     absent = sorted(name for name, owners in modules if not known & set(map(canonicalize_name, owners)))
-    (folder / "sitecustomize.py").write_text(f"ABSENT = {absent}\n{WITHOUT}")
+    (folder / "sitecustomize.py").write_text(f"ABSENT, KNOWN = {absent}, {sorted(known)}\n{WITHOUT}")
     return {"cwd": folder, "env": os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(installed)])}}
 
 
