@@ -1,6 +1,6 @@
 (** Every theorem of the register in one term: what it rests on is what any of them rests on. *)
 From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch Selection Scheduling EngineRound Keyed
-  Layouts Machine Cases Draws Replay Blocks Room Trace TraceWaiting Checker.
+  Layouts Machine Cases Draws Law Replay Blocks Room Chunks Trace TraceWaiting Checker.
 
 Definition register := (
   @verified_token_law,
@@ -89,5 +89,6 @@ Definition register := (
   @preemption_progress,
   @blocks_of_what_is_cached,
   @first_can_enter,
-  @round_has_members).
+  @round_has_members,
+  @token_budget).
 Print Assumptions register.

@@ -270,7 +270,8 @@ Defined.
 (** ** Paged *)
 
 (** Between rounds a table may grow, shrink to what is cached, and other rows may write: what claims a cached position
-    of this row stays. At a pass the row has slots of its own for all that is fed (INV-14, INV-16). *)
+    of this row stays; or the row was sent back, and is prefilled anew. At a pass it has slots of its own for all that is fed
+    (INV-14, INV-16). *)
 Definition paged_fed (s : store) (t drafts : text) (f : store) : Prop := exists place reserved,
   own_slots (claims s) place reserved /\ size (t ++ drafts) <= reserved
   /\ same_below (size (t ++ drafts))
@@ -290,14 +291,14 @@ Proof.
   ok := fun _ s t => holding s t (size t - 1);
   fed := fun _ s t drafts _ f => paged_fed s t drafts f;
   kept := fun _ f u _ s => same_below (size u - 1) f s;
-  moved := fun _ s t _ s' => same_below (size t - 1) s s';
+  moved := fun _ s t _ s' => same_below (size t - 1) s s' \/ holding s' t (size t - 1);
     ok_cached := _; ok_feeds := _; ok_keeps := _; ok_moves := _ |}.
   - intros _ s t H. exact H.
   - intros _ s t drafts _ f H T F. exact (paged_fed_cached s t drafts f H T F).
   - intros _ s t drafts _ f u _ s'' H T F _ A N Same. apply (cached_below _ f); [exact Same|].
     apply (cached_agree token _ _ (t ++ drafts) u (size (t ++ drafts))); [|exact A|exact N].
     exact (paged_fed_cached s t drafts f H T F).
-  - intros _ s t _ s' H _ Same. exact (cached_below _ s s' t Same H).
+  - intros _ s t _ s' H _ [Same|Anew]; [exact (cached_below _ s s' t Same H)|exact Anew].
 Defined.
 
 (** ** One corollary for each layout *)

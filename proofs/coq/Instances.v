@@ -2,8 +2,8 @@
     small case, so that they can. Those about traces and replayed runs are applied to recorded runs by their stages. *)
 From Coq Require Import ZArith QArith Arith List Lia Lqa Bool.
 From Coq Require Permutation.
-From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch EngineRound Keyed Layouts Machine Cases Draws.
-From RaggedSpec Require Selection Room.
+From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch EngineRound Keyed Layouts Machine Cases Draws Law.
+From RaggedSpec Require Selection Room Chunks.
 Import ListNotations.
 Open Scope Q_scope.
 
@@ -166,7 +166,7 @@ Proof.
   apply L; [cbn; lia|apply le_n].
 Qed.
 
-(** *** Draws.v: two rows in place, one round with one draft that is tossed, accepted, and followed by a toss *)
+(** *** Law.v: two rows in place, one round with one draft that is tossed, accepted, and followed by a toss *)
 Definition unseen (_ : store bool) (_ : Z) : unit := tt.
 Definition toss_number (_ : nat) (_ : list bool) (u : bool) : bool := u.
 Definition toss_answer (_ : nat) (_ : unit) (_ : list bool) (u : bool) : bool := u.
@@ -175,28 +175,30 @@ Definition one_draft (_ : list (list (list bool))) (_ : nat) : option nat := Som
 Definition blank : numbers bool := {| of_draft := true; of_test := true; of_next := true |}.
 
 Definition before_toss (_ : nat) : list bool * store bool * mark bool (inplace bool) := ([], padded bool 0 (fun _ => []), tt).
+Definition fed_toss (css : list (list (numbers bool))) (i : nat) : store bool :=
+  written bool 0 (fun _ => []) ([true] ++ drafts_ahead bool bool (toss_number i) (numbers_of bool blank css i) 1 []) 0 2.
+Definition offered_toss (css : list (list (numbers bool))) (i : nat) : list bool :=
+  read_round bool unit unseen [true] bool (toss_number i) (accepts i) (toss_answer i) (toss_answer i)
+    (numbers_of bool blank css i) (fed_toss css i) 1 1 [].
 Definition after_toss (css : list (list (numbers bool))) (i : nat) : list bool * store bool * mark bool (inplace bool) :=
-  let w := numbers_of bool blank css i in
-  let xs := drafts_ahead bool bool (toss_number i) w 1 [] in
-  let fed := written bool 0 (fun _ => []) ([true] ++ xs) 0 2 in
-  (extend bool coins toss [] (read_round bool unit unseen [true] bool (toss_number i) (accepts i) (toss_answer i)
-    (toss_answer i) w fed 1 1 []), fed, tt).
+  (extend bool coins toss [] (firstn 2 (offered_toss css i)), fed_toss css i, tt).
 
-Example layout_law_applies F :
-  expect (world bool (numbers bool) (three bool cells) (state bool coins 2 (fun _ => toss) (fun _ => [])))
+Example layout_law_applies (rolls_back : bool) F :
+  expect (world bool (numbers bool) (three bool cells) (state bool coins 2 (fun _ => toss) 1 (fun _ => [])))
     (fun css => F (texts bool 2 (inplace bool) (after_toss css)))
   == expect (finish bool coins [toss; toss] [[]; []]) F.
 Proof.
   apply (inplace_law bool coins unit unseen (fun _ _ _ _ => eq_refl) 2 (fun _ => [true]) (fun _ => le_n 1) (fun _ => toss)
     (fun _ => alike_draft) bool blank cells cells_mass toss_number accepts toss_answer toss_answer) with
-    (most := 1%nat) (policy := one_draft) (n := 1%nat) (h := []) (rs := before_toss) (outcome := after_toss).
+    (policy := one_draft) (rolls_back := rolls_back) (n := 1%nat) (h := []) (rs := before_toss) (outcome := after_toss).
   - intros i g. split; intros; try reflexivity. unfold passes, accepts. cbn. unfold half. ring.
-  - intros h i limit E. injection E as <-. apply le_n.
   - intro i. split; [intro; reflexivity|]. intros p P. cbn in P. lia.
   - reflexivity.
-  - intro css. eapply one_more; [|apply no_round]. intro i.
+  - intro css. apply (one_more _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ (offered_toss css) _ (after_toss css)); [|apply no_round].
+    intro i. cbv zeta. match goal with |- context [cut ?rows ?back ?n ?offered] =>
+      assert (Two : cut rows back n offered = 2%nat) by (destruct rolls_back; reflexivity); rewrite Two end.
     apply (runs_round bool coins unit unseen [true] toss bool (toss_number i) (accepts i) (toss_answer i) (toss_answer i)
-      (numbers_of bool blank css i) (inplace bool) [] (padded bool 0 (fun _ => [])) tt 1 1 tt _ tt _ (le_n 1)).
+      (numbers_of bool blank css i) (inplace bool) 2 [] (padded bool 0 (fun _ => [])) tt 1 1 tt (fed_toss css i) tt (fed_toss css i) (le_n 1)).
     + split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
     + split; reflexivity.
   - intros css i. reflexivity.
@@ -220,6 +222,20 @@ Example blocks_of_what_is_cached_applies : length (Room.table older) = Room.held
 Proof.
   apply (Room.blocks_of_what_is_cached 2 1 [older]); [|now left]. eapply Room.after; [apply Room.nobody|].
   apply (Room.enters 2 1 5 6 [1%nat] [2%nat]); cbn; lia.
+Qed.
+
+(** ** Chunks.v: a row decodes, a prompt gets what is left *)
+Definition decoding : Chunks.row := {| Chunks.verify := 2; Chunks.to_prefill := 0 |}.
+Definition prefilled : Chunks.row := {| Chunks.verify := 2; Chunks.to_prefill := 9 |}.
+
+Example token_budget_applies : (1 <= nth 1 (Chunks.prompts 5 [decoding; prefilled]) 0)%nat.
+Proof.
+  assert (R : Chunks.reachable 5 [decoding; prefilled]).
+  { eapply Chunks.after; [eapply Chunks.after; [apply Chunks.nobody|]|].
+    - apply (Chunks.enters 5 [] decoding). cbn. lia.
+    - apply (Chunks.enters 5 [decoding] prefilled). cbn. lia. }
+  apply (proj2 (Chunks.token_budget 5 [decoding; prefilled] R) [decoding] prefilled []); cbn; try lia; [reflexivity|].
+  intros o [<-|[]]. reflexivity.
 Qed.
 
 (** ** Names of tokens: each is called by the other's *)
