@@ -17,7 +17,7 @@ from tools.train_tiny import draft as training
 from tools.train_tiny import scaling
 from tools.train_tiny.evaluation import load_float32
 from tools.train_tiny.scaling import Continuation, K, Study, acceptance_length, continue_prompts, measure, row_rounds
-from tools.train_tiny.scaling_fit import Trained, columns, fit_law, fit_line, steepest
+from tools.train_tiny.scaling_fit import Trained, columns, crossing, fit_law, fit_line, steepest
 from tools.train_tiny.settings import Config
 
 PLANTED = {"intercept": -5.0, "per_tenfold_tokens": 0.5, "per_tenfold_parameters": 0.3}
@@ -90,6 +90,17 @@ def test_the_law_bends_where_rounds_gain_most(k):
     ]
     assert low < at < high
     assert at == pytest.approx(wanted, abs=1e-3)
+
+
+def test_the_interval_of_a_bend_is_that_of_drawn_coefficients():
+    drafts = planted_drafts(0.05)
+    y = logit([probability_of(draft.mean_acceptance_length, K) for draft in drafts])
+    line = fit_line(columns(drafts), y)
+    drawn = np.random.default_rng(0).multivariate_normal(line.coefficients, line.covariance, 20_000)
+    at, low, high = crossing(line, 0.5, 10**6)
+    reached = (0.5 - drawn[:, 0] - 6 * drawn[:, 2]) / drawn[:, 1]
+    assert at == pytest.approx(reached.mean(), abs=0.01)
+    assert (high - low) / 2 == pytest.approx(line.reach * reached.std(), rel=0.05)
 
 
 def test_the_committed_law_is_that_of_its_drafts():
