@@ -13,8 +13,8 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import planted  # noqa: E402 (in tools)
+from mutant_runs import in_child  # noqa: E402
 from mutants import Mutant  # noqa: E402
-from mutate import in_child  # noqa: E402
 
 __all__ = ["HERE", "ROOT", "Error", "Mutant", "engine", "errors", "in_child", "planted"]
 

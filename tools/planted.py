@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mutant_runs import MutantFinder, in_child, preload, run_pytest
 from mutants import ROOT, Mutant
-from mutate import MutantFinder, in_child, preload, run_pytest
 
 LIST = Path(__file__).with_suffix(".toml")
 PACKAGES = ("refimpl", "simulator")
