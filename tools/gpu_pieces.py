@@ -19,15 +19,11 @@ class Command:
     Attributes:
         argv: after the interpreter.
         writes: files, or folders, that are there when it has ended well.
-        needs: option of the project's command line that it uses and that may not be there yet: ("verify", "--bitwise").
-        needs_path: file or folder of the checkout without which it is left out.
         needs_modules: modules that it imports and the project itself does not; without one of them it is left out.
     """
 
     argv: tuple[str, ...]
     writes: tuple[str, ...] = ()
-    needs: tuple[str, str] | None = None
-    needs_path: str = ""
     needs_modules: tuple[str, ...] = ()
 
 
@@ -104,7 +100,7 @@ def _smoke(scale: Scale) -> Piece:
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
     tests = ("--maxfail=5", GPU_TESTS)  # after a device-side error every test would fail
     argv = (*pytest, *(("--version",) if scale.dry else tests))  # without a GPU there is no test to run
-    tested = Command(argv, needs_path=GPU_TESTS, needs_modules=("pytest", "hypothesis"))
+    tested = Command(argv, needs_modules=("pytest", "hypothesis"))
     return Piece("smoke", "every method runs on the device; the GPU tests", 5.0, (Command(verify), tested))
 
 
@@ -124,7 +120,7 @@ def _verify(scale: Scale, dtype: str) -> Piece:
         "--limit 24 --batch-sizes 4,16 --max-new-tokens 50",
         "--limit 2 --batch-sizes 2 --max-new-tokens 3 --methods inplace",
     )
-    judge = Command(_python("tie-or-bug", *common, *sizes, *output), writes, needs=("tie-or-bug", "--batch-sizes"))
+    judge = Command(_python("tie-or-bug", *common, *sizes, *output), writes)
     what = f"bundled pair in {dtype} against one-at-a-time decoding; differences judged as ties or bugs"
     return Piece(f"verify-{dtype}", what, 8.5, (verify, recorded, judge))
 
@@ -133,7 +129,7 @@ def _recorded(name: str, *options: str) -> Command:
     """Equality of recorded rounds, which no check may look into."""
     output, writes = _result(name)
     graphs = ("--methods", "inplace", "--cuda-graphs", "--checks", "host")
-    return Command(_python("verify", *options, *graphs, *output), writes, needs=("verify", "--cuda-graphs"))
+    return Command(_python("verify", *options, *graphs, *output), writes)
 
 
 def _bitwise(scale: Scale) -> Piece:
@@ -145,7 +141,7 @@ def _bitwise(scale: Scale) -> Piece:
             "--limit 2 --batch-sizes 2 --max-new-tokens 3 --methods inplace",
         )
         words = ("verify", "--bitwise", "--dtype", "bfloat16", *scale.device, *sizes, *scale.texts, *options.split())
-        commands.append(Command(_python(*words, *output), writes, needs=("verify", "--bitwise")))
+        commands.append(Command(_python(*words, *output), writes))
     sizes = scale.pick(
         "--limit 24 --batch-sizes 8,32 --max-new-tokens 50", "--limit 2 --batch-sizes 2 --max-new-tokens 3"
     )
@@ -162,7 +158,7 @@ def _bitwise_all(scale: Scale, name: str) -> Piece:
         "--limit 2 --batch-sizes 2 --max-new-tokens 3 --methods inplace",
     )
     options = ("--bitwise", "--dtype", "bfloat16", *scale.device, *sizes, *scale.texts, *NOISE[name].split())
-    command = Command(_python("verify", *options, *output), writes, needs=("verify", "--bitwise"))
+    command = Command(_python("verify", *options, *output), writes)
     return Piece(f"bitwise-{name}", f"the same for every prompt, {name}", 8.9, (command,))
 
 
@@ -196,7 +192,7 @@ def _calibrate(scale: Scale, pair: str) -> Piece:
     """In a dry run only the options are checked: the smallest grid takes minutes."""
     argv = _python("calibrate", *scale.published(pair), "--out", f"{{root}}/{SIMULATOR_DATA}")
     writes = (f"{SIMULATOR_DATA}/calibration", f"{SIMULATOR_DATA}/validation")
-    measured = Command((*argv, "--minutes", "7.5"), writes, needs=("calibrate", "--minutes"))
+    measured = Command((*argv, "--minutes", "7.5"), writes)
     command = Command((*argv, "--help")) if scale.dry else measured
     return Piece(f"calibrate-{pair}", f"costs of the stages for the simulator, {pair} shapes", 8.9, (command,))
 
@@ -221,7 +217,7 @@ def _shape_stable(scale: Scale) -> Piece:
     )
     extra = ("--methods", "inplace", "--acceptance", LENGTH_3, "--engine-option", "shape_stable=true")
     argv = _python("bench", *scale.published("qwen3"), *sizes, *extra, *output)
-    command = Command(argv, writes, needs=("verify", "--bitwise"))
+    command = Command(argv, writes)
     return Piece("bench-stable", "what shape-stable execution costs at batch 8", 5.0, (command,))
 
 

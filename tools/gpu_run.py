@@ -41,22 +41,8 @@ class Outcome:
 
 
 def available(command: Command) -> bool:
-    """Whether the checkout, and this Python, have what the command needs."""
-    if command.needs_path and not (CHECKOUT / command.needs_path).exists():
-        return False
-    if any(importlib.util.find_spec(name) is None for name in command.needs_modules):
-        return False
-    return command.needs is None or has_option(*command.needs)
-
-
-def has_option(name: str, option: str) -> bool:
-    """Whether a command of ``python -m refimpl`` knows an option."""
-    import typer
-
-    from refimpl.cli import app
-
-    found = typer.main.get_command(app).commands.get(name)  # type: ignore[attr-defined]
-    return found is not None and any(option in parameter.opts + parameter.secondary_opts for parameter in found.params)
+    """Whether this Python has what the command needs."""
+    return all(importlib.util.find_spec(name) is not None for name in command.needs_modules)
 
 
 def run_command(command: Command, root: Path, log: Path, seconds: float, *, inside: bool) -> Outcome:

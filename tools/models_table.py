@@ -72,7 +72,8 @@ def main() -> int:
     if not check:
         PAGE.write_text(made, encoding="utf-8")
         return 0
-    stale = [line for line in made.splitlines() if line not in committed()]
+    right, found = made.splitlines(), committed()
+    stale = [line for line in right if line not in found] + [line for line in found if line not in right]
     print("\n".join(["docs/models.md is stale:", *stale]) if stale else "docs/models.md is fresh")
     return int(bool(stale))
 

@@ -108,11 +108,6 @@ def measured(data: dict[str, Any], table: Table) -> str:
     return markdown_table(*table) + rates_line(data["meta"]) + origin(data["meta"])
 
 
-def bench(data: dict[str, Any]) -> str:
-    """Throughput of every engine, as a ratio to plain batched generation in the same interleaved run."""
-    return measured(data, bench_table(data["rows"]))
-
-
 def drafters(data: dict[str, Any]) -> str:
     """Drafters beside each other and beside none, as ratios to plain batched generation in the same interleaved run."""
     return measured(data, drafters_table(data["rows"]))
@@ -121,26 +116,6 @@ def drafters(data: dict[str, Any]) -> str:
 def capacity(data: dict[str, Any]) -> str:
     """A number of drafts for the round beside as many for each row."""
     return measured(data, capacity_table(data["rows"]))
-
-
-def anatomy(data: dict[str, Any]) -> str:
-    """What realignment moves and costs."""
-    return measured(data, anatomy_table(data))
-
-
-def bitwise(data: dict[str, Any]) -> str:
-    """Equality to the last bit."""
-    return measured(data, bitwise_table(data))
-
-
-def residents(data: dict[str, Any]) -> str:
-    """How many sequences have K/V at a time in a bound memory."""
-    return measured(data, residents_table(data))
-
-
-def ties(data: dict[str, Any]) -> str:
-    """Verdicts on 16-bit output."""
-    return measured(data, ties_table(data))
 
 
 def acceptance(data: dict[str, Any]) -> str:
@@ -212,11 +187,6 @@ def scaling(data: dict[str, Any]) -> str:
     return f"{lengths}{scaling_legend(data)}{fits}{origin(data['meta'])}"
 
 
-def gpu(data: dict[str, Any]) -> str:
-    """Pieces of the GPU script."""
-    return markdown_table(*pieces_table(data))
-
-
 VALIDATION_METRICS = {
     "cost_error": "cost: the run's own acceptance, replayed",
     "acceptance_error": "acceptance: drawn from the fit instead",
@@ -283,18 +253,20 @@ def _error_cells(errors: Any) -> list[str]:
     return [*sizes, f"{100 * errors['worst']:+.0f} %", f"{errors['count']:.0f}"]
 
 
+MEASURED: dict[str, Callable[[dict[str, Any]], Table]] = {
+    "bench": bench_table,
+    "anatomy": anatomy_table,
+    "bitwise": bitwise_table,
+    "residents": residents_table,
+    "ties": ties_table,
+}
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "brief": brief_demo,
     "demo": demo,
     "verify": verify,
-    "bench": bench,
     "drafters": drafters,
     "capacity": capacity,
-    "anatomy": anatomy,
-    "bitwise": bitwise,
-    "residents": residents,
-    "ties": ties,
-    "gpu": gpu,
+    "gpu": lambda data: markdown_table(*pieces_table(data)),
     "acceptance": acceptance,
     "budgets": budgets,
     "overlap": overlap,
@@ -302,6 +274,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "law": law,
     "passes": passes,
     "scaling": scaling,
+    **{name: lambda data, table=table: measured(data, table(data)) for name, table in MEASURED.items()},
 }
 
 

@@ -20,8 +20,9 @@ def rates_line(meta: dict[str, Any]) -> str:
     return f"\n{text}{'' if meta.get('complete', True) else '; cut short, rows are missing'}.\n"
 
 
-def bench_table(rows: list[dict[str, Any]]) -> Table:
+def bench_table(data: dict[str, Any]) -> Table:
     """Throughput of every engine; recording, floor, idle time and memory where they were measured."""
+    rows = data["rows"]
     with_floor = "fraction_of_floor" in rows[0]
     on_gpu = with_floor and any(row["peak_memory_bytes"] for row in rows)
     headings = ["engine", "batch", "tokens/s", "against plain", "ms/round", *STAGES, "outside forward"]
