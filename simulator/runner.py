@@ -207,35 +207,23 @@ def simulate(
     max_replications = REPLICATIONS.check(max_replications, "max_replications")
     if precision is not None:
         precision = SHARE.check(precision, "precision")
-    check_metric(metric)
-    if precision is not None:
         replications = min(max(replications, MIN_SEQUENTIAL), max_replications)
+    check_metric(metric)
     scenario = as_scenario(scenario)
+    settings = {"keep_frames": keep_frames, "keep_rows": keep_rows}
+    done: list[Replication] = []
     with reporting(progress, "replications") as report:
-        run = _Runner(scenario, workers, keep_frames, keep_rows, report)
-        done = run(range(replications), replications)
+
+        def run_until(planned: int) -> None:
+            jobs = [(scenario, index) for index in range(len(done), planned)]
+            for replication in run_parallel(run_replication, jobs, workers, settings):
+                done.append(replication)
+                report(len(done), planned)
+
+        run_until(replications)
         while precision is not None and len(done) < max_replications and not _relative_error(done, metric) <= precision:
-            batch = range(len(done), min(max_replications, len(done) + max(workers, len(done) // 2)))
-            done += run(batch, batch.stop)
+            run_until(min(max_replications, len(done) + max(workers, len(done) // 2)))
     return Results(scenario, tuple(done))
-
-
-@dataclass
-class _Runner:
-    scenario: Scenario
-    workers: int
-    keep_frames: bool
-    keep_rows: bool
-    report: Progress
-
-    def __call__(self, indices: Iterable[int], planned: int) -> list[Replication]:
-        settings = {"keep_frames": self.keep_frames, "keep_rows": self.keep_rows}
-        done = []
-        jobs = [(self.scenario, index) for index in indices]
-        for replication in run_parallel(run_replication, jobs, self.workers, settings):
-            done.append(replication)
-            self.report(replication.index + 1, planned)
-        return done
 
 
 def run_parallel(

@@ -1,6 +1,7 @@
 """What docs/reproduction.md shows, simulated: a function for each part of docs/reproduction.json."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from simulator.settings.kinds import DEFAULT_PROBABILITY
@@ -81,7 +82,7 @@ def steps(constants: Any) -> list[dict[str, Any]]:
     """What each behaviour costs."""
     from simulator.studies.explanation import explain
 
-    return [step.as_mapping() for step in explain(REPLICATIONS, constants)]
+    return [asdict(step) for step in explain(REPLICATIONS, constants)]
 
 
 def captions(constants: Any) -> list[dict[str, Any]]:
@@ -196,7 +197,7 @@ def crossings(constants: Any) -> list[dict[str, Any]]:
     from simulator.studies.crossing import find_crossings
 
     return [
-        {**cost, **found.as_mapping()}
+        {**cost, **asdict(found)}
         for cost, devices in PAIRS
         for found in find_crossings(cost, devices, DEFAULT_PROBABILITY, DRAWS)
     ]

@@ -1,5 +1,6 @@
 """Commands that set the simulator beside published numbers, or explain them: reproduce, explain, and so on."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,8 +28,6 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Simulate the paper's experiments with the behaviours of its code, and compare every published figure."""
-    from dataclasses import asdict
-
     from simulator.studies.published import load_constants, read_lengths
     from simulator.studies.reproduction import FITTED_WITH, Reproduction, fit_constants, to_frame
     from simulator.studies.targets import TARGETS, read_targets
@@ -53,7 +52,7 @@ def explain(replications: Replications = 20, as_json: Json = False) -> None:
 
     from simulator.studies.explanation import explain as run_explain
 
-    steps = [step.as_mapping() for step in run_explain(replications)]
+    steps = [asdict(step) for step in run_explain(replications)]
     with tables(as_json):
         show(pd.DataFrame(steps).set_index("name"))
     if as_json:
@@ -80,7 +79,7 @@ def crossing(
     from simulator.studies.crossing import DEVICES, find_crossings
 
     cost = {"target": target, "draft": draft, "dtype": dtype}
-    found = [each.as_mapping() for each in find_crossings(cost, devices or DEVICES, acceptance)]
+    found = [asdict(each) for each in find_crossings(cost, devices or DEVICES, acceptance)]
     with tables(as_json):
         show(pd.DataFrame(found).set_index(["device", "context_tokens"]), 3)
     if as_json:

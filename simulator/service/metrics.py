@@ -279,10 +279,3 @@ def _rows(rounds: Columns, requests: Columns) -> dict[str, float]:
         "longest_wait_rounds": float(requests["longest_wait_rounds"].max(initial=0)),
         "longest_gap_s": float(requests["longest_gap_s"].max(initial=0)),
     }
-
-
-def position_rates(simulation: Simulation) -> list[float]:
-    """Share of row-rounds whose first i + 1 drafts were all accepted, for i = 0 … k-1 (unconditional)."""
-    histogram = np.array(simulation.log.accepted_histogram, dtype=float)
-    reached = histogram[::-1].cumsum()[::-1]
-    return (reached[1:] / max(histogram.sum(), 1)).tolist()

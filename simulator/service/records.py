@@ -205,7 +205,6 @@ class EventLog:
         cut_lines: the same of the rounds that ran when the clock was stopped, with no tokens.
         rows: tuples of `ROW_COLUMNS`, kept only when asked for.
         chunks: replica, round, request and tokens of each chunk of a prompt, kept with the rows.
-        accepted_histogram: row-rounds by number of accepted drafts.
         ends_before: of each live row of each line, the second at which its round before ended; NaN before its first.
         num_preemptions: times that a request was sent back because the blocks ran out.
         num_to_cache, num_found: tokens that requests needed in the cache when they were admitted, and those of them
@@ -214,12 +213,11 @@ class EventLog:
         end_s: end of the observation: the end of the study, or of the last round where nothing could follow it.
     """
 
-    def __init__(self, max_k: int, *, keep_rows: bool = False):
+    def __init__(self, *, keep_rows: bool = False):
         self.lines: list[tuple[Any, ...]] = []
         self.cut_lines: list[tuple[Any, ...]] = []
         self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
         self.chunks: list[tuple[int, int, int, int]] | None = [] if keep_rows else None
-        self.accepted_histogram = [0] * (max_k + 1)
         self.ends_before: list[float] = []
         self.requests: list[Request] = []
         self.num_preemptions = self.num_to_cache = self.num_found = 0

@@ -246,7 +246,7 @@ class Replica:
 
     def _advance(self, live: Sequence[Request], k: int, passes: int, mode: str, start_s: float) -> tuple[int, int, int]:
         """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""
-        histogram, useless, note_end = self.log.accepted_histogram, self.pricing.useless, self.log.ends_before.append
+        useless, note_end = self.pricing.useless, self.log.ends_before.append
         now, index, row_log = self.env.now, self.round_index, self.log.rows
         offers = self.pricing.offers
         minimum = self._minimum(live, k) if self.pricing.placement.commits_minimum else k + 1
@@ -288,7 +288,6 @@ class Replica:
             row.rounds += 1
             row.drafted += limit
             row.accepted += accepted
-            histogram[accepted] += 1
             all_drafted += limit
             all_accepted += accepted
             all_kept += kept

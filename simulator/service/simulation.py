@@ -41,9 +41,8 @@ class Simulation:
         self.streams = Streams(scenario.seed, replication)
         self.source = RequestSource(scenario, self.streams)
         self.env = simpy.Environment()
-        engine = scenario.engine
-        self.log = EventLog(engine.num_speculative_tokens, keep_rows=keep_rows)
-        self.acceptance = make_acceptance(scenario.acceptance, self.streams, engine.num_speculative_tokens)
+        self.log = EventLog(keep_rows=keep_rows)
+        self.acceptance = make_acceptance(scenario.acceptance, self.streams, scenario.engine.num_speculative_tokens)
         self.cost: CostModel = make_cost(scenario, self.streams)
         drafting = make_drafting(scenario, self.streams, self.acceptance)
         self.replicas = [

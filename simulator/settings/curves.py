@@ -16,7 +16,7 @@ import pandas as pd
 from simulator.settings.folders import PUBLISHED
 from simulator.settings.hardware import WEIGHT_BYTES, Device, load_architecture, load_device
 
-TABLE = PUBLISHED / "linear_ops.csv"
+TABLE = PUBLISHED / "linear_ops.csv"  # published seconds: columns device, tokens and layer_us
 TABLE_MODEL, TABLE_DTYPE = "llama-2-7b", "float16"
 TABLE_DEVICES = {"a100": "a100-80", "h100": "h100"}
 
@@ -62,16 +62,11 @@ def ridge_tokens(device: Device, dtype: str) -> float:
     return peak * WEIGHT_BYTES[dtype] / (2 * device.bandwidth_bytes_per_s)
 
 
-def read_table() -> pd.DataFrame:
-    """Published seconds: columns device, tokens and layer_us."""
-    return pd.read_csv(TABLE)
-
-
 @lru_cache(maxsize=4)
 def load_curve(name: str) -> Curve:
     """The curve of a table; raises KeyError if there is none of that name."""
     device, model = load_device(TABLE_DEVICES[name]), load_architecture(TABLE_MODEL)
-    table = read_table()
+    table = pd.read_csv(TABLE)
     points = table[table["device"] == name].sort_values("tokens")
     weights = model.dense_weights / model.layers
     read_s = weights * WEIGHT_BYTES[TABLE_DTYPE] / device.bandwidth_bytes_per_s

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -127,8 +127,8 @@ def spec_field(kinds: Kinds, default: Spec) -> Any:
     return field(default=default, metadata={"kinds": kinds})
 
 
-def number_field(limits: Range, default: Any) -> Any:
-    """A dataclass field with a numeric range."""
+def number_field(limits: Range, default: Any = MISSING) -> Any:
+    """A dataclass field with a numeric range; to be given where it has no default."""
     return field(default=default, metadata={"range": limits})
 
 

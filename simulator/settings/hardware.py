@@ -1,13 +1,13 @@
 """Devices and architectures by their published facts: one YAML file each, shipped or the user's own."""
 
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.reading import is_file
-from simulator.settings.fields import COUNT, NON_NEGATIVE, WHOLE, Range, check_fields, from_mapping
+from simulator.settings.fields import COUNT, NON_NEGATIVE, WHOLE, Range, check_fields, from_mapping, number_field
 from simulator.settings.folders import DATA
 from simulator.settings.plain_yaml import read_yaml
 
@@ -15,11 +15,6 @@ CurveName = Literal["a100", "h100"]  # of the operator tables in data/published/
 WEIGHT_BYTES = {"float16": 2, "bfloat16": 2, "float8": 1}
 KV_BYTES = 2  # of a number in the cache: K/V stay in 16 bit
 FACT = Range(0, open_low=True, least=1, most=1e18)  # bytes, and bytes or operations per second
-
-
-def number(limits: Any) -> Any:
-    """A field that every file must give."""
-    return field(metadata={"range": limits})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +29,9 @@ class Facts:
 class Peaks(Facts):
     """Arithmetic of a device by the type of its operands, in floating-point operations per second."""
 
-    float16: float = number(FACT)
-    bfloat16: float = number(FACT)
-    float8: float = number(FACT)
+    float16: float = number_field(FACT)
+    bfloat16: float = number_field(FACT)
+    float8: float = number_field(FACT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +51,11 @@ class Device(Facts):
     source: str
     peak_flops_per_s: Peaks
     curve: CurveName
-    memory_bytes: float = number(FACT)
-    bandwidth_bytes_per_s: float = number(FACT)
-    small_kernel_s: float = number(NON_NEGATIVE)
-    link_bytes_per_s: float = number(FACT)
-    all_reduce_s: float = number(NON_NEGATIVE)
+    memory_bytes: float = number_field(FACT)
+    bandwidth_bytes_per_s: float = number_field(FACT)
+    small_kernel_s: float = number_field(NON_NEGATIVE)
+    link_bytes_per_s: float = number_field(FACT)
+    all_reduce_s: float = number_field(NON_NEGATIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +67,11 @@ class Experts(Facts):
         dense_layers: first layers, which have one feed-forward network instead.
     """
 
-    count: int = number(COUNT)
-    active: int = number(COUNT)
-    intermediate: int = number(COUNT)
-    shared: int = field(default=0, metadata={"range": WHOLE})
-    dense_layers: int = field(default=0, metadata={"range": WHOLE})
+    count: int = number_field(COUNT)
+    active: int = number_field(COUNT)
+    intermediate: int = number_field(COUNT)
+    shared: int = number_field(WHOLE, 0)
+    dense_layers: int = number_field(WHOLE, 0)
 
     def __post_init__(self) -> None:
         Facts.__post_init__(self)
@@ -87,8 +82,8 @@ class Experts(Facts):
 class Latent(Facts):
     """Multi-head latent attention: a token caches one vector of `kv_rank` numbers and one rotated key of `rope_dim`."""
 
-    kv_rank: int = number(COUNT)
-    rope_dim: int = number(COUNT)
+    kv_rank: int = number_field(COUNT)
+    rope_dim: int = number_field(COUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +93,13 @@ class Architecture(Facts):
     name: str
     source: str
     tied_embeddings: bool
-    layers: int = number(COUNT)
-    hidden: int = number(COUNT)
-    heads: int = number(COUNT)
-    kv_heads: int = number(COUNT)
-    head_dim: int = number(COUNT)
-    intermediate: int = number(COUNT)
-    vocabulary: int = number(COUNT)
+    layers: int = number_field(COUNT)
+    hidden: int = number_field(COUNT)
+    heads: int = number_field(COUNT)
+    kv_heads: int = number_field(COUNT)
+    head_dim: int = number_field(COUNT)
+    intermediate: int = number_field(COUNT)
+    vocabulary: int = number_field(COUNT)
     experts: Experts | None = None
     latent: Latent | None = None
 

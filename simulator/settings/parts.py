@@ -7,7 +7,6 @@ from typing import Literal
 
 from refimpl.core.config import (
     BLOCK_SIZES,
-    MAX_SPECULATIVE_TOKENS,
     MAX_TOKEN_BUDGET,
     MAX_WINDOW,
     LayoutName,
@@ -18,6 +17,7 @@ from refimpl.core.config import (
 from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig
 from refimpl.core.errors import require
 from refimpl.core.execution import ExecutionName, check_execution
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from simulator.settings.fields import (
     COUNT,
     NON_NEGATIVE,

@@ -8,7 +8,7 @@ from refimpl.core.errors import require
 from simulator.settings.effects import drop_idle
 from simulator.settings.fields import as_data
 from simulator.settings.kinds import KINDS
-from simulator.settings.methods import require_agreement, resolve_method
+from simulator.settings.methods import method_settings, require_agreement
 from simulator.settings.parts import IGNORED, Study
 
 METHOD_PATHS = ("method", "engine.method")
@@ -23,7 +23,7 @@ def set_path(data: dict[str, Any], path: str, value: Any) -> None:
         InputError: no such path.
     """
     if path in METHOD_PATHS:
-        data["engine"].update(resolve_method(value))
+        data["engine"].update(method_settings(value))
         return
     *parents, last = path.split(".")
     here: Any = data

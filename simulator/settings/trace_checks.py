@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from refimpl.core.config import MAX_SPECULATIVE_TOKENS
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from refimpl.core.errors import require, shown
 from simulator.settings.fields import COUNT, MAX_TOKENS, NON_NEGATIVE, WHOLE, Range
 

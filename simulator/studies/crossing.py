@@ -1,7 +1,7 @@
 """Where speculation stops paying: the largest batch at which it is faster than plain decoding, on each device."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,10 +39,6 @@ class Crossing:
     any_drafts: int
     fits: int
     gain: float
-
-    def as_mapping(self) -> dict[str, Any]:
-        """Its fields."""
-        return asdict(self)
 
 
 def speedups(cost: RooflineCost, acceptance_probability: float, contexts: Sequence[int]) -> np.ndarray:

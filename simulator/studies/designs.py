@@ -13,6 +13,7 @@ import pandas as pd
 
 from refimpl.core import provenance
 from refimpl.core.errors import InputError, require, shown
+from refimpl.core.values import is_number
 from simulator.settings.fields import REPLICATIONS, Range, as_data, plain, to_mapping
 from simulator.settings.folders import EXAMPLES, or_example
 from simulator.settings.inputs import input_digests
@@ -198,14 +199,10 @@ def _ranges(data: Mapping[str, Any], kind: str) -> Ranges:
     require(isinstance(given, Mapping) and bool(given), f"{kind}.ranges must map paths to [low, high]")
     ranges = {name: plain(ends) for name, ends in given.items()}  # type: ignore[union-attr]
     for name, ends in ranges.items():
-        pair = isinstance(ends, tuple) and len(ends) == 2 and all(map(_is_number, ends))
-        right = pair and ends[0] < ends[1]
+        pair = isinstance(ends, tuple) and len(ends) == 2 and all(map(is_number, ends))
+        right = pair and -math.inf < ends[0] < ends[1] < math.inf
         require(right, f"{kind}.ranges.{name} must be [low, high] with low < high, not {as_data(ends)!r}")
     return ranges
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _scale(unit: np.ndarray, ranges: Ranges) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """What each behaviour of the published code costs, and what exact methods would have reached on its machine."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,6 @@ class Step:
     low: float
     high: float
     alone: float | None
-
-    def as_mapping(self) -> dict[str, Any]:
-        """Its fields."""
-        return asdict(self)
 
 
 def first_changes(constants: Constants) -> dict[str, Changes]:

@@ -12,14 +12,14 @@ PROMPTS = [[5 + (7 * i + j) % 50 for j in range(3 + 6 * i)] for i in range(7)]
 
 
 @pytest.mark.parametrize("method", ["eqspec", "exspec", "rollback", "masked+fifo", "inplace", "inplace+grouped"])
-def test_what_a_run_allocates_is_foretold(llama, tmp_path, method):
+def test_what_a_run_allocates_is_predicted(llama, tmp_path, method):
     settings = {"method": method, "batch_size": 3, "window_size": 5, "num_speculative_tokens": 3, "max_new_tokens": 8}
     result = generate(llama, PROMPTS, **settings)
     result.write_trace(tmp_path / "run.ndjson")
     bytes_per_token = llama.target.kv_shape.bytes_per_token + llama.draft.kv_shape.bytes_per_token
     cost = Spec.of("linear", verify_base_s=1.0, kv_bytes_per_token=bytes_per_token)
-    foretold = simulate(replay_scenario(read_engine_trace(tmp_path / "run.ndjson"), cost), 1)["kv_allocated_bytes"]
+    predicted = simulate(replay_scenario(read_engine_trace(tmp_path / "run.ndjson"), cost), 1)["kv_allocated_bytes"]
     if method.startswith("inplace"):
-        assert foretold == result.stats.kv_bytes
-    with pytest.raises(InputError, match=f"K/V of {foretold / bytes_per_token:.0f} tokens"):
+        assert predicted == result.stats.kv_bytes
+    with pytest.raises(InputError, match=f"K/V of {predicted / bytes_per_token:.0f} tokens"):
         generate(llama, PROMPTS, **settings, kv_memory_gib=1e-9)
