@@ -7,6 +7,7 @@ import torch
 
 import refimpl
 from refimpl.conformance.protocol import EngineSettings
+from refimpl.core.tokens import first_difference
 from refimpl.faults.published import MaskingEngine, UnmaskedEngine
 from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
@@ -86,6 +87,5 @@ def _line(name: str, run: Run, prompts: Rows, expected: Rows) -> dict[str, Any]:
 
 def _common(found: list[int], expected: list[int]) -> float:
     """Share of the expected tokens that come before the first difference."""
-    pairs = zip(found, expected, strict=False)
-    same = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(found), len(expected)))
-    return same / max(len(expected), len(found))
+    at = first_difference(found, expected)
+    return 1.0 if at is None else at / max(len(expected), len(found))

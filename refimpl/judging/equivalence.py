@@ -16,13 +16,14 @@ from refimpl.core.config import (
     SCHEDULERS,
     DecodeConfig,
     make_config,
-    require_int,
     resolve_method,
 )
 from refimpl.core.errors import InputError, InvariantViolation
 from refimpl.core.keywords import VerifySettings
 from refimpl.core.shown import Shown
 from refimpl.core.stats import RunStats
+from refimpl.core.tokens import first_difference
+from refimpl.core.values import require_int
 from refimpl.generation import generate
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, listed
@@ -30,12 +31,6 @@ from refimpl.results import Result
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def common_prefix(reference: Seq[int], candidate: Seq[int]) -> int:
-    """Number of leading tokens on which two outputs agree."""
-    pairs = enumerate(zip(reference, candidate, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(reference), len(candidate)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +64,9 @@ def compare(reference: Seq[Seq[int]], candidate: Seq[Seq[int]]) -> Comparison:
     """Compare generated token ids, prompt by prompt; nothing is decoded, stripped or padded."""
     divergences, shares = [], []
     for index, (expected, found) in enumerate(zip(reference, candidate, strict=True)):
-        at = common_prefix(expected, found)
-        shares.append(at / len(expected) if expected else 1.0)
-        if list(expected) != list(found):
+        at = first_difference(found, expected)
+        shares.append(1.0 if at is None or not expected else at / len(expected))
+        if at is not None:
             divergences.append(Divergence(index, at, _item(expected, at), _item(found, at)))
     total = len(reference)
     return Comparison(total, total - len(divergences), sum(shares) / max(1, total), tuple(divergences))

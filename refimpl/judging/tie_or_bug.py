@@ -30,12 +30,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from refimpl.core.config import Request, make_config
+from refimpl.core.config import make_config
 from refimpl.core.errors import InputError
 from refimpl.core.files import whole_file
 from refimpl.core.keywords import Settings
+from refimpl.core.request import Request
+from refimpl.core.tokens import first_difference
 from refimpl.generation import generate
-from refimpl.judging.equivalence import common_prefix
 from refimpl.layouts.store import Block
 from refimpl.models.adapter import CausalLM, Pair
 from refimpl.requests import Prompt, prepare
@@ -121,20 +122,12 @@ class Judgement:
             ],
         }
 
-    def plot(self, path: str | Path) -> None:
-        """Draw the histogram of the regrets that are not 0, with the threshold."""
-        plot_regrets({"": self}, path)
-
 
 def plot_regrets(judgements: Mapping[str, Judgement], path: str | Path) -> None:
-    """Write `regret_figure` to a file; the ending of its name chooses the format."""
+    """Draw a histogram for each judgement and write it; the ending of the path chooses the format."""
+    figure = regret_histogram({name: judgement.regrets for name, judgement in judgements.items()})
     with whole_file(path, "wb") as file:
-        regret_figure(judgements).savefig(file, dpi=150, format=Path(path).suffix[1:])
-
-
-def regret_figure(judgements: Mapping[str, Judgement]) -> Any:
-    """One histogram of regrets a judgement, all with the same axes: what rounding explains, and what it does not."""
-    return regret_histogram({name: judgement.regrets for name, judgement in judgements.items()})
+        figure.savefig(file, dpi=150, format=Path(path).suffix[1:])
 
 
 def judge_method(
@@ -247,7 +240,7 @@ def judge(
     noise = max(n for _, n in measured)
     rows = []
     for i, (output, wanted) in enumerate(zip(outputs, reference, strict=True)):
-        at = None if list(output) == list(wanted) else common_prefix(wanted, output)
+        at = first_difference(output, wanted)
         right = ends_right(output, max_new_tokens, stops)
         tied = right and max(measured[i][0]) <= 2 * noise
         rows.append(RowJudgement(i, "exact" if at is None else "tie" if tied else "bug", at, measured[i][0], right))

@@ -12,8 +12,9 @@ import torch
 from typer.testing import CliRunner
 
 from refimpl.commands.judge import app
-from refimpl.core.config import LAYOUTS, Request
+from refimpl.core.config import LAYOUTS
 from refimpl.core.errors import InputError
+from refimpl.core.request import Request
 from refimpl.faults import FAULTS, Fault
 from refimpl.generation import generate
 from refimpl.judging.tie_or_bug import (
@@ -23,12 +24,13 @@ from refimpl.judging.tie_or_bug import (
     judge,
     judge_method,
     logits_in_blocks,
-    regret_figure,
+    plot_regrets,
     tokens_of,
 )
 from refimpl.models.adapter import Pair
 from refimpl.models.table_model import TableModel, greedy_continuation, table_pair
 from refimpl.pairs.random_pairs import random_pair
+from refimpl.viz.regrets import regret_histogram
 
 K = 3
 RNG = random.Random(1)
@@ -176,7 +178,8 @@ def row(verdict: str, *regrets: float) -> RowJudgement:
 
 def test_the_histogram_tells_what_is_beyond_the_threshold(tmp_path: Path) -> None:
     mixed = Judgement((row("tie", 0.0, 0.01, 0.02), row("bug", 0.3, 0.0)), 0.05, 5)
-    figure = regret_figure({"mixed": mixed, "clean": Judgement((row("exact", 0.0, 0.0),), 0.05, 2)})
+    clean = Judgement((row("exact", 0.0, 0.0),), 0.05, 2)
+    figure = regret_histogram({"mixed": mixed.regrets, "clean": clean.regrets})
     first, second = figure.axes
     assert first.get_title() == "mixed: bug, 2 of 5 regrets are 0"
     assert second.get_title() == "clean: exact, 2 of 2 regrets are 0"
@@ -184,7 +187,7 @@ def test_the_histogram_tells_what_is_beyond_the_threshold(tmp_path: Path) -> Non
     assert sorted(told) == ["1 beyond the threshold", "2 within the threshold", "threshold 0.1"]
     assert sum(bar.get_height() for bar in first.patches) == 3
     assert sum(bar.get_height() for bar in second.patches) == 0
-    mixed.plot(tmp_path / "regret.png")
+    plot_regrets({"mixed": mixed, "clean": clean}, tmp_path / "regret.png")
     assert (tmp_path / "regret.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -53,7 +53,7 @@ def test_a_full_disk_leaves_nothing_and_names_the_file(tmp_path, monkeypatch, wr
                                tmp_path),
     }  # fmt: skip
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", full_disk)
-    monkeypatch.setattr("refimpl.judging.tie_or_bug.regret_figure", lambda _: plt.figure())
+    monkeypatch.setattr("refimpl.judging.tie_or_bug.regret_histogram", lambda _: plt.figure())
     monkeypatch.setattr("pyarrow.parquet.write_table", full_disk)
     with pytest.raises(InputError, match=r"cannot write .*(png|parquet): No space left on device"):
         writes[write]()
