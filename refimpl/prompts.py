@@ -5,19 +5,19 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from refimpl.core.config import Request
 from refimpl.core.errors import InputError
 from refimpl.core.reading import STANDARD_INPUT, parse_json, read_lines
+from refimpl.core.request import Request
 from refimpl.requests import Prompt
 
-WISHES = {f.name for f in fields(Request)} - {"prompt"}
-OTHER_NAMES = {  # that other programs have for wishes
+OWN_SETTINGS = {f.name for f in fields(Request)} - {"prompt"}
+OTHER_NAMES = {  # that other programs have for them
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), "max_new_tokens"),
     **dict.fromkeys(("stop", "stop_sequences", "stop_words"), "stop_strings"),
     **dict.fromkeys(("stop_tokens", "eos_token_id"), "stop_token_ids"),
 }
 OF_THE_RUN = {"best_of", "temperature", "top_k", "top_p", "min_p", "logprobs"}
-NEAR = 0.9  # similarity from which on a key is taken for a misspelt wish
+NEAR = 0.9  # similarity from which on a key is taken for a misspelt setting
 
 
 def read_prompts(path: str | Path, turns: Literal["first", "all"] = "first", limit: int | None = None) -> list[Prompt]:
@@ -58,27 +58,27 @@ def _parse(line: str, turns: str, where: str) -> list[Prompt]:
     entry = parse_json(line, where)
     if not isinstance(entry, dict) or not ("prompt" in entry or "turns" in entry):
         raise InputError(f"{where}: an object with `prompt` or `turns` is needed")
-    wishes = _wishes(entry, where)
+    settings = _own_settings(entry, where)
     if "turns" in entry:
         texts = _turns(entry["turns"], where)[: None if turns == "all" else 1]
-        return [_request(text, wishes, where) for text in texts]
-    return [_request(entry["prompt"], wishes, where)]
+        return [_request(text, settings, where) for text in texts]
+    return [_request(entry["prompt"], settings, where)]
 
 
-def _wishes(entry: dict[str, Any], where: str) -> dict[str, Any]:
+def _own_settings(entry: dict[str, Any], where: str) -> dict[str, Any]:
     """The fields of a Request among an object's keys.
 
     Raises:
-        InputError: a key looks like a wish, but is none that can be met.
+        InputError: a key looks like such a field, but is none.
     """
-    for key in sorted(entry.keys() - WISHES):
+    for key in sorted(entry.keys() - OWN_SETTINGS):
         plain = key.lower().replace("-", "_")
         if plain in OF_THE_RUN:
             raise InputError(f"{where}: `{key}` cannot be chosen for one prompt")
-        near = OTHER_NAMES.get(plain) or next(iter(difflib.get_close_matches(plain, WISHES, 1, NEAR)), None)
+        near = OTHER_NAMES.get(plain) or next(iter(difflib.get_close_matches(plain, OWN_SETTINGS, 1, NEAR)), None)
         if near:
             raise InputError(f"{where}: unknown key `{key}`: write {near}")
-    return {name: entry[name] for name in WISHES & entry.keys()}
+    return {name: entry[name] for name in OWN_SETTINGS & entry.keys()}
 
 
 def _turns(turns: Any, where: str) -> list[Any]:
@@ -87,10 +87,10 @@ def _turns(turns: Any, where: str) -> list[Any]:
     return turns
 
 
-def _request(prompt: Any, wishes: dict[str, Any], where: str) -> Prompt:
+def _request(prompt: Any, settings: dict[str, Any], where: str) -> Prompt:
     checked = _checked(prompt, where)
     try:
-        return Request(checked, **wishes) if wishes else checked
+        return Request(checked, **settings) if settings else checked
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
 

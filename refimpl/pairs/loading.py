@@ -3,7 +3,8 @@
 import copy
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +86,14 @@ def load_pair(
     return make_pair(*models, head=named.head, name=named.title, **ids)
 
 
-def compile_elementwise(model: PreTrainedModel) -> int:
-    """Let `torch.compile` fuse every MLP, and every norm outside of one; returns how many modules that are.
+def compile_elementwise(model: PreTrainedModel) -> None:
+    """Let `torch.compile` fuse every MLP, and every norm outside of one.
 
     They hold no state and see no cache, so one compilation serves all layers and any number of rows.
     """
-    modules = [m for m in model.modules() if type(m).__name__.endswith(("MLP", "RMSNorm", "LayerNorm"))]
-    for module in modules:
-        module.compile(dynamic=True)
-    return len(modules)
+    for module in model.modules():
+        if type(module).__name__.endswith(("MLP", "RMSNorm", "LayerNorm")):
+            module.compile(dynamic=True)
 
 
 def make_pair(
@@ -131,7 +131,7 @@ def make_pair(
             raise InputError(f"the {role} must be a transformers model, not {shown}: load_pair takes names and paths")
     if draft is not None and target.device != draft.device:
         raise InputError(f"the target is on {target.device}, the draft on {draft.device}: they must share a device")
-    models = [HuggingFaceLM(model, _role(role, model, name)) for role, model in given]
+    models = [HuggingFaceLM(model, f"{role} {model.name_or_path or name}") for role, model in given]
     size = shared_vocab_size(models[0].vocab_size, models[-1].vocab_size, tokenizer, vocab_size)
     check_stops(stop_token_ids, (), size)
     stops = _eos_ids(target.generation_config, tokenizer) if stop_token_ids is None else stop_token_ids
@@ -144,11 +144,6 @@ def make_pair(
         name=name,
         head=None if head is None else load_head(Path(head), target),
     )
-
-
-def _role(role: str, model: PreTrainedModel, pair: str) -> str:
-    """How errors call one of the models."""
-    return f"{role} {model.name_or_path or pair}"
 
 
 def _read_models(named: Named, device: torch.device, dtype: torch.dtype, trust_code: bool) -> list[PreTrainedModel]:
@@ -249,19 +244,20 @@ def _eos_ids(generation_config: GenerationConfig | None, tokenizer: Any) -> list
     return found
 
 
-class _quiet:  # noqa: N801 (used like a function)
+@contextmanager
+def _quiet() -> Iterator[None]:
     """Hush transformers' progress bars and hints while loading; afterwards they are as they were."""
-
-    def __enter__(self) -> None:
-        self._levels = {name: logging.getLogger(name).level for name in ("transformers", "huggingface_hub")}
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-        for name in self._levels:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        self._has_bars = transformers.utils.logging.is_progress_bar_enabled()
-        transformers.utils.logging.disable_progress_bar()
-
-    def __exit__(self, *_: Any) -> None:
-        for name, level in self._levels.items():
-            logging.getLogger(name).setLevel(level)
-        if self._has_bars:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    has_bars = transformers.utils.logging.is_progress_bar_enabled()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if has_bars:
             transformers.utils.logging.enable_progress_bar()

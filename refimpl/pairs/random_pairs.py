@@ -96,7 +96,8 @@ def random_models(
             model = AutoModelForCausalLM.from_config(config, **{"attn_implementation": "sdpa"} | settings)
             model = model.to(dtype).eval()
             for parameter in model.parameters():
-                parameter.data.mul_(6.0) if parameter.dim() > 1 and parameter.std() < 0.1 else None
+                if parameter.dim() > 1 and parameter.std() < 0.1:
+                    parameter.data.mul_(6.0)
             torch.default_generator.manual_seed(seed + 1)
             for parameter in model.parameters():
                 parameter.data.add_(scale * torch.randn_like(parameter))

@@ -190,7 +190,7 @@ def test_prompt_files_of_every_kind(tmp_path):
     ],
 )
 @pytest.mark.parametrize("prompt", [{"prompt": "a"}, {"turns": ["a", "b"]}])
-def test_wishes_that_would_be_ignored_are_refused(tmp_path, prompt, entry, message):
+def test_settings_that_would_be_ignored_are_refused(tmp_path, prompt, entry, message):
     (tmp_path / "p.jsonl").write_text(json.dumps(prompt | entry))
     with pytest.raises(InputError, match=message):
         read_prompts(tmp_path / "p.jsonl")
@@ -203,7 +203,7 @@ def test_what_datasets_say_of_their_prompts_is_left_alone(tmp_path):
     assert read_prompts(tmp_path / "p.jsonl") == ["a"]
 
 
-def test_wishes_hold_for_every_turn(tmp_path):
+def test_settings_hold_for_every_turn(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"turns": ["a", "b"], "question_id": 1, "max_new_tokens": 3}')
     assert read_prompts(tmp_path / "p.jsonl", "all") == [Request("a", max_new_tokens=3), Request("b", max_new_tokens=3)]
 

@@ -384,7 +384,8 @@ def test_what_torch_compile_is_given(saved, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **settings: compiled.append((self, settings)))
     model = transformers.LlamaForCausalLM.from_pretrained(saved / "target")
-    assert compile_elementwise(model) == len(compiled) == 4
+    compile_elementwise(model)
+    assert len(compiled) == 4
     assert all(settings == {"dynamic": True} for _, settings in compiled)
     assert not any("Attention" in type(child).__name__ for module, _ in compiled for child in module.modules())
 
