@@ -8,15 +8,13 @@ from rich.table import Table
 
 from refimpl.commands.reports import console_for_tables
 
-Cells = list[str]
 
-
-def bench_meta(models: Any, settings: Any, prompts: list[list[int]], report: Any) -> dict[str, Any]:
+def bench_meta(pair: Any, settings: Any, prompts: list[list[int]], report: Any) -> dict[str, Any]:
     """What a benchmark's rows were measured with."""
     lengths = sorted(map(len, prompts))
     return {
-        "pair": models.name,
-        "dtype": str(models.dtype).removeprefix("torch."),
+        "pair": pair.name,
+        "dtype": str(pair.dtype).removeprefix("torch."),
         "settings": asdict(settings)
         | {"max_minutes": None if math.isinf(settings.max_minutes) else settings.max_minutes},
         "prompts": {str(size): len(settings.prompts_at(size, prompts)) for size in settings.batch_sizes},
@@ -111,7 +109,7 @@ def print_anatomy_tables(rows: list[dict[str, Any]], fits: list[dict[str, Any]],
         console_for_tables(json_=json_).print(one)
 
 
-def exponent_cells(fit: dict[str, Any]) -> Cells:
+def exponent_cells(fit: dict[str, Any]) -> list[str]:
     """Exponent of a power law and its interval; empty where they are not known."""
     exponent = "" if fit["exponent"] is None else f"{fit['exponent']:.2f}"
     return [exponent, "" if fit["low"] is None else f"{fit['low']:.2f} … {fit['high']:.2f}"]

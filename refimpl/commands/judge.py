@@ -56,7 +56,7 @@ def tie_or_bug(
 
 
 def _judge(
-    models: Any,
+    pair: Any,
     texts: list,
     runs: list[tuple[str, int]],
     foreign: list[list[int]] | None,
@@ -66,13 +66,13 @@ def _judge(
     from refimpl.judging.tie_or_bug import judge_method, judge_outputs, tokens_of
 
     if foreign is not None:
-        return {"outputs": judge_outputs(models, texts, foreign, **settings)}
+        return {"outputs": judge_outputs(pair, texts, foreign, **settings)}
     found = {}
-    reference = tokens_of(generate(models, texts, method="autoregressive", **settings))
+    reference = tokens_of(generate(pair, texts, method="autoregressive", **settings))
     for method, size in runs:
         name = f"{method}, batch {size}"
         print(name, file=sys.stderr, flush=True)
-        found[name] = judge_method(models, texts, method=method, batch_size=size, reference=reference, **settings)
+        found[name] = judge_method(pair, texts, method=method, batch_size=size, reference=reference, **settings)
     return found
 
 

@@ -1,5 +1,6 @@
 """`law`: which drafters and draft budgets keep the target's distribution."""
 
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -22,7 +23,7 @@ def law(*, output: ReportOptions) -> None:
     from refimpl.selfcheck.law import law_rows
 
     check_outputs([output.output], [])
-    rows = [row.as_dict() for row in law_rows()]
+    rows = [asdict(row) for row in law_rows()]
     report = write_report(output.output, {"rows": rows}, torch.device("cpu"))
     _print_table(rows, output.json_)
     output.print(report)

@@ -36,9 +36,8 @@ from refimpl.conformance.protocol import (
     check_answer,
     check_block_size,
     check_description,
-    short,
 )
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, shown
 from refimpl.core.reading import MAX_LINE
 
 LOADING = 10  # times as long as others may the answer to `describe` take
@@ -154,7 +153,7 @@ class CommandEngine:
             answer = None
         if not isinstance(answer, dict) or answer.get("id") != self._number:
             self.close()
-            raise EngineLost(f"expected a JSON object with id {self._number}, got the line {short(line.strip())}")
+            raise EngineLost(f"expected a JSON object with id {self._number}, got the line {shown(line.strip())}")
         return answer
 
     def _crash(self) -> EngineLost:

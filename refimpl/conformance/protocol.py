@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any, Protocol
 
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, shown
 
 ABILITIES = ("sampling", "keyed_sampling", "serving")
 BLOCK_SIZE = 16  # tokens of a block of K/V, where an engine does not say
@@ -108,12 +108,12 @@ def check_description(name: str, vocab_size: Any, supports: Any) -> tuple[int, f
         InputError: they are something else; the message begins with the engine's name.
     """
     if isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral) or vocab_size < 2:
-        raise InputError(f"{name!r}: vocab_size must be an integer of at least 2, not {short(vocab_size)}")
+        raise InputError(f"{name!r}: vocab_size must be an integer of at least 2, not {shown(vocab_size)}")
     if isinstance(supports, str) or not isinstance(supports, Collection):
-        raise InputError(f"{name!r}: supports must be a list of abilities, not {short(supports)}")
+        raise InputError(f"{name!r}: supports must be a list of abilities, not {shown(supports)}")
     for ability in supports:
         if ability not in ABILITIES:
-            raise InputError(f"{name!r}: unknown ability {short(ability)} in supports: choose {', '.join(ABILITIES)}")
+            raise InputError(f"{name!r}: unknown ability {shown(ability)} in supports: choose {', '.join(ABILITIES)}")
     return int(vocab_size), frozenset(supports)
 
 
@@ -125,7 +125,7 @@ def check_block_size(name: str, block_size: Any) -> int:
     """
     is_integer = isinstance(block_size, Integral) and not isinstance(block_size, bool)
     if not is_integer or not 1 <= int(block_size) <= MAX_BLOCK_SIZE:
-        raise InputError(f"{name!r}: block_size must be an integer from 1 to {MAX_BLOCK_SIZE}, not {short(block_size)}")
+        raise InputError(f"{name!r}: block_size must be an integer from 1 to {MAX_BLOCK_SIZE}, not {shown(block_size)}")
     return int(block_size)
 
 
@@ -136,19 +136,13 @@ def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[in
         EngineFailure: it is something else.
     """
     if not isinstance(answer, list | tuple) or len(answer) != num_prompts:
-        raise EngineFailure(f"{num_prompts} prompts were answered by {short(answer)}")
+        raise EngineFailure(f"{num_prompts} prompts were answered by {shown(answer)}")
     for tokens in answer:
         if not isinstance(tokens, list | tuple) or not all(isinstance(t, Integral) for t in tokens):
-            raise EngineFailure(f"a row of the answer is not a list of token ids: {short(tokens)}")
+            raise EngineFailure(f"a row of the answer is not a list of token ids: {shown(tokens)}")
         if not all(0 <= t < vocab_size for t in tokens):
-            raise EngineFailure(f"a row of the answer has ids outside the vocabulary of {vocab_size}: {short(tokens)}")
+            raise EngineFailure(f"a row of the answer has ids outside the vocabulary of {vocab_size}: {shown(tokens)}")
     return [[int(t) for t in tokens] for tokens in answer]
-
-
-def short(value: Any) -> str:
-    """A value in at most 80 characters of one line."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def one_line(error: BaseException) -> str:

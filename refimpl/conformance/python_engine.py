@@ -20,9 +20,8 @@ from refimpl.conformance.protocol import (
     check_block_size,
     check_description,
     one_line,
-    short,
 )
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, shown
 
 Ask = Callable[[list[list[int]], EngineSettings], Any]
 
@@ -41,12 +40,12 @@ class PythonEngine:
 
     def __init__(self, engine: Any, name: str = "engine", timeout_s: float = 60.0):
         if not (callable(engine) and hasattr(engine, "vocab_size") and hasattr(engine, "supports")):
-            raise InputError(f"{name!r} makes {short(engine)}, no callable with vocab_size and supports")
+            raise InputError(f"{name!r} makes {shown(engine)}, no callable with vocab_size and supports")
         self.vocab_size, self.supports = check_description(name, engine.vocab_size, engine.supports)
         self.block_size = check_block_size(name, getattr(engine, "block_size", BLOCK_SIZE))
         own = getattr(engine, "reference", None)
         if own is not None and not callable(own):
-            raise InputError(f"{name!r}: reference must be a function, not {short(own)}")
+            raise InputError(f"{name!r}: reference must be a function, not {shown(own)}")
         self.engine, self.timeout_s = engine, timeout_s
         self.reference = self._bounded(own) if own is not None else None
 

@@ -268,7 +268,7 @@ def check_block(block: Block, members: Seq[Sequence], offset: int, drafts: Seq[T
     expected = torch.tensor([[m.seq_len] for m in members], device=table.device) + torch.arange(
         offset, offset + block.tokens.shape[1], device=table.device
     )
-    limit = torch.tensor([[m.prompt_len + m.max_new_tokens] for m in members], device=table.device)
+    limit = torch.tensor([[m.most_tokens] for m in members], device=table.device)
     real = (expected >= 0) & (expected < limit) & live[:, None]
     check_positions(block, expected, real)
     check_visibility(block, members, expected, real, table)

@@ -11,7 +11,7 @@ from torch import Tensor
 from refimpl.core import kernels
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.places import Places, PoolRows
-from refimpl.layouts.store import Block, KVShape, KVStore, RowState
+from refimpl.layouts.store import NUM_TAGS, Block, KVShape, KVStore, RowState
 from refimpl.placement import Move, Placement, PoolSize, are_neighbours
 
 
@@ -132,7 +132,8 @@ class Layout(ABC):
         index = torch.tensor(kept, dtype=torch.long, device=tokens.device)
         slots = places.slots(torch.where(real, position, -1))[index]
         if self.pool.tags is not None:
-            self.pool.tags.view(-1, 3)[slots] = tag_block(rows, position, tokens, real).flatten(0, 1)[index]
+            self.pool.tags.view(-1, NUM_TAGS)[slots] = tag_block(rows, position, tokens, real).flatten(0, 1)[index]
+        counts = [last - first for _, first, last in fed]
         looks_back = any(first > 0 for _, first, _ in fed)
         views = [(self.places([rows[i]], last), last) for i, _, last in fed] if looks_back else []
 
@@ -142,7 +143,6 @@ class Layout(ABC):
                 return list(zip(keys.split(counts, dim=2), values.split(counts, dim=2), strict=True))
             return [places.view(layer, width) for places, width in views]
 
-        counts = [last - first for _, first, last in fed]
         return PackedBlock(tokens.flatten()[index][None], position.flatten()[index][None], counts, write)
 
     def end_prefill(self, rows: Seq[RowState]) -> None:
@@ -169,7 +169,8 @@ class Layout(ABC):
         block = self.slot_block(places, tokens, position, width)
         tags = None
         if self.pool.tags is not None:
-            self.pool.tags.view(-1, 3)[places.slots(position)] = tag_block(rows, position, tokens, real).flatten(0, 1)
+            written = tag_block(rows, position, tokens, real)
+            self.pool.tags.view(-1, NUM_TAGS)[places.slots(position)] = written.flatten(0, 1)
             tags = places.tags(width)
         return replace(block, tags=tags, members=members)
 

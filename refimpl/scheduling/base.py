@@ -3,13 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal
 
 from refimpl.core.errors import InvariantViolation
-from refimpl.scheduling.pool import Schedulable, SequencePool
+from refimpl.scheduling.pool import SequencePool, T
 from refimpl.scheduling.room import Room
 
-T = TypeVar("T", bound=Schedulable)
 RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged", "continuous", "overlapped"]
 Estimate = Callable[[tuple[Any, ...]], float]
 

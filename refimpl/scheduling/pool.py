@@ -68,7 +68,7 @@ class SequencePool(Generic[T]):
         self.num_submitted += 1
         self.waiting.append(sequence)
 
-    def admit(self, limit: int, enters: Callable[[T, Iterable[T]], bool] = lambda *_: True) -> list[T]:
+    def admit(self, limit: int, enters: Callable[[T, Iterable[T]], bool]) -> list[T]:
         """Move up to `limit` sequences from waiting into the window, in order; return them.
 
         `enters` is asked for each, beside the residents of the window; the first that may not enter ends it.

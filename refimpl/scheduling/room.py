@@ -2,14 +2,13 @@
 
 from collections.abc import Container, Iterable
 from collections.abc import Sequence as Seq
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal
 
 from refimpl.core.errors import InvariantViolation
 from refimpl.scheduling.blocks import BlockPool, blocks_for
-from refimpl.scheduling.pool import Schedulable
+from refimpl.scheduling.pool import T
 from refimpl.scheduling.texts import NOTHING
 
-T = TypeVar("T", bound=Schedulable)
 Sharing = Literal["nothing", "prompts", "texts"]
 OWN_BLOCKS = "a row writes to blocks of its own alone"
 SHARED_BLOCKS = "a full block that can be found is read only, and holds the tokens of every row that names it"

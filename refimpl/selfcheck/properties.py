@@ -129,13 +129,16 @@ def stop_and_budget_are_exact(case: Case) -> None:
 
 
 PROPERTIES: dict[str, Callable[[Case], None]] = {
-    "output_equals_oracle": output_equals_oracle,
-    "schedule_does_not_matter": schedule_does_not_matter,
-    "order_does_not_matter": order_does_not_matter,
-    "rows_are_independent": rows_are_independent,
-    "larger_budget_extends": larger_budget_extends,
-    "invariants_hold": invariants_hold,
-    "acceptance_follows_script": acceptance_follows_script,
-    "statistics_add_up": statistics_add_up,
-    "stop_and_budget_are_exact": stop_and_budget_are_exact,
+    p.__name__: p
+    for p in (
+        output_equals_oracle,
+        schedule_does_not_matter,
+        order_does_not_matter,
+        rows_are_independent,
+        larger_budget_extends,
+        invariants_hold,
+        acceptance_follows_script,
+        statistics_add_up,
+        stop_and_budget_are_exact,
+    )
 }

@@ -32,7 +32,7 @@ def pool_of(n: int) -> SequencePool:
     pool: SequencePool = SequencePool()
     for _ in range(n):
         pool.submit(Item(1))
-    pool.admit(2)
+    pool.admit(2, lambda *_: True)
     pool.check_conservation()
     return pool
 

@@ -39,7 +39,7 @@ class BlockRule(RejectionRule):
         total = total.where(total > 0, 1)  # 0/0: the draft after this one is accepted for certain
         passed = self.source.accepts(rest[:, 1:], total[:, 1:], numbers.keys, numbers.position[:, :-1])
         accepted = kernels.last_accepted(passed.long().unbind(dim=1), numbers.limits)
-        return accepted, next_weights(left, target, accepted)
+        return accepted, left_weights(left, target, accepted)
 
 
 def prefix_mass(drawn: DrawnMass, target: Float[Tensor, "batch k1 vocab"]) -> Float[Tensor, "batch k1"]:
@@ -63,7 +63,7 @@ def unspent(
     return kernels.residual(mass[..., None] * target, q)
 
 
-def next_weights(
+def left_weights(
     left: Float[Tensor, "batch k1 vocab"], target: Float[Tensor, "batch k1 vocab"], accepted: Int[Tensor, " batch"]
 ) -> Float[Tensor, "batch vocab"]:
     """Weights of the token after the accepted prefix; p itself where rounding has left nothing."""

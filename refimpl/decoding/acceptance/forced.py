@@ -26,9 +26,8 @@ class ForcedRule(GreedyRule):
         self, proposal: Proposal, target_logits: Float[Tensor, "batch k1 vocab"], numbers: RowNumbers
     ) -> Decision:
         """Draw a number per row, keyed like every random number, and let the target add its token after it."""
-        self.cumulative = self.cumulative.to(
-            numbers.limits.device
-        )  # once: a recorded decision copies nothing from the host
+        # once: a recorded decision copies nothing from the host
+        self.cumulative = self.cumulative.to(numbers.limits.device)
         drawn = uniform(numbers.keys, numbers.position[:, :1], Purpose.FORCED) >= self.cumulative
         accepted = kernels.minimum(drawn.sum(dim=1), numbers.limits)
         next_token = target_logits.argmax(dim=-1).gather(1, accepted[:, None])
