@@ -10,10 +10,11 @@ from numbers import Integral
 from typing import Any, Unpack
 
 from refimpl.arrivals import Arrivals
-from refimpl.core.config import DecodeConfig, Request, make_config
+from refimpl.core.config import DecodeConfig, make_config
 from refimpl.core.errors import InputError, shown
 from refimpl.core.keywords import Settings
 from refimpl.core.records import RowOutcome, TokenLogprobs
+from refimpl.core.request import Request
 from refimpl.core.sequence import StopReason
 from refimpl.core.stats import CollapseWatch, RunStats, acceptance_stats, drafter_stats
 from refimpl.decoding.engine import Engine

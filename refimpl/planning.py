@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple, Unpack
 
-from refimpl.core.config import CheckLevel, DecodeConfig, Request, make_config
+from refimpl.core.config import CheckLevel, DecodeConfig, make_config
 from refimpl.core.drafting import DrafterName
 from refimpl.core.errors import InputError, require
 from refimpl.core.keywords import Settings
+from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.dry_run import DryRun, Footprint
 from refimpl.decoding.memory import GIB

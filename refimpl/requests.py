@@ -6,9 +6,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from refimpl.core.config import DecodeConfig, Request, require_verify_tokens
+from refimpl.core.config import DecodeConfig, require_verify_tokens
 from refimpl.core.errors import InputError, shown
-from refimpl.core.request import check_stops
+from refimpl.core.request import Request, check_stops
 from refimpl.core.sequence import Sequence, StopStrings
 from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
@@ -151,10 +151,10 @@ def listed(prompts: Iterable[Prompt]) -> list[Prompt]:
         raise InputError(f"prompts must be a list, not {type(prompts).__name__}{advice}")
     if isinstance(prompts, str | Request) or not isinstance(prompts, Iterable):
         raise InputError("prompts must be a list; put a single prompt into one")
-    listed = list(prompts)
-    if not listed:
+    found = list(prompts)
+    if not found:
         raise InputError("there are no prompts")
-    return listed
+    return found
 
 
 def encode(pair: Pair, prompt: str | Seq[int], index: int) -> list[int]:

@@ -15,8 +15,9 @@ from proofs.conformance import runs
 from proofs.conformance.borders import BLOCK_SIZE
 from proofs.conformance.perfect_memory import PackingMemory, PerfectMemory, random_table
 from proofs.conformance.runs import SHAPES, STOP, VOCAB_SIZE, Run
-from refimpl.core.config import DecodeConfig, Request, SamplingConfig
+from refimpl.core.config import DecodeConfig, SamplingConfig
 from refimpl.core.records import RowOutcome
+from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence, StopStrings
 from refimpl.decoding.engine import Engine
 from refimpl.models.adapter import Pair

@@ -25,9 +25,10 @@ from proofs.conformance.borders import small_borders
 from proofs.conformance.recorder import recorded
 from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Shape
 from proofs.report import Verdict, report
-from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, Request, SamplingConfig
+from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig
 from refimpl.core.files import check_writable, whole_file, write_whole
 from refimpl.core.provenance import command_line, stamp
+from refimpl.core.request import Request
 from refimpl.decoding.engine import Engine
 from refimpl.pairs import load_pair
 from refimpl.pairs.names import TINY

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from refimpl.calibrate.documents import read_corpus
-from refimpl.core.config import Request
 from refimpl.core.errors import InputError
+from refimpl.core.request import Request
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, encode
 

@@ -10,7 +10,8 @@ import torch
 
 from refimpl.conformance.protocol import BLOCK_SIZE, EngineFailure, EngineSettings, NotSupported
 from refimpl.conformance.service import serve
-from refimpl.core.config import AcceptanceName, CheckLevel, DecodeConfig, Request, make_config, resolve_method
+from refimpl.core.config import AcceptanceName, CheckLevel, DecodeConfig, make_config, resolve_method
+from refimpl.core.request import Request
 from refimpl.generation import generate
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.table_model import VOCAB_SIZE, table_pair, unrelated_pair

@@ -8,9 +8,8 @@ from typing import Any, Literal, get_args
 from refimpl.core.drafting import DraftingConfig
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.execution import ExecutionName, check_execution
-from refimpl.core.request import Request as Request
 from refimpl.core.request import check_stops
-from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_list, is_number, require_int, use_plain_numbers
 
 LayoutName = Literal["realigned", "masked", "rollback", "inplace", "paged"]
 SchedulerName = Literal["static", "fifo", "grouped", "continuous"]
@@ -238,7 +237,7 @@ class DecodeConfig:
 
     def _check_acceptance(self) -> None:
         require(
-            isinstance(self.forced_lengths, Seq) and not isinstance(self.forced_lengths, str | bytes),
+            is_list(self.forced_lengths),
             f"forced_lengths must be a list of probabilities, not {shown(self.forced_lengths)}",
         )
         require(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from refimpl.core.errors import require, shown
-from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_list, is_number, require_int, use_plain_numbers
 
 DrafterName = Literal["model", "ngram", "suffix", "hybrid", "head"]
 DraftBudgetName = Literal["fixed", "by_load", "row_rate", "capacity", "goodput", "confidence"]
@@ -81,7 +81,7 @@ class DraftingConfig:
     def _check_costs(self) -> None:
         _check_pairs("draft_costs", self.draft_costs, "seconds")
         for _, seconds in self.draft_costs:
-            right = _is_list(seconds) and len(seconds) > 0 and all(is_number(s) and 0 < s < math.inf for s in seconds)
+            right = is_list(seconds) and len(seconds) > 0 and all(is_number(s) and 0 < s < math.inf for s in seconds)
             message = f"seconds of draft_costs must be a list of at least one finite number > 0, not {shown(seconds)}"
             require(right, message)
         require(
@@ -133,13 +133,9 @@ class DraftingConfig:
         return self.drafter == "model" and self.draft_budget == "fixed"
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Seq) and not isinstance(value, str | bytes)
-
-
 def _check_pairs(name: str, table: Any, what: str) -> None:
     """Raise InputError unless a setting is a list of pairs that begin with a number of rows."""
-    require(_is_list(table), f"{name} must be pairs (rows, {what}), not {shown(table)}")
+    require(is_list(table), f"{name} must be pairs (rows, {what}), not {shown(table)}")
     for pair in table:
-        require(_is_list(pair) and len(pair) == 2, f"{name} must be pairs (rows, {what}), not {shown(pair)}")
+        require(is_list(pair) and len(pair) == 2, f"{name} must be pairs (rows, {what}), not {shown(pair)}")
         require_int(f"rows of {name}", pair[0], 1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from refimpl.core.errors import require, shown
-from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_number, require_int, use_plain_numbers
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_list, is_number, require_int, use_plain_numbers
 
 MAX_SAMPLES = 4096  # of one request
 MAX_ARRIVAL_S = 10**9  # thirty years; more is a slip
@@ -58,15 +58,12 @@ class Request:
 
 def check_stops(stop_token_ids: Collection[int] | None, stop_strings: Seq[str], vocab_size: float = math.inf) -> None:
     """Raise InputError unless stop tokens are a list of ids and stop strings a list of texts, none of them empty."""
-    require(
-        isinstance(stop_strings, Collection) and not isinstance(stop_strings, str | bytes),
-        f"stop_strings must be a list of texts, not {shown(stop_strings)}",
-    )
+    require(is_list(stop_strings, Collection), f"stop_strings must be a list of texts, not {shown(stop_strings)}")
     for text in stop_strings:
         require(isinstance(text, str), f"a stop string must be a text, not {shown(text)}")
         require(text != "", "a stop string must not be empty")
     if stop_token_ids is not None:
-        is_list = isinstance(stop_token_ids, Collection) and not isinstance(stop_token_ids, str | bytes)
-        require(is_list, f"stop_token_ids must be a list of token ids, not {shown(stop_token_ids)}")
+        right = is_list(stop_token_ids, Collection)
+        require(right, f"stop_token_ids must be a list of token ids, not {shown(stop_token_ids)}")
         for token in stop_token_ids:
             require_int("a stop token id", token, 0, vocab_size - 1)

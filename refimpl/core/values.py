@@ -2,6 +2,7 @@
 
 import math
 import numbers
+from collections.abc import Sequence as Seq
 from dataclasses import fields
 from typing import Any
 
@@ -28,3 +29,8 @@ def use_plain_numbers(settings: Any) -> None:
 def is_number(value: Any) -> bool:
     """Whether the value is a number; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_list(value: Any, kind: type = Seq) -> bool:
+    """Whether the value holds several others, as a sequence unless another kind will do; a text does not."""
+    return isinstance(value, kind) and not isinstance(value, str | bytes)

@@ -11,8 +11,9 @@ from itertools import product
 
 import torch
 
-from refimpl.core.config import AcceptanceName, Request, SamplingConfig
+from refimpl.core.config import AcceptanceName, SamplingConfig
 from refimpl.core.drafting import DraftingConfig
+from refimpl.core.request import Request
 from refimpl.decoding.acceptance import RULES
 from refimpl.faults import rule_law
 from refimpl.generation import generate

@@ -5,9 +5,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, Request, SamplingConfig, make_config
+from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig, make_config
 from refimpl.core.drafting import DraftingConfig
 from refimpl.core.execution import ExecutionName
+from refimpl.core.request import Request
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib
 from refimpl.decoding.trace import RoundRecord

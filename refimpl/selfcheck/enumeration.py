@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from refimpl.core.config import DecodeConfig, Request, make_config
+from refimpl.core.config import DecodeConfig, make_config
+from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys

@@ -1,13 +1,14 @@
 """Which drafters and budgets keep the target's law: exact enumeration of every branch of the engine's own runs."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 from typing import Any
 
-from refimpl.core.config import DecodeConfig, Request
+from refimpl.core.config import DecodeConfig
 from refimpl.core.drafting import DRAFTERS, OF_PROBABILITIES, WITH_PROBABILITIES, WITHOUT_MODEL
+from refimpl.core.request import Request
 from refimpl.decoding.assembly import bias
 from refimpl.generation import generate
 from refimpl.models.adapter import Pair
@@ -47,10 +48,6 @@ class LawRow:
     acceptance: str
     allowed: bool
     total_variation: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
 
 
 def combinations() -> Iterator[tuple[str, str]]:

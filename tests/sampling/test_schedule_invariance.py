@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refimpl import generate
-from refimpl.core.config import LAYOUTS, SCHEDULERS, Request
+from refimpl.core.config import LAYOUTS, SCHEDULERS
+from refimpl.core.request import Request
 from refimpl.pairs import random_pair
 
 PAIR = random_pair("llama", draft_noise=0.01)

@@ -5,7 +5,8 @@ from fractions import Fraction
 import pytest
 
 from refimpl import InputError, generate
-from refimpl.core.config import LAYOUTS, Request
+from refimpl.core.config import LAYOUTS
+from refimpl.core.request import Request
 from refimpl.decoding.engine import Engine
 from refimpl.faults import FAULTS
 from refimpl.models.adapter import Pair

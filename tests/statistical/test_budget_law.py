@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from refimpl.core.config import Request
 from refimpl.core.errors import InvariantViolation
+from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.assembly import bias
 from refimpl.decoding.drafters import LookupDrafter

@@ -3,7 +3,8 @@
 import pytest
 import wrong_rules
 
-from refimpl.core.config import LAYOUTS, SCHEDULERS, Request
+from refimpl.core.config import LAYOUTS, SCHEDULERS
+from refimpl.core.request import Request
 from refimpl.decoding import acceptance
 from refimpl.faults import FAULTS
 from refimpl.selfcheck.enumeration import engine_law, law_config, target_law, total_variation

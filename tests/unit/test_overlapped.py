@@ -8,7 +8,8 @@ from hypothesis import given
 
 from proofs.conformance import cohorts
 from refimpl import InputError, InvariantViolation, generate, verify
-from refimpl.core.config import Request, make_config
+from refimpl.core.config import make_config
+from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib
