@@ -2,26 +2,19 @@
 
 import gc
 import json
-import random
 import weakref
 from dataclasses import replace
-from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from refimpl.calibrate.grid import CPU, CUDA, MIXED, VARIANTS, Axes, Cell, MixedAxes, levels_of
-from refimpl.calibrate.points import Points
-from refimpl.calibrate.prompts import Piece, PromptSupply, token_prompts
-from refimpl.calibrate.reference import uninterrupted
+from refimpl.calibrate.grid import MIXED, VARIANTS, Axes, Cell, MixedAxes
+from refimpl.calibrate.prompts import Piece
 from refimpl.calibrate.run import Calibration, Plan, calibrate
-from refimpl.calibrate.runs import Runner, run_cv, write_run
-from refimpl.calibrate.studies import CPU as CPU_STUDIES
-from refimpl.calibrate.studies import CUDA as CUDA_STUDIES
+from refimpl.calibrate.runs import Runner, write_run
 from refimpl.calibrate.studies import Studies, StudySettings
-from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit, Visitor
+from refimpl.calibrate.visits import Visitor
 from refimpl.core.errors import InputError
 from refimpl.decoding.engine import Engine
 from refimpl.generation import generate
@@ -29,7 +22,6 @@ from refimpl.pairs.random_pairs import random_pair
 from simulator.cli import main
 from simulator.engine_runs.validation import META, WAITS, validate
 from simulator.settings.calibration import META_FIELDS, load_calibration
-from simulator.settings.grids import make_grid
 from simulator.settings.traces import read_engine_trace
 
 HELD_OUT = (
@@ -140,38 +132,6 @@ def test_no_held_out_run_meets_a_prompt_that_calibrated(pair):
     held_out = measured.supply.deal(60, fitted=False)
     fitted = measured.supply.deal(60, fitted=True)
     assert not {tuple(p.ids) for p in held_out} & {tuple(p.ids) for p in fitted}
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_held_out_runs_have_other_documents_than_what_calibrates(seed):
-    pieces = [Piece(f"module{i * i % 7}", [i]) for i in range(40)]
-    supply = PromptSupply(pieces, fitted=8, held_out=15, rng=random.Random(seed))
-    dealt = {fit: {piece.document for piece in supply.deal(40, fitted=fit)} for fit in (True, False)}
-    assert dealt[True]
-    assert dealt[False]
-    assert not dealt[True] & dealt[False]
-
-
-def test_the_bundled_pairs_pieces_suffice_for_every_run(tiny):
-    """And each side has several documents, so that the error of the fit can be told."""
-    pieces = token_prompts(tiny, None, random.Random(0))
-    fitted, held_out = Plan(CPU, CPU_STUDIES, passes=5, repeats=6).prompts_needed
-    supply = PromptSupply(pieces, fitted, held_out, random.Random(0))
-    dealt = {fit: supply.deal(count, fitted=fit) for fit, count in ((True, fitted), (False, held_out))}
-    assert not {p.document for p in dealt[True]} & {p.document for p in dealt[False]}
-    assert all(len({id(p) for p in found}) == len(found) for found in dealt.values())
-    assert all(len({p.document for p in found}) >= 5 for found in dealt.values())
-
-
-def test_prompts_of_a_single_document_are_refused():
-    with pytest.raises(InputError, match="at least two documents"):
-        PromptSupply([Piece("one", [i]) for i in range(40)], 4, 4, random.Random(0))
-
-
-def test_a_large_pile_deals_every_prompt_once():
-    supply = PromptSupply([Piece(str(i), [i]) for i in range(20)], fitted=8, held_out=12, rng=random.Random(0))
-    dealt = supply.deal(8, fitted=True) + supply.deal(12, fitted=False)
-    assert sorted(piece.ids for piece in dealt) == [[i] for i in range(20)]
 
 
 def test_a_run_that_was_interrupted_runs_again_and_says_so(pair, tmp_path, monkeypatch):
@@ -343,128 +303,6 @@ def test_a_calibration_and_a_user_write_the_same_header(pair, study):
     run = measured.runner.run(study, [Piece(str(i), ids) for i, ids in enumerate(PROMPTS[:6])], 5)
     header = generate(pair, PROMPTS[:6], max_prompt_tokens=20, seed=5, checks="host", **config).header
     assert run.header == header | {"reference_s": run.header["reference_s"], "documents": list("012345")}
-
-
-# --- plans -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("grids", [CPU, CUDA], ids=["cpu", "cuda"])
-def test_levels_share_no_cell_and_end_with_the_whole_grid(grids):
-    cells = [
-        (cell.variant, cell.batch_size, cell.prompt_len, k)
-        for level in levels_of(grids)
-        for cell in level
-        for k in cell.drafts
-    ]
-    assert len(cells) == len(set(cells))
-    for coarse, fine in pairwise(grids):
-        for name in ("batch_sizes", "drafts", "prompt_lens", "prefill_lens"):
-            assert set(getattr(coarse, name)) <= set(getattr(fine, name))
-
-
-@pytest.mark.parametrize(("grids", "studies"), [(CPU, CPU_STUDIES), (CUDA[:1], CUDA_STUDIES)], ids=["cpu", "cuda"])
-def test_every_study_lies_within_the_coarsest_grid_that_is_written(grids, studies):
-    axes = grids[0]
-    for study in (*studies.probes, *studies.held_out, studies.acceptance):
-        assert study.batch_size <= max(axes.batch_sizes)
-        assert study.num_speculative_tokens <= max(axes.drafts)
-        assert study.max_prompt_tokens <= max(axes.prefill_lens)
-        longest = (study.max_prompt_tokens + study.max_new_tokens) / (0.75 if "masked" in study.method else 1)
-        assert longest + 2 * study.num_speculative_tokens + 2 <= max(axes.prompt_lens)
-
-
-def test_held_out_studies_have_batch_sizes_or_k_that_were_not_measured():
-    for study in CPU_STUDIES.held_out:
-        axes = CPU[0]
-        between = study.batch_size not in axes.batch_sizes or study.num_speculative_tokens not in axes.drafts
-        assert between, study.name
-
-
-# --- what is made of the executions ------------------------------------------------------------------------------
-
-
-def visit(pass_index, seconds, place):
-    kind = ("variant", place.batch_size, place.prompt_len, 0)
-    rounds = [TimedRound(kind, s, s, (Timing(place, s, 4),)) for s in seconds]
-    return Visit(pass_index, 0.0, 1.0, tuple(rounds))
-
-
-class SteadyReference:
-    mean_s = 1.0
-
-    def __init__(self, speed=1.0):
-        self.speed = speed
-
-    def near(self, begun_s, ended_s):
-        return self.speed
-
-
-VERIFY = Place("verify", "inplace", 2, 4, 10)
-
-
-def test_points_are_means_at_reference_speed_without_interruptions():
-    points = Points([visit(0, [2.0, 2.2, 90.0], VERIFY), visit(1, [1.8], VERIFY)], SteadyReference(2.0))
-    (line,) = points.lines()
-    assert float(line["mean_s"]) == pytest.approx(1.0)
-    assert (line["width_tokens"], line["repeats"], points.num_interrupted) == (14, 3, 1)
-
-
-def test_a_slow_stage_counts_unless_its_round_was_interrupted():
-    host = replace(VERIFY, component="host")
-    kind = ("variant", 2, 10, 3)
-    stages = [(1.0, 0.01), (1.0, 0.01), (1.0, 0.2), (9.0, 0.01)]
-    rounds = [TimedRound(kind, v + h, v, (Timing(VERIFY, v), Timing(host, h))) for v, h in stages]
-    points = Points([Visit(0, 0.0, 1.0, tuple(rounds))], SteadyReference())
-    means = {line["component"]: float(line["mean_s"]) for line in points.lines()}
-    assert means == {"host": pytest.approx(0.22 / 3), "verify": pytest.approx(1.0)}
-    assert points.num_interrupted == 1
-
-
-def test_drift_and_jitter_are_what_was_put_in():
-    draft = replace(VERIFY, component="draft")
-    visits = [visit(p, [s], place) for p, s in ((0, 0.9), (1, 1.1)) for place in (VERIFY, draft)]
-    drift_cv, component_cv = Points(visits, SteadyReference()).drift()
-    assert drift_cv == pytest.approx(0.2 / 2**0.5)
-    assert component_cv == {"draft": 0, "verify": 0}
-    noisy = [visit(0, [0.9, 1.1], VERIFY), visit(1, [1.8, 2.2], VERIFY)]
-    assert Points(noisy, SteadyReference()).round_cv() == pytest.approx(0.2 / 2**0.5)
-
-
-def test_the_noise_of_a_run_is_pooled_over_the_probes():
-    def runs(*values):
-        return [SimpleNamespace(seconds=value) for value in values]
-
-    assert run_cv([runs(9.0, 11.0), runs(18.0, 22.0)]) == pytest.approx(0.2 / 2**0.5)
-
-
-def test_batch_sizes_with_holes_are_left_out_but_not_the_far_corner():
-    def at(rows, length):
-        return visit(0, [1.0], Place("realign", "realigned", rows, 0, length))
-
-    holed = Points([at(1, 2), at(2, 2), at(2, 40), at(3, 2), at(3, 40)], SteadyReference())
-    assert {line["batch_size"] for line in holed.lines()} == {2, 3}
-    corner = Points([at(1, 2), at(1, 40), at(2, 2)], SteadyReference())
-    assert len(corner.lines()) == 3
-
-
-def test_missing_points_at_the_far_corner_count_as_outside(points_frame):
-    grid = make_grid(points_frame[:-1], "points.csv: verify (inplace)")
-    assert grid.outside(1, 4, 100) == ""
-    assert "were not measured together" in grid.outside(1.5, 4, 100)
-    assert grid.line(2, 4, [100.0])[0] >= grid.line(2, 4, [10.0])[0]
-
-
-@pytest.fixture
-def points_frame():
-    import pandas as pd
-
-    lines = [(rows, 4, width, rows + width) for rows in (1, 2) for width in (10, 60, 110)]
-    return pd.DataFrame(lines, columns=["batch_size", "tokens_per_row", "width_tokens", "mean_s"])
-
-
-def test_interruptions_are_left_out():
-    assert uninterrupted([1.0, 1.1, 0.9, 300.0]) == [1.0, 1.1, 0.9]
-    assert uninterrupted([1.0, 2.0, 3.9]) == [1.0, 2.0, 3.9]
 
 
 def test_mixed_passes_are_not_measured_where_the_target_runs_none(pair, monkeypatch):

@@ -1,29 +1,24 @@
-"""The command line, the fits, parity, exports and plots."""
+"""The command line, and what its commands write."""
 
 import gzip
 import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import yaml
 from synthetic_inputs import HEADER, LINES, write_engine_trace
 
 from refimpl.core.errors import InputError
 from simulator.cli import app, main
-from simulator.engine_runs.acceptance_fit import fit_all, fit_beta, fit_iid, fit_markov, fit_profile
-from simulator.engine_runs.parity import check_parity, compare_rows
 from simulator.engine_runs.trace_export import export_trace
 from simulator.engine_runs.validation import read_validation, validate, write_table
 from simulator.runner import simulate
 from simulator.service.simulation import simulate_once
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload, load_scenario
-from simulator.settings.traces import EngineTrace, read_engine_trace
 
 COMMANDS = [found.name or found.callback.__name__ for found in app.registered_commands]
 SCENARIO = Scenario(
@@ -264,147 +259,12 @@ def test_the_module_runs_loads_no_tensor_library_and_answers_soon():
     assert (done.returncode, done.stdout) == (2, "")
 
 
-# --- parity ------------------------------------------------------------------------------------------------------
-
-
-def test_a_replay_decides_as_the_trace_says(engine_trace):
-    parity = check_parity(engine_trace)
-    assert parity.exact
-    assert (parity.rounds, parity.rows) == (3, 5)
-
-
-@pytest.mark.parametrize(
-    ("at", "change"),
-    [(1, {"sequence": 0}), (3, {"kept": 1}), (1, {"draft_lag": 2}), (0, {"mode": "static"}), (4, {"k": 1})],
-)
-def test_parity_sees_any_difference(engine_trace, at, change):
-    """The replay of the honest trace is compared with a trace that was tampered with."""
-    honest = read_engine_trace(engine_trace)
-    replayed = simulate_once(replace_nothing(honest), keep_rows=True).log.row_frame()
-    lines = [dict(line) for line in LINES]
-    lines[at] |= change
-    path = write_engine_trace(engine_trace.with_name("tampered.ndjson"), HEADER, lines)
-    tampered = read_engine_trace(path)
-    parity = compare_rows(tampered, replayed)
-    assert not parity.exact
-    assert parity.first_difference.startswith(f"round {LINES[at]['round']}, row {LINES[at]['row']}: ")
-
-
 def test_the_exit_code_tells_whether_the_decisions_agree(capsys, engine_trace):
     assert run_json(capsys, "parity", str(engine_trace))[0] == 0
     lines = [*LINES[:3], LINES[3] | {"kept": 1}, *LINES[4:]]
     tampered = write_engine_trace(engine_trace.with_name("tampered.ndjson"), HEADER, lines)
     code, data = run_json(capsys, "parity", str(engine_trace), str(tampered))
     assert (code, data["exact"]) == (1, False)
-
-
-def replace_nothing(trace):
-    from simulator.engine_runs.parity import replay_scenario
-
-    return replay_scenario(trace)
-
-
-def test_parity_fails_when_the_replay_is_shorter(engine_trace):
-    trace = read_engine_trace(engine_trace)
-    replayed = simulate_once(replace_nothing(trace), keep_rows=True).log.row_frame()
-    assert not compare_rows(trace, replayed[replayed["round"] < 2]).exact
-    longer = EngineTrace(trace.path, trace.header, trace.rows[trace.rows["round"] < 2])
-    assert not compare_rows(longer, replayed).exact
-
-
-# --- fits --------------------------------------------------------------------------------------------------------
-
-
-def synthetic_trace(tmp_path, acceptance, requests=200, name="t.ndjson"):
-    """An engine trace of a simulated run, so that the truth is known."""
-    engine = Engine(batch_size=4, num_speculative_tokens=4, max_new_tokens=60)
-    made = Scenario(
-        study=Study(num_requests=requests),
-        engine=engine,
-        acceptance=acceptance,
-        workload=Workload(prompt_tokens=Spec.of("fixed", tokens=8), output_tokens=Spec.of("fixed", tokens=60)),
-    )
-    rows = simulate_once(made, keep_rows=True).log.row_frame()
-    stages = {
-        "next_token": "bonus",
-        **{f"{s}_s": 0.1 for s in ("draft", "verify", "realign", "prefill", "host", "round")},
-    }
-    lines = [line | stages for line in rows.drop(columns="replica").to_dict(orient="records")]
-    header = HEADER | {
-        "batch_size": 4, "window_size": 4, "num_speculative_tokens": 4, "max_new_tokens": 60,
-        "num_sequences": requests, "prompt_lens": [8] * requests,
-    }  # fmt: skip
-    lines = [{k: v.item() if hasattr(v, "item") else v for k, v in line.items()} for line in lines]
-    return read_engine_trace(write_engine_trace(tmp_path / name, header, lines))
-
-
-def test_fits_recover_what_made_the_trace(tmp_path):
-    iid = synthetic_trace(tmp_path, Spec.of("iid", probability=0.7), name="iid.ndjson")
-    assert fit_iid(iid)[0]["probability"] == pytest.approx(0.7, abs=0.02)
-    assert np.allclose(fit_profile(iid)[0]["probabilities"], 0.7, atol=0.05)
-    assert fit_markov(iid)[0]["correlation"] < 0.05
-    markov = synthetic_trace(tmp_path, Spec.of("markov", probability=0.7, correlation=0.4), name="markov.ndjson")
-    assert fit_markov(markov)[0]["correlation"] == pytest.approx(0.4, abs=0.06)
-    beta = synthetic_trace(tmp_path, Spec.of("beta", a=4.0, b=2.0), requests=400, name="beta.ndjson")
-    spec, likelihood = fit_beta(beta)
-    assert spec["a"] / (spec["a"] + spec["b"]) == pytest.approx(2 / 3, abs=0.05)
-    assert likelihood > fit_iid(beta)[1] + 50
-
-
-def test_likelihoods_are_of_the_same_drafts(tmp_path):
-    """Markov without correlation is iid: on independent drafts the one more parameter hardly gains anything."""
-    trace = synthetic_trace(tmp_path, Spec.of("iid", probability=0.7))
-    assert 0 <= fit_markov(trace)[1] - fit_iid(trace)[1] < 12  # χ² of one degree of freedom, 1e-6
-    assert 0 <= fit_profile(trace)[1] - fit_iid(trace)[1] < 18  # of three
-
-
-def test_the_right_mean_with_too_little_spread_is_found_out(tmp_path):
-    trace = synthetic_trace(tmp_path, Spec.of("beta", a=3.0, b=1.5), requests=60)
-    fits = fit_all(trace, replications=12)
-    assert not fits["iid"].table.loc["sd_rounds", "inside"]
-    assert fits["iid"].table.loc["sd_rounds", "model"] < 0.7 * fits["iid"].table.loc["sd_rounds", "trace"]
-    assert fits["beta"].table["inside"].all()
-    assert fits["bootstrap"].table.loc["sd_rounds", "inside"]
-
-
-def test_replayed_acceptance_serves_other_schedules(tmp_path):
-    trace = synthetic_trace(tmp_path, Spec.of("iid", probability=0.7), requests=20)
-    same = simulate_once(replace_nothing(trace)).log.request_frame()
-    other_engine = replace(replace_nothing(trace).engine, scheduler="static")
-    other = simulate_once(replace(replace_nothing(trace), engine=other_engine)).log.request_frame()
-    assert same["accepted"].sum() == trace.rows["accepted"].sum()
-    assert same["rounds"].equals(other["rounds"])
-
-
-# --- plots -------------------------------------------------------------------------------------------------------
-
-
-def test_every_plot_draws(tmp_path):
-    from simulator import plots
-    from simulator.runner import simulate
-    from simulator.studies.attribution import attribute
-    from simulator.studies.designs import build_sweep
-    from simulator.studies.sweeps import sweep
-
-    results = simulate(SCENARIO, 2, keep_rows=True)
-    frame = sweep(build_sweep(SCENARIO, replications=2, grid={"engine.batch_size": [1, 2, 4]}), tmp_path / "sweep")
-    drawn = {
-        "cdf": plots.latency_cdf({"static": results}),
-        "throughput": plots.throughput_against(frame, "engine.batch_size"),
-        "raggedness": plots.raggedness_map(results),
-        "waterfall": plots.waterfall(attribute(SCENARIO, SCENARIO.but({"engine.scheduler": "fifo"}), 2)),
-        "pareto": plots.pareto(frame),
-    }
-    for name, axes in drawn.items():
-        plots.save(axes, str(tmp_path / f"{name}.png"))
-        assert (tmp_path / f"{name}.png").stat().st_size > 2000
-
-
-def test_the_pareto_front_holds_what_nothing_beats():
-    from simulator.plots import pareto_front
-
-    front = pareto_front(np.array([1.0, 2.0, 3.0, 2.0]), np.array([1.0, 3.0, 2.0, 3.0]))
-    assert front.tolist() == [True, True, False, True]
 
 
 @pytest.mark.parametrize("study", ["overlap", "budgets"])

@@ -1,28 +1,19 @@
-"""Calibrations, traces, workloads, acceptance models: what is read, drawn and refused."""
+"""Traces, workloads and streams of numbers: what is read, drawn and refused."""
 
 import json
-import re
 
 import numpy as np
 import pytest
 from synthetic_inputs import (
     HEADER,
     LINES,
-    SYNTHETIC_META,
-    synthetic_points,
-    synthetic_seconds,
-    write_calibration,
     write_engine_trace,
 )
 
 from refimpl.core.errors import InputError
 from simulator.runner import simulate
-from simulator.service.acceptance import make_acceptance
-from simulator.service.costs import make_cost
-from simulator.service.simulation import simulate_once
 from simulator.service.streams import Purpose, Streams
 from simulator.service.workload import arrival_times, draw_lengths
-from simulator.settings.calibration import load_calibration
 from simulator.settings.fields import Spec
 from simulator.settings.parts import MAX_BUDGET
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
@@ -233,86 +224,6 @@ def test_budgets_are_bounded(tmp_path):
         simulate(Scenario(study=Study(kind="open", num_requests=1, arrivals=arrivals)), 1)
 
 
-# --- acceptance --------------------------------------------------------------------------------------------------
-
-KINDS = [
-    Spec.of("iid", probability=0.7),
-    Spec.of("profile", probabilities=[0.7]),
-    Spec.of("markov", probability=0.7, correlation=0.0),
-    Spec.of("beta", a=7e4, b=3e4),
-]
-
-
-def test_models_degenerate_to_independence():
-    draws = [make_acceptance(spec, STREAMS, 5) for spec in KINDS]
-    runs = [[model.runs(i, 50) for i in range(40)] for model in draws]
-    assert runs[0] == runs[1] == runs[2]
-    assert np.mean(np.array(runs[0]) == np.array(runs[3])) > 0.98
-
-
-@pytest.mark.parametrize(
-    "kind", [KINDS[0], Spec.of("markov", probability=0.7, correlation=0.5), Spec.of("beta", a=7.0, b=3.0)]
-)
-def test_models_keep_their_mean(kind):
-    model = make_acceptance(kind, STREAMS, 1)
-    runs = np.array([model.runs(i, 200) for i in range(1000)])
-    assert runs.mean() == pytest.approx(0.7, abs=0.03)
-
-
-@pytest.mark.parametrize(("tokens", "drafts", "probability"), [(1.0, None, 0.0), (6.0, None, 1.0), (2.3056, 4, 0.6)])
-def test_a_mean_length_stands_for_a_probability(tokens, drafts, probability):
-    model = make_acceptance(Spec.of("mean_length", tokens=tokens, drafts=drafts), STREAMS, 5)
-    assert model.probability == pytest.approx(probability, abs=1e-9)
-
-
-def test_a_mean_length_that_no_round_has():
-    with pytest.raises(InputError, match=r"acceptance\.tokens 6\.5 is too long: 5 drafts yield at most 6 tokens"):
-        make_acceptance(Spec.of("mean_length", tokens=6.5), STREAMS, 5)
-    with pytest.raises(InputError, match="1 draft yields at most 2 tokens"):
-        make_acceptance(Spec.of("mean_length", tokens=2.5, drafts=1), STREAMS, 5)
-
-
-@pytest.mark.parametrize("drafts", [None, 5])
-def test_a_mean_length_may_be_compared_with_no_drafts(drafts):
-    assert make_acceptance(Spec.of("mean_length", tokens=3, drafts=drafts), STREAMS, 0).probability == 0
-
-
-def test_correlated_models_spread_more():
-    def spread(spec):
-        model = make_acceptance(spec, STREAMS, 1)
-        return np.array([model.runs(i, 100) for i in range(2000)]).sum(axis=1).std()
-
-    independent = spread(KINDS[0])
-    assert spread(Spec.of("markov", probability=0.7, correlation=0.4)) > 1.3 * independent
-    assert spread(Spec.of("beta", a=7.0, b=3.0)) > 2 * independent
-
-
-def test_runs_count_consecutive_right_proposals():
-    model = make_acceptance(Spec.of("iid", probability=0.6), STREAMS, 4)
-    bits = np.concatenate([STREAMS.tile(Purpose.ACCEPT, 0, number)[3] for number in range(2)]) < 0.6
-    for at, run in enumerate(model.runs(3, 80)):
-        expected = next((n for n in range(4) if not bits[at + n]), 4)
-        assert run == expected
-
-
-@pytest.mark.parametrize("kind", [*KINDS, Spec.of("markov", probability=0.7, correlation=0.5)])
-def test_a_tile_is_the_same_whatever_was_asked_before(kind):
-    asked_in_order, asked_at_once = (make_acceptance(kind, STREAMS, 5) for _ in range(2))
-    runs = asked_in_order.runs(300, 64 * 5)
-    assert asked_at_once.tile(300, 4) == runs[256:]
-
-
-def test_a_large_budget_that_is_not_used_is_not_drawn_and_what_is_finished_is_let_go():
-    scenario = Scenario(
-        study=Study(num_requests=1),
-        engine=Engine(max_new_tokens=2**18),
-        workload=Workload(output_tokens=Spec.of("fixed", tokens=70)),
-    )
-    simulation = simulate_once(scenario)
-    assert simulation.acceptance._runs.cache_info().currsize <= 2
-    assert [request.runs for request in simulation.log.requests] == [[]]
-
-
 # --- engine traces -----------------------------------------------------------------------------------------------
 
 
@@ -354,94 +265,3 @@ def test_a_request_that_was_cancelled_does_not_break_a_trace_off(tmp_path):
     """What it has generated until then stands in the header."""
     path = write_engine_trace(tmp_path / "t.ndjson", HEADER | {"output_lens": [6, 3]}, LINES[:-1])
     assert read_engine_trace(path).output_lens == [6, 3]
-
-
-# --- calibration -------------------------------------------------------------------------------------------------
-
-
-def study(calibration, outside="refuse", **engine):
-    return Scenario(
-        study=Study(num_requests=8),
-        workload=Workload(prompt_tokens=Spec.of("uniform", low_tokens=8, high_tokens=100)),
-        engine=Engine(**({"batch_size": 4, "max_new_tokens": 32} | engine)),
-        cost=Spec.of("table", calibration=str(calibration), outside=outside),
-        noise=False,
-    )
-
-
-@pytest.mark.parametrize("component", ["draft", "verify", "realign", "concat", "compact"])
-@pytest.mark.parametrize("point", [(1, 5, 8), (3, 4, 77), (8, 8, 512)])
-def test_interpolation_is_exact_on_a_linear_table(calibration, component, point):
-    grid = load_calibration(str(calibration)).grid(component, "inplace")
-    rows, tokens, width = point[0], 0 if component in ("realign", "concat", "compact") else point[1], point[2]
-    expected = synthetic_seconds(component, rows, tokens, width)
-    assert grid.line(rows, tokens, np.array([width]))[0] == pytest.approx(expected)
-
-
-def test_outside_the_measured_range_it_refuses_or_says_so(calibration):
-    with pytest.raises(InputError, match="batch_size 9 is outside 1 … 8; measure more points, or set"):
-        simulate(study(calibration, batch_size=9).but({"study.num_requests": 20}), 1)
-    results = simulate(study(calibration, outside="extrapolate", batch_size=9).but({"study.num_requests": 20}), 1)
-    assert any("verify: batch_size 9 is outside 1 … 8" in what for what in results.extrapolated)
-    wide = study(calibration).but({"workload.prompt_tokens": {"kind": "fixed", "tokens": 600}})
-    with pytest.raises(InputError, match="is outside"):
-        simulate(wide, 1)
-    assert simulate(study(calibration), 1).extrapolated == ()
-    assert re.fullmatch(rf"{calibration}@[0-9a-f]{{16}} \(synthetic\)", simulate(study(calibration), 1).origin)
-
-
-@pytest.mark.parametrize("field", sorted(SYNTHETIC_META))
-def test_a_missing_field_is_an_error(tmp_path, field):
-    meta = {k: v for k, v in SYNTHETIC_META.items() if k != field}
-    folder = write_calibration(tmp_path / "c", meta=meta)
-    with pytest.raises(InputError, match=rf"meta.json: missing {field}$"):
-        load_calibration(str(folder))
-
-
-def test_broken_points(tmp_path):
-    points = list(synthetic_points())
-    with pytest.raises(InputError, match=r"do not fill a grid"):
-        load_calibration(str(write_calibration(tmp_path / "hole", points=points[1:])))
-    with pytest.raises(InputError, match=r"component must be one of prefill"):
-        load_calibration(str(write_calibration(tmp_path / "name", points=[("warp", *points[0][1:])])))
-    with pytest.raises(InputError, match=r"line 2: a value is missing or negative"):
-        load_calibration(str(write_calibration(tmp_path / "value", points=[(*points[0][:6], "", *points[0][7:])])))
-    text = (write_calibration(tmp_path / "unit") / "points.csv").read_text().replace("mean_s", "mean")
-    (tmp_path / "unit" / "points.csv").write_text(text)
-    with pytest.raises(InputError, match=r"missing column mean_s \(names include the units\)"):
-        load_calibration(str(tmp_path / "unit"))
-    with pytest.raises(InputError, match="calibration 'nowhere/none' not found"):
-        load_calibration("nowhere/none")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("meta.json", b'{"schema": ', "meta.json: not JSON: Expecting value"),
-        ("meta.json", b"[]", "meta.json: must hold a mapping"),
-        ("meta.json", b"\xff", "meta.json: cannot be read: it is not UTF-8"),
-        ("points.csv", b"component\xff", "points.csv: cannot be read: it is not UTF-8"),
-        ("points.csv", b"", "points.csv: cannot be read: No columns"),
-    ],
-)
-def test_a_calibration_that_cannot_be_read_is_one_line(calibration, name, content, message):
-    (calibration / name).write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        load_calibration(str(calibration))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("run_cv", "x"), ("component_cv", 1), ("kv_bytes_per_token", {"target": None})]
-)
-def test_fields_of_the_wrong_kind_are_named(tmp_path, field, value):
-    folder = write_calibration(tmp_path / "c", meta=SYNTHETIC_META | {field: value})
-    with pytest.raises(InputError, match=f"meta.json: {field}"):
-        load_calibration(str(folder))
-
-
-def test_calibration_uncertainty_is_drawn_per_replication_and_centred(calibration):
-    factors = np.array([
-        make_cost(study(calibration).but(noise=True), Streams(0, r)).factors["host"] for r in range(400)
-    ])  # fmt: skip
-    assert factors.mean() == pytest.approx(1, abs=0.006)
-    assert factors.std() == pytest.approx(0.02, rel=0.2)

@@ -9,7 +9,11 @@ import pytest
 from refimpl.core.errors import InputError
 from simulator import plots
 from simulator.runner import mean_interval, simulate
-from simulator.settings.scenario import Engine, Scenario, Study
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Study, Workload
+from simulator.studies.attribution import attribute
+from simulator.studies.designs import build_sweep
+from simulator.studies.sweeps import sweep
 
 REPLICATIONS = 4
 ROWS = "engine.batch_size"
@@ -148,3 +152,29 @@ def test_a_backlog_counts_who_has_arrived_and_not_finished():
     assert (first.get_label(), second.get_label()) == ("slow", "fast")
     assert list(zip(*first.get_data(), strict=True)) == [(1, 1), (2, 2), (3, 2), (5, 1), (7, 0)]
     assert list(zip(*second.get_data(), strict=True)) == [(1, 1), (1.5, 0), (2, 1), (2.5, 0), (3, 1), (3.5, 0)]
+
+
+def test_every_plot_draws(tmp_path):
+    base = Scenario(
+        study=Study(num_requests=8),
+        workload=Workload(prompt_tokens=Spec.of("uniform", low_tokens=4, high_tokens=20)),
+        engine=Engine(layout="realigned", scheduler="static", batch_size=2, max_new_tokens=20),
+        cost=Spec.of("linear", verify_base_s=0.02, realign_base_s=0.01),
+    )
+    results = simulate(base, 2, keep_rows=True)
+    frame = sweep(build_sweep(base, replications=2, grid={ROWS: [1, 2, 4]}), tmp_path / "sweep")
+    drawn = {
+        "cdf": plots.latency_cdf({"static": results}),
+        "throughput": plots.throughput_against(frame, ROWS),
+        "raggedness": plots.raggedness_map(results),
+        "waterfall": plots.waterfall(attribute(base, base.but({"engine.scheduler": "fifo"}), 2)),
+        "pareto": plots.pareto(frame),
+    }
+    for name, axes in drawn.items():
+        plots.save(axes, str(tmp_path / f"{name}.png"))
+        assert (tmp_path / f"{name}.png").stat().st_size > 2000
+
+
+def test_the_pareto_front_holds_what_nothing_beats():
+    front = plots.pareto_front(np.array([1.0, 2.0, 3.0, 2.0]), np.array([1.0, 3.0, 2.0, 3.0]))
+    assert front.tolist() == [True, True, False, True]

@@ -5,86 +5,29 @@ import json
 import weakref
 from dataclasses import asdict, replace
 
-import numpy as np
 import pytest
-import scipy.stats
 import torch
 from transformers import GenerationConfig
 
 from refimpl import InputError, Request, generate
 from refimpl.bench import BenchSettings, engines, run_bench, spread
-from refimpl.bench.anatomy import AnatomySettings, counted_bytes, run_anatomy, timed_checks
-from refimpl.bench.anatomy_rows import AnatomyRow, fitted_exponent, scalings
 from refimpl.bench.engines import busy_s_per_round, hf_generate, run_method
 from refimpl.bench.forced import rate_lengths
 from refimpl.bench.generate_batch import hf_generate_batch, runs_generate_batch
-from refimpl.bench.per_row import layers_of, num_operations, ragged_plan, realign_row_by_row
 from refimpl.bench.run import ASSISTED, BATCHED, CONTINUOUS, PLAIN, Interleaved, make_bench
 from refimpl.bench.settings import prompt_ids, takes_graphs
-from refimpl.bench.work import Feed, ModelWork, Rates, Work, round_passes
+from refimpl.bench.work import Feed, ModelWork
 from refimpl.cli import main
 from refimpl.commands.bench_tables import print_bench_table
 from refimpl.core.config import make_config
-from refimpl.core.records import RowOutcome
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
 from refimpl.models.table_model import table_pair
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.requests import prepare
 
-HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, DIM, VOCAB, ITEM = 32, 48, 2, 4, 2, 8, 61, 8
-MATRICES = LAYERS * (2 * HIDDEN * HEADS * DIM + 2 * HIDDEN * KV_HEADS * DIM + 3 * HIDDEN * INNER)
-HEAD = HIDDEN * VOCAB
-NORMS = (2 * LAYERS + 1) * HIDDEN
-KV = LAYERS * 2 * KV_HEADS * DIM * ITEM
 SHARES = ("draft", "verify", "realign", "host")
 FORCED = rate_lengths(0.4, 3)
-
-
-def outcome(seq_len, draft_lag, drafted, draft_passes):
-    row = RowOutcome(0, seq_len, draft_lag, drafted, drafted, 0, 1, "recovered", False)
-    return replace(row, draft_passes=draft_passes)
-
-
-class TestWork:
-    def test_a_pass_is_what_one_counts_by_hand(self, llama):
-        work = ModelWork.of(llama.target)
-        assert (work.layer_weights, work.head_weights, work.kv_bytes_per_token) == (MATRICES, HEAD, KV)
-        assert work.weight_bytes == (MATRICES + HEAD + NORMS) * ITEM
-        found = work.forward_pass([Feed(cached=10, fed=3, num_logits=2)])
-        seen = 11 + 12 + 13
-        flops = 2 * MATRICES * 3 + 2 * HEAD * 2 + 4 * HEADS * DIM * LAYERS * seen
-        assert found == Work(work.weight_bytes + 13 * KV, flops)
-
-    def test_weights_are_read_once_whatever_the_batch(self, llama):
-        work = ModelWork.of(llama.target)
-        one, four = (work.forward_pass([Feed(10, 1, 1)] * n) for n in (1, 4))
-        assert four.num_bytes - one.num_bytes == 3 * 11 * KV
-        assert four.flops == 4 * one.flops
-
-    @pytest.mark.parametrize("kind", ["opt", "gpt2"])
-    def test_learned_positions_are_looked_up_not_read(self, kind):
-        model = random_pair(kind).target.model
-        tables = sum(p.numel() for n, p in model.named_parameters() if any(w in n for w in ("positions", "wpe")))
-        read = sum(p.numel() for p in model.parameters()) - tables
-        assert tables
-        assert ModelWork.of(random_pair(kind).target).weight_bytes == read * ITEM
-
-    def test_a_round_has_a_pass_per_draft_and_one_to_verify(self, llama):
-        target, draft = ModelWork.of(llama.target), ModelWork.of(llama.draft)
-        record = RoundRecord(0, "static", (outcome(20, 2, 3, 3), outcome(10, 1, 1, 3)), {}, 0)
-        assert list(round_passes(record, target, draft)) == [
-            draft.forward_pass([Feed(18, 2, 1), Feed(9, 1, 1)]),
-            draft.forward_pass([Feed(20, 1, 1)]),
-            draft.forward_pass([Feed(21, 1, 1)]),
-            target.forward_pass([Feed(19, 4, 4), Feed(9, 2, 2)]),
-        ]
-        by_head = RoundRecord(0, "static", (outcome(20, 1, 3, 0),), {}, 0)
-        assert list(round_passes(by_head, target, draft)) == [target.forward_pass([Feed(19, 4, 4)])]
-
-    def test_the_floor_adds_up_the_slower_side_of_each_pass(self):
-        rates = Rates(bytes_per_s=10, flops_per_s=100)
-        assert rates.floor_s([Work(20, 100), Work(10, 500)]) == 2 + 5
 
 
 class TestPrompts:
@@ -341,124 +284,6 @@ class TestRecording:
             printed = capsys.readouterr().out
             assert ("record s" in printed) == recorded
             assert ("1.23" in printed) == recorded
-
-
-def moving_rows(ms_of_batch, operations=1.0, num_bytes=8.0):
-    """Rows of one engine that realigns for so many milliseconds a round."""
-    return [
-        AnatomyRow("eqspec", n, 64, operations, num_bytes, ms, 9.0, 0.2, 0.1, 0.01, 1.0, 0.1, "host")
-        for n, ms in ms_of_batch.items()
-    ]
-
-
-def anatomy(pair, **settings):
-    defaults = {"batch_sizes": (1, 3), "contexts": (24,), "num_speculative_tokens": 3, "rounds": 5, "repeats": 1}
-    return run_anatomy(pair, AnatomySettings(FORCED, **(defaults | settings)))
-
-
-class TestAnatomy:
-    def test_what_moves(self, llama):
-        rows, fits, _ = anatomy(llama)
-        table = {(r.engine, r.batch_size): r for r in rows}
-        assert {r.engine for r in rows} == {"eqspec", "exspec", "masked", "rollback", "inplace", "per_row"}
-        for size in (1, 3):
-            assert table["inplace", size].host_operations_per_round == 0
-            assert table["inplace", size].bytes_per_round == 0
-            assert table["inplace", size].bound == "none"
-        assert table["eqspec", 1].bytes_per_round == 0
-        assert table["eqspec", 3].bytes_per_round > 0
-        assert table["per_row", 3].host_operations_per_round == (6 * 3 + 2) * LAYERS
-        assert {f.engine: f.verdict for f in fits}["inplace"] == "nothing moves"
-
-    def test_checks_are_timed_call_by_call(self, llama):
-        settings = {"method": "eqspec", "batch_size": 3, "max_new_tokens": 6}
-        for level in ("host", "device"):
-            with timed_checks() as seconds:
-                result = generate(llama, [[5, 6], [7, 8, 9], [4]], checks=level, **settings)
-            assert len(seconds) >= 5 * len(result.rounds)  # members, two uses of K/V, two passes or more, the commit
-            assert 0 < sum(seconds) < result.stats.wall_s
-            count = len(seconds)
-            generate(llama, [[5, 6], [7, 8, 9], [4]], checks=level, **settings)
-            assert len(seconds) == count
-        table = {r.engine: r for r in anatomy(llama, batch_sizes=(3,))[0]}
-        assert 0 < table["eqspec"].share_checks < 1
-        assert table["eqspec"].share_checks == pytest.approx(
-            table["eqspec"].checks_ms_per_round / table["eqspec"].ms_per_round
-        )
-
-    def test_what_was_found_is_saved_as_it_grows(self, llama):
-        saved = []
-        settings = AnatomySettings(FORCED, (1, 2), (20, 24), ("inplace",), 3, rounds=1, warm_rounds=0, repeats=2)
-        rows, fits, _ = run_anatomy(llama, settings, save=saved.append)
-        assert [len(found[0]) for found in saved] == [1, 2, 3, 4, 4, 4, 4, 4]
-        assert saved[-1][:2] == (rows, fits)
-
-    def test_bytes_are_those_of_the_stores(self, llama):
-        settings = {"batch_size": 3, "max_new_tokens": 6, "checks": "off"}
-        with counted_bytes() as moved:
-            generate(llama, [[5, 6], [7, 8, 9], [4]], method="inplace", **settings)
-            assert not moved
-            generate(llama, [[5, 6], [7, 8, 9], [4]], method="eqspec", **settings)
-        assert moved
-        assert all(n % (2 * KV) == 0 for n in moved)
-        count = len(moved)
-        generate(llama, [[5, 6], [7, 8, 9], [4]], method="eqspec", **settings)
-        assert len(moved) == count
-
-    def test_moving_row_by_row_moves_the_right_columns(self, llama):
-        kept, width = [1, 4, 2], 9
-        layers = layers_of(llama.target.kv_shape, 3, width)
-        moved = realign_row_by_row(layers, ragged_plan(kept, width, torch.device("cpu")))
-        for (keys, values), (new_keys, new_values) in zip(layers, moved, strict=True):
-            for i, n in enumerate(kept):
-                pads = max(kept) - n
-                for old, new in ((keys, new_keys), (values, new_values)):
-                    assert new.shape == old.shape
-                    assert torch.equal(new[i, :, pads:], old[i, :, : width - pads])
-                    assert (new[i, :, :pads] == 0).all()
-        assert num_operations(32, 4) == 26 * 32
-
-    def test_the_fitted_exponent_is_that_of_a_power_law(self):
-        slope, interval = fitted_exponent([(n, 3 * n**1.4) for n in (1, 2, 8)])
-        assert (slope, *interval) == pytest.approx((1.4, 1.4, 1.4))
-        assert fitted_exponent([(4, 1.0)]) == (None, None)
-        assert fitted_exponent([(2, 1.0), (4, 2.0)]) == (pytest.approx(1), None)
-
-    def test_the_interval_of_the_exponent_is_students(self):
-        """Against scipy, at one and at three degrees of freedom."""
-        for points in ([(2, 1.0), (4, 2.2), (8, 3.9)], [(2, 1.0), (4, 2.2), (8, 3.9), (16, 9.0), (32, 17.0)]):
-            logs = np.log(np.array(points)).T
-            fit = scipy.stats.linregress(*logs)
-            half = scipy.stats.t.ppf(0.975, len(points) - 2) * fit.stderr
-            slope, interval = fitted_exponent(points)
-            assert (slope, *interval) == pytest.approx((fit.slope, fit.slope - half, fit.slope + half), rel=1e-3)
-
-    @pytest.mark.parametrize(("power", "verdict"), [(0.5, "sublinear"), (1, "linear"), (1.5, "superlinear")])
-    def test_verdicts(self, power, verdict):
-        assert scalings(moving_rows({n: 2.0 * n**power for n in (2, 4, 8)}))[0].verdict == verdict
-
-    def test_an_exponent_that_cannot_be_told_from_one_is_linear(self):
-        (fit,) = scalings(moving_rows({2: 2.0, 4: 5.2, 8: 10.2}))
-        assert fit.exponent > 1.15
-        assert fit.low < 1 < fit.high
-        assert fit.verdict == "linear"
-
-    def test_batches_that_seldom_move_are_left_out_of_the_fit(self):
-        """A single row is not ragged: its 0.1 ms would make linear growth look like a power of 1.6."""
-        linear = {2: 2.0, 4: 4.0, 8: 8.0}
-        (fit,) = scalings(moving_rows(linear) + moving_rows({1: 0.1}, operations=0.1))
-        assert fit.exponent == pytest.approx(1)
-        (fit,) = scalings(moving_rows(linear) + moving_rows({1: 0.1}))
-        assert fit.exponent == pytest.approx(1)
-        (fit,) = scalings(moving_rows(linear, operations=0.9))
-        assert (fit.exponent, fit.verdict) == (None, "not known")
-        (fit,) = scalings(moving_rows(linear, num_bytes=0.0, operations=0.0))
-        assert (fit.exponent, fit.verdict) == (None, "nothing moves")
-
-    @pytest.mark.parametrize(("context", "message"), [(250, "leaves no room"), (16, "longer than 16 tokens")])
-    def test_contexts_that_cannot_be(self, llama, context, message):
-        with pytest.raises(InputError, match=message):
-            anatomy(llama, contexts=(context,))
 
 
 def run(capsys, monkeypatch, *argv):

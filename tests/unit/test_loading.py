@@ -20,17 +20,6 @@ from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
 from refimpl.pairs.vocabulary import VocabularyWarning, shared_vocab_size, warn_of_other_meanings
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """A Llama pair on disk, the draft's vocabulary padded by three rows."""
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    for name, size in (("target", 61), ("draft", 64)):
-        config = transformers.LlamaConfig(vocab_size=size, eos_token_id=[2, 7], max_position_embeddings=64, **small)
-        torch.manual_seed(0)
-        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / name)
-    return tmp_path
-
-
 def test_bundled_pair(tiny):
     assert (tiny.vocab_size, tiny.dtype, str(tiny.device)) == (2048, torch.float32, "cpu")
     assert tiny.stop_token_ids == {tiny.tokenizer.eos_token_id}
@@ -133,114 +122,6 @@ def test_weights_come_from_safetensors_only(saved):
         load_pair(saved / "target", saved / "target")
 
 
-@pytest.mark.parametrize(
-    ("config_class", "settings", "reason"),
-    [
-        (
-            "MistralConfig",
-            {"sliding_window": 3, "num_key_value_heads": 1},
-            "a context or sliding window of 3, which is too short",
-        ),
-        ("MambaConfig", {"state_size": 4}, "recurrent state"),
-        ("Gemma2Config", {}, r"caps attention scores \(attn_logit_softcapping = 50\)"),
-        ("GPTNeoConfig", {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]}, "local"),
-    ],
-)
-def test_models_that_declare_too_much_are_refused(config_class, settings, reason):
-    small = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = getattr(transformers, config_class)(**small, **settings)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with pytest.raises(InputError, match=reason):
-        make_pair(model, model)
-
-
-SMALL_GPT = {"vocab_size": 61, "n_embd": 16, "n_layer": 2, "n_head": 2}
-SMALL_NEO = {"vocab_size": 61, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 64}
-SMALL_LAYERS = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-
-
-@pytest.mark.parametrize(
-    ("config_class", "settings", "reason"),
-    [
-        ("GPTNeoConfig", SMALL_NEO | {"attention_types": [[["global"], 2]]}, "attention of its own"),
-        ("GPTJConfig", SMALL_GPT | {"rotary_dim": 4}, "attention of its own"),
-        ("GPTNeoXJapaneseConfig", SMALL_LAYERS, "attention of its own"),
-        ("BloomConfig", {"vocab_size": 61, "hidden_size": 16, "n_layer": 2, "n_head": 2}, "attention of its own"),
-        ("OpenAIGPTConfig", SMALL_GPT, "attention of its own"),
-        ("FalconConfig", SMALL_LAYERS | {"alibi": True}, "biases attention by distances between columns"),
-        ("RobertaConfig", SMALL_LAYERS | {"is_decoder": True}, "counts positions from 2, behind its padding id"),
-    ],
-)
-def test_models_that_cannot_be_driven_are_refused_in_one_line(config_class, settings, reason):
-    config = getattr(transformers, config_class)(**settings)
-    model = transformers.AutoModelForCausalLM.from_config(config).double()
-    with pytest.raises(InputError, match=f"target pair: {type(model).__name__} .*{reason}") as error:
-        make_pair(model, model)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("role", ["target", "draft"])
-@pytest.mark.parametrize(
-    ("config_class", "settings", "reason"),
-    [
-        ("T5Config", {}, "t5 is no causal language model"),
-        ("WhisperConfig", {}, "WhisperForCausalLM is an encoder-decoder model, or the decoder of one"),
-        ("Gemma2Config", {}, "Gemma2ForCausalLM caps attention scores"),
-        ("GptOssConfig", {}, r"GptOssForCausalLM has attention that SDPA cannot compute \(it declares _supports_sdpa"),
-        ("BloomConfig", {}, "BloomForCausalLM has attention of its own that cannot be set to sdpa"),
-        ("DogeConfig", {}, "DogeForCausalLM attends only to the 2048 strongest keys of a longer row"),
-        ("RwkvConfig", {}, "RwkvForCausalLM keeps a recurrent state"),
-    ],
-)
-def test_the_reason_is_given_before_weights_are_read(tmp_path, saved, role, config_class, settings, reason):
-    getattr(transformers, config_class)(**settings).save_pretrained(
-        tmp_path / "odd"
-    )  # gigabytes, of which none is there
-    names = {"target": saved / "target", "draft": saved / "target"} | {role: tmp_path / "odd"}
-    with pytest.raises(
-        InputError, match=f"^{role} .*/odd: {reason}.*: choose another model, see docs/models.md$"
-    ) as error:
-        load_pair(**names)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("role", ["target", "draft"])
-def test_models_that_do_not_generate_are_refused_by_role(role):
-    small = {"num_labels": 61, "vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16}
-    config = transformers.LlamaConfig(num_attention_heads=2, pad_token_id=0, **small)
-    models = {name: transformers.LlamaForCausalLM(config) for name in ("target", "draft")}
-    models[role] = transformers.LlamaForSequenceClassification(config)
-    with pytest.raises(InputError, match=f"{role} pair: LlamaForSequenceClassification is no causal language model"):
-        make_pair(**models, stop_token_ids=[])
-
-
-def test_attention_that_must_be_chosen_when_the_model_is_built():
-    config = transformers.FalconConfig(**SMALL_LAYERS, alibi=False)
-    for implementation in ("sdpa", "eager"):
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
-        if implementation == "sdpa":
-            assert generate(make_pair(model, model), [[1, 2]], max_new_tokens=2).sequences[0].token_ids
-        else:
-            with pytest.raises(InputError, match="cannot be set to sdpa: build it with attn_implementation='sdpa'"):
-                make_pair(model, model)
-
-
-def test_only_models_in_memory_make_a_pair(saved):
-    model = transformers.AutoModelForCausalLM.from_pretrained(saved / "target")
-    with pytest.raises(InputError, match="the target must be a transformers model, not 'a': load_pair takes"):
-        make_pair("a", "b")
-    with pytest.raises(InputError, match="the draft must be a transformers model, not Linear"):
-        make_pair(model, torch.nn.Linear(1, 1))
-    for arguments in ((model, model), ("tiny", model), (None,), ("tiny", 0), ("tiny", [])):
-        with pytest.raises(InputError, match=r"must be a name or a path, not .*: make_pair takes models in memory"):
-            load_pair(*arguments)
-    with pytest.raises(InputError, match="target, draft and head must be a name or a path, not bool: make_pair takes"):
-        load_pair("tiny", drafter="head", head=False)
-    with pytest.raises(InputError, match="the target is on cpu, the draft on meta"):
-        make_pair(model, transformers.LlamaForCausalLM(model.config).to("meta"))
-
-
 def spoil(folder, how):
     """Damage a checkpoint."""
     path = folder / "model.safetensors"
@@ -283,31 +164,6 @@ def test_a_folder_that_is_not_there(saved):
         load_pair("./nothere", saved / "draft")
 
 
-@pytest.fixture
-def longrope():
-    """A pair whose RoPE has other frequencies for every row as soon as one row is longer than 32 tokens."""
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    small = TINY_ARCHITECTURES["llama"][1] | {"rope_parameters": rope | {"original_max_position_embeddings": 32}}
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=61, **small))
-    return make_pair(model, model)
-
-
-def test_a_rope_that_depends_on_the_longest_row_bounds_the_context(longrope):
-    assert (longrope.target.max_positions, longrope.draft.max_positions) == (32, 32)
-    prompts, settings = [[1, 2, 3], [5] * 20], {"max_new_tokens": 12, "stop_token_ids": []}
-    expected = generate(longrope, prompts, method="autoregressive", **settings)
-    found = generate(longrope, prompts, **settings)
-    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
-    with pytest.raises(InputError, match="does not fit the context of 32"):
-        generate(longrope, [[1, 2, 3], [5] * 50], **settings)
-
-
-def test_a_rope_that_waits_for_the_longest_row_is_not_recorded(longrope):
-    with pytest.raises(InputError, match="cannot be recorded: its RoPE waits"):
-        generate(longrope, [[1, 2, 3]], cuda_graphs=True, max_new_tokens=4)
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_build_on_no_memory_and_agree_on_the_vocabulary(name):
     preset = PRESETS[name]
@@ -338,12 +194,6 @@ def test_presets_build_on_no_memory_and_agree_on_the_vocabulary(name):
 def test_bad_arguments(arguments, message):
     with pytest.raises(InputError, match=message):
         load_pair(**arguments)
-
-
-def test_random_pairs_are_reproducible():
-    assert generate(random_pair("llama"), [[1, 2]]).sequences[0].token_ids == (
-        generate(random_pair("llama"), [[1, 2]]).sequences[0].token_ids
-    )
 
 
 @pytest.mark.parametrize("kind", TINY_ARCHITECTURES)

@@ -1,0 +1,89 @@
+"""Acceptance models: their mean, their spread, and numbers that do not depend on what was asked before."""
+
+import numpy as np
+import pytest
+
+from refimpl.core.errors import InputError
+from simulator.service.acceptance import make_acceptance
+from simulator.service.simulation import simulate_once
+from simulator.service.streams import Purpose, Streams
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Study, Workload
+
+STREAMS = Streams(7, 0)
+KINDS = [
+    Spec.of("iid", probability=0.7),
+    Spec.of("profile", probabilities=[0.7]),
+    Spec.of("markov", probability=0.7, correlation=0.0),
+    Spec.of("beta", a=7e4, b=3e4),
+]
+
+
+def test_models_degenerate_to_independence():
+    draws = [make_acceptance(spec, STREAMS, 5) for spec in KINDS]
+    runs = [[model.runs(i, 50) for i in range(40)] for model in draws]
+    assert runs[0] == runs[1] == runs[2]
+    assert np.mean(np.array(runs[0]) == np.array(runs[3])) > 0.98
+
+
+@pytest.mark.parametrize(
+    "kind", [KINDS[0], Spec.of("markov", probability=0.7, correlation=0.5), Spec.of("beta", a=7.0, b=3.0)]
+)
+def test_models_keep_their_mean(kind):
+    model = make_acceptance(kind, STREAMS, 1)
+    runs = np.array([model.runs(i, 200) for i in range(1000)])
+    assert runs.mean() == pytest.approx(0.7, abs=0.03)
+
+
+@pytest.mark.parametrize(("tokens", "drafts", "probability"), [(1.0, None, 0.0), (6.0, None, 1.0), (2.3056, 4, 0.6)])
+def test_a_mean_length_stands_for_a_probability(tokens, drafts, probability):
+    model = make_acceptance(Spec.of("mean_length", tokens=tokens, drafts=drafts), STREAMS, 5)
+    assert model.probability == pytest.approx(probability, abs=1e-9)
+
+
+def test_a_mean_length_that_no_round_has():
+    with pytest.raises(InputError, match=r"acceptance\.tokens 6\.5 is too long: 5 drafts yield at most 6 tokens"):
+        make_acceptance(Spec.of("mean_length", tokens=6.5), STREAMS, 5)
+    with pytest.raises(InputError, match="1 draft yields at most 2 tokens"):
+        make_acceptance(Spec.of("mean_length", tokens=2.5, drafts=1), STREAMS, 5)
+
+
+@pytest.mark.parametrize("drafts", [None, 5])
+def test_a_mean_length_may_be_compared_with_no_drafts(drafts):
+    assert make_acceptance(Spec.of("mean_length", tokens=3, drafts=drafts), STREAMS, 0).probability == 0
+
+
+def test_correlated_models_spread_more():
+    def spread(spec):
+        model = make_acceptance(spec, STREAMS, 1)
+        return np.array([model.runs(i, 100) for i in range(2000)]).sum(axis=1).std()
+
+    independent = spread(KINDS[0])
+    assert spread(Spec.of("markov", probability=0.7, correlation=0.4)) > 1.3 * independent
+    assert spread(Spec.of("beta", a=7.0, b=3.0)) > 2 * independent
+
+
+def test_runs_count_consecutive_right_proposals():
+    model = make_acceptance(Spec.of("iid", probability=0.6), STREAMS, 4)
+    bits = np.concatenate([STREAMS.tile(Purpose.ACCEPT, 0, number)[3] for number in range(2)]) < 0.6
+    for at, run in enumerate(model.runs(3, 80)):
+        expected = next((n for n in range(4) if not bits[at + n]), 4)
+        assert run == expected
+
+
+@pytest.mark.parametrize("kind", [*KINDS, Spec.of("markov", probability=0.7, correlation=0.5)])
+def test_a_tile_is_the_same_whatever_was_asked_before(kind):
+    asked_in_order, asked_at_once = (make_acceptance(kind, STREAMS, 5) for _ in range(2))
+    runs = asked_in_order.runs(300, 64 * 5)
+    assert asked_at_once.tile(300, 4) == runs[256:]
+
+
+def test_a_large_budget_that_is_not_used_is_not_drawn_and_what_is_finished_is_let_go():
+    scenario = Scenario(
+        study=Study(num_requests=1),
+        engine=Engine(max_new_tokens=2**18),
+        workload=Workload(output_tokens=Spec.of("fixed", tokens=70)),
+    )
+    simulation = simulate_once(scenario)
+    assert simulation.acceptance._runs.cache_info().currsize <= 2
+    assert [request.runs for request in simulation.log.requests] == [[]]

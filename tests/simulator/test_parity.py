@@ -1,0 +1,39 @@
+"""Decision parity: what a replay of a trace decides is compared with the trace, and any difference is seen."""
+
+import pytest
+from synthetic_inputs import HEADER, LINES, write_engine_trace
+
+from simulator.engine_runs.parity import check_parity, compare_rows, replay_scenario
+from simulator.service.simulation import simulate_once
+from simulator.settings.traces import EngineTrace, read_engine_trace
+
+
+def test_a_replay_decides_as_the_trace_says(engine_trace):
+    parity = check_parity(engine_trace)
+    assert parity.exact
+    assert (parity.rounds, parity.rows) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("at", "change"),
+    [(1, {"sequence": 0}), (3, {"kept": 1}), (1, {"draft_lag": 2}), (0, {"mode": "static"}), (4, {"k": 1})],
+)
+def test_parity_sees_any_difference(engine_trace, at, change):
+    """The replay of the honest trace is compared with a trace that was tampered with."""
+    honest = read_engine_trace(engine_trace)
+    replayed = simulate_once(replay_scenario(honest), keep_rows=True).log.row_frame()
+    lines = [dict(line) for line in LINES]
+    lines[at] |= change
+    path = write_engine_trace(engine_trace.with_name("tampered.ndjson"), HEADER, lines)
+    tampered = read_engine_trace(path)
+    parity = compare_rows(tampered, replayed)
+    assert not parity.exact
+    assert parity.first_difference.startswith(f"round {LINES[at]['round']}, row {LINES[at]['row']}: ")
+
+
+def test_parity_fails_when_the_replay_is_shorter(engine_trace):
+    trace = read_engine_trace(engine_trace)
+    replayed = simulate_once(replay_scenario(trace), keep_rows=True).log.row_frame()
+    assert not compare_rows(trace, replayed[replayed["round"] < 2]).exact
+    longer = EngineTrace(trace.path, trace.header, trace.rows[trace.rows["round"] < 2])
+    assert not compare_rows(longer, replayed).exact
