@@ -17,6 +17,7 @@ from refimpl.bench.probe import device_busy_s
 from refimpl.bench.settings import BenchSettings
 from refimpl.bench.work import Feed, ModelWork, Work, round_passes
 from refimpl.core.stats import AcceptanceStats
+from refimpl.decoding.devices import synchronize
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
 from refimpl.generation import generate
@@ -121,7 +122,7 @@ def hf_generate(bench: Bench, prompts: list[list[int]], batch_size: int, *, assi
     extra = {"assistant_model": draft} if assisted else {}
     pads: list[int] = []
     with _peak_memory(device) as peak, as_shipped(bench), _recorded_passes(bench, pads) as passes:
-        _synchronize(device)
+        synchronize(device)
         begun = time.perf_counter()
         for start in range(0, len(prompts), batch_size):
             batch = prompts[start : start + batch_size]
@@ -131,7 +132,7 @@ def hf_generate(bench: Bench, prompts: list[list[int]], batch_size: int, *, assi
             mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in batch], device=device)
             output = target.generate(ids, attention_mask=mask, generation_config=config, **extra)
             outputs += output[:, width:]
-        _synchronize(device)
+        synchronize(device)
         seconds = time.perf_counter() - begun
     generated = tuple(tuple(row.tolist()) for row in outputs)
     tokens, most = sum(map(len, generated)), peak[0] if peak else None
@@ -174,11 +175,6 @@ def _profiled(engine: Engine, count: int) -> tuple[list[RoundRecord], float | No
 def _only_decodes(record: RoundRecord) -> bool:
     """Whether a round neither prefilled nor recorded."""
     return max(record.stage_s["prefill_s"], record.stage_s["record_s"]) < EMPTY_STAGE_S
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextmanager

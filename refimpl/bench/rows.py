@@ -153,8 +153,3 @@ def _floor(samples: Seq[Sample], rates: Rates) -> dict[str, Any]:
         "floor_ms_per_round": _median(samples, lambda s: per_round(s, 1e3 * rates.floor_s(s.passes))),
         "fraction_of_floor": _median(samples, lambda s: rates.floor_s(s.passes) / s.passes_s),
     }
-
-
-def as_rows(rows: list[BenchRow]) -> list[dict[str, Any]]:
-    """JSON-ready."""
-    return [asdict(row) for row in rows]

@@ -160,7 +160,7 @@ class Interleaved:
         if self.settings.generate_batch and runs_generate_batch(bench):
             runs[CONTINUOUS] = lambda prompts: hf_generate_batch(bench, prompts, size)
         for name, (method, changes) in self._ours(size).items():
-            runs[name] = partial(_run_ours, bench, method, size, changes)
+            runs[name] = partial(run_method, bench, method=method, batch_size=size, **changes)
         return runs
 
     def _ours(self, size: int) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -177,7 +177,3 @@ class Interleaved:
             return {f"{method} {name}": (method, {"drafter": name}) for name in self.settings.drafters}
         recorded = self.settings.cuda_graphs and takes_graphs(method)
         return {method: (method, {})} | ({method + EAGER: (method, {"cuda_graphs": False})} if recorded else {})
-
-
-def _run_ours(bench: Bench, method: str, size: int, changes: dict[str, Any], prompts: list[list[int]]) -> Sample:
-    return run_method(bench, prompts, method, size, **changes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from refimpl.core.config import make_config
+from refimpl.decoding.devices import synchronize
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.timing import StageTimer
 from refimpl.models.adapter import Pair
@@ -77,12 +78,6 @@ class Reference:
         """Mean seconds of the passes around an interval of time."""
         low, high = begun_s - NEARBY_S, ended_s + NEARBY_S
         return statistics.mean(uninterrupted(s.seconds for s in self.samples if low <= s.at_s <= high))
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until a device has done all work given to it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def uninterrupted(values: Iterable[float]) -> list[float]:

@@ -109,12 +109,12 @@ def run_cv(repeats: list[list[Run]]) -> float:
     return (squares / freedom) ** 0.5 if freedom else 0.0
 
 
-def write_run(path: Path, run: Run, **more: Any) -> None:
+def write_run(path: Path, run: Run) -> None:
     """Write a run's trace, compressed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = path.with_suffix("")
     marks = {"interrupted_rounds": run.interrupted_rounds, "attempts": run.attempts}
-    write_trace(plain, run.header | more | marks, run.records)
+    write_trace(plain, run.header | marks, run.records)
     with gzip.GzipFile(path, "wb", mtime=0) as file:
         file.write(plain.read_bytes())
     plain.unlink()

@@ -91,7 +91,7 @@ def bench(
     Beside the times stand the bytes and FLOPs that a round cannot avoid, the least time for them at the bandwidth and
     matrix rate measured in the same run, and the fraction of it that was reached.
     """
-    from refimpl.bench import as_rows, run_bench
+    from refimpl.bench import run_bench
 
     check_outputs([output.output], [work.prompts])
     settings = bench_settings(models, work, runs, engine, repeat)
@@ -100,7 +100,7 @@ def bench(
 
     def report_of(found: Any) -> dict[str, Any]:
         meta = {"acceptance": work.acceptance, **bench_meta(pair, settings, ids, found)}
-        return write_report(output.output, {"rows": as_rows(found.rows)}, pair.device, meta)
+        return write_report(output.output, {"rows": [asdict(row) for row in found.rows]}, pair.device, meta)
 
     with progress_bars() as bars:
         found = run_bench(pair, ids, settings, bars, report_of if output.output else None)

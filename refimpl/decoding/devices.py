@@ -36,3 +36,9 @@ def require_current(device: torch.device) -> None:
     """Raise InputError for a CUDA device other than the current one, on which events and recordings would be made."""
     if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
         raise InputError(f"the pair is on {device}, not on the current device: call torch.cuda.set_device first")
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done all work given to it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
