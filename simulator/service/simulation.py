@@ -11,10 +11,10 @@ import simpy
 from refimpl.core.errors import require
 from simulator.service.acceptance import make_acceptance
 from simulator.service.cost import CostModel
-from simulator.service.costs import make_cost
 from simulator.service.offers import make_drafting
 from simulator.service.records import EventLog, Request
 from simulator.service.replica import Replica
+from simulator.service.scenario_cost import make_cost
 from simulator.service.streams import Purpose, Streams
 from simulator.service.workload import RequestSource, arrival_times
 from simulator.settings.fields import REQUESTS

@@ -13,7 +13,7 @@ from scipy.special import gammaincinv, ndtri
 
 from refimpl.core.errors import InputError, require
 from refimpl.core.reading import is_file, read_mappings
-from simulator.service.common import make_common
+from simulator.service.common_text import make_common
 from simulator.service.streams import REQUEST_BLOCK, Purpose, Streams
 from simulator.settings.fields import MAX_TOKENS, Spec
 from simulator.settings.kinds import ARRIVALS, LENGTHS

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from simulator.runner import Progress, mean_interval, run_points
-from simulator.service.costs import make_cost
+from simulator.service.scenario_cost import make_cost
 from simulator.service.streams import Streams
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload

@@ -13,7 +13,7 @@ from synthetic_inputs import (
 
 from refimpl.core.errors import InputError
 from simulator.runner import simulate
-from simulator.service.costs import make_cost
+from simulator.service.scenario_cost import make_cost
 from simulator.service.streams import Streams
 from simulator.settings.calibration import load_calibration
 from simulator.settings.fields import Spec

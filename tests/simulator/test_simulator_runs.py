@@ -1,4 +1,4 @@
-"""Replications, comparison, attribution, metrics: laws that hold whatever the numbers are."""
+"""Replications, comparison, metrics: laws that hold whatever the numbers are."""
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,6 @@ from simulator.service.simulation import simulate_once
 from simulator.settings.effects import drop_idle
 from simulator.settings.fields import Spec, to_mapping
 from simulator.settings.scenario import Engine, Scenario, Service, Study, Switches, Workload, from_data
-from simulator.studies.attribution import attribute, differing_factors, flatten, unflatten
 from simulator.studies.comparison import DIFFERENT, compare
 
 COST = Spec.of(
@@ -327,41 +326,3 @@ def test_waiting_for_rows_fills_batches():
     patient = base.but(switches={"wait_for_rows": 4, "wait_at_most_s": 2.0})
     assert simulate(patient, 1)["occupancy"] > simulate(base, 1)["occupancy"]
     assert simulate(patient, 1)["completed"] == 100
-
-
-# --- attribution -------------------------------------------------------------------------------------------------
-
-
-def test_shares_add_up_and_name_the_factors():
-    a, b = scenario(), scenario({"engine.scheduler": "grouped", "engine.window_size": 16, "switches.keep_bonus": False})
-    assert set(differing_factors(a, b)) == {"refill", "grouping", "bonus token"}
-    found = attribute(a, b, 4)
-    sums = found.per_replication.sum(axis=1)
-    assert np.allclose(sums.mean(), found.b - found.a)
-    assert found.table.loc["total", "share"] == pytest.approx(found.b - found.a)
-    assert found.table.loc["refill", "verdict"] == DIFFERENT
-    assert found.table.loc["bonus token", "share"] < 0
-
-
-def test_a_factor_without_effect_has_no_share():
-    common = {"kind": "system_prompt", "tokens": 2}  # which a layout without blocks cannot share
-    found = attribute(scenario(), scenario({"engine.scheduler": "fifo", "workload.common": common}), 3)
-    assert found.table.loc["workload.common", "share"] == 0
-
-
-def test_studies_of_two_kinds_are_one_factor():
-    found = attribute(scenario(), brief(num_requests=20).but({"engine.scheduler": "static"}), 2)
-    assert set(found.table.index) == {"study", "total"}
-
-
-def test_attribution_refuses_nonsense():
-    with pytest.raises(InputError, match="do not differ"):
-        attribute(scenario(), scenario(name="b"), 2)
-    with pytest.raises(InputError, match="seed differs"):
-        attribute(scenario(), scenario(seed=2), 2)
-
-
-@given(engines)
-def test_flattening_is_undone(engine):
-    made = possible(engine=engine)
-    assert unflatten(flatten(made)) == made

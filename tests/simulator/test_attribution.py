@@ -1,0 +1,45 @@
+"""Attribution: shares add up, name the factors, and are nothing where a factor has no effect."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from test_simulator_runs import brief, engines, possible, scenario
+
+from refimpl.core.errors import InputError
+from simulator.studies.attribution import attribute, differing_factors, flatten, unflatten
+from simulator.studies.comparison import DIFFERENT
+
+
+def test_shares_add_up_and_name_the_factors():
+    a, b = scenario(), scenario({"engine.scheduler": "grouped", "engine.window_size": 16, "switches.keep_bonus": False})
+    assert set(differing_factors(a, b)) == {"refill", "grouping", "bonus token"}
+    found = attribute(a, b, 4)
+    sums = found.per_replication.sum(axis=1)
+    assert np.allclose(sums.mean(), found.b - found.a)
+    assert found.table.loc["total", "share"] == pytest.approx(found.b - found.a)
+    assert found.table.loc["refill", "verdict"] == DIFFERENT
+    assert found.table.loc["bonus token", "share"] < 0
+
+
+def test_a_factor_without_effect_has_no_share():
+    common = {"kind": "system_prompt", "tokens": 2}  # which a layout without blocks cannot share
+    found = attribute(scenario(), scenario({"engine.scheduler": "fifo", "workload.common": common}), 3)
+    assert found.table.loc["workload.common", "share"] == 0
+
+
+def test_studies_of_two_kinds_are_one_factor():
+    found = attribute(scenario(), brief(num_requests=20).but({"engine.scheduler": "static"}), 2)
+    assert set(found.table.index) == {"study", "total"}
+
+
+def test_attribution_refuses_nonsense():
+    with pytest.raises(InputError, match="do not differ"):
+        attribute(scenario(), scenario(name="b"), 2)
+    with pytest.raises(InputError, match="seed differs"):
+        attribute(scenario(), scenario(seed=2), 2)
+
+
+@given(engines)
+def test_flattening_is_undone(engine):
+    made = possible(engine=engine)
+    assert unflatten(flatten(made)) == made
