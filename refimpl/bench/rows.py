@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from refimpl.bench.engines import STAGES, Sample
