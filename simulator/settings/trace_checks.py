@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from refimpl.core.errors import require, shown
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from simulator.settings.fields import COUNT, MAX_TOKENS, NON_NEGATIVE, WHOLE, Range
 
 ENGINE_SCHEMA = "raggedspec.trace/1"
