@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, NamedTuple, Unpack
 
 from refimpl.core.config import CheckLevel, DecodeConfig, make_config
-from refimpl.core.drafting import DrafterName
+from refimpl.core.drafting import DrafterName, DraftingConfig
 from refimpl.core.errors import InputError, require
 from refimpl.core.keywords import Settings
 from refimpl.core.request import Request
@@ -20,7 +20,7 @@ from refimpl.requests import Prompt, listed, prepare
 
 CHECKS: CheckLevel = "host"  # of the runs that are planned: they take no memory on the device
 LAYOUTS = ("inplace", "paged")  # without working copies, which come and go
-DRAFTERS = ("model", "ngram", "suffix")  # each of their rounds is alike
+LOOKUPS = ("ngram", "suffix")  # drafters that need neither a draft model nor a head
 MARGIN = 1.05  # over what is counted: kernels need some memory, too
 
 
@@ -52,11 +52,11 @@ def plan_memory(
     """Find the first settings that fit, giving up as little as possible.
 
     What is given up, in this order: pool rows as long as the longest (``paged`` stores blocks), drafts, the draft model
-    (``ngram`` looks drafts up), rows. Nothing of it changes greedy or coupled output. The bytes are those of the run's
-    own prefill and of a round at its end, counted on tensors without values: with the longest prompts in one batch,
-    though they may never meet, without shared prefixes, and with all of their drafts. What kernels need for themselves
-    is not counted, but 5 % is left for it. Bytes are always those of a run with ``checks="host"``, which the plan's
-    settings say unless other checks are asked for: what those take comes on top.
+    or head (``ngram`` looks drafts up), rows. Nothing of it changes greedy or coupled output. The bytes are those of
+    the run's own prefill and of rounds at its end, counted on tensors without values: with the longest prompts in one
+    batch, though they may never meet, without shared prefixes, and with all drafts, whatever a draft budget may cut.
+    What kernels need for themselves is not counted, but 5 % is left for it. Bytes are always those of a run with
+    ``checks="host"``, which the plan's settings say unless other checks are asked for: what those take comes on top.
 
     Raises:
         InputError: impossible settings or prompts, settings that are not planned, or a budget that nothing fits into.
@@ -93,12 +93,8 @@ def _require_plannable(config: DecodeConfig) -> None:
         ),
         (config.execution == "serial", "what two cohorts take together is not planned: choose execution 'serial'"),
         (
-            drafting.drafter in DRAFTERS,
-            f"drafter {drafting.drafter!r} is not planned, as its rounds differ: choose {', '.join(DRAFTERS)}",
-        ),
-        (
-            drafting.draft_budget == "fixed",
-            f"a plan counts all drafts, not those of draft_budget {drafting.draft_budget!r}: choose 'fixed'",
+            not drafting.reads_probabilities,
+            f"what draft_budget {drafting.draft_budget!r} keeps of its drafts is not planned: choose another",
         ),
         (config.logprobs is None, "copies of logits for log-probabilities are not planned: leave logprobs out"),
         (not config.cuda_graphs, "what recorded rounds keep is not planned: leave cuda_graphs out"),
@@ -127,7 +123,7 @@ class Wish(NamedTuple):
 def _wishes(config: DecodeConfig) -> Iterator[Wish]:
     """What was asked for, then with less and less; what is given up last varies slowest."""
     own, method = config.drafting.drafter, config.resolved_method
-    drafters: list[DrafterName] = [own, "ngram"] if config.drafting.uses_draft else [own]
+    drafters: list[DrafterName] = [own] if own in LOOKUPS else [own, "ngram"]
     methods = [config.method, *([f"paged+{method.scheduler}"] if method.layout != "paged" else [])]
     drafts = _halves(config.num_speculative_tokens) or [0]
     for wish in product(_halves(config.resolved_batch_size), drafters, drafts, methods):
@@ -140,14 +136,14 @@ def _halves(number: int) -> list[int]:
 
 
 def _with(config: DecodeConfig, wish: Wish) -> DecodeConfig:
-    """The same with a wish, as it is planned: checked on the host alone, with prompts that have nothing in common."""
+    """The same with a wish, as it is planned: unchecked, with all drafts and prompts that have nothing in common."""
     return replace(
         config,
         method=wish.method,
         batch_size=wish.batch_size,
         num_speculative_tokens=wish.num_speculative_tokens,
-        drafting=replace(config.drafting, drafter=wish.drafter),
-        checks=CHECKS,
+        drafting=DraftingConfig(wish.drafter),
+        checks="off",
         kv_memory_gib=math.inf,
         prefix_sharing=False,
     )
@@ -158,12 +154,12 @@ def _settings(asked: Mapping[str, Any], wish: Wish) -> dict[str, Any]:
 
 
 def _gave_up(config: DecodeConfig, wish: Wish) -> tuple[str, ...]:
-    rows, drafts = config.resolved_batch_size, config.num_speculative_tokens
+    rows, drafts, drafting = config.resolved_batch_size, config.num_speculative_tokens, config.drafting
     in_blocks = wish.method != config.method
     lines = [
         ("pool rows as long as the longest: paged stores blocks, which every pass gathers", in_blocks),
         (f"drafts: {wish.num_speculative_tokens} a row in place of {drafts}", wish.num_speculative_tokens < drafts),
-        (f"the draft model: {wish.drafter} looks drafts up", wish.drafter != config.drafting.drafter),
+        (f"the draft {drafting.drawn_by}: {wish.drafter} looks drafts up", wish.drafter != drafting.drafter),
         (f"rows: {wish.batch_size} a round in place of {rows}", wish.batch_size < rows),
     ]
     return tuple(line for line, given_up in lines if given_up)

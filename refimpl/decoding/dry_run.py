@@ -1,6 +1,6 @@
 """Bytes that a run needs at its peak, counted on tensors without values: its own passes, of its largest shapes."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,10 +16,12 @@ from torch.utils._pytree import tree_leaves
 
 from refimpl.core.config import DecodeConfig
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.drafters import LookupDrafter
+from refimpl.decoding.drafters import Drafter, HybridDrafter, LookupDrafter
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.passes import EagerPasses
 from refimpl.models.adapter import HuggingFaceLM, Pair
+from refimpl.models.head import RegressiveHead
+from refimpl.placement import pays_to_pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class DryRun:
     config: DecodeConfig
 
     def footprint(self, at_begin: Seq[Sequence], at_end: Seq[Sequence]) -> Footprint:
-        """Peak of a prefill of a batch, and of a round of a batch that verifies as many drafts as it has room for.
+        """Peak of a prefill of a batch, and of rounds of a batch that verify as many drafts as they have room for.
 
         Args:
             at_begin: all sequences before anything is cached; the first ones are prefilled together.
@@ -114,7 +116,7 @@ class DryRun:
             engine = self._engine(at_end)
             engine.admit()
             last_round.peak = (0, 0)  # that prefill is longer than any of the run
-            self._run_passes(engine)
+            self._run_passes(engine, {row.index: row.seq_len - 1 for row in at_begin})
         peak, logits_bytes = max(prefill.peak, last_round.peak)
         return Footprint(weights_bytes, kv_bytes, logits_bytes, peak - kv_bytes - logits_bytes)
 
@@ -138,15 +140,51 @@ class DryRun:
         rows = self.config.resolved_batch_size
         return Engine(self.pair, sequences[:rows], self.config, expected=sequences[rows:])
 
-    def _run_passes(self, engine: Engine) -> None:
-        """Those of one round, up to the decision, which has no values either."""
+    def _run_passes(self, engine: Engine, prefilled: Mapping[int, int]) -> None:
+        """Those of rounds in a rectangle and packed, up to the decisions, which have no values either.
+
+        A draft that sits out rounds has cached no more than was `prefilled`. The first round of a head shows it states,
+        and has no drafts.
+        """
         plan, _ = engine.scheduler.choose()
         members, passes = sorted(plan.members, key=attrgetter("slot")), engine.context.passes
         assert isinstance(passes, EagerPasses)
-        if self.config.drafting.looks:
-            passes = replace(passes, drafter=LookupDrafter(_Anything))
-        verified = passes.run(members, [m.draft_limit for m in members])
-        verified.decision.table()
+        passes, limits = replace(passes, drafter=_willing(passes.drafter)), [m.draft_limit for m in members]
+        if isinstance(passes.drafter, HybridDrafter):
+            for member in members:
+                member.draft_cached = prefilled[member.index]
+        if states := passes.drafter.states:
+            passes.run(members, limits)
+            states.commit(members, [1] * len(members))
+        for drafts in (limits, _ragged(limits)):
+            passes.run(members, drafts).decision.table()
+
+
+def _willing(drafter: Drafter) -> Drafter:
+    """The same where it makes as many drafts as it is asked for, with its draft if it has one."""
+    if isinstance(drafter, HybridDrafter):
+        return replace(drafter, lookup=LookupDrafter(_Nothing))
+    return LookupDrafter(_Anything) if isinstance(drafter, LookupDrafter) else drafter
+
+
+def _ragged(limits: Seq[int]) -> list[int]:
+    """No drafts for as many rows as it takes to leave the pads of their pass out."""
+    drafts = list(limits)
+    for row in range(1, len(drafts)):
+        if not pays_to_pack([n + 1 for n in drafts], max(drafts) + 1):
+            drafts[-row] = 0
+    return drafts
+
+
+class _Nothing:
+    """An index that finds no drafts."""
+
+    def read(self, token_ids: Seq[int]) -> None:
+        """Nothing."""
+
+    def propose(self, limit: int) -> list[int]:
+        """No tokens."""
+        return []
 
 
 class _Anything:
@@ -161,6 +199,9 @@ class _Anything:
 
 
 def _weights(pair: Pair, config: DecodeConfig) -> list[Tensor]:
-    """Parameters and buffers of the models that run."""
-    models = [m.model for m in pair.models(config.drafting.uses_draft) if isinstance(m, HuggingFaceLM)]
+    """Parameters and buffers of the models that run, and of the head."""
+    running = pair.models(config.drafting.uses_draft)
+    models: list[nn.Module] = [each.model for each in running if isinstance(each, HuggingFaceLM)]
+    if config.drafting.drafter == "head" and isinstance(pair.head, RegressiveHead):
+        models.append(pair.head.block)
     return [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
