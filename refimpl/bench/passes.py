@@ -32,7 +32,7 @@ Run = Callable[[], None]
 Seconds = dict[tuple[str, int], tuple[float, float]]  # by pass and tokens of its chunk: its own, of what it replaces
 
 
-class Passes:
+class PassBench:
     """Rows that decode, and a prompt of which some tokens are cached: passes over them, whole or in part.
 
     Args:
@@ -201,14 +201,14 @@ def measure_passes(
     return rows
 
 
-def _passes(pair: Pair, layout: str, size: int, settings: PassSettings) -> Passes:
+def _passes(pair: Pair, layout: str, size: int, settings: PassSettings) -> PassBench:
     texts = random_prompts(pair, size, settings.context_tokens, settings.seed)
     (prompt,) = random_prompts(pair, 1, max(settings.chunk_tokens) + 1, settings.seed)
     k = settings.num_speculative_tokens
-    return Passes(pair, f"{layout}+{SCHEDULER}", texts, prompt, 0, num_speculative_tokens=k, checks="off")
+    return PassBench(pair, f"{layout}+{SCHEDULER}", texts, prompt, 0, num_speculative_tokens=k, checks="off")
 
 
-def _repeat(passes: Passes, size: int, settings: PassSettings, rng: random.Random) -> Seconds:
+def _repeat(passes: PassBench, size: int, settings: PassSettings, rng: random.Random) -> Seconds:
     """Every pass and what it replaces, once."""
     k, seconds = settings.num_speculative_tokens, passes.seconds
     drawn, alike = [rng.randint(1, k) + 1 for _ in range(size)], [k + 1] * size

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 
-from refimpl.bench.passes import Passes, require_packed
+from refimpl.bench.passes import PassBench, require_packed
 from refimpl.calibrate import grid
 from refimpl.calibrate.grid import IN_PLACE, Cell, Variant
 from refimpl.calibrate.reference import Reference
@@ -187,7 +187,7 @@ class Visitor:
             self.reference.time_when_due()
         return rounds
 
-    def _time_mixed(self, passes: Passes, cell: Cell, variant: Variant, tokens: int) -> TimedRound:
+    def _time_mixed(self, passes: PassBench, cell: Cell, variant: Variant, tokens: int) -> TimedRound:
         counts = [grid.MIXED_DRAFTS + 1] * cell.batch_size
         stages = passes.stages(partial(passes.of_round, counts, tokens))
         at = cell.batch_size, tokens, cell.prompt_len
@@ -195,10 +195,10 @@ class Visitor:
         kind = (variant.method, cell.batch_size, cell.prompt_len, tokens)
         return TimedRound(kind, sum(stages), sum(stages), tuple(map(Timing, places, stages)))
 
-    def _passes(self, cell: Cell, variant: Variant) -> Passes:
+    def _passes(self, cell: Cell, variant: Variant) -> PassBench:
         rows = [self._prompt(grid.MIXED_ROW_TOKENS) for _ in range(cell.batch_size)]
         prompt = self._prompt(cell.prompt_len + max(cell.drafts) + 1)
-        return Passes(
+        return PassBench(
             self.pair, variant.method, rows, prompt, cell.prompt_len,
             num_speculative_tokens=grid.MIXED_DRAFTS, checks=self.checks,
         )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from refimpl import InputError
-from refimpl.bench.passes import Passes, PassSettings, measure_passes
+from refimpl.bench.passes import PassBench, PassSettings, measure_passes
 from refimpl.cli import main
 
 ROWS, PROMPT, START = [[5, 3, 8], [4, 1, 9, 2, 7], [6, 2]], list(range(1, 20)), 6
@@ -16,7 +16,7 @@ COUNTS = [2, 4, 1]
 
 
 def passes_of(pair, layout):
-    return Passes(pair, f"{layout}+continuous", ROWS, PROMPT, START, num_speculative_tokens=3, checks="device")
+    return PassBench(pair, f"{layout}+continuous", ROWS, PROMPT, START, num_speculative_tokens=3, checks="device")
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_gains_are_what_is_replaced_over_the_pass(llama, fed, monkeypatch):
             run()
         return float(sum(fed) - before)
 
-    monkeypatch.setattr(Passes, "seconds", tokens)
+    monkeypatch.setattr(PassBench, "seconds", tokens)
     settings = PassSettings(("inplace",), (4,), (8,), num_speculative_tokens=3, context_tokens=5, repeats=3)
     packed, mixed = measure_passes(llama, settings)
     assert (packed.pass_name, packed.chunk_tokens, mixed.pass_name, mixed.chunk_tokens) == ("packed", 0, "mixed", 8)
