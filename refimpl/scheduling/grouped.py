@@ -20,7 +20,8 @@ class GroupedScheduler(Scheduler[T]):
     filled up with the oldest (mode ``"aged"``). So no sequence waits more than aging_bound + ⌊window_size / batch_size⌋
     rounds between two of its rounds (INV-10), and every one gets to its first: the oldest of the window goes on
     within that bound, too, until it has finished. Those behind it wait for their first round without aging, since
-    a round taken for them is taken from requests that have begun.
+    a round taken for them is taken from requests that have begun. Companions of the due row's own length would realign
+    less, but leave other due rows behind: the bound would grow to one round for each sequence of the window.
 
     Members are indexed by key, and full keys by the rank in which they run, so a round costs
     O(batch_size · log window_size), for any window.
