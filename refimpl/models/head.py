@@ -1,6 +1,6 @@
 """Draft heads: they propose from the target's last hidden state, step by step, and cache nothing."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
+@runtime_checkable
 class DraftHead(Protocol):
     """Goes on from a hidden state of the target.
 

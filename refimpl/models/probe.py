@@ -13,7 +13,7 @@ columns, or scales attention by a length that it asks of the cache gives other l
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -34,6 +34,7 @@ TOLERANCE = 16  # roundings of the number format
 ForwardPacked = Callable[[PackedBlock, int], Tensor]  # block and n -> logits of its last n tokens ``[n, vocab]``
 
 
+@runtime_checkable
 class Probed(Protocol):
     """What the probe needs of an adapter."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -15,6 +15,7 @@ from refimpl.decoding.drafters.base import Drafts, Offer
 NOT_FOUND = -1
 
 
+@runtime_checkable
 class Index(Protocol):
     """What one row has said so far."""
 
