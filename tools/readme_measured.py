@@ -227,3 +227,27 @@ def scaling_fits(data: dict[str, Any]) -> Table:
 def _span(values: list[float]) -> str:
     value, low, high = (f"{value:+.3f}" for value in values)
     return f"{value} [{low}, {high}]"
+
+
+def plans_table(rows: list[dict[str, Any]]) -> Table:
+    """Plans for smaller and smaller budgets: bytes planned and measured, and speeds measured and simulated."""
+    headings = ["budget, MiB", "rows, drafts, drafter", "planned, MiB", "measured, MiB", "tokens/s", "simulated"]
+    return headings, [_plan_cells(row) for row in rows]
+
+
+def _plan_cells(row: dict[str, Any]) -> list[str]:
+    bytes_ = (row[name] / (1 << 20) for name in ("budget_bytes", "planned_bytes", "measured_bytes"))
+    budget, planned, measured = (f"{size:.1f}" for size in bytes_)
+    ratios = row["ratios"]
+    chosen = f"`{row['method']}`, {row['batch_size']}, {row['num_speculative_tokens']}, `{row['drafter']}`"
+    speed = f"{sum(ratios) / len(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
+    return [budget, chosen, planned, measured, speed, f"{row['simulated_ratio']:.2f}"]
+
+
+def rooms_table(rows: list[dict[str, Any]]) -> Table:
+    """A simulated server by room for K/V, layout by layout."""
+    layouts = list(dict.fromkeys(row["layout"] for row in rows))
+    lines: dict[float, list[str]] = {}
+    for row in rows:
+        lines.setdefault(row["room_gib"], []).append(f"{row['ratio']:.2f} [{row['low']:.2f}, {row['high']:.2f}]")
+    return ["K/V, GiB", *(f"`{name}`" for name in layouts)], [[f"{gib:g}", *cells] for gib, cells in lines.items()]
