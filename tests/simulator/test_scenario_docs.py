@@ -9,12 +9,12 @@ import pytest
 import typer
 import yaml
 
+from refimpl.core.config import NAMED_METHODS
 from simulator.cli import app, main
 from simulator.service.metrics import DEFINITIONS, metric_names
 from simulator.settings.fields import as_data
 from simulator.settings.folders import EXAMPLES
 from simulator.settings.kinds import KINDS
-from simulator.settings.methods import METHODS
 from simulator.settings.parts import MAX_BUDGET, Engine, Service, Study, Switches, Workload
 from simulator.settings.scenario import Scenario, load_scenario
 from simulator.studies.designs import build_sweep, load_sweep
@@ -64,7 +64,7 @@ def test_every_kind_stands_there_with_its_parameters(path):
 
 
 def test_methods_metrics_commands_and_bounds_stand_there():
-    assert all(f"`{name}`" in PAGE for name in METHODS)
+    assert all(f"`{name}`" in PAGE for name in NAMED_METHODS)
     assert all(rows(PAGE)[name] == [definition] for name, definition in DEFINITIONS.items())
     assert all(f"`{name}`" in PAGE for name in APP.commands)
     assert f"at most {MAX_BUDGET}" in PAGE
