@@ -36,7 +36,7 @@ def answer_html(answer: Answer) -> str:
 def _shown(metric: str, numbers: Sequence[float | None]) -> str:
     """Mean, low and high of a metric as the cell of a table."""
     mean, low, high = numbers
-    if mean is None:
+    if mean is None or low is None:
         return "–"
     return f"{100 * mean:.0f} %" if metric == "grouping_rate" else f"{mean:.4g} ({low:.4g} … {high:.4g})"
 

@@ -18,7 +18,8 @@ import torch
 
 import refimpl
 from refimpl.bench.memory import peak_bytes
-from refimpl.core.files import write_whole
+from refimpl.core.errors import InputError
+from refimpl.core.files import check_writable, write_whole
 from refimpl.decoding.devices import provenance
 from refimpl.decoding.memory import GIB
 from refimpl.pairs.names import TINY
@@ -121,7 +122,12 @@ def main() -> None:
     """Write the lines and where they come from."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
-    output, pair = parser.parse_args().output, refimpl.load_pair("tiny")
+    output = parser.parse_args().output
+    try:
+        check_writable(output)
+    except InputError as error:
+        parser.error(str(error))
+    pair = refimpl.load_pair("tiny")
     torch.set_num_threads(1)
     data = {"engine": engine_rows(pair), "server": server_rows(), "meta": provenance(pair.device)}
     write_whole(output, [json.dumps(data, indent=1)])

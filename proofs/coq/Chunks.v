@@ -63,8 +63,8 @@ Proof.
   rewrite (D o (or_introl eq_refl)), Nat.sub_0_r. apply IH. intros x X. apply D. now right.
 Qed.
 
-(** THEOREM (a budget of tokens, INV-17). All rows that decode run, a round feeds no more than its budget, and the oldest prompt gets on
-    in every round. *)
+(** THEOREM (a budget of tokens, INV-17). With all rows that decode, a round feeds no more than its budget, and the oldest
+    prompt gets on in every round. *)
 Theorem token_budget rs : reachable rs -> verified rs + sum (prompts rs) <= budget
   /\ forall older r younger, rs = older ++ r :: younger -> (forall o, In o older -> to_prefill o = 0) ->
      1 <= to_prefill r -> 1 <= verify r -> 1 <= nth (length older) (prompts rs) 0.

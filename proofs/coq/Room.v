@@ -54,7 +54,7 @@ Proof.
 Qed.
 
 (** THEOREM (exactly what is cached, INV-15). However rows enter, run, grow and leave, between rounds each has as many
-    blocks as its cached tokens need, none more and none fewer. *)
+    blocks as all its tokens but the last need, none more and none fewer: those that are cached, once its prompt is. *)
 Theorem blocks_of_what_is_cached rs : reachable rs -> forall r, In r rs -> has r = keeps r.
 Proof.
   intro X. apply Forall_forall. induction X as [|rs rs' _ IH S]; [constructor|].

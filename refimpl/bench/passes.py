@@ -45,7 +45,7 @@ class PassBench:
         checks: level of the engine's run-time checks.
 
     Raises:
-        InputError: the K/V do not fit, or the target runs no packed passes.
+        InputError: the K/V do not fit, a row has one token, or the target runs no packed passes.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class PassBench:
         checks: str,
     ):
         prompts, span = [*rows, prompt], num_speculative_tokens + 1
+        require(min(map(len, rows)) > 1, "a row needs at least two tokens: all but the last are cached")
         config = make_config(
             method=method, batch_size=len(prompts), num_speculative_tokens=num_speculative_tokens,
             max_new_tokens=span + 1, stop_token_ids=[], checks=checks, prefix_sharing=False,

@@ -18,7 +18,7 @@ app = typer.Typer()
 def bench_passes(
     *,
     models: PairOptions,
-    context_tokens: Annotated[int, option(PROMPTS, "Tokens of every row.", min=1)] = 100,
+    context_tokens: Annotated[int, option(PROMPTS, "Tokens of every row.", min=2)] = 100,
     seed: SeedOption = 0,
     batch_sizes: Annotated[str, option(ENGINE, "Rows that decode, separated by commas.")] = "8,32",
     num_speculative_tokens: DraftTokensOption = 8,

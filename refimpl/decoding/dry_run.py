@@ -152,7 +152,7 @@ class DryRun:
         passes, limits = replace(passes, drafter=_willing(passes.drafter)), [m.draft_limit for m in members]
         if isinstance(passes.drafter, HybridDrafter):
             for member in members:
-                member.draft_cached = prefilled[member.index]
+                member.draft_cached = min(prefilled[member.index], member.seq_len - 1)
         if states := passes.drafter.states:
             passes.run(members, limits)
             states.commit(members, [1] * len(members))

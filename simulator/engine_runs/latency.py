@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from refimpl.core.errors import require
 from simulator.engine_runs.parity import replay_scenario
 from simulator.runner import simulate
 from simulator.service.metrics import QUANTILES
@@ -59,9 +60,10 @@ def predict(trace: EngineTrace, cost: Spec, replications: int) -> pd.DataFrame:
         less 1).
 
     Raises:
-        InputError: the trace does not say when its rounds ended, or no scenario can replay it.
+        InputError: the trace does not say when its requests came or its rounds ended, or no scenario can replay it.
     """
     measured = measured_waits(trace)
+    require("arrival_s" in trace.header, f"{trace.path}:1: missing arrival_s")
     scenario = replay_scenario(trace, cost, clock="seconds").but({"noise": True})
     runs = simulate(scenario, replications).metrics[list(measured)]
     table = pd.DataFrame(

@@ -176,16 +176,21 @@ def speed_cv(folder: Path, meta: dict[str, Any]) -> float:
 
     With fewer than two probes, that of a single reference pass, which is larger.
     """
-    probes = [read_engine_trace(path).header["reference_s"] for path in sorted(folder.glob(PROBES))]
+    probes = [_reference_s(read_engine_trace(path)) for path in sorted(folder.glob(PROBES))]
     return float(np.std(probes, ddof=1) / np.mean(probes)) if len(probes) > 1 else float(meta["reference_cv"])
+
+
+def _reference_s(trace: EngineTrace) -> float:
+    """Seconds of the reference pass around a run."""
+    require("reference_s" in trace.header, f"{trace.path}:1: missing reference_s")
+    return trace.header["reference_s"]
 
 
 def _judge(
     trace: EngineTrace, cost: Spec, fit: str, replications: int, meta: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     run = Path(trace.path).name.removesuffix(".ndjson.gz")
-    require("reference_s" in trace.header, f"{trace.path}:1: missing reference_s")
-    speed = trace.header["reference_s"] / meta["reference_s"]
+    speed = _reference_s(trace) / meta["reference_s"]
     measured_s, tokens = float(trace.rounds["round_s"].sum()), sum(trace.output_lens)
     parity = check_parity(trace.path)
     replayed = simulate(_scenario(trace, cost, None, noise=False), 1)

@@ -18,7 +18,7 @@ from simulator.settings.grids import Grid
 from simulator.settings.kinds import COST
 
 BLOCK_WIDTHS = 1024  # widths whose seconds are computed at a time
-UNMEASURED = "mixed: passes with chunks of prompts were not measured; reckoned from prefills"
+UNMEASURED = "mixed: passes with chunks of prompts were not measured; computed from prefills"
 
 
 class Line(dict[int, float]):
@@ -90,7 +90,7 @@ class CostModel(ABC):
     def _beside(self, rows: int, tokens: int, start: int) -> tuple[float, float]:
         """Seconds of chunks of prompts beside `rows` rows that decode: of a pass of the draft, and of the verify pass.
 
-        Reckoned together, as a prefill of `tokens` tokens, less one of a single token: the verify pass is made anyway.
+        Computed together, as a prefill of `tokens` tokens, less one of a single token: the verify pass is made anyway.
 
         Args:
             rows: that decode.
@@ -166,7 +166,7 @@ class TableCost(CostModel):
         return grid.line(rows, tokens, np.maximum(widths, grid.axes[2][0]))
 
     def _beside(self, rows: int, tokens: int, start: int) -> tuple[float, float]:
-        """A measured verify pass with the chunks less one without; reckoned, and marked, where none was measured.
+        """A measured verify pass with the chunks less one without; where none was measured, from prefills, and marked.
 
         Raises:
             InputError: the pass lies outside of the points, and the table is not to be extrapolated.
@@ -176,8 +176,19 @@ class TableCost(CostModel):
             self.extrapolated.add(UNMEASURED)
             return super()._beside(rows, tokens, start)
         self._note(grid.outside(rows, tokens, start), "mixed")
-        more_s = self.point("mixed", rows, tokens, start) - self.point("mixed", rows, 0, start)
-        return self.point("draft_chunk", rows, tokens, start), max(0.0, more_s)
+        more_s = self._with_chunk("mixed", rows, tokens, start) - self.point("mixed", rows, 0, start)
+        return self._with_chunk("draft_chunk", rows, tokens, start), max(0.0, more_s)
+
+    def _with_chunk(self, component: str, rows: int, tokens: int, start: int) -> float:
+        """Seconds of passes with a chunk; below the smallest that was measured, on the line through it and the next.
+
+        They jump where a chunk begins, however small: the draft makes a pass for it, and the verify pass is packed.
+        """
+        sizes = [int(size) for size in self._grid(component, scattered=False).axes[1] if size > 0][:2]
+        if tokens >= sizes[0] or len(sizes) < 2:
+            return self.point(component, rows, tokens, start)
+        at_first, at_second = (self.point(component, rows, size, start) for size in sizes)
+        return max(0.0, at_first - (sizes[0] - tokens) * (at_second - at_first) / (sizes[1] - sizes[0]))
 
     def check_widths(self) -> None:
         """Compare the widest stage of each component, at each number of rows and tokens, with what was measured.

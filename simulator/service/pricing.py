@@ -42,7 +42,7 @@ class Pricing:
 
     def __init__(self, engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None):
         self.engine, self.switches, self.cost, self.k = engine, switches, cost, engine.num_speculative_tokens
-        self.drafting = drafting
+        self.drafting, self.runs_draft = drafting, engine.drafting().uses_draft
         self.placement = make_placement(engine.layout, engine.compaction_threshold)
         self.lines = lru_cache(maxsize=None)(self._lines)
 
@@ -142,7 +142,7 @@ class Pricing:
         start = max([chunk.sequence.num_cached - chunk.sequence.to_prefill for chunk in chunks])
         if rows:
             chunk_s, more_s = self.cost.beside(rows, tokens, start)
-            prefill_s, verify_s = prefill_s + chunk_s, verify_s + more_s
+            prefill_s, verify_s = prefill_s + (chunk_s if self.runs_draft else 0.0), verify_s + more_s
         else:
             prefill_s += self.cost.line("prefill", 1, tokens).at(start)
         return prefill_s, draft_s, verify_s, realign_s, host_s

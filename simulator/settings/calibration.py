@@ -11,7 +11,7 @@ import pandas as pd
 
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.reading import is_file, read_mapping
-from simulator.settings.fields import NON_NEGATIVE, VARIATION
+from simulator.settings.fields import COUNT, NON_NEGATIVE, VARIATION
 from simulator.settings.folders import CALIBRATION
 from simulator.settings.grids import Grid, make_grid
 from simulator.settings.tables import read_table
@@ -126,7 +126,7 @@ def _load(name: str, folder: Path, stamp: tuple[int, ...]) -> Calibration:
 def _check_numbers(meta: dict[str, Any], where: str) -> None:
     for name in ("run_cv", "round_cv"):
         VARIATION.check(meta[name], f"{where}{name}")
-    for name, limits in (("component_cv", VARIATION), ("kv_bytes_per_token", NON_NEGATIVE)):
+    for name, limits in (("component_cv", VARIATION), ("kv_bytes_per_token", NON_NEGATIVE), ("num_layers", COUNT)):
         require(isinstance(meta[name], dict), f"{where}{name} must be a mapping, not {shown(meta[name])}")
         for key, value in meta[name].items():
             limits.check(value, f"{where}{name}.{key}")

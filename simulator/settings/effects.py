@@ -1,4 +1,4 @@
-"""Settings that have an effect only beside others. Where one has none, it is refused instead of ignored.
+"""Settings of engine and switches that have an effect only beside others. Where one has none, it is refused.
 
 The table knows what follows from the kind of engine and study. Whether requests share tokens, or a cost is 0, is a fact
 of what is simulated: a setting that then changes nothing is a result, and no mistake.
@@ -46,9 +46,10 @@ EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed
     ({"switches.wait_for_rows": ANY}, ("switches.wait_at_most_s",)),
     ({"engine.scheduler": ("static",), "engine.layout": MOVING}, ("switches.realign_read_s",)),
     ({"switches.realign_read_s": ANY, "switches.copy_launch_s": ANY}, ("switches.realign_layers",)),
-    ({"engine.layout": MOVING, "switches.realign_read_s": ANY, "switches.copy_launch_s": ANY}, (
-        "switches.free_realign",
-    )),
+    ({
+        "engine.layout": MOVING, "switches.copy_groups": ANY, "switches.realign_read_s": ANY,
+        "switches.copy_launch_s": ANY,
+    }, ("switches.free_realign",)),
 )  # fmt: skip
 PARTS = {"engine": Engine, "switches": Switches, "service": Service}
 DEFAULTS = {f"{part}.{item.name}": as_data(item.default) for part, cls in PARTS.items() for item in fields(cls)}

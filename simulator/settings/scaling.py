@@ -36,6 +36,9 @@ class ScalingLaw:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in ("training_tokens", "parameters"):
+            least, most = getattr(self, f"least_{name}"), getattr(self, f"most_{name}")
+            require(least <= most, f"least_{name} {least:g} is above most_{name} {most:g}")
 
     def probability(self, training_tokens: float, parameters: float) -> float:
         """Probability that a draft is right.

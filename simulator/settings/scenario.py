@@ -21,7 +21,7 @@ from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import Dumper, read_yaml
 
 FIXED_DRAFTS = ("k_policy", "keep_bonus", "draft_cache", "cost_aware")  # switches that know no other rounds
-OF_ARRIVALS = ("refill", "wait_for_rows", "wait_at_most_s", "aging_from")  # switches that change no round
+OF_ARRIVALS = ("refill", "wait_for_rows", "wait_at_most_s")  # switches that change no round
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def _check_texts(where: str, header: dict[str, Any], size: int) -> None:
     texts = header.get("texts", [[]] * size)
     listed = isinstance(texts, list) and len(texts) == size and all(isinstance(each, list) for each in texts)
     require(listed, f"{where}: texts must contain {size} lists of numbers, one per sequence")
-    block_size = COUNT.check(header.get("block_size", 1), f"{where}: block_size") if "texts" in header else 1
+    block_size = COUNT.check(header.get("block_size", 1), f"{where}: block_size")
     lengths = zip(header["prompt_lens"], header.get("output_lens", [0] * size), strict=True)
     for i, ((prompt, output), each) in enumerate(zip(lengths, texts, strict=True)):
         blocks = (prompt + output) // block_size if "texts" in header else 0
@@ -97,6 +97,8 @@ def row_table(lines: Lines, header: dict[str, Any], records: list[list[Any]]) ->
     _check_numbers(lines, header, frame, COUNTS)
     lines.require([isinstance(value, bool) for value in frame["finished"]], "finished must be true or false")
     _check_drafts(lines, frame)
+    sized = "block_size" in header or frame["num_blocks"].isna().all()
+    require(sized, f"{lines.path}:1: missing block_size: rows have num_blocks")
     generated = frame["seq_len"] - np.array(header["prompt_lens"])[frame["sequence"]]
     possible = (generated >= 0) & (generated <= MAX_GENERATED)
     lines.require(possible, f"seq_len must be the prompt and at most {MAX_GENERATED} tokens")

@@ -43,8 +43,8 @@ class WhatIfGrid:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        fields = {"title": self.base.name, "axes": self.axes, "metrics": list(METRICS), "labels": LABELS}
-        return fields | {"answers": self.answers}
+        about = {"title": self.base.name, "axes": self.axes, "metrics": list(METRICS), "labels": LABELS}
+        return about | {"answers": self.answers}
 
     @property
     def num_answered(self) -> int:

@@ -111,6 +111,9 @@ def test_the_committed_law_is_that_of_its_drafts():
         for key, value in found[name].items():
             assert data[name][key] == pytest.approx(value, rel=1e-6)
     assert data["left_out_tokens"] == pytest.approx(found["left_out_tokens"], rel=1e-6)
+    assert data["bend"]["tokens_per_round"] == pytest.approx(found["bend"]["tokens_per_round"], rel=1e-6)
+    for ours, theirs in zip(found["bend"]["drafts"], data["bend"]["drafts"], strict=True):
+        assert theirs["log10_training_tokens"] == pytest.approx(ours["log10_training_tokens"], rel=1e-6)
     tokens = [config.draft_text_steps * config.draft_batch * training.TEXT_LEN for config in Study().configs()]
     assert [draft.training_tokens for draft in drafts] == tokens
 

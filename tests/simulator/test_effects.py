@@ -120,3 +120,13 @@ def test_a_mixture_takes_what_has_an_effect_in_it():
     grouped = BASE.but({"engine.window_size": 9, "switches.copy_groups": True}, method="exspec")
     found = attribute(static, grouped, 2)
     assert {"refill", "grouping", "alignment cost"} <= set(found.table.index)
+
+
+def test_free_moves_count_where_groups_are_copied():
+    """In place nothing is moved but copies of groups, and they are free then."""
+    alike = {
+        "acceptance": {"kind": "iid", "probability": 1.0},
+        "workload.prompt_tokens": {"kind": "fixed", "tokens": 24},
+    }
+    copied = BASE.but({"engine.scheduler": "grouped", "engine.window_size": 9, "switches.copy_groups": True, **alike})
+    assert rounds_of(copied.but({"switches.free_realign": True})) != rounds_of(copied)

@@ -46,6 +46,25 @@ def test_a_chunk_costs_what_a_pass_with_it_takes_more_than_one_without(measured)
     assert not cost.extrapolated
 
 
+def test_costs_jump_where_a_chunk_begins(tmp_path):
+    """The draft makes a pass for a chunk of any size, and the verify pass is packed: 2 and 3 ms in these points."""
+    jump_s = {"draft_chunk": 2e-3, "mixed": 3e-3}
+    points = [(*p[:6], *[seconds + jump_s[p[0]] * (p[3] > 0) for seconds in p[6:]]) for p in mixed_points()]
+    cost = Simulation(scenario_of(write_calibration(tmp_path / "jump", points=[*synthetic_points(), *points]))).cost
+    for tokens in (1, 5, 32, 100):
+        assert cost.beside(3, tokens, 0) == pytest.approx((2e-3 + tokens * DRAFT_S, 3e-3 + tokens * TOKEN_S))
+
+
+def test_no_draft_is_paid_for_where_none_runs(measured):
+    """A chunk costs the draft's pass, but with a lookup there is no draft."""
+    drafted, looked_up = (
+        simulate_once(scenario_of(measured, **changes)).log.round_frame()
+        for changes in ({}, {"engine.drafter": "ngram"})
+    )
+    drafted_s, looked_up_s = (frame.loc[frame["rows"] > 0, "prefill_s"].sum() for frame in (drafted, looked_up))
+    assert drafted_s > looked_up_s == 0
+
+
 def test_rounds_pay_for_the_tokens_beside_their_rows(measured, tmp_path):
     free = write_calibration(tmp_path / "free", points=[*synthetic_points(), *mixed_points(0.0)])
     paid, unpaid = (simulate_once(scenario_of(folder), keep_rows=True).log for folder in (measured, free))
@@ -65,7 +84,7 @@ def test_points_of_blocks_are_of_blocks_alone(tmp_path, layout):
     assert cost.beside(2, 32, 0)[1] == pytest.approx(32 * TOKEN_S * (2 if layout == "paged" else 1))
 
 
-def test_what_was_not_measured_is_reckoned_and_marked(calibration):
+def test_what_was_not_measured_is_computed_and_marked(calibration):
     """From prefills, whose points know no tokens before the chunk."""
     assert Simulation(scenario_of(calibration)).cost.beside(3, 33, 100) == pytest.approx((0, 32 * PREFILL_S))
     assert simulate(scenario_of(calibration), 1).extrapolated == (UNMEASURED,)

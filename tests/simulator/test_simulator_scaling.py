@@ -14,7 +14,7 @@ from simulator.service.streams import Streams
 from simulator.settings.fields import Spec
 from simulator.settings.folders import DATA, find_data
 from simulator.settings.inputs import input_files
-from simulator.settings.scaling import ScalingLaw, read_scaling_law
+from simulator.settings.scaling import read_scaling_law
 from simulator.settings.scenario import Scenario
 
 SHIPPED = json.loads((DATA / "scaling" / "tiny.json").read_text())
@@ -103,4 +103,3 @@ def test_a_law_that_is_not_there_is_refused():
 def test_the_law_is_among_the_files_that_a_scenario_reads():
     scenario = Scenario(acceptance={"kind": "scaling", "training_tokens": 1e5, "parameters": 1e5})
     assert input_files(scenario)["acceptance"] == find_data("scaling/tiny.json")
-    assert isinstance(read_scaling_law("scaling/tiny.json"), ScalingLaw)

@@ -229,3 +229,10 @@ def test_the_plan_of_an_impossible_budget(small):
     for budget in (0.0, -1.0, float("nan"), float("inf"), 1e300):
         with pytest.raises(InputError, match="the budget must be a finite number of GiB above 0"):
             plan_memory(small, prompts(3), budget_gib=budget)
+
+
+def test_budgets_of_one_token_beside_longer_ones_are_planned(small):
+    """The longest rows end before they have room for all drafts: the draft has then cached no more than the row has."""
+    work = [Request(tokens, max_new_tokens=new) for tokens, new in zip(prompts(60, 47, 5), (1, 1, 20), strict=True)]
+    plan = plan_memory(small, work, budget_gib=AMPLE, batch_size=2, num_speculative_tokens=4, drafter="hybrid")
+    assert plan.gave_up == ()

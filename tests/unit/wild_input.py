@@ -151,6 +151,8 @@ TRACES = [  # what differs in the header, and in a line
     ({"batch_size": 10**12}, {}, ":1: batch_size must be at most"),
     ({"schema": ["x" * 999]}, {}, ":1: schema must be"),
     ({}, {"seq_len": 10**15}, ":2: seq_len must be a whole number"),
+    ({}, {"num_blocks": 3}, ":1: missing block_size"),
+    ({"block_size": "16"}, {}, ":1: block_size must be"),
     ({}, {"seq_len": 10**9}, ":2: seq_len must be the prompt and at most"),
     ({}, {"seq_len": 1}, ":2: seq_len must be the prompt and at most"),
     ({}, {"drafted": 10**9, "accepted": 10**9}, ":2: drafted must be at most 64"),
@@ -319,6 +321,8 @@ META = [  # a field of a calibration's meta.json
     ({"kv_bytes_per_token": {"target": 1e300}}, "meta.json: kv_bytes_per_token.target must be at most"),
     ({"schema": "x" * 999}, "meta.json: schema must be"),
     ({"run_cv": 10**99}, "meta.json: run_cv must be"),
+    ({"num_layers": 3}, "meta.json: num_layers must be a mapping"),
+    ({"num_layers": {"target": "x"}}, "meta.json: num_layers.target must be"),
 ]
 TABLES = [  # name and content of a service trace
     ("t.csv", "time_s,prompt_tokens,output_tokens\n0,10000000000,1\n", "prompt_tokens must be"),

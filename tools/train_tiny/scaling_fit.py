@@ -82,11 +82,12 @@ def fit_law(drafts: Sequence[Trained], k: int) -> dict[str, Any]:
     """The law as the simulator reads it, its intervals and errors, the straight line, and where the law bends.
 
     Raises:
-        InputError: a draft that is never right.
+        InputError: a draft that is never right, or always.
     """
     for draft in drafts:
         name = f"a draft of {draft.parameters} parameters and {draft.training_tokens} training tokens"
         require(draft.mean_acceptance_length > 1, f"{name} is never right: train it longer")
+        require(draft.mean_acceptance_length < k + 1, f"{name} is always right: ask for more than {k} drafts")
     x, lengths = columns(drafts), np.array([draft.mean_acceptance_length for draft in drafts])
     y = logit([probability_of(length, k) for length in lengths])
     bounded, straight = fit_line(x, y), fit_line(x, lengths)
