@@ -191,6 +191,11 @@ class RooflineCost(CostModel):
             return np.full(len(widths), self.p["host_s"])
         return self._moved_s(rows * widths * self.kv_bytes_per_token)
 
+    def _beside(self, rows: int, tokens: int, start: int) -> tuple[float, float]:
+        """A pass of the draft over the chunks, and what the verify pass takes longer with them."""
+        more_s = self.point("mixed", rows, tokens, start) - self.point("mixed", rows, 0, start)
+        return self.point("draft_chunk", rows, tokens, start), max(0.0, more_s)
+
     def _draft_s(self, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds of `tokens` passes of one token each; the first looks back at `widths` cached tokens."""
         if self.draft is None:

@@ -201,3 +201,12 @@ def test_a_pass_without_graphs_costs_what_was_fitted_to_the_log():
     fitted = load_constants()
     defaults = Spec.of("roofline", **PAIR).resolved(COST)
     assert (defaults["eager_pass_s"], defaults["eager_layer_s"]) == (fitted.eager_pass_s, fitted.eager_layer_s)
+
+
+def test_the_draft_makes_a_pass_of_its_own_for_a_chunk_beside_rows():
+    """Launched one by one, as many operations as for one token; the verify pass launches nothing more."""
+    eager = Spec.of("roofline", device="h100", target="qwen3-8b", draft="qwen3-0.6b", graphs=False)
+    cost = RooflineCost(eager, None)
+    draft_s, more_s = cost.beside(8, 16, 0)
+    assert draft_s == cost.point("draft_prefill", 1, 16) > 10e-3
+    assert 0 <= more_s < 0.1 * draft_s
