@@ -205,8 +205,7 @@ def test_a_pass_without_graphs_costs_what_was_fitted_to_the_log():
 
 def test_the_draft_makes_a_pass_of_its_own_for_a_chunk_beside_rows():
     """Launched one by one, as many operations as for one token; the verify pass launches nothing more."""
-    eager = Spec.of("roofline", device="h100", target="qwen3-8b", draft="qwen3-0.6b", graphs=False)
-    cost = RooflineCost(eager, None)
+    cost = cost_of(graphs=False)
     draft_s, more_s = cost.beside(8, 16, 0)
     assert draft_s == cost.point("draft_prefill", 1, 16) > 10e-3
     assert 0 <= more_s < 0.1 * draft_s
