@@ -7,6 +7,7 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from refimpl import InputError
 from refimpl.core.errors import UnsupportedModelError
+from refimpl.layouts.store import Block
 from refimpl.models.adapter import BlockCache, HuggingFaceLM, refuse_unless_positions_and_mask_count
 from refimpl.models.attention import NAME, additive_mask, grouped_attention, leave_out_cudnn
 
@@ -161,7 +162,8 @@ def test_more_than_a_masked_softmax_is_refused(asked):
 
 @pytest.mark.parametrize("use", [lambda n: n + 1, lambda n: 1 - n, lambda n: n > 0, lambda n: n == 0, bool, int, range])
 def test_a_cache_of_a_block_has_no_length(use):
-    cache = BlockCache(2, None)
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    cache = BlockCache(2, Block(ids, ids, torch.ones(1, 1, 1, 1, dtype=torch.bool), lambda *_: None))
     with pytest.raises(UnsupportedModelError, match=ASKS):
         use(cache.get_seq_length())
     with pytest.raises(UnsupportedModelError, match=ASKS):
