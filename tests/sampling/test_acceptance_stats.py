@@ -175,8 +175,9 @@ def test_the_watch_looks_at_a_window_and_speaks_in_time():
     """A collapse in the middle of a run is noticed although the beginning was good."""
     watch = CollapseWatch()
     watch.observe([outcome(5, 5)] * 50)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as early:
+        warnings.simplefilter("always")
         watch.observe([outcome(5, 0)] * (COLLAPSE_ROW_ROUNDS - 2))
-    with pytest.warns(AcceptanceCollapseWarning, match="over the last 200 row-rounds"):
+    with pytest.warns(AcceptanceCollapseWarning, match="over the last 200 row-rounds") as told:
         watch.observe([outcome(5, 0)] * 2)
+    assert (len(early), len(told)) == (0, 1)
