@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from refimpl.calibrate.grid import CPU, CUDA, levels_of
+from refimpl.calibrate.grid import CPU, CUDA, cells_of, levels_of
 from refimpl.calibrate.points import Points
 from refimpl.calibrate.prompts import Piece, PromptSupply, token_prompts
 from refimpl.calibrate.reference import uninterrupted
@@ -169,3 +169,8 @@ def points_frame():
 def test_interruptions_are_left_out():
     assert uninterrupted([1.0, 1.1, 0.9, 300.0]) == [1.0, 1.1, 0.9]
     assert uninterrupted([1.0, 2.0, 3.9]) == [1.0, 2.0, 3.9]
+
+
+def test_a_mixed_visit_caches_its_rows_and_a_prompt():
+    visits = [cell for cell in cells_of(CPU[0]) if cell.variant and cell.variant.mixed]
+    assert {(cell.batch_size, cell.num_sequences) for cell in visits} == {(1, 2), (8, 9)}
