@@ -35,14 +35,29 @@ FILES = [
     "refimpl/decoding/sampling.py",
     *(
         str(path.relative_to(ROOT))
-        for room in ("decoding/acceptance", "scheduling", "placement", "layouts")
+        for room in (
+            "decoding/acceptance",
+            "decoding/drafters",
+            "drafting",
+            "drafting/budgets",
+            "scheduling",
+            "placement",
+            "layouts",
+        )
         for path in sorted((ROOT / "refimpl" / room).glob("[!_]*.py"))
     ),
 ]
 TESTS = [
-    "unit/test_kernels.py",
+    "unit/test_arrivals.py",
+    "unit/test_budgets.py",
+    "unit/test_drafters.py",
+    "unit/test_drafting_product.py",
     "unit/test_forced.py",
+    "unit/test_head.py",
+    "unit/test_kernels.py",
     "unit/test_memory.py",
+    "unit/test_overlapped.py",
+    "unit/test_packed.py",
     "unit/test_shape_stable.py",
     "stateful",
     "property",
