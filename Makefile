@@ -38,6 +38,7 @@ claims: $(STAMP)
 
 # Hours: tests that are too long for every day, many more examples a property, planted errors, every mutant not judged yet.
 nightly: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m nightly
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 tests/property tests/stateful tests/sampling
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m proofs.conformance.laws long

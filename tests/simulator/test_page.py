@@ -1,7 +1,6 @@
 """The page of the panel: every point of the grid is answered, and a browser shows the answer of the point chosen."""
 
 import json
-import shutil
 
 import pytest
 
@@ -87,20 +86,6 @@ def test_the_page_contains_the_grid_and_asks_no_server(grid, page):
     data = text.split('id="grid">')[1].split("</script>")[0]
     assert json.loads(data) == json.loads(json.dumps(grid.as_dict()))
     assert "http" not in text.replace(data, "")
-
-
-@pytest.fixture
-def chrome(tmp_path):
-    webdriver = pytest.importorskip("selenium.webdriver")
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not browser or not driver:
-        pytest.skip("no chromium with chromedriver is installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"):
-        options.add_argument(argument)
-    with webdriver.Chrome(options, webdriver.ChromeService(driver)) as chrome:
-        yield chrome
 
 
 def check_shown(chrome, answer, method="inplace"):
