@@ -37,7 +37,8 @@ table.round(3)
 # ## Which model drifts as the engine does?
 #
 # `iid`: each draft is right with one probability. `profile`: one probability per place in the round. `markov`: neighbouring drafts agree.
-# `beta`: each request has its own probability. `bootstrap`: whole requests are drawn from the trace.
+# `beta`: each request has its own probability. `bootstrap`: whole requests are drawn from the trace. Dots are means of the replications,
+# and bars hold 95 % of them.
 
 # %%
 length, rounds = table.xs("mean_acceptance_length", level=1), table.xs("sd_rounds", level=1)
@@ -88,15 +89,16 @@ plots.captioned(axes, f"With iid, tokens/s are off by {error['eqspec', 'iid']:+.
 # %% [markdown]
 # ## Latency
 #
-# Requests now arrive at random, at 80 % of the throughput that the replay reaches. The slowest requests are those whose drafts fail.
+# Requests now arrive at random, at 80 % of the throughput that the replay reaches. The slowest requests are those whose drafts fail. Lines
+# are means of the replications, and bands hold nine in ten of them.
 
 # %%
 rate = 0.8 * simulate(replayed, 1)["requests_per_s"]
 arrivals = replayed.but(study={"kind": "open", "num_requests": 320, "arrivals": {"kind": "poisson", "rate_per_s": rate}}, method="inplace")
 served = {name: simulate(arrivals.but(acceptance=fits[name].spec), 5) for name in ("iid", "bootstrap")}
 axes = plots.latency_cdf(served)
-tail = {name: 1000 * results["latency_p99_s"] for name, results in served.items()}
-plots.captioned(axes, f"The 99th percentile of latency is {tail['iid']:.0f} ms with iid and {tail['bootstrap']:.0f} ms with whole requests of the trace.")
+tail = {name: results["latency_p99_s"] for name, results in served.items()}
+plots.captioned(axes, f"The 99th percentile of latency is {tail['iid']:.2f} s with iid and {tail['bootstrap']:.2f} s with whole requests of the trace.")
 
 # %% [markdown]
 # ## Answer

@@ -45,7 +45,8 @@ base = fused.but(switches=DEAR)
 # %% [markdown]
 # ## Grouped rounds are not the goal
 #
-# The share of grouped rounds says how often nothing is moved. Tokens per second is what a user gets.
+# The share of grouped rounds says how often nothing is moved. Tokens per second is what a user gets. Here and below, lines are medians of
+# the replications, and bands hold nine in ten of them.
 
 # %%
 parts = []
@@ -99,7 +100,7 @@ plots.captioned(axes, f"On equal prompts, a window of 32 groups {table[2, 32]:.0
 # ## Spread of the acceptance
 #
 # Rows that accept different numbers of drafts drift apart. Each request gets its own acceptance probability with mean 0.6;
-# its standard deviation is 0 or 0.3.
+# its spread, the standard deviation, is 0 or 0.3.
 
 # %%
 parts = []
@@ -107,13 +108,13 @@ for deviation in (0.0, 0.3):
     total = 0.24 / deviation**2 - 1 if deviation else 0.0
     drawn = {"kind": "beta", "a": 0.6 * total, "b": 0.4 * total} if deviation else {"kind": "iid", "probability": 0.6}
     spec = build_sweep(same.but(acceptance=drawn), replications=REPLICATIONS, grid={WINDOW: WINDOWS})
-    parts.append(sweep(spec).assign(deviation=deviation))
+    parts.append(sweep(spec).assign(spread=deviation))
 spreads = pd.concat(parts)
 spreads["grouped"] = 100 * spreads["grouping_rate"]
-drift = spreads.groupby(["deviation", WINDOW])[["grouped", "tokens_per_s"]].mean()
+drift = spreads.groupby(["spread", WINDOW])[["grouped", "tokens_per_s"]].median()
 
 # %%
-axes = plots.band_against(spreads, WINDOW, "grouped", by="deviation")
+axes = plots.band_against(spreads, WINDOW, "grouped", by="spread")
 axes.set(xlabel="window (sequences)", ylabel="grouped rounds (%)", ylim=(0, None))
 without, wide = drift.loc[0.0, 32], drift.loc[0.3, 32]
 plots.captioned(axes, f"A spread of 0.3 changes the grouped rounds from {without['grouped']:.0f} % to {wide['grouped']:.0f} % at W = 32, "
@@ -123,7 +124,8 @@ plots.captioned(axes, f"A spread of 0.3 changes the grouped rounds from {without
 # ## Refill or grouping?
 #
 # Compared with EQSPEC (a static batch), EXSPEC changes two things: it refills free rows at once, and it groups. Which of them brings
-# the gain? Each share is a mean over both orders: what a change brings alone, and what it brings after the other.
+# the gain? Each share is a mean over both orders: what a change brings alone, and what it brings after the other. The black bars are 95 %
+# intervals of these shares.
 
 # %%
 eqspec = same.but(engine={"layout": "realigned", "scheduler": "static", "batch_size": BATCH, "max_new_tokens": 48})
@@ -144,7 +146,7 @@ plots.captioned(axes, f"On equal prompts, EQSPEC makes {shares.a:.0f} tokens/s; 
 bounds = [4, 8, 16, 32, 64, 128]
 spec = build_sweep(same.but({"engine.window_size": 32}), replications=REPLICATIONS, grid={"engine.aging_bound": bounds})
 aging = sweep(spec)
-waits = aging.groupby("engine.aging_bound")[["longest_wait_rounds", "longest_gap_s", "latency_p99_s", "tokens_per_s"]].mean()
+waits = aging.groupby("engine.aging_bound")[["longest_wait_rounds", "longest_gap_s", "latency_p99_s", "tokens_per_s"]].median()
 waits.round(2)
 
 # %%

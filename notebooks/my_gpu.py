@@ -127,10 +127,10 @@ gain, least, most = speedup(replace(chosen, rate_per_s=0.0), base)
 
 # %%
 Markdown(
-    f"On {machine} at {RATE_PER_S:g} requests per second, speculation {verdict}: with {best}, {drafts} drafts and {rows} rows 1 % of the requests take longer than {now['b']:.2f} s, {now['difference']:+.2f} s [{now['low']:+.2f}, {now['high']:+.2f}] against no drafts.\n\n"
-    f"- **Window**: only EXSPEC has one. Its best is {pool.split()[-1]}, which takes {exspec['b']:.2f} s, {exspec['difference']:+.2f} s [{exspec['low']:+.2f}, {exspec['high']:+.2f}] against no drafts.\n"
+    f"On {machine} at {RATE_PER_S:g} requests per second, speculation {verdict}: with {best}, {drafts} drafts and {rows} rows 1 % of the requests take longer than {now['b']:.2f} s, without drafts {now['a']:.2f} s (95 % interval of the difference {now['low']:+.2f} to {now['high']:+.2f} s).\n\n"
+    f"- **Window**: only EXSPEC has one. Its best is {pool.split()[-1]}, with which 1 % take longer than {exspec['b']:.2f} s (difference to no drafts {exspec['low']:+.2f} to {exspec['high']:+.2f} s).\n"
     f"- **Another number of drafts** is best with: {', '.join(other) or 'none of these changes'}.\n"
     f"- **Drafts may not pay** with: {', '.join(lost) or 'none of these changes'}.\n"
-    f"- **All requests at once**, in place with as many rows: {gain:.2f} × [{least:.2f}, {most:.2f}] the tokens/s of no drafts.\n"
+    f"- **All requests at once**, in place with as many rows: {gain:.2f} × the tokens/s of no drafts (95 % interval {least:.2f} to {most:.2f}).\n"
     "- The intervals are about the constants of device and engine; the acceptance is yours to measure (`raggedspec verify` prints it)."
 )

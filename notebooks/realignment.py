@@ -31,7 +31,7 @@ from IPython.display import Markdown
 
 import refimpl
 from refimpl.viz.rounds import ragged_batch
-from refimpl.viz.style import GREY, ORANGE, captioned, new_axes, series_styles
+from refimpl.viz.style import BLUE, GREY, ORANGE, captioned, new_axes
 from refimpl.viz.watch import watch
 
 # %% [markdown]
@@ -68,10 +68,11 @@ captioned(ragged_batch(seen["inplace"]), f"In place: {unused['inplace']}.")
 anatomy = json.loads(Path(ANATOMY).read_text())
 measured = pd.DataFrame(anatomy["rows"]).query("context_tokens == @CONTEXT")
 axes = new_axes()
-names = ["eqspec", "per_row", "masked", "inplace"]
-for style, name in zip(series_styles(len(names)), names, strict=True):
+ROW_BY_ROW, FUSED = "row by row (per_row)", "fused (eqspec)"
+styles = {"per_row": (ROW_BY_ROW, ORANGE, "-"), "eqspec": (FUSED, BLUE, "-"), "masked": ("masked", GREY, "-"), "inplace": ("in place", GREY, ":")}
+for name, (label, color, dashes) in styles.items():
     line = measured[measured["engine"] == name]
-    axes.plot(line["batch_size"], line["realign_ms_per_round"], marker="o", label=name, **style)
+    axes.plot(line["batch_size"], line["realign_ms_per_round"], dashes, marker="o", label=label, color=color)
 
 # %%
 axes.set(xlabel="batch size (rows)", ylabel="moving K/V (ms per round)", ylim=(0, None))
@@ -88,11 +89,11 @@ captioned(axes, f"At batch {BATCH} and {CONTEXT} tokens of context, moving takes
 # %%
 moved = pd.DataFrame(anatomy["rows"]).query("bytes_per_round > 0 and batch_size > 1")
 axes, bandwidth = new_axes(), anatomy["meta"]["rates"]["bytes_per_s"]
-for name, color in (("per_row", ORANGE), ("eqspec", series_styles(1)[0]["color"])):
+for name, label, color, below in (("per_row", ROW_BY_ROW, ORANGE, 3), ("eqspec", FUSED, BLUE, -9)):
     points = moved[moved["engine"] == name]
-    axes.scatter(points["bytes_per_round"] / 1e6, points["realign_ms_per_round"], color=color, label=name)
+    axes.scatter(points["bytes_per_round"] / 1e6, points["realign_ms_per_round"], color=color, label=label)
     for _, point in points.iterrows():
-        axes.annotate(f"{point['host_operations_per_round']:.0f}", (point["bytes_per_round"] / 1e6, point["realign_ms_per_round"]), fontsize=7, xytext=(4, 3), textcoords="offset points")
+        axes.annotate(f"{point['host_operations_per_round']:.0f}", (point["bytes_per_round"] / 1e6, point["realign_ms_per_round"]), fontsize=7, xytext=(4, below), textcoords="offset points")
 
 # %%
 end = moved["bytes_per_round"].max() / 1e6
@@ -114,7 +115,7 @@ bench = pd.DataFrame(json.loads(Path(BENCH).read_text())["rows"]).query("batch_s
 shown = bench.loc[["rollback", "masked", "eqspec", "exspec", "inplace"]]
 axes, left = new_axes(), 0
 for stage, color in (("draft", "#d9d9d9"), ("verify", "#b3b3b3"), ("host", "#8c8c8c"), ("realign", ORANGE)):
-    axes.barh(shown.index, shown[f"ms_{stage}"], left=left, color=color, label=stage)
+    axes.barh(shown.index, shown[f"ms_{stage}"], left=left, color=color, label="moving K/V" if stage == "realign" else stage)
     left = left + shown[f"ms_{stage}"]
 
 # %%
@@ -127,7 +128,8 @@ captioned(axes, f"At batch {BATCH}, moving K/V takes {100 * shown.loc['eqspec', 
 # %% [markdown]
 # ## What it means for throughput
 #
-# From EQSPEC to in place two things change: nothing is moved, and free rows are refilled at once. The simulator separates them.
+# From EQSPEC to in place two things change: nothing is moved, and free rows are refilled at once. The simulator separates them. The black
+# bars are 95 % intervals.
 
 # %%
 from simulator import Scenario, attribute, plots
@@ -141,7 +143,8 @@ shares.table
 # %%
 axes = plots.waterfall(shares)
 axes.set(ylabel="tokens per second")
-axes.set_xticks(range(len(shares.table) + 1), ["EQSPEC", *shares.table.index.drop("total"), "in place"], rotation=0, ha="center")
+steps = [{"refill": "refilling", "alignment cost": "not moving K/V"}[name] for name in shares.table.index.drop("total")]
+axes.set_xticks(range(len(steps) + 2), ["EQSPEC", *steps, "in place"], rotation=0, ha="center")
 refill, moves = (shares.table.loc[name, "share"] for name in ("refill", "alignment cost"))
 captioned(axes, f"Simulated, EQSPEC makes {shares.a:.0f} tokens/s; not moving K/V brings {moves:+.0f} and refilling {refill:+.0f}.")
 

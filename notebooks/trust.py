@@ -40,7 +40,7 @@ calibration, found = load_calibration(CALIBRATION), read_validation(VALIDATION)
 #
 # Costs are measured at some batch sizes and interpolated between them. To see what interpolation costs, leave each inner batch size out
 # and guess its cost from its neighbours. These gaps are twice as wide as those that the simulator has to bridge. Costs that were measured at
-# two batch sizes have none to leave out.
+# two batch sizes have none to leave out. Boxes hold the middle half of the guesses, and the bars above and below them all.
 
 # %%
 residuals = {}
@@ -56,9 +56,9 @@ axes = plots.new_axes()
 axes.boxplot(list(residuals.values()), whis=(0, 100), medianprops={"color": plots.BLUE})
 axes.axhline(0, color="black", linewidth=0.8)
 axes.set_xticks(range(1, len(residuals) + 1), list(residuals), rotation=30)
-axes.set(ylabel="guessed over measured cost, minus 1 (%)")
+axes.set(ylabel="error of the guessed cost (%)")
 best, worst = min(spread, key=spread.get), max(spread, key=spread.get)
-plots.captioned(axes, f"A cost guessed from the batch sizes on either side is off by {spread[best]:.1f} % ({best}) to {spread[worst]:.0f} % ({worst}) at the median.")
+plots.captioned(axes, f"Costs are guessed from the batch sizes on either side: half of the guesses are off by more than {spread[best]:.1f} % ({best}) to {spread[worst]:.0f} % ({worst}), up or down.")
 
 # %% [markdown]
 # ## Which rows run together
@@ -138,7 +138,7 @@ off = 100 * checks["relative_error"]
 axes = plots.new_axes()
 axes.plot(1000 * checks["measured_s"], off, "o", color=plots.BLUE, alpha=0.6)
 axes.axhline(0, color="black", linewidth=0.8)
-axes.set(xscale="log", xlabel="measured (milliseconds)", ylabel="computed over measured, minus 1 (%)")
+axes.set(xscale="log", xlabel="measured time (ms)", ylabel="error of the computed time (%)")
 worst = off[off.abs().idxmax()]
 plots.captioned(axes, f"Costs from data sheets are off by {off.abs().median():.0f} % at the median of {len(off)} published measurements, and by {worst:+.0f} % at worst.")
 

@@ -92,7 +92,7 @@ axes.plot([0, max(RATES)], [0, max(RATES)], color=plots.GREY, linewidth=0.8, lab
 axes.set(xlabel="requests per second", ylabel="requests in time per second", xlim=(0, None), ylim=(0, None), xticks=RATES)
 axes.legend(frameon=False)
 top, last = even["in_time"].idxmax(), max(RATES)
-plots.captioned(axes, f"At random, {even.loc[top, 'in_time']:.1f} of {top} requests per second are in time, and {even.loc[last, 'in_time']:.1f} of {last}; in bursts, {bursts.loc[top, 'in_time']:.1f} and {bursts.loc[last, 'in_time']:.1f}.")
+plots.captioned(axes, f"With arrivals at random, {even.loc[top, 'in_time']:.1f} of {top} requests per second are in time, and {even.loc[last, 'in_time']:.1f} of {last}; with bursts, {bursts.loc[top, 'in_time']:.1f} and {bursts.loc[last, 'in_time']:.1f}.")
 
 # %% [markdown]
 # ## Prompts in chunks
@@ -159,6 +159,7 @@ pd.DataFrame({f"sharing {shared}": result.summary()["mean"] for shared, result i
 # ## Replicas and routing
 #
 # Four devices share a little more than four times that rate: each in turn, the one with the fewest tokens to do, or by the length of the prompt.
+# Dots are medians of the replications, and bars hold nine in ten of them.
 
 # %%
 ROUTER, WAYS = "service.router", {"round_robin": "in turn", "least_loaded": "least loaded", "by_length": "by length"}
@@ -181,6 +182,7 @@ plots.captioned(upper, f"By length, 1 % wait longer than {first['by_length']:.0f
 # ## How many devices?
 #
 # The traffic to plan for, with prompts in chunks, with and without drafts. Each run says for every request which of the two promises it kept.
+# The grey line is the share that must be kept.
 
 # %%
 parts, DEVICES, DRAFTS = [], (2, 3, 4, 5, 6), (0, 2)
@@ -209,8 +211,8 @@ for axes, (name, limit_s) in zip((upper, lower), LIMITS.items(), strict=True):
     axes.set(xlabel="", ylabel=f"requests in time (%),\n{1000 * limit_s:.0f} ms per token", ylim=(0, 105), xticks=DEVICES)
 lower.set_xlabel("devices")
 lower.legend().remove()
-plots.captioned(upper, f"For {TRAFFIC_PER_S} requests per second, {1000 * STRICT_S:.0f} ms per token take {needed[2, 'strict']} devices with 2 drafts and {needed[0, 'strict']} without; "
-                f"{1000 * RELAXED_S:.0f} ms take {needed[2, 'relaxed']} and {needed[0, 'relaxed']}.")
+plots.captioned(upper, f"For {TRAFFIC_PER_S} requests per second, a promise of {1000 * STRICT_S:.0f} ms per token needs {needed[2, 'strict']} devices with 2 drafts and {needed[0, 'strict']} without; "
+                f"one of {1000 * RELAXED_S:.0f} ms, {needed[2, 'relaxed']} and {needed[0, 'relaxed']}.")
 
 # %% [markdown]
 # ## Answer
@@ -225,7 +227,7 @@ thrash = alone.loc[SIZES[0], "tokens_per_s"] / alone.loc[SIZES[-1], "tokens_per_
 
 # %%
 Markdown(
-    f"For {TRAFFIC_PER_S} requests per second, {1000 * STRICT_S:.0f} ms per token take {needed[2, 'strict']} devices with drafts ({cost[2, 'strict']}) and {needed[0, 'strict']} without ({cost[0, 'strict']}); {1000 * RELAXED_S:.0f} ms take {needed[2, 'relaxed']} and {needed[0, 'relaxed']}.\n\n"
+    f"For {TRAFFIC_PER_S} requests per second, a promise of {1000 * STRICT_S:.0f} ms per token needs {needed[2, 'strict']} devices with drafts ({cost[2, 'strict']}) and {needed[0, 'strict']} without ({cost[0, 'strict']}); one of {1000 * RELAXED_S:.0f} ms, {needed[2, 'relaxed']} and {needed[0, 'relaxed']}.\n\n"
     f"- **Load**: one device serves {even.loc[top, 'in_time']:.0f} of {top} requests per second in time. Where {last} come, it makes {more:+.0f} % tokens/s, and {even.loc[last, 'in_time']:.0f} are in time.\n"
     f"- **Bursts** make 1 % wait longer than {then['first_ms']:.0f} ms for the first token instead of {now['first_ms']:.0f} ms.\n"
     f"- **Chunks** of {BUDGETS[-1]} tokens a round cut the 99th percentile between tokens from {whole['gap_ms']:.0f} to {large['gap_ms']:.0f} ms; smaller ones make the first token late.\n"

@@ -35,9 +35,9 @@ base = Scenario(cost=COST, workload=WORKLOAD)
 # %% [markdown]
 # ## The panel
 #
-# It works where a kernel runs (`make lab`). Arrivals of 0 per second stand for all requests at once: then the method with most tokens per
-# second is recommended, else the one with the lowest 99th percentile of latency. Outside the measured range it says so. With a device and
-# models, costs are computed from their facts instead.
+# It works where a kernel runs (`make lab`); `make html` writes it as a page that needs none. Arrivals of 0 per second stand for all requests
+# at once: then the method with most tokens per second is recommended, else the one with the lowest 99th percentile of latency. Outside the
+# measured range it says so. With a device and models, costs are computed from their facts instead.
 #
 # Each question is simulated when it is asked. Until that is done, the panel shows the nearest of a few answers that are computed ahead, and
 # says for what.
@@ -78,6 +78,6 @@ less, least, most = loaded.margin()
 Markdown(
     f"With the costs of {COST.get('calibration', COST['kind'])}, take {found.ranking[0]}: at batch 8 it makes {100 * gain:.0f} % more tokens/s than the second best, {found.ranking[1]}.\n\n"
     f"- The 95 % interval of that difference is {100 * low:.0f} to {100 * high:.0f} %. It is about the model; [trust](trust.ipynb) says how far costs are off.\n"
-    f"- At {loaded.question.rate_per_s:.0f} requests per second, {loaded.ranking[0]} has the lowest 99th percentile of latency, {100 * less:.0f} % [{100 * least:.0f}, {100 * most:.0f}] below that of {loaded.ranking[1]}.\n"
+    f"- At {loaded.question.rate_per_s:.0f} requests per second, {loaded.ranking[0]} has the lowest 99th percentile of latency, {100 * less:.0f} % below that of {loaded.ranking[1]} (95 % interval {100 * least:.0f} to {100 * most:.0f} %).\n"
     "- Move the panel for your own question."
 )

@@ -20,6 +20,7 @@ SLIDERS: dict[str, dict[str, Any]] = {  # field of WhatIf -> range
     "deviation": {"min": 0.0, "max": 0.4, "step": 0.05},
     "rate_per_s": {"min": 0.0, "max": 20.0, "step": 0.25},
 }
+WHOLE_LABEL = {"description_width": "8em"}
 AS_GIVEN = ("as in the scenario", None)  # the first choice, as a label and a value
 
 
@@ -30,7 +31,7 @@ def answer_html(answer: Answer) -> str:
         return said
     lines = {method: list(map(_shown, METRICS, found)) for method, found in answer["methods"].items()}
     frame = pd.DataFrame.from_dict(lines, orient="index", columns=[LABELS[metric] for metric in METRICS])
-    return said + frame.to_html(border=0, justify="left")
+    return said + frame.to_html(border=0, justify="left") + "<p>Each range is a 95 % interval of the mean.</p>"
 
 
 def _shown(metric: str, numbers: Sequence[float | None]) -> str:
@@ -101,7 +102,9 @@ def _sliders(start: WhatIf) -> dict[str, Any]:
     for name, limits in SLIDERS.items():
         value = getattr(start, name)
         kind = widgets.IntSlider if isinstance(value, int) else widgets.FloatSlider
-        sliders[name] = kind(value=value, description=LABELS[name], continuous_update=False, **limits)
+        sliders[name] = kind(
+            value=value, description=LABELS[name], style=WHOLE_LABEL, continuous_update=False, **limits
+        )
     return sliders
 
 
@@ -110,7 +113,7 @@ def _choices() -> dict[str, Any]:
     import ipywidgets as widgets
 
     offered = {"device": shipped("devices"), "models": PAIRS}
+    options = {name: [AS_GIVEN, *((value, value) for value in values)] for name, values in offered.items()}
     return {
-        name: widgets.Dropdown(options=[AS_GIVEN, *((value, value) for value in values)], description=LABELS[name])
-        for name, values in offered.items()
+        name: widgets.Dropdown(options=options[name], description=LABELS[name], style=WHOLE_LABEL) for name in offered
     }

@@ -51,7 +51,8 @@ def run(notebook: Any) -> Any:
     """
     os.environ["PYTHONPATH"] = str(ROOT)
     where = {"metadata": {"path": str(FOLDER)}}
-    NotebookClient(notebook, timeout=TIMEOUT_S, resources=where, extra_arguments=["--log-level=40"]).execute()
+    settings = {"timeout": TIMEOUT_S, "extra_arguments": ["--log-level=40"], "store_widget_state": False}
+    NotebookClient(notebook, resources=where, **settings).execute()
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict({})
         if cell.cell_type == "code":

@@ -27,6 +27,7 @@ LABELS = {
 }  # fmt: skip
 DARK = ("accepted", "rejected")
 GAP = 1  # columns between the slots and the next token
+CHARACTERS = 5  # of a token that fit into its cell
 
 
 def ragged_batch(seen: WatchedRound, to_text: ToText | None = None, axes: "Axes | None" = None) -> "Axes":
@@ -78,9 +79,11 @@ def _write_tokens(axes: "Axes", i: int, row: WatchedRow, to_text: ToText) -> Non
 
 
 def _write(axes: "Axes", column: int, i: int, text: str, color: str) -> None:
-    shown = text.replace("\n", "⏎").replace("\t", "→").replace("$", r"\$")
+    shown = text.replace("\n", "⏎").replace("\t", "→")
     shown = shown.strip() or shown.replace(" ", "·")
-    axes.text(column + 0.5, i + 0.5, shown[:5], ha="center", va="center", fontsize=6, color=color, clip_on=True)
+    shown = shown if len(shown) <= CHARACTERS else shown[: CHARACTERS - 1] + "…"
+    shown = shown.replace("$", r"\$")
+    axes.text(column + 0.5, i + 0.5, shown, ha="center", va="center", fontsize=6, color=color, clip_on=True)
 
 
 def _label_rows(axes: "Axes", seen: WatchedRound) -> None:

@@ -107,8 +107,8 @@ class WhatIf:
         if not self.deviation:
             return {"kind": "iid", "probability": self.acceptance}
         variance = self.acceptance * (1 - self.acceptance)
-        possible = f"deviation must be below {max(variance, 0) ** 0.5:.2f} at a mean of {self.acceptance}"
-        require(0 < self.deviation**2 < variance, f"{possible}, not {self.deviation}")
+        possible = f"deviation must be below {max(variance, 0) ** 0.5:.2f} at a mean of {self.acceptance:g}"
+        require(0 < self.deviation**2 < variance, f"{possible}, not {self.deviation:g}")
         total = variance / self.deviation**2 - 1
         return {"kind": "beta", "a": self.acceptance * total, "b": (1 - self.acceptance) * total}
 
@@ -128,9 +128,10 @@ class Outlook(Shown):
     def __repr__(self) -> str:
         best, second = self.ranking[:2]
         gain, low, high = self.margin()
-        decided = f"take {best}" if low > 0 else f"{best} or {second}"
-        better = "below" if self.judged_by == "latency_p99_s" else "above"
-        return f"{decided}: {self.judged_by} {100 * gain:.1f} % [{100 * low:.1f}, {100 * high:.1f}] {better} {second}"
+        decided = f"take {best}:" if low > 0 else f"{best} or {second}, not decided: {best}"
+        better = "lower P99 latency than" if self.judged_by == "latency_p99_s" else "more tokens/s than"
+        interval = f"(95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
+        return f"{decided} {100 * gain:.1f} % {better} {second} {interval}"
 
     @property
     def judged_by(self) -> str:

@@ -45,6 +45,7 @@ def test_a_notebook_asks_and_answers_in_short_cells_without_functions(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_only_figures_and_the_answer_are_kept(name):
     made = tool.read_made(name)
+    assert set(made.metadata) == {"cpu_s", "jupytext", "kernelspec", "language_info"}
     for cell in made.cells[:-1]:
         for output in cell.get("outputs", []):
             assert set(output.data) == {tool.PICTURE, "text/plain"}

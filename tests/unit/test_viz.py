@@ -98,6 +98,12 @@ def test_the_batch_is_drawn_slot_by_slot_with_the_next_tokens(rounds):
         assert [label.get_text() for label in axes.get_yticklabels()] == [f"sequence {r.sequence}" for r in seen.rows]
 
 
+def test_a_token_that_does_not_fit_into_its_cell_is_shown_as_cut(rounds):
+    for text, shown in (("import", "impo…"), (" self", "self"), ("$name", r"\$name"), ("  ", "··"), ("\n", "⏎")):
+        axes = ragged_batch(rounds[0], lambda _, text=text: text)
+        assert {each.get_text() for each in axes.texts} == {shown}
+
+
 def test_the_batch_names_the_colours_that_it_uses(rounds):
     axes = ragged_batch(rounds[0])
     (legend,) = axes.figure.legends
