@@ -1,7 +1,8 @@
 """``python -m proofs.conformance.drift FORMULAS``: what is stated more than once must say the same.
 
 The layouts' formulas stand in Coq and in `refimpl/core/kernels.py`, how many blocks a row has in Coq and in
-`room_spec`: both are evaluated on a grid. The scheduler stands in Coq, in `scheduler_spec` and in the Spin model.
+`room_spec`, block verification in Coq and in its rule (`block_formulas`), overlapped cohorts in Coq and in their
+scheduler: both are evaluated on a grid. The scheduler stands in Coq, in `scheduler_spec` and in the Spin model.
 Traces of the engine link the first two (`traces`, `schedulers`); here simulated rounds of the Spin model are judged by
 `scheduler_spec`.
 """
@@ -14,14 +15,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
-from proofs.conformance import room_spec
+from proofs.conformance import block_formulas, cohorts, room_spec
 from proofs.conformance import scheduler_spec as spec
 from proofs.report import Verdict, report
 from refimpl.core import kernels
+from refimpl.scheduling import OverlappedScheduler
 
 MODEL = Path(__file__).parents[1] / "spin" / "exspec.pml"
 SMALL, BATCH, WINDOW, CAP = range(-2, 4), 2, 4, 9  # CAP: the model counts waits no further
@@ -29,8 +32,15 @@ STEPS, SEEDS = 40_000, 2  # of a simulation, and how many
 Row = tuple[int, int, int, int, int]  # tokens, lag, wait, begun, runs
 
 
-def formulas() -> Iterator[tuple[str, int]]:
-    """Questions to Coq, and what the kernels and the specification of rooms answer."""
+def formulas() -> Iterator[tuple[str, int | Fraction]]:
+    """Questions to Coq, and what the engine or the specification of rooms answers."""
+    yield from layouts_and_rooms()
+    yield from block_formulas.questions()
+    yield from chosen_cohorts()
+
+
+def layouts_and_rooms() -> Iterator[tuple[str, int]]:
+    """Columns and slots of positions, blocks of lengths."""
     for pad, column in itertools.product(SMALL, repeat=2):
         yield f"padded {pad} {column}", kernels.left_padded_position(column, pad)
     for claimed, cached in itertools.product(SMALL, repeat=2):
@@ -46,12 +56,22 @@ def formulas() -> Iterator[tuple[str, int]]:
         yield f"wanted {size} {span} {tokens} {most}", blocks.wanted(tokens)
 
 
-def formulas_verdict(program: str, name: str = "the formulas of layouts and rooms, in Coq and in Python") -> Verdict:
+def chosen_cohorts() -> Iterator[tuple[str, int]]:
+    """Who runs and for whom is drafted, for every choice of rows with drafts in small windows."""
+    for size in cohorts.SIZES:
+        for drafted in itertools.product((False, True), repeat=size):
+            _, plan = cohorts.plan_of(tuple((there, 0) for there in drafted), size)
+            flags = " ".join(str(int(there)) for there in drafted)
+            for word, rows in (("runs", plan.members), ("ahead", plan.ahead)):
+                yield f"{word} {flags}", int("0" + "".join(str(row.ticket + 1) for row in rows))
+
+
+def formulas_verdict(program: str, name: str = "the formulas of Coq and those of Python") -> Verdict:
     """Whether both give the same numbers."""
     cases = list(formulas())
     text = "\n".join(question for question, _ in cases) + "\n"
     answers = subprocess.run([program], input=text, capture_output=True, text=True, check=True).stdout.split()
-    differ = [f"{q}: {a}, {wanted}" for (q, wanted), a in zip(cases, answers, strict=True) if int(a) != wanted]
+    differ = [f"{q}: {a}, {wanted}" for (q, wanted), a in zip(cases, answers, strict=True) if Fraction(a) != wanted]
     return Verdict(f"{name}: {len(cases)} cases", not differ, f"{len(differ)} differ, first {differ[:1]}")
 
 
@@ -105,6 +125,12 @@ def check(program: str) -> Iterator[Verdict]:
     with patch.object(room_spec.Blocks, "held", lambda self, seq_len: -(-seq_len // self.size)):
         found = formulas_verdict(program)
     yield Verdict(f"expected failure: a room that has drifted: {found.detail}", not found.ok)
+    with patch.object(kernels, "block_total", lambda mass, rest: rest + mass):
+        found = formulas_verdict(program)
+    yield Verdict(f"expected failure: block verification that has drifted: {found.detail}", not found.ok)
+    with patch.object(OverlappedScheduler, "select", cohorts.youngest_first):
+        found = formulas_verdict(program)
+    yield Verdict(f"expected failure: cohorts that have drifted: {found.detail}", not found.ok)
     rules = spec.Rules("grouped", BATCH, WINDOW, 2)
     yield scheduler_verdict(2, rules)
     yield scheduler_verdict(None, replace(rules, aging=math.inf))

@@ -1,6 +1,6 @@
 (** Every theorem of the register in one term: what it rests on is what any of them rests on. *)
-From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch Selection Scheduling EngineRound Keyed
-  Layouts Machine Cases Draws Law Replay Blocks Room Chunks Trace TraceWaiting Checker.
+From RaggedSpec Require Import FiniteLaw Rejection Autoregressive BlockRule BlockRound BlockGain Batch Selection Scheduling
+  EngineRound Keyed Layouts Machine Cases Draws Law Replay Blocks Room Chunks Cohorts Trace TraceWaiting Checker.
 
 Definition register := (
   @verified_token_law,
@@ -11,6 +11,13 @@ Definition register := (
   @speculate_law,
   @fold_is_leading,
   @engine_round_law,
+  @last_is_deepest,
+  @block_round_exact,
+  @block_round_length,
+  @block_engine_law,
+  @block_never_shorter,
+  @block_accepts_no_fewer,
+  @block_commits_no_fewer,
   @finish_independent,
   @joint_law,
   @scheduled_round_exact,
@@ -90,5 +97,7 @@ Definition register := (
   @blocks_of_what_is_cached,
   @first_can_enter,
   @round_has_members,
-  @token_budget).
+  @token_budget,
+  @cohorts,
+  @two_rounds_at_most).
 Print Assumptions register.

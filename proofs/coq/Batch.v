@@ -1,6 +1,6 @@
 (** A batch of rows under an adaptive scheduler: the joint law is the product of the autoregressive laws. *)
 From Coq Require Import QArith Arith List Lia Bool.
-From RaggedSpec Require Import FiniteLaw Rejection Autoregressive.
+From RaggedSpec Require Import FiniteLaw Rejection Autoregressive BlockRule BlockRound.
 Import ListNotations.
 Open Scope Q_scope.
 
@@ -13,6 +13,7 @@ Notation drafter := (drafter token vocab).
 Notation complete := (complete token vocab).
 Notation extend := (extend token vocab).
 Notation round := (round token vocab).
+Notation block_round := (block_round token vocab).
 
 (** Every row decoded to its end on its own: the product of the autoregressive laws. *)
 Fixpoint finish (js : list job) (gs : list text) : law (list text) :=
@@ -140,12 +141,14 @@ Section Scheduled.
 Variable memory : Type.
 Variable jobs : list job.
 
-(** A row sits out, or runs a round with its own drafter, number of drafts and cap. The outcome is the new text
+(** A row sits out, or runs a round with its own drafter, number of drafts, cap and rule. The outcome is the new text
     and everything that the round offered, which the scheduler may remember. *)
 Inductive move (j : job) (g : text) : law (text * text) -> Prop :=
   | sits : move j g (ret (g, []))
   | runs (s : drafter j) (k cap : nat) :
-      move j g (ys <- round s k g ;; ret (extend j g (firstn cap ys), ys)).
+      move j g (ys <- round s k g ;; ret (extend j g (firstn cap ys), ys))
+  | runs_block (s : drafter j) (k cap : nat) :
+      move j g (ys <- block_round j s k g ;; ret (extend j g (firstn cap ys), ys)).
 
 Variable plan : memory -> list text -> list (law (text * text)).
 Variable note : memory -> list text -> list (text * text) -> memory.
@@ -156,16 +159,22 @@ Definition scheduled_round (m : memory) (gs : list text) : law (list text * memo
   then os <- product (plan m gs) ;; ret (commit _ (fun _ _ => fst) jobs gs os, note m gs os)
   else ret (gs, m).
 
+Lemma round_move j g r cap : mass r == 1 -> row_exact token vocab j g (ys <- r ;; ret (extend j g (firstn cap ys))) ->
+  let d := ys <- r ;; ret (extend j g (firstn cap ys), ys) in
+  mass d == 1 /\ exchanges _ (fun _ => 1) (fun _ _ => fst) (fun _ g _ => g) j g d.
+Proof.
+  intros R X d. assert (M : mass d == 1) by (apply mass_bind; [exact R|]; intro; apply mass_ret).
+  split; [exact M|]. intro F. rewrite (expect_sure _ _ M), expect_mult, !Qmult_1_l, <- (X F).
+  unfold d. rewrite !expect_bind. apply expect_ext; intro ys. cbn. reflexivity.
+Qed.
+
 Lemma move_exact j g d : move j g d ->
   mass d == 1 /\ exchanges _ (fun _ => 1) (fun _ _ => fst) (fun _ g _ => g) j g d.
 Proof.
-  intros [|s k cap].
+  intros [|s k cap|s k cap].
   - split; [apply mass_ret|]. intro F. cbn. reflexivity.
-  - assert (M : mass (ys <- round s k g ;; ret (extend j g (firstn cap ys), ys)) == 1).
-    { apply mass_bind; [apply mass_round|]. intro. apply mass_ret. }
-    split; [exact M|]. intro F. rewrite (expect_sure _ _ M).
-    rewrite expect_mult, Qmult_1_l, Qmult_1_l. rewrite <- (round_exact _ _ s k cap g F), !expect_bind.
-    apply expect_ext; intro ys. cbn. reflexivity.
+  - apply round_move; [apply mass_round|apply round_exact].
+  - apply round_move; [apply mass_block_round|apply block_round_exact].
 Qed.
 
 Lemma each_impl {O} (P R : job -> text -> law O -> Prop) js gs ds :
@@ -205,7 +214,7 @@ Proof.
 Qed.
 
 (** THEOREM. A round of any scheduler that looks only at the past is an exact action: which rows run, with how many
-    drafts, which drafter and which cap may all depend on everything that happened before. *)
+    drafts, which drafter, which rule and which cap may all depend on everything that happened before. *)
 Theorem scheduled_round_exact : exact_action memory jobs scheduled_round.
 Proof.
   intros m gs F. unfold scheduled_round. destruct (Nat.eqb_spec (length gs) (length jobs)) as [L|_].
@@ -236,7 +245,8 @@ Variable width : nat.  (* most tokens a round may commit *)
 (** [None] sits out; [Some ys] was offered [ys]. *)
 Inductive offer (j : job) (g : text) : law (option text) -> Prop :=
   | offers_nothing : offer j g (ret None)
-  | offers_round (s : drafter j) (k : nat) : offer j g (ys <- round s k g ;; ret (Some ys)).
+  | offers_round (s : drafter j) (k : nat) : offer j g (ys <- round s k g ;; ret (Some ys))
+  | offers_block (s : drafter j) (k : nat) : offer j g (ys <- block_round j s k g ;; ret (Some ys)).
 
 Definition take (n : nat) (j : job) (g : text) (o : option text) : text :=
   match o with None => g | Some ys => extend j g (firstn n ys) end.
@@ -252,7 +262,11 @@ Fixpoint common (n : nat) (os : list (option text)) : nat :=
   end.
 
 Lemma offer_mass j g d : offer j g d -> mass d == 1.
-Proof. intros [|s k]; [apply mass_ret|]. apply mass_bind; [apply mass_round|]. intro. apply mass_ret. Qed.
+Proof.
+  intros [|s k|s k]; [apply mass_ret| |]; (apply mass_bind; [|intro; apply mass_ret]).
+  - apply mass_round.
+  - apply mass_block_round.
+Qed.
 
 Lemma round_one_more {j} (s : drafter j) k n g F :
   expect (round s k g) (fun ys => longer n (Some ys) * expect (complete j (take (S n) j g (Some ys))) F)
@@ -277,11 +291,41 @@ Proof.
         destruct (n <? length ys)%nat; cbn [firstn]; ring.
 Qed.
 
+(** The same of block verification, for what follows a prefix that survives. *)
+Lemma weigh_one_more {j} (s : drafter j) c n pass m g F : fair token vocab j s n pass m g ->
+  let after cap := expect (weigh token vocab j s n pass m g) (worth token (fun ys =>
+    longer c (Some ys) * expect (complete j (take cap j g (Some ys))) F)) in after (S c) == after c.
+Proof.
+  revert n pass m g; induction c as [|c IH]; intros n pass m g Fair after.
+  - assert (One : forall cap, after cap == m * expect (complete j g) F).
+    { intro cap. rewrite <- (weigh_exact token vocab j s n cap pass m g F Fair).
+      apply (expect_ext_always _ _ _ _ (weigh_length token vocab j s n pass m g)). intros [ys|] L; [|reflexivity].
+      cbn [worth]. unfold longer, take. destruct (Nat.ltb_spec 0 (length ys)); [ring|lia]. }
+    rewrite !One. reflexivity.
+  - destruct (ended token vocab j g) eqn:E.
+    { apply expect_ext; intros [ys|]; [|reflexivity]. cbn [worth]. unfold take. rewrite !extend_ended by exact E. reflexivity. }
+    unfold after. destruct n as [|n].
+    + rewrite !(weigh_last token vocab j s _ _ _ _ Fair). apply Qmult_comp; [reflexivity|].
+      apply expect_ext; intro t. cbn. ring.
+    + rewrite !(weigh_further token vocab j s _ _ _ _ _ Fair). apply expect_ext; intro x.
+      apply Qmult_comp; [reflexivity|]. apply Qplus_comp.
+      * pose proof (IH n _ _ _ (fair_passes token vocab j s n m g x (proj1 (proj1 Fair)))) as H. cbv zeta in H.
+        etransitivity; [|etransitivity; [exact H|]]; apply expect_ext; intros [ys|]; try reflexivity;
+          cbn [worth]; unfold take, longer; cbn [length firstn Autoregressive.extend]; rewrite E; reflexivity.
+      * do 2 (apply Qmult_comp; [reflexivity|]). apply expect_ext; intro t. cbn. ring.
+Qed.
+
+Lemma block_one_more {j} (s : drafter j) k n g F :
+  expect (block_round j s k g) (fun ys => longer n (Some ys) * expect (complete j (take (S n) j g (Some ys))) F)
+  == expect (block_round j s k g) (fun ys => longer n (Some ys) * expect (complete j (take n j g (Some ys))) F).
+Proof. rewrite !block_round_weigh. apply weigh_one_more, fair_one. Qed.
+
+Lemma expect_offered r h : expect (ys <- r ;; ret (Some ys)) h == expect r (fun ys : text => h (Some ys)).
+Proof. rewrite expect_bind. apply expect_ext; intro ys. apply (expect_ret (Some ys) h). Qed.
+
 Lemma offer_one_more n j g d : offer j g d -> exchanges _ (longer n) (take (S n)) (take n) j g d.
 Proof.
-  intros [|s k] F; [cbn; reflexivity|]. rewrite !expect_bind.
-  transitivity (expect (round s k g) (fun ys => longer n (Some ys) * expect (complete j (take (S n) j g (Some ys))) F));
-    [|rewrite round_one_more]; apply expect_ext; intro ys; cbn [ret expect]; ring.
+  intros [|s k|s k] F; [cbn; reflexivity| |]; rewrite !expect_offered; [apply round_one_more|apply block_one_more].
 Qed.
 
 Lemma common_longer n os :

@@ -2,8 +2,9 @@
     small case, so that they can. Those about traces and replayed runs are applied to recorded runs by their stages. *)
 From Coq Require Import ZArith QArith Arith List Lia Lqa Bool.
 From Coq Require Permutation.
-From RaggedSpec Require Import FiniteLaw Rejection Autoregressive Batch EngineRound Keyed Layouts Machine Cases Draws Law.
-From RaggedSpec Require Selection Room Chunks.
+From RaggedSpec Require Import FiniteLaw Rejection Autoregressive BlockRule BlockRound BlockGain Batch EngineRound Keyed Layouts
+  Machine Cases Draws Law.
+From RaggedSpec Require Selection Room Chunks Cohorts.
 Import ListNotations.
 Open Scope Q_scope.
 
@@ -42,6 +43,30 @@ Proof.
   apply joint_law; [apply scheduled_round_exact, round_plan_moves|].
   unfold always. vm_compute. repeat constructor.
 Qed.
+
+(** *** BlockGain.v: two drafts of a model that takes one of two tokens for the other *)
+Definition third (b : bool) : Q := if b then 1 # 3 else 2 # 3.
+Definition other_third (b : bool) : Q := third (negb b).
+
+Lemma third_pmf : is_pmf bool coins third.
+Proof. split; [intros [|]; cbn; lra|reflexivity]. Qed.
+Lemma other_third_pmf : is_pmf bool coins other_third.
+Proof. split; [intros [|]; cbn; lra|reflexivity]. Qed.
+
+Definition thirds : job bool coins :=
+  {| target := fun _ => third; stops := fun _ => false; budget := 3; target_pmf := fun _ => third_pmf |}.
+Program Definition mistaken : drafter bool coins thirds :=
+  {| draft := fun _ => other_third; accept := fun _ => accept_formula bool third other_third;
+     residual := fun _ => residual_formula bool coins third other_third |}.
+Next Obligation. exact other_third_pmf. Qed.
+Next Obligation. apply formulas_verify; [exact third_pmf|exact other_third_pmf|intros [|]; cbn; auto]. Qed.
+
+Notation one_by_one := (engine_round bool coins thirds mistaken 2 2 []).
+Notation together := (block_engine_round bool coins thirds mistaken 2 2 []).
+
+Example block_accepts_no_fewer_applies : expect one_by_one (accepted bool) <= expect together (accepted bool)
+  /\ expect one_by_one (accepted bool) == 10 # 9 /\ expect together (accepted bool) == 11 # 9.
+Proof. split; [apply block_accepts_no_fewer, le_n|]. split; vm_compute; reflexivity. Qed.
 
 (** *** Keyed.v: two rows, a position each in every tick *)
 Definition tick_plan (_ : unit) (rows : list (list bool * nat)) : list (option (bool -> bool * bool)) :=
@@ -201,7 +226,7 @@ Proof.
       (numbers_of bool blank css i) (inplace bool) 2 [] (padded bool 0 (fun _ => [])) tt 1 1 tt (fed_toss css i) tt (fed_toss css i) (le_n 1)).
     + split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
     + split; reflexivity.
-  - intros css i. reflexivity.
+  - intros css i _. reflexivity.
 Qed.
 
 (** ** Room.v: three blocks of two tokens; the younger row is sent back *)
@@ -236,6 +261,33 @@ Proof.
     - apply (Chunks.enters 5 [decoding] prefilled). cbn. lia. }
   apply (proj2 (Chunks.token_budget 5 [decoding; prefilled] R) [decoding] prefilled []); cbn; try lia; [reflexivity|].
   intros o [<-|[]]. reflexivity.
+Qed.
+
+(** ** Cohorts.v: of four rows one has drafts, two are drafted for, and the last waits for two rounds *)
+Definition cohort (rounds : nat) (drafted : list nat) : Cohorts.state nat :=
+  let said (n : nat) (r : nat) : nat := length (filter (fun rs => Cohorts.isin rs r) (firstn n [[0]; [1; 2]]%nat)) in
+  {| Cohorts.window := [0; 1; 2; 3]%nat; Cohorts.said := said rounds;
+     Cohorts.drafts := map (fun r => (r, said (pred rounds) r)) drafted |}.
+
+Lemma cohort_goes_on n drafted : let a := cohort n drafted in let b := cohort (S n) (Cohorts.next nat a) in
+  (forall r, ~ In r (Cohorts.members nat a) -> Cohorts.said nat b r = Cohorts.said nat a r) -> Cohorts.lossless nat a b.
+Proof.
+  intros a b C. exists b, []. split; [split; [exact C|split]|].
+  - reflexivity.
+  - exists (fun _ => true). split; [reflexivity|]. intros r _. reflexivity.
+  - split; [reflexivity|]. split; [reflexivity|]. split; [reflexivity|]. repeat constructor; cbn; intuition discriminate.
+Qed.
+
+Example two_rounds_at_most_applies : In 3%nat (Cohorts.members nat (cohort 2 [0; 3]%nat)).
+Proof.
+  destruct (Cohorts.two_rounds_at_most nat (cohort 0 [0%nat]) (cohort 1 [1; 2]%nat) (cohort 2 [0; 3]%nat) 3) as [H|[H|H]].
+  - repeat constructor; cbn; intuition discriminate.
+  - apply (cohort_goes_on 0 [0%nat]). intros [|[|[|r]]] N; cbn; try reflexivity. destruct N. now left.
+  - apply (cohort_goes_on 1 [1; 2]%nat). intros [|[|[|r]]] N; cbn; try reflexivity; destruct N; cbn; auto.
+  - cbn. auto.
+  - cbn in H. intuition discriminate.
+  - cbn in H. intuition discriminate.
+  - exact H.
 Qed.
 
 (** ** Names of tokens: each is called by the other's *)

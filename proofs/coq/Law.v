@@ -503,12 +503,16 @@ Definition right_law (l : layout token) : Prop := forall n h rs outcome,
   (forall css, draw_run l css n h rs (outcome css)) -> forall F,
   (expect numbers_law (fun css => expect (finish (map j who) (texts l (outcome css))) F)
    == expect (finish (map j who) (map (fun _ => []) who)) F)%Q
-  /\ ((forall css i, ended i (committed l (outcome css i)) = true) ->
+  /\ ((forall css i, i < rows -> ended i (committed l (outcome css i)) = true) ->
      (expect numbers_law (fun css => F (texts l (outcome css)))
       == expect (finish (map j who) (map (fun _ => []) who)) F)%Q).
 
-Lemma ended_rows gf : (forall i, ended i (gf i) = true) -> all_ended token vocab (map j who) (map gf who).
-Proof. intro E. induction who as [|i is IH]; cbn [map all_ended]; [exact I|]. split; [apply E|exact IH]. Qed.
+Lemma ended_rows gf : (forall i, i < rows -> ended i (gf i) = true) -> all_ended token vocab (map j who) (map gf who).
+Proof.
+  intro E. assert (A : forall i, In i who -> ended i (gf i) = true) by (intros i I; apply E; apply in_seq in I; lia).
+  clear E. induction who as [|i is IH]; cbn [map all_ended]; [exact I|].
+  split; [apply A; now left|]. apply IH. intros x X. apply A. now right.
+Qed.
 
 (** THEOREM (layouts to the law). Members and limits of every round are chosen from what has been committed; the batch is cut to
     its minimum, or it is not. Then for any layout, drafts, stops and budgets rejection sampling commits what has the target's
@@ -529,7 +533,7 @@ Proof.
     { apply map_ext. exact (draw_run_texts l css n h rs (outcome css) (R css) O (fun _ => []) B). }
     rewrite T. reflexivity. }
   split; [exact X|]. intro E. rewrite <- X. apply expect_ext; intro css. symmetry. apply finish_all_ended.
-  apply ended_rows. intro i. apply E.
+  apply ended_rows. intros i I. apply E. exact I.
 Qed.
 
 (** One corollary for each layout. *)

@@ -4,8 +4,8 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=$1
-files=(FiniteLaw Rejection Autoregressive EngineRound Batch Keyed Selection Scheduling Layouts Machine Cases Draws Law Replay
-  Blocks Room Chunks Trace TraceWaiting Checker Extract Instances Audit)
+files=(FiniteLaw Rejection Autoregressive EngineRound BlockRule BlockRound BlockGain Batch Keyed Selection Scheduling Layouts
+  Machine Cases Draws Law Replay Blocks Room Chunks Cohorts Trace TraceWaiting Checker Extract Instances Audit)
 mkdir -p "$work"
 cp "$here"/*.v "$here"/*.ml "$work"
 cd "$work"
