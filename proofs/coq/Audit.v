@@ -1,6 +1,7 @@
 (** Every theorem of the register in one term: what it rests on is what any of them rests on. *)
 From RaggedSpec Require Import FiniteLaw Rejection Autoregressive BlockRule BlockRound BlockGain Batch Selection Scheduling
-  EngineRound Keyed Layouts Machine Cases Draws Law Replay Blocks Room Chunks Cohorts Trace TraceWaiting Checker.
+  EngineRound Keyed Layouts Machine Cases Draws Law FreshLaw Replay Blocks Room Chunks Cohorts Trace TraceWaiting
+  Checker.
 
 Definition register := (
   @verified_token_law,
@@ -78,6 +79,7 @@ Definition register := (
   @left_padded_law,
   @masked_law,
   @paged_law,
+  @fresh_layout_law,
   @draft_lag,
   @draft_cached,
   @valid_within,

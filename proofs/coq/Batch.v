@@ -126,6 +126,12 @@ Proof.
     apply (IH gs (fun xs => F (g :: xs))). assumption.
 Qed.
 
+Lemma all_ended_map {I} (row_job : I -> job) gf is : (forall i, In i is -> ended token vocab (row_job i) (gf i) = true) ->
+  all_ended (map row_job is) (map gf is).
+Proof.
+  intro E. induction is as [|i is IH]; [constructor|]. split; [apply E; now left|]. apply IH. intros x X. apply E. now right.
+Qed.
+
 (** THEOREM (joint law). However the actions are chosen from the past, once every row has ended the batch of
     outputs has the product of the autoregressive laws. *)
 Theorem joint_law n m gs : exact_action -> always (fun gm => all_ended jobs (fst gm)) (run n m gs) ->
@@ -367,6 +373,29 @@ Proof.
     { apply exchange_batch. eapply each_impl; [|exact H]. intros j g d. apply offer_one_more. }
     transitivity (expect (product ds) (fun os => V (common (S n) os) os)); [reflexivity|].
     rewrite S1, !expect_plus, expect_mult, S2. unfold V. ring.
+Qed.
+(** Where nothing is rolled back, all are cut alike. *)
+Lemma uncut_exact gs ds : each _ offer jobs gs ds -> forall F,
+  expect (product ds) (fun os => expect (finish jobs (commit _ (take width) jobs gs os)) F) == expect (finish jobs gs) F.
+Proof.
+  intros H F.
+  assert (Row : forall j g d, offer j g d -> exchanges _ (fun _ => 1) (take width) (fun _ g _ => g) j g d).
+  { intros j g d [|s k|s k] G; [cbn; reflexivity| |]; rewrite !expect_mult, !expect_offered, !Qmult_1_l; unfold take;
+      (rewrite (expect_sure _ (expect (complete j g) G)); [|first [apply mass_round|apply mass_block_round]]).
+    - rewrite <- (round_exact _ _ s k width g G), expect_bind. apply expect_ext; intro ys. symmetry.
+      apply (expect_ret (extend j g (firstn width ys)) (fun g' => expect (complete j g') G)).
+    - rewrite <- (block_round_exact _ _ j s k width g G), expect_bind. apply expect_ext; intro ys. symmetry.
+      apply (expect_ret (extend j g (firstn width ys)) (fun g' => expect (complete j g') G)). }
+  pose proof (exchange_batch _ (fun _ => 1) _ (fun _ g _ => g) jobs gs ds
+    (each_impl _ _ _ _ _ Row H) F) as X.
+  transitivity (expect (product ds) (fun os => weights _ (fun _ => 1) os
+    * expect (finish jobs (commit _ (take width) jobs gs os)) F)).
+  { apply expect_ext; intro os. rewrite weights_one. ring. }
+  rewrite X. assert (M : mass (product ds) == 1).
+  { apply (each_mass jobs gs). eapply each_impl; [|exact H]. intros j g d. apply offer_mass. }
+  rewrite <- (expect_sure (product ds) (expect (finish jobs gs) F) M). destruct (each_length _ _ _ _ H) as [Lg Ld].
+  apply (expect_ext_always _ _ _ _ (always_product_length ds)). intros os Hos.
+  rewrite weights_one, commit_unchanged; [ring|exact Lg|congruence].
 Qed.
 End Rollback.
 

@@ -105,7 +105,8 @@ Theorem block_never_shorter k limit g : (limit <= k)%nat ->
   expect (engine_round token vocab j s k limit g) (gain u g) <= expect (block_engine_round k limit g) (gain u g).
 Proof.
   intro L. rewrite (engine_round_law token vocab j s k limit g L (gain u g)).
-  rewrite (block_engine_law token vocab j s k limit g L (gain u g)), block_round_weigh. pose proof (weigh_gain limit 1 1 g (fair_one token vocab j s limit g)). lra.
+  rewrite (block_engine_law token vocab j s k limit g L (gain u g)), block_round_weigh.
+  pose proof (weigh_gain limit 1 1 g (fair_one token vocab j s limit g)). lra.
 Qed.
 End Worth.
 

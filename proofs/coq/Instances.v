@@ -4,7 +4,7 @@ From Coq Require Import ZArith QArith Arith List Lia Lqa Bool.
 From Coq Require Permutation.
 From RaggedSpec Require Import FiniteLaw Rejection Autoregressive BlockRule BlockRound BlockGain Batch EngineRound Keyed Layouts
   Machine Cases Draws Law.
-From RaggedSpec Require Selection Room Chunks Cohorts.
+From RaggedSpec Require Selection Room Chunks Cohorts FreshLaw.
 Import ListNotations.
 Open Scope Q_scope.
 
@@ -227,6 +227,57 @@ Proof.
     + split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
     + split; reflexivity.
   - intros css i _. reflexivity.
+Qed.
+
+(** *** FreshLaw.v: the same under block verification, with two new numbers for each round *)
+Definition two_tosses : law (bool * bool) := a <- cells ;; b <- cells ;; ret (a, b).
+Definition toss_draft (_ _ : nat) (_ : list bool) (w : bool * bool) : list bool := [fst w].
+Definition takes_it (_ _ : nat) (_ _ : list bool) (_ : list unit) (w : bool * bool) : nat * bool := (1%nat, snd w).
+Definition one_of_one (_ : list (list (list bool))) (_ : nat) : option (nat * nat) := Some (1, 1)%nat.
+
+Definition fed_fresh (ws : list (bool * bool)) (i : nat) : store bool :=
+  written bool 0 (fun _ => []) ([true] ++ [fst (nth i ws (true, true))]) 0 2.
+Definition after_fresh (wss : list (list (bool * bool))) (i : nat) : list bool * store bool * mark bool (inplace bool) :=
+  let w := nth i (hd [] wss) (true, true) in (extend bool coins toss [] [fst w; snd w], fed_fresh (hd [] wss) i, tt).
+
+Notation first_mass g x := (longer_mass bool (fun _ => half) (fun _ => half) 1 g x).
+Lemma toss_passes g x : BlockRule.passes bool coins (fun _ => half) (fun _ => half) 0 (first_mass g x) (g ++ [x]) == 1.
+Proof. destruct x; vm_compute; reflexivity. Qed.
+Lemma toss_left g x t : left_law bool coins (fun _ => half) (fun _ => half) 0 (first_mass g x) (g ++ [x]) t == half t.
+Proof. destruct x, t; vm_compute; reflexivity. Qed.
+
+Lemma tosses_are_block i g f : expect two_tosses (fun w =>
+    f (FreshLaw.plain_round bool unit unseen (fun _ => [true]) (bool * bool) toss_draft takes_it i 1 1 g w))
+  == expect (block_engine_round bool coins toss alike_draft 1 1 g) f.
+Proof.
+  unfold two_tosses, cells, pmf_law. cbn -[Qmult Qplus block_mass BlockRule.passes left_law].
+  rewrite !toss_passes, !toss_left. ring.
+Qed.
+
+Example fresh_layout_law_applies (rolls_back : bool) F :
+  expect (FreshLaw.all_noise 2 (bool * bool) two_tosses 1)
+    (fun wss => F (FreshLaw.texts bool 2 (inplace bool) (after_fresh wss)))
+  == expect (finish bool coins [toss; toss] [[]; []]) F.
+Proof.
+  apply (FreshLaw.fresh_layout_law bool coins unit unseen (fun _ _ _ _ => eq_refl) 2 (fun _ => [true]) (fun _ => le_n 1)
+    (fun _ => toss) (fun _ => alike_draft) (fun _ => true) (bool * bool) (true, true) two_tosses) with
+    (propose := toss_draft) (decide := takes_it) (policy := one_of_one) (width := 2%nat) (rolls_back := rolls_back)
+    (n := 1%nat) (h := []) (rs := before_toss) (outcome := after_fresh).
+  - reflexivity.
+  - intros h i k limit g E. injection E as <- <-. split; [apply le_n|]. intro f. apply tosses_are_block.
+  - intro i. split; [intro; reflexivity|]. intros p P. cbn in P. lia.
+  - reflexivity.
+  - intros [|ws [|]] L; try discriminate L.
+    apply (FreshLaw.one_more bool coins unit unseen 2 (fun _ => [true]) (fun _ => toss) (bool * bool) (true, true) toss_draft
+      takes_it one_of_one 2 rolls_back (inplace bool) ws [] []
+      (fun i => [fst (nth i ws (true, true)); snd (nth i ws (true, true))]) _ (after_fresh [ws])); [|apply FreshLaw.no_round].
+    intro i. cbv zeta. match goal with |- context [FreshLaw.cut ?rows ?width ?back ?os] =>
+      assert (Two : FreshLaw.cut rows width back os = 2%nat) by (destruct rolls_back; reflexivity); rewrite Two end.
+    apply (FreshLaw.runs_round bool coins unit unseen (fun _ => [true]) (fun _ => toss) (bool * bool) toss_draft takes_it
+      (inplace bool) i 2 (nth i ws (true, true)) [] (padded bool 0 (fun _ => [])) tt 1 1 tt (fed_fresh ws i) tt (fed_fresh ws i)).
+    + split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
+    + split; reflexivity.
+  - intros [|ws [|]] i L I; try discriminate L. reflexivity.
 Qed.
 
 (** ** Room.v: three blocks of two tokens; the younger row is sent back *)

@@ -507,13 +507,6 @@ Definition right_law (l : layout token) : Prop := forall n h rs outcome,
      (expect numbers_law (fun css => F (texts l (outcome css)))
       == expect (finish (map j who) (map (fun _ => []) who)) F)%Q).
 
-Lemma ended_rows gf : (forall i, i < rows -> ended i (gf i) = true) -> all_ended token vocab (map j who) (map gf who).
-Proof.
-  intro E. assert (A : forall i, In i who -> ended i (gf i) = true) by (intros i I; apply E; apply in_seq in I; lia).
-  clear E. induction who as [|i is IH]; cbn [map all_ended]; [exact I|].
-  split; [apply A; now left|]. apply IH. intros x X. apply A. now right.
-Qed.
-
 (** THEOREM (layouts to the law). Members and limits of every round are chosen from what has been committed; the batch is cut to
     its minimum, or it is not. Then for any layout, drafts, stops and budgets rejection sampling commits what has the target's
     law. *)
@@ -533,7 +526,7 @@ Proof.
     { apply map_ext. exact (draw_run_texts l css n h rs (outcome css) (R css) O (fun _ => []) B). }
     rewrite T. reflexivity. }
   split; [exact X|]. intro E. rewrite <- X. apply expect_ext; intro css. symmetry. apply finish_all_ended.
-  apply ended_rows. intros i I. apply E. exact I.
+  apply all_ended_map. intros i I. apply in_seq in I. apply E. lia.
 Qed.
 
 (** One corollary for each layout. *)
