@@ -9,7 +9,7 @@ from refimpl.core.errors import require, shown
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_list, is_number, require_int, use_plain_numbers
 
 DrafterName = Literal["model", "ngram", "suffix", "hybrid", "head"]
-DraftBudgetName = Literal["fixed", "by_load", "row_rate", "capacity", "goodput", "confidence"]
+DraftBudgetName = Literal["fixed", "by_load", "row_rate", "capacity", "goodput", "confidence", "confidence_keep"]
 RankingScore = Literal["expected", "own_token"]
 
 DRAFTERS: tuple[str, ...] = get_args(DrafterName)
@@ -17,7 +17,11 @@ DRAFT_BUDGETS: tuple[str, ...] = get_args(DraftBudgetName)
 RANKING_SCORES: tuple[str, ...] = get_args(RankingScore)
 WITHOUT_MODEL: tuple[str, ...] = ("ngram", "suffix", "head")  # drafters that a pair without a draft can have
 WITH_PROBABILITIES: tuple[str, ...] = ("model", "head")  # drafters that draw each token from a distribution
-OF_PROBABILITIES: tuple[str, ...] = ("capacity", "confidence")  # budgets that read those of the draft
+OF_PROBABILITIES: tuple[str, ...] = (
+    "capacity",
+    "confidence",
+    "confidence_keep",
+)  # budgets that read those of the draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,8 @@ class DraftingConfig:
         draft_budget: drafts to verify, num_speculative_tokens a row at most. ``"fixed"``: that many. ``"by_load"``:
             fewer in a crowd. ``"row_rate"``: by what the row has accepted. ``"capacity"``: a number for the whole
             round, for the likeliest to survive. ``"goodput"``: by what rows have accepted and rounds cost.
-            ``"confidence"``: as long as the draft is sure.
+            ``"confidence"``: as long as the draft is sure; a row stops before the first draft that it is not sure of.
+            ``"confidence_keep"``: the same, but a row stops behind that draft, which is verified.
         drafts_by_load: for by_load, pairs (rows, drafts): with so many rows or more, at most so many drafts each.
         draft_capacity: for capacity: drafts of a round, over all rows.
         draft_score: for capacity: what ranks drafts: ``"expected"``, or ``"own_token"`` as published, which is not
@@ -41,7 +46,7 @@ class DraftingConfig:
         draft_cost: for row_rate: seconds of one more draft over those of a round without drafts.
         draft_costs: for goodput, pairs (rows, seconds): with so many rows or more, seconds of rounds with 1, 2, …
             drafts a row, over those of a round without drafts. No more drafts a row than numbers.
-        draft_threshold: for confidence: least estimated survival of a draft, in 0 … 1.
+        draft_threshold: for confidence and confidence_keep: least estimated survival of a draft, in 0 … 1.
     """
 
     drafter: DrafterName = "model"

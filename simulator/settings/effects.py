@@ -35,7 +35,7 @@ EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed
     )),
     ({"engine.execution": ("overlapped",)}, ("engine.contention",)),
     ({"engine.draft_budget": ("row_rate",)}, ("engine.draft_cost",)),
-    ({"engine.draft_budget": ("confidence",)}, ("engine.draft_threshold",)),
+    ({"engine.draft_budget": ("confidence", "confidence_keep")}, ("engine.draft_threshold",)),
     ({"switches.group_key": ("length_and_lag",)}, ("switches.bucket_tokens",)),
     ({
         "engine.scheduler": ("static", "fifo", "grouped"), "engine.drafter": DRAFTERS[1:],

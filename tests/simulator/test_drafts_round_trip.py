@@ -19,6 +19,7 @@ DECISIONS = {
     "goodput": {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8)), (3, (1.5, 2.2)))},
     "goodput of ngrams": {"drafter": "ngram", "draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8)),)},
     "confidence": {"draft_budget": "confidence", "draft_threshold": 0.02},
+    "confidence_keep": {"draft_budget": "confidence_keep", "draft_threshold": 0.02},
     "ngram": {"drafter": "ngram"},
     "suffix": {"drafter": "suffix"},
     "hybrid": {"drafter": "hybrid"},
@@ -67,7 +68,7 @@ def test_budgets_and_lookups_decide_something(llama, tmp_path, name):
 
 def test_draft_passes_of_a_replay_are_those_of_the_engine(llama, tmp_path):
     """Also where the last pass only shows that nobody goes on."""
-    for name in ("confidence", "capacity", "hybrid", "head"):
+    for name in ("confidence", "confidence_keep", "capacity", "hybrid", "head"):
         result = traced(llama, tmp_path / "run.ndjson", method="inplace", **DECISIONS[name])
         lines = simulate_once(replay_scenario(read_engine_trace(tmp_path / "run.ndjson"))).log.rounds
         assert [line.passes for line in lines] == [record.rows[0].draft_passes for record in result.rounds]

@@ -27,6 +27,7 @@ DECISIONS = (
     {"draft_budget": "capacity", "draft_capacity": 7},
     {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8, 2.1)), (3, (1.5, 2.2)))},
     {"draft_budget": "confidence", "draft_threshold": 0.4},
+    {"draft_budget": "confidence_keep", "draft_threshold": 0.4},
     {"drafter": "ngram"},
     {"drafter": "head"},
     {"drafter": "hybrid", "draft_budget": "by_load", "drafts_by_load": ((3, 2),)},

@@ -120,9 +120,10 @@ def test_joint_law_where_drafts_do_not_depend_on_what_came_before(budget):
 
 
 @pytest.mark.parametrize("method", ["rollback+fifo", "inplace+fifo"])
-def test_joint_law_of_rows_that_decide_alone(method):
-    config = law_config(method, draft_budget="confidence", draft_threshold=0.6)
-    assert variation(fraction_pair(2, seed=6), TWO, config) == 0
+@pytest.mark.parametrize(("budget", "requests"), [("confidence", TWO), ("confidence_keep", DEEPER)])
+def test_joint_law_of_rows_that_decide_alone(method, budget, requests):
+    config = law_config(method, draft_budget=budget, draft_threshold=0.6)
+    assert variation(fraction_pair(2, seed=6), requests, config) == 0
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
@@ -154,6 +155,7 @@ def _count_offers(row, drafted, accepted, kept):
     [
         ("own-token-score", {"draft_budget": "capacity", "draft_capacity": 1}),
         ("stop-and-drop", {"draft_budget": "confidence", "draft_threshold": 0.3}),
+        ("stop-and-drop", {"draft_budget": "confidence_keep", "draft_threshold": 0.3}),
     ],
 )
 def test_enumeration_detects_a_budget_that_reads_the_draft(fault, settings):

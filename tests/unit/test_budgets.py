@@ -8,12 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refimpl import InputError, InvariantViolation, generate
-from refimpl.core.config import LAYOUTS, make_config
+from refimpl.core.config import LAYOUTS, SamplingConfig, make_config
 from refimpl.core.drafting import DraftingConfig
 from refimpl.core.sequence import Sequence
+from refimpl.decoding.acceptance import Proposal
 from refimpl.decoding.drafters import CheckedBudget
-from refimpl.decoding.drafters.pace import survival
-from refimpl.drafting.budgets import CapacityBudget, ConfidenceBudget, GoodputBudget, LoadBudget, RowRateBudget
+from refimpl.decoding.drafters.pace import Pace, survival
+from refimpl.drafting.budgets import (
+    CapacityBudget,
+    ConfidenceBudget,
+    GoodputBudget,
+    LoadBudget,
+    RowRateBudget,
+    make_budget,
+)
 from refimpl.faults import FAULTS
 from refimpl.pairs.random_pairs import random_pair
 
@@ -24,6 +32,7 @@ BUDGETS = {
     "capacity": {"draft_capacity": 5},
     "goodput": {"draft_costs": ((1, (1.3, 1.6, 1.9)), (3, (1.6, 2.2)))},
     "confidence": {"draft_threshold": 0.02},
+    "confidence_keep": {"draft_threshold": 0.02},
 }
 ESTIMATES = st.lists(st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), max_size=4), min_size=1, max_size=4)
 
@@ -99,6 +108,24 @@ def test_what_has_never_been_tried_is_tried():
 
 def test_confidence_compares_with_its_threshold():
     assert ConfidenceBudget(0.4).go_on([0.5, 0.4, 0.3]) == [True, True, False]
+
+
+@pytest.mark.parametrize(("budget", "lengths", "passes"), [("confidence", [1, 0], 2), ("confidence_keep", [2, 1], 2)])
+def test_keeping_stops_behind_the_draft_that_is_not_sure(budget, lengths, passes):
+    """The draft's first tokens have probabilities 0.9 and 0.3, their second ones 0.4: both budgets make two passes."""
+    config = DraftingConfig(draft_budget=budget, draft_threshold=0.5)
+    pace = Pace(make_budget(config), SamplingConfig(), [4, 4])
+    steps: list[Proposal] = []
+    for first, second in ((0.9, 0.3), (0.4, 0.4), (0.4, 0.4)):
+        q = torch.full((2, 1, 11), 0.0, dtype=torch.float64)
+        for row, mass in enumerate((first, second)):
+            q[row, 0] = (1 - mass) / 10
+            q[row, 0, 0] = mass
+        if not (pace.goes_behind(steps) and pace.goes_on(q.log(), steps)):
+            break
+        steps.append(Proposal(torch.zeros(2, 1, dtype=torch.long)))
+    assert pace.finish(Proposal.join(steps).tokens) == lengths
+    assert pace.passes == passes
 
 
 @given(estimates=ESTIMATES, capacity=st.integers(0, 12))
@@ -234,4 +261,5 @@ def test_bad_settings(settings, message):
 def test_the_flag_is_that_of_the_score():
     assert CapacityBudget(1).predictable
     assert not CapacityBudget(1, "own_token").predictable
+    assert make_budget(DraftingConfig(draft_budget="confidence_keep")).predictable
     assert DraftingConfig().recordable

@@ -33,6 +33,8 @@ def propose(
     steps: list[Proposal] = []
     tokens, offset = tail, -tail.shape[1]
     for step in range(numbers.position.shape[1] - 1):
+        if pace and not pace.goes_behind(steps):
+            break
         logits = feed(tokens, offset, [s.tokens for s in steps])
         if pace and not pace.goes_on(logits, steps):
             break

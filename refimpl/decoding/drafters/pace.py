@@ -49,19 +49,30 @@ class Pace:
         self.passes = 0  # of the draft
         self.survival: list[list[float]] = []  # estimates for each row's drafts, once all are drawn
 
+    def goes_behind(self, steps: Seq[Proposal]) -> bool:
+        """Whether any row should get a draft behind `steps`, before there is a pass for it."""
+        if not steps or not self._budget.keeps:
+            return True
+        self._ask([step.tokens for step in steps], len(steps))
+        return max(self._limits) > len(steps)
+
     def goes_on(self, logits: Float[Tensor, "batch 1 vocab"], steps: Seq[Proposal]) -> bool:
         """Whether any row should get the draft after `steps`, which these logits are for."""
         self.passes += 1
         if self._budget.score is None:
             return True
         self._seen.append(probabilities(logits, self._shape))
-        if self._budget.stops:
+        if self._budget.stops and not self._budget.keeps:
             unread = torch.zeros_like(logits[..., 0], dtype=torch.long)
-            tokens = torch.cat([*(step.tokens for step in steps), unread], dim=1)
-            estimates = survival(self._budget.score, torch.cat(self._seen, dim=1), tokens)[:, -1].tolist()
-            for row, goes in enumerate(self._budget.go_on(estimates)):
-                self._limits[row] = self._limits[row] if goes else min(self._limits[row], len(steps))
+            self._ask([*(step.tokens for step in steps), unread], len(steps))
         return max(self._limits) > len(steps)
+
+    def _ask(self, tokens: list[Tensor], drawn: int) -> None:
+        """Stop rows at the drafts that are drawn, by the estimates of the last of the tokens."""
+        assert self._budget.score
+        estimates = survival(self._budget.score, torch.cat(self._seen, dim=1), torch.cat(tokens, dim=1))
+        for row, goes in enumerate(self._budget.go_on(estimates[:, -1].tolist())):
+            self._limits[row] = self._limits[row] if goes else min(self._limits[row], drawn)
 
     def finish(self, tokens: Int[Tensor, "batch k"]) -> list[int]:
         """Drafts of each row to verify."""

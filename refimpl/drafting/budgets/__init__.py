@@ -6,7 +6,7 @@ from refimpl.core.drafting import DraftBudgetName, DraftingConfig
 from refimpl.drafting.budgets.base import BudgetRow, CommittedRow, DraftBudget, Score
 from refimpl.drafting.budgets.by_load import LoadBudget
 from refimpl.drafting.budgets.capacity import CapacityBudget
-from refimpl.drafting.budgets.confidence import ConfidenceBudget
+from refimpl.drafting.budgets.confidence import ConfidenceBudget, KeepingConfidenceBudget
 from refimpl.drafting.budgets.goodput import GoodputBudget
 from refimpl.drafting.budgets.row_rate import RowRateBudget
 
@@ -17,6 +17,7 @@ BUDGETS: dict[DraftBudgetName, Callable[[DraftingConfig], DraftBudget]] = {
     "capacity": lambda config: CapacityBudget(config.draft_capacity or 0, config.draft_score),
     "goodput": lambda config: GoodputBudget(config.draft_costs),
     "confidence": lambda config: ConfidenceBudget(config.draft_threshold),
+    "confidence_keep": lambda config: KeepingConfidenceBudget(config.draft_threshold),
 }
 
 
@@ -33,6 +34,7 @@ __all__ = [
     "ConfidenceBudget",
     "DraftBudget",
     "GoodputBudget",
+    "KeepingConfidenceBudget",
     "LoadBudget",
     "RowRateBudget",
     "Score",

@@ -43,25 +43,27 @@ class DraftBudget:
             ``own_token``: the same with the draft's own probability, which depends on the draft. ``confidence``:
             product of the largest probabilities.
         stops: whether `go_on` is asked.
+        keeps: whether it is asked behind a draft, whose own estimate it is given, in place of before the next one.
         shares: whether a row's drafts are weighed against those of other rows, whose own rounds then depend on them.
         predictable: whether the answers depend on nothing that rejection sampling must not know.
     """
 
     score: Score | None = None
     stops: ClassVar[bool] = False
+    keeps: ClassVar[bool] = False
     shares: ClassVar[bool] = False
 
     @property
     def predictable(self) -> bool:
-        """Whether no score reads the draft that it ranks."""
-        return self.score != "own_token"
+        """Whether no draft is judged by a score that reads it."""
+        return self.score != "own_token" or self.keeps
 
     def before(self, rows: Seq[BudgetRow]) -> list[int]:
         """Drafts to propose for each row of a round, at most its limit."""
         return [row.draft_limit for row in rows]
 
     def go_on(self, survival: Seq[float]) -> list[bool]:
-        """Whether each row is to be offered the next draft, which has not been drawn, given its estimate."""
+        """Whether each row is to be offered the next draft, which has not been drawn; see `keeps`."""
         return [True] * len(survival)
 
     def after(self, lengths: Seq[int], survival: Seq[Seq[float]]) -> list[int]:
