@@ -54,7 +54,8 @@ def plan_memory(
     What is given up, in this order: pool rows as long as the longest (``paged`` stores blocks), drafts, the draft model
     or head (``ngram`` looks drafts up), rows. Nothing of it changes greedy or coupled output. The bytes are those of
     the run's own prefill and of rounds at its end, counted on tensors without values: with the longest prompts in one
-    batch, though they may never meet, without shared prefixes, and with all drafts, whatever a draft budget may cut.
+    batch, though they may never meet, without shared prefixes, and with all drafts, whatever a draft budget may cut:
+    only `capacity` never has more of them verified. A budget that reads the draft's probabilities keeps its drafter.
     What kernels need for themselves is not counted, but 5 % is left for it. Bytes are always those of a run with
     ``checks="host"``, which the plan's settings say unless other checks are asked for: what those take comes on top.
 
@@ -81,7 +82,7 @@ def plan_memory(
 
 def _require_plannable(config: DecodeConfig) -> None:
     """Raise InputError for what a plan cannot count, or cannot choose beside."""
-    method, drafting = config.resolved_method, config.drafting
+    method = config.resolved_method
     for planned, otherwise in (
         (
             method.layout in LAYOUTS,
@@ -92,10 +93,6 @@ def _require_plannable(config: DecodeConfig) -> None:
             f"{config.method} caches prompts in chunks, whose memory is not planned: choose another scheduler",
         ),
         (config.execution == "serial", "what two cohorts take together is not planned: choose execution 'serial'"),
-        (
-            not drafting.reads_probabilities,
-            f"what draft_budget {drafting.draft_budget!r} keeps of its drafts is not planned: choose another",
-        ),
         (config.logprobs is None, "copies of logits for log-probabilities are not planned: leave logprobs out"),
         (not config.cuda_graphs, "what recorded rounds keep is not planned: leave cuda_graphs out"),
         (config.kv_memory_gib is None, "the budget bounds K/V, too: leave kv_memory_gib out"),
@@ -123,7 +120,8 @@ class Wish(NamedTuple):
 def _wishes(config: DecodeConfig) -> Iterator[Wish]:
     """What was asked for, then with less and less; what is given up last varies slowest."""
     own, method = config.drafting.drafter, config.resolved_method
-    drafters: list[DrafterName] = [own] if own in LOOKUPS else [own, "ngram"]
+    stays = own in LOOKUPS or config.drafting.reads_probabilities
+    drafters: list[DrafterName] = [own] if stays else [own, "ngram"]
     methods = [config.method, *([f"paged+{method.scheduler}"] if method.layout != "paged" else [])]
     drafts = _halves(config.num_speculative_tokens) or [0]
     for wish in product(_halves(config.resolved_batch_size), drafters, drafts, methods):
@@ -142,7 +140,7 @@ def _with(config: DecodeConfig, wish: Wish) -> DecodeConfig:
         method=wish.method,
         batch_size=wish.batch_size,
         num_speculative_tokens=wish.num_speculative_tokens,
-        drafting=DraftingConfig(wish.drafter),
+        drafting=config.drafting if config.drafting.reads_probabilities else DraftingConfig(wish.drafter),
         checks="off",
         kv_memory_gib=math.inf,
         prefix_sharing=False,

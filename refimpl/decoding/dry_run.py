@@ -1,5 +1,6 @@
 """Bytes that a run needs at its peak, counted on tensors without values: its own passes, of its largest shapes."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
@@ -56,6 +57,8 @@ class StorageCounter(TorchDispatchMode):
     """Counts the bytes of all tensors that operations have made and that are still in use; memory inside of a kernel is
     not seen.
 
+    A real number that is read from a tensor is 1: estimates of 1 stop no row, and rank no draft above another.
+
     Args:
         widths: of logits and distributions.
         apart: tensors that do not count.
@@ -72,6 +75,8 @@ class StorageCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, then count."""
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_floating_point():
+            return 1.0
         result = func(*args, **(kwargs or {}))
         for tensor in (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
             self._note(tensor)
@@ -156,7 +161,8 @@ class DryRun:
         if states := passes.drafter.states:
             passes.run(members, limits)
             states.commit(members, [1] * len(members))
-        for drafts in (limits, _ragged(limits)):
+        capacity = self.config.drafting.draft_capacity
+        for drafts in (limits, _ragged(limits, math.inf if capacity is None else capacity)):
             passes.run(members, drafts).decision.table()
 
 
@@ -167,11 +173,11 @@ def _willing(drafter: Drafter) -> Drafter:
     return LookupDrafter(_Anything) if isinstance(drafter, LookupDrafter) else drafter
 
 
-def _ragged(limits: Seq[int]) -> list[int]:
-    """No drafts for as many rows as it takes to leave the pads of their pass out."""
+def _ragged(limits: Seq[int], capacity: float) -> list[int]:
+    """No drafts for as many rows as it takes to leave the pads of their pass out, and to verify those of the others."""
     drafts = list(limits)
     for row in range(1, len(drafts)):
-        if not pays_to_pack([n + 1 for n in drafts], max(drafts) + 1):
+        if sum(drafts) > capacity or not pays_to_pack([n + 1 for n in drafts], max(drafts) + 1):
             drafts[-row] = 0
     return drafts
 

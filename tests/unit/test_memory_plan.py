@@ -49,6 +49,9 @@ CASES = {
     "distributions of blocks": {"method": "inplace", "temperature": 1.0, "acceptance": "block"},
     "coupled": {"method": "inplace", "temperature": 1.0},
     "forced": {"method": "inplace", "acceptance": "forced", "forced_lengths": (0.5, 0.5)},
+    "all are sure": {"method": "inplace", "draft_budget": "confidence", "draft_threshold": 0.0},
+    "all are kept": {"method": "paged", "draft_budget": "confidence_keep", "draft_threshold": 0.0, "temperature": 1.0},
+    "room for all": {"method": "inplace", "draft_budget": "capacity", "draft_capacity": 12, "temperature": 1.0},
     "longer ones may come": {"method": "inplace", "max_model_len": 90},
 }
 AT_MOST = {
@@ -96,6 +99,17 @@ def test_logits_of_packed_passes_count(wide):
     asked = {"drafter": "ngram", "batch_size": 8, "num_speculative_tokens": 8, "max_new_tokens": 12}
     plan = plan_memory(wide, repeated + others, budget_gib=AMPLE, stop_token_ids=[], **asked)
     assert 0.9 < over_plan(wide, repeated + others, plan) < 1.05
+
+
+@pytest.mark.parametrize("capacity", [0, 6, 24])
+def test_a_capacity_bounds_what_is_verified(wide, capacity):
+    """At most as many drafts, of one row or of several; the distributions of all that are drawn are kept."""
+    work = prompts(20, 20, 18, 20)
+    asked = {"method": "inplace", "num_speculative_tokens": 8, "max_new_tokens": 30, "stop_token_ids": []}
+    plan = plan_memory(
+        wide, work, budget_gib=AMPLE, batch_size=4, draft_budget="capacity", draft_capacity=capacity, **asked
+    )
+    assert 0.9 < over_plan(wide, work, plan) < 1.05
 
 
 def test_the_bundled_pair_takes_what_was_planned(tiny):
@@ -207,8 +221,6 @@ def test_bytes_are_those_of_host_checks(small):
         ({"method": "autoregressive"}, "only inplace and paged are"),
         ({"method": "eqspec"}, "only inplace and paged are"),
         ({"execution": "overlapped"}, "two cohorts"),
-        ({"draft_budget": "confidence"}, "what draft_budget 'confidence' keeps of its drafts is not planned"),
-        ({"draft_budget": "capacity", "draft_capacity": 3}, "what draft_budget 'capacity' keeps"),
         ({"drafting": DraftingConfig()}, "give drafter by its own name"),
         ({"cuda_graphs": True}, "leave cuda_graphs out"),
         ({"logprobs": 0}, "leave logprobs out"),
