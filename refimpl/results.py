@@ -5,13 +5,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refimpl.core.config import DecodeConfig
+from refimpl.core.config import CHECK_LEVELS, CheckLevel, DecodeConfig
 from refimpl.core.records import TokenLogprobs
 from refimpl.core.sequence import Sequence, StopReason
 from refimpl.core.shown import Shown, shortened
 from refimpl.core.stats import AcceptanceStats, RunStats, request_weighted_length, request_weighted_rate
 from refimpl.decoding.trace import RoundRecord, number_texts, trace_header, write_trace
-from refimpl.models.adapter import Pair
+from refimpl.layouts import LAYOUT_CLASSES
+from refimpl.layouts.working import WorkingLayout
+from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.requests import Prepared
 
 if TYPE_CHECKING:
@@ -154,13 +156,26 @@ def blocks_of(config: DecodeConfig, sequences: Seq[Sequence], num_blocks: int | 
 
 
 def environment_of(pair: Pair, config: DecodeConfig) -> dict[str, str]:
-    """What a run with these settings runs on: pair, device, dtype and the level of the checks in force."""
+    """What a run with these settings runs on: pair, device, dtype, the level of the checks in force, the attention."""
+    checks: CheckLevel = config.check_level(pair.device.type) if config.resolved_method.layout else "off"
     return {
         "pair": pair.name,
         "device": str(pair.device),
         "dtype": str(pair.dtype).removeprefix("torch."),
-        "checks": config.check_level(pair.device.type) if config.resolved_method.layout else "off",
+        "checks": checks,
+        "packed_attention": _packed_attention(pair, config, checks),
     }
+
+
+def _packed_attention(pair: Pair, config: DecodeConfig, checks: CheckLevel) -> str:
+    """How the target's packed passes are attended, and why not in one call."""
+    layout, target = config.resolved_method.layout, pair.target
+    if not isinstance(target, HuggingFaceLM) or target.forward_packed is None or config.shape_stable or not layout:
+        return "no packed passes"
+    if CHECK_LEVELS.index(checks) >= CHECK_LEVELS.index("device"):
+        return f"loop: checks {checks} look at masks"
+    found = target.kernel.describe(config.block_size if layout == "paged" else 0)
+    return f"{found} (prompts alone)" if issubclass(LAYOUT_CLASSES[layout], WorkingLayout) else found
 
 
 def _generated(pair: Pair, sequence: Sequence, record: SequenceRecord, cut: int, sample: int) -> GeneratedSequence:

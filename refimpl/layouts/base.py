@@ -11,7 +11,7 @@ from torch import Tensor
 from refimpl.core import kernels
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.places import Places, PoolRows
-from refimpl.layouts.store import NUM_TAGS, Block, KVShape, KVStore, RowState
+from refimpl.layouts.store import NUM_TAGS, Block, KVShape, KVStore, PooledRow, PooledRows, RowState
 from refimpl.placement import Move, Placement, PoolSize, are_neighbours
 
 
@@ -143,7 +143,8 @@ class Layout(ABC):
                 return list(zip(keys.split(counts, dim=2), values.split(counts, dim=2), strict=True))
             return [places.view(layer, width) for places, width in views]
 
-        return PackedBlock(tokens.flatten()[index][None], position.flatten()[index][None], counts, write)
+        packed = PackedBlock(tokens.flatten()[index][None], position.flatten()[index][None], counts, write)
+        return replace(packed, pooled=self.pooled([(rows[i], last - first, last) for i, first, last in fed]))
 
     def end_prefill(self, rows: Seq[RowState]) -> None:
         """Note that the pool holds the first `seq_len` tokens of each of these prompts."""
@@ -180,6 +181,24 @@ class Layout(ABC):
         index = torch.tensor(slots, device=self.shape.device)
         where = slice(slots[0], slots[0] + len(slots)) if are_neighbours(slots) else index
         return PoolRows(self.pool, index, where)
+
+    def pooled(self, rows: Seq[tuple[RowState, int, int]]) -> PooledRows | None:
+        """Rows with the tokens that they feed and those that they then have; None where provenance is tracked.
+
+        What is checked is a mask, so passes that are checked are attended with one.
+        """
+        if self.pool.tags is not None:
+            return None
+        return PooledRows(self.pool, [PooledRow(self.pages(row), count, length) for row, count, length in rows])
+
+    def pages(self, row: RowState) -> Seq[int]:
+        """Rows of the pool with a row's positions, in order."""
+        return (row.slot,)
+
+    def with_pooled(self, block: Block, offset: int) -> Block:
+        """A pool block that feeds positions [seq_len + offset, …) of the members' rows."""
+        q = block.tokens.shape[1]
+        return replace(block, pooled=self.pooled([(row, q, row.seq_len + offset + q) for row in self.rows]))
 
     def slot_block(
         self, places: Places, tokens: Int[Tensor, "batch q"], position: Int[Tensor, "batch q"], width: int

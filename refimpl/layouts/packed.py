@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from refimpl.layouts.store import Block, NoteHidden
+from refimpl.layouts.store import Block, NoteHidden, PooledRows
 
+Attend = Callable[[Tensor, float | None], Tensor]  # queries ``[1, heads, tokens, dim]``, scale -> as `packed_attention`
 Seen = list[tuple[Tensor, Tensor]]  # of each part: keys and values ``[rows, kv_heads, width, dim]`` of one layer
 
 
@@ -52,6 +53,8 @@ class PackedBlock:
             returns what each part sees.
         rectangle: of the last part; None where it is one row.
         note_hidden: called with what the LM head reads ``[1, num_logits, hidden]``; None where nobody asks.
+        pooled: all rows, where the pool alone says what they see; None where a mask says more, or is checked.
+        attend: answers all queries of the layer that was written last; None where they are answered part by part.
         seen: what `write` returned last, for the attention of that layer.
     """
 
@@ -61,6 +64,8 @@ class PackedBlock:
     write: Callable[[int, Tensor, Tensor], Seen]
     rectangle: Rectangle | None = None
     note_hidden: NoteHidden | None = None
+    pooled: PooledRows | None = None
+    attend: Attend | None = None
     seen: Seen = field(default_factory=list)
 
     @classmethod
@@ -74,7 +79,8 @@ class PackedBlock:
         tokens, positions = (each.flatten()[rectangle.places][None] for each in (block.tokens, block.position_ids))
         note = block.note_hidden
         note_rows = (lambda hidden: note(hidden[0][rectangle.index])) if note else None
-        return cls(tokens, positions, [sum(counts)], write, rectangle, note_rows)
+        pooled = block.pooled.cut(counts) if block.pooled else None
+        return cls(tokens, positions, [sum(counts)], write, rectangle, note_rows, pooled)
 
     @classmethod
     def join(cls, blocks: Seq["PackedBlock"]) -> "PackedBlock":
@@ -88,7 +94,8 @@ class PackedBlock:
         tokens = torch.cat([block.tokens for block in blocks], dim=1)
         positions = torch.cat([block.position_ids for block in blocks], dim=1)
         counts, last = [n for block in blocks for n in block.counts], blocks[-1]
-        return cls(tokens, positions, counts, write, last.rectangle, last.note_hidden)
+        pooled = PooledRows.join([block.pooled for block in blocks])
+        return cls(tokens, positions, counts, write, last.rectangle, last.note_hidden, pooled)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store a layer's entries; what the parts see of it is in `seen`."""

@@ -27,7 +27,8 @@ class PagedLayout(Layout):
         position = seq_len + torch.arange(offset, offset + q, device=device)
         real = (position >= 0) & (position < ends)
         width = padded_columns(self.width + offset + q)
-        return self.pool_block(self.rows, tokens, self.placed(position, real), real, width)
+        block = self.pool_block(self.rows, tokens, self.placed(position, real), real, width)
+        return self.with_pooled(block, offset)
 
     def placed(self, position: Int[Tensor, "batch q"], real: Tensor) -> Int[Tensor, "batch q"]:
         """Scratch where an entry is not real."""
@@ -39,6 +40,10 @@ class PagedLayout(Layout):
         table = [[*row.blocks[:count], *[scratch] * (count - len(row.blocks))] for row in rows]
         cached, device = [[row.num_cached] for row in rows], self.shape.device
         return BlockRows(self.pool, torch.tensor(table, device=device), torch.tensor(cached, device=device))
+
+    def pages(self, row: RowState) -> Seq[int]:
+        """The row's blocks."""
+        return row.blocks
 
     def read(self, row: int) -> Tensor:
         """The blocks side by side, up to num_cached."""

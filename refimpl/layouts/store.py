@@ -144,6 +144,11 @@ class KVStore:
         keys, values = self._by_row[layer]
         return keys[rows, :, :width], values[rows, :, :width]
 
+    def pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of all rows ``[rows, columns, kv_heads, key_dim or value_dim]``, without a copy."""
+        keys, values = self._by_row[layer]
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
     def view_blocks(self, layer: int, table: Int[Tensor, "batch blocks"], width: int) -> tuple[Tensor, Tensor]:
         """As `view`, of rows whose columns are the blocks of a table, one after the other: a copy."""
         keys, values = (
@@ -151,6 +156,46 @@ class KVStore:
             for entries in self._by_row[layer]
         )
         return keys.transpose(0, 1)[:, :, :width], values.transpose(0, 1)[:, :, :width]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRow:
+    """A row of a pass, and where a pool holds it.
+
+    Attributes:
+        pages: rows of the store with its positions, in order: a pool row, or the blocks of its table.
+        count: tokens that it feeds, the last of its own.
+        length: its tokens, those included.
+    """
+
+    pages: Seq[int]
+    count: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRows:
+    """Rows of a pass whose queries see the row's positions up to their own and nothing else, so that no mask is needed.
+
+    Attributes:
+        store: the pool.
+        rows: in the order of their tokens.
+    """
+
+    store: KVStore
+    rows: list[PooledRow]
+
+    def cut(self, counts: Seq[int]) -> "PooledRows":
+        """The same where row i feeds the first `counts[i]` of its tokens; rows that feed none are left out."""
+        rows = zip(self.rows, counts, strict=True)
+        return PooledRows(self.store, [PooledRow(r.pages, n, r.length - r.count + n) for r, n in rows if n])
+
+    @classmethod
+    def join(cls, parts: Seq["PooledRows | None"]) -> "PooledRows | None":
+        """The rows of all parts, which are in one pool; None if any part needs a mask."""
+        pooled = [part for part in parts if part]
+        whole = len(pooled) == len(parts)
+        return cls(pooled[0].store, [row for part in pooled for row in part.rows]) if whole else None
 
 
 Append = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -170,6 +215,7 @@ class Block:
         tags: provenance of the `width` slots after the write ``[batch, width, 3]``, None when not tracked.
         members: rows that belong to the members of the round, in their order ``[n]``; None where all rows do.
         note_hidden: called with what the LM head reads ``[batch, num_logits, hidden]``; None where nobody asks.
+        pooled: the rows, where the pool alone says what they see; None where the mask says more, or is checked.
     """
 
     tokens: Int[Tensor, "batch q"]
@@ -179,6 +225,7 @@ class Block:
     tags: Int[Tensor, "batch width 3"] | None = None
     members: Int[Tensor, " n"] | None = None
     note_hidden: NoteHidden | None = None
+    pooled: PooledRows | None = None
 
     def of_members(self) -> "Block":
         """The same block without its idle rows, to look at."""

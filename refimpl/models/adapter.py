@@ -27,6 +27,7 @@ from refimpl.models.probe import (
     refuse_unless_positions_and_mask_count,
     runs_packed_blocks,
 )
+from refimpl.models.varlen import PackedKernel, choose_kernel
 
 FeedRow = Callable[[list[int]], Tensor]
 
@@ -147,8 +148,11 @@ class HuggingFaceLM:
             heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
             self._groups = heads // self.kv_shape.num_kv_heads if implementation == attention.NAME else 1
             refuse_unless_positions_and_mask_count(self)
+        self.kernel = PackedKernel()
         packs = implementation == attention.NAME and runs_packed_blocks(self, self._run_packed)
         self.forward_packed = self._run_packed if packs else None
+        if packs:
+            self.kernel = choose_kernel(self.kv_shape, heads)
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block through the model with explicit positions and an explicit 4-D mask."""
@@ -164,7 +168,8 @@ class HuggingFaceLM:
 
     def _run_packed(self, block: PackedBlock, num_logits: int) -> Float[Tensor, "num_logits vocab"]:
         """Run a packed block: the attention function gets the block, and no mask."""
-        if rows := block.rectangle:
+        block = self.kernel.prepared(block)
+        if not block.attend and (rows := block.rectangle):
             mask = attention.additive_mask(rows.mask, self.kv_shape.dtype, self._groups)
             block = replace(block, rectangle=replace(rows, mask=mask))
         with self._noting(block):

@@ -71,7 +71,12 @@ def grouped_attention(
 def packed_attention(
     block: PackedBlock, query: Float[Tensor, "1 heads tokens dim"], scaling: float | None
 ) -> Float[Tensor, "1 tokens heads value_dim"]:
-    """Attention of a packed pass: the queries of each part on what it sees, up to their own position."""
+    """Attention of a packed pass: the queries of each part on what it sees, up to their own position.
+
+    One call answers them all where the block has one for it (see `refimpl.models.varlen`).
+    """
+    if block.attend:
+        return block.attend(query, scaling)
     parts = zip(block.parts(query), block.seen, strict=True)
     outputs = [_of_part(mine, rectangle, *seen, scaling) for (mine, rectangle), seen in parts]
     output = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]

@@ -118,10 +118,14 @@ def _packs_rows(lm: Probed, forward: ForwardPacked) -> bool:
 
 
 def _close(lm: Probed, found: Tensor, expected: Tensor) -> bool:
-    """Whether two tensors have one shape, and differ by roundings alone."""
+    return close(lm.kv_shape.dtype, found, expected)
+
+
+def close(dtype: torch.dtype, found: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors have one shape, and differ by roundings of a number format alone."""
     if found.shape != expected.shape:
         return False
-    tolerance = max(1e-4, TOLERANCE * torch.finfo(lm.kv_shape.dtype).eps)
+    tolerance = max(1e-4, TOLERANCE * torch.finfo(dtype).eps)
     found, expected = found.float(), expected.float()
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
