@@ -96,12 +96,34 @@ def _result(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _smoke(scale: Scale) -> Piece:
     sizes = scale.pick("--limit 8 --max-new-tokens 24", "--limit 2 --max-new-tokens 3 --methods inplace,eqspec")
-    verify = _python("verify", "--dtype", "float32", "--batch-sizes", "4", *scale.device, *sizes)
+    verify = Command(_python("verify", "--dtype", "float32", "--batch-sizes", "4", *scale.device, *sizes))
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
     tests = ("--maxfail=5", GPU_TESTS)  # after a device-side error every test would fail
     argv = (*pytest, *(("--version",) if scale.dry else tests))  # without a GPU there is no test to run
     tested = Command(argv, needs_modules=("pytest", "hypothesis"))
-    return Piece("smoke", "every method runs on the device; the GPU tests", 5.0, (Command(verify), tested))
+    commands = (verify, _two_streams(scale), _packed(scale), tested)
+    what = (
+        "every method runs on the device, drafts in a second stream and packed passes in one call, too; the GPU tests"
+    )
+    return Piece("smoke", what, 7.0, commands)
+
+
+def _two_streams(scale: Scale) -> Command:
+    """Overlapped execution, equal to one-at-a-time decoding."""
+    sizes = scale.pick(
+        "--limit 8 --max-new-tokens 24 --batch-sizes 4,8", "--limit 2 --max-new-tokens 3 --batch-sizes 2"
+    )
+    options = ("--execution", "overlapped", "--methods", "inplace,paged", "--dtype", "float32")
+    return Command(_python("verify", *options, *scale.device, *sizes))
+
+
+def _packed(scale: Scale) -> Command:
+    """Prompts and rows side by side in 16 bit, judged; the log says what has answered them."""
+    sizes = scale.pick(
+        "--limit 8 --max-new-tokens 24 --batch-sizes 4,8", "--limit 2 --max-new-tokens 3 --batch-sizes 2"
+    )
+    options = ("--methods", "inplace,paged,paged+continuous", "--dtype", "bfloat16", "--checks", "host", "--json")
+    return Command(_python("tie-or-bug", *options, *scale.device, *sizes))
 
 
 def _verify(scale: Scale, dtype: str) -> Piece:

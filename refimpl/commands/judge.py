@@ -9,6 +9,7 @@ from rich.table import Table
 
 from refimpl.commands.options import EngineOptions, HeadOptions, PromptOptions, RunOptions
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
+from refimpl.core.config import make_config
 from refimpl.core.errors import InputError, shown
 from refimpl.core.option_groups import OUTPUT, PROMPTS, command, option
 from refimpl.core.reading import read_mappings
@@ -48,11 +49,20 @@ def tie_or_bug(
     if plot:
         plot_regrets(judgements, plot)
     report = {"judgements": {name: judgement.as_dict() for name, judgement in judgements.items()}}
-    report = write_report(output.output, report, pair.device)
+    report = write_report(output.output, report, pair.device, _attention(pair, [name for name, _ in chosen], engine))
     _print_table(judgements, output.json_)
     output.print(report)
     if any(judgement.verdict == "bug" for judgement in judgements.values()):
         raise typer.Exit(1)
+
+
+def _attention(pair: Any, methods: list[str], engine: EngineOptions) -> dict[str, Any]:
+    """What has answered each method's packed passes."""
+    from refimpl.results import environment_of
+
+    settings = engine.settings()
+    ran_on = {method: environment_of(pair, make_config(method=method, **settings)) for method in methods}
+    return {"packed_attention": {method: each["packed_attention"] for method, each in ran_on.items()}}
 
 
 def _judge(

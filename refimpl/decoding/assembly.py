@@ -20,6 +20,7 @@ from refimpl.decoding.passes import EagerPasses, Passes
 from refimpl.decoding.recorded import RecordedPasses
 from refimpl.decoding.rounds import RoundContext
 from refimpl.decoding.sampling import RandomSource
+from refimpl.decoding.streams import make_streams
 from refimpl.decoding.timing import StageTimer
 from refimpl.drafting.budgets import make_budget
 from refimpl.layouts import Layout, make_layout
@@ -114,7 +115,7 @@ def assemble(
     if config.cuda_graphs and drafter.cached:
         passes = RecordedPasses(eager, drafter.cached, k=demand.most_drafts, stable=config.shape_stable)
     if config.execution == "overlapped":
-        passes = OverlappedPasses(eager, checker)
+        passes = OverlappedPasses(eager, checker, make_streams(pair.device))
     timer.take()  # the first round begins when everything is allocated
     return RoundContext(target, drafter, passes, checker, config.logprobs)
 

@@ -1,8 +1,8 @@
 """Passes of two cohorts: behind the verify pass of one, the draft proposes for the other.
 
 The drafts that a round verifies were made beside the round before it. So what they are made from cannot depend on what
-that round has decided, and a device of its own may run the draft meanwhile. On one device the passes follow each other.
-What a second device gains is simulated.
+that round has decided, and the draft may run meanwhile: on a GPU in a stream of its own, beside the verify pass. On a
+CPU the passes follow each other. What a second device gains is simulated.
 """
 
 from collections.abc import Sequence as Seq
@@ -14,6 +14,7 @@ from refimpl.decoding.drafters import Drafts
 from refimpl.decoding.invariants import Checker, require
 from refimpl.decoding.passes import EagerPasses, Verified
 from refimpl.decoding.prefill import Chunks
+from refimpl.decoding.streams import Streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,11 @@ class OverlappedPasses:
     Args:
         eager: runs the passes; its layouts move nothing, so that a round of one cohort leaves the other's K/V alone.
         checker: knows whether cohorts are checked.
+        streams: of the device.
     """
 
-    def __init__(self, eager: EagerPasses, checker: Checker):
-        self._eager, self._checker = eager, checker
+    def __init__(self, eager: EagerPasses, checker: Checker, streams: Streams):
+        self._eager, self._checker, self._streams = eager, checker, streams
         self._members: Seq[Sequence] = ()
         self._ahead: _Ahead | None = None
 
@@ -49,16 +51,20 @@ class OverlappedPasses:
         self._members, ahead = members, self._ahead
         if ahead and ahead.serves(members):
             self._check_lengths(ahead)
-            return self._eager.verify(members, ahead.drafts, ahead.numbers, chunks)
-        return self._eager.run(members, limits, chunks)
+            drafts, numbers = ahead.drafts, ahead.numbers
+        else:
+            drafts, numbers = self._eager.draft(members, limits)
+        self._streams.mark()  # behind all that writes to the draft's cache, before the verify pass
+        return self._eager.verify(members, drafts, numbers, chunks)
 
     def after(self, ahead: Seq[Sequence]) -> None:
-        """Draft for the other cohort."""
+        """Draft for the other cohort; the drafts that are being verified are kept until that has been launched."""
         self._check_cohorts(ahead)
         self._ahead = self._draft(ahead) if ahead else None
 
     def _draft(self, rows: Seq[Sequence]) -> _Ahead:
-        drafted = self._eager.draft(rows, [m.draft_limit for m in rows])
+        with self._streams.aside():
+            drafted = self._eager.draft(rows, [m.draft_limit for m in rows])
         return _Ahead(tuple(rows), tuple([m.seq_len for m in rows]), *drafted)
 
     def _check_lengths(self, ahead: _Ahead) -> None:

@@ -71,7 +71,9 @@ def test_every_piece_runs(dry, tools):
     done = {entry["name"] for entry in ledger if entry["state"] == "done"}
     assert done >= {"smoke", "verify-float32", "bench-length3", "anatomy", "calibrate-qwen3", "bench-bundled"}
     smoke = ledger[0]["commands"]
-    assert [command["state"] for command in smoke] == ["done", "not available"]  # hypothesis is hidden
+    assert [command["state"] for command in smoke] == [*["done"] * 3, "not available"]  # hypothesis is hidden
+    log = (dry[0] / "gpu.log").read_text()
+    assert '"inplace": "loop: varlen_attn needs a CUDA device"' in log
 
 
 def test_results_have_rows_and_provenance_without_the_folder(dry):
@@ -177,6 +179,14 @@ def test_recorded_rounds_have_results_of_their_own(tools):
         assert command.argv[command.argv.index("--methods") + 1] == "inplace"
         assert ("--bitwise" in command.argv) == ("bitwise" in path)
         assert f"<!-- table:{Path(path).stem} -->" in (ROOT / "docs/results.md").read_text()
+
+
+def test_the_first_piece_tries_the_ways_that_only_a_gpu_has(tools):
+    pieces, _, _ = tools
+    for scale in (pieces.Scale(), pieces.Scale(dry=True)):
+        smoke = [" ".join(command.argv) for command in pieces.all_pieces(scale)[0].commands]
+        assert any("--execution overlapped --methods inplace,paged" in words for words in smoke)
+        assert any("tie-or-bug --methods inplace,paged,paged+continuous --dtype bfloat16" in words for words in smoke)
 
 
 def test_a_command_that_fails_or_hangs_is_told_apart(tools, tmp_path):

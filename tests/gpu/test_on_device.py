@@ -10,6 +10,8 @@ from refimpl.core.config import make_config
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.recorded import RecordedPasses
 from refimpl.judging.equivalence import verify
+from refimpl.judging.tie_or_bug import judge_method
+from refimpl.models.varlen import PackedKernel
 from refimpl.pairs.names import TINY
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.prompts import read_prompts
@@ -121,3 +123,43 @@ def test_a_replayed_round_waits_for_nothing_but_its_decision(pair):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(engine.context.passes._recordings) == rounds, "all in the same width"
+
+
+@pytest.mark.parametrize("method", ["inplace", "paged"])
+@pytest.mark.parametrize("drafter", ["model", "ngram", "head"])
+def test_drafts_in_a_second_stream_are_those_of_one(pair, ragged_prompts, method, drafter):
+    """Many rounds, and prompts that are cached between them: a missing wait would change tokens, or acceptance."""
+    settings = SETTINGS | {"method": method, "batch_size": 4, "drafter": drafter}
+    found = generate(pair, ragged_prompts * 4, execution="overlapped", **settings)
+    assert [s.token_ids for s in found.sequences] == tokens(pair, ragged_prompts * 4, method="autoregressive")
+    wanted = generate(pair, ragged_prompts * 4, **settings)
+    assert found.stats.acceptance.accepted == wanted.stats.acceptance.accepted
+
+
+@pytest.fixture(scope="module", params=["float16", "bfloat16"])
+def half(request):
+    """The bundled pair in 16 bit."""
+    return load_pair("tiny", device="cuda", dtype=request.param)
+
+
+@pytest.mark.parametrize("method", ["inplace", "inplace+continuous", "paged", "paged+continuous", "exspec"])
+def test_packed_passes_in_one_call_are_right_up_to_rounding(half, method):
+    """Where no kernel is used, the reason is there to be read."""
+    prompts, settings = read_prompts(TINY / "prompts.jsonl", "first", 8), {"method": method, "batch_size": 4}
+    assert judge_method(half, prompts, max_new_tokens=24, **settings).verdict != "bug"
+    said = generate(half, prompts[:1], max_new_tokens=1, **settings).environment["packed_attention"]
+    assert said.startswith(("varlen_attn", "loop: varlen_attn "))
+
+
+def test_what_a_kernel_computes_does_not_depend_on_where_keys_are(half, monkeypatch):
+    """The ways to give it keys, and the loop, round alike enough to agree on most tokens."""
+    prompts, settings = read_prompts(TINY / "prompts.jsonl", "first", 8), {"method": "paged", "max_new_tokens": 16}
+    kernel = half.target.kernel
+    if kernel.call is None:
+        pytest.skip(kernel.reason)
+    outputs = []
+    for each in (kernel, PackedKernel(kernel.call), PackedKernel()):
+        monkeypatch.setattr(half.target, "kernel", each)
+        outputs.append([s.token_ids for s in generate(half, prompts, **settings).sequences])
+    agree = [sum(map(list.__eq__, outputs[0], other)) for other in outputs[1:]]
+    assert min(agree) >= len(prompts) // 2
