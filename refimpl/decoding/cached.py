@@ -42,7 +42,7 @@ class CachedModel:
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int, drafts: Seq[Tensor]) -> Block:
         """The next block of the round; `drafts` are the tokens ``[batch, n]`` proposed so far, in order."""
-        return self.layout.block(tokens, offset)
+        return self.layout.with_pooled(self.layout.block(tokens, offset), offset)
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block of the layout; logits of the members' rows."""

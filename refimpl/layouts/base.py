@@ -196,7 +196,7 @@ class Layout(ABC):
         return (row.slot,)
 
     def with_pooled(self, block: Block, offset: int) -> Block:
-        """A pool block that feeds positions [seq_len + offset, …) of the members' rows."""
+        """A block of the members, from their positions seq_len + offset on; with its rows, where it is in the pool."""
         q = block.tokens.shape[1]
         return replace(block, pooled=self.pooled([(row, q, row.seq_len + offset + q) for row in self.rows]))
 

@@ -21,7 +21,7 @@ class InplaceLayout(Layout):
         seq_len = torch.tensor([[row.seq_len] for row in self.rows], device=self.shape.device)
         position = seq_len + torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
         width = padded_columns(self.width + offset + tokens.shape[1])
-        return self.with_pooled(self.pool_block(self.rows, tokens, position, position >= 0, width), offset)
+        return self.pool_block(self.rows, tokens, position, position >= 0, width)
 
     def read(self, row: int) -> Tensor:
         """Columns [0, num_cached) of the row's pool row."""

@@ -27,8 +27,7 @@ class PagedLayout(Layout):
         position = seq_len + torch.arange(offset, offset + q, device=device)
         real = (position >= 0) & (position < ends)
         width = padded_columns(self.width + offset + q)
-        block = self.pool_block(self.rows, tokens, self.placed(position, real), real, width)
-        return self.with_pooled(block, offset)
+        return self.pool_block(self.rows, tokens, self.placed(position, real), real, width)
 
     def placed(self, position: Int[Tensor, "batch q"], real: Tensor) -> Int[Tensor, "batch q"]:
         """Scratch where an entry is not real."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from refimpl.core import kernels
 from refimpl.layouts.base import Layout
-from refimpl.layouts.store import KVShape, KVStore
+from refimpl.layouts.store import Block, KVShape, KVStore
 from refimpl.placement import Move, Placement, PoolSize
 
 
@@ -28,6 +28,10 @@ class WorkingLayout(Layout):
     def __init__(self, shape: KVShape, placement: Placement, size: PoolSize, **options: Any):
         super().__init__(shape, placement, size, **options)
         self._buffer, self._spare = (torch.empty(0, dtype=shape.dtype, device=shape.device) for _ in range(2))
+
+    def with_pooled(self, block: Block, offset: int) -> Block:
+        """It is not in the pool."""
+        return block
 
     def carry_out(self, move: Move) -> None:
         """Bring column c - shift of each row to column c of a new rectangle."""
