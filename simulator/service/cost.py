@@ -6,7 +6,10 @@ look-up. Which stages a layout pays for, and when, is `simulator.service.pricing
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +22,24 @@ from simulator.settings.kinds import COST
 
 BLOCK_WIDTHS = 1024  # widths whose seconds are computed at a time
 UNMEASURED = "mixed: passes with chunks of prompts were not measured; computed from prefills"
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """Rows of a pass that are alike.
+
+    Attributes:
+        rows: how many.
+        tokens: that each of them feeds.
+        context: cached tokens that each looks back at; or several such numbers ``[n]``, for as many passes.
+    """
+
+    rows: int
+    tokens: float
+    context: Any
+
+
+MEASURED_ROW = Fed(1, 4, 64)  # each row beside the chunk of a `mixed` point, as `raggedspec calibrate` times it
 
 
 class Line(dict[int, float]):
@@ -73,7 +94,6 @@ class CostModel(ABC):
         self.extrapolated: set[str] = set()
         self.lines: dict[tuple[str, int, float, bool], Line] = {}
         self.point = lru_cache(maxsize=None)(self._point)
-        self.beside = lru_cache(maxsize=None)(self._beside)
 
     def line(self, component: str, rows: int, tokens: float, scattered: bool = False) -> Line:
         """Seconds of a component at every width; of packed rows, `tokens` is their mean."""
@@ -87,16 +107,16 @@ class CostModel(ABC):
         """Seconds of a component at one width: where few come up, or none matters."""
         return float(self.seconds(component, rows, tokens, np.array([width]), False)[0]) * self.factors[component]
 
-    def _beside(self, rows: int, tokens: int, start: int) -> tuple[float, float]:
-        """Seconds of chunks of prompts beside `rows` rows that decode: of a pass of the draft, and of the verify pass.
+    def beside(self, rows: Fed, chunks: Seq[Fed]) -> tuple[float, float]:
+        """Seconds of chunks of prompts beside rows that decode: of a pass of the draft, and of the verify pass.
 
-        Computed together, as a prefill of `tokens` tokens, less one of a single token: the verify pass is made anyway.
+        Computed together, as a prefill of as many tokens, less one of a single token: the verify pass is made anyway.
 
         Args:
             rows: that decode.
-            tokens: of all chunks.
-            start: most tokens that are cached before one of them.
+            chunks: of a row each.
         """
+        tokens, start = together(chunks)
         return 0.0, max(0.0, self.line("prefill", 1, tokens).at(start) - self.line("prefill", 1, 1).at(0))
 
     def check_widths(self) -> None:  # noqa: B027 (most cost models know no range)
@@ -165,8 +185,10 @@ class TableCost(CostModel):
         self._note(grid.outside(rows, tokens, grid.axes[2][0]), component)
         return grid.line(rows, tokens, np.maximum(widths, grid.axes[2][0]))
 
-    def _beside(self, rows: int, tokens: int, start: int) -> tuple[float, float]:
+    def beside(self, rows: Fed, chunks: Seq[Fed]) -> tuple[float, float]:
         """A measured verify pass with the chunks less one without; where none was measured, from prefills, and marked.
+
+        What chunks add is taken to be the same whatever the rows feed: they were measured beside `MEASURED_ROW`.
 
         Raises:
             InputError: the pass lies outside of the points, and the table is not to be extrapolated.
@@ -174,10 +196,11 @@ class TableCost(CostModel):
         grid = self.calibration.find("mixed", self.layout)
         if grid is None:
             self.extrapolated.add(UNMEASURED)
-            return super()._beside(rows, tokens, start)
-        self._note(grid.outside(rows, tokens, start), "mixed")
-        more_s = self._with_chunk("mixed", rows, tokens, start) - self.point("mixed", rows, 0, start)
-        return self._with_chunk("draft_chunk", rows, tokens, start), max(0.0, more_s)
+            return super().beside(rows, chunks)
+        tokens, start = together(chunks)
+        self._note(grid.outside(rows.rows, tokens, start), "mixed")
+        more_s = self._with_chunk("mixed", rows.rows, tokens, start) - self.point("mixed", rows.rows, 0, start)
+        return self._with_chunk("draft_chunk", rows.rows, tokens, start), max(0.0, more_s)
 
     def _with_chunk(self, component: str, rows: int, tokens: int, start: int) -> float:
         """Seconds of passes with a chunk; below the smallest that was measured, on the line through it and the next.
@@ -208,6 +231,11 @@ class TableCost(CostModel):
             self.extrapolated.add(f"{component}: {what}")
             allowed = "measure more points, or set cost.outside: extrapolate"
             require(self.extrapolate, f"cost.calibration {self.calibration.name}: {component}: {what}; {allowed}")
+
+
+def together(chunks: Seq[Fed]) -> tuple[int, int]:
+    """Tokens of all chunks, and the longest context before one of them."""
+    return int(sum([chunk.tokens for chunk in chunks])), max([chunk.context for chunk in chunks])
 
 
 def draw_factors(streams: Streams, component_cv: dict[str, float], run_cv: float, noise: bool) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from refimpl.placement import Move, are_neighbours, make_placement, pays_to_pack
 from refimpl.scheduling import Chunk
-from simulator.service.cost import CostModel, Line
+from simulator.service.cost import CostModel, Fed, Line, together
 from simulator.service.offers import Drafting, Offers
 from simulator.service.records import Request
 from simulator.settings.scenario import Engine, Switches
@@ -31,12 +31,14 @@ class Pricing:
         placement: the layout's decisions.
         offers: drafts of the latest round, from `drafting`.
         members: of the latest round.
+        tokens: that each of them feeds the target, on average.
         scattered: whether their slots are no neighbours, so that every pass over the pool copies their K/V.
         useless: tokens of a row's budget that cannot be drafted, because a round yields them anyway.
     """
 
     useless = 1
     members: Members = ()
+    tokens = 0.0
     scattered = False
     offers: Offers | None = None
 
@@ -75,7 +77,7 @@ class Pricing:
         k = self.num_drafts(live)
         realign_s = self.begin(members, k + 1)
         draft, verify, host_s = self.lines(len(members), k, self.scattered)
-        width = self.placement.width
+        self.tokens, width = k + 1.0, self.placement.width
         return k, k, (prefill_s, draft.at(width), verify.at(width), realign_s, host_s)
 
     def _price_offers(self, members: Members, offers: Offers, prefill_s: float) -> Priced:
@@ -91,7 +93,7 @@ class Pricing:
         if pays_to_pack(counts, k + 1) and not self.switches.pad_prompts:
             tokens = sum(counts) / len(counts)
         verify_s = line("verify", rows, tokens, self.scattered).at(width)
-        host_s = self.cost.point("host", rows, k + 1)
+        self.tokens, host_s = tokens, self.cost.point("host", rows, k + 1)
         return k, passes, (prefill_s, draft_s + offers.other_s, verify_s, realign_s, host_s)
 
     def begin(self, members: Members, span: int) -> float:
@@ -133,17 +135,14 @@ class Pricing:
         return total
 
     def with_chunks(self, stages: Stages, chunks: Seq[Chunk[Request]], rows: int) -> Stages:
-        """Seconds of a round with chunks of prompts: beside its rows, or in passes of their own.
-
-        Counted are the tokens of all chunks together, after the longest context before one of them.
-        """
+        """Seconds of a priced round with chunks of prompts: beside its rows, or in passes of their own."""
         prefill_s, draft_s, verify_s, realign_s, host_s = stages
-        tokens = sum([chunk.count for chunk in chunks])
-        start = max([chunk.sequence.num_cached - chunk.sequence.to_prefill for chunk in chunks])
+        fed = [Fed(1, chunk.count, chunk.sequence.num_cached - chunk.sequence.to_prefill) for chunk in chunks]
         if rows:
-            chunk_s, more_s = self.cost.beside(rows, tokens, start)
+            chunk_s, more_s = self.cost.beside(Fed(rows, self.tokens, self.placement.width), fed)
             prefill_s, verify_s = prefill_s + (chunk_s if self.runs_draft else 0.0), verify_s + more_s
         else:
+            tokens, start = together(fed)
             prefill_s += self.cost.line("prefill", 1, tokens).at(start)
         return prefill_s, draft_s, verify_s, realign_s, host_s
 

@@ -5,13 +5,14 @@ kernels and all-reduces cost what one of them takes. Without recorded graphs a p
 to launch it. Each constant is drawn per replication with its stated uncertainty.
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
 
 from refimpl.core.errors import require
-from simulator.service.cost import CostModel, lognormal_factor
+from simulator.service.cost import MEASURED_ROW, CostModel, Fed, lognormal_factor
 from simulator.service.streams import Purpose, Streams
 from simulator.settings.calibration import COMPONENTS
 from simulator.settings.curves import curve_cv, load_curve, ridge_tokens
@@ -86,23 +87,22 @@ class ModelCost:
         self.weights_bytes = model.weights * WEIGHT_BYTES[machine.dtype] / devices
         self.kv_bytes_per_token = model.kv_bytes_per_token * ceil(heads / devices) / heads
 
-    def pass_s(self, rows: int, tokens: float, context: np.ndarray, logits: float) -> np.ndarray:
+    def pass_s(self, parts: Seq[Fed], logits: float) -> np.ndarray:
         """Seconds of one pass.
 
         Args:
-            rows, tokens: sequences, and tokens that each of them feeds.
-            context: cached tokens that each row looks back at ``[n]``.
-            logits: tokens of each row that are projected to the vocabulary.
+            parts: rows that it feeds.
+            logits: tokens that are projected to the vocabulary.
 
         Returns:
-            ``[n]``
+            ``[n]``, one for each width of the parts
         """
-        fed, machine = rows * tokens, self.machine
-        fixed_s = self._matrices_s(fed) + machine.matrix_s(self.model.head_weights, rows * logits) + self._small_s(fed)
+        fed, machine = sum([part.rows * part.tokens for part in parts]), self.machine
+        fixed_s = self._matrices_s(fed) + machine.matrix_s(self.model.head_weights, logits) + self._small_s(fed)
         fixed_s += 2 * self.model.layers * machine.all_reduce_s(fed * self.model.hidden)
         per_pass_s, per_layer_s = machine.eager_s
         launch_s = (per_pass_s + per_layer_s * self.model.layers) * machine.factors["eager"]
-        return np.maximum(fixed_s + self._attention_s(rows, tokens, context), launch_s)
+        return np.maximum(fixed_s + self._attention_s(parts), launch_s)
 
     def _matrices_s(self, fed: float) -> float:
         model, experts = self.model, self.model.experts
@@ -113,10 +113,10 @@ class ModelCost:
         weights = model.expert_layers * touched * model.expert_weights
         return dense_s + self.machine.matrix_s(weights, fed * experts.active / touched)
 
-    def _attention_s(self, rows: int, tokens: float, context: np.ndarray) -> np.ndarray:
+    def _attention_s(self, parts: Seq[Fed]) -> np.ndarray:
         machine, model = self.machine, self.model
-        read = rows * (context + tokens) * self.kv_bytes_per_token
-        pairs = rows * tokens * (context + (tokens + 1) / 2)
+        read = sum([part.rows * (part.context + part.tokens) for part in parts]) * self.kv_bytes_per_token
+        pairs = sum([part.rows * part.tokens * (part.context + (part.tokens + 1) / 2) for part in parts])
         peak = machine.device.peak_flops_per_s.bfloat16 * load_curve(machine.device.curve).compute_efficiency
         compute_s = pairs * model.attention_flops / machine.tensor_parallel / peak
         return np.maximum(read / machine.bandwidth, compute_s) * machine.factors["attention"]
@@ -173,38 +173,44 @@ class RooflineCost(CostModel):
 
     def seconds(self, component: str, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds of one execution ``[widths]``: a pass, a stage of the host, or a move of all rows' K/V."""
+        fed = Fed(rows, tokens, widths)
         if component == "verify":
-            return self.target.pass_s(rows, tokens, widths, tokens) + self._copied_s(
-                self.target, rows, widths, scattered
-            )
+            return self.target.pass_s([fed], rows * tokens) + self._copied_s(self.target, rows, widths, scattered)
         if component == "draft":
             return self._draft_s(rows, tokens, widths, scattered)
         if component == "prefill":
-            return self.target.pass_s(rows, tokens, widths, 1) + self._draft_pass_s(rows, tokens, widths)
+            return self.target.pass_s([fed], rows) + self._draft_pass_s([fed], rows)
         if component == "draft_prefill":
-            return self._draft_pass_s(rows, tokens, widths)
-        if component == "mixed":  # the chunk, and a token of each row
-            return self.target.pass_s(1, rows + tokens, widths, rows)
+            return self._draft_pass_s([fed], rows)
+        if component == "mixed":
+            return self._mixed_s(rows, tokens, widths)
         if component == "draft_chunk":
-            return self._draft_pass_s(1, tokens, widths)
+            return self._draft_pass_s([Fed(1, tokens, widths)], 1)
         if component == "host":
             return np.full(len(widths), self.p["host_s"])
         return self._moved_s(rows * widths * self.kv_bytes_per_token)
 
-    def _beside(self, rows: int, tokens: int, start: int) -> tuple[float, float]:
-        """A pass of the draft over the chunks, and what the verify pass takes longer with them."""
-        more_s = self.point("mixed", rows, tokens, start) - self.point("mixed", rows, 0, start)
-        return self.point("draft_chunk", rows, tokens, start), max(0.0, more_s)
+    def beside(self, rows: Fed, chunks: Seq[Fed]) -> tuple[float, float]:
+        """A pass of the draft over the chunks, and what the verify pass takes longer with them than alone."""
+        logits = rows.rows * rows.tokens
+        more_s = self.target.pass_s([rows, *chunks], logits) - self.target.pass_s([rows], logits)
+        return float(self._draft_pass_s(chunks, 1)), max(0.0, float(more_s))
+
+    def _mixed_s(self, rows: int, tokens: float, starts: np.ndarray) -> np.ndarray:
+        """Seconds of a verify pass as a calibration times it, with a chunk of a prompt beside the rows."""
+        decoding = Fed(rows, MEASURED_ROW.tokens, MEASURED_ROW.context)
+        parts = [decoding, Fed(1, tokens, starts)] if tokens else [decoding]
+        return np.broadcast_to(self.target.pass_s(parts, rows * decoding.tokens), starts.shape)
 
     def _draft_s(self, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds of `tokens` passes of one token each; the first looks back at `widths` cached tokens."""
         if self.draft is None:
             return np.zeros(len(widths))
-        passes_s = tokens * self.draft.pass_s(rows, 1, widths + (tokens - 1) / 2, 1)
+        passes_s = tokens * self.draft.pass_s([Fed(rows, 1, widths + (tokens - 1) / 2)], rows)
         return passes_s + tokens * self._copied_s(self.draft, rows, widths, scattered)
 
-    def _draft_pass_s(self, rows: int, tokens: float, context: np.ndarray) -> np.ndarray:
-        return self.draft.pass_s(rows, tokens, context, 1) if self.draft else np.zeros(len(context))
+    def _draft_pass_s(self, parts: Seq[Fed], logits: float) -> np.ndarray:
+        return self.draft.pass_s(parts, logits) if self.draft else np.zeros(np.shape(parts[0].context))
 
     def _copied_s(self, model: ModelCost, rows: int, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds of gathering the K/V of rows that are no neighbours before a pass."""

@@ -1,5 +1,6 @@
 """Passes with chunks of prompts beside rows that decode: what they cost, where they were measured and where not."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -7,10 +8,11 @@ import pandas as pd
 import pytest
 from synthetic_inputs import HEADER, synthetic_points, write_calibration
 
+from refimpl.calibrate.grid import MIXED_DRAFTS, MIXED_ROW_TOKENS
 from refimpl.core.errors import InputError
 from simulator.engine_runs import validation
 from simulator.runner import simulate
-from simulator.service.cost import UNMEASURED
+from simulator.service.cost import MEASURED_ROW, UNMEASURED, Fed
 from simulator.service.simulation import Simulation, simulate_once
 from simulator.settings.scenario import Scenario
 from simulator.settings.traces import EngineTrace
@@ -33,16 +35,25 @@ def scenario_of(calibration, **changes):
     return base.but({"study.num_requests": 12, **prompts, **changes})
 
 
+def beside(cost, rows, *chunks):
+    """Chunks, each of so many tokens after so many, beside rows as they were measured."""
+    return cost.beside(replace(MEASURED_ROW, rows=rows), [Fed(1, *chunk) for chunk in chunks])
+
+
 @pytest.fixture
 def measured(tmp_path):
     return write_calibration(tmp_path / "measured", points=[*synthetic_points(), *mixed_points()])
 
 
+def test_rows_beside_a_measured_chunk_are_those_of_the_calibration():
+    assert Fed(1, MIXED_DRAFTS + 1, MIXED_ROW_TOKENS) == MEASURED_ROW
+
+
 def test_a_chunk_costs_what_a_pass_with_it_takes_more_than_one_without(measured):
     cost = Simulation(scenario_of(measured)).cost
-    assert cost.beside(3, 32, 0) == pytest.approx((32 * DRAFT_S, 32 * TOKEN_S))
-    assert cost.beside(3, 32, 100) == pytest.approx((32 * DRAFT_S, 32 * (TOKEN_S + 100 * START_S)))
-    assert cost.beside(8, 176, 0) == pytest.approx((176 * DRAFT_S, 176 * TOKEN_S))
+    assert beside(cost, 3, (32, 0)) == pytest.approx((32 * DRAFT_S, 32 * TOKEN_S))
+    assert beside(cost, 3, (32, 100)) == pytest.approx((32 * DRAFT_S, 32 * (TOKEN_S + 100 * START_S)))
+    assert beside(cost, 8, (176, 0)) == pytest.approx((176 * DRAFT_S, 176 * TOKEN_S))
     assert not cost.extrapolated
 
 
@@ -52,7 +63,7 @@ def test_costs_jump_where_a_chunk_begins(tmp_path):
     points = [(*p[:6], *[seconds + jump_s[p[0]] * (p[3] > 0) for seconds in p[6:]]) for p in mixed_points()]
     cost = Simulation(scenario_of(write_calibration(tmp_path / "jump", points=[*synthetic_points(), *points]))).cost
     for tokens in (1, 5, 32, 100):
-        assert cost.beside(3, tokens, 0) == pytest.approx((2e-3 + tokens * DRAFT_S, 3e-3 + tokens * TOKEN_S))
+        assert beside(cost, 3, (tokens, 0)) == pytest.approx((2e-3 + tokens * DRAFT_S, 3e-3 + tokens * TOKEN_S))
 
 
 def test_no_draft_is_paid_for_where_none_runs(measured):
@@ -81,23 +92,23 @@ def test_points_of_blocks_are_of_blocks_alone(tmp_path, layout):
     points = [*synthetic_points(), *mixed_points(), *mixed_points(2 * TOKEN_S, "paged")]
     calibration = write_calibration(tmp_path / "both", points=points)
     cost = Simulation(scenario_of(calibration, **{"engine.layout": layout})).cost
-    assert cost.beside(2, 32, 0)[1] == pytest.approx(32 * TOKEN_S * (2 if layout == "paged" else 1))
+    assert beside(cost, 2, (32, 0))[1] == pytest.approx(32 * TOKEN_S * (2 if layout == "paged" else 1))
 
 
 def test_what_was_not_measured_is_computed_and_marked(calibration):
     """From prefills, whose points know no tokens before the chunk."""
-    assert Simulation(scenario_of(calibration)).cost.beside(3, 33, 100) == pytest.approx((0, 32 * PREFILL_S))
+    assert beside(Simulation(scenario_of(calibration)).cost, 3, (33, 100)) == pytest.approx((0, 32 * PREFILL_S))
     assert simulate(scenario_of(calibration), 1).extrapolated == (UNMEASURED,)
     assert simulate(scenario_of(calibration, **{"engine.scheduler": "fifo"}), 1).extrapolated == ()
 
 
 def test_beyond_the_points_it_is_refused_or_marked(measured):
     cost = Simulation(scenario_of(measured)).cost
-    for place, message in (((9, 32, 0), "batch_size 9"), ((2, 321, 0), "tokens_per_row 321"), ((2, 32, 600), "600")):
+    for rows, chunk, message in ((9, (32, 0), "size 9"), (2, (321, 0), "per_row 321"), (2, (32, 600), "600")):
         with pytest.raises(InputError, match=f"mixed: .*{message}"):
-            cost.beside(*place)
+            beside(cost, rows, chunk)
     further = Simulation(scenario_of(measured, **{"cost.outside": "extrapolate"})).cost
-    assert further.beside(2, 640, 0) == pytest.approx((640 * DRAFT_S, 640 * TOKEN_S))
+    assert beside(further, 2, (640, 0)) == pytest.approx((640 * DRAFT_S, 640 * TOKEN_S))
     assert further.extrapolated
 
 

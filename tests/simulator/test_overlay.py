@@ -8,6 +8,7 @@ from synthetic_inputs import synthetic_points, write_calibration
 
 from refimpl.core.errors import InputError
 from simulator.runner import simulate
+from simulator.service.cost import Fed
 from simulator.service.simulation import Simulation
 from simulator.settings.fields import Spec
 from simulator.settings.hardware import hardware_file
@@ -91,7 +92,8 @@ def test_chunks_beside_rows_are_measured_within_the_points_and_grow_beyond_them(
     write_calibration(calibration, points=[*synthetic_points(), *points])
     overlaid, table, _ = costs_of(scenario, calibration)
     for cost in (overlaid, table):
-        assert cost.beside(4, 40, 100) == pytest.approx((4e-4, 4e-3))
+        assert cost.beside(Fed(4, 4, 64), [Fed(1, 40, 100)]) == pytest.approx((4e-4, 4e-3))
     assert not overlaid.extrapolated
-    assert all(far > near for far, near in zip(overlaid.beside(8, 4096, 9000), table.beside(8, 64, 512), strict=True))
+    far, near = overlaid.beside(Fed(8, 4, 64), [Fed(1, 4096, 9000)]), table.beside(Fed(8, 4, 64), [Fed(1, 64, 512)])
+    assert all(farther > nearer for farther, nearer in zip(far, near, strict=True))
     assert overlaid.extrapolated

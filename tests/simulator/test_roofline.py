@@ -1,5 +1,6 @@
 """Costs of kind roofline: facts of models and devices, their errors, and what a scenario gets from them."""
 
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from refimpl.core.errors import InputError
 from simulator.commands.options import read_scenario
 from simulator.runner import simulate
+from simulator.service.cost import Fed
 from simulator.service.roofline import RooflineCost
-from simulator.service.simulation import Simulation
+from simulator.service.simulation import Simulation, simulate_once
 from simulator.settings.curves import curve_cv, curve_errors
 from simulator.settings.fields import Spec
 from simulator.settings.hardware import hardware_file, load_architecture, load_device, shipped
@@ -29,6 +31,7 @@ from simulator.studies.roofline_checks import (
     write_checks,
 )
 
+COLUMNS = ["rows", "k", "width", "verify_s"]
 PAIR = {"device": "h100", "target": "qwen3-8b", "draft": "qwen3-0.6b"}
 
 
@@ -206,6 +209,36 @@ def test_a_pass_without_graphs_costs_what_was_fitted_to_the_log():
 def test_the_draft_makes_a_pass_of_its_own_for_a_chunk_beside_rows():
     """Launched one by one, as many operations as for one token; the verify pass launches nothing more."""
     cost = cost_of(graphs=False)
-    draft_s, more_s = cost.beside(8, 16, 0)
+    draft_s, more_s = cost.beside(Fed(8, 6, 512), [Fed(1, 16, 0)])
     assert draft_s == cost.point("draft_prefill", 1, 16) > 10e-3
     assert 0 <= more_s < 0.1 * draft_s
+
+
+@pytest.mark.parametrize("rows", [1, 32, 160])
+@pytest.mark.parametrize("cached", [0, 4000])
+def test_a_chunk_like_a_row_costs_what_one_row_more_would(rows, cached):
+    """Where the verify pass is bound by its weights and where by arithmetic; but no token of a chunk is projected."""
+    cost, tokens = cost_of(), 6
+    more_s = cost.beside(Fed(rows, tokens, cached), [Fed(1, tokens, cached)])[1]
+    one_row_more, alone = (cost.target.pass_s([Fed(n, tokens, cached)], rows * tokens) for n in (rows + 1, rows))
+    assert more_s == pytest.approx(one_row_more - alone, rel=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 15])
+def test_a_round_with_chunks_costs_the_pass_over_all_that_it_feeds(k):
+    """Rows with their drafts and their cached tokens, and each chunk with its own."""
+    engine = {"method": "paged+continuous", "batch_size": 64, "token_budget": 2048, "num_speculative_tokens": k}
+    prompts = {"prompt_tokens": {"kind": "uniform", "low_tokens": 64, "high_tokens": 1024}}
+    made = Scenario(workload=prompts, engine=engine, cost={"kind": "roofline", **PAIR}, noise=False)
+    log, cost, cached = simulate_once(made, keep_rows=True).log, cost_of(), Counter()
+    fed = defaultdict(list)
+    for _, index, request, count in log.chunks:
+        fed[index].append(Fed(1, count, cached[request]))
+        cached[request] += count
+    rounds = log.round_frame().loc[list(fed)]
+    for index, rows, drafts, width, seconds in rounds[rounds["rows"] > 0][COLUMNS].itertuples():
+        decoding = Fed(rows, drafts + 1, width)
+        gathered, apart = (cost.line("verify", rows, drafts + 1, blocks)[width] for blocks in (True, False))
+        pass_s = cost.target.pass_s([decoding, *fed[index]], rows * decoding.tokens)
+        assert seconds - (gathered - apart) == pytest.approx(pass_s)
+    assert max(map(len, fed.values())) > 1
