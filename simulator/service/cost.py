@@ -107,17 +107,27 @@ class CostModel(ABC):
         """Seconds of a component at one width: where few come up, or none matters."""
         return float(self.seconds(component, rows, tokens, np.array([width]), False)[0]) * self.factors[component]
 
+    def prefill_s(self, prompts: Seq[Fed], *, padded: bool = False) -> float:
+        """Seconds of a pass over prompts, or chunks of them, of one row each; 0 where no token is fed.
+
+        Real tokens are fed: as many rows of their mean, each after the mean of what is cached. Padded, all are as long
+        as the longest.
+        """
+        lengths, rows = [prompt.tokens for prompt in prompts], len(prompts)
+        tokens = int(max(lengths) if padded else -(-sum(lengths) // rows))
+        cached = sum([prompt.context for prompt in prompts]) // rows
+        return self.point("prefill", rows, tokens, cached) if tokens else 0.0
+
     def beside(self, rows: Fed, chunks: Seq[Fed]) -> tuple[float, float]:
         """Seconds of chunks of prompts beside rows that decode: of a pass of the draft, and of the verify pass.
 
-        Computed together, as a prefill of as many tokens, less one of a single token: the verify pass is made anyway.
+        Computed together, as their prefill, less one of a single token: the verify pass is made anyway.
 
         Args:
             rows: that decode.
             chunks: of a row each.
         """
-        tokens, start = together(chunks)
-        return 0.0, max(0.0, self.line("prefill", 1, tokens).at(start) - self.line("prefill", 1, 1).at(0))
+        return 0.0, max(0.0, self.prefill_s(chunks) - self.prefill_s([Fed(1, 1, 0)]))
 
     def check_widths(self) -> None:  # noqa: B027 (most cost models know no range)
         """Refuse, or mark, a study with stages that were wider than what was measured; called at its end."""
@@ -197,10 +207,19 @@ class TableCost(CostModel):
         if grid is None:
             self.extrapolated.add(UNMEASURED)
             return super().beside(rows, chunks)
-        tokens, start = together(chunks)
+        tokens, start = sum([chunk.tokens for chunk in chunks]), max([chunk.context for chunk in chunks])
         self._note(grid.outside(rows.rows, tokens, start), "mixed")
-        more_s = self._with_chunk("mixed", rows.rows, tokens, start) - self.point("mixed", rows.rows, 0, start)
-        return self._with_chunk("draft_chunk", rows.rows, tokens, start), max(0.0, more_s)
+        return self._added_s("draft_chunk", rows.rows, chunks), self._added_s("mixed", rows.rows, chunks)
+
+    def _added_s(self, component: str, rows: int, chunks: Seq[Fed]) -> float:
+        """Seconds that each chunk adds by its own tokens and start, and once what any chunk adds, however small."""
+        first_s = max(0.0, self._with_chunk(component, rows, 0, 0) - self.point(component, rows, 0, 0))
+        more_s = sum([self._more_s(component, rows, int(chunk.tokens), chunk.context) for chunk in chunks])
+        return max(0.0, more_s - (len(chunks) - 1) * first_s)
+
+    def _more_s(self, component: str, rows: int, tokens: int, start: int) -> float:
+        """Seconds of passes with one chunk, less those without."""
+        return self._with_chunk(component, rows, tokens, start) - self.point(component, rows, 0, start)
 
     def _with_chunk(self, component: str, rows: int, tokens: int, start: int) -> float:
         """Seconds of passes with a chunk; below the smallest that was measured, on the line through it and the next.
@@ -231,11 +250,6 @@ class TableCost(CostModel):
             self.extrapolated.add(f"{component}: {what}")
             allowed = "measure more points, or set cost.outside: extrapolate"
             require(self.extrapolate, f"cost.calibration {self.calibration.name}: {component}: {what}; {allowed}")
-
-
-def together(chunks: Seq[Fed]) -> tuple[int, int]:
-    """Tokens of all chunks, and the longest context before one of them."""
-    return int(sum([chunk.tokens for chunk in chunks])), max([chunk.context for chunk in chunks])
 
 
 def draw_factors(streams: Streams, component_cv: dict[str, float], run_cv: float, noise: bool) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from refimpl.placement import Move, are_neighbours, make_placement, pays_to_pack
 from refimpl.scheduling import Chunk
-from simulator.service.cost import CostModel, Fed, Line, together
+from simulator.service.cost import CostModel, Fed, Line
 from simulator.service.offers import Drafting, Offers
 from simulator.service.records import Request
 from simulator.settings.scenario import Engine, Switches
@@ -121,18 +121,10 @@ class Pricing:
         return self.cost.line("concat", rows, 0).at(width) + self.cost.point("split", rows, 0)
 
     def prefill_s(self, rows: Seq[Request]) -> float:
-        """Prefill of up to a batch of rows at a time, less a token each and what was found in the cache.
-
-        Real tokens are fed: as many rows of their mean, each after the mean of what was found.
-        """
-        size, total = self.engine.batch_size, 0.0
-        for start in range(0, len(rows), size):
-            batch = rows[start : start + size]
-            lengths = [row.seq_len - row.num_found - 1 for row in batch]
-            tokens = max(lengths) if self.switches.pad_prompts else -(-sum(lengths) // len(lengths))
-            found = sum([row.num_found for row in batch]) // len(batch)
-            total += self.cost.point("prefill", len(batch), tokens, found) if tokens else 0.0
-        return total
+        """Prefill of up to a batch of rows at a time, less a token each and what was found in the cache."""
+        size, padded = self.engine.batch_size, self.switches.pad_prompts
+        fed = [Fed(1, row.seq_len - row.num_found - 1, row.num_found) for row in rows]
+        return sum([self.cost.prefill_s(fed[i : i + size], padded=padded) for i in range(0, len(fed), size)])
 
     def with_chunks(self, stages: Stages, chunks: Seq[Chunk[Request]], rows: int) -> Stages:
         """Seconds of a priced round with chunks of prompts: beside its rows, or in passes of their own."""
@@ -142,8 +134,7 @@ class Pricing:
             chunk_s, more_s = self.cost.beside(Fed(rows, self.tokens, self.placement.width), fed)
             prefill_s, verify_s = prefill_s + (chunk_s if self.runs_draft else 0.0), verify_s + more_s
         else:
-            tokens, start = together(fed)
-            prefill_s += self.cost.line("prefill", 1, tokens).at(start)
+            prefill_s += self.cost.prefill_s(fed)
         return prefill_s, draft_s, verify_s, realign_s, host_s
 
     def seconds_per_token(self, members: Members) -> float:

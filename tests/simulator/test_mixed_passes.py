@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_inputs import HEADER, synthetic_points, write_calibration
+from synthetic_inputs import HEADER, synthetic_points, synthetic_seconds, write_calibration
 
 from refimpl.calibrate.grid import MIXED_DRAFTS, MIXED_ROW_TOKENS
 from refimpl.core.errors import InputError
@@ -64,6 +64,23 @@ def test_costs_jump_where_a_chunk_begins(tmp_path):
     cost = Simulation(scenario_of(write_calibration(tmp_path / "jump", points=[*synthetic_points(), *points]))).cost
     for tokens in (1, 5, 32, 100):
         assert beside(cost, 3, (tokens, 0)) == pytest.approx((2e-3 + tokens * DRAFT_S, 3e-3 + tokens * TOKEN_S))
+
+
+def test_chunks_of_one_round_cost_their_own_tokens_after_their_own_start_in_one_pass(tmp_path):
+    """What a chunk of any size adds is paid once, tokens before it only by the chunk that looks back at them."""
+    points = [(*p[:6], *[seconds + 2e-3 * (p[3] > 0) for seconds in p[6:]]) for p in mixed_points()]
+    cost = Simulation(scenario_of(write_calibration(tmp_path / "two", points=[*synthetic_points(), *points]))).cost
+    verify_s = 2e-3 + 16 * TOKEN_S + 64 * (TOKEN_S + 100 * START_S)
+    assert beside(cost, 3, (16, 0), (64, 100)) == pytest.approx((2e-3 + 80 * DRAFT_S, verify_s))
+    with pytest.raises(InputError, match="tokens_per_row 400 is outside"):
+        beside(cost, 3, (200, 0), (200, 0))
+
+
+def test_chunks_alone_are_prompts_of_as_many_rows(measured):
+    """Two chunks of 60 tokens, a prefill of two rows of 60: a row of 120 tokens costs less, with these points."""
+    prompts = {"workload.prompt_tokens": {"kind": "fixed", "tokens": 61}, "engine.token_budget": 120}
+    first = simulate_once(scenario_of(measured, **prompts)).log.round_frame().iloc[0]
+    assert (first["rows"], first["prefill_s"]) == (0, pytest.approx(synthetic_seconds("prefill", 2, 60, 0)))
 
 
 def test_no_draft_is_paid_for_where_none_runs(measured):
