@@ -57,7 +57,8 @@ DEFINITIONS = {
     "what an engine has allocated for them",
     "kv_allocated_bytes": "K/V that the engine would allocate, once, for all the requests of one replica: pool and "
     "both buffers of the working batch, every row as long as the longest. The engine refuses a run with less room; "
-    "service.kv_capacity_bytes lets requests in one by one instead, as a server with paged K/V would",
+    "service.kv_capacity_bytes lets requests in one by one instead, as a server with paged K/V would. Of `paged`: the "
+    "blocks that the longest rows of a window fill; the engine takes fewer where there is less room",
     "longest_wait_rounds": "most rounds that a request in the window was passed over",
     "fairness": "Jain's index of the requests' tokens per second of latency",
     "goodput_per_s": "requests that finish within every given service-level limit, over observed seconds",
@@ -267,6 +268,7 @@ def _run_slots(engine: Engine, lengths: list[int]) -> int:
         window_size=engine.resolved_window_size,
         batch_size=engine.batch_size,
         span=engine.num_speculative_tokens + 1,
+        block_size=engine.block_size,
     )
     return PLACEMENTS[engine.layout].num_slots(size)
 

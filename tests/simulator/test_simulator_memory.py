@@ -23,3 +23,13 @@ def test_what_a_run_allocates_is_predicted(llama, tmp_path, method):
         assert predicted == result.stats.kv_bytes
     with pytest.raises(InputError, match=f"K/V of {predicted / bytes_per_token:.0f} tokens"):
         generate(llama, PROMPTS, **settings, kv_memory_gib=1e-9)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 32])
+def test_blocks_of_any_size_are_predicted(llama, tmp_path, block_size):
+    result = generate(llama, PROMPTS, method="paged", batch_size=3, max_new_tokens=8, block_size=block_size)
+    result.write_trace(tmp_path / "run.ndjson")
+    bytes_per_token = llama.target.kv_shape.bytes_per_token + llama.draft.kv_shape.bytes_per_token
+    cost = Spec.of("linear", verify_base_s=1.0, kv_bytes_per_token=bytes_per_token)
+    predicted = simulate(replay_scenario(read_engine_trace(tmp_path / "run.ndjson"), cost), 1)["kv_allocated_bytes"]
+    assert predicted == result.stats.kv_bytes

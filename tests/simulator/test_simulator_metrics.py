@@ -148,6 +148,7 @@ def test_censoring_and_impossible_room_are_told(capsys):
     room = "and refuse the run; simulated is a server with paged K/V"
     assert room in told(capsys, *cost, "-s", "service.kv_capacity_bytes=900")
     assert room not in told(capsys, *cost, "-s", "service.kv_capacity_bytes=90000")
+    assert room not in told(capsys, *cost, "-s", "method=paged", "-s", "service.kv_capacity_bytes=900")
 
 
 def test_a_window_that_is_never_full_is_told(capsys):
