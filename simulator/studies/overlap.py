@@ -42,7 +42,7 @@ MACHINES = {
     ),
     "Qwen3 32B on 4 H100, 1.7B on one more": Machine(Spec.of("roofline", **QWEN), 32, 30.0, "paged"),
     "the same, passes launched one by one": Machine(Spec.of("roofline", **QWEN, graphs=False), 32, 200.0, "paged"),
-    "bundled pair, two CPU cores": Machine(Spec.of("table", calibration="cpu/tiny", outside="extrapolate"), 8, 60.0),
+    "bundled pair, one CPU thread": Machine(Spec.of("table", calibration="cpu/tiny", outside="extrapolate"), 8, 60.0),
 }
 OTHERS = ("half", "equal")  # half as many rows as overlapped execution has, or as many
 
