@@ -91,7 +91,8 @@ class Calibration:
 
     Attributes:
         visits, levels_done, probes, held_out: so far.
-        skipped: visits and runs that were refused or ran out of memory, with the reason, one line each.
+        skipped: cells that do not fit, visits and runs that were refused or ran out of memory, with the reason, one
+            line each.
     """
 
     def __init__(self, pair: Pair, given: list[Prompt] | None, plan: Plan, seed: int, minutes: float | None):
@@ -125,7 +126,7 @@ class Calibration:
         Raises:
             InputError: not even the coarsest level could be measured twice.
         """
-        levels = [[cell for cell in level if self.visitor.fits(cell)] for level in levels_of(self.plan.grids)]
+        levels = [[cell for cell in level if self.fits(cell)] for level in levels_of(self.plan.grids)]
         for cell in levels[0][:: max(1, len(levels[0]) // 8)]:
             self._attempt(Job(f"warm-up of {cell}", partial(self.visitor.visit, cell, 0)))
         self.reference.samples.clear()
@@ -153,6 +154,15 @@ class Calibration:
         last = self.levels_done * self.plan.passes
         return [visit for visit in self.visits if visit.pass_index < last]
 
+    def fits(self, cell: Cell) -> bool:
+        """Whether a cell can be visited; if not, the reason is kept."""
+        try:
+            self.visitor.require_fit(cell)
+        except InputError as error:
+            self._skip(str(cell), error)
+            return False
+        return True
+
     def _do(self, jobs: list[Job], label: str) -> bool:
         """Do jobs in random order; return whether the time sufficed."""
         self.rng.shuffle(jobs)
@@ -170,10 +180,13 @@ class Calibration:
             job.do()
             return
         except (InputError, torch.cuda.OutOfMemoryError) as error:
-            self.skipped.append(f"{job.name}: {textwrap.shorten(str(error), LONGEST_REASON)}")
-        print(f"skipped {self.skipped[-1]}", file=sys.stderr)
+            self._skip(job.name, error)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # once the failed job's tensors have gone with its frames
+
+    def _skip(self, name: str, error: Exception) -> None:
+        self.skipped.append(f"{name}: {textwrap.shorten(str(error), LONGEST_REASON)}")
+        print(f"skipped {self.skipped[-1]}", file=sys.stderr)
 
     def _deal(self, study: StudySettings, *, fitted: bool) -> list[Piece]:
         return self.supply.deal(study.num_prompts, fitted=fitted)

@@ -16,7 +16,7 @@ from refimpl.calibrate import grid
 from refimpl.calibrate.grid import IN_PLACE, Cell, Variant
 from refimpl.calibrate.reference import Reference
 from refimpl.core.config import make_config, resolve_method
-from refimpl.core.errors import InputError
+from refimpl.core.errors import require
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import require_room
 from refimpl.decoding.timing import StageTimer
@@ -106,22 +106,13 @@ class Visitor:
         self.forced_lengths = forced_lengths
         self.warm_rounds = 2 if pair.device.type == "cuda" else 1
 
-    def fits(self, cell: Cell) -> bool:
-        """Whether the cell passes `require_fit`."""
-        try:
-            self.require_fit(cell)
-        except InputError:
-            return False
-        return True
-
     def require_fit(self, cell: Cell) -> None:
         """Raise InputError unless the models can run the cell and its rows fit their context, its K/V the device."""
         if cell.variant and cell.variant.mixed:
             require_packed(self.pair)
         longest = cell.prompt_len + self._budget(cell) + SLACK_TOKENS
         context = min(model.max_positions for model in self.pair.models())
-        if longest > context:
-            raise InputError(f"rows of {longest} tokens do not fit the context of {context}")
+        require(longest <= context, f"rows of {longest} tokens do not fit the context of {context}")
         if self.pair.device.type != "cuda":
             return
         per_token = sum(model.kv_shape.bytes_per_token for model in self.pair.models())

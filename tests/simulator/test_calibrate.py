@@ -2,8 +2,10 @@
 
 import gc
 import json
+import re
 import weakref
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -236,9 +238,8 @@ def test_visits_and_runs_that_cannot_be_done_are_skipped(pair, tmp_path, monkeyp
 def test_a_cell_that_no_longer_fits_is_skipped_when_its_turn_comes(pair, monkeypatch):
     measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
     cell = Cell(None, 2, (1,), 24)
-    assert measured.visitor.fits(cell)
+    assert measured.fits(cell)
     monkeypatch.setattr(pair.target, "max_positions", 30)
-    assert not measured.visitor.fits(cell)
     measured._attempt(measured._visit_job(cell, 1))
     assert measured.visits == []
     (line,) = measured.skipped
@@ -308,7 +309,21 @@ def test_a_calibration_and_a_user_write_the_same_header(pair, study):
 def test_mixed_passes_are_not_measured_where_the_target_runs_none(pair, monkeypatch):
     cell = Cell(MIXED[0], 2, (0, 8), 16)
     measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
-    assert measured.visitor.fits(cell)
+    assert measured.fits(cell)
     assert [timed.kind[-1] for timed in measured.visitor.visit(cell, 1).rounds] == [8, 8, 8, 0, 0, 0]
     monkeypatch.setattr(pair.target, "forward_packed", None)
-    assert not measured.visitor.fits(cell)
+    assert not measured.fits(cell)
+
+
+def test_cells_that_do_not_fit_are_named_with_the_reason(pair, monkeypatch, capsys):
+    """Of a target without packed passes there are no mixed points, and meta.json says why."""
+    monkeypatch.setattr(pair.target, "forward_packed", None)
+    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
+    for name in ("_attempt", "_run_acceptance", "_do"):
+        monkeypatch.setattr(measured, name, lambda *_: False)
+    reason = f"the target of {pair.name} runs no packed passes"
+    expected = [f"{Cell(v, rows, (0, 12), start)}: {reason}" for v, rows, start in product(MIXED, (1, 2), (0, 24))]
+    with pytest.raises(InputError, match=re.escape(f"too much was skipped, first {expected[0]}: ")):
+        measured.measure()
+    assert measured.skipped == expected
+    assert capsys.readouterr().err.splitlines() == [f"skipped {line}" for line in expected]

@@ -16,6 +16,7 @@ from refimpl.calibrate.runs import run_cv
 from refimpl.calibrate.studies import CPU as CPU_STUDIES
 from refimpl.calibrate.studies import CUDA as CUDA_STUDIES
 from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit
+from refimpl.core.config import default_token_budget, resolve_method
 from refimpl.core.errors import InputError
 from simulator.settings.grids import make_grid
 
@@ -64,6 +65,8 @@ def test_levels_share_no_cell_and_end_with_the_whole_grid(grids):
     for coarse, fine in pairwise(grids):
         for name in ("batch_sizes", "drafts", "prompt_lens", "prefill_lens"):
             assert set(getattr(coarse, name)) <= set(getattr(fine, name))
+        for name in ("batch_sizes", "chunk_tokens", "starts"):
+            assert set(getattr(coarse.mixed, name)) <= set(getattr(fine.mixed, name))
 
 
 @pytest.mark.parametrize(("grids", "studies"), [(CPU, CPU_STUDIES), (CUDA[:1], CUDA_STUDIES)], ids=["cpu", "cuda"])
@@ -75,6 +78,11 @@ def test_every_study_lies_within_the_coarsest_grid_that_is_written(grids, studie
         assert study.max_prompt_tokens <= max(axes.prefill_lens)
         longest = (study.max_prompt_tokens + study.max_new_tokens) / (0.75 if "masked" in study.method else 1)
         assert longest + 2 * study.num_speculative_tokens + 2 <= max(axes.prompt_lens)
+        if resolve_method(study.method).scheduler == "continuous":
+            budget = study.token_budget or default_token_budget(study.batch_size, study.num_speculative_tokens)
+            assert study.batch_size <= max(axes.mixed.batch_sizes)
+            assert budget <= max(axes.mixed.chunk_tokens)
+            assert study.max_prompt_tokens <= max(axes.mixed.starts)
 
 
 def test_held_out_studies_have_batch_sizes_or_k_that_were_not_measured():
