@@ -6,6 +6,7 @@ A table is between ``<!-- table:NAME -->`` and ``<!-- /table -->``. ``brief-NAME
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -226,7 +227,9 @@ def _bands(found: Validation) -> str:
     """What the bands cover, and where they fail."""
     low, high = found.interval()
     errors = found.table.groupby("study")["cost_error"].mean()
-    missed = {study: f"{100 * errors[study]:+.1f} % off on average" for study in found.missed_studies}
+    missed = {
+        study: f"{100 * errors[study]:+.1f} % off on average{_verify(found, study)}" for study in found.missed_studies
+    }
     return (
         f"Decisions agree in {100 * found.parity:.0f} % of row-rounds. 90 % bands cover {_share_of(found, 'in_band')} "
         f"(95 % interval {100 * low:.0f} … {100 * high:.0f} %) at the speed measured during the run, and "
@@ -234,6 +237,16 @@ def _bands(found: Validation) -> str:
         f"{_share_of(found, 'in_cost_band')}: the error of the costs depends on the study"
         + "".join(f"; {study} misses its bands in every run, with costs {error}" for study, error in missed.items())
         + "."
+    )
+
+
+def _verify(found: Validation, study: str) -> str:
+    """Which verify passes of a study cause it, where chunks of prompts have a part in some."""
+    mixed, alone = (
+        100 * found.stages[name][found.table["study"] == study].mean() for name in ("verify_mixed", "verify_alone")
+    )
+    return (
+        "" if math.isnan(mixed) else f" (verify passes: {mixed:+.1f} % with chunks of prompts, {alone:+.1f} % without)"
     )
 
 

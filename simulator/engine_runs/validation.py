@@ -257,11 +257,28 @@ def _stage_errors(trace: EngineTrace, replayed: Results, speed: float) -> dict[s
     """Signed error of each stage's seconds; NaN where a stage hardly counts."""
     measured, ours = trace.rounds, replayed.frame("rounds")
     total_s = float(measured["round_s"].sum())
-    return {
+    errors = {
         name.removesuffix("_s"): _share(speed * float(ours[name].sum()), float(measured[name].sum()))
         if measured[name].sum() > MIN_STAGE_SHARE * total_s
         else float("nan")
         for name in STAGES
+    }
+    return errors | _verify_errors(measured["verify_s"], speed * ours["verify_s"], trace.chunks["round"])
+
+
+def _verify_errors(measured_s: pd.Series, ours_s: pd.Series, chunked: pd.Series) -> dict[str, float]:
+    """Signed errors of verify passes that chunks of prompts have a part in, and of the others of such a run.
+
+    NaN for runs without chunks, and where rounds do not correspond.
+    """
+    mixed = measured_s.index.isin(chunked)
+    comparable = bool(len(chunked)) and len(measured_s) == len(ours_s)
+    parts = {"verify_mixed": mixed, "verify_alone": ~mixed}
+    return {
+        name: _share(float(ours_s.to_numpy()[part].sum()), float(measured_s.to_numpy()[part].sum()))
+        if comparable
+        else float("nan")
+        for name, part in parts.items()
     }
 
 

@@ -129,6 +129,15 @@ def test_beyond_the_points_it_is_refused_or_marked(measured):
     assert further.extrapolated
 
 
+def test_verify_passes_with_chunks_are_judged_apart():
+    """Rounds 1 and 3 of four have chunks; nothing is said of a run without, or of other rounds than its own."""
+    measured_s, ours_s = pd.Series([1.0, 2.0, 3.0, 6.0]), pd.Series([2.0, 2.0, 4.0, 4.0])
+    found = validation._verify_errors(measured_s, ours_s, pd.Series([1, 3, 3]))
+    assert found == {"verify_mixed": pytest.approx(-0.25), "verify_alone": pytest.approx(0.5)}
+    for rounds, chunked in ((ours_s, []), (ours_s[:3], [1])):
+        assert np.isnan([*validation._verify_errors(measured_s, rounds, pd.Series(chunked)).values()]).all()
+
+
 def test_waits_of_a_held_out_run_by_hand():
     """Two requests; rounds of one and of three seconds, on a machine half as fast as the calibration's."""
     rows = pd.DataFrame({"round": [0, 1, 1], "sequence": [0, 0, 1], "kept": [1, 2, 3], "accepted": [0, 1, 2]})
