@@ -34,7 +34,7 @@ from IPython.display import Markdown
 from simulator import Scenario, build_sweep, plots, simulate, sweep
 
 BLOCK, MIDDLE, USUAL = 16, RATES[2], 0.75 * RATES[2]
-service = {"slo_first_token_s": FIRST_TOKEN_S, "slo_per_token_s": RELAXED_S, "router": "least_loaded"}
+service = {"slo_first_token_s": FIRST_TOKEN_S, "slo_per_token_s": RELAXED_S}
 engine = {"method": "paged+fifo", "batch_size": ROWS, "num_speculative_tokens": 2, "block_size": BLOCK, "max_new_tokens": 512}
 study = {"kind": "open", "num_requests": 240, "arrivals": {"kind": "gamma", "rate_per_s": USUAL, "cv": 1.0}}
 base = Scenario(cost=COST, workload={"prompt_tokens": PROMPTS, "output_tokens": OUTPUTS}, acceptance=ACCEPTANCE, engine=engine, service=service, study=study)
@@ -163,7 +163,7 @@ pd.DataFrame({f"sharing {shared}": result.summary()["mean"] for shared, result i
 
 # %%
 ROUTER, WAYS = "service.router", {"round_robin": "in turn", "least_loaded": "least loaded", "by_length": "by length"}
-four = base.but({"service.replicas": 4, "study.num_requests": 320, RATE: 3.25 * MIDDLE})
+four = base.but({"service.replicas": 4, "service.router": "least_loaded", "study.num_requests": 320, RATE: 3.25 * MIDDLE})
 routed = sweep(build_sweep(four, replications=REPLICATIONS, grid={ROUTER: list(WAYS)}))
 routed = routed.assign(first_ms=1000 * routed["first_token_p99_s"], gap_ms=1000 * routed["inter_token_p99_s"])
 spread = routed.groupby(ROUTER)[["first_ms", "gap_ms"]].quantile([0.05, 0.5, 0.95]).unstack().loc[list(WAYS)]
@@ -188,7 +188,7 @@ plots.captioned(upper, f"By length, 1 % wait longer than {first['by_length']:.0f
 parts, DEVICES, DRAFTS = [], (2, 3, 4, 5, 6), (0, 2)
 for devices in DEVICES:
     for drafts in DRAFTS:
-        changes = {"service.replicas": devices, "engine.num_speculative_tokens": drafts, RATE: TRAFFIC_PER_S, "study.num_requests": 320}
+        changes = {"service.replicas": devices, "service.router": "least_loaded", "engine.num_speculative_tokens": drafts, RATE: TRAFFIC_PER_S, "study.num_requests": 320}
         found = simulate(chunked.but(changes), REPLICATIONS).frame("requests")
         parts.append(found.assign(devices=devices, drafts=drafts))
 requests = pd.concat(parts)

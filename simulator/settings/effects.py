@@ -1,4 +1,4 @@
-"""Settings of engine and switches that have an effect only beside others. Where one has none, it is refused.
+"""Settings of engine, switches and service that have an effect only beside others. Where one has none, it is refused.
 
 The table knows what follows from the kind of engine and study. Whether requests share tokens, or a cost is 0, is a fact
 of what is simulated: a setting that then changes nothing is a result, and no mistake.
@@ -14,7 +14,7 @@ from simulator.settings.fields import as_data
 from simulator.settings.methods import engine_settings
 from simulator.settings.parts import Engine, Service, Switches
 
-Needs = Mapping[str, tuple[str, ...]]  # setting -> values; where none is named, any but the default
+Needs = Mapping[str, tuple[str | None, ...]]  # setting -> values; where none is named, any but the default
 
 MOVING = ("realigned", "masked", "rollback")  # layouts that gather their rows
 ANY: tuple[str, ...] = ()
@@ -33,6 +33,8 @@ EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed
     ({"engine.num_blocks": ANY, "service.kv_capacity_bytes": ANY, "cost.kind": ("roofline",)}, (
         "engine.block_size", "engine.prefix_sharing",
     )),
+    ({"engine.num_blocks": (None,)}, ("service.kv_capacity_bytes",)),
+    ({"service.replicas": ANY}, ("service.router",)),
     ({"engine.execution": ("overlapped",)}, ("engine.contention",)),
     ({"engine.draft_budget": ("row_rate",)}, ("engine.draft_cost",)),
     ({"engine.draft_budget": ("confidence", "confidence_keep")}, ("engine.draft_threshold",)),
@@ -58,7 +60,7 @@ DEFAULTS = {f"{part}.{item.name}": as_data(item.default) for part, cls in PARTS.
 def require_effects(scenario: Any) -> None:
     """Raise InputError for the first setting of a scenario that has no effect beside the others."""
     for path, needs in _idle(scenario):
-        needed = " or ".join(f"{name} {'|'.join(values)}".strip() for name, values in needs.items())
+        needed = " or ".join(f"{name} {'|'.join(map(_shown, values))}".strip() for name, values in needs.items())
         raise InputError(f"{path} has no effect without {needed}: leave it out")
 
 
@@ -76,6 +78,11 @@ def drop_idle(data: dict[str, Any], kept: Collection[str] = ()) -> None:
             data[part] = {**data[part], name: DEFAULTS[path]}
 
 
+def _shown(value: str | None) -> str:
+    """As YAML has it."""
+    return "null" if value is None else value
+
+
 def _idle(settings: Any) -> Iterator[tuple[str, Needs]]:
     """Settings without effect that are not at their defaults, and what they need."""
     for needs, paths in EFFECTS:
@@ -83,7 +90,7 @@ def _idle(settings: Any) -> Iterator[tuple[str, Needs]]:
             yield from ((path, needs) for path in paths if _value(settings, path) != DEFAULTS[path])
 
 
-def _meets(settings: Any, path: str, values: tuple[str, ...]) -> bool:
+def _meets(settings: Any, path: str, values: tuple[str | None, ...]) -> bool:
     value = _value(settings, path)
     return value in values if values else value != DEFAULTS[path]
 

@@ -44,9 +44,12 @@ TRIED = {  # setting -> another value than its default
     "switches.group_key": "padded_length", "switches.serve_first": "newest", "switches.aging_from": "admission",
     "switches.pad_prompts": True, "switches.discard_mixed_caches": True, "switches.copy_groups": True,
     "switches.realign_read_s": 1e-3, "switches.copy_launch_s": 1e-3, "switches.realign_layers": 7,
-    "switches.pad_ends": True, "switches.free_realign": True,
+    "switches.pad_ends": True, "switches.free_realign": True, "service.router": "least_loaded",
+    "service.kv_capacity_bytes": 1.5e5,
 }  # fmt: skip
 BESIDE = {  # setting -> others that it may need
+    "service.router": {"service.replicas": 2},
+    "service.kv_capacity_bytes": {"engine.num_blocks": 40},
     "engine.block_size": {"engine.num_blocks": 40},
     "engine.prefix_sharing": {"engine.num_blocks": 40},
     "engine.contention": {"engine.execution": "overlapped"},
@@ -70,7 +73,11 @@ BY_NATURE = {("switches.discard_mixed_caches", "static")}  # a batch that enters
 
 @cache
 def rounds_of(made):
-    return simulate_once(made).log.lines
+    """What was simulated; the error where a request does not fit into the memory for K/V."""
+    try:
+        return simulate_once(made).log.lines
+    except InputError as error:
+        return str(error)
 
 
 def accepted(case):
@@ -101,6 +108,21 @@ def test_what_is_refused_changes_nothing_and_what_is_not_changes_something(path,
 def test_every_setting_of_the_table_is_tried():
     assert {path for _, paths in EFFECTS for path in paths} <= set(TRIED)
     assert all(DEFAULTS[path] != value for path, value in TRIED.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"service.router": "by_length"}, "service.router has no effect without service.replicas: leave it out"),
+        (
+            {"method": "paged", "engine.num_blocks": 40, "service.kv_capacity_bytes": 1e5},
+            "service.kv_capacity_bytes has no effect without engine.num_blocks null: leave it out",
+        ),
+    ],
+)
+def test_settings_of_the_service_are_refused_in_one_line(changes, message):
+    with pytest.raises(InputError, match=f"^{message}$"):
+        BASE.but(changes)
 
 
 def test_a_change_takes_with_it_what_has_no_effect_any_more():
