@@ -141,7 +141,7 @@ class CommandEngine:
             line = self._lines.get(timeout=timeout_s)
         except queue.Empty:
             self.close()
-            raise EngineGone(f"no answer within {timeout_s:g} s; the engine was killed") from None
+            raise EngineGone(f"no answer within {timeout_s:g} s (timeout_s); the engine was killed") from None
         if not line:
             raise self._crash()
         return line

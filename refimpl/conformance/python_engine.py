@@ -115,6 +115,6 @@ def time_limit(seconds: float) -> Iterator[None]:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except _OutOfTimeError:
-        raise EngineGone(f"no answer within {seconds:g} s; the call was broken off") from None
+        raise EngineGone(f"no answer within {seconds:g} s (timeout_s); the call was broken off") from None
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)

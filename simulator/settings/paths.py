@@ -31,10 +31,17 @@ def set_path(data: dict[str, Any], path: str, value: Any) -> None:
         require(isinstance(here, dict) and name in here, f"{path}: no such setting; {name!r} is unknown")
         here = here[name]
     known = isinstance(here, dict) and (last in here or "kind" in here)
-    require(known, f"{path}: no such setting; allowed: {', '.join(here) if isinstance(here, dict) else 'nothing'}")
+    require(known, f"{path}: no such setting; allowed: {_allowed(here, parents)}")
     here[last] = as_data(value)
     if last == "kind":
         _drop_unknown(here, ".".join(parents), str(value))
+
+
+def _allowed(here: Any, parents: list[str]) -> str:
+    """What may be set there, `method` included where it is short for other settings."""
+    if not isinstance(here, dict):
+        return "nothing"
+    return ", ".join([*here, *(["method"] if ".".join([*parents, "method"]) in METHOD_PATHS else [])])
 
 
 def _drop_unknown(here: dict[str, Any], path: str, kind: str) -> None:

@@ -66,7 +66,7 @@ def test_a_hanging_server_ends_the_run() -> None:
     process = engine._process
     report = check_engine(engine, max_examples=2, properties=["budget_is_exact", "runs_repeat"])
     assert [v.status for v in report.verdicts] == ["fail", "not run"]
-    assert "no answer within 1 s" in report.verdicts[0].reason
+    assert "no answer within 1 s (timeout_s)" in report.verdicts[0].reason
     assert process is not None
     assert process.poll() is not None
 
