@@ -1,6 +1,6 @@
 """Draft budgets that adapt, beside fixed numbers of drafts, while requests arrive at different rates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,9 @@ def base_scenario(device: str, target: str, draft: str, batch_size: int, duratio
     )
 
 
-def round_s(cost: CostModel, rows: int, k: int) -> float:
+def round_s(cost: CostModel, rows: int, k: int, context: int = CONTEXT) -> float:
     """Seconds of a round of so many rows with k drafts each."""
-    width = np.array([CONTEXT])
+    width = np.array([context])
     draft_s = float(cost.seconds("draft", rows, k, width, False)[0]) if k else 0.0
     return draft_s + float(cost.seconds("verify", rows, k + 1, width, False)[0])
 
@@ -48,31 +48,37 @@ def row_steps(batch_size: int) -> list[int]:
     return sorted({1, *range(8, batch_size, 8), batch_size})
 
 
-def load_table(cost: CostModel, batch_size: int) -> list[tuple[int, int]]:
+def load_table(
+    cost: CostModel, steps: Iterable[int], most: int = max(DRAFTS), context: int = CONTEXT
+) -> list[tuple[int, int]]:
     """Pairs (rows, drafts) of the budget `by_load`: the number with most tokens per second, never more in a crowd."""
-    table, most = [], max(DRAFTS)
-    for rows in row_steps(batch_size):
-        speeds = [tokens_per_round(PROBABILITY, k) / round_s(cost, rows, k) for k in range(most + 1)]
+    table = []
+    for rows in steps:
+        speeds = [tokens_per_round(PROBABILITY, k) / round_s(cost, rows, k, context) for k in range(most + 1)]
         if (best := int(np.argmax(speeds))) < most:
             most = best
             table.append((rows, most))
     return table
 
 
-def cost_table(cost: CostModel, batch_size: int) -> list[tuple[int, list[float]]]:
+def cost_table(
+    cost: CostModel, steps: Iterable[int], most: int = max(DRAFTS), context: int = CONTEXT
+) -> list[tuple[int, list[float]]]:
     """Pairs (rows, seconds) of the budget `goodput`: rounds with 1, 2, … drafts a row, over those with none."""
-    numbers = range(1, max(DRAFTS) + 1)
-    steps = [(rows, round_s(cost, rows, 0)) for rows in row_steps(batch_size)]
-    return [(rows, [round(round_s(cost, rows, k) / plain_s, 4) for k in numbers]) for rows, plain_s in steps]
+    table = []
+    for rows in steps:
+        plain_s, *seconds = (round_s(cost, rows, k, context) for k in range(most + 1))
+        table.append((rows, [round(drafted_s / plain_s, 4) for drafted_s in seconds]))
+    return table
 
 
 def find_budgets(base: Scenario) -> dict[str, dict[str, Any]]:
     """Settings of the engine by name: fixed numbers of drafts, and the budgets with what costs say about them."""
-    cost, rows = RooflineCost(base.cost, None), base.engine.batch_size
+    cost, steps = RooflineCost(base.cost, None), row_steps(base.engine.batch_size)
     fixed = {f"fixed {k}": {"engine.num_speculative_tokens": k} for k in DRAFTS}
     tables: dict[str, dict[str, Any]] = {
-        "by_load": {"drafts_by_load": load_table(cost, rows)},
-        "goodput": {"draft_costs": cost_table(cost, rows)},
+        "by_load": {"drafts_by_load": load_table(cost, steps)},
+        "goodput": {"draft_costs": cost_table(cost, steps)},
     }
     adaptive = {
         name: {"draft_budget": name, "num_speculative_tokens": max(DRAFTS)} | table for name, table in tables.items()

@@ -1,0 +1,135 @@
+"""Draft budgets over the batch size: the engine with the bundled pair on one thread, and the simulator beside it.
+
+``python tools/budget_curve.py docs/results/budgets-cpu.json`` runs fixed numbers of drafts and budgets that adapt in
+turn, several times, on an otherwise idle machine. Speeds are compared as ratios to that without drafts in the same
+turn. Beside them is what the simulator makes of each run's trace, with the shipped costs and their uncertainty. The
+budgets are told the same costs; those of more rows than were calibrated are extrapolated.
+"""
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+import refimpl
+from refimpl.bench.engines import Bench, run_method
+from refimpl.bench.run import make_bench
+from refimpl.bench.settings import BenchSettings, prompt_ids, spread
+from refimpl.core.errors import InputError
+from refimpl.core.files import check_writable, write_whole
+from refimpl.decoding.devices import provenance
+from refimpl.pairs.names import TINY
+from refimpl.prompts import read_prompts
+from simulator import simulate
+from simulator.engine_runs.parity import replay_scenario
+from simulator.runner import mean_interval
+from simulator.service.cost import TableCost
+from simulator.settings.calibration import COMPONENTS, load_calibration
+from simulator.settings.fields import Spec
+from simulator.settings.traces import read_engine_trace
+from simulator.studies.adaptive import cost_table, load_table
+
+BATCH_SIZES, FIXED, MOST, REPEATS, REPLICATIONS = (1, 4, 8, 16, 32, 64), (0, 1, 3, 5), 5, 5, 20
+CONTEXT = 100  # tokens of a row that costs are looked up at
+CALIBRATED = 8  # rows; what a draft costs there is what `row_rate` is told
+CALIBRATION = "cpu/tiny"
+COST = Spec.of("table", calibration=CALIBRATION, outside="extrapolate")
+SETTINGS = BenchSettings(batch_sizes=BATCH_SIZES, max_new_tokens=40, checks="off")
+PLAIN = "fixed 0"
+NEVER_DRAFTED = Spec.of("iid", probability=0.0)
+Key = tuple[int, str]  # batch size, budget
+
+
+def find_budgets() -> dict[str, dict[str, Any]]:
+    """Settings by name: fixed numbers of drafts, and budgets with what the shipped costs say."""
+    cost = TableCost(load_calibration(CALIBRATION), "inplace", dict.fromkeys(COMPONENTS, 1.0), extrapolate=True)
+    costs = cost_table(cost, BATCH_SIZES, MOST, CONTEXT)
+    one_draft = (dict(costs)[CALIBRATED][-1] - 1) / MOST
+    adaptive: dict[str, dict[str, Any]] = {
+        "by_load": {"drafts_by_load": load_table(cost, BATCH_SIZES, MOST, CONTEXT)},
+        "goodput": {"draft_costs": costs},
+        "row_rate": {"draft_cost": round(one_draft, 4)},
+    }
+    fixed = {f"fixed {k}": {"num_speculative_tokens": k} for k in FIXED}
+    return fixed | {
+        name: {"num_speculative_tokens": MOST, "draft_budget": name, **given} for name, given in adaptive.items()
+    }
+
+
+def prompts_at(prompts: list[list[int]], size: int) -> list[list[int]]:
+    """One for each row, four at least."""
+    return spread(prompts, max(4, size))
+
+
+def measure(bench: Bench, prompts: list[list[int]], budgets: dict[str, dict[str, Any]]) -> dict[Key, list[float]]:
+    """Tokens per second of each batch size and budget, one of every turn."""
+    speeds: dict[Key, list[float]] = defaultdict(list)
+    for turn in range(REPEATS + 1):
+        print(f"turn {turn} of {REPEATS}", file=sys.stderr, flush=True)
+        for size in BATCH_SIZES:
+            for name, changes in budgets.items():
+                work = prompts_at(prompts, size)
+                shorter = {} if turn else {"max_new_tokens": 4}
+                sample = run_method(bench, work, "inplace", size, **changes, **shorter)
+                if turn:  # the first one warms up
+                    speeds[size, name].append(sample.tokens / sample.seconds)
+    return speeds
+
+
+def simulated(bench: Bench, prompts: list[list[int]], size: int, changes: dict[str, Any]) -> np.ndarray:
+    """Tokens per second of the same decisions, with the calibrated costs, one of every replication."""
+    settings = bench.settings.engine_settings("inplace", size) | changes
+    with TemporaryDirectory() as folder:
+        trace = Path(folder, "run.ndjson")
+        result = refimpl.generate(bench.pair, prompts_at(prompts, size), **settings)
+        result.write_trace(trace)
+        acceptance = None if result.stats.acceptance.drafted else NEVER_DRAFTED
+        scenario = replay_scenario(read_engine_trace(trace), COST, acceptance).but({"noise": True})
+        return simulate(scenario, REPLICATIONS, keep_frames=False).metrics["tokens_per_s"].to_numpy()
+
+
+def compared(speeds: dict[Key, np.ndarray]) -> dict[Key, dict[str, Any]]:
+    """Ratios to no drafts, and to the best fixed number at the same batch size; paired, with 95 % intervals."""
+    lines = {}
+    for size, name in speeds:
+        fixed = [each for rows, each in speeds if rows == size and each.startswith("fixed")]
+        best = max(fixed, key=lambda each: speeds[size, each].mean())
+        over = {which: speeds[size, name] / speeds[size, other] for which, other in (("none", PLAIN), ("best", best))}
+        intervals = {which: mean_interval(ratios, 0.95)[:3] for which, ratios in over.items()}
+        lines[size, name] = {"over_none": intervals["none"], "over_best": intervals["best"], "best": best}
+    return lines
+
+
+def main() -> None:
+    """Write the lines and where they come from."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path)
+    output = parser.parse_args().output
+    try:
+        check_writable(output)
+    except InputError as error:
+        parser.error(str(error))
+    torch.set_num_threads(1)
+    bench, budgets = make_bench(refimpl.load_pair("tiny"), SETTINGS), find_budgets()
+    prompts = prompt_ids(bench.pair, read_prompts(TINY / "prompts.jsonl"), max(BATCH_SIZES), 0, 0)
+    keys = [(size, name) for size in BATCH_SIZES for name in budgets]
+    replayed = {(size, name): simulated(bench, prompts, size, budgets[name]) for size, name in keys}
+    measured = {key: np.array(values) for key, values in measure(bench, prompts, budgets).items()}
+    ours, theirs = compared(measured), compared(replayed)
+    rows = [
+        {"batch_size": size, "budget": name, "tokens_per_s": measured[size, name].tolist()}
+        | {"measured": ours[size, name], "simulated": theirs[size, name]}
+        for size, name in measured
+    ]
+    data = {"rows": rows, "budgets": budgets, "meta": provenance(bench.device)}
+    write_whole(output, [json.dumps(data, indent=1)])
+
+
+if __name__ == "__main__":
+    main()
