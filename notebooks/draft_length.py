@@ -14,12 +14,13 @@
 # More drafts mean more tokens a round, and longer rounds. Which number is best depends on the batch, because a verify pass is bound by
 # reading weights while the batch is small, and by arithmetic once it is large. Budgets that adapt choose the number as requests come and go.
 #
-# Inputs: the facts of devices and models in `simulator/data`, `docs/results/budgets-h100.json`, `docs/results/bench-cpu.json`
+# Inputs: the facts of devices and models in `simulator/data`, `docs/results/budgets-h100.json`, `docs/results/budgets-cpu.json`, `docs/results/bench-cpu.json`
 
 # %%
 # To ask about your own machine, change this cell: RUNS is what `raggedspec sim budgets --out FILE` writes, BENCH what `raggedspec bench` does.
 DEVICE, TARGET, DRAFT, ACCEPTANCE = "h100", "qwen3-8b", "qwen3-0.6b", 0.7
 RUNS, BENCH = "../docs/results/budgets-h100.json", "../docs/results/bench-cpu.json"
+CURVE = "../docs/results/budgets-cpu.json"
 
 # %%
 import json
@@ -120,6 +121,30 @@ judged = pd.DataFrame(data["judged"]).set_index(["budget", "over", "rate_per_s"]
 slow, fast = runs["rate_per_s"].min(), runs["rate_per_s"].max()
 none = judged.xs("fixed 0", level="over")["throughput"]
 plots.captioned(upper, f"At {fast:g} requests per second, by_load makes {none['by_load', fast]:.2f} × the tokens per second that no drafts make, and goodput {none['goodput', fast]:.2f} ×.")
+
+# %% [markdown]
+# ## Which budget, by measurement
+#
+# The engine with the bundled pair on one CPU thread (points, with 95 % intervals), and the simulator with the costs that were calibrated
+# there (`cpu/tiny`, lines; beyond eight rows extrapolated): tokens per second over those without drafts at the same batch size.
+
+# %%
+curve = pd.json_normalize(json.loads(Path(CURVE).read_text())["rows"]).set_index(["budget", "batch_size"])
+axes = plots.new_axes(6.0, 3.2)
+for shift, (name, color) in enumerate({"fixed 5": plots.GREY, "by_load": plots.BLUE, "goodput": plots.ORANGE}.items()):
+    part = curve.loc[name]
+    speed, low, high = (part["measured.over_none"].str[i] for i in range(3))
+    axes.errorbar(part.index * 1.05**shift, speed, [speed - low, high - speed], fmt="o", markersize=4, capsize=3, color=color, label=name)
+    axes.plot(part.index, part["simulated.over_none"].str[0], color=color, linewidth=0.8)
+axes.axhline(1, color="black", linewidth=0.8)
+
+# %%
+sizes = curve.index.get_level_values("batch_size").unique()
+axes.set(xscale="log", xlabel="batch size (rows)", ylabel="speed over no drafts")
+axes.set_xticks(sizes, sizes.astype(str))
+axes.legend(frameon=False)
+ends = [f"{curve.loc[('by_load', size), 'measured.over_none'][0]:.2f} × the tokens of no drafts at batch {size} (simulated: {curve.loc[('by_load', size), 'simulated.over_none'][0]:.2f} ×)" for size in (sizes[0], sizes[-1])]
+plots.captioned(axes, f"Measured, by_load makes {ends[0]} and {ends[1]}.")
 
 # %% [markdown]
 # ## Which drafter

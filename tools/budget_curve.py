@@ -69,7 +69,7 @@ def prompts_at(prompts: list[list[int]], size: int) -> list[list[int]]:
 
 
 def measure(bench: Bench, prompts: list[list[int]], budgets: dict[str, dict[str, Any]]) -> dict[Key, list[float]]:
-    """Tokens per second of CPU time, so that other work does not count, of each batch size and budget and every turn."""
+    """Tokens per second of CPU time of each batch size and budget, one of every turn; the first turn warms up."""
     speeds: dict[Key, list[float]] = defaultdict(list)
     for turn in range(REPEATS + 1):
         print(f"turn {turn} of {REPEATS}", file=sys.stderr, flush=True)
@@ -79,7 +79,7 @@ def measure(bench: Bench, prompts: list[list[int]], budgets: dict[str, dict[str,
                 shorter = {} if turn else {"max_new_tokens": 4}
                 begun = time.process_time()
                 sample = run_method(bench, work, "inplace", size, **changes, **shorter)
-                if turn:  # the first one warms up
+                if turn:
                     speeds[size, name].append(sample.tokens / (time.process_time() - begun))
     return speeds
 

@@ -20,6 +20,7 @@ from readme_measured import (
     bench_table,
     bitwise_table,
     capacity_table,
+    curve_table,
     drafters_table,
     law_table,
     pieces_table,
@@ -134,7 +135,9 @@ def acceptance(data: dict[str, Any]) -> str:
 
 
 def budgets(data: dict[str, Any]) -> str:
-    """Tokens per second of adaptive budgets over the best fixed number of drafts and over none, a line a rate."""
+    """Tokens per second of adaptive budgets over the best fixed number of drafts and none, by rate or batch size."""
+    if "judged" not in data:
+        return measured(data, curve_table(data["rows"]))
     names = list(dict.fromkeys(row["budget"] for row in data["judged"]))
     lines: dict[float, list[str]] = {}
     for row in data["judged"]:

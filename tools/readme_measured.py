@@ -183,6 +183,26 @@ def capacity_table(rows: list[dict[str, Any]]) -> Table:
     return ["drafts a row", "fixed", "capacity", "ratio"], cells
 
 
+def curve_table(rows: list[dict[str, Any]]) -> Table:
+    """The best fixed number of drafts over none, and each budget that adapts over both, a line a batch size."""
+    lines: dict[int, list[str]] = {}
+    adaptive = list(dict.fromkeys(row["budget"] for row in rows if not row["budget"].startswith("fixed")))
+    for row in rows:
+        cells = lines.setdefault(row["batch_size"], [])
+        if row["budget"] == row["measured"]["best"]:
+            cells.insert(0, f"{_beside(row, 'over_none')} (k = {row['budget'].removeprefix('fixed ')})")
+        elif row["budget"] in adaptive:
+            cells += [_beside(row, "over_best"), _beside(row, "over_none")]
+    headings = [f"`{name}` over {other}" for name in adaptive for other in ("the best fixed", "none")]
+    return ["rows", "the best fixed over none", *headings], [[str(size), *cells] for size, cells in lines.items()]
+
+
+def _beside(row: dict[str, Any], ratio: str) -> str:
+    """A measured ratio with its interval, and the simulated one."""
+    value, low, high = row["measured"][ratio]
+    return f"{value:.2f} [{low:.2f}, {high:.2f}], simulated {row['simulated'][ratio][0]:.2f}"
+
+
 def scaling_table(data: dict[str, Any]) -> Table:
     """Mean acceptance length of every draft, a line a size and a column a training, and where the law bends."""
     trainings = sorted({draft["training_tokens"] for draft in data["drafts"]})

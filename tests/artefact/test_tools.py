@@ -4,7 +4,11 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from refimpl.core.config import make_config
+from tools.budget_curve import compared, find_budgets
 
 ROOT = Path(__file__).parents[2]
 START = 'if __name__ == "__main__":'
@@ -49,3 +53,19 @@ def test_an_error_that_is_not_there_is_not_planted(monkeypatch):
 def test_a_notebook_that_is_not_there_is_not_made(monkeypatch, capsys):
     assert run(monkeypatch, ROOT / "tools" / "notebooks.py", "nothing") == 2
     assert "no notebook nothing; there are: " in capsys.readouterr().err
+
+
+def test_budgets_are_compared_turn_by_turn():
+    """A machine that is twice as slow in one turn makes no interval wider."""
+    fast = np.array([1.0, 2.0, 1.5])
+    speeds = {(8, "fixed 0"): fast, (8, "fixed 3"): 2 * fast, (8, "by_load"): 2.2 * fast, (16, "fixed 0"): fast}
+    found = compared(speeds)[8, "by_load"]
+    assert found["best"] == "fixed 3"
+    assert found["over_none"] == pytest.approx((2.2, 2.2, 2.2))
+    assert found["over_best"] == pytest.approx((1.1, 1.1, 1.1))
+    assert compared(speeds)[16, "fixed 0"]["best"] == "fixed 0"
+
+
+def test_budgets_of_the_curve_are_settings_of_the_engine():
+    for settings in find_budgets().values():
+        make_config(method="inplace", **settings)
