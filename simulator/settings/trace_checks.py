@@ -141,7 +141,7 @@ def _check_drafts(lines: Lines, frame: pd.DataFrame) -> None:
     lines.require(frame["accepted"] <= frame["drafted"], "accepted must be at most drafted")
     lines.require(frame["drafted"] <= MAX_SPECULATIVE_TOKENS, f"drafted must be at most {MAX_SPECULATIVE_TOKENS}")
     lines.require(frame["kept"] <= frame["drafted"] + 1, "kept must be at most drafted + 1")
-    found = pd.to_numeric(frame["looked_up"].fillna(0), errors="coerce").to_numpy(dtype=float)
+    found = pd.to_numeric(frame["looked_up"], errors="coerce").mask(frame["looked_up"].isna(), 0).to_numpy(dtype=float)
     possible = _are_whole(found) & (found >= 0) & (found <= frame["drafted"].to_numpy())
     lines.require(possible, "looked_up must be a whole number ≥ 0, at most drafted")
     frame["looked_up"] = found.astype(int)
