@@ -1,7 +1,7 @@
 """Groups of equal length from a window."""
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import chain, islice
 
 from refimpl.core.errors import InvariantViolation
@@ -24,7 +24,7 @@ class GroupedScheduler(Scheduler[T]):
     less, but leave other due rows behind: the bound would grow to one round for each sequence of the window.
 
     Members are indexed by key, and full keys by the rank in which they run, so a round costs
-    O(batch_size · log window_size), for any window.
+    O(batch_size · log window_size) comparisons, for any window.
 
     Args:
         batch_size: rows a round runs at most, B.
@@ -47,8 +47,7 @@ class GroupedScheduler(Scheduler[T]):
         self.waiting_bound = self.aging_bound + window_size // batch_size
         least = min(2, batch_size) if options.partial_groups else batch_size
         self._groups = GroupIndex(batch_size, least, options.choice)
-        self._last_run: dict[int, int] = {}  # ticket -> round, of those that age
-        self._turns: deque[tuple[int, tuple[int, ...]]] = deque()  # rounds and who ran; what is no last run is skipped
+        self._last_run: OrderedDict[int, int] = OrderedDict()  # ticket -> round, of those that age, earliest first
         self._waited_at_most = 0  # the longest wait after the latest round, which only those who left can shorten
 
     def group_key(self, sequence: T) -> GroupKey:
@@ -62,10 +61,9 @@ class GroupedScheduler(Scheduler[T]):
     def admit(self) -> list[T]:
         """Fill the window and index what entered."""
         entered = super().admit()
-        for sequence in entered:
-            self._groups.insert(sequence.ticket, self.group_key(sequence))
+        self._index(entered)
         if self.options.aging_from == "admission":
-            self._age(tuple(sequence.ticket for sequence in entered))
+            self._age([sequence.ticket for sequence in entered])
         self._age_oldest()
         return entered
 
@@ -75,24 +73,21 @@ class GroupedScheduler(Scheduler[T]):
             return self._unaged()
         if self._longest_wait() >= self.aging_bound:
             others = (ticket for ticket in self.pool.window if ticket not in self._last_run)
-            return self._plan(chain(self._by_wait(), others), "aged")
+            return self._plan(chain(self._last_run, others), "aged")
         return self._unaged()
 
     def preempt(self, sequence: T) -> None:
         """As every scheduler; it ages anew when it has run again."""
-        self._groups.remove(sequence.ticket)
+        self._groups.remove([sequence.ticket])
         self._last_run.pop(sequence.ticket, None)
         super().preempt(sequence)
 
     def _after(self, plan: RoundPlan[T]) -> list[T]:
         """Re-index the members under their new lengths and retire those that finished."""
-        tickets, finished = tuple([sequence.ticket for sequence in plan.members]), []
-        for ticket, sequence in zip(tickets, plan.members, strict=True):
-            if sequence.finished:
-                self._groups.remove(ticket)
-                finished.append(sequence)
-            else:
-                self._groups.move(ticket, self.group_key(sequence))
+        tickets = [sequence.ticket for sequence in plan.members]
+        finished = [sequence for sequence in plan.members if sequence.finished]
+        self._groups.remove(tickets)
+        self._index(plan.members)
         self._age(tickets)
         if finished:
             self._forget(finished)
@@ -102,9 +97,12 @@ class GroupedScheduler(Scheduler[T]):
     def _take_out(self, sequence: T) -> list[T]:
         """From the window and its index, or from the queue."""
         if sequence.ticket in self.pool.window:
-            self._groups.remove(sequence.ticket)
+            self._groups.remove([sequence.ticket])
         self._forget([sequence])
         return [sequence]
+
+    def _index(self, sequences: Iterable[T]) -> None:
+        self._groups.insert({each.ticket: self.group_key(each) for each in sequences if not each.finished})
 
     def _unaged(self) -> RoundPlan[T]:
         group = self._groups.best()
@@ -125,29 +123,19 @@ class GroupedScheduler(Scheduler[T]):
 
     # --- ages ------------------------------------------------------------------------------------------------------
 
-    def _age(self, tickets: tuple[int, ...]) -> None:
+    def _age(self, tickets: Iterable[int]) -> None:
         """Note that these have just run, or begin to age."""
-        self._turns.append((self.round_index, tickets))
-        self._last_run.update(dict.fromkeys(tickets, self.round_index))
+        for ticket in tickets:
+            self._last_run[ticket] = self.round_index
+            self._last_run.move_to_end(ticket)
 
     def _age_oldest(self) -> None:
         oldest = next(iter(self.pool.window), None)
         if oldest is not None and oldest not in self._last_run:
-            self._age((oldest,))
+            self._age([oldest])
 
     def _longest_wait(self) -> int:
-        turns, last_run = self._turns, self._last_run
-        while turns:
-            at, tickets = turns[0]
-            for ticket in tickets:
-                if last_run.get(ticket) == at:
-                    return self.round_index - at
-            turns.popleft()
-        return 0
-
-    def _by_wait(self) -> Iterator[int]:
-        """Tickets of all that age, the longest wait first."""
-        return (ticket for at, tickets in self._turns for ticket in tickets if self._last_run.get(ticket) == at)
+        return self.round_index - next(iter(self._last_run.values()), self.round_index)
 
     def _forget(self, gone: Iterable[T]) -> None:
         for sequence in gone:
