@@ -47,7 +47,7 @@ def measure_speed(window_size: int, batch_size: int, repeats: int) -> Speed:
     for repeat in range(repeats):
         simulation = Simulation(bench_scenario(window_size, batch_size), repeat)
         cpu_start, wall_start = time.process_time(), time.perf_counter()
-        rounds = len(simulation.run().rounds)
+        rounds = len(simulation.run().lines)
         cpu.append(rounds / (time.process_time() - cpu_start))
         wall.append(rounds / (time.perf_counter() - wall_start))
     return Speed(window_size, batch_size, statistics.median(cpu), statistics.median(wall))

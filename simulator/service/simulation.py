@@ -2,7 +2,8 @@
 
 import gc
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -58,8 +59,10 @@ class Simulation:
             InputError: the study left the calibrated range and the scenario does not allow that.
         """
         study = self.scenario.study
-        {"offline": self._start_offline, "open": self._start_open, "closed": self._start_closed}[study.kind]()
-        self._run_clock(study.duration_s)
+        start = {"offline": self._start_offline, "open": self._start_open, "closed": self._start_closed}[study.kind]
+        with collection_paused():
+            start()
+            self.env.run(until=study.duration_s)
         for replica in self.replicas:
             replica.stop()
         self.log.end_s = float(self.env.now) if self._may_go_on() else self.log.last_round_s
@@ -69,16 +72,6 @@ class Simulation:
     def _may_go_on(self) -> bool:
         """Whether a request is unfinished, or could still come: else nothing is observed after the last round."""
         return any(replica.process.is_alive for replica in self.replicas)
-
-    def _run_clock(self, until_s: float | None) -> None:
-        """Run the events without garbage collection: they make no cycles worth a scan of the whole log."""
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            self.env.run(until=until_s)
-        finally:
-            if enabled:
-                gc.enable()
 
     def _arrive(self, index: int) -> Request:
         lengths = self.source.lengths(index)
@@ -150,7 +143,7 @@ class Simulation:
         if count == 1:
             return lambda request: 0
         if name == "round_robin":
-            return lambda request: request.index % count
+            return lambda request: request.sequence % count
         if name == "least_loaded":
             return lambda request: min(range(count), key=lambda n: (self.replicas[n].load_tokens, n))
         bounds = self._length_bounds(count)
@@ -160,6 +153,18 @@ class Simulation:
         """Prompt lengths that split the first thousand requests into equal parts."""
         lengths = sorted(self.source.lengths(index)[0] for index in range(1000))
         return [lengths[1000 * part // count] for part in range(1, count)]
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Without garbage collection: requests and events make no cycles worth a scan of everything."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def simulate_once(scenario: Scenario, replication: int = 0, *, keep_rows: bool = False) -> Simulation:
