@@ -125,9 +125,10 @@ class GroupedScheduler(Scheduler[T]):
 
     def _age(self, tickets: Iterable[int]) -> None:
         """Note that these have just run, or begin to age."""
+        last_run, now = self._last_run, self.round_index
         for ticket in tickets:
-            self._last_run[ticket] = self.round_index
-            self._last_run.move_to_end(ticket)
+            last_run[ticket] = now
+            last_run.move_to_end(ticket)
 
     def _age_oldest(self) -> None:
         oldest = next(iter(self.pool.window), None)

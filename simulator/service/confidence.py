@@ -49,9 +49,9 @@ class DrawnConfidence:
     def survival(self, request: Request, count: int) -> list[float]:
         """Products along the drafts from the next token on."""
         number, place = divmod(request.generated, TILE_POSITIONS)
-        found = self._tile(request.index, number)[place : place + count]
+        found = self._tile(request.sequence, number)[place : place + count]
         if len(found) < count:
-            found = found + self._tile(request.index, number + 1)[: count - len(found)]
+            found = found + self._tile(request.sequence, number + 1)[: count - len(found)]
         return list(accumulate(found, mul))
 
     def tile(self, index: int, number: int) -> list[float]:
@@ -90,7 +90,7 @@ class TracedConfidence:
 
     def survival(self, request: Request, count: int) -> list[float]:
         """Those of the round that the sequence began at that length."""
-        return self.survivals.get((request.index, request.seq_len), [])[:count]
+        return self.survivals.get((request.sequence, request.seq_len), [])[:count]
 
 
 def make_confidence(spec: Spec, acceptance: AcceptanceModel) -> Confidence:

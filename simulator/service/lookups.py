@@ -84,7 +84,7 @@ class TracedLookups:
 
     def found(self, request: Request) -> int:
         """In the round that the sequence began at that length."""
-        return int(self.counts.get((request.index, request.seq_len), 0))
+        return int(self.counts.get((request.sequence, request.seq_len), 0))
 
     def run(self, request: Request) -> int:
         """Those of the model of acceptance."""
@@ -93,7 +93,7 @@ class TracedLookups:
 
 def _at(model: IidAcceptance, request: Request) -> int:
     number, place = divmod(request.generated, TILE_POSITIONS)
-    return model.tile(request.index, number)[place]
+    return model.tile(request.sequence, number)[place]
 
 
 def make_lookups(spec: Spec, streams: Streams, max_run: int) -> Lookups:

@@ -87,7 +87,7 @@ class Drafting:
         runs = self.draws and any(limit > n == 0 for limit, n in zip(limits, found, strict=True))
         lengths, passes = self._drawn(members, limits) if runs else (found, 0)
         rows = zip(members, lengths, found, strict=True)
-        of = {row.index: Offer(n, self._right(row, n, leading)) for row, n, leading in rows if not row.finished}
+        of = {row.sequence: Offer(n, self._right(row, n, leading)) for row, n, leading in rows if not row.finished}
         return Offers(of, passes, other_s) if self.head is None else Offers(of, 0, self.head.seconds(members, passes))
 
     def _looked_up(self, members: Seq[Request], limits: list[int]) -> tuple[list[int], float]:
@@ -141,7 +141,7 @@ def note_drafts(live: Seq[Request], offers: Offers, least_lag: int) -> None:
         least_lag: tokens that the draft has not cached, at least; 0 where there is none, and so nothing to cache.
     """
     for row in live:
-        drafted, accepted = offers.of[row.index]
+        drafted, accepted = offers.of[row.sequence]
         committed = min(accepted, row.last_kept)
         row.num_accepted += committed
         row.num_evaluated += committed + (accepted < min(drafted, row.last_kept))

@@ -1,7 +1,6 @@
 """What a simulation writes down: one record per request, one line per round, optionally one line per row."""
 
 from collections.abc import Callable, Hashable, Sequence
-from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -70,7 +69,7 @@ class Request:
     """A request on its way; what a scheduler may see is what `Schedulable` names.
 
     Attributes:
-        index: place in the workload.
+        sequence: place in the workload.
         prompt_len: tokens.
         output_len: tokens it will generate; hidden from the scheduler.
         cut: whether it would generate more, had it the budget.
@@ -112,7 +111,6 @@ class Request:
         "first_token_s",
         "generated",
         "has_state",
-        "index",
         "k",
         "last_end_s",
         "last_kept",
@@ -131,6 +129,7 @@ class Request:
         "rounds",
         "runs",
         "seq_len",
+        "sequence",
         "slot",
         "ticket",
         "to_prefill",
@@ -138,13 +137,13 @@ class Request:
 
     def __init__(
         self,
-        index: int,
+        sequence: int,
         lengths: tuple[int, int, int],
         draw: Callable[[int], list[int]],
         content: Callable[[int, int], Hashable],
         arrival_s: float,
     ):
-        self.index, self.ticket, self.draw, self.content, self.arrival_s = index, -1, draw, content, arrival_s
+        self.sequence, self.ticket, self.draw, self.content, self.arrival_s = sequence, -1, draw, content, arrival_s
         self.runs: list[int] = []
         self.blocks: list[int] = []
         self.num_found = self.num_evaluated = self.num_accepted = 0
@@ -159,8 +158,6 @@ class Request:
         self.admitted_s = self.begun_s = self.first_token_s = self.finished_s = self.last_end_s = float("nan")
         self.longest_gap_s = 0.0
         self.on_finish: Callable[[], Any] | None = None
-
-    sequence = property(attrgetter("index"), doc="Which sequence it is, to a placement.")
 
     @property
     def num_cached(self) -> int:
@@ -191,9 +188,9 @@ class Request:
     def as_row(self) -> tuple[Any, ...]:
         """Values of `REQUEST_COLUMNS`."""
         return (
-            self.index, self.replica, self.prompt_len, self.output_len, self.generated, self.arrival_s, self.admitted_s,
-            self.begun_s, self.first_token_s, self.finished_s, self.rounds, self.drafted, self.accepted,
-            self.longest_wait, self.longest_gap_s, self.cut,
+            self.sequence, self.replica, self.prompt_len, self.output_len, self.generated, self.arrival_s,
+            self.admitted_s, self.begun_s, self.first_token_s, self.finished_s, self.rounds, self.drafted,
+            self.accepted, self.longest_wait, self.longest_gap_s, self.cut,
         )  # fmt: skip
 
 

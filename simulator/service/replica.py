@@ -198,6 +198,7 @@ class Replica:
         """Commit, write the round's line, and let go who has finished."""
         scheduler, begun = self.scheduler, self.begun
         assert begun is not None
+        self.log.last_round_s = self.env.now
         tokens = self._advance(live, k, passes, plan.mode, begun[START_S]) if live else (0, 0, 0)
         if live:
             self.pricing.placement.append(k + 1)
@@ -206,7 +207,6 @@ class Replica:
         for chunk in plan.chunks:
             self._cache(chunk)
         self.log.lines.append((*begun, *tokens, *self._load(begun[ROWS])))
-        self.log.last_round_s = self.env.now
         self.begun = None
         self.round_index += 1
         left = scheduler.complete(plan)
@@ -229,7 +229,7 @@ class Replica:
         request.to_prefill -= chunk.count
         request.last_round = self.round_index
         if self.log.chunks is not None:
-            self.log.chunks.append((self.number, self.round_index, request.index, chunk.count))
+            self.log.chunks.append((self.number, self.round_index, request.sequence, chunk.count))
 
     def _load(self, rows: int) -> tuple[int, int, int]:
         """Slots in use with so many rows in the working batch, requests without K/V and with."""
@@ -247,7 +247,7 @@ class Replica:
     def _advance(self, live: Sequence[Request], k: int, passes: int, mode: str, start_s: float) -> tuple[int, int, int]:
         """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""
         useless, note_end = self.pricing.useless, self.log.ends_before.append
-        now, index, row_log = self.env.now, self.round_index, self.log.rows
+        now, index, row_log = self.log.last_round_s, self.round_index, self.log.rows
         offers = self.pricing.offers
         minimum = self._minimum(live, k) if self.pricing.placement.commits_minimum else k + 1
         all_drafted = all_accepted = all_kept = 0
@@ -259,7 +259,7 @@ class Replica:
             runs = row.runs
             accepted = runs[generated] if generated < len(runs) else row.next_run()
             if offers:
-                limit, accepted = offers.of[row.index]
+                limit, accepted = offers.of[row.sequence]
             if accepted > limit:
                 accepted = limit
             if accepted == k and not useless and k:
@@ -273,7 +273,7 @@ class Replica:
                 kept, total = row.output_len - generated, row.output_len
                 row.finished, row.finished_s, row.runs = True, now, []
             if row_log is not None:
-                before = (self.number, index, mode, live.index(row), row.index, row.seq_len, row.cache_state, k)
+                before = (self.number, index, mode, live.index(row), row.sequence, row.seq_len, row.cache_state, k)
                 row_log.append((*before, limit, accepted, kept, row.finished, row.slot))
             row.generated = total
             row.seq_len += kept
