@@ -44,14 +44,14 @@ class AcceptanceModel(ABC):
         self.streams, self.max_run = streams, max_run
         self._right = lru_cache(KEPT_TILES)(self.right)
         self._runs = lru_cache(KEPT_TILES)(self.count)
-        self._none = [0] * TILE_POSITIONS
+        self._none = bytes(TILE_POSITIONS)
 
-    def tile(self, index: int, number: int) -> list[int]:
-        """Run from each position of tile `number` of a request, 0 … max_run ``[TILE_POSITIONS]``."""
+    def tile(self, index: int, number: int) -> bytes:
+        """Run from each position of tile `number` of a request, 0 … max_run, a byte each ``[TILE_POSITIONS]``."""
         if self.max_run == 0:
             return self._none
         block, place = divmod(index, TILE_REQUESTS)
-        return self._runs(block, number)[place].tolist()
+        return self._runs(block, number)[place].tobytes()
 
     def runs(self, index: int, positions: int) -> list[int]:
         """Run from each of a request's first positions ``[positions]``."""

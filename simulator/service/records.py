@@ -77,8 +77,8 @@ class Request:
         left: tokens left in its budget.
         to_prefill: tokens that must be cached before it can decode, while its prompt is cached in chunks.
         generated: tokens so far.
-        runs: right proposals from each generated position on, as far as it has come, see `service.acceptance`; empty
-            when it has finished.
+        runs: right proposals from each generated position on, a byte each, as far as it has come, see
+            `service.acceptance`; empty when it has finished.
         draw: number of a tile of positions → their runs.
         content: start and stop → what its tokens between them are, equal for equal tokens.
         num_evaluated, num_accepted: drafts that were decided on, and accepted, at positions that were committed, as far
@@ -139,12 +139,12 @@ class Request:
         self,
         sequence: int,
         lengths: tuple[int, int, int],
-        draw: Callable[[int], list[int]],
+        draw: Callable[[int], bytes],
         content: Callable[[int, int], Hashable],
         arrival_s: float,
     ):
         self.sequence, self.ticket, self.draw, self.content, self.arrival_s = sequence, -1, draw, content, arrival_s
-        self.runs: list[int] = []
+        self.runs = b""
         self.blocks: list[int] = []
         self.num_found = self.num_evaluated = self.num_accepted = 0
         self.has_state = False

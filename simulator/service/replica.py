@@ -271,7 +271,7 @@ class Replica:
             total = generated + kept
             if total >= row.output_len:
                 kept, total = row.output_len - generated, row.output_len
-                row.finished, row.finished_s, row.runs = True, now, []
+                row.finished, row.finished_s, row.runs = True, now, b""
             if row_log is not None:
                 before = (self.number, index, mode, live.index(row), row.sequence, row.seq_len, row.cache_state, k)
                 row_log.append((*before, limit, accepted, kept, row.finished, row.slot))

@@ -76,7 +76,7 @@ def end_padded(members: Sequence[Request], now_s: float) -> None:
     longest = max([row.seq_len - row.last_kept for row in members])
     for row in members:
         if not row.finished and row.seq_len - row.last_kept < longest:
-            row.output_len, row.cut, row.finished, row.finished_s, row.runs = row.generated, False, True, now_s, []
+            row.output_len, row.cut, row.finished, row.finished_s, row.runs = row.generated, False, True, now_s, b""
 
 
 def room_of(engine: Engine, capacity_tokens: float | None) -> Room[Request]:
