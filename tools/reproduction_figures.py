@@ -16,6 +16,22 @@ DOCS = Path(__file__).parent.parent / "docs"
 DPI = 120
 KEY = "Description"  # of the PNG's texts
 PAIR = ("target", "draft", "dtype")  # what a panel of the crossings is of
+WORDS = {
+    "eqspec": "EQSPEC",
+    "exspec": "EXSPEC",
+    "grouping_rate_all_mean": "grouping rate of captions",
+    "alignment_share_text": "share of aligning",
+    "headline": "480 prompts",
+    "tokens_per_s": "tokens/s",
+    "ms_per_verify": "milliseconds per verify call",
+    "draft_s": "seconds of drafting",
+    "verify_s": "seconds of verifying",
+    "align_s": "seconds of aligning",
+    "total_s": "seconds in all",
+    "draft_acceptance_rate": "share of drafts accepted",
+    "get_batch_s + write_back_s": "seconds of moving caches",
+    "throughput_ratio_batch8_over_batch1": "tokens/s, batch 8 over batch 1",
+}  # of targets' names
 
 
 def figure_figures(data: dict[str, Any]) -> Picture:
@@ -28,7 +44,7 @@ def figure_figures(data: dict[str, Any]) -> Picture:
         low, middle, high = (row[name] / row["published"] for name in ("low", "simulated", "high"))
         axes.plot([low, high], [at, at], color=color, linewidth=2)
         axes.plot(middle, at, "o", color=color, markersize=4, markerfacecolor="white" if row["fitted"] else color)
-    axes.set_yticks(range(len(rows)), [short(row["target"]) for row in reversed(rows)], fontsize=8)
+    axes.set_yticks(range(len(rows)), [in_words(row["target"]) for row in reversed(rows)], fontsize=8)
     axes.set(xlabel="simulated / published; bars hold 95 % of single runs; hollow: fitted", xlim=(0.5, 1.5))
     inside = sum(row["inside"] for row in rows)
     outside = len(rows) - inside
@@ -38,9 +54,10 @@ def figure_figures(data: dict[str, Any]) -> Picture:
     )
 
 
-def short(target: str) -> str:
-    """A target without the name of its section."""
-    return target.removeprefix("overhead_anatomy.").replace("_", " ")
+def in_words(target: str) -> str:
+    """A target's name in words, without that of its table."""
+    parts = target.removeprefix("overhead_anatomy.").split(".")
+    return ": ".join(WORDS.get(part, part.replace("_", " ")) for part in parts)
 
 
 def figure_waterfall(data: dict[str, Any]) -> Picture:
@@ -58,7 +75,7 @@ def figure_waterfall(data: dict[str, Any]) -> Picture:
         before = step["tokens_per_s"]
     axes.set_yticks(range(len(steps)), [step["name"] for step in steps], fontsize=8)
     axes.invert_yaxis()
-    axes.set(xlabel="tokens/s; each change on top of those above it, with its 95 % interval", xlim=(0, 225))
+    axes.set(xlabel="tokens/s; each change on top of those above it; black: 95 %", xlim=(0, 225))
     refill, grouping = (data["steps"][at]["gain"] for at in (1, 3))
     graphs = next(step for step in data["steps"] if step["name"].startswith("passes"))["tokens_per_s"]
     sentence = (
