@@ -140,7 +140,7 @@ axes.axhline(1, color="black", linewidth=0.8)
 
 # %%
 sizes = curve.index.get_level_values("batch_size").unique()
-axes.set(xscale="log", xlabel="batch size (rows)", ylabel="speed over no drafts")
+axes.set(xscale="log", xlabel="batch size (rows)", ylabel="times as fast as\nwithout drafts")
 axes.set_xticks(sizes, sizes.astype(str))
 axes.legend(frameon=False)
 ends = [f"{curve.loc[('by_load', size), 'measured.over_none'][0]:.2f} × the tokens of no drafts at batch {size} (simulated: {curve.loc[('by_load', size), 'simulated.over_none'][0]:.2f} ×)" for size in (sizes[0], sizes[-1])]

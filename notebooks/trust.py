@@ -140,7 +140,7 @@ axes.plot(1000 * checks["measured_s"], off, "o", color=plots.BLUE, alpha=0.6)
 axes.axhline(0, color="black", linewidth=0.8)
 axes.set(xscale="log", xlabel="measured time (ms)", ylabel="error of the computed time (%)")
 worst = off[off.abs().idxmax()]
-plots.captioned(axes, f"Costs from data sheets are off by {off.abs().median():.0f} % at the median of {len(off)} published measurements, and by {worst:+.0f} % at worst.")
+plots.captioned(axes, f"Costs from data sheets are off by {off.abs().median():.1f} % at the median of {len(off)} published measurements, and by {worst:+.0f} % at worst.")
 
 # %% [markdown]
 # ## Answer
@@ -154,5 +154,5 @@ Markdown(
     + f"- The 95 % interval of the first share, over studies, is {100 * low:.0f} … {100 * high:.0f} %.\n"
     f"- **Range**: batch sizes {axis[0][0]:.0f} … {axis[0][-1]:.0f}, up to {axis[2][-1]:.0f} cached tokens a row; beyond it the simulator refuses.\n\n"
     f"A difference between two methods below {errors['cost_error']:.1f} % is not decided; costs of {hardest} are off by {biases[hardest]:+.1f} %. Another machine needs its own calibration: "
-    f"costs from its data sheet are off by {off.abs().median():.0f} % at the median, at worst {worst:+.0f} %."
+    f"costs from its data sheet are off by {off.abs().median():.1f} % at the median, at worst {worst:+.0f} %."
 )

@@ -54,8 +54,9 @@ def plan_memory(
     What is given up, in this order: pool rows as long as the longest (``paged`` stores blocks), drafts, the draft model
     or head (``ngram`` looks drafts up), rows. Nothing of it changes greedy or coupled output. The bytes are those of
     the run's own prefill and of rounds at its end, counted on tensors without values: with the longest prompts in one
-    batch, though they may never meet, without shared prefixes, and with all drafts, whatever a draft budget may cut:
-    only `capacity` never has more of them verified. A budget that reads the draft's probabilities keeps its drafter.
+    batch, though they may never meet, without shared prefixes, and with all drafts that the draft budget can let
+    through: those of `capacity` are limited for the whole round, other budgets may cut none. A budget that reads the
+    draft's probabilities keeps its drafter.
     What kernels need for themselves is not counted, but 5 % is left for it. Bytes are always those of a run with
     ``checks="host"``, which the plan's settings say unless other checks are asked for: what those take comes on top.
 

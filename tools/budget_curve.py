@@ -3,7 +3,8 @@
 ``python tools/budget_curve.py docs/results/budgets-cpu.json`` runs fixed numbers of drafts and budgets that adapt in
 turn, several times. Speeds are tokens per second of CPU time, compared as ratios to that without drafts in the same
 turn. Beside them is what the simulator makes of each run's trace, with the shipped costs and their uncertainty. The
-budgets are told the same costs; those of more rows than were calibrated are extrapolated.
+budgets are told the same costs; those of more rows than were calibrated are extrapolated. `by_load` is also told that a
+draft is right with probability 0.7.
 """
 
 import argparse

@@ -59,6 +59,7 @@ TESTS = [
     "unit/test_overlapped.py",
     "unit/test_packed.py",
     "unit/test_shape_stable.py",
+    "unit/test_varlen.py",
     "stateful",
     "property",
     "statistical",

@@ -244,12 +244,14 @@ def _bands(found: Validation) -> str:
 
 
 def _verify(found: Validation, study: str) -> str:
-    """Which verify passes of a study cause it, where chunks of prompts have a part in some."""
+    """Errors of a study's verify passes, with chunks of prompts and without; empty where it does not have both."""
     mixed, alone = (
         100 * found.stages[name][found.table["study"] == study].mean() for name in ("verify_mixed", "verify_alone")
     )
     return (
-        "" if math.isnan(mixed) else f" (verify passes: {mixed:+.1f} % with chunks of prompts, {alone:+.1f} % without)"
+        ""
+        if math.isnan(mixed + alone)
+        else f" (verify passes: {mixed:+.1f} % with chunks of prompts, {alone:+.1f} % without)"
     )
 
 

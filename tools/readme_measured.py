@@ -192,15 +192,19 @@ def curve_table(rows: list[dict[str, Any]]) -> Table:
         if row["budget"] == row["measured"]["best"]:
             cells.insert(0, f"{_beside(row, 'over_none')} (k = {row['budget'].removeprefix('fixed ')})")
         elif row["budget"] in adaptive:
-            cells += [_beside(row, "over_best"), _beside(row, "over_none")]
+            cells += [_measured(row, "over_best"), _beside(row, "over_none")]
     headings = [f"`{name}` over {other}" for name in adaptive for other in ("the best fixed", "none")]
     return ["rows", "the best fixed over none", *headings], [[str(size), *cells] for size, cells in lines.items()]
 
 
 def _beside(row: dict[str, Any], ratio: str) -> str:
     """A measured ratio with its interval, and the simulated one."""
+    return f"{_measured(row, ratio)}, simulated {row['simulated'][ratio][0]:.2f}"
+
+
+def _measured(row: dict[str, Any], ratio: str) -> str:
     value, low, high = row["measured"][ratio]
-    return f"{value:.2f} [{low:.2f}, {high:.2f}], simulated {row['simulated'][ratio][0]:.2f}"
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def scaling_table(data: dict[str, Any]) -> Table:

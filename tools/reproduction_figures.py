@@ -75,7 +75,7 @@ def figure_waterfall(data: dict[str, Any]) -> Picture:
         before = step["tokens_per_s"]
     axes.set_yticks(range(len(steps)), [step["name"] for step in steps], fontsize=8)
     axes.invert_yaxis()
-    axes.set(xlabel="tokens/s; each change on top of those above it; black: 95 %", xlim=(0, 225))
+    axes.set(xlabel="tokens/s; each change on top of those above; black: 95 % intervals", xlim=(0, 225))
     refill, grouping = (data["steps"][at]["gain"] for at in (1, 3))
     graphs = next(step for step in data["steps"] if step["name"].startswith("passes"))["tokens_per_s"]
     sentence = (

@@ -66,8 +66,7 @@ class Node:
     def fingerprint(self) -> tuple:
         """All that decides how it goes on; which blocks a row has does not."""
         rows = tuple((r.seq_len, r.cache_state, r.finished) for r in self.rows)
-        by_wait = getattr(self.real, "_last_run", ())
-        return self.state, rows, tuple(by_wait)
+        return self.state, rows, tuple(getattr(self.real, "_last_run", ()))
 
     def observed(self) -> tuple:
         pool, waited = self.real.pool, getattr(self.real, "waited", None)

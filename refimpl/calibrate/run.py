@@ -127,6 +127,7 @@ class Calibration:
             InputError: not even the coarsest level could be measured twice.
         """
         levels = [[cell for cell in level if self.fits(cell)] for level in levels_of(self.plan.grids)]
+        unfit = len(self.skipped)
         for cell in levels[0][:: max(1, len(levels[0]) // 8)]:
             self._attempt(Job(f"warm-up of {cell}", partial(self.visitor.visit, cell, 0)))
         self.reference.samples.clear()
@@ -142,7 +143,8 @@ class Calibration:
                 break
         if not self.sufficient:
             late = time.monotonic() > self.deadline_s or not self.skipped
-            why = "--minutes is too short" if late else f"too much was skipped, first {self.skipped[0]}"
+            first = next(iter(self.skipped[unfit:] or self.skipped), "nothing")
+            why = "--minutes is too short" if late else f"too much was skipped, first {first}"
             raise InputError(f"{why}: no second pass over the coarsest grid was begun")
 
     def points(self) -> Points:

@@ -17,11 +17,8 @@ DRAFT_BUDGETS: tuple[str, ...] = get_args(DraftBudgetName)
 RANKING_SCORES: tuple[str, ...] = get_args(RankingScore)
 WITHOUT_MODEL: tuple[str, ...] = ("ngram", "suffix", "head")  # drafters that a pair without a draft can have
 WITH_PROBABILITIES: tuple[str, ...] = ("model", "head")  # drafters that draw each token from a distribution
-OF_PROBABILITIES: tuple[str, ...] = (
-    "capacity",
-    "confidence",
-    "confidence_keep",
-)  # budgets that read those of the draft
+# budgets that read the probabilities of the draft
+OF_PROBABILITIES: tuple[str, ...] = ("capacity", "confidence", "confidence_keep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,8 @@ class DraftingConfig:
             fewer in a crowd. ``"row_rate"``: by what the row has accepted. ``"capacity"``: a number for the whole
             round, for the likeliest to survive. ``"goodput"``: by what rows have accepted and rounds cost.
             ``"confidence"``: as long as the draft is sure; a row stops before the first draft that it is not sure of.
-            ``"confidence_keep"``: the same, but a row stops behind that draft, which is verified.
+            ``"confidence_keep"``: by the probabilities of the drafts themselves; a row stops behind the first one that
+            makes their product too small, which is verified.
         drafts_by_load: for by_load, pairs (rows, drafts): with so many rows or more, at most so many drafts each.
         draft_capacity: for capacity: drafts of a round, over all rows.
         draft_score: for capacity: what ranks drafts: ``"expected"``, or ``"own_token"`` as published, which is not

@@ -269,17 +269,16 @@ def _stage_errors(trace: EngineTrace, replayed: Results, speed: float) -> dict[s
 def _verify_errors(measured_s: pd.Series, ours_s: pd.Series, chunked: pd.Series) -> dict[str, float]:
     """Signed errors of verify passes that chunks of prompts have a part in, and of the others of such a run.
 
-    NaN for runs without chunks, and where rounds do not correspond.
+    NaN for runs without chunks, where rounds do not correspond, and where there are no such passes.
     """
     mixed = measured_s.index.isin(chunked)
     comparable = bool(len(chunked)) and len(measured_s) == len(ours_s)
-    parts = {"verify_mixed": mixed, "verify_alone": ~mixed}
-    return {
-        name: _share(float(ours_s.to_numpy()[part].sum()), float(measured_s.to_numpy()[part].sum()))
-        if comparable
-        else float("nan")
-        for name, part in parts.items()
-    }
+
+    def error(part: np.ndarray) -> float:
+        measured = float(measured_s.to_numpy()[part].sum())
+        return _share(float(ours_s.to_numpy()[part].sum()), measured) if comparable and measured else float("nan")
+
+    return {"verify_mixed": error(mixed), "verify_alone": error(~mixed)}
 
 
 def summarize_errors(table: pd.DataFrame) -> pd.DataFrame:

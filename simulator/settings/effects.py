@@ -60,7 +60,7 @@ DEFAULTS = {f"{part}.{item.name}": as_data(item.default) for part, cls in PARTS.
 def require_effects(scenario: Any) -> None:
     """Raise InputError for the first setting of a scenario that has no effect beside the others."""
     for path, needs in _idle(scenario):
-        needed = " or ".join(f"{name} {'|'.join(map(_shown, values))}".strip() for name, values in needs.items())
+        needed = " or ".join(_asked(name, values) for name, values in needs.items())
         raise InputError(f"{path} has no effect without {needed}: leave it out")
 
 
@@ -76,6 +76,14 @@ def drop_idle(data: dict[str, Any], kept: Collection[str] = ()) -> None:
         for path in idle:
             part, _, name = path.partition(".")
             data[part] = {**data[part], name: DEFAULTS[path]}
+
+
+def _asked(path: str, values: tuple[str | None, ...]) -> str:
+    """A setting, and the values that would do; of numbers with a default other than 0, the one that does not."""
+    default = DEFAULTS.get(path)
+    if values:
+        return f"{path} {'|'.join(map(_shown, values))}"
+    return f"{path} other than {default}" if default else path
 
 
 def _shown(value: str | None) -> str:

@@ -77,6 +77,8 @@ def rounds_of(made):
     try:
         return simulate_once(made).log.lines
     except InputError as error:
+        if "holds" not in str(error):
+            raise
         return str(error)
 
 
@@ -113,7 +115,10 @@ def test_every_setting_of_the_table_is_tried():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"service.router": "by_length"}, "service.router has no effect without service.replicas: leave it out"),
+        (
+            {"service.router": "by_length"},
+            "service.router has no effect without service.replicas other than 1: leave it out",
+        ),
         (
             {"method": "paged", "engine.num_blocks": 40, "service.kv_capacity_bytes": 1e5},
             "service.kv_capacity_bytes has no effect without engine.num_blocks null: leave it out",

@@ -136,6 +136,9 @@ def test_verify_passes_with_chunks_are_judged_apart():
     assert found == {"verify_mixed": pytest.approx(-0.25), "verify_alone": pytest.approx(0.5)}
     for rounds, chunked in ((ours_s, []), (ours_s[:3], [1])):
         assert np.isnan([*validation._verify_errors(measured_s, rounds, pd.Series(chunked)).values()]).all()
+    every = validation._verify_errors(measured_s, ours_s, pd.Series(measured_s.index))
+    assert np.isnan(every["verify_alone"])
+    assert not np.isnan(every["verify_mixed"])
 
 
 def test_waits_of_a_held_out_run_by_hand():

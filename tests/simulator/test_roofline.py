@@ -82,7 +82,7 @@ def test_published_numbers_are_within_15_percent_and_outliers_are_explained():
     devices = {1: "one", 5: "five", 6: "six", 7: "seven", 8: "eight"}[checks["device"].nunique()]
     assert f"[{len(checks)} published numbers](../simulator/data/published/checks.csv) from {devices} devices" in page
     worst = checks["relative_error"].abs().max()
-    assert f"median is {summary.loc['all', 'median']:.0%}, the worst {worst:.0%}".replace("%", " %") in page
+    assert f"median is {summary.loc['all', 'median']:.1%}, the worst {worst:.0%}".replace("%", " %") in page
 
 
 def test_committed_errors_are_fresh(tmp_path):

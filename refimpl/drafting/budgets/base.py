@@ -43,7 +43,7 @@ class DraftBudget:
             ``own_token``: the same with the draft's own probability, which depends on the draft. ``confidence``:
             product of the largest probabilities.
         stops: whether `go_on` is asked.
-        keeps: whether it is asked behind a draft, whose own estimate it is given, in place of before the next one.
+        keeps: whether `go_on` is asked behind each draft, with the estimate of that draft, and not before the next one.
         shares: whether a row's drafts are weighed against those of other rows, whose own rounds then depend on them.
         predictable: whether the answers depend on nothing that rejection sampling must not know.
     """
