@@ -61,11 +61,13 @@ class CudaStreams:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Fork at the mark, and join."""
+        """Fork at the mark, and join: also where the host fails inside, as memory may be freed that is still in use."""
         self._second.wait_event(self._mark)
-        with cuda.stream(self._second):
-            yield
-        cuda.current_stream().wait_stream(self._second)
+        try:
+            with cuda.stream(self._second):
+                yield
+        finally:
+            cuda.current_stream().wait_stream(self._second)
 
 
 def make_streams(device: torch.device) -> Streams:

@@ -1,6 +1,6 @@
 """Two streams of a GPU, on a stand-in that notes which work each launch waits for."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -51,8 +51,10 @@ class Cuda:
     @contextmanager
     def stream(self, stream):
         before, self.current = self.current, stream
-        yield
-        self.current = before
+        try:
+            yield
+        finally:
+            self.current = before
 
     def launch(self, kind):
         self.work.append((kind, self.current is not self.main, self.current.behind))
@@ -127,6 +129,18 @@ def test_a_missing_wait_is_seen(cuda, llama, monkeypatch, owner, name, planted, 
     monkeypatch.setattr(owner, name, planted)
     run(llama)
     assert any(message in race for race in races(cuda))
+
+
+def test_work_aside_that_raises_is_waited_for(cuda):
+    """Else memory that it still writes could be given to what follows."""
+    both = CudaStreams(torch.device("cuda"))
+    both.mark()
+    with suppress(KeyboardInterrupt), both.aside():
+        cuda.launch("draft")
+        raise KeyboardInterrupt
+    cuda.launch("prefill")
+    assert [aside for _, aside, _ in cuda.work] == [True, False]
+    assert list(races(cuda)) == []
 
 
 def test_a_mark_behind_the_verify_pass_is_seen(cuda, llama, monkeypatch):
