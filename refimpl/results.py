@@ -175,7 +175,8 @@ def _packed_attention(pair: Pair, config: DecodeConfig, checks: CheckLevel) -> s
     if CHECK_LEVELS.index(checks) >= CHECK_LEVELS.index("device"):
         return f"loop: checks {checks} look at masks"
     found = target.kernel.describe(config.block_size if layout == "paged" else 0)
-    return f"{found} (prompts alone)" if issubclass(LAYOUT_CLASSES[layout], WorkingLayout) else found
+    prompts_alone = config.cuda_graphs or issubclass(LAYOUT_CLASSES[layout], WorkingLayout)
+    return f"{found} (prompts alone)" if prompts_alone else found
 
 
 def _generated(pair: Pair, sequence: Sequence, record: SequenceRecord, cut: int, sample: int) -> GeneratedSequence:

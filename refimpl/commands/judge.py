@@ -49,7 +49,8 @@ def tie_or_bug(
     if plot:
         plot_regrets(judgements, plot)
     report = {"judgements": {name: judgement.as_dict() for name, judgement in judgements.items()}}
-    report = write_report(output.output, report, pair.device, _attention(pair, [name for name, _ in chosen], engine))
+    ran_on = _attention(pair, [name for name, _ in chosen], engine) if foreign is None else None
+    report = write_report(output.output, report, pair.device, ran_on)
     _print_table(judgements, output.json_)
     output.print(report)
     if any(judgement.verdict == "bug" for judgement in judgements.values()):

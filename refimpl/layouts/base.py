@@ -196,9 +196,13 @@ class Layout(ABC):
         return (row.slot,)
 
     def with_pooled(self, block: Block, offset: int) -> Block:
-        """A block of the members, from their positions seq_len + offset on; with its rows, where it is in the pool."""
-        q = block.tokens.shape[1]
-        return replace(block, pooled=self.pooled([(row, q, row.seq_len + offset + q) for row in self.rows]))
+        """A block of the members, from their positions seq_len + offset on, that says its rows if it is in the pool."""
+        rows = self.rows
+
+        def pooled(counts: Seq[int]) -> PooledRows | None:
+            return self.pooled([(row, n, row.seq_len + offset + n) for row, n in zip(rows, counts, strict=True) if n])
+
+        return replace(block, pooled=pooled)
 
     def slot_block(
         self, places: Places, tokens: Int[Tensor, "batch q"], position: Int[Tensor, "batch q"], width: int

@@ -185,11 +185,6 @@ class PooledRows:
     store: KVStore
     rows: list[PooledRow]
 
-    def cut(self, counts: Seq[int]) -> "PooledRows":
-        """The same where row i feeds the first `counts[i]` of its tokens; rows that feed none are left out."""
-        rows = zip(self.rows, counts, strict=True)
-        return PooledRows(self.store, [PooledRow(r.pages, n, r.length - r.count + n) for r, n in rows if n])
-
     @classmethod
     def join(cls, parts: Seq["PooledRows | None"]) -> "PooledRows | None":
         """The rows of all parts, which are in one pool; None if any part needs a mask."""
@@ -200,6 +195,7 @@ class PooledRows:
 
 Append = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 NoteHidden = Callable[[Tensor], None]
+LookUp = Callable[[Seq[int]], PooledRows | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +211,8 @@ class Block:
         tags: provenance of the `width` slots after the write ``[batch, width, 3]``, None when not tracked.
         members: rows that belong to the members of the round, in their order ``[n]``; None where all rows do.
         note_hidden: called with what the LM head reads ``[batch, num_logits, hidden]``; None where nobody asks.
-        pooled: the rows, where the pool alone says what they see; None where the mask says more, or is checked.
+        pooled: called with the tokens that each row feeds, its first; returns the rows that feed any. It returns None,
+            or is None, where the mask says more than the pool, or is checked.
     """
 
     tokens: Int[Tensor, "batch q"]
@@ -225,7 +222,7 @@ class Block:
     tags: Int[Tensor, "batch width 3"] | None = None
     members: Int[Tensor, " n"] | None = None
     note_hidden: NoteHidden | None = None
-    pooled: PooledRows | None = None
+    pooled: LookUp | None = None
 
     def of_members(self) -> "Block":
         """The same block without its idle rows, to look at."""

@@ -3,23 +3,23 @@
 `refimpl.models.attention` answers a packed pass part by part, in a loop, on K/V that a paged pool has gathered first.
 Where PyTorch has a kernel for ragged rows, one call takes the place of the loop. There are three ways to give it keys:
 
-| way         | keys                                                        | serves                                 |
-|-------------|-------------------------------------------------------------|----------------------------------------|
-| `in_blocks` | the pool as pages, with a table of each row's               | pools with pages that the kernel takes |
-| `in_rows`   | the pool as one text, where each row begins, how long it is | pool rows, in the order of the pool    |
-| `gathered`  | a copy of what the rows see, one after the other            | all pools                              |
+| way         | keys                                                      | serves                                 |
+|-------------|-----------------------------------------------------------|----------------------------------------|
+| `in_blocks` | the pool as pages, with a table of each row's             | pools with pages that the kernel takes |
+| `in_rows`   | the pool as one row of slots, each row's start and length | pool rows, in the order of the pool    |
+| `gathered`  | a copy of what the rows see, one after the other          | all pools                              |
 
 Which of them work depends on the version of PyTorch, the device, the number format, the heads and the size of a page.
 So each is tried when a model is loaded: a tiny pass of ragged rows is compared with the loop. A way that fails or
 differs is not used, and without `gathered` the loop stays.
 
-The kernel's window (-1, 0) is causal attention with the last query at the last key, as packed passes need it. Rows of
-the trial have fewer queries than keys, so that a kernel which aligns the first ones differs.
+The kernel's window (-1, 0) is causal attention with the last query at the last key, as packed passes need it. Two rows
+of the trial have fewer queries than keys, so that a kernel which aligns the first ones differs.
 """
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -65,7 +65,8 @@ class _Numbers:
         known = zip(self.rows, pages, strict=True)
         numbers = [[row.count, row.length, *mine, *[0] * (width - len(mine))] for row, mine in known]
         on_device = torch.tensor(numbers, dtype=torch.int32, device=pooled.store.shape.device)
-        (self.counts, self.lengths), self.table = on_device[:, :2].unbind(dim=1), on_device[:, 2:].contiguous()
+        self.counts, self.lengths = on_device[:, :2].t().contiguous().unbind()
+        self.table = on_device[:, 2:].contiguous()
 
     @property
     def queries(self) -> dict[str, Any]:
@@ -150,13 +151,15 @@ class PackedKernel:
         call: `varlen_attn` with the arguments of all passes; None for the loop.
         in_rows: whether it reads pool rows where they are.
         block_sizes: tokens of a page, where it reads those by a table.
-        reason: why the loop stays, or blocks are gathered; empty if nothing is left to wish for.
+        reason: why the loop stays; empty if it does not.
+        reasons: why keys are copied, by tokens of a page; of pool rows where it is 0.
     """
 
     call: VarlenAttention | None = None
     in_rows: bool = False
     block_sizes: frozenset[int] = frozenset()
     reason: str = ""
+    reasons: Mapping[int, str] = field(default_factory=dict)
 
     def prepared(self, block: PackedBlock) -> PackedBlock:
         """The block, to be answered by the kernel where there is one and no mask is needed."""
@@ -174,9 +177,10 @@ class PackedKernel:
         """What answers a pass over blocks of that size, or over pool rows where it is 0."""
         if self.call is None:
             return f"loop: {self.reason}"
-        if block_size and block_size not in self.block_sizes:
-            return f"varlen_attn, blocks gathered: {self.reason}"
-        return "varlen_attn"
+        if block_size in self.block_sizes or (self.in_rows and not block_size):
+            return "varlen_attn"
+        copied = "blocks" if block_size else "rows"
+        return f"varlen_attn, {copied} gathered: {self.reasons.get(block_size, 'not tried')}"
 
 
 def _in_order(pooled: PooledRows) -> bool:
@@ -200,10 +204,10 @@ def choose_kernel(shape: KVShape, num_heads: int) -> PackedKernel:
 
 def _with_ways(call: VarlenAttention, fault: Callable[[PackedKernel, int], str]) -> PackedKernel:
     """A kernel that takes gathered keys, and the other ways that it takes."""
-    in_rows = not fault(PackedKernel(call, in_rows=True), 0)
-    by_size = {size: fault(PackedKernel(call, block_sizes=frozenset([size])), size) for size in BLOCK_SIZES}
-    taken = frozenset(size for size, reason in by_size.items() if not reason)
-    return PackedKernel(call, in_rows, taken, next(filter(None, by_size.values()), ""))
+    faults = {0: fault(PackedKernel(call, in_rows=True), 0)}
+    faults |= {size: fault(PackedKernel(call, block_sizes=frozenset([size])), size) for size in BLOCK_SIZES}
+    reasons = {size: reason for size, reason in faults.items() if reason}
+    return PackedKernel(call, 0 not in reasons, frozenset(BLOCK_SIZES).difference(reasons), reasons=reasons)
 
 
 def offered(shape: KVShape, num_heads: int) -> list[VarlenAttention]:

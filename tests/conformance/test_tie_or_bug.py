@@ -200,7 +200,9 @@ def run_command(*arguments: str) -> tuple[int, str]:
 
 def test_the_command_judges_methods_and_draws_them(tmp_path: Path) -> None:
     status, text = run_command("--methods", "eqspec", "--batch-sizes", "2", "--plot", f"{tmp_path}/r.svg", "--json")
-    judged = json.loads(text.splitlines()[-1])["judgements"]["eqspec, batch 2"]
+    report = json.loads(text.splitlines()[-1])
+    judged = report["judgements"]["eqspec, batch 2"]
+    assert report["meta"]["packed_attention"] == {"eqspec": "loop: checks device look at masks"}
     assert (status, judged["verdict"], judged["exact"], judged["num_prefixes"]) == (0, "exact", 2, 12)
     assert 0 < judged["threshold"] < 1e-3
     assert "<svg" in (tmp_path / "r.svg").read_text()
@@ -214,7 +216,9 @@ def test_the_command_judges_the_tokens_of_other_engines(tmp_path: Path, tiny: Pa
         (tmp_path / name).write_text("\n".join(lines))
     assert run_command("--outputs", f"{tmp_path}/right")[0] == 0
     status, text = run_command("--outputs", f"{tmp_path}/wrong", "--json")
-    assert (status, json.loads(text.splitlines()[-1])["judgements"]["outputs"]["bug"]) == (1, 1)
+    report = json.loads(text.splitlines()[-1])
+    assert (status, report["judgements"]["outputs"]["bug"]) == (1, 1)
+    assert "packed_attention" not in report["meta"], "no method has run"
 
 
 @pytest.mark.parametrize(

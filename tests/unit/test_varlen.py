@@ -26,8 +26,13 @@ def reference(
     query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *,
     scale=None, window_size=(-1, -1), enable_gqa=False, seqused_k=None, block_table=None, num_splits=None,
 ):  # fmt: skip
-    """Row by row, as the documentation of PyTorch 2.13 says: causal from the last query and the last key backwards."""
+    """Row by row, as the documentation of PyTorch 2.13 says: causal from the last query and the last key backwards.
+
+    Its kernel for CUDA takes sums and lengths without gaps alone, and tables whose rows have none.
+    """
     assert all(t.dtype == torch.int32 for t in (cu_seq_q, cu_seq_k, seqused_k, block_table) if t is not None)
+    assert all(t.is_contiguous() for t in (cu_seq_q, cu_seq_k, seqused_k) if t is not None)
+    assert block_table is None or block_table.stride(-1) == 1
     assert enable_gqa or query.shape[1] == key.shape[-2]
     outputs = []
     for row, (start, end) in enumerate(zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True)):
@@ -117,7 +122,7 @@ def test_a_right_kernel_serves_every_pool(offer, dtype, heads):
     assert kernel.call.keywords == {"window_size": (-1, 0), "num_splits": 1} | (
         {"enable_gqa": True} if heads > 2 else {}
     )
-    assert (kernel.in_rows, kernel.block_sizes, kernel.reason) == (True, frozenset(varlen.BLOCK_SIZES), "")
+    assert (kernel.in_rows, kernel.block_sizes, kernel.reasons) == (True, frozenset(varlen.BLOCK_SIZES), {})
     assert kernel.describe(0) == kernel.describe(16) == "varlen_attn"
 
 
@@ -179,7 +184,7 @@ def test_a_kernel_that_sees_other_lengths_is_given_copies(offer, wrong, dtype):
     offer(altered(seqused_k=wrong, max_k=lambda n: n + 1))
     kernel = choose_kernel(of_format(dtype), HEADS)
     assert (kernel.call is None, kernel.in_rows, kernel.block_sizes) == (False, False, frozenset())
-    assert kernel.describe(0) == "varlen_attn"
+    assert kernel.describe(0).startswith("varlen_attn, rows gathered: varlen_attn ")
     assert kernel.describe(16).startswith("varlen_attn, blocks gathered: varlen_attn ")
 
 
@@ -193,15 +198,15 @@ def test_a_kernel_that_reads_tables_of_other_rows_is_given_copies(offer, dtype):
 def test_a_kernel_that_takes_some_pages_reads_those(offer):
     def picky(query, key, *args, block_table=None, **settings):
         if block_table is not None and key.shape[1] % 32:
-            raise RuntimeError("page size must be\na multiple of 32")
+            raise RuntimeError(f"page size must be\na multiple of 32, not {key.shape[1]}")
         return reference(query, key, *args, block_table=block_table, **settings)
 
     offer(signed(picky))
     kernel = choose_kernel(EXACT, HEADS)
     assert kernel.block_sizes == {32, 64}
-    assert kernel.describe(64) == "varlen_attn"
-    reason = "varlen_attn fails, RuntimeError: page size must be a multiple of 32"
-    assert kernel.describe(16) == f"varlen_attn, blocks gathered: {reason}"
+    assert kernel.describe(64) == kernel.describe(0) == "varlen_attn"
+    reason = "varlen_attn fails, RuntimeError: page size must be a multiple of 32, not"
+    assert [kernel.describe(n) for n in (1, 16)] == [f"varlen_attn, blocks gathered: {reason} {n}" for n in (1, 16)]
 
 
 def test_a_kernel_that_cannot_be_told_not_to_split_is_not_told(offer):
@@ -226,6 +231,7 @@ def test_an_earlier_signature_is_called_by_its_names(offer):
     kernel = choose_kernel(EXACT, HEADS)
     assert (kernel.call.keywords, kernel.in_rows, kernel.block_sizes) == ({"is_causal": True}, False, frozenset())
     assert "unexpected keyword argument" in kernel.describe(16)
+    assert "rows gathered: varlen_attn fails, TypeError: " in kernel.describe(0)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +274,16 @@ CASES = [
 def tokens(pair, method, **settings):
     chunked = {"token_budget": 32} if "continuous" in method else {}
     return [s.token_ids for s in generate(pair, REQUESTS, method=method, **SETTINGS | chunked | settings).sequences]
+
+
+def noting(calls, original):
+    """The original, which leaves the arguments of each call."""
+
+    def noted(*args):
+        calls.append(args)
+        return original(*args)
+
+    return noted
 
 
 @cache
@@ -332,6 +348,16 @@ def test_one_call_a_layer_and_no_block_is_gathered(kernel_pair, monkeypatch):
     assert any(len(block.counts) > 1 and block.rectangle for block in passes), "chunks beside rows"
 
 
+@pytest.mark.parametrize("method", ["inplace+static", "paged"])
+def test_rows_are_looked_up_for_packed_passes_alone(llama, monkeypatch, method):
+    looked_up, passes = [], []
+    monkeypatch.setattr(Layout, "pooled", noting(looked_up, Layout.pooled))
+    for model in llama.models():
+        monkeypatch.setattr(model, "forward_packed", noting(passes, model.forward_packed))
+    tokens(llama, method)
+    assert len(looked_up) == len(passes) > 2
+
+
 @pytest.mark.parametrize("checks", ["off", "host", "device", "oracle"])
 def test_what_is_checked_is_attended_behind_masks(kernel_pair, checks):
     pair, noted = kernel_pair
@@ -348,6 +374,7 @@ def test_what_is_checked_is_attended_behind_masks(kernel_pair, checks):
     [
         ({"method": "inplace"}, "loop: varlen_attn needs a CUDA device"),
         ({"method": "masked"}, "loop: varlen_attn needs a CUDA device (prompts alone)"),
+        ({"method": "inplace", "cuda_graphs": True}, "loop: varlen_attn needs a CUDA device (prompts alone)"),
         ({"method": "autoregressive"}, "no packed passes"),
         ({"method": "inplace", "shape_stable": True}, "no packed passes"),
     ],
