@@ -16,6 +16,7 @@ BUDGETS = {
     "capacity": {"draft_capacity": 9},
     "goodput": {"draft_costs": ((1, (1.2, 1.4, 1.7, 2.1)), (6, (1.3, 1.8)))},
     "confidence": {"draft_threshold": 0.3},
+    "confidence_keep": {"draft_threshold": 0.3},
 }
 RULES = {"greedy": {}, "coupled": {"temperature": 0.8, "seed": 5}}
 METHODS = ("inplace", "paged+continuous")
@@ -33,7 +34,7 @@ def oracle():
 
 def test_the_product_has_every_budget():
     assert set(BUDGETS) == set(DRAFT_BUDGETS)
-    assert len(PRODUCT) == 3 * 4 + 2 * 6
+    assert len(PRODUCT) == 3 * 4 + 2 * 7
 
 
 @pytest.mark.nightly
