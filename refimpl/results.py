@@ -11,9 +11,8 @@ from refimpl.core.sequence import Sequence, StopReason
 from refimpl.core.shown import Shown, shortened
 from refimpl.core.stats import AcceptanceStats, RunStats, request_weighted_length, request_weighted_rate
 from refimpl.decoding.trace import RoundRecord, number_texts, trace_header, write_trace
-from refimpl.layouts import LAYOUT_CLASSES
-from refimpl.layouts.working import WorkingLayout
 from refimpl.models.adapter import HuggingFaceLM, Pair
+from refimpl.placement import PLACEMENTS
 from refimpl.requests import Prepared
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ def _packed_attention(pair: Pair, config: DecodeConfig, checks: CheckLevel) -> s
     if CHECK_LEVELS.index(checks) >= CHECK_LEVELS.index("device"):
         return f"loop: checks {checks} look at masks"
     found = target.kernel.describe(config.block_size if layout == "paged" else 0)
-    prompts_alone = config.cuda_graphs or issubclass(LAYOUT_CLASSES[layout], WorkingLayout)
+    prompts_alone = config.cuda_graphs or PLACEMENTS[layout].batch_columns(1) > 0
     return f"{found} (prompts alone)" if prompts_alone else found
 
 

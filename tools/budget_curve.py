@@ -7,7 +7,6 @@ budgets are told the same costs; those of more rows than were calibrated are ext
 draft is right with probability 0.7.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -18,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from output_argument import output_argument
 
 import refimpl
 from refimpl.bench.engines import Bench, run_method
 from refimpl.bench.run import make_bench
 from refimpl.bench.settings import BenchSettings, prompt_ids, spread
-from refimpl.core.errors import InputError
-from refimpl.core.files import check_writable, write_whole
+from refimpl.core.files import write_whole
 from refimpl.decoding.devices import provenance
 from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
@@ -111,13 +110,7 @@ def compared(speeds: dict[Key, np.ndarray]) -> dict[Key, dict[str, Any]]:
 
 def main() -> None:
     """Write the lines and where they come from."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output", type=Path)
-    output = parser.parse_args().output
-    try:
-        check_writable(output)
-    except InputError as error:
-        parser.error(str(error))
+    output = output_argument(__doc__)
     torch.set_num_threads(1)
     bench, budgets = make_bench(refimpl.load_pair("tiny"), SETTINGS), find_budgets()
     prompts = prompt_ids(bench.pair, read_prompts(TINY / "prompts.jsonl"), max(BATCH_SIZES), 0, 0)

@@ -6,7 +6,6 @@ budget. Beside them is what the simulator makes of each run's trace, with the sh
 a GPU whose K/V get more and more room.
 """
 
-import argparse
 import json
 import time
 from dataclasses import asdict
@@ -15,11 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from output_argument import output_argument
 
 import refimpl
 from refimpl.bench.memory import peak_bytes
-from refimpl.core.errors import InputError
-from refimpl.core.files import check_writable, write_whole
+from refimpl.core.files import write_whole
 from refimpl.decoding.devices import provenance
 from refimpl.decoding.memory import GIB
 from refimpl.pairs.names import TINY
@@ -120,13 +119,7 @@ def _interval(results: Any, reference: Any) -> tuple[float, float, float]:
 
 def main() -> None:
     """Write the lines and where they come from."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output", type=Path)
-    output = parser.parse_args().output
-    try:
-        check_writable(output)
-    except InputError as error:
-        parser.error(str(error))
+    output = output_argument(__doc__)
     pair = refimpl.load_pair("tiny")
     torch.set_num_threads(1)
     data = {"engine": engine_rows(pair), "server": server_rows(), "meta": provenance(pair.device)}

@@ -60,6 +60,7 @@ TESTS = [
     "unit/test_packed.py",
     "unit/test_shape_stable.py",
     "unit/test_varlen.py",
+    "unit/test_varlen_runs.py",
     "stateful",
     "property",
     "statistical",

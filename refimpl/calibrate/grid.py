@@ -123,8 +123,8 @@ def cells_of(axes: Axes) -> Iterator[Cell]:
         yield Cell(variant, rows, axes.mixed.chunk_tokens, start)
 
 
-CPU_MIXED = MixedAxes((1, 8), (0, 16, 64, 160, 320), (0, 320))
-CPU = (Axes((1, 2, 4, 8), (0, 1, 3, 6), (2, 100, 300), (2, 16, 64, 160, 320), 3, CPU_MIXED),)
+CPU_MIXED = MixedAxes((1, 4, 8), (0, 16, 64, 160, 320), (0, 320))
+CPU = (Axes((1, 2, 4, 8, 32), (0, 1, 2, 3, 6), (2, 100, 300), (2, 16, 64, 160, 320), 3, CPU_MIXED),)
 CUDA = (
     Axes((1, 2, 8, 32), (0, 5), (16, 1024), (16, 256, 1024), 5, MixedAxes((1, 64), (0, 64, 1024), (0, 2048))),
     Axes(

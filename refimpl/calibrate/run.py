@@ -126,7 +126,7 @@ class Calibration:
         Raises:
             InputError: not even the coarsest level could be measured twice.
         """
-        levels = [[cell for cell in level if self.fits(cell)] for level in levels_of(self.plan.grids)]
+        levels = [[cell for cell in level if self.fits_or_skip(cell)] for level in levels_of(self.plan.grids)]
         unfit = len(self.skipped)
         for cell in levels[0][:: max(1, len(levels[0]) // 8)]:
             self._attempt(Job(f"warm-up of {cell}", partial(self.visitor.visit, cell, 0)))
@@ -143,8 +143,8 @@ class Calibration:
                 break
         if not self.sufficient:
             late = time.monotonic() > self.deadline_s or not self.skipped
-            first = next(iter(self.skipped[unfit:] or self.skipped), "nothing")
-            why = "--minutes is too short" if late else f"too much was skipped, first {first}"
+            first = (self.skipped[unfit:] or self.skipped)[:1]  # what was tried and failed, before what cannot fit
+            why = "--minutes is too short" if late else f"too much was skipped, first {first[0]}"
             raise InputError(f"{why}: no second pass over the coarsest grid was begun")
 
     def points(self) -> Points:
@@ -156,8 +156,8 @@ class Calibration:
         last = self.levels_done * self.plan.passes
         return [visit for visit in self.visits if visit.pass_index < last]
 
-    def fits(self, cell: Cell) -> bool:
-        """Whether a cell can be visited; if not, the reason is kept."""
+    def fits_or_skip(self, cell: Cell) -> bool:
+        """Whether a cell can be visited; one that cannot is skipped."""
         try:
             self.visitor.require_fit(cell)
         except InputError as error:

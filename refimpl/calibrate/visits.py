@@ -27,7 +27,7 @@ from refimpl.placement import PLACEMENTS, PoolSize
 from refimpl.requests import prepare
 from refimpl.scheduling import SchedulingOptions
 
-TIMED_ROUNDS, TIMED_MIXED_ROUNDS = 5, 3
+TIMED_ROUNDS, TIMED_MIXED_ROUNDS = 5, 5
 SLACK_TOKENS = 64  # columns in addition to a visit's own, as many as the layouts keep free
 
 

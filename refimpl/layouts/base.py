@@ -143,8 +143,8 @@ class Layout(ABC):
                 return list(zip(keys.split(counts, dim=2), values.split(counts, dim=2), strict=True))
             return [places.view(layer, width) for places, width in views]
 
-        packed = PackedBlock(tokens.flatten()[index][None], position.flatten()[index][None], counts, write)
-        return replace(packed, pooled=self.pooled([(rows[i], last - first, last) for i, first, last in fed]))
+        pooled = self.pooled([(rows[i], last - first, last) for i, first, last in fed])
+        return PackedBlock(tokens.flatten()[index][None], position.flatten()[index][None], counts, write, pooled=pooled)
 
     def end_prefill(self, rows: Seq[RowState]) -> None:
         """Note that the pool holds the first `seq_len` tokens of each of these prompts."""

@@ -75,7 +75,7 @@ def refuse_unless_positions_and_mask_count(lm: Probed) -> None:
     wanted = (len(ROWS), HALF, lm.vocab_size)
     if found.shape != wanted:
         raise UnsupportedModelError(f"gives logits of shape {tuple(found.shape)} where {wanted} were asked for")
-    if not _close(lm, found, expected):
+    if not close(lm.kv_shape.dtype, found, expected):
         raise UnsupportedModelError("does not honour explicit positions and a 4-D mask")
 
 
@@ -102,9 +102,8 @@ def _packs_prompts(lm: Probed, forward: ForwardPacked) -> bool:
     positions = torch.tensor([[at for row in rows for at in range(len(row))]], device=device)
     logits = forward(PackedBlock(tokens, positions, counts, write), sum(counts))
     alone = [lm.model(input_ids=torch.tensor([row], device=device), use_cache=False).logits[0] for row in rows]
-    return _close(lm, logits, torch.cat(alone)) and _close(
-        lm, torch.stack(kv), torch.cat([lm.fresh_kv(row) for row in rows], dim=3)
-    )
+    cached = torch.cat([lm.fresh_kv(row) for row in rows], dim=3)
+    return all(close(lm.kv_shape.dtype, *each) for each in ((logits, torch.cat(alone)), (torch.stack(kv), cached)))
 
 
 def _packs_rows(lm: Probed, forward: ForwardPacked) -> bool:
@@ -114,11 +113,8 @@ def _packs_rows(lm: Probed, forward: ForwardPacked) -> bool:
     lm.forward(_block(store, tokens[:, : HALF + 1], positions[:, : HALF + 1], 0), 1)
     block = _block(store, tokens[:, HALF + 1 :], positions[:, HALF + 1 :], HALF + 1)
     found = forward(PackedBlock.of_rows(block, [HALF] * len(ROWS)), HALF * len(ROWS))
-    return _close(lm, found, torch.cat([_alone(lm, row, tokens) for row, tokens in enumerate(ROWS)]))
-
-
-def _close(lm: Probed, found: Tensor, expected: Tensor) -> bool:
-    return close(lm.kv_shape.dtype, found, expected)
+    alone = torch.cat([_alone(lm, row, tokens) for row, tokens in enumerate(ROWS)])
+    return close(lm.kv_shape.dtype, found, alone)
 
 
 def close(dtype: torch.dtype, found: Tensor, expected: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """Every script in tools says what it does when asked, and does nothing then."""
 
+import importlib
 import runpy
 import sys
 from pathlib import Path
@@ -8,12 +9,18 @@ import numpy as np
 import pytest
 
 from refimpl.core.config import make_config
-from tools.budget_curve import compared, find_budgets
 
 ROOT = Path(__file__).parents[2]
 START = 'if __name__ == "__main__":'
 TOOLS = sorted(path for path in (ROOT / "tools").rglob("*.py") if START in path.read_text())
 MADE = ("README.md", "docs", "notebooks", "tests/golden", "simulator/data")  # what the scripts write
+
+
+@pytest.fixture
+def budget_curve(monkeypatch):
+    """The script, as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("budget_curve")
 
 
 def made():
@@ -55,17 +62,20 @@ def test_a_notebook_that_is_not_there_is_not_made(monkeypatch, capsys):
     assert "no notebook nothing; there are: " in capsys.readouterr().err
 
 
-def test_budgets_are_compared_turn_by_turn():
+def test_budgets_are_compared_turn_by_turn(budget_curve):
     """A machine that is twice as slow in one turn makes no interval wider."""
     fast = np.array([1.0, 2.0, 1.5])
     speeds = {(8, "fixed 0"): fast, (8, "fixed 3"): 2 * fast, (8, "by_load"): 2.2 * fast, (16, "fixed 0"): fast}
-    found = compared(speeds)[8, "by_load"]
+    found = budget_curve.compared(speeds)[8, "by_load"]
     assert found["best"] == "fixed 3"
     assert found["over_none"] == pytest.approx((2.2, 2.2, 2.2))
     assert found["over_best"] == pytest.approx((1.1, 1.1, 1.1))
-    assert compared(speeds)[16, "fixed 0"]["best"] == "fixed 0"
+    assert budget_curve.compared(speeds)[16, "fixed 0"]["best"] == "fixed 0"
 
 
-def test_budgets_of_the_curve_are_settings_of_the_engine():
-    for settings in find_budgets().values():
-        make_config(method="inplace", **settings)
+def test_budgets_of_the_curve_are_settings_of_the_engine(budget_curve):
+    budgets = budget_curve.find_budgets()
+    configs = {name: make_config(method="inplace", **settings) for name, settings in budgets.items()}
+    assert {name: config.drafting.draft_budget for name, config in configs.items()} == {
+        name: "fixed" if name.startswith("fixed") else name for name in budgets
+    }

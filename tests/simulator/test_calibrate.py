@@ -238,7 +238,7 @@ def test_visits_and_runs_that_cannot_be_done_are_skipped(pair, tmp_path, monkeyp
 def test_a_cell_that_no_longer_fits_is_skipped_when_its_turn_comes(pair, monkeypatch):
     measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
     cell = Cell(None, 2, (1,), 24)
-    assert measured.fits(cell)
+    assert measured.fits_or_skip(cell)
     monkeypatch.setattr(pair.target, "max_positions", 30)
     measured._attempt(measured._visit_job(cell, 1))
     assert measured.visits == []
@@ -309,10 +309,10 @@ def test_a_calibration_and_a_user_write_the_same_header(pair, study):
 def test_mixed_passes_are_not_measured_where_the_target_runs_none(pair, monkeypatch):
     cell = Cell(MIXED[0], 2, (0, 8), 16)
     measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
-    assert measured.fits(cell)
-    assert [timed.kind[-1] for timed in measured.visitor.visit(cell, 1).rounds] == [8, 8, 8, 0, 0, 0]
+    assert measured.fits_or_skip(cell)
+    assert [timed.kind[-1] for timed in measured.visitor.visit(cell, 1).rounds] == [8] * 5 + [0] * 5
     monkeypatch.setattr(pair.target, "forward_packed", None)
-    assert not measured.fits(cell)
+    assert not measured.fits_or_skip(cell)
 
 
 def test_cells_that_do_not_fit_are_named_with_the_reason(pair, monkeypatch, capsys):
@@ -327,3 +327,10 @@ def test_cells_that_do_not_fit_are_named_with_the_reason(pair, monkeypatch, caps
         measured.measure()
     assert measured.skipped == expected
     assert capsys.readouterr().err.splitlines() == [f"skipped {line}" for line in expected]
+
+
+def test_what_was_tried_and_failed_is_the_reason_before_what_cannot_fit(pair, monkeypatch):
+    fail_visits(monkeypatch, OUT_OF_MEMORY, lambda cell, pass_index: True)
+    monkeypatch.setattr(pair.target, "forward_packed", None)
+    with pytest.raises(InputError, match=r"too much was skipped, first warm-up of .* CUDA out of memory"):
+        Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None).measure()
