@@ -195,6 +195,25 @@ class TableCost(CostModel):
         self._note(grid.outside(rows, tokens, grid.axes[2][0]), component)
         return grid.line(rows, tokens, np.maximum(widths, grid.axes[2][0]))
 
+    def prefill_s(self, prompts: Seq[Fed], *, padded: bool = False) -> float:
+        """As of prompts from their beginnings, and what chunks beside the fewest rows take longer after cached tokens.
+
+        Raises:
+            InputError: more tokens are cached than were measured, and the table is not to be extrapolated.
+        """
+        later = [prompt for prompt in prompts if prompt.context and prompt.tokens]
+        grid = self.calibration.find("mixed", self.layout) if later else None
+        whole_s = super().prefill_s(prompts, padded=padded)
+        return whole_s + sum([self._later_s(grid, prompt) for prompt in later]) if grid else whole_s
+
+    def _later_s(self, grid: Grid, chunk: Fed) -> float:
+        """Seconds that a chunk takes longer after cached tokens than at the beginning of its prompt."""
+        rows, tokens = int(grid.axes[0][0]), int(chunk.tokens)
+        self._note(grid.outside(rows, grid.axes[1][0], chunk.context), "mixed")
+        at = chunk.context, 0
+        more_s = [sum(self._more_s(each, rows, tokens, start) for each in ("draft_chunk", "mixed")) for start in at]
+        return max(0.0, more_s[0] - more_s[1])
+
     def beside(self, rows: Fed, chunks: Seq[Fed]) -> tuple[float, float]:
         """A measured verify pass with the chunks less one without; where none was measured, from prefills, and marked.
 

@@ -83,6 +83,16 @@ def test_chunks_alone_are_prompts_of_as_many_rows(measured):
     assert (first["rows"], first["prefill_s"]) == (0, pytest.approx(synthetic_seconds("prefill", 2, 60, 0)))
 
 
+def test_chunks_alone_pay_for_the_tokens_that_they_look_back_at(measured):
+    cost = Simulation(scenario_of(measured)).cost
+    first, later = Fed(1, 60, 0), Fed(1, 60, 100)
+    for others in ([], [first], [first, first]):
+        more_s = cost.prefill_s([later, *others]) - cost.prefill_s([first, *others])
+        assert more_s == pytest.approx(60 * 100 * START_S)
+    with pytest.raises(InputError, match="mixed: width_tokens 600 is outside 0 … 512"):
+        cost.prefill_s([Fed(1, 60, 600)])
+
+
 def test_no_draft_is_paid_for_where_none_runs(measured):
     """A chunk costs the draft's pass, but with a lookup there is no draft."""
     drafted, looked_up = (
