@@ -2,12 +2,13 @@
 
 ``python tools/budget_curve.py docs/results/budgets-cpu.json`` runs fixed numbers of drafts and budgets that adapt in
 turn, several times. Speeds are tokens per second of CPU time, compared as ratios to that without drafts in the same
-turn. Beside them is what the simulator makes of each run's trace, with the shipped costs and their uncertainty. The
-budgets are told the same costs; those of more rows than were calibrated are extrapolated. `by_load` is also told that a
-draft is right with probability 0.7.
+turn. Budgets are told what rounds cost, timed before at each batch size. `by_load` is also told that a draft is right
+with probability 0.7. Beside them is what the simulator makes of each run's trace, with the shipped costs and their
+uncertainty; those of more rows than were calibrated are extrapolated.
 """
 
 import json
+import statistics
 import sys
 import time
 from collections import defaultdict
@@ -30,32 +31,40 @@ from refimpl.prompts import read_prompts
 from simulator import simulate
 from simulator.engine_runs.parity import replay_scenario
 from simulator.runner import mean_interval
-from simulator.service.cost import TableCost
-from simulator.settings.calibration import COMPONENTS, load_calibration
 from simulator.settings.fields import Spec
 from simulator.settings.traces import read_engine_trace
-from simulator.studies.adaptive import cost_table, load_table
+from simulator.studies.adaptive import Rounds, cost_table, load_table
 
 BATCH_SIZES, FIXED, MOST, REPEATS, REPLICATIONS = (1, 4, 8, 16, 32), (0, 1, 3, 5), 5, 5, 20
-CONTEXT = 100  # tokens of a row that costs are looked up at
-CALIBRATED = 8  # rows; what a draft costs there is what `row_rate` is told
-CALIBRATION = "cpu/tiny"
-COST = Spec.of("table", calibration=CALIBRATION, outside="extrapolate")
+MIDDLE = 8  # rows; what a draft costs there is what `row_rate` is told
+COST = Spec.of("table", calibration="cpu/tiny", outside="extrapolate")
 SETTINGS = BenchSettings(batch_sizes=BATCH_SIZES, max_new_tokens=32, checks="off")
 PLAIN = "fixed 0"
 NEVER_DRAFTED = Spec.of("iid", probability=0.0)
 Key = tuple[int, str]  # batch size, budget
 
 
-def find_budgets() -> dict[str, dict[str, Any]]:
-    """Settings by name: fixed numbers of drafts, and budgets with what the shipped costs say."""
-    cost = TableCost(load_calibration(CALIBRATION), "inplace", dict.fromkeys(COMPONENTS, 1.0), extrapolate=True)
-    costs = cost_table(cost, BATCH_SIZES, MOST, CONTEXT)
-    one_draft = (dict(costs)[CALIBRATED][-1] - 1) / MOST
+def timed_rounds(bench: Bench, prompts: list[list[int]]) -> list[tuple[int, list[float]]]:
+    """Batch sizes, and median seconds of the passes of a round with 0, 1, … drafts a row, while all rows run."""
+    return [
+        (size, [_passes_s(bench, prompts_at(prompts, size), size, k) for k in range(MOST + 1)]) for size in BATCH_SIZES
+    ]
+
+
+def _passes_s(bench: Bench, prompts: list[list[int]], k: int) -> float:
+    settings = bench.settings.engine_settings("inplace", len(prompts)) | {"num_speculative_tokens": k}
+    rounds = refimpl.generate(bench.pair, prompts, **settings).rounds
+    full = [record.stage_s for record in rounds if len(record.rows) == len(prompts)]
+    return statistics.median(stage_s["draft_s"] + stage_s["verify_s"] for stage_s in full)
+
+
+def find_budgets(rounds: Rounds) -> dict[str, dict[str, Any]]:
+    """Settings by name: fixed numbers of drafts, and budgets with what rounds cost."""
+    costs = dict(cost_table(rounds))
     adaptive: dict[str, dict[str, Any]] = {
-        "by_load": {"drafts_by_load": load_table(cost, BATCH_SIZES, MOST, CONTEXT)},
-        "goodput": {"draft_costs": costs},
-        "row_rate": {"draft_cost": round(one_draft, 4)},
+        "by_load": {"drafts_by_load": load_table(rounds)},
+        "goodput": {"draft_costs": list(costs.items())},
+        "row_rate": {"draft_cost": round((costs[MIDDLE][-1] - 1) / MOST, 4)},
     }
     fixed = {f"fixed {k}": {"num_speculative_tokens": k} for k in FIXED}
     return fixed | {
@@ -112,8 +121,10 @@ def main() -> None:
     """Write the lines and where they come from."""
     output = output_argument(__doc__)
     torch.set_num_threads(1)
-    bench, budgets = make_bench(refimpl.load_pair("tiny"), SETTINGS), find_budgets()
+    bench = make_bench(refimpl.load_pair("tiny"), SETTINGS)
     prompts = prompt_ids(bench.pair, read_prompts(TINY / "prompts.jsonl"), max(BATCH_SIZES), 0, 0)
+    rounds = timed_rounds(bench, prompts)
+    budgets = find_budgets(rounds)
     keys = [(size, name) for size in BATCH_SIZES for name in budgets]
     replayed = {(size, name): simulated(bench, prompts, size, budgets[name]) for size, name in keys}
     measured = {key: np.array(values) for key, values in measure(bench, prompts, budgets).items()}
@@ -123,7 +134,7 @@ def main() -> None:
         | {"measured": ours[size, name], "simulated": theirs[size, name]}
         for size, name in measured
     ]
-    data = {"rows": rows, "budgets": budgets, "meta": provenance(bench.device)}
+    data = {"rows": rows, "budgets": budgets, "rounds_s": rounds, "meta": provenance(bench.device)}
     write_whole(output, [json.dumps(data, indent=1)])
 
 

@@ -20,6 +20,7 @@ METRICS = (
     "tokens_per_s", "per_token_mean_s", "inter_token_p99_s", "busy_share", "mean_acceptance_length",
     "drawn_tokens_per_round", "verified_tokens_per_round", "verified_rectangle_per_round",
 )  # fmt: skip
+Rounds = Sequence[tuple[int, Sequence[float]]]  # rows, and seconds of their rounds with 0, 1, … drafts each
 
 
 def base_scenario(device: str, target: str, draft: str, batch_size: int, duration_s: float) -> Scenario:
@@ -48,37 +49,36 @@ def row_steps(batch_size: int) -> list[int]:
     return sorted({1, *range(8, batch_size, 8), batch_size})
 
 
-def load_table(
+def round_table(
     cost: CostModel, steps: Iterable[int], most: int = max(DRAFTS), context: int = CONTEXT
-) -> list[tuple[int, int]]:
+) -> list[tuple[int, list[float]]]:
+    """Pairs (rows, seconds) of rounds with 0, 1, … `most` drafts a row."""
+    return [(rows, [round_s(cost, rows, k, context) for k in range(most + 1)]) for rows in steps]
+
+
+def load_table(rounds: Rounds) -> list[tuple[int, int]]:
     """Pairs (rows, drafts) of the budget `by_load`: the number with most tokens per second, never more in a crowd."""
-    table = []
-    for rows in steps:
-        speeds = [tokens_per_round(PROBABILITY, k) / round_s(cost, rows, k, context) for k in range(most + 1)]
+    table, most = [], len(rounds[0][1]) - 1
+    for rows, seconds in rounds:
+        speeds = [tokens_per_round(PROBABILITY, k) / seconds[k] for k in range(most + 1)]
         if (best := int(np.argmax(speeds))) < most:
             most = best
             table.append((rows, most))
     return table
 
 
-def cost_table(
-    cost: CostModel, steps: Iterable[int], most: int = max(DRAFTS), context: int = CONTEXT
-) -> list[tuple[int, list[float]]]:
+def cost_table(rounds: Rounds) -> list[tuple[int, list[float]]]:
     """Pairs (rows, seconds) of the budget `goodput`: rounds with 1, 2, … drafts a row, over those with none."""
-    table = []
-    for rows in steps:
-        plain_s, *seconds = (round_s(cost, rows, k, context) for k in range(most + 1))
-        table.append((rows, [round(drafted_s / plain_s, 4) for drafted_s in seconds]))
-    return table
+    return [(rows, [round(drafted_s / plain_s, 4) for drafted_s in more_s]) for rows, (plain_s, *more_s) in rounds]
 
 
 def find_budgets(base: Scenario) -> dict[str, dict[str, Any]]:
     """Settings of the engine by name: fixed numbers of drafts, and the budgets with what costs say about them."""
-    cost, steps = RooflineCost(base.cost, None), row_steps(base.engine.batch_size)
+    rounds = round_table(RooflineCost(base.cost, None), row_steps(base.engine.batch_size))
     fixed = {f"fixed {k}": {"engine.num_speculative_tokens": k} for k in DRAFTS}
     tables: dict[str, dict[str, Any]] = {
-        "by_load": {"drafts_by_load": load_table(cost, steps)},
-        "goodput": {"draft_costs": cost_table(cost, steps)},
+        "by_load": {"drafts_by_load": load_table(rounds)},
+        "goodput": {"draft_costs": cost_table(rounds)},
     }
     adaptive = {
         name: {"draft_budget": name, "num_speculative_tokens": max(DRAFTS)} | table for name, table in tables.items()

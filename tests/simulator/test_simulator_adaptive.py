@@ -16,6 +16,7 @@ from simulator.studies.adaptive import (
     judge_budgets,
     load_table,
     round_s,
+    round_table,
     row_steps,
 )
 
@@ -25,7 +26,7 @@ BASE = base_scenario("h100", "qwen3-8b", "qwen3-0.6b", 64, 2.0)
 
 def test_the_table_of_by_load_takes_the_fastest_number_and_never_more_in_a_crowd():
     cost = RooflineCost(BASE.cost, None)
-    table = load_table(cost, row_steps(256))
+    table = load_table(round_table(cost, row_steps(256)))
     rows, drafts = zip(*table, strict=True)
     assert rows[0] == 1
     assert list(rows) == sorted(set(rows))
@@ -35,7 +36,7 @@ def test_the_table_of_by_load_takes_the_fastest_number_and_never_more_in_a_crowd
 
 def test_the_table_of_goodput_has_the_seconds_of_each_round():
     cost = RooflineCost(BASE.cost, None)
-    table = dict(cost_table(cost, row_steps(64)))
+    table = dict(cost_table(round_table(cost, row_steps(64))))
     assert list(table) == [1, *range(8, 65, 8)]
     assert table[64][2] == pytest.approx(round_s(cost, 64, 3) / round_s(cost, 64, 0), abs=1e-4)
     assert all(1 < few < many for few, many in pairwise(table[64]))
