@@ -9,9 +9,9 @@ their text has changed. Without a replayer nothing is measured, and rows of chan
 |-------------|------------------------------------------------------------------------------------------------|
 | solver      | Z3 looks for a counterexample to the claims on kernels or placements; asked where it reads the file |
 | search      | a third of the exhaustive searches over the schedulers; asked where it reads the file          |
-| enumeration | the exact law of small runs under rejection sampling, and of the keyed numbers                 |
+| enumeration | the exact law of small runs by rejection or block, and of the keyed numbers                    |
 | runs        | tokens of small runs, every layout, greedy and coupled, cancelled, preempted, recorded, asked  |
-| replay      | small runs, with tokens and slots, before the machine extracted from Coq                       |
+| replay      | small runs, with tokens, slots and blocks, before the machines extracted from Coq              |
 | checks      | the same runs with the run-time checks on                                                      |
 | test        | the tests that name the error; asked where no other layer sees it                              |
 
@@ -62,10 +62,11 @@ def by_search() -> Seen:
     """The first of a third of the searches that meets a wrong transition."""
     from collections import Counter
 
+    from proofs.conformance import cohorts
     from proofs.conformance import schedulers as s
 
     some = [*islice(s.with_blocks(), 0, None, 3), *islice(s.configurations(), 0, None, 3)]
-    found = chain(s.verdicts(iter(some), Counter()), [s.by_default(Counter())])
+    found = chain(cohorts.check(), s.verdicts(iter(some), Counter()), [s.by_default(Counter())])
     return next((v.name for v in found if not v.ok), None)
 
 
@@ -75,10 +76,14 @@ def by_law() -> Seen:
     from refimpl.core.drafting import DraftingConfig
 
     methods = ("inplace+fifo", "realigned+static", "masked+grouped", "paged+fifo", "rollback+static")
-    some = [*((method, laws.RAGGED, "model") for method in methods), ("inplace+fifo", laws.REPEATED, "ngram")]
-    some += [("inplace+fifo", shape, "model") for shape in laws.LARGER.values()]
-    small = (laws.verdict(method, drafter, shape, DraftingConfig(drafter)) for method, shape, drafter in some)
-    found = chain(small, numbers.check(), filtered.check())
+    draftings = (DraftingConfig("ngram"), laws.CAPACITY, laws.CONFIDENCE)
+    rejection = chain(
+        (laws.verdict(method, "model", laws.RAGGED) for method in methods),
+        (laws.verdict("inplace+fifo", *shape) for shape in laws.LARGER.items()),
+        (laws.verdict("paged+continuous", f"{d.drafter}, {d.draft_budget}", laws.REPEATED, d) for d in draftings),
+    )
+    block = (laws.verdict("inplace+fifo", *shape, acceptance="block") for shape in laws.BLOCKS.items())
+    found = chain(rejection, block, numbers.check(), filtered.check())
     return next((v.detail or v.name for v in found if not v.ok), None)
 
 
@@ -101,6 +106,8 @@ def small_runs(checks: str) -> Iterator[tuple[str, Any]]:
             for kind, some in reach.KINDS.items():
                 if reach.applies(kind, method):
                     yield f"{method}, {kind}", islice(some(method, Counter()), 0, None, 1 if kind in reach.FEW else 3)
+        for method, kind in (("paged+fifo", "overlapped"), ("paged+continuous", "long prompts")):
+            yield f"{method}, {kind}", reach.KINDS[kind](method, Counter())
 
 
 def by_runs(checks: str = "off") -> Seen:
@@ -119,13 +126,15 @@ def by_checks() -> Seen:
 
 def by_replay(replayer: str) -> Seen:
     """The first run that the machine does not replay."""
-    from proofs.conformance import replay
+    from proofs.conformance import books, replay
     from proofs.conformance.borders import small_borders
 
-    for method in SAMPLED:
+    machines = [(replayer, replay.small_runs, method) for method in SAMPLED]
+    machines += [(f"{replayer}_blocks", books.small_runs, "paged+continuous")]
+    for machine, small_runs, method in machines:
         with small_borders():
-            some = list(replay.small_runs(method))
-        for answer in replay.judge(replayer, some):
+            some = list(small_runs(method))
+        for answer in replay.judge(machine, some):
             if answer != "valid":
                 return f"{method}: {answer}"
     return None

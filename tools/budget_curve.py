@@ -46,9 +46,8 @@ Key = tuple[int, str]  # batch size, budget
 
 def timed_rounds(bench: Bench, prompts: list[list[int]]) -> list[tuple[int, list[float]]]:
     """Batch sizes, and median seconds of the passes of a round with 0, 1, … drafts a row, while all rows run."""
-    return [
-        (size, [_passes_s(bench, prompts_at(prompts, size), size, k) for k in range(MOST + 1)]) for size in BATCH_SIZES
-    ]
+    drafts = range(MOST + 1)
+    return [(size, [_passes_s(bench, spread(prompts, size), k) for k in drafts]) for size in BATCH_SIZES]
 
 
 def _passes_s(bench: Bench, prompts: list[list[int]], k: int) -> float:

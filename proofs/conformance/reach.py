@@ -126,11 +126,20 @@ def replayed_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
         yield finished(engine, method, each, expected, seen)
 
 
+def overlapped_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
+    """Rows whose drafts were made beside the round before."""
+    for each in LONGER:
+        expected = runs.sampled_outputs(each, COUPLED)
+        engine = runs.engine_for(method, each, sampled_pair(), COUPLED, execution="overlapped")
+        yield finished(engine, method, each, expected, seen)
+
+
 KINDS: dict[str, Runs] = {
     "rejection sampling": rejection_runs,
     "drafts looked up": lookup_runs,
     "cancelled": cancelled_runs,
     "in a pool that is too small": preempted_runs,
+    "overlapped": overlapped_runs,
     "recorded, and in passes of one shape": replayed_runs,
     "seeds and ids of requests": asked.keyed_runs,
     "stop strings": asked.stopped_runs,
@@ -147,6 +156,8 @@ def applies(kind: str, method: str) -> bool:
         return method in ("inplace+static", "inplace+fifo")
     if kind == "in a pool that is too small":
         return method.startswith("paged")
+    if kind == "overlapped":
+        return method in ("inplace+fifo", "paged+fifo")
     return not (method.startswith("rollback") and kind == "rejection sampling")
 
 
