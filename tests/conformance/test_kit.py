@@ -111,7 +111,7 @@ def seen() -> list[Any]:
 @pytest.mark.parametrize("name", seen())
 def test_every_fault_fails_through_the_same_interface(name: str) -> None:
     wanted = [CAUGHT_BY.get(name, "equals_reference")]
-    report = check_engine(faulty(name), max_examples=20, properties=wanted, fail_fast=True, shrink=False)
+    report = check_engine(faulty(name), max_examples=100, properties=wanted, fail_fast=True, shrink=False)
     assert not report.passed
     seen_by_host = (ROWS[name]["cells"]["host"] or {"by": ""})["by"]
     if seen_by_host.startswith("INV") and name not in UNNAMED:
