@@ -37,7 +37,7 @@ def plan_of(state: State, size: int) -> tuple[OverlappedScheduler[Dummy], RoundP
 
 def planned(state: State, size: int, lossless: bool) -> Iterator[State]:
     """States after a round, for every choice of members that finish in it."""
-    scheduler, plan = plan_of(state, size)
+    _, plan = plan_of(state, size)
     members, ahead = ({row.ticket for row in rows} for rows in (plan.members, plan.ahead))
     drafted = {ticket for ticket, (there, _) in enumerate(state) if there}
     require(not members & ahead, "a row in both cohorts", state)
@@ -47,10 +47,12 @@ def planned(state: State, size: int, lossless: bool) -> Iterator[State]:
     waits = [0 if ticket in members else wait + 1 for ticket, (_, wait) in enumerate(state)]
     require(not lossless or max(waits) <= LONGEST_WAIT, "a row that waits too long", state)
     for ends in subsets(sorted(members)):
+        scheduler, plan = plan_of(state, size)
         for row in scheduler.pool.window.values():
             row.finished = row.ticket in ends
-        left = [ticket for ticket in range(len(state)) if ticket not in ends]
-        yield tuple((ticket in ahead, waits[ticket]) for ticket in left)
+        scheduler.complete(plan)
+        require(scheduler.ahead == ahead, "drafts that are there, and were not made in the round before", state)
+        yield tuple((row.ticket in ahead, waits[row.ticket]) for row in scheduler.pool.window.values())
 
 
 def between(state: State, size: int, lossless: bool) -> Iterator[State]:

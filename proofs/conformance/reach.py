@@ -19,6 +19,7 @@ import torch
 
 from proofs.conformance import asked, renamed, runs
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
+from proofs.conformance.perfect_memory import PackingMemory
 from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Run, Shape, sampled_pair, shape
 from proofs.report import Verdict, report
 from refimpl.core import kernels
@@ -27,10 +28,12 @@ from refimpl.core.drafting import DraftingConfig
 from refimpl.decoding.engine import Engine
 from refimpl.faults import FAULTS
 from refimpl.layouts import Layout, PagedLayout, inplace
+from refimpl.layouts.packed import PackedBlock
 from refimpl.placement import Move, RealignedPlacement, RectanglePlacement, sizes
 
 COUPLED = SAMPLINGS[0]
 LONGER = [shape((2, 2), (8, 8), (1, 1), 2, 2), shape((3, 1, 4), (8, 6, 7), (2, 1, 2), 2, 3, 1), SHAPES[-1]]
+UNEVEN = [shape((2, 1), (8, 8), (3, 0), 2, 2), shape((1, 3, 2), (7, 8, 6), (0, 3, 1), 2, 3, 1)]
 Runs = Callable[..., Iterator[Run]]  # of a method and a counter of what was seen
 
 
@@ -134,19 +137,41 @@ def overlapped_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
         yield finished(engine, method, each, expected, seen)
 
 
+def packed_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
+    """Rows that draft much beside rows that draft nothing: their verify passes are packed."""
+    for each in UNEVEN:
+        pair = sampled_pair(PackingMemory)
+        forward = pair.target.forward_packed
+
+        def counting(block: PackedBlock, num_logits: int, forward: Any = forward) -> Any:
+            seen["packed rows"] += block.rectangle is not None
+            return forward(block, num_logits)
+
+        with patch.object(pair.target, "forward_packed", counting):
+            engine = runs.engine_for(method, each, pair, COUPLED)
+            yield finished(engine, method, each, runs.sampled_outputs(each, COUPLED), seen)
+
+
 KINDS: dict[str, Runs] = {
     "rejection sampling": rejection_runs,
     "drafts looked up": lookup_runs,
     "cancelled": cancelled_runs,
     "in a pool that is too small": preempted_runs,
     "overlapped": overlapped_runs,
+    "rows packed": packed_runs,
     "recorded, and in passes of one shape": replayed_runs,
     "seeds and ids of requests": asked.keyed_runs,
     "stop strings": asked.stopped_runs,
     "log-probabilities": asked.logprob_runs,
     "long prompts": asked.chunked_runs,
 }
-FEW = ("recorded, and in passes of one shape", "seeds and ids of requests", "stop strings", "long prompts")
+FEW = (
+    "recorded, and in passes of one shape",
+    "rows packed",
+    "seeds and ids of requests",
+    "stop strings",
+    "long prompts",
+)
 EQUAL_TO = {"rejection sampling": "equal to those of each row alone"}
 
 
@@ -182,7 +207,7 @@ def check() -> Iterator[Verdict]:
             if applies(kind, method):
                 yield runs.verdict(f"{method}, {kind}", some_runs(method, seen), EQUAL_TO.get(kind, runs.EQUAL))[0]
     wanted = {"load", "grow", "realign", "compact", "recovered", "bonus", "looked up", "cancelled", "preempted"}
-    wanted |= {"cuda_graphs", "shape_stable", "stop strings", "chunks"}
+    wanted |= {"cuda_graphs", "shape_stable", "stop strings", "chunks", "packed rows"}
     missing = wanted - set(+seen)
     yield Verdict(
         "the runs move K/V in every way, reject, look up, cancel and preempt", not missing, f"never {missing}"
