@@ -28,9 +28,9 @@ def shifted(original: Any) -> Any:
     )
 
 
-def shifted_prompt(tokens: Any, positions: Any, *rest: Any) -> PackedBlock:
+def shifted_prompt(tokens: Any, positions: Any, *rest: Any, **more: Any) -> PackedBlock:
     """The same of a packed prefill."""
-    return PackedBlock(tokens, positions + 1, *rest)
+    return PackedBlock(tokens, positions + 1, *rest, **more)
 
 
 def shifted_rows(block: Any, counts: Any, original: Any = PackedBlock.of_rows) -> PackedBlock:
