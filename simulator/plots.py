@@ -73,7 +73,7 @@ def throughput_against(
     """
     _require_columns(frame, setting, metric, by)
     axes = axes or new_axes()
-    groups = list(frame.groupby(by, dropna=False)) if by else [("", frame)]
+    groups = _series(frame, by, sort=True)
     for style, (value, group) in zip(series_styles(len(groups)), groups, strict=True):
         points = [(x, *mean_interval(part[metric].to_numpy(), 0.95)) for x, part in group.groupby(setting)]
         x, mean, low, high, _ = (np.array(column) for column in zip(*points, strict=True))
@@ -108,7 +108,7 @@ def band_against(
     """
     _require_columns(frame, setting, metric, by)
     axes = axes or new_axes()
-    groups = list(frame.groupby(by, dropna=False, sort=False)) if by else [("", frame)]
+    groups = _series(frame, by, sort=False)
     for style, (value, group) in zip(series_styles(len(groups)), groups, strict=True):
         points = group.groupby(setting)[metric].quantile([(1 - level) / 2, 0.5, (1 + level) / 2]).unstack()
         low, middle, high = points.to_numpy().T
@@ -165,6 +165,14 @@ def _require_columns(frame: pd.DataFrame, setting: str, metric: str, by: str | N
         require(column in frame, f"{column} is no column of the sweep")
     require(bool(frame[setting].notna().all()), f"{setting} has points without a value: leave them out of the frame")
     _require_single_points(frame, setting, by)
+
+
+def _series(frame: pd.DataFrame, by: str | None, *, sort: bool) -> list[tuple[Any, pd.DataFrame]]:
+    """The part of each value of a column, also of no value; all without a column."""
+    if by is None:
+        return [("", frame)]
+    parts = frame.groupby([by], dropna=False, sort=sort)
+    return [(value, part) for (value,), part in parts]  # their number is not asked: pandas 2 fails where one is None
 
 
 def _require_single_points(frame: pd.DataFrame, setting: str, by: str | None) -> None:
