@@ -43,7 +43,7 @@ NEVER_DRAFTED = Spec.of("iid", probability=0.0)
 Key = tuple[int, str]  # batch size, budget
 
 
-def timed_rounds(bench: Bench, prompts: list[list[int]]) -> list[tuple[int, list[float]]]:
+def timed_rounds(bench: Bench, prompts: list[list[int]]) -> Rounds:
     """Batch sizes, and least seconds of the passes of a round with 0, 1, … drafts a row, while all rows run."""
     drafts = range(MOST + 1)
     return [(size, [_passes_s(bench, spread(prompts, size), k) for k in drafts]) for size in BATCH_SIZES]
@@ -58,11 +58,11 @@ def _passes_s(bench: Bench, prompts: list[list[int]], k: int) -> float:
 
 def find_budgets(rounds: Rounds) -> dict[str, dict[str, Any]]:
     """Settings by name: fixed numbers of drafts, and budgets with what rounds cost."""
-    costs = dict(cost_table(rounds))
+    costs = cost_table(rounds)
     adaptive: dict[str, dict[str, Any]] = {
         "by_load": {"drafts_by_load": load_table(rounds)},
-        "goodput": {"draft_costs": list(costs.items())},
-        "row_rate": {"draft_cost": round((costs[MIDDLE][-1] - 1) / MOST, 4)},
+        "goodput": {"draft_costs": costs},
+        "row_rate": {"draft_cost": round((dict(costs)[MIDDLE][-1] - 1) / MOST, 4)},
     }
     fixed = {f"fixed {k}": {"num_speculative_tokens": k} for k in FIXED}
     return fixed | {

@@ -42,6 +42,7 @@ def finished(engine: Engine, method: str, shape: Shape, expected: list[list[int]
     rounds, remark = [], ""
     while not engine.scheduler.done:
         rounds.append(engine.run_one_round())
+        seen["drafted ahead"] += len(engine.scheduler.ahead)
         remark = remark or kept_by_waiting(engine)
     for row in (row for record in rounds for row in record.rows):
         seen["looked up"] += row.looked_up
@@ -207,7 +208,7 @@ def check() -> Iterator[Verdict]:
             if applies(kind, method):
                 yield runs.verdict(f"{method}, {kind}", some_runs(method, seen), EQUAL_TO.get(kind, runs.EQUAL))[0]
     wanted = {"load", "grow", "realign", "compact", "recovered", "bonus", "looked up", "cancelled", "preempted"}
-    wanted |= {"cuda_graphs", "shape_stable", "stop strings", "chunks", "packed rows"}
+    wanted |= {"cuda_graphs", "shape_stable", "stop strings", "chunks", "packed rows", "drafted ahead"}
     missing = wanted - set(+seen)
     yield Verdict(
         "the runs move K/V in every way, reject, look up, cancel and preempt", not missing, f"never {missing}"

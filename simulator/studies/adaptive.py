@@ -37,9 +37,9 @@ def base_scenario(device: str, target: str, draft: str, batch_size: int, duratio
     )
 
 
-def round_s(cost: CostModel, rows: int, k: int, context: int = CONTEXT) -> float:
+def round_s(cost: CostModel, rows: int, k: int) -> float:
     """Seconds of a round of so many rows with k drafts each."""
-    width = np.array([context])
+    width = np.array([CONTEXT])
     draft_s = float(cost.seconds("draft", rows, k, width, False)[0]) if k else 0.0
     return draft_s + float(cost.seconds("verify", rows, k + 1, width, False)[0])
 
@@ -49,11 +49,9 @@ def row_steps(batch_size: int) -> list[int]:
     return sorted({1, *range(8, batch_size, 8), batch_size})
 
 
-def round_table(
-    cost: CostModel, steps: Iterable[int], most: int = max(DRAFTS), context: int = CONTEXT
-) -> list[tuple[int, list[float]]]:
-    """Pairs (rows, seconds) of rounds with 0, 1, … `most` drafts a row."""
-    return [(rows, [round_s(cost, rows, k, context) for k in range(most + 1)]) for rows in steps]
+def round_table(cost: CostModel, steps: Iterable[int]) -> Rounds:
+    """Seconds of rounds with no drafts a row, and up to the most of `DRAFTS`."""
+    return [(rows, [round_s(cost, rows, k) for k in range(max(DRAFTS) + 1)]) for rows in steps]
 
 
 def load_table(rounds: Rounds) -> list[tuple[int, int]]:
