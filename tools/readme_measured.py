@@ -1,5 +1,6 @@
 """Tables of what was measured: benchmarks, realignment, trained drafts, verdicts and pieces of the GPU script."""
 
+import statistics
 from dataclasses import asdict
 from typing import Any
 
@@ -52,8 +53,8 @@ def _bench_cells(row: dict[str, Any], recorded: bool, with_floor: bool, on_gpu: 
 
 
 def residents_table(data: dict[str, Any]) -> Table:
-    """Sequences resident at a time, and their K/V, of every run of `verify`."""
-    headings = ["method", "batch", "exact", "resident, most", "resident, mean", "K/V in use, MB", "of tokens, MB"]
+    """Methods with the most rows that the same bytes have room for: residents, their K/V, and speeds as ratios."""
+    headings = ["method", "rows", "exact", "resident, most", "resident, mean", "K/V in use, MB", "of tokens, MB"]
     rows = [
         [
             row["method"],
@@ -64,10 +65,12 @@ def residents_table(data: dict[str, Any]) -> Table:
             *(f"{row[name] / 1e6:.1f}" for name in ("kv_peak_bytes", "kv_live_bytes")),
             str(row["num_preemptions"]),
             str(row["num_rounds"]),
+            f"{statistics.median(row['ratios']):.2f}×",
+            f"{min(row['ratios']):.2f} … {max(row['ratios']):.2f}",
         ]
-        for row in data["results"]
+        for row in data["rows"]
     ]
-    return [*headings, "preemptions", "rounds"], rows
+    return [*headings, "preemptions", "rounds", "speed", "least … most"], rows
 
 
 def anatomy_table(data: dict[str, Any]) -> Table:

@@ -1,4 +1,5 @@
-"""Passes by themselves: packed rows beside a rectangle, and rows with a chunk of a prompt beside the two passes apart.
+"""Passes by themselves: packed rows beside a rectangle, rows with a chunk of a prompt beside the two passes apart, and
+prompts packed beside prompts padded.
 
 Nothing is committed, so a pass can run again and again on the same cached tokens. Its seconds include making its block,
 as those of a round do.
@@ -14,7 +15,8 @@ from itertools import product
 
 import torch
 
-from refimpl.bench.settings import random_prompts
+from refimpl.bench.prefill import PrefillBench
+from refimpl.bench.settings import random_prompts, spread
 from refimpl.core.config import make_config
 from refimpl.core.errors import require
 from refimpl.decoding.cached import CachedModel, last_tokens
@@ -152,14 +154,15 @@ class PassSettings:
 
 @dataclass(frozen=True, slots=True)
 class PassRow:
-    """A pass of the target beside what it replaces; medians over repeats.
+    """A pass beside what it replaces; medians over repeats.
 
     Attributes:
         layout: where K/V are stored.
         batch_size: rows that decode.
         pass_name: ``packed``: rows with different numbers of drafts, without pads; instead of a rectangle. ``mixed``:
-            rows that all draft alike, and a chunk of a prompt; instead of a pass each.
-        chunk_tokens: of the prompt; 0 of a packed pass.
+            rows that all draft alike, and a chunk of a prompt; instead of a pass each. ``prefill``: prompts that enter
+            together, without pads; instead of pads up to the longest. It is of both models, the others of the target.
+        chunk_tokens: of the prompt beside rows; 0 where there is none.
         ms: of the pass.
         instead_ms: of what it replaces.
         gain: `instead_ms` over `ms`, within a repeat.
@@ -178,24 +181,32 @@ class PassRow:
 
 
 def measure_passes(
-    pair: Pair, settings: PassSettings, progress: Callable[[str, int, int], None] | None = None
+    pair: Pair,
+    settings: PassSettings,
+    progress: Callable[[str, int, int], None] | None = None,
+    *,
+    prompts: Seq[list[int]] = (),
 ) -> list[PassRow]:
     """Time passes and what they replace, in turn.
 
     Args:
-        pair: the models; the target's passes are timed.
+        pair: the models.
         settings: what is timed.
         progress: called with (layout and rows, finished, all) after each repeat.
+        prompts: token ids; as many as rows enter together, evenly spaced. Without them there is no prefill.
 
     Raises:
-        InputError: the rows do not fit, or the target runs no packed passes.
+        InputError: the rows do not fit, the prompts are fewer, or the target runs no packed passes.
     """
     require(settings.num_speculative_tokens > 0, "rows of a packed pass draw their drafts from 1 on: k must be above 0")
+    most = max(settings.batch_sizes)
+    require(not prompts or len(prompts) >= most, f"{most} rows need as many prompts, there are {len(prompts)}")
     rows = []
     for layout, size in product(settings.layouts, settings.batch_sizes):
         passes, rng, samples = _passes(pair, layout, size, settings), random.Random(settings.seed), []
+        prefill = _prefill(pair, layout, spread(prompts, size))
         for repeat in range(WARM_UPS + settings.repeats):
-            samples.append(_repeat(passes, size, settings, rng))
+            samples.append(_repeat(passes, size, settings, rng) | prefill())
             if progress:
                 progress(f"{layout}, {size} rows", repeat + 1, WARM_UPS + settings.repeats)
         rows += [_row(layout, size, *name, [each[name] for each in samples[WARM_UPS:]]) for name in samples[0]]
@@ -207,6 +218,14 @@ def _passes(pair: Pair, layout: str, size: int, settings: PassSettings) -> PassB
     (prompt,) = random_prompts(pair, 1, max(settings.chunk_tokens) + 1, settings.seed)
     k = settings.num_speculative_tokens
     return PassBench(pair, f"{layout}+{SCHEDULER}", texts, prompt, 0, num_speculative_tokens=k, checks="off")
+
+
+def _prefill(pair: Pair, layout: str, prompts: Seq[list[int]]) -> Callable[[], Seconds]:
+    """Caches the prompts once each way, at every call."""
+    if not prompts:
+        return dict
+    bench = PrefillBench(pair, layout, prompts, checks="off")
+    return lambda: {("prefill", 0): (bench.packed(), bench.padded())}
 
 
 def _repeat(passes: PassBench, size: int, settings: PassSettings, rng: random.Random) -> Seconds:

@@ -1,12 +1,13 @@
 """`bench-passes`: what packed and mixed passes cost, beside what they replace."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from refimpl.commands.options import DraftTokensOption, PairOptions, SeedOption, parse_sizes
+from refimpl.commands.options import DraftTokensOption, PairOptions, PromptOptions, SeedOption, parse_sizes
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
 from refimpl.core.option_groups import ENGINE, PROMPTS, command, option
 from refimpl.core.progress import progress_bars
@@ -18,6 +19,9 @@ app = typer.Typer()
 def bench_passes(
     *,
     models: PairOptions,
+    prompts: Annotated[
+        Path | None, option(PROMPTS, "File with the prompts of the prefill.", none="the bundled prompts")
+    ] = None,
     context_tokens: Annotated[int, option(PROMPTS, "Tokens of every row.", min=2)] = 100,
     seed: SeedOption = 0,
     batch_sizes: Annotated[str, option(ENGINE, "Rows that decode, separated by commas.")] = "8,32",
@@ -26,12 +30,14 @@ def bench_passes(
     repeats: Annotated[int, option(ENGINE, "Of every pass, in turn, after a warm-up.", min=1)] = 20,
     output: ReportOptions,
 ) -> None:
-    """Time the target's packed and mixed passes, and in turn with them what they replace.
+    """Time packed and mixed passes, and in turn with them what they replace.
 
     A packed pass feeds rows with 1 to k drafts each without pads, instead of a rectangle. A mixed pass feeds a chunk of
-    a prompt beside rows of k drafts, instead of a pass each.
+    a prompt beside rows of k drafts, instead of a pass each. A prefill caches as many prompts as rows, in both models,
+    without pads, instead of pads up to the longest.
     """
     from refimpl.bench.passes import PassSettings, measure_passes
+    from refimpl.bench.settings import prompt_ids
 
     settings = PassSettings(
         batch_sizes=tuple(parse_sizes(batch_sizes)),
@@ -42,9 +48,11 @@ def bench_passes(
         seed=seed,
     )
     check_outputs([output.output], [])
+    texts = PromptOptions(prompts=prompts).read()
     pair = models.load()
+    ids = prompt_ids(pair, texts, max(settings.batch_sizes), context_tokens, seed)
     with progress_bars() as bars:
-        rows = [asdict(row) for row in measure_passes(pair, settings, bars)]
+        rows = [asdict(row) for row in measure_passes(pair, settings, bars, prompts=ids)]
     meta = {"pair": pair.name, "dtype": str(pair.dtype).removeprefix("torch."), "settings": asdict(settings)}
     report = write_report(output.output, {"rows": rows}, pair.device, meta)
     _print_table(rows, json_=output.json_)
@@ -57,14 +65,18 @@ HEADINGS = ("layout", "rows", "pass", "ms", "instead of", "ms", "gain", "least �
 def cells(row: dict[str, Any]) -> list[str]:
     """A line of the table."""
     chunk = f"a chunk of {row['chunk_tokens']}"
-    name, instead = ("packed", "rectangle") if row["pass_name"] == "packed" else (f"with {chunk}", f"{chunk} apart")
+    name, instead = {
+        "packed": ("packed", "rectangle"),
+        "mixed": (f"with {chunk}", f"{chunk} apart"),
+        "prefill": ("prefill", "prefill with pads"),
+    }[row["pass_name"]]
     gains = f"{row['gain_min']:.2f} … {row['gain_max']:.2f}"
     ms, instead_ms = (f"{row[key]:.1f}" for key in ("ms", "instead_ms"))
     return [row["layout"], str(row["batch_size"]), name, ms, instead, instead_ms, f"{row['gain']:.2f}×", gains]
 
 
 def _print_table(rows: list[dict[str, Any]], *, json_: bool) -> None:
-    table = Table(*HEADINGS, title="Passes of the target, and what they replace: medians of interleaved runs")
+    table = Table(*HEADINGS, title="Passes, and what they replace: medians of interleaved runs")
     for row in rows:
         table.add_row(*cells(row))
     console_for_tables(json_=json_).print(table)

@@ -9,6 +9,7 @@ import torch
 
 from refimpl import InputError
 from refimpl.bench.passes import PassBench, PassSettings, measure_passes
+from refimpl.bench.prefill import PrefillBench
 from refimpl.cli import main
 
 ROWS, PROMPT, START = [[5, 3, 8], [4, 1, 9, 2, 7], [6, 2]], list(range(1, 20)), 6
@@ -59,6 +60,17 @@ def test_nothing_is_committed(llama, layout):
     assert (passes.prompt.target_cached, passes.prompt.draft_cached) == (START, START)
 
 
+@pytest.mark.parametrize("layout", ["inplace", "paged", "exspec"])
+def test_a_prefill_feeds_all_tokens_but_the_last_again_and_again_with_pads_or_without(llama, fed, layout):
+    prompts = PrefillBench(llama, layout, ROWS, checks="device")
+    for _ in range(2):
+        del fed[:]
+        assert prompts.packed() > 0
+        assert prompts.padded() > 0
+        assert fed == [2 + 4 + 1, 3 * 4]
+    assert [sequence.target_cached for sequence in prompts.engine.sequences] == [2, 4, 1]
+
+
 def test_a_pass_over_rows_and_a_chunk_includes_the_drafts_pass(llama, monkeypatch):
     """And its seconds are those of both, as stages of a round count them."""
     passes, stages = passes_of(llama, "inplace"), {"prefill_s": 2.0, "verify_s": 1.0}
@@ -98,11 +110,17 @@ def test_the_command(monkeypatch, capsys, tmp_path):
         main()
     assert end.value.code == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
+    whats = [("packed", 0), ("mixed", 4), ("mixed", 8), ("prefill", 0)]
     assert [(row["layout"], row["pass_name"], row["chunk_tokens"]) for row in rows] == [
-        (layout, *what) for layout in ("inplace", "paged") for what in (("packed", 0), ("mixed", 4), ("mixed", 8))
+        (layout, *what) for layout in ("inplace", "paged") for what in whats
     ]
     assert all(0 < row["gain_min"] <= row["gain"] <= row["gain_max"] for row in rows)
     assert json.loads(report.read_text())["meta"]["settings"]["chunk_tokens"] == [4, 8]
+
+
+def test_a_prefill_of_fewer_prompts_than_rows_is_refused(llama):
+    with pytest.raises(InputError, match="4 rows need as many prompts, there are 3"):
+        measure_passes(llama, PassSettings(batch_sizes=(2, 4)), prompts=ROWS)
 
 
 def test_a_target_without_packed_passes_and_rows_without_drafts_are_refused(llama, monkeypatch):
