@@ -37,11 +37,19 @@ class Trace:
 
 
 class LineTracer:
-    """Pytest plugin: notes the lines of some files that each test executes."""
+    """Pytest plugin: notes the lines of some files that each test executes, and which tests fail."""
 
     def __init__(self, files: list[str]):
         self.names = {str(ROOT / file): file for file in files}
         self.traces: list[Trace] = []
+        self.failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Remember failures."""
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    pytest_collectreport = pytest_runtest_logreport  # a test file that cannot be loaded
 
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
         """Trace set-up, call and tear-down."""
