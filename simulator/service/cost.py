@@ -103,7 +103,7 @@ class CostModel(ABC):
             self.lines[key] = Line(lambda widths: self.seconds(component, rows, tokens, widths, scattered) * factor)
         return self.lines[key]
 
-    def _point(self, component: str, rows: int, tokens: int, width: int = 0) -> float:
+    def _point(self, component: str, rows: int, tokens: float, width: int = 0) -> float:
         """Seconds of a component at one width: where few come up, or none matters."""
         return float(self.seconds(component, rows, tokens, np.array([width]), False)[0]) * self.factors[component]
 
@@ -114,7 +114,7 @@ class CostModel(ABC):
         as the longest.
         """
         lengths, rows = [prompt.tokens for prompt in prompts], len(prompts)
-        tokens = int(max(lengths) if padded else -(-sum(lengths) // rows))
+        tokens = max(lengths) if padded else sum(lengths) / rows
         cached = sum([prompt.context for prompt in prompts]) // rows
         return self.point("prefill", rows, tokens, cached) if tokens else 0.0
 

@@ -74,27 +74,40 @@ class Pricing:
         if self.drafting is not None:
             self.offers = self.drafting.offer(members)
             return self._price_offers(members, self.offers, prefill_s)
-        k = self.num_drafts(live)
+        k, rows, useless = self.num_drafts(live), len(members), self.useless
         realign_s = self.begin(members, k + 1)
-        draft, verify, host_s = self.lines(len(members), k, self.scattered)
-        self.tokens, width = k + 1.0, self.placement.width
-        return k, k, (prefill_s, draft.at(width), verify.at(width), realign_s, host_s)
+        draft, verify, host_s = self.lines(rows, k, self.scattered)
+        width = self.placement.width
+        if len(live) == rows and min([row.left for row in live]) - useless >= k:
+            self.tokens, verify_s = k + 1.0, verify.at(width)
+        else:
+            verify_s = self._verify_s([min(k, row.left - useless) + 1 for row in live], rows, k + 1)
+        return k, k, (prefill_s, draft.at(width), verify_s, realign_s, host_s)
 
     def _price_offers(self, members: Members, offers: Offers, prefill_s: float) -> Priced:
-        """A round whose rows verify different numbers of drafts, without pads where the engine leaves them out.
-
-        Finished rows of a static batch cost as much as the mean of the others, as they do where all draft alike.
-        """
+        """A round whose rows verify different numbers of drafts."""
         k, passes, line = offers.k, offers.passes, self.cost.line
         realign_s = self.begin(members, k + 1)
-        width, rows, tokens = self.placement.width, len(members), k + 1.0
+        width, rows = self.placement.width, len(members)
         draft_s = line("draft", rows, passes, self.scattered).at(width) if passes else 0.0
-        counts = [offer.drafted + 1 for offer in offers.of.values()]
-        if pays_to_pack(counts, k + 1) and not self.switches.pad_prompts:
-            tokens = sum(counts) / len(counts)
-        verify_s = line("verify", rows, tokens, self.scattered).at(width)
-        self.tokens, host_s = tokens, self.cost.point("host", rows, k + 1)
+        verify_s = self._verify_s([offer.drafted + 1 for offer in offers.of.values()], rows, k + 1)
+        host_s = self.cost.point("host", rows, k + 1)
         return k, passes, (prefill_s, draft_s + offers.other_s, verify_s, realign_s, host_s)
+
+    def _verify_s(self, counts: Seq[int], rows: int, span: int) -> float:
+        """Seconds of the verify pass over a batch, without pads where the engine leaves them out.
+
+        What packing itself costs, and attention that still pads the rows, is in no measured point.
+
+        Args:
+            counts: tokens that each row feeds that has not finished; those that have feed pads only.
+            rows: of the batch.
+            span: tokens of the widest row.
+        """
+        self.tokens = float(span)
+        if pays_to_pack([*counts, *[0] * (rows - len(counts))], span) and not self.switches.pad_prompts:
+            self.tokens = max(1.0, sum(counts) / rows)
+        return self.cost.line("verify", rows, self.tokens, self.scattered).at(self.placement.width)
 
     def begin(self, members: Members, span: int) -> float:
         """Place the members of a round that feeds `span` tokens a row; seconds of what moves for it."""

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from refimpl.core.drafting import DRAFT_BUDGETS, DRAFTERS
 from refimpl.core.errors import InputError
 from simulator.settings.fields import as_data
 from simulator.settings.methods import engine_settings
@@ -39,10 +38,6 @@ EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed
     ({"engine.draft_budget": ("row_rate",)}, ("engine.draft_cost",)),
     ({"engine.draft_budget": ("confidence", "confidence_keep")}, ("engine.draft_threshold",)),
     ({"switches.group_key": ("length_and_lag",)}, ("switches.bucket_tokens",)),
-    ({
-        "engine.scheduler": ("static", "fifo", "grouped"), "engine.drafter": DRAFTERS[1:],
-        "engine.draft_budget": DRAFT_BUDGETS[1:],
-    }, ("switches.pad_prompts",)),
     ({"engine.scheduler": ("grouped",), "study.kind": ("open", "closed")}, ("switches.cost_aware",)),
     ({"study.kind": ("open", "closed")}, ("switches.wait_for_rows",)),
     ({"switches.wait_for_rows": ANY}, ("switches.wait_at_most_s",)),

@@ -225,8 +225,8 @@ class Switches:
         serve_first: where no group is full, the oldest rows run (engine and published code), those that have not run
             yet, or the newest; `fresh_groups` prefers full groups of rows that have not run yet to other groups.
         aging_from: a request begins to age at its first round, or when it enters the window.
-        pad_prompts: prompts that are prefilled together are padded to the longest (published code, and models that run
-            rectangles only).
+        pad_prompts: passes are rectangles: prompts that are prefilled together, and rows that are verified together,
+            are padded to the longest (published code, and models that run nothing else).
         discard_mixed_caches: rows are prefilled in their first round, and with them the whole batch, whose other rows
             lose their caches (published code).
         copy_groups: an equal-length round still concatenates and splits its members' K/V (published code).

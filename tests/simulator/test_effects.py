@@ -58,7 +58,6 @@ BESIDE = {  # setting -> others that it may need
     "switches.wait_at_most_s": {"switches.wait_for_rows": 3},
     "switches.aging_from": {"engine.aging_bound": 2},
     "switches.bucket_tokens": {"switches.group_key": "padded_length"},
-    "switches.pad_prompts": {"engine.draft_budget": "capacity", "engine.draft_capacity": 3},
     "switches.realign_layers": {"switches.copy_launch_s": 1e-3},
     "switches.free_realign": {"switches.copy_launch_s": 1e-3},
     "switches.group_choice": {"engine.batch_size": 2},
