@@ -1,6 +1,7 @@
 """`law`: which drafters and draft budgets keep the target's distribution."""
 
 from dataclasses import asdict
+from itertools import starmap
 from typing import Any
 
 import typer
@@ -8,6 +9,7 @@ from rich.table import Table
 
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
 from refimpl.core.option_groups import command
+from refimpl.core.progress import progress_bars
 
 app = typer.Typer()
 
@@ -16,14 +18,19 @@ app = typer.Typer()
 def law(*, output: ReportOptions) -> None:
     """Enumerate the engine's outputs exactly, on pairs of two tokens, and compare them with the target's distribution.
 
+    It takes some minutes.
     Exit code 1 if a combination that the engine runs has another distribution.
     """
     import torch
 
-    from refimpl.selfcheck.law import law_rows
+    from refimpl.selfcheck.law import law_row, law_settings
 
     check_outputs([output.output], [])
-    rows = [asdict(row) for row in law_rows()]
+    rows, settings = [], law_settings()
+    with progress_bars() as bars:
+        for row in starmap(law_row, settings):
+            rows.append(asdict(row))
+            bars("combinations", len(rows), len(settings))
     report = write_report(output.output, {"rows": rows}, torch.device("cpu"))
     _print_table(rows, output.json_)
     output.print(report)

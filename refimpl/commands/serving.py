@@ -9,6 +9,7 @@ from rich.table import Table
 
 from refimpl.commands.options import EngineOptions, ModelOptions, PromptOptions, SeedOption
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
+from refimpl.core.files import check_folder
 from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, command, option
 from refimpl.core.progress import progress_bars
 
@@ -47,6 +48,8 @@ def bench_serving(
     require_rounds(names, {"batch_size": batch_size} | engine.settings())
     files = {name: traces / f"{name}.ndjson" for name in names} if traces else {}
     check_outputs([output.output], [prompts.prompts])
+    if traces:
+        check_folder(traces)
     settings = {"batch_size": batch_size, "max_prompt_tokens": prompts.max_prompt_tokens} | engine.settings()
     pair = models.load(drafter=engine.drafter)
     texts = [encode(pair, each, i) for i, each in enumerate(plain_texts(prompts.read()))]

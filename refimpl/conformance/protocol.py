@@ -136,7 +136,9 @@ def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[in
         EngineFailure: it is something else.
     """
     if not isinstance(answer, list | tuple) or len(answer) != num_prompts:
-        raise EngineFailure(f"{num_prompts} prompts were answered by {shown(answer)}")
+        raise EngineFailure(
+            f"{num_prompts} prompts need a list of {num_prompts} lists of token ids, not {shown(answer)}"
+        )
     for tokens in answer:
         if not isinstance(tokens, list | tuple) or not all(isinstance(t, Integral) for t in tokens):
             raise EngineFailure(f"a row of the answer is not a list of token ids: {shown(tokens)}")

@@ -5,7 +5,9 @@ and while the engine is in a call of another language that does not come back to
 """
 
 import importlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,6 +71,8 @@ class PythonEngine:
 def load_engine(name: str, timeout_s: float = 60.0) -> PythonEngine:
     """Call the factory that ``module:factory`` or ``module:factory:argument`` names.
 
+    Modules are looked for in the current folder, too, as `python -m` does.
+
     Raises:
         InputError: there is no such module or factory, or what it makes is no engine.
     """
@@ -76,6 +80,8 @@ def load_engine(name: str, timeout_s: float = 60.0) -> PythonEngine:
     factory_name, _, argument = rest.partition(":")
     if not factory_name or not all(part.isidentifier() for part in module_name.split(".")):
         raise InputError(f"--engine needs module:factory, as in an import, not {name!r}")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
     try:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except (Exception, SystemExit) as error:

@@ -71,10 +71,9 @@ def requests_for(drafter: str, budget: str) -> list[Request]:
     return OF_HEAD if drafter == "head" else REQUESTS
 
 
-def law_rows() -> Iterator[LawRow]:
+def law_settings() -> list[tuple[str, str, str]]:
     """Every combination, under every rule that promises the law."""
-    for (drafter, budget), rule in product(combinations(), RULES):
-        yield law_row(drafter, budget, rule)
+    return [(*combination, rule) for combination, rule in product(combinations(), RULES)]
 
 
 def law_row(drafter: str, budget: str, rule: str) -> LawRow:

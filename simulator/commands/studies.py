@@ -23,6 +23,8 @@ SHOWN = (
 WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario has limits
 WITH_BLOCKS = ("preemptions", "cache_hit_rate")  # shown where the layout has blocks
 WITH_OFFERS = SHOWN[-3:]  # shown where a draft budget or a lookup decides what is drafted
+SUMMARY_LEGEND = "mean: over replications; low … high: its 95 % interval; p05 … p95: the range of single replications"
+COMPARISON_LEGEND = "means over replications; low … high: 95 % interval of the paired differences b - a; ratio: b / a"
 
 
 @app.command(epilog="Example: [bold]raggedspec sim init[/bold]")
@@ -71,6 +73,7 @@ def run(
     with tables(as_json):
         print(f"{given.name}: {count} replications, costs from {results.origin}")
         show(summary if metrics else summary.loc[_shown(given)])
+        print(SUMMARY_LEGEND)
         show_extrapolated(results.extrapolated)
         for note in notes(given, summary["mean"]):
             print(note)
@@ -114,6 +117,7 @@ def compare(
     )
     with tables(as_json):
         show(found.table if metrics else found.table.loc[_shown(found.a.scenario, found.b.scenario)])
+        print(COMPARISON_LEGEND)
         show_extrapolated(found.extrapolated)
     if as_json:
         print_json({"extrapolated": found.extrapolated, "metrics": found.table.to_dict(orient="index")})

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example: [bold]raggedspec sim trace example --out trace.json[/bold]")
+@app.command(
+    epilog="Examples: [bold]raggedspec sim trace example --out trace.json[/bold], "
+    "[bold]raggedspec sim trace --engine run.ndjson[/bold]"
+)
 def trace(
     scenario: ScenarioPath = None,
     out: Annotated[Path, typer.Option(help="File to write, in Chrome's trace format.")] = Path("trace.json"),
@@ -31,6 +34,8 @@ def trace(
     from simulator.settings.inputs import input_files
     from simulator.settings.traces import read_engine_trace
 
+    given_trace = scenario is not None and ".ndjson" in scenario.suffixes
+    require(not given_trace, f"{scenario} is a trace, no scenario: --engine {scenario} converts it")
     simulated = scenario is not None or bool(sets) or replication > 0
     require(not (engine and simulated), "--engine converts a trace: leave out scenario, --set and --replication")
     given = read_scenario(scenario, sets)

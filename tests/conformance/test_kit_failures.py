@@ -1,6 +1,7 @@
 """What fails is told: engines that refuse, exit, hang, stop early or misdescribe themselves, and what reports say."""
 
 import json
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -269,6 +270,15 @@ def test_a_module_that_cannot_be_imported_is_an_input_error(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match=told):
         load_engine("broken_engine:make")
+
+
+def test_modules_are_looked_for_in_the_current_folder(tmp_path, monkeypatch) -> None:
+    (tmp_path / "engine_in_this_folder.py").write_text("import toy_engines\nmake = toy_engines.make\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(InputError, match="No module named"):
+        load_engine("engine_in_this_folder:make")
+    monkeypatch.chdir(tmp_path)
+    assert load_engine("engine_in_this_folder:make").vocab_size > 1
 
 
 def test_vocabularies_of_two_are_enough() -> None:
