@@ -150,9 +150,9 @@ class Simulation:
         return lambda request: sum(request.prompt_len > bound for bound in bounds)
 
     def _length_bounds(self, count: int) -> list[int]:
-        """Prompt lengths that split the first thousand requests into equal parts."""
+        """The longest prompt of each part but the last, of the first thousand requests in equal parts."""
         lengths = sorted(self.source.lengths(index)[0] for index in range(1000))
-        return [lengths[1000 * part // count] for part in range(1, count)]
+        return [lengths[max(0, 1000 * part // count - 1)] for part in range(1, count)]
 
 
 @contextmanager

@@ -326,3 +326,11 @@ def test_waiting_for_rows_fills_batches():
     patient = base.but(switches={"wait_for_rows": 4, "wait_at_most_s": 2.0})
     assert simulate(patient, 1)["occupancy"] > simulate(base, 1)["occupancy"]
     assert simulate(patient, 1)["completed"] == 100
+
+
+@pytest.mark.parametrize("tokens", [[10, 20], [10, 20, 30, 40]])
+def test_routing_by_length_gives_each_replica_its_share_of_the_lengths(tokens):
+    made = scenario({"workload.prompt_tokens": {"kind": "values", "tokens": tokens}})
+    shared = made.but(service={"replicas": len(tokens), "router": "by_length"})
+    requests = simulate(shared, 1).frame("requests").drop_duplicates("prompt_tokens")
+    assert requests.set_index("prompt_tokens")["replica"].to_dict() == {n: i for i, n in enumerate(tokens)}
