@@ -55,7 +55,7 @@ class Attribution(Table):
 
     Attributes:
         metric: what was attributed.
-        a, b: mean of the metric.
+        a, b: mean of the metric; it and the shares are of the replications in which every mixture has the metric.
         table: factor → share (in the metric's unit), low, high, relative (share over b - a), verdict.
         per_replication: shares ``[replication, factor]``.
     """
@@ -147,7 +147,8 @@ def attribute(
         progress: True draws a bar; a function is called with (done, planned) after every replication.
 
     Raises:
-        InputError: equal scenarios, different seeds, too many factors, or a mixture that is impossible.
+        InputError: equal scenarios, different seeds, too many factors, a mixture that is impossible, or no
+            replication in which all of them have the metric.
     """
     PAIRED.check(replications, "replications")
     check_metric(metric)
@@ -158,8 +159,12 @@ def attribute(
     require(len(names) <= MAX_FACTORS, f"{len(names)} factors differ ({', '.join(names)}); at most {MAX_FACTORS}")
     subsets = [frozenset(chosen) for size in range(len(names) + 1) for chosen in combinations(names, size)]
     mixtures = [_mixture(a, b, factors, subset) for subset in subsets]
-    values = dict(zip(subsets, _metric_of(mixtures, metric, replications, workers, progress), strict=True))
-    shares = pd.DataFrame({name: shapley_share(name, names, values) for name in names})
+    found = _metric_of(mixtures, metric, replications, workers, progress)
+    common = np.isfinite(found).all(axis=0)
+    require(bool(common.any()), f"no replication has {metric} in every mixture of the two: run longer, or more of them")
+    values = dict(zip(subsets, found[:, common], strict=True))
+    own = {name: shapley_share(name, names, values) for name in names}
+    shares = pd.DataFrame(own, index=np.flatnonzero(common))
     empty, full = values[frozenset()], values[frozenset(names)]
     return Attribution(metric, float(empty.mean()), float(full.mean()), _table(shares, full - empty, level), shares)
 

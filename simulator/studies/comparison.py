@@ -46,8 +46,9 @@ class Comparison(Table):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """metric → a, b, difference (b - a) with its paired interval, ratio b / a, verdict.
+        """metric → a, b, difference (b - a) with its paired interval, ratio b / a, n, verdict.
 
+        All of them are of the n replications in which both have the metric: a latency needs a request that finishes.
         The verdict is about the model. How far its costs are off for a method: see `validate`.
         """
         lines = [self._line(name) for name in self.a.metrics.columns if name != "replication"]
@@ -55,12 +56,14 @@ class Comparison(Table):
 
     def _line(self, name: str) -> dict[str, Any]:
         a, b = self.a.metrics[name].to_numpy(), self.b.metrics[name].to_numpy()
-        mean, low, high, n = mean_interval(b - a, self.level)
-        ratio = float(np.nanmean(b) / np.nanmean(a)) if np.isfinite(a).any() and np.nanmean(a) else np.nan
+        both = np.isfinite(a) & np.isfinite(b)
+        mean_a, mean_b = (float(each[both].mean()) if both.any() else np.nan for each in (a, b))
+        mean, low, high, n = mean_interval((b - a)[both], self.level)
+        ratio = mean_b / mean_a if mean_a else np.nan
         same = not np.isfinite(low) and mean != 0
         verdict = "undecided" if same else DIFFERENT if low > 0 or high < 0 else "not distinguishable"
-        line = {"metric": name, "a": np.nanmean(a) if n else np.nan, "b": np.nanmean(b) if n else np.nan}
-        return line | {"difference": mean, "low": low, "high": high, "ratio": ratio, "n": n, "verdict": verdict}
+        line = {"metric": name, "a": mean_a, "b": mean_b, "difference": mean, "low": low, "high": high}
+        return line | {"ratio": ratio, "n": n, "verdict": verdict}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -139,25 +139,33 @@ class Outlook(Shown):
         studies = {found.scenario.study.kind for found in self.results.values()}
         return "tokens_per_s" if studies == {"offline"} else "latency_p99_s"
 
+    def common(self, metric: str) -> pd.DataFrame:
+        """A metric of each method, in the replications in which all have it ``[replication, method]``.
+
+        A latency needs a request that finishes. Methods that never have the metric are left out.
+        """
+        runs = pd.DataFrame({method: found.metrics[metric] for method, found in self.results.items()})
+        return runs.dropna(axis=1, how="all").dropna()
+
     @property
     def ranking(self) -> list[str]:
-        """Methods, the best first."""
-        sign = 1 if self.judged_by == "latency_p99_s" else -1
-        return sorted(self.results, key=lambda method: sign * self.results[method][self.judged_by])
+        """Methods, the best first; at the end those that never have the metric."""
+        means = self.common(self.judged_by).mean().reindex(list(self.results))
+        return list(means.sort_values(ascending=self.judged_by == "latency_p99_s", kind="stable").index)
 
     def margin(self, level: float = 0.95) -> tuple[float, float, float]:
         """How much better the best is than the second, as a share of the second, with the ends of its interval.
 
         The replications are paired: each has the same requests and the same luck for all methods.
         """
-        best, second = (self.results[method].metrics[self.judged_by].to_numpy() for method in self.ranking[:2])
-        gain = (second - best if self.judged_by == "latency_p99_s" else best - second) / second.mean()
-        return mean_interval(gain, level)[:3]
+        runs = self.common(self.judged_by).reindex(columns=self.ranking[:2])
+        best, second = (runs[method].to_numpy() for method in runs)
+        gain = second - best if self.judged_by == "latency_p99_s" else best - second
+        return mean_interval(gain / mean_interval(second, level)[0], level)[:3]
 
     def to_frame(self) -> pd.DataFrame:
         """Method → mean of each metric, the best first."""
-        lines = {method: {name: self.results[method][name] for name in METRICS} for method in self.ranking}
-        return pd.DataFrame.from_dict(lines, orient="index")
+        return pd.DataFrame({name: self.common(name).mean() for name in METRICS}).reindex(self.ranking)
 
 
 def outlook(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given
-from test_simulator_runs import brief, engines, possible, scenario
+from test_simulator_runs import brief, engines, possible, rarely_finishing, scenario
 
 from refimpl.core.errors import InputError
 from simulator.studies.attribution import attribute, differing_factors, flatten, unflatten
@@ -30,6 +30,16 @@ def test_a_factor_without_effect_has_no_share():
 def test_studies_of_two_kinds_are_one_factor():
     found = attribute(scenario(), brief(num_requests=20).but({"engine.scheduler": "static"}), 2)
     assert set(found.table.index) == {"study", "total"}
+
+
+def test_shares_are_of_the_replications_in_which_every_mixture_has_the_metric():
+    a, b = rarely_finishing(1.0), rarely_finishing(1.6).but({"workload.output_tokens.mean_tokens": 8.0})
+    found = attribute(a, b, 12, metric="latency_mean_s")
+    assert 1 < len(found.per_replication) < 12
+    assert found.per_replication.sum(axis=1).mean() == pytest.approx(found.b - found.a)
+    assert found.table["relative"].drop("total").sum() == pytest.approx(1)
+    with pytest.raises(InputError, match="no replication has latency_mean_s in every mixture"):
+        attribute(a, b.but({"cost.verify_base_s": 20.0}), 2, metric="latency_mean_s")
 
 
 def test_attribution_refuses_nonsense():

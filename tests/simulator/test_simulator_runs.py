@@ -192,6 +192,27 @@ def test_a_scenario_does_not_differ_from_itself_and_seeds_must_agree():
         compare(scenario(), scenario(), 1)
 
 
+def rarely_finishing(verify_base_s):
+    """So few requests that in some replications none finishes: those have no latency."""
+    return Scenario(
+        study=Study(kind="open", duration_s=12.0, arrivals=Spec.of("poisson", rate_per_s=0.2)),
+        workload=Workload(output_tokens=Spec.of("geometric", mean_tokens=6.0)),
+        engine=Engine(batch_size=1, num_speculative_tokens=0),
+        cost=Spec.of("linear", verify_base_s=verify_base_s),
+    )
+
+
+def test_all_that_is_compared_is_of_the_replications_in_which_both_have_it():
+    found = compare(rarely_finishing(1.0), rarely_finishing(1.6), 12)
+    a, b = (each.metrics["latency_mean_s"] for each in (found.a, found.b))
+    both = a.notna() & b.notna()
+    assert 1 < both.sum() < a.notna().sum()
+    line = found.table.loc["latency_mean_s"]
+    assert (line["a"], line["b"], line["n"]) == (a[both].mean(), b[both].mean(), both.sum())
+    assert line["difference"] == pytest.approx(line["b"] - line["a"])
+    assert line["ratio"] == line["b"] / line["a"]
+
+
 def test_intervals_cover_as_they_say():
     rng = np.random.default_rng(1)
     inside = [low <= 3 <= high for _, low, high, _ in (mean_interval(rng.normal(3, 2, 8), 0.9) for _ in range(3000))]

@@ -10,11 +10,11 @@ import pytest
 
 from refimpl.core.errors import InputError
 from simulator.panel import SLIDERS, ahead_html, answer_html, panel
-from simulator.runner import mean_interval, simulate
+from simulator.runner import Replication, Results, mean_interval, simulate
 from simulator.settings.hardware import shipped
 from simulator.settings.scenario import Scenario
 from simulator.studies import whatif
-from simulator.studies.whatif import LABELS, METRICS, PAIRS, WhatIf, outlook, speedup
+from simulator.studies.whatif import LABELS, METRICS, PAIRS, Outlook, WhatIf, outlook, speedup
 from simulator.studies.whatif_grid import WhatIfGrid, answer_grid, answer_of
 
 DEAR = Scenario(cost={"kind": "linear", "verify_base_s": 0.02, "realign_base_s": 0.02, "concat_base_s": 0.02})
@@ -118,6 +118,21 @@ def test_the_recommendation_is_the_paired_difference(rate):
     better = "lower P99 latency" if rate else "more tokens/s"
     assert repr(found).startswith(f"take inplace: {100 * expected[0]:.1f} % {better} than eqspec (95 % interval ")
     assert list(found.to_frame().columns) == list(METRICS)
+
+
+def found_latencies(*seconds):
+    """Replications of a method with these latencies."""
+    runs = [Replication(i, dict.fromkeys(METRICS, float(s)), None, (), "") for i, s in enumerate(seconds)]
+    return Results(DEAR.but(study={"kind": "closed", "clients": 1, "duration_s": 9.0}), tuple(runs))
+
+
+def test_methods_are_ranked_by_the_replications_in_which_all_have_the_metric():
+    """One finishes no request where another takes long, and one never any."""
+    latencies_s = {"few": (2, 4, np.nan), "all": (1, 3, 90), "none": (np.nan, np.nan, np.nan)}
+    found = Outlook(WhatIf(), {name: found_latencies(*each) for name, each in latencies_s.items()})
+    assert found.ranking == ["all", "few", "none"]
+    assert found.margin() == pytest.approx(mean_interval(np.array([1 / 3, 1 / 3]), 0.95)[:3])
+    assert found.to_frame()["latency_p99_s"].tolist()[:2] == [2, 3]
 
 
 def test_methods_that_do_not_differ_are_not_decided():
