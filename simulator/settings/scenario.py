@@ -60,11 +60,7 @@ class Scenario:
             offline or not self.workload.sort_prompts,
             f"workload.sort_prompts has no effect in a study of kind {self.study.kind}: leave it out",
         )
-        clients, switches = self.study.clients, self.switches
-        stuck = clients is not None and switches.wait_for_rows > clients and switches.wait_at_most_s == float("inf")
-        require(
-            not stuck, f"switches.wait_for_rows {switches.wait_for_rows} never come: there are {clients} study.clients"
-        )
+        self._check_waits()
         weightless = self.cost.kind == "linear" and self.cost.resolved(COST)["kv_bytes_per_token"] == 0
         require(
             self.service.kv_capacity_bytes is None or not weightless,
@@ -72,6 +68,13 @@ class Scenario:
         )
         self._check_drafting()
         require_effects(self)
+
+    def _check_waits(self) -> None:
+        """Refuse servers that may all wait for ever: each for one more row, with every client's request among them."""
+        clients, rows, count = self.study.clients, self.switches.wait_for_rows, self.service.replicas
+        stuck = clients is not None and clients <= count * (rows - 1) and self.switches.wait_at_most_s == float("inf")
+        given = f"there are {clients} study.clients, service.replicas is {count}"
+        require(not stuck, f"switches.wait_for_rows {rows} may never come: {given}")
 
     def _check_drafting(self) -> None:
         """Refuse a draft that never runs, and switches that know rounds of a given number of drafts only."""

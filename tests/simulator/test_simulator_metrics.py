@@ -183,7 +183,11 @@ def test_precision_may_be_about_any_metric(capsys):
     ("changes", "message"),
     [
         ({"workload.sort_prompts": True}, "workload.sort_prompts has no effect in a study of kind closed"),
-        ({"switches.wait_for_rows": 99}, "switches.wait_for_rows 99 never come: there are 60 study.clients"),
+        ({"switches.wait_for_rows": 61}, "switches.wait_for_rows 61 may never come: there are 60 study.clients"),
+        (
+            {"switches.wait_for_rows": 21, "service.replicas": 3},
+            "switches.wait_for_rows 21 may never come: there are 60 study.clients, service.replicas is 3",
+        ),
         ({"workload.output_tokens": {"kind": "values", "tokens": [3, 0]}}, r"output_tokens\.tokens\[1\] must be an i"),
         ({"workload.prompt_tokens": {"kind": "values", "tokens": [2.5]}}, r"prompt_tokens\.tokens\[0\] must be an i"),
     ],
@@ -191,6 +195,17 @@ def test_precision_may_be_about_any_metric(capsys):
 def test_what_would_be_ignored_or_never_end_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
         CLOSED.but(changes)
+
+
+@pytest.mark.parametrize("router", ["round_robin", "least_loaded", "by_length"])
+def test_one_of_several_servers_always_has_the_rows_that_it_waits_for(router):
+    """Of 61 clients, three servers that wait for 21 rows cannot have 20 each."""
+    many = CLOSED.but({"study.clients": 61, "switches.wait_for_rows": 21, "study.think_time_s": 0.1})
+    lengths = {"kind": "uniform", "low_tokens": 1, "high_tokens": 30}
+    varied = many.but({"workload.prompt_tokens": lengths, "workload.output_tokens": lengths})
+    found = simulate(varied.but(service={"replicas": 3, "router": router}), 1)
+    assert found["makespan_s"] > 39
+    CLOSED.but({"switches.wait_for_rows": 99, "switches.wait_at_most_s": 1.0})  # such a wait ends
 
 
 def test_a_trace_of_arrivals_ends(tmp_path):
