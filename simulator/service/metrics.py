@@ -33,7 +33,8 @@ DEFINITIONS = {
     "*_p50_s, *_p90_s, *_p99_s": "quantile over the requests of one replication, or over its pairs of rounds "
     "(inter_token); its mean over the replications lies below the quantile of all their requests where few requests, "
     "or few busy periods, make up a replication",
-    "queueing_mean_s": "arrival to the start of the first round, of the requests that have begun",
+    "queueing_mean_s": "arrival to the start of the first round, with prompts in chunks of the one that feeds the "
+    "first chunk, of the requests that have begun",
     "longest_gap_s": "longest time between two rounds of a request, from the end of one to the start of the next: "
     "the wait for the first round counts in queueing_mean_s",
     "occupancy": "unfinished rows over rows that a full batch would have, over all rounds",

@@ -88,7 +88,7 @@ class Request:
         slot: row of the K/V pool while it is in the window.
         padded_len: tokens and pads after its last round; the published code groups by it.
         last_kept: tokens of its last round.
-        begun_s: start of its first round.
+        begun_s: start of its first round, or of the one that fed the first chunk of its prompt.
         last_round: round in which it last ran, or the one before it was admitted.
         last_end_s: end of that round; NaN before the first.
         longest_gap_s: longest time between two rounds so far.

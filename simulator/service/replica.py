@@ -141,8 +141,15 @@ class Replica:
                 stages = self.pricing.with_chunks(stages, plan.chunks, len(members))
             factor, rows = next(noise), len(members)
             self.begun = number, env.now, factor, *stages, plan.mode, rows, len(live), k, passes, placement.width
+            self._note_begin(plan)
             yield env.timeout(sum(stages) * factor)
             self._finish_round(plan, live, k, passes)
+
+    def _note_begin(self, plan: RoundPlan[Request]) -> None:
+        """A round begins, of rows and of chunks of prompts: those whose first it is keep it, preempted or not."""
+        for row in (*plan.members, *[chunk.sequence for chunk in plan.chunks]):
+            if row.begun_s != row.begun_s:  # NaN
+                row.begun_s = self.env.now
 
     def _in_pool_order(self, chosen: tuple[Request, ...]) -> tuple[Request, ...]:
         """As the engine runs them."""
@@ -227,6 +234,7 @@ class Replica:
         """A chunk of a prompt is cached."""
         request = chunk.sequence
         request.to_prefill -= chunk.count
+        request.longest_wait = max(request.longest_wait, self.round_index - request.last_round - 1)
         request.last_round = self.round_index
         if self.log.chunks is not None:
             self.log.chunks.append((self.number, self.round_index, request.sequence, chunk.count))
@@ -267,7 +275,7 @@ class Replica:
             kept = accepted + 1 if accepted < minimum else minimum
             note_end(row.last_end_s)
             if not generated:
-                row.first_token_s, row.begun_s, row.last_end_s = now, start_s, start_s
+                row.first_token_s, row.last_end_s = now, start_s
             total = generated + kept
             if total >= row.output_len:
                 kept, total = row.output_len - generated, row.output_len

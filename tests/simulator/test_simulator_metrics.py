@@ -247,6 +247,43 @@ def test_queueing_lasts_from_arrival_to_the_first_round():
     assert found["grouping_rate"] == 0  # a row alone is no group
 
 
+CHUNKED = Engine(scheduler="continuous", batch_size=2, num_speculative_tokens=0, token_budget=10)
+
+
+def chunked(*prompts, **study):
+    """Prompts in chunks of ten tokens, rounds of 1 s, one token each."""
+    workload = Workload(Spec.of("values", tokens=list(prompts)), Spec.of("fixed", tokens=1))
+    cost = Spec.of("linear", verify_base_s=1.0, prefill_base_s=1.0)
+    return Scenario(study=Study(num_requests=len(prompts), **study), workload=workload, engine=CHUNKED, cost=cost)
+
+
+def test_a_request_begins_with_the_first_chunk_of_its_prompt():
+    assert simulate(chunked(101), 1)["queueing_mean_s"] == 0
+    found = simulate(chunked(101, 2), 1)
+    assert found["queueing_mean_s"] == (0 + 10) / 2
+    assert found["longest_wait_rounds"] == 10
+
+
+def test_preempted_requests_began_when_they_first_did():
+    pool = {"engine.layout": "paged", "engine.block_size": 2, "engine.num_blocks": 16, "engine.token_budget": None}
+    pool |= {"engine.max_new_tokens": 12, "engine.batch_size": 4}
+    made = chunked(9, 9, 9, 9).but({**pool, "workload.output_tokens.tokens": 12})
+    found = simulate(made, 1)
+    requests, rounds = found.frame("requests"), found.frame("rounds")
+    assert found["preemptions"] > 0
+    assert requests["begun_s"].tolist() == [rounds["start_s"][0]] * 3 + [requests["begun_s"][3]]
+
+
+def test_a_round_that_is_cut_has_begun():
+    """The first request runs from 4 to 9 s; the second, come at 8 s, begins at 9 s, and the clock stops before 10 s."""
+    study = Study(kind="open", duration_s=9.5, arrivals=Spec.of("fixed", interval_s=4.0))
+    engine = Engine(batch_size=1, num_speculative_tokens=0)
+    cost = Spec.of("linear", verify_base_s=1.0)
+    found = simulate(Scenario(study=study, workload=fixed(5, 5), engine=engine, cost=cost), 1)
+    assert found["rounds"] == 5
+    assert found["queueing_mean_s"] == (0 + 1) / 2
+
+
 def test_the_longest_gap_is_the_time_between_two_rounds_of_a_request():
     """Two requests of 3 and 6 tokens, one row at a time, rounds of 1 s: turn by turn, or one after the other."""
     workload = Workload(Spec.of("values", tokens=[3, 4]), Spec.of("values", tokens=[3, 6]))
