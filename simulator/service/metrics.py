@@ -15,6 +15,7 @@ from simulator.settings.scenario import Engine, Scenario, Service, Study
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_MSER_BATCHES = 20
+ROUNDING = 1e-9  # of the largest value: deviations below are none
 
 DEFINITIONS = {
     "tokens_per_s": "committed tokens over observed seconds: up to the end of the study, or to that of the last round "
@@ -92,9 +93,11 @@ def mser5(values: np.ndarray) -> int:
     count, n = len(values) // 5, len(values)
     require(count >= MIN_MSER_BATCHES, f"study.warmup: mser5 needs {5 * MIN_MSER_BATCHES} finished requests, not {n}")
     means = np.asarray(values[: 5 * count]).reshape(count, 5).mean(axis=1)
-    remaining = count - np.arange(count)
+    remaining, least = count - np.arange(count), (ROUNDING * np.abs(means).max()) ** 2
+    means = means - means[count // 2 :].mean()  # of what every tail holds: squares cancel least around it
     tail_sum, tail_square = np.cumsum(means[::-1])[::-1], np.cumsum(means[::-1] ** 2)[::-1]
-    variance = np.maximum(tail_square - tail_sum**2 / remaining, 0)
+    variance = tail_square - tail_sum**2 / remaining
+    variance = np.where(variance > least * remaining, variance, 0)
     statistic = (variance / remaining.astype(float) ** 2)[: count - 5]
     cut = int(np.argmin(statistic))
     message = f"study.warmup: no steady state within {n} finished requests: run longer, or the server is overloaded"
@@ -124,6 +127,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
     observed = _clipped(simulation.log.round_columns(cut=True), start_s, simulation.log.end_s)
     finishing = _keep(requests, requests["finished_s"] >= start_s)  # not those that never finish
     gaps_s = inter_token_s(simulation.log, rounds, start_s)
+    tokens = rounds["kept"][rounds["start_s"] + rounds["round_s"] > start_s].sum()
     rounds = _keep(rounds, rounds["start_s"] >= start_s)
     requests = _keep(requests, requests["arrival_s"] >= start_s)
     done = _keep(requests, ~np.isnan(requests["finished_s"]))
@@ -131,7 +135,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
     span_s = max(simulation.log.end_s - start_s, 1e-300)
     service = simulation.scenario.service
     result = {
-        "tokens_per_s": float(rounds["kept"].sum()) / span_s,
+        "tokens_per_s": float(tokens) / span_s,
         "requests_per_s": len(finishing["request"]) / span_s,
         "makespan_s": simulation.log.last_round_s,
         "completed": float(count),

@@ -74,6 +74,15 @@ def after_a_rush(folder):
     return CLOSED.but(study={"kind": "open", "duration_s": float(times[-1]), "warmup": "mser5", "arrivals": arrivals})
 
 
+def test_tokens_of_the_round_in_which_the_warm_up_ends_count(tmp_path):
+    found = simulate(after_a_rush(tmp_path), 1)
+    rounds, start_s, end_s = found.frame("rounds"), found["warmup_s"], found.scenario.study.duration_s
+    assert ((rounds["start_s"] < start_s) & (rounds["start_s"] + rounds["round_s"] > start_s)).any()
+    assert found["tokens_per_s"] == rounds["kept"][rounds["start_s"] + rounds["round_s"] > start_s].sum() / (
+        end_s - start_s
+    )
+
+
 def test_attainment_is_of_those_that_came_after_the_warm_up(tmp_path):
     limit_s = 0.4
     found = simulate(after_a_rush(tmp_path).but({"service.slo_first_token_s": limit_s}), 1)

@@ -240,6 +240,14 @@ def test_mser5_finds_a_transient_and_refuses_short_or_growing_runs():
         mser5(np.arange(1000.0))
 
 
+@pytest.mark.parametrize("length", [100, 1000])
+def test_mser5_takes_rounding_for_no_transient(length):
+    times = np.cumsum(np.full(length, 0.7))
+    assert mser5(times + 0.3 - times) == 0
+    step = np.r_[np.full(25, 8.0), np.full(length - 25, 0.3)] + times - times
+    assert mser5(step) == 25
+
+
 def test_warmup_is_left_out(tmp_path):
     """A rush of 100 requests, then a quiet stream of 500: what the rush has slowed down is left out."""
     times = np.concatenate([np.zeros(100), 1 + np.arange(500) * 0.5])
