@@ -222,7 +222,7 @@ def simulate(
 
         run_until(replications)
         while precision is not None and len(done) < max_replications and not _relative_error(done, metric) <= precision:
-            run_until(min(max_replications, len(done) + max(workers, len(done) // 2)))
+            run_until(min(max_replications, len(done) + len(done) // 2))
     return Results(scenario, tuple(done))
 
 

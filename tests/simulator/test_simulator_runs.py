@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.core.errors import InputError
+from simulator import runner
 from simulator.runner import mean_interval, simulate
 from simulator.service.metrics import frames_of, measure, mser5
 from simulator.service.simulation import simulate_once
@@ -227,6 +228,16 @@ def test_sequential_stopping_reaches_its_precision_or_its_limit():
     assert len(simulate(scenario(), 2, precision=1e-6, max_replications=5, keep_frames=False).replications) == 5
     with pytest.raises(InputError, match="precision must be a number in"):
         simulate(scenario(), 3, precision=2.0)
+
+
+def test_sequential_stopping_does_not_depend_on_the_workers(monkeypatch):
+    def in_this_process(function, jobs, workers, settings):
+        return (function(*job, **settings) for job in jobs)
+
+    monkeypatch.setattr(runner, "run_parallel", in_this_process)
+    few = {"precision": 0.01, "metric": "makespan_s", "keep_frames": False}
+    one, many = (simulate(scenario({"study.num_requests": 4}), workers=n, **few) for n in (1, 60))
+    assert 10 < len(one.replications) == len(many.replications)
 
 
 def test_mser5_finds_a_transient_and_refuses_short_or_growing_runs():
