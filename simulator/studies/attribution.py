@@ -30,6 +30,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
         "switches.group_choice", "switches.partial_groups", "switches.bucket_tokens", "switches.cost_aware",
         "switches.pad_ends", "switches.serve_first",
     ),
+    "prompts in chunks": ("#chunks", "engine.token_budget"),
     "alignment cost": (
         "engine.layout", "engine.compaction_threshold", "switches.free_realign", "switches.realign_read_s",
         "switches.copy_launch_s", "switches.realign_layers", "switches.copy_groups", "switches.discard_mixed_caches",
@@ -45,7 +46,10 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "component costs": ("cost",),
 }  # fmt: skip
 STUDY = tuple(f"study.{item.name}" for item in fields(Study))
-FLAGS = {"static": (False, False), "fifo": (True, False), "grouped": (True, True)}
+FLAGS = {  # scheduler -> refill, grouping, chunks
+    "static": (False, False, False), "fifo": (True, False, False), "grouped": (True, True, False),
+    "continuous": (True, False, True),
+}  # fmt: skip
 MAX_FACTORS = 8
 
 
@@ -75,24 +79,25 @@ class Attribution(Table):
 
 
 def flatten(scenario: Scenario) -> dict[str, Any]:
-    """Settings by dotted path; the scheduler becomes two flags, ``#refill`` and ``#grouping``."""
+    """Settings by dotted path; the scheduler becomes flags, ``#refill``, ``#grouping`` and ``#chunks``."""
     flat: dict[str, Any] = {}
     for name, value in to_mapping(scenario).items():
         nested = (isinstance(value, dict) and "kind" not in value) or name == "study"
         flat |= {f"{name}.{key}": inner for key, inner in value.items()} if nested else {name: value}
-    flat["#refill"], flat["#grouping"] = FLAGS[flat.pop("engine.scheduler")]
+    flat["#refill"], flat["#grouping"], flat["#chunks"] = FLAGS[flat.pop("engine.scheduler")]
     return flat
 
 
 def unflatten(flat: dict[str, Any]) -> Scenario:
     """Back from `flatten`, without settings that have no effect.
 
-    Grouping without refill is a grouped window that is filled only once it is empty.
+    Grouping or chunks without refill are a window that is filled only once it is empty. With prompts in chunks all rows
+    of the window run, so that grouping does nothing beside them.
     """
     flat = dict(flat)
-    refill, grouping = flat.pop("#refill"), flat.pop("#grouping")
-    flat["engine.scheduler"] = "grouped" if grouping else "fifo" if refill else "static"
-    if grouping and not refill:
+    refill, grouping, chunks = (flat.pop(name) for name in ("#refill", "#grouping", "#chunks"))
+    flat["engine.scheduler"] = "continuous" if chunks else "grouped" if grouping else "fifo" if refill else "static"
+    if not refill and (grouping or chunks):
         flat["switches.refill"] = False
     data: dict[str, Any] = {}
     for path, value in flat.items():

@@ -6,6 +6,7 @@ from hypothesis import given
 from test_simulator_runs import brief, engines, possible, rarely_finishing, scenario
 
 from refimpl.core.errors import InputError
+from simulator.runner import simulate
 from simulator.studies.attribution import attribute, differing_factors, flatten, unflatten
 from simulator.studies.comparison import DIFFERENT
 
@@ -25,6 +26,19 @@ def test_a_factor_without_effect_has_no_share():
     common = {"kind": "system_prompt", "tokens": 2}  # which a layout without blocks cannot share
     found = attribute(scenario(), scenario({"engine.scheduler": "fifo", "workload.common": common}), 3)
     assert found.table.loc["workload.common", "share"] == 0
+
+
+@pytest.mark.parametrize("others", [set(), {"grouping"}])
+def test_prompts_in_chunks_are_a_factor(others):
+    """Beside them grouping does nothing."""
+    chunked = scenario({"engine.scheduler": "continuous", "engine.token_budget": 40})
+    other = scenario({"engine.scheduler": "grouped" if others else "static"})
+    found = attribute(other, chunked, 2)
+    assert set(found.table.index) == {"prompts in chunks", "total"} | (others or {"refill"})
+    assert found.per_replication.sum(axis=1).mean() == pytest.approx(found.b - found.a)
+    assert found.b == pytest.approx(simulate(chunked, 2)["tokens_per_s"])
+    for made in (chunked, chunked.but({"switches.refill": False})):
+        assert unflatten(flatten(made)) == made
 
 
 def test_studies_of_two_kinds_are_one_factor():
