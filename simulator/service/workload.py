@@ -107,7 +107,9 @@ def draw_lengths(spec: Spec, streams: Streams, purpose: Purpose, start: int, sto
         return _cycle(_trace_lengths(values["path"], purpose), start, stop)
     uniform = streams.per_request(purpose, start, stop)
     if spec.kind in ("file", "spec_bench"):
-        pool = np.sort(_pool(spec.kind, tuple(sorted(values.items()))))
+        path = Path(values["path"])
+        require(is_file(path), f"{path}: no such file")
+        pool = np.sort(_pool(spec.kind, tuple(sorted(values.items())), path.stat().st_mtime_ns))
         return pool[(uniform * len(pool)).astype(int)]
     return np.maximum(1, _quantile(spec.kind, values, uniform)).astype(int)
 
@@ -129,10 +131,9 @@ def _trace_lengths(path: str, purpose: Purpose) -> np.ndarray:
 
 
 @lru_cache(maxsize=32)
-def _pool(kind: str, values: tuple[tuple[str, Any], ...]) -> np.ndarray:
+def _pool(kind: str, values: tuple[tuple[str, Any], ...], stamp: int) -> np.ndarray:
     settings = dict(values)
     path = Path(settings["path"])
-    require(is_file(path), f"{path}: no such file")
     if kind == "spec_bench":
         characters = np.array([len(turn) for turn in first_turns(path)])
         return np.maximum(1, np.round(characters / settings["characters_per_token"])).astype(int)

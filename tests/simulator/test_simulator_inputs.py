@@ -1,6 +1,7 @@
 """Traces, workloads and streams of numbers: what is read, drawn and refused."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -103,6 +104,16 @@ def test_lengths_from_files(tmp_path):
     (tmp_path / "q.jsonl").write_text("\n".join(json.dumps({"turns": ["x" * n]}) for n in (40, 80)))
     drawn = draw_lengths(Spec.of("spec_bench", path=str(tmp_path / "q.jsonl")), STREAMS, Purpose.PROMPT, 0, 50)
     assert set(drawn) == {10, 20}
+
+
+@pytest.mark.parametrize("kind", ["file", "spec_bench"])
+def test_a_file_of_lengths_that_is_written_anew_is_read_anew(tmp_path, kind):
+    path = tmp_path / "l.jsonl"
+    spec = Spec.of(kind, path=str(path), **({"column": "tokens"} if kind == "file" else {}))
+    for tokens in (7, 9):
+        path.write_text(json.dumps({"tokens": tokens, "turns": ["x" * 4 * tokens]}) + "\n")
+        os.utime(path, ns=(tokens, tokens))
+        assert set(draw_lengths(spec, STREAMS, Purpose.PROMPT, 0, 5)) == {tokens}
 
 
 SEPARATORS = "\u2028\u0085\x1c"  # they end lines for `str.splitlines`, and may stand inside of a text in JSON
