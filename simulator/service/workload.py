@@ -169,6 +169,14 @@ def _service_trace(spec: Spec) -> ServiceTrace:
     return read_service_trace(values["path"], values["format"])
 
 
+def _recorded(kind: str, values: dict[str, Any]) -> list[float]:
+    """Arrival times of a service's trace, or of a run of the engine."""
+    if kind == "replay":
+        return read_engine_trace(values["path"]).arrivals(values["clock"])
+    times: list[float] = (read_service_trace(values["path"], values["format"]).time_s / values["speedup"]).tolist()
+    return times
+
+
 def arrival_times(spec: Spec, streams: Streams, limit: int | None) -> Iterator[float]:
     """Arrival times in seconds, never decreasing; without end, except for traces and beyond `limit` requests.
 
@@ -176,14 +184,11 @@ def arrival_times(spec: Spec, streams: Streams, limit: int | None) -> Iterator[f
         InputError: a trace has fewer requests than `limit`.
     """
     values = spec.resolved(ARRIVALS)
-    if spec.kind == "trace":
-        times = _service_trace(spec).time_s / values["speedup"]
+    if spec.kind in ("trace", "replay"):
+        times = _recorded(spec.kind, values)
         enough = limit is None or limit <= len(times)
         require(enough, f"study.num_requests is {limit}, but {values['path']} holds {len(times)} requests")
-        yield from times[:limit].tolist()
-        return
-    if spec.kind == "replay":
-        yield from read_engine_trace(values["path"]).arrivals(values["clock"])[:limit]
+        yield from times[:limit]
         return
     blocks = _sinusoidal if spec.kind == "sinusoidal" else _on_off if spec.kind == "on_off" else _renewal
     count = 0

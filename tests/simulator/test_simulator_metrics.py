@@ -208,9 +208,10 @@ def test_one_of_several_servers_always_has_the_rows_that_it_waits_for(router):
     CLOSED.but({"switches.wait_for_rows": 99, "switches.wait_at_most_s": 1.0})  # such a wait ends
 
 
-def test_a_trace_of_arrivals_ends(tmp_path):
+@pytest.mark.parametrize("kind", ["trace", "replay"])
+def test_a_trace_of_arrivals_ends(tmp_path, engine_trace, kind):
     (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n0,3,4\n1,3,4\n")
-    arrivals = Spec.of("trace", path=str(tmp_path / "t.csv"))
+    arrivals = Spec.of(kind, path=str(tmp_path / "t.csv" if kind == "trace" else engine_trace))
     with pytest.raises(InputError, match=r"study.num_requests is 9, but .* holds 2 requests"):
         simulate(Scenario(study=Study(kind="open", num_requests=9, arrivals=arrivals)), 1)
 
