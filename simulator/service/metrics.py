@@ -38,7 +38,8 @@ DEFINITIONS = {
     "first chunk, of the requests that have begun",
     "longest_gap_s": "longest time between two rounds of a request, from the end of one to the start of the next: "
     "the wait for the first round counts in queueing_mean_s",
-    "occupancy": "unfinished rows over rows that a full batch would have, over all rounds",
+    "occupancy": "unfinished rows over rows that a full batch would have, over all rounds; of overlapped execution a "
+    "full cohort, half a batch",
     "busy_share": "seconds in rounds over observed seconds, mean of the replicas; the part of a round that "
     "lies outside of them is left out, of the shares of stages and of kv_mean_bytes, too",
     "grouping_rate": "grouped rounds of at least two rows over rounds",
@@ -227,8 +228,9 @@ def _clipped(rounds: Columns, start_s: float, end_s: float) -> Columns:
 
 
 def _rounds(simulation: Simulation, rounds: Columns) -> dict[str, float]:
-    total = len(rounds["start_s"])
+    total, engine = len(rounds["start_s"]), simulation.scenario.engine
     count = max(total, 1)
+    most = -(-engine.batch_size // 2) if engine.execution == "overlapped" else engine.batch_size
     grouped = (rounds["mode"] == "grouped") & (rounds["rows"] > 1)
     return {
         "rounds": float(total),
@@ -236,7 +238,7 @@ def _rounds(simulation: Simulation, rounds: Columns) -> dict[str, float]:
         "drawn_tokens_per_round": float((rounds["rows"] * rounds["passes"]).sum()) / count,
         "verified_tokens_per_round": float((rounds["live"] + rounds["drafted"]).sum()) / count,
         "verified_rectangle_per_round": float((rounds["rows"] * (rounds["k"] + 1)).sum()) / count,
-        "occupancy": float(rounds["live"].sum()) / (count * simulation.scenario.engine.batch_size),
+        "occupancy": float(rounds["live"].sum()) / (count * most),
         "grouping_rate": float(grouped.sum()) / count,
     }
 

@@ -213,7 +213,7 @@ class Switches:
         refill: whether a free row is filled at once; otherwise only when the window is empty.
         zombies: whether a static batch carries finished rows; otherwise they leave it and the batch shrinks.
         partial_groups: run the largest group of at least two when none is full.
-        bucket_tokens: lengths count as equal up to this tolerance, at the price of padding.
+        bucket_tokens: lengths in the same bucket, (n - 1) · b + 1 … n · b, count as equal, at the price of padding.
         group_choice: the first full group, or the one with most members.
         cost_aware: choose, each round, by expected tokens per second: the group, the oldest rows at the price of
             realigning them, or to wait for a further row while some are free.

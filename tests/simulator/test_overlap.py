@@ -8,6 +8,7 @@ from refimpl import Request, generate
 from refimpl.core.errors import InputError
 from refimpl.decoding.memory import pool_gib
 from simulator.engine_runs.parity import check_parity, replay_scenario
+from simulator.service.metrics import measure
 from simulator.service.simulation import simulate_once
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workload
@@ -64,9 +65,9 @@ def test_preemptions_are_replayed_without_a_difference(llama, tmp_path):
     assert parity.exact, parity.first_difference
 
 
-def rounds_of(**engine):
+def scenario_of(**engine):
     """Two requests of three tokens: no draft is ever right."""
-    scenario = Scenario(
+    return Scenario(
         study=Study(num_requests=2),
         workload=Workload(prompt_tokens=Spec.of("fixed", tokens=4), output_tokens=Spec.of("fixed", tokens=3)),
         engine=Engine(batch_size=2, num_speculative_tokens=1, max_new_tokens=3, **engine),
@@ -74,7 +75,11 @@ def rounds_of(**engine):
         cost=COST,
         noise=False,
     )
-    return simulate_once(scenario).log.rounds
+
+
+def rounds_of(**engine):
+    """Rounds of that scenario."""
+    return simulate_once(scenario_of(**engine)).log.rounds
 
 
 def test_seconds_by_hand():
@@ -86,6 +91,13 @@ def test_seconds_by_hand():
     one_device = [(line.draft_s, line.verify_s) for line in rounds_of(execution="overlapped", contention=1.0)]
     assert one_device == [(4, 8.5), (1.5, 8.5), (1.5, 8.5), (0, 8.5), (0, 8.25), (0, 8.25)]
     assert [line.rows for line in rounds_of(execution="overlapped")] == [1] * 6
+
+
+@pytest.mark.parametrize(("batch_size", "share"), [(2, 1), (4, 1 / 2), (3, 1 / 2)])
+def test_a_full_cohort_occupies_all_that_it_can(batch_size, share):
+    """Rounds of one row; a batch of four has cohorts of two, one of three a larger one of two."""
+    made = scenario_of(execution="overlapped").but({"engine.batch_size": batch_size})
+    assert measure(simulate_once(made))["occupancy"] == share
 
 
 def test_a_slow_draft_is_what_a_round_waits_for():
