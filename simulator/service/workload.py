@@ -117,7 +117,6 @@ def draw_lengths(spec: Spec, streams: Streams, purpose: Purpose, start: int, sto
 def _quantile(kind: str, values: dict[str, Any], uniform: np.ndarray) -> np.ndarray:
     if kind == "uniform":
         low, high = values["low_tokens"], values["high_tokens"]
-        require(low <= high, f"low_tokens {low} is larger than high_tokens {high}")
         return low + np.floor(uniform * (high - low + 1))
     if kind == "geometric":
         return np.ceil(np.log1p(-uniform) / np.log1p(-1 / values["mean_tokens"]))

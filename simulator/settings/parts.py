@@ -123,6 +123,10 @@ class Workload:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in ("prompt_tokens", "output_tokens"):
+            values = dict(getattr(self, name).values)
+            low, high = values.get("low_tokens", 0), values.get("high_tokens", math.inf)
+            require(low <= high, f"{name}.low_tokens {low} is larger than high_tokens {high}")
 
 
 @dataclass(frozen=True, slots=True)

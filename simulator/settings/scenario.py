@@ -83,6 +83,12 @@ class Scenario:
             engine.drafting().uses_draft or not cost.get("draft"),
             f"engine.drafter {engine.drafter!r} runs no draft: leave out cost.draft",
         )
+        mixed = self.acceptance.kind == "profile" and len(set(self.acceptance["probabilities"])) > 1
+        reads = engine.drafting().reads_probabilities and self.confidence.kind == "drawn"
+        message = (
+            f"engine.draft_budget {engine.draft_budget!r} reads probabilities, which acceptance.kind profile lacks"
+        )
+        require(not (mixed and reads), f"{message}: choose another acceptance")
         departing = [item.name for item in fields(Switches) if getattr(self.switches, item.name) != item.default]
         changed = [name for name in departing if name in FIXED_DRAFTS]
         require(

@@ -201,6 +201,10 @@ BAD = [
     ({"engine": {"method": "paged", "block_size": 8}},
      r"block_size has no effect without engine.num_blocks or service.kv_capacity_bytes or cost.kind roofline: leave"),
     ({"switches": {"wait_for_rows": 4}}, r"wait_for_rows has no effect without study.kind open\|closed: leave it out"),
+    ({"workload": {"output_tokens": {"kind": "uniform", "low_tokens": 9, "high_tokens": 1}}},
+     "workload.output_tokens.low_tokens 9 is larger than high_tokens 1"),
+    ({"engine": {"draft_budget": "confidence"}, "acceptance": {"kind": "profile", "probabilities": [0.9, 0.5]}},
+     "engine.draft_budget 'confidence' reads probabilities, which acceptance.kind profile lacks: choose another"),
     ({"seed": float("nan")}, "seed must be an integer"),
 ]  # fmt: skip
 
@@ -212,6 +216,19 @@ def test_bad_input_is_one_line_that_names_file_and_field(tmp_path, data, message
         load_scenario(path)
     assert str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"acceptance": {"kind": "profile", "probabilities": [0.9, 0.9]}},
+        {"engine": {"draft_budget": "row_rate"}},
+        {"confidence": {"kind": "trace", "path": "run.ndjson"}},
+    ],
+)
+def test_a_profile_goes_with_budgets_that_read_no_drawn_probabilities_or_the_same_of_all_drafts(changes):
+    made = {"engine": {"draft_budget": "confidence"}, "acceptance": {"kind": "profile", "probabilities": [0.9, 0.5]}}
+    Scenario(**made | changes)
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path):
