@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from refimpl.arrivals import Arrivals
 from refimpl.core.config import DecodeConfig, make_config
-from refimpl.core.errors import InputError, shown
+from refimpl.core.errors import InputError, require, shown
 from refimpl.core.keywords import Settings
 from refimpl.core.records import RowOutcome, TokenLogprobs
 from refimpl.core.request import Request
@@ -223,7 +223,13 @@ class Stream:
         self._events = deque(event for event in self._events if event.index != index)
 
     def run_one_round(self) -> RoundRecord:
-        """Advance by one round, after the next arrival where nothing else is left to do; its events are not yielded."""
+        """Advance by one round, after the next arrival where nothing else is left to do; its events are not yielded.
+
+        Raises:
+            InputError: the run has ended, the next request is no good one, or an earlier round was interrupted.
+        """
+        self._engine.require_whole()
+        require(not self.done, "the run has ended")
         self._began = self._began or time.perf_counter()
         self._let_in()
         while self._engine.scheduler.done and not self._arrivals.ended:
@@ -268,13 +274,13 @@ class Stream:
             ),
         )
         return make_result(
-            self._pair, self._prepared, self._config, self._records(), stats, self._rounds, self._arrived()
+            self._pair, self._prepared, self._config, self._records(), stats, list(self._rounds), self._arrived()
         )
 
     def _arrived(self) -> dict[str, Any]:
         """When requests came and rounds ended, where not all were there at the start; fields of a trace's header."""
-        submitted_at = self._engine.submitted_at
-        times = {"arrival_s": self._prepared.arrival_s, "submitted_at": submitted_at, "round_end_s": self._round_end_s}
+        submitted_at, arrival_s = list(self._engine.submitted_at), list(self._prepared.arrival_s)
+        times = {"arrival_s": arrival_s, "submitted_at": submitted_at, "round_end_s": list(self._round_end_s)}
         return times if any(submitted_at) else {}
 
     def _records(self) -> list[SequenceRecord]:

@@ -78,6 +78,21 @@ def test_the_replay_in_seconds_has_the_engines_arrivals(llama, tmp_path):
     assert [request.arrival_s for request in log.requests] == [0.0, 0.02, 0.04, 0.06]
 
 
+def test_a_result_stays_as_it_was_when_the_run_goes_on(llama, tmp_path):
+    """And its trace is still that of the run until then."""
+    run = stream(llama, [[1, 2]], **SETTINGS, **OPEN)
+    run.run_one_round()
+    run.submit([[3]])
+    list(run)
+    result = run.result()
+    rounds, header = list(result.rounds), {key: str(value) for key, value in result.header.items()}
+    run.submit([[4, 5]])
+    list(run)
+    assert (result.rounds, {key: str(value) for key, value in result.header.items()}) == (rounds, header)
+    result.write_trace(tmp_path / "run.ndjson")
+    assert check_parity(tmp_path / "run.ndjson").exact
+
+
 @pytest.mark.parametrize("method", ["inplace", "paged+continuous"])
 def test_requests_come_at_their_time(llama, ragged_prompts, method):
     requests = [Request(prompt, arrival_s=0.03 * i) for i, prompt in enumerate(ragged_prompts)]
@@ -100,6 +115,17 @@ def test_generate_waits_for_arrivals_too(llama, ragged_prompts):
 
 def test_generate_reads_an_iterator_to_its_end(llama, ragged_prompts):
     assert wanted(llama, iter(ragged_prompts)) == wanted(llama, ragged_prompts)
+
+
+@pytest.mark.parametrize("method", ["inplace", "masked", "paged+continuous"])
+def test_a_run_that_has_ended_has_no_further_round(llama, method):
+    run = stream(llama, [[1, 2]], method=method, **SETTINGS, **OPEN)
+    list(run)
+    num_rounds = len(run.result().rounds)
+    with pytest.raises(InputError, match="the run has ended"):
+        run.run_one_round()
+    assert len(run.result().rounds) == num_rounds
+    assert [run.submit([[3]]), {event.index for event in run}] == [[1], {1}]
 
 
 def test_an_iterator_without_prompts_is_a_run_without_sequences(llama):
