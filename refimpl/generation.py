@@ -28,6 +28,9 @@ from refimpl.results import Result, SequenceRecord, make_result
 Prompts = Seq[Prompt] | Iterator[Prompt] | AsyncIterator[Prompt]
 
 
+_END = object()  # after the last prompt of an asynchronous iterator
+
+
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """Tokens that a round has committed to one sequence.
@@ -93,6 +96,7 @@ class Stream:
     def __init__(self, pair: Pair, prompts: Prompts, config: DecodeConfig, max_prompt_tokens: int | None = None):
         self._pair, self._config, self._maker = pair, config, SequenceMaker(pair, config, max_prompt_tokens)
         self._source = prompts if isinstance(prompts, AsyncIterator) else None
+        self._coming: asyncio.Future[Any] | None = None  # its next prompt, once that is asked for
         known = self._known(prompts)
         coming = map(self._make_next, prompts) if isinstance(prompts, Iterator) else known.apart()
         self._prepared, self._arrivals = Prepared(), Arrivals(coming)
@@ -137,45 +141,50 @@ class Stream:
                 yield self._events.popleft()
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """As `__iter__`, while requests come from an asynchronous iterator. Other tasks run between rounds."""
-        coming = asyncio.ensure_future(self._next_prompt())
-        try:
-            while self._source is not None:
-                await asyncio.sleep(0)
-                if coming.done() or self.done:
-                    if (prompt := await coming) is not None:
-                        self.submit([prompt])
-                    coming = asyncio.ensure_future(self._next_prompt())
-                elif not self._events:
-                    self._events.extend(self._events_of(self.run_one_round()))
-                while self._events:
-                    yield self._events.popleft()
-        finally:
-            coming.cancel()
-        for event in self:
-            yield event
-            await asyncio.sleep(0)
+        """As `__iter__`, with requests from an asynchronous iterator, too. Other tasks run between rounds and in waits.
 
-    async def _next_prompt(self) -> Prompt | None:
-        """The next one that comes; None at the end, after which nothing is asked for any more."""
+        It may be left, by a timeout for example: whoever iterates again misses no event and no request.
+        """
+        while self._events or not self.done:
+            await asyncio.sleep(0)
+            if self._events:
+                yield self._events.popleft()
+            elif not await self._submit_next():
+                while (wait_s := self._wait_s()) is not None:
+                    await asyncio.sleep(wait_s)
+                self._events.extend(self._events_of(self.run_one_round()))
+
+    async def _submit_next(self) -> bool:
+        """Submit the next prompt of an asynchronous iterator; False if it has not come and there is something to do."""
         if self._source is None:
-            return None
-        prompt = await anext(self._source, None)
-        if prompt is None:
+            return False
+        if self._coming is None:
+            self._coming = asyncio.ensure_future(_next_of(self._source))
+            await asyncio.sleep(0)
+        if not self._coming.done():
+            if not self._idle:
+                return False
+            await asyncio.wait([self._coming])  # which goes on, even if this is cancelled
+        coming, self._coming = self._coming, None
+        if (prompt := coming.result()) is _END:
             self._source = None
-        return prompt
+        else:
+            self.submit([prompt])
+        return True
 
     def submit(self, prompts: Seq[Prompt]) -> list[int]:
         """Add requests that come now; return the indices of their sequences.
 
         Raises:
-            InputError: they are not fit for the run, see `max_model_len`, or others are still to come; none is added
-                then.
+            InputError: they are not fit for the run, see `max_model_len`, have an `arrival_s`, or others are still to
+                come; none is added then.
         """
         if not self._arrivals.ended:
             raise InputError("requests with an arrival_s are still to come: submit others after them")
         now_s = self.elapsed_s
         requests = [each if isinstance(each, Request) else Request(each) for each in listed(prompts)]
+        no_time = not any(request.arrival_s for request in requests)
+        require(no_time, "a request that is submitted, or given asynchronously, comes now: leave out its arrival_s")
         come = self._maker.make([replace(request, arrival_s=now_s) for request in requests])
         self._add(come)
         self._maker.note(come)
@@ -185,6 +194,13 @@ class Stream:
         """Submit what has come by now."""
         for come in self._arrivals.due(self.elapsed_s):
             self._add(come)
+
+    def _wait_s(self) -> float | None:
+        """Let in what has come; seconds until the next arrival where nothing else is left to do."""
+        self._began = self._began or time.perf_counter()
+        self._let_in()
+        waits = self._engine.scheduler.done and not self._arrivals.ended
+        return max(0.0, self._arrivals.next_s - self.elapsed_s) if waits else None
 
     def _add(self, come: Prepared) -> None:
         self._engine.submit(come.sequences)
@@ -197,7 +213,12 @@ class Stream:
 
     @property
     def done(self) -> bool:
-        """Whether every sequence that has come has finished or was cancelled, and no other is known to come."""
+        """Whether every sequence that has come has finished or was cancelled, and no other comes but by `submit`."""
+        return self._source is None and self._idle
+
+    @property
+    def _idle(self) -> bool:
+        """Whether there is nothing to do until a prompt is submitted."""
         return self._engine.scheduler.done and self._arrivals.ended
 
     @property
@@ -230,11 +251,9 @@ class Stream:
         """
         self._engine.require_whole()
         require(not self.done, "the run has ended")
-        self._began = self._began or time.perf_counter()
-        self._let_in()
-        while self._engine.scheduler.done and not self._arrivals.ended:
-            time.sleep(max(0.0, self._arrivals.next_s - self.elapsed_s))
-            self._let_in()
+        require(not self._idle, "the next prompt comes asynchronously: use `async for`")
+        while (wait_s := self._wait_s()) is not None:
+            time.sleep(wait_s)
         begun = time.perf_counter()
         record = self._engine.run_one_round()
         self._wall_s += time.perf_counter() - begun
@@ -297,6 +316,11 @@ class Stream:
             yield TokenEvent(row.sequence, row.tokens, sequence.stop_reason, row.logprobs, self._round_end_s[-1])
 
 
+async def _next_of(source: AsyncIterator[Prompt]) -> Any:
+    """The next prompt, or `_END`."""
+    return await anext(source, _END)
+
+
 def stream(
     pair: Pair, prompts: Prompts, *, max_prompt_tokens: int | None = None, **settings: Unpack[Settings]
 ) -> Stream:
@@ -304,7 +328,7 @@ def stream(
 
     Prompts come at the `arrival_s` of their Request. With `max_model_len` they may also come from an iterator, which is
     asked for the next one as soon as the one before has come, from an asynchronous iterator (then use ``async for``),
-    or by `Stream.submit`.
+    or by `Stream.submit`; the latter two have no `arrival_s`, as they come when they are given.
 
     Raises:
         InputError: impossible settings or prompts; `autoregressive` has no rounds to stream.

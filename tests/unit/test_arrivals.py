@@ -34,6 +34,12 @@ def tokens_of(run):
     return [found[i] for i in sorted(found)]
 
 
+async def read(run, events):
+    """Append the events of a run."""
+    async for event in run:
+        events.append(event)
+
+
 def by_turns(pair, prompts, path=None, **settings):
     """Submit a prompt after every second round; write the trace."""
     run, rest = stream(pair, prompts[:2], **SETTINGS, **OPEN, **settings), list(prompts[2:])
@@ -161,6 +167,96 @@ def test_prompts_from_an_asynchronous_iterator(llama, ragged_prompts):
     assert asyncio.run(collect()) == wanted(llama, ragged_prompts)
 
 
+def test_who_leaves_and_comes_back_misses_no_prompt(llama, ragged_prompts):
+    """One is left while it waits, and while a prompt that has come is not yet taken."""
+    gates = [asyncio.Event() for _ in ragged_prompts]
+
+    async def prompts():
+        for gate, prompt in zip(gates, ragged_prompts, strict=True):
+            await gate.wait()
+            yield prompt
+
+    async def collect():
+        run, events = stream(llama, prompts(), **SETTINGS, **OPEN), []
+        for gate in gates:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(read(run, events), 0.01)
+            gate.set()
+            await asyncio.sleep(0)
+        await read(run, events)
+        tokens = [[t for event in events if event.index == i for t in event.token_ids] for i in range(len(gates))]
+        return tokens, [s.token_ids for s in run.result().sequences]
+
+    assert asyncio.run(collect()) == (wanted(llama, ragged_prompts),) * 2
+
+
+def test_an_asynchronous_run_ends_with_its_prompts(llama):
+    """Until then it is not done, though all that have come are."""
+
+    async def prompts():
+        yield [1, 2]
+        await more.wait()
+        yield [3]
+
+    more = asyncio.Event()
+
+    async def collect():
+        run = stream(llama, prompts(), **SETTINGS, **OPEN)
+        assert not run.done
+        async for event in run:
+            if event.index == 0 and event.stop_reason:
+                break
+        assert not run.done
+        with pytest.raises(InputError, match="the stream has not come to its end"):
+            run.result()
+        with pytest.raises(InputError, match="the next prompt comes asynchronously: use `async for`"):
+            run.run_one_round()
+        more.set()
+        await read(run, [])
+        assert run.done
+        return [s.token_ids for s in run.result().sequences]
+
+    assert asyncio.run(collect()) == wanted(llama, [[1, 2], [3]])
+
+
+def test_what_is_no_prompt_is_refused_from_an_asynchronous_iterator_too(llama):
+    async def prompts():
+        yield [1, 2]
+        yield None
+        yield Request([4], arrival_s=0.5)
+        yield [3]
+
+    async def collect():
+        run, errors = stream(llama, prompts(), **SETTINGS, **OPEN), []
+        while not run.done:
+            try:
+                await read(run, [])
+            except InputError as error:
+                errors.append(str(error))
+        return [s.token_ids for s in run.result().sequences], errors
+
+    tokens, errors = asyncio.run(collect())
+    assert tokens == wanted(llama, [[1, 2], [3]])
+    assert errors == [
+        "prompts must be a list of texts or of lists of token ids: prompt 1 is None",
+        "a request that is submitted, or given asynchronously, comes now: leave out its arrival_s",
+    ]
+
+
+def test_other_tasks_run_while_a_request_is_waited_for(llama):
+    async def other(order):
+        await asyncio.sleep(0.01)
+        order.append("other")
+
+    async def collect():
+        order = []
+        await asyncio.gather(read(stream(llama, [Request([1], arrival_s=0.3)], **SETTINGS), order), other(order))
+        return order
+
+    order = asyncio.run(collect())
+    assert (order[0], len(order) > 1) == ("other", True)
+
+
 def test_a_list_may_be_read_asynchronously(llama, ragged_prompts):
     async def collect():
         return [event async for event in stream(llama, ragged_prompts, **SETTINGS)]
@@ -196,6 +292,7 @@ def test_what_the_run_was_not_built_for_is_refused_and_nothing_is_lost(llama, ra
             "asks for 4 drafts a round: with max_model_len, num_speculative_tokens 3",
         ),
         (Request([61]), "outside the vocabulary"),
+        (Request([1], arrival_s=0.5), "comes now: leave out its arrival_s"),
         ("text", "has no tokenizer"),
     ]:
         with pytest.raises(InputError, match=message):
