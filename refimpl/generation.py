@@ -1,6 +1,7 @@
 """`generate` and `stream`: prompts in, results out."""
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
@@ -106,7 +107,9 @@ class Stream:
         self._round_end_s: list[float] = []
         self._wall_s = 0.0
         self._began: float | None = None
-        self._let_in()
+        self._most_waiting = math.inf if known.sequences else self._engine.scheduler.window_size
+        if known.sequences:
+            self._let_in()
 
     def _known(self, prompts: Prompts) -> Prepared:
         """Sequences of all prompts, where they are known at the start."""
@@ -180,7 +183,7 @@ class Stream:
                 come; none is added then.
         """
         if not self._arrivals.ended:
-            raise InputError("requests with an arrival_s are still to come: submit others after them")
+            raise InputError("requests of a list or an iterator are still to come: submit others after them")
         now_s = self.elapsed_s
         requests = [each if isinstance(each, Request) else Request(each) for each in listed(prompts)]
         no_time = not any(request.arrival_s for request in requests)
@@ -191,8 +194,9 @@ class Stream:
         return [sequence.index for sequence in come.sequences]
 
     def _let_in(self) -> None:
-        """Submit what has come by now."""
-        for come in self._arrivals.due(self.elapsed_s):
+        """Submit what has come by now; prompts of an iterator while less than a window waits."""
+        due, waiting = self._arrivals.due(self.elapsed_s), self._engine.scheduler.pool.waiting
+        while len(waiting) < self._most_waiting and (come := next(due, None)):
             self._add(come)
 
     def _wait_s(self) -> float | None:
@@ -327,8 +331,9 @@ def stream(
     """Decode prompts, handing out tokens as rounds commit them; see `generate` for the other arguments.
 
     Prompts come at the `arrival_s` of their Request. With `max_model_len` they may also come from an iterator, which is
-    asked for the next one as soon as the one before has come, from an asynchronous iterator (then use ``async for``),
-    or by `Stream.submit`; the latter two have no `arrival_s`, as they come when they are given.
+    asked in the first round, then for the next one as soon as the one before has come and less than a window waits,
+    from an asynchronous iterator (then use ``async for``), or by `Stream.submit`; the latter two have no `arrival_s`,
+    as they come when they are given.
 
     Raises:
         InputError: impossible settings or prompts; `autoregressive` has no rounds to stream.

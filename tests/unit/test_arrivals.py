@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from itertools import product
+from itertools import count, islice, product
 
 import pytest
 
@@ -148,8 +148,39 @@ def test_prompts_from_an_iterator_are_asked_for_one_ahead(llama, ragged_prompts)
             yield Request(prompt, arrival_s=0.02 * i)
 
     run = stream(llama, prompts(), **SETTINGS, **OPEN)
+    assert asked == []
+    run.run_one_round()
     assert asked == [0, 1]
-    assert tokens_of(run) == wanted(llama, ragged_prompts)
+    list(run)
+    assert [s.token_ids for s in run.result().sequences] == wanted(llama, ragged_prompts)
+
+
+@pytest.mark.parametrize("method", ["inplace", "masked", "exspec", "paged+continuous"])
+def test_an_iterator_is_read_as_there_is_room(llama, ragged_prompts, tmp_path, method):
+    """So it need not end; who waits is a window at most, and the rounds are those of a list."""
+    asked = []
+
+    def prompts():
+        for i in count():
+            asked.append(i)
+            yield ragged_prompts[i % len(ragged_prompts)]
+
+    run = stream(llama, islice(prompts(), 20), method=method, **SETTINGS, **OPEN)
+    assert asked == []
+    run.run_one_round()
+    assert len(asked) == (12 if method == "exspec" else 3)
+    list(run)
+    expected = generate(llama, [ragged_prompts[i % len(ragged_prompts)] for i in range(20)], method=method, **SETTINGS)
+    assert [record.rows for record in run.result().rounds] == [record.rows for record in expected.rounds]
+    run.result().write_trace(tmp_path / "run.ndjson")
+    assert check_parity(tmp_path / "run.ndjson").exact
+
+
+def test_a_bad_prompt_of_an_iterator_does_not_end_the_run(llama):
+    run = stream(llama, iter([None, [1, 2]]), **SETTINGS, **OPEN)
+    with pytest.raises(InputError, match="prompt 0 is None"):
+        list(run)
+    assert tokens_of(run) == wanted(llama, [[1, 2]])
 
 
 def test_prompts_from_an_asynchronous_iterator(llama, ragged_prompts):
@@ -325,7 +356,7 @@ def test_a_run_that_knows_all_its_prompts_takes_no_others(llama):
     with pytest.raises(InputError, match="prompts that come one by one need max_model_len"):
         stream(llama, iter([[1, 2]]), **SETTINGS)
     late = stream(llama, [[1], Request([2], arrival_s=9.0)], **SETTINGS, **OPEN)
-    with pytest.raises(InputError, match="requests with an arrival_s are still to come"):
+    with pytest.raises(InputError, match="requests of a list or an iterator are still to come"):
         late.submit([[3]])
 
 
