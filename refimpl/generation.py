@@ -139,7 +139,8 @@ class Stream:
             raise InputError("the prompts come asynchronously: use `async for`")
         while self._events or not self.done:
             if not self._events:
-                self._events.extend(self._events_of(self.run_one_round()))
+                self._wait()
+                self._queue_one_round()
             if self._events:
                 yield self._events.popleft()
 
@@ -155,7 +156,7 @@ class Stream:
             elif not await self._submit_next():
                 while (wait_s := self._wait_s()) is not None:
                     await asyncio.sleep(wait_s)
-                self._events.extend(self._events_of(self.run_one_round()))
+                self._queue_one_round()
 
     async def _submit_next(self) -> bool:
         """Submit the next prompt of an asynchronous iterator; False if it has not come and there is something to do."""
@@ -256,14 +257,28 @@ class Stream:
         self._engine.require_whole()
         require(not self.done, "the run has ended")
         require(not self._idle, "the next prompt comes asynchronously: use `async for`")
+        self._wait()
+        record = self._decode()
+        self._watch.observe(record.rows)
+        return record
+
+    def _wait(self) -> None:
+        """Sleep until there is something to do."""
         while (wait_s := self._wait_s()) is not None:
             time.sleep(wait_s)
+
+    def _queue_one_round(self) -> None:
+        """Advance by one round; its events are kept, even if its warning is an error."""
+        record = self._decode()
+        self._events.extend(self._events_of(record))
+        self._watch.observe(record.rows)
+
+    def _decode(self) -> RoundRecord:
         begun = time.perf_counter()
         record = self._engine.run_one_round()
         self._wall_s += time.perf_counter() - begun
         self._round_end_s.append(self.elapsed_s)
         self._rounds.append(record)
-        self._watch.observe(record.rows)
         return record
 
     def result(self) -> Result:

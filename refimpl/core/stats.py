@@ -14,6 +14,7 @@ A rate over a run is a ratio of sums, in which every token (every row-round) wei
 much as a long one.
 """
 
+import sys
 import warnings
 from collections import deque
 from collections.abc import Iterable
@@ -176,6 +177,14 @@ class AcceptanceCollapseWarning(UserWarning):
     """Speculation costs and gains nothing: hardly any drafted token is accepted."""
 
 
+def _level_of_caller() -> int:
+    """The `stacklevel` with which a warning of the calling function names the line outside of this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("refimpl."):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 class CollapseWatch:
     """Warns, once a run, when the last `COLLAPSE_ROW_ROUNDS` row-rounds with drafts gained almost nothing from them."""
 
@@ -196,7 +205,7 @@ class CollapseWatch:
                 "costs. Likely causes: draft and target were trained on different tokenizers or texts, the draft's "
                 "weights are random or its K/V cache is out of step, or the temperature is too high for the draft",
                 AcceptanceCollapseWarning,
-                stacklevel=3,
+                stacklevel=_level_of_caller(),
             )
 
 

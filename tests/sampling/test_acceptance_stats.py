@@ -157,10 +157,26 @@ def hopeless():
 def test_a_collapse_is_reported_once_with_likely_causes(hopeless, run):
     with pytest.warns(AcceptanceCollapseWarning) as caught:
         run(hopeless, [[i] for i in range(5)], **HOPELESS)
-    assert len(caught) == 1
+    assert [warning.filename for warning in caught] == [__file__]
     message = str(caught[0].message)
     for cause in ("tokenizers", "weights are random", "cache is out of step", "temperature"):
         assert cause in message
+
+
+def test_no_event_is_lost_where_the_warning_is_an_error(hopeless):
+    run = stream(hopeless, [[i] for i in range(5)], **HOPELESS)
+    tokens = {index: [] for index in range(5)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(AcceptanceCollapseWarning):
+            collect(run, tokens)
+        collect(run, tokens)
+    assert [sequence.token_ids for sequence in run.result().sequences] == list(tokens.values())
+
+
+def collect(run, tokens):
+    for event in run:
+        tokens[event.index] += event.token_ids
 
 
 def test_no_warning_without_drafts_or_with_a_good_draft(llama):
