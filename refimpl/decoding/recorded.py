@@ -147,18 +147,16 @@ class RecordedPasses:
             self._drafts = recording()
         self._ahead = _Ahead()
 
-    def draft_ahead(self) -> bool:
-        """Launch the next round's drafts right after the verify pass; returns whether it did."""
+    def draft_ahead(self) -> None:
+        """Launch the next round's drafts right after the verify pass, where no row can reach its budget."""
         columns = max(m.seq_len for m in self._members) + self._k + 1 + self._k
         width = self._width_for(columns)
         recording, _ = self._recordings.get(width, (None, None))
         live = [m for m in self._members if not m.finished]
-        if not (recording and self.overlaps and all(m.remaining > self._k + 1 for m in live)):
-            return False
-        self._advance(self._decision)
-        self._drafts = recording()
-        self._ahead = _Ahead(width, frozenset(m.index for m in live))
-        return True
+        if recording and self.overlaps and all(m.remaining > self._k + 1 for m in live):
+            self._advance(self._decision)
+            self._drafts = recording()
+            self._ahead = _Ahead(width, frozenset(m.index for m in live))
 
     def verify(self) -> tuple[Decision, Float[Tensor, "rows k1 vocab"]]:
         """Run the target on the proposals and decide, for every row of the pool."""

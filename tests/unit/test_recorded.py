@@ -35,7 +35,7 @@ def passes(monkeypatch):
 
         return run
 
-    names = [(RecordedPasses, name) for name in ("_propose", "draft_ahead", "verify")]
+    names = [(RecordedPasses, name) for name in ("_propose", "_advance", "verify")]
     for owner, name in [*names, (_Ahead, "serves")]:
         monkeypatch.setattr(owner, name, counted(name, getattr(owner, name)))
     return counts
@@ -83,9 +83,9 @@ def test_drafts_made_ahead_are_used_until_a_sequence_joins(llama, monkeypatch, p
     """Two rows of equal budgets, then one more: what the device drafted for the rounds between is not made again."""
     monkeypatch.setattr(RecordedPasses, "overlaps", True)
     result = generate(llama, [[1, 2], [3, 4, 5], [6]], method="inplace", batch_size=2, cuda_graphs=True, **SETTINGS)
-    assert 0 < passes["serves"] <= passes["draft_ahead"]
+    assert 0 < passes["serves"] <= passes["_advance"]
     num_widths = 1
-    assert passes["_propose"] == len(result.rounds) + passes["draft_ahead"] - passes["serves"] + num_widths
+    assert passes["_propose"] == len(result.rounds) + passes["_advance"] - passes["serves"] + num_widths
 
 
 def test_cancelling_a_row_leaves_the_others_alone(llama, monkeypatch, passes):
