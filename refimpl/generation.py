@@ -237,14 +237,15 @@ class Stream:
         return self._maker.num_sequences
 
     def cancel(self, index: int) -> None:
-        """End a sequence; what it has generated stays, its pending events are dropped, and no more will come.
+        """End a sequence that has come; what it has generated stays, its pending events are dropped.
 
         Raises:
-            InputError: no prompt has that index.
+            InputError: there is no sequence of that index, or it has not come yet.
         """
         come = len(self._engine.sequences)
-        if not isinstance(index, Integral) or not 0 <= index < come:
-            raise InputError(f"there is no sequence {shown(index)}: {come} have come, numbered from 0")
+        known = isinstance(index, Integral) and 0 <= index < self.num_sequences
+        require(known, f"there is no sequence {shown(index)}: {come} have come, numbered from 0")
+        require(index < come, f"sequence {index} is still to come: cancel it when it has")
         self._engine.cancel(self._engine.sequences[index])
         self._events = deque(event for event in self._events if event.index != index)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refimpl import InputError, generate, stream
+from refimpl import InputError, Request, generate, stream
 
 SETTINGS = {"temperature": 0.9, "top_p": 0.95, "max_new_tokens": 10, "batch_size": 3, "checks": "host"}
 PROMPTS = [[1], [2, 3], [4, 5, 6], [7], [8, 9, 10, 11], [12, 13]]
@@ -98,6 +98,15 @@ def test_everything_can_be_cancelled(llama):
 def test_cancelling_what_is_not_there(llama, index):
     with pytest.raises(InputError, match=f"there is no sequence {index}: 6 have come, numbered from 0"):
         stream(llama, PROMPTS, **SETTINGS).cancel(index)
+
+
+def test_who_is_still_to_come_cannot_be_cancelled_yet(llama):
+    run = stream(llama, [[1, 2], Request([3], arrival_s=0.3)], **SETTINGS)
+    with pytest.raises(InputError, match="sequence 1 is still to come: cancel it when it has"):
+        run.cancel(1)
+    for event in run:
+        run.cancel(event.index)
+    assert [s.stop_reason for s in run.result().sequences] == ["cancelled"] * 2
 
 
 def test_the_oracle_has_no_rounds_to_stream(llama):
