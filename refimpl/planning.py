@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import product
+from numbers import Real
 from typing import Any, NamedTuple, Unpack
 
 from refimpl.core.config import CheckLevel, DecodeConfig, make_config
 from refimpl.core.drafting import DrafterName, DraftingConfig
-from refimpl.core.errors import InputError, require
+from refimpl.core.errors import InputError, require, shown
 from refimpl.core.keywords import Settings
 from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence
@@ -63,7 +64,8 @@ def plan_memory(
     Raises:
         InputError: impossible settings or prompts, settings that are not planned, or a budget that nothing fits into.
     """
-    require(0 < budget_gib * GIB < math.inf, f"the budget must be a finite number of GiB above 0, not {budget_gib}")
+    right = isinstance(budget_gib, Real) and 0 < budget_gib * GIB < math.inf
+    require(right, f"the budget must be a finite number of GiB above 0, not {shown(budget_gib)}")
     require("drafting" not in settings, "a plan chooses the drafter: give drafter by its own name, not in `drafting`")
     config, budget, prompts = make_config(**settings), int(budget_gib * GIB), listed(prompts)
     _require_plannable(config)

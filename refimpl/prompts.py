@@ -3,13 +3,16 @@
 import difflib
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require, shown
 from refimpl.core.reading import STANDARD_INPUT, parse_json, read_lines
 from refimpl.core.request import Request
+from refimpl.core.values import require_int
 from refimpl.requests import Prompt
 
+Turns = Literal["first", "all"]
+TURNS: tuple[str, ...] = get_args(Turns)
 OWN_SETTINGS = {f.name for f in fields(Request)} - {"prompt"}
 OTHER_NAMES = {  # that other programs have for them
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), "max_new_tokens"),
@@ -20,7 +23,7 @@ OF_THE_RUN = {"best_of", "temperature", "top_k", "top_p", "min_p", "logprobs"}
 NEAR = 0.9  # similarity from which on a key is taken for a misspelt setting
 
 
-def read_prompts(path: str | Path, turns: Literal["first", "all"] = "first", limit: int | None = None) -> list[Prompt]:
+def read_prompts(path: str | Path, turns: Turns = "first", limit: int | None = None) -> list[Prompt]:
     """Read a prompt file.
 
     Args:
@@ -31,8 +34,11 @@ def read_prompts(path: str | Path, turns: Literal["first", "all"] = "first", lim
         limit: keep the first so many prompts.
 
     Raises:
-        InputError: the file is missing or malformed; the message names the line.
+        InputError: the file is missing or malformed, where the message names the line; turns or limit are impossible.
     """
+    require(turns in TURNS, f"turns must be one of {', '.join(TURNS)}, not {shown(turns)}")
+    if limit is not None:
+        require_int("limit", limit, 1)
     file = Path(path)
     name = "standard input" if file == STANDARD_INPUT else str(file)
     lines = list(read_lines(file))

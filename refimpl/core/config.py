@@ -221,7 +221,7 @@ class DecodeConfig:
             f"kv_memory_gib must be a number above 0, not {shown(self.kv_memory_gib)}",
         )
         require(
-            is_number(self.block_size) and self.block_size in BLOCK_SIZES,
+            type(self.block_size) is int and self.block_size in BLOCK_SIZES,
             f"block_size must be one of {BLOCK_SIZES}, not {shown(self.block_size)}",
         )
 

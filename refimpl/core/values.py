@@ -9,6 +9,7 @@ from typing import Any
 from refimpl.core.errors import require, shown
 
 MAX_SPECULATIVE_TOKENS = 64
+MAX_NESTING = 3  # of a setting: a table of pairs, one of which is a list
 
 
 def require_int(name: str, value: Any, low: int, high: float = math.inf) -> None:
@@ -19,11 +20,17 @@ def require_int(name: str, value: Any, low: int, high: float = math.inf) -> None
 
 
 def use_plain_numbers(settings: Any) -> None:
-    """Replace numpy's numbers among the fields by Python's, which JSON and comparisons know."""
+    """Replace numpy's numbers in the fields, and in tables there, by Python's, which JSON and comparisons know."""
     for entry in fields(settings):
-        value = getattr(settings, entry.name)
-        if isinstance(value, numbers.Real) and hasattr(value, "item"):
-            object.__setattr__(settings, entry.name, value.item())
+        object.__setattr__(settings, entry.name, _plain(getattr(settings, entry.name), MAX_NESTING))
+
+
+def _plain(value: Any, nesting: int) -> Any:
+    if isinstance(value, numbers.Real) and hasattr(value, "item"):
+        return value.item()
+    if nesting and type(value) in (list, tuple):
+        return type(value)(_plain(each, nesting - 1) for each in value)
+    return value
 
 
 def is_number(value: Any) -> bool:

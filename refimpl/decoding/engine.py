@@ -48,7 +48,7 @@ class Engine:
     ):
         method = config.resolved_method
         if method.layout is None or method.scheduler is None:
-            raise ValueError(
+            raise InputError(
                 f"{method.name} has no layout and no scheduler: it is decoded by refimpl.oracle.autoregressive"
             )
         require_current(pair.device)

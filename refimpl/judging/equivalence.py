@@ -18,7 +18,7 @@ from refimpl.core.config import (
     make_config,
     resolve_method,
 )
-from refimpl.core.errors import InputError, InvariantViolation
+from refimpl.core.errors import InputError, InvariantViolation, shown
 from refimpl.core.keywords import VerifySettings
 from refimpl.core.shown import Shown
 from refimpl.core.stats import RunStats
@@ -163,9 +163,10 @@ class VerifyReport(Shown):
 
 def expand_methods(methods: str | Seq[str]) -> list[str]:
     """Names from a list or a comma-separated text; ``"all"`` means every named method except the oracle."""
-    if not isinstance(methods, Iterable):
-        raise InputError(f"methods must be names, not {methods!r}")
-    names = methods.split(",") if isinstance(methods, str) else list(methods)
+    listed_names = list(methods) if isinstance(methods, Iterable) else [methods]
+    if not all(isinstance(name, str) for name in listed_names):
+        raise InputError(f"methods must be names, not {shown(methods)}")
+    names = methods.split(",") if isinstance(methods, str) else listed_names
     expanded = [n for name in map(str.strip, names) for n in (NAMED_METHODS if name == "all" else [name])]
     for name in expanded:
         resolve_method(name)

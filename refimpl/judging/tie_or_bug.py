@@ -20,7 +20,7 @@ the report contains the noise, the threshold and the largest regret: trust a ver
 | bug     | a token's regret exceeds the threshold, or the row ends where it should not   |
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ from refimpl.core.tokens import first_difference
 from refimpl.generation import generate
 from refimpl.layouts.store import Block
 from refimpl.models.adapter import CausalLM, Pair
-from refimpl.requests import Prompt, prepare
+from refimpl.requests import Prompt, listed, prepare
 from refimpl.results import Result
 from refimpl.viz.regrets import Regrets, regret_histogram
 
@@ -132,7 +132,7 @@ def plot_regrets(judgements: Mapping[str, Judgement], path: str | Path) -> None:
 
 def judge_method(
     pair: Pair,
-    prompts: Seq[Prompt],
+    prompts: Iterable[Prompt],
     *,
     reference: Seq[Seq[int]] | None = None,
     max_prompt_tokens: int | None = None,
@@ -157,7 +157,7 @@ def judge_method(
 
 def judge_outputs(
     pair: Pair,
-    prompts: Seq[Prompt],
+    prompts: Iterable[Prompt],
     outputs: Seq[Seq[int]],
     *,
     max_prompt_tokens: int | None = None,
@@ -178,10 +178,13 @@ def tokens_of(result: Result) -> list[list[int]]:
     return [sequence.token_ids for sequence in result.sequences]
 
 
-def _prepare(pair: Pair, prompts: Seq[Prompt], max_prompt_tokens: int | None, settings: Settings) -> list[list[int]]:
+def _prepare(
+    pair: Pair, prompts: Iterable[Prompt], max_prompt_tokens: int | None, settings: Settings
+) -> list[list[int]]:
     config = make_config(**settings)
     if not config.sampling.greedy or config.stop_strings:
         raise InputError("only greedy output without stop strings can be judged")
+    prompts = listed(prompts)
     if any(isinstance(prompt, Request) for prompt in prompts):
         raise InputError("give texts or token ids: all prompts share their settings here")
     return [s.token_ids for s in prepare(pair, prompts, config, max_prompt_tokens).sequences]
@@ -197,6 +200,8 @@ def _against_oracle(
     config = make_config(**settings)
     if reference is None:
         reference = tokens_of(generate(pair, prompts, **settings | {"method": "autoregressive"}))
+    if len(reference) != len(prompts):
+        raise InputError(f"there are {len(prompts)} prompts, but {len(reference)} outputs of the oracle")
     stops = pair.stop_token_ids if config.stop_token_ids is None else config.stop_token_ids
     return judge(
         pair,

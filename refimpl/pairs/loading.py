@@ -129,6 +129,8 @@ def make_pair(
         if not isinstance(model, PreTrainedModel):
             shown = repr(model) if isinstance(model, str) else type(model).__name__
             raise InputError(f"the {role} must be a transformers model, not {shown}: load_pair takes names and paths")
+    if head is not None and not isinstance(head, str | os.PathLike):
+        raise InputError(f"the head must be the path of its file, not {type(head).__name__}")
     if draft is not None and target.device != draft.device:
         raise InputError(f"the target is on {target.device}, the draft on {draft.device}: they must share a device")
     models = [HuggingFaceLM(model, f"{role} {model.name_or_path or name}") for role, model in given]

@@ -111,6 +111,6 @@ def find_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.d
         return dtype
     if dtype is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise InputError(f"unknown dtype {dtype!r}: choose {', '.join(DTYPES)}")
     return DTYPES[dtype]

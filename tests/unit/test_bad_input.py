@@ -9,16 +9,21 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import BatchEncoding
 
-from refimpl import DecodeConfig, InputError, Request, generate
+from refimpl import DecodeConfig, InputError, Request, generate, load_pair, make_pair
 from refimpl.cli import main
 from refimpl.commands.measure import engine_options
 from refimpl.core.config import make_config
 from refimpl.core.errors import InvariantViolation
+from refimpl.generation import Stream
 from refimpl.judging.equivalence import verify
+from refimpl.judging.tie_or_bug import judge_method
+from refimpl.pairs.random_pairs import random_pair
+from refimpl.planning import plan_memory
 
 
 @pytest.mark.parametrize(
@@ -46,6 +51,7 @@ from refimpl.judging.equivalence import verify
         ({"acceptance": "forced", "forced_lengths": ("1",)}, "forced_lengths must be numbers"),
         ({"acceptance": "forced", "forced_lengths": 5}, "forced_lengths must be a list of probabilities, not 5"),
         ({"forced_lengths": None}, "forced_lengths must be a list of probabilities, not None"),
+        ({"method": "paged", "block_size": 8.0}, "block_size must be one of .* not 8.0"),
         ({"sped": 3}, "unknown setting sped: choose among"),
     ],
 )
@@ -118,6 +124,7 @@ def test_stop_strings_that_no_text_holds(tiny, prompt):
         ({"batch_sizes": [0]}, "batch_size must be an integer at least 1"),
         ({"batch_sizes": ["1"], "window_size": "4"}, "batch_size must be an integer at least 1"),
         ({"methods": 3}, "methods must be names, not 3"),
+        ({"methods": [1]}, r"methods must be names, not \[1\]"),
         ({"jobs": 0}, "jobs must be an integer at least 1, not 0"),
         ({"jobs": "2"}, "jobs must be an integer at least 1, not '2'"),
         ({"acceptance": "rejection", "temperature": 1.0}, "'rejection' preserves the distribution, not the tokens"),
@@ -127,6 +134,34 @@ def test_stop_strings_that_no_text_holds(tiny, prompt):
 def test_impossible_verification(llama, settings, message):
     with pytest.raises(InputError, match=message):
         verify(llama, [[1]], **settings)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda pair: judge_method(pair, [[1], [2]], reference=[[1]]), "2 prompts, but 1 outputs of the oracle"),
+        (lambda pair: plan_memory(pair, [[1]], budget_gib=None), "finite number of GiB above 0, not None"),
+        (lambda pair: make_pair(pair.target.model, vocab_size="5"), "vocab_size must be from 1 to 61, not '5'"),
+        (lambda pair: make_pair(pair.target.model, head=5), "the head must be the path of its file, not int"),
+        (lambda _: load_pair(dtype=[]), r"unknown dtype \[\]: choose float64"),
+        (lambda pair: Stream(pair, [[1]], DecodeConfig(method="autoregressive")), "has no layout and no scheduler"),
+    ],
+)
+def test_what_python_alone_can_get_wrong(wrong, message):
+    with pytest.raises(InputError, match=message):
+        wrong(random_pair())
+
+
+def test_judged_prompts_may_come_one_by_one(llama):
+    assert judge_method(llama, ([token] for token in (1, 2)), max_new_tokens=2).verdict == "exact"
+
+
+def test_numbers_in_tables_are_written(llama, tmp_path):
+    """numpy's integers are integers, but JSON does not know them."""
+    table = [(np.int64(1), np.int64(2))]
+    result = generate(llama, [[1]], draft_budget="by_load", drafts_by_load=table, max_new_tokens=2)
+    result.write_trace(tmp_path / "trace.ndjson")
+    assert json.loads((tmp_path / "trace.ndjson").read_text().splitlines()[0])["drafts_by_load"] == [[1, 2]]
 
 
 def test_prompts_may_come_one_by_one(llama):

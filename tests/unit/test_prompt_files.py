@@ -54,6 +54,19 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path, prompt, entry, mes
         read_prompts(tmp_path / "p.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limit": -1}, "limit must be an integer at least 1, not -1"),
+        ({"turns": "bogus"}, "turns must be one of first, all, not 'bogus'"),
+    ],
+)
+def test_impossible_choices_of_prompts(tmp_path, settings, message):
+    (tmp_path / "p.txt").write_text("a\nb\n")
+    with pytest.raises(InputError, match=message):
+        read_prompts(tmp_path / "p.txt", **settings)
+
+
 def test_what_datasets_say_of_their_prompts_is_left_alone(tmp_path):
     names = "question_id category reference id task_id prompt_id source entry_point answer speed model top score"
     entry = {"prompt": "a", **dict.fromkeys(names.split(), 1)}
