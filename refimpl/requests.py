@@ -230,7 +230,8 @@ def _require_that_it_fits(pair: Pair, config: DecodeConfig, place: int, prompt_l
 
 def _context(pair: Pair, config: DecodeConfig) -> int:
     """Positions that every model of a run can see."""
-    return min(model.max_positions for model in pair.models(config.drafting.uses_draft))
+    runs_draft = config.resolved_method.layout is not None and config.drafting.uses_draft
+    return min(model.max_positions for model in pair.models(runs_draft))
 
 
 def _first(*choices: Any) -> Any:
