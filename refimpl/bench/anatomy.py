@@ -130,7 +130,6 @@ def _run(pair: Pair, settings: AnatomySettings, method: str, batch_size: int, co
     engine = Engine(pair, prepare(pair, _prompts(pair, count, context, settings.seed), config).sequences, config)
     for _ in range(settings.warm_rounds):
         engine.run_one_round()
-    engine.timer.take()
     with counted_bytes() as moved, timed_checks() as checks_s:
         records = [engine.run_one_round() for _ in range(settings.rounds)]
     return _mean_of(records, sum(moved), sum(checks_s))

@@ -78,7 +78,6 @@ class Runner:
         records, speed = [], [self.reference.time()]
         while not engine.scheduler.done:
             speed += self.reference.time_when_due()
-            engine.timer.take()
             records.append(engine.run_one_round())
         speed.append(self.reference.time())
         environment = environment_of(self.pair, config) | {"reference_s": statistics.mean(uninterrupted(speed))}

@@ -158,7 +158,6 @@ class Visitor:
     def _time_round(self, engine: Engine, write_backs: StageTimer, cell: Cell, variant: Variant, k: int) -> TimedRound:
         grown = max(row.seq_len for row in engine.sequences) - cell.prompt_len
         write_backs.take()
-        engine.timer.take()
         record = engine.run_one_round()
         found = round_timings(cell, variant, k, record, write_backs.take()["realign_s"])
         timings = tuple(replace(timing, growth_tokens=grown) for timing in found)
@@ -196,7 +195,6 @@ class Visitor:
 
     def _time_prefill(self, cell: Cell) -> TimedRound:
         engine = self._engine(cell, IN_PLACE)  # prefill writes straight into the pool, with any layout
-        engine.timer.take()
         seconds = engine.run_one_round().stage_s["prefill_s"]
         place = Place("prefill", "any", cell.batch_size, cell.prompt_len - 1, -1)
         return TimedRound(("prefill", cell.batch_size, cell.prompt_len, 0), seconds, seconds, (Timing(place, seconds),))

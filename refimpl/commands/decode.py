@@ -104,7 +104,7 @@ def _print_summary(result: Any) -> None:
     cut = f", {stats.num_prompt_tokens_cut} prompt tokens cut" if stats.num_prompt_tokens_cut else ""
     print(
         f"{result.config.method}: {stats.num_sequences} sequences, {stats.num_generated} tokens in "
-        f"{stats.wall_s:.1f} s ({stats.tokens_per_s:.0f} tokens/s), {stats.num_rounds} rounds, "
+        f"{stats.wall_s:.1f} s of decoding ({stats.tokens_per_s:.0f} tokens/s), {stats.num_rounds} rounds, "
         f"mean acceptance length {stats.acceptance.mean_acceptance_length:.2f}, "
         f"checks {result.environment['checks']}{cut}",
         file=sys.stderr,

@@ -228,7 +228,7 @@ class RunStats:
         kv_peak_bytes: of them in use at most: blocks, or whole pool rows.
         kv_live_bytes: of the tokens that were cached at that moment; at the fullest one of several.
         most_residents, mean_residents: sequences with K/V at a time, at most and on average over rounds.
-        wall_s: from the first prefill to the last token.
+        wall_s: of all rounds, prefills included; between rounds, as in a wait for requests, no time is counted.
         stage_s: seconds by stage: prefill, draft, verify, realign, record, host.
         drafters: offers by drafter, of those that have made any.
     """
@@ -261,7 +261,7 @@ class RunStats:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens per second of wall-clock time."""
+        """Generated tokens per second of rounds, see `wall_s`."""
         return self.num_generated / self.wall_s if self.wall_s else 0.0
 
     @property

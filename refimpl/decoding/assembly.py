@@ -116,7 +116,6 @@ def assemble(
         passes = RecordedPasses(eager, drafter.cached, k=demand.most_drafts, stable=config.shape_stable)
     if config.execution == "overlapped":
         passes = OverlappedPasses(eager, checker, make_streams(pair.device))
-    timer.take()  # the first round begins when everything is allocated
     return RoundContext(target, drafter, passes, checker, config.logprobs)
 
 

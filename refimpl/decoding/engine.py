@@ -101,6 +101,7 @@ class Engine:
         """
         self.require_whole()
         self._in_round = True
+        self.timer.begin()
         record = self._run_one_round()
         self._in_round = False
         return record

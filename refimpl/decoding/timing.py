@@ -10,7 +10,7 @@ from refimpl.core.records import STAGES, Stage
 
 
 class StageTimer:
-    """Adds up the time of each stage of the round in flight.
+    """Adds up the time of each stage of the round in flight; what passes between two rounds belongs to neither.
 
     `realign` is the time in which a layout moves K/V, gathers from or writes back to the pool. What a round takes
     beyond the stages is host work: scheduling, checks, bookkeeping. `record` is the time in which a round's work is
@@ -36,6 +36,10 @@ class StageTimer:
             begun = time.perf_counter()
             yield
             stages.seconds[name] += time.perf_counter() - begun
+
+    def begin(self) -> None:
+        """Start the clock of the round; without this it runs since the last one was taken."""
+        self._round_start = time.perf_counter()
 
     def take(self) -> dict[str, float]:
         """Return the round's seconds ``{stage}_s``, ``host_s`` and ``round_s``, and start the next round.

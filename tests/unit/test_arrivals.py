@@ -3,6 +3,7 @@
 import asyncio
 import time
 from itertools import count, islice, product
+from types import SimpleNamespace
 
 import pytest
 
@@ -112,6 +113,20 @@ def test_requests_come_at_their_time(llama, ragged_prompts, method):
     assert all(first[i] >= request.arrival_s for i, request in enumerate(requests))
     assert time.perf_counter() - began >= requests[-1].arrival_s
     assert run.result().header["arrival_s"] == [request.arrival_s for request in requests]
+
+
+def test_what_passes_between_rounds_is_of_no_round(llama, ragged_prompts, monkeypatch):
+    """The clock moves while tokens are read, and at no other time."""
+    clock = SimpleNamespace(now_s=0.0)
+    clock.perf_counter = lambda: clock.now_s
+    for module in ("refimpl.generation", "refimpl.decoding.timing"):
+        monkeypatch.setattr(f"{module}.time", clock)
+    run = stream(llama, ragged_prompts, **SETTINGS)
+    for _ in run:
+        clock.now_s += 1
+    result = run.result()
+    assert {seconds for record in result.rounds for seconds in record.stage_s.values()} == {0.0}
+    assert result.stats.wall_s == 0
 
 
 def test_generate_waits_for_arrivals_too(llama, ragged_prompts):
