@@ -203,7 +203,6 @@ class DecodeConfig:
             require_int("window_size", self.window_size, 1, MAX_WINDOW)
         if self.token_budget is not None:
             require_int("token_budget", self.token_budget, 1, MAX_TOKEN_BUDGET)
-            require_verify_tokens(self.token_budget, self.num_speculative_tokens)
         if self.max_model_len is not None:
             require_int("max_model_len", self.max_model_len, 2)
         if self.logprobs is not None:
@@ -258,7 +257,9 @@ class DecodeConfig:
         )
 
     def _check_method(self, method: Method) -> None:
-        """Settings that not every method can have."""
+        """Settings that not every method can have; those that a method does not read hold for others."""
+        if self.resolved_token_budget is not None:
+            require_verify_tokens(self.resolved_token_budget, self.num_speculative_tokens)
         require(
             method.scheduler != "grouped" or self.window_size is None or self.window_size >= self.batch_size,
             f"window_size {self.window_size} is smaller than batch_size {self.batch_size}: "

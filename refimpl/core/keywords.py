@@ -1,6 +1,6 @@
 """The keyword settings of `generate`, `stream` and `verify`, spelt out for editors and type checkers.
 
-Meaning, default and range of each are documented at the fields of `DecodeConfig` and `SamplingConfig`.
+Meaning, default and range of each are documented at `DecodeConfig`, `SamplingConfig` and `DraftingConfig`.
 """
 
 from collections.abc import Sequence as Seq
@@ -49,7 +49,7 @@ class _Common(TypedDict, total=False):
 
 
 class Settings(_Common, total=False):
-    """Fields of `DecodeConfig`; those of `SamplingConfig` may stand among them, in place of `sampling`."""
+    """Fields of `DecodeConfig`; those of its `sampling` and `drafting` may stand among them, in place of these."""
 
     method: str
     batch_size: int

@@ -275,7 +275,7 @@ class RunStats:
         return self.stage_s.get(stage, 0.0) / total if total else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Flat, JSON-ready."""
+        """JSON-ready: all fields and rates side by side, seconds by stage too, and a table of drafters."""
         return {
             "num_sequences": self.num_sequences,
             "num_prompt_tokens": self.num_prompt_tokens,
@@ -284,7 +284,14 @@ class RunStats:
             "num_grouped_rounds": self.num_grouped_rounds,
             "grouping_rate": self.grouping_rate,
             "num_moves": self.num_moves,
+            "num_preemptions": self.num_preemptions,
+            "num_found": self.num_found,
+            "num_blocks": self.num_blocks,
             "kv_bytes": self.kv_bytes,
+            "kv_peak_bytes": self.kv_peak_bytes,
+            "kv_live_bytes": self.kv_live_bytes,
+            "most_residents": self.most_residents,
+            "mean_residents": self.mean_residents,
             "wall_s": self.wall_s,
             "tokens_per_s": self.tokens_per_s,
             "request_weighted_length": self.request_weighted_length,

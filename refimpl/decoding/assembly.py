@@ -93,8 +93,9 @@ def assemble(
         raise InputError(reason)
     if config.cuda_graphs:
         _require_recordable(pair, checker)
-    num_slots = PLACEMENTS[config.resolved_method.layout or ""].num_slots(size)
-    require_room(num_slots, _bytes_per_token(pair, config), config.kv_memory_gib, pair.device)
+    layout, per_token = config.resolved_method.layout or "", _bytes_per_token(pair, config)
+    num_slots = PLACEMENTS[layout].num_slots(size)
+    require_room(num_slots, per_token, config.kv_memory_gib, pair.device, paged=layout == "paged")
     timer = StageTimer(pair.device)
     if checker.covers("device"):
         source = CheckedSource(source or RandomSource())

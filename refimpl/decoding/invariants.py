@@ -2,9 +2,9 @@
 
 | level  | what is checked                                                                               |
 |--------|-----------------------------------------------------------------------------------------------|
-| off    | nothing                                                                                       |
+| off    | nothing but what others assert at every level: the scheduler INV-10 and INV-16, the pool of   |
+|        | blocks INV-13, the records of a round that a drawn token had mass (INV-12)                    |
 | host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-19, INV-21, counts of INV-20        |
-|        | (INV-10 and INV-13 are the scheduler's own assertions)                                        |
 | device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4);  |
 |        | keys of random numbers (INV-12); what a budget may look at (INV-20); states of heads (INV-22) |
 | oracle | also every row's K/V against a fresh forward pass over the row (INV-4 numerically)            |

@@ -89,7 +89,9 @@ def pool_gib(pair: Pair, num_blocks: int, block_size: int, *, drafts: bool = Tru
     return (num_blocks + 1.5) * block_size * per_token / GIB
 
 
-def require_room(num_slots: int, bytes_per_token: int, budget_gib: float | None, device: torch.device) -> None:
+def require_room(
+    num_slots: int, bytes_per_token: int, budget_gib: float | None, device: torch.device, *, paged: bool = False
+) -> None:
     """Raise InputError unless the K/V of a run fit.
 
     Args:
@@ -97,12 +99,16 @@ def require_room(num_slots: int, bytes_per_token: int, budget_gib: float | None,
         bytes_per_token: of both models together.
         budget_gib: as for `usable_bytes`.
         device: where they would go.
+        paged: the pool is as small as it can be: its longest row alone must fit.
     """
     need, room = num_slots * bytes_per_token, usable_bytes(budget_gib, device)
     if need > room:
+        what, sizes = (
+            ("the longest row alone", "") if paged else ("working copies included", "batch_size, window_size, ")
+        )
         raise InputError(
-            f"K/V of {num_slots} tokens (working copies included) need {need / GIB:.3g} GiB, but {room / GIB:.3g} GiB "
-            "may be used: lower batch_size, window_size, max_new_tokens or max_prompt_tokens, or raise kv_memory_gib"
+            f"K/V of {num_slots} tokens ({what}) need {need / GIB:.3g} GiB, but {room / GIB:.3g} GiB "
+            f"may be used: lower {sizes}max_new_tokens or max_prompt_tokens, or raise kv_memory_gib"
         )
 
 

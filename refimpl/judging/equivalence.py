@@ -19,6 +19,7 @@ from refimpl.core.config import (
     resolve_method,
 )
 from refimpl.core.errors import InputError, InvariantViolation, shown
+from refimpl.core.execution import OVERLAPPABLE
 from refimpl.core.keywords import VerifySettings
 from refimpl.core.shown import Shown
 from refimpl.core.stats import RunStats
@@ -177,7 +178,7 @@ def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], settings: dic
     """Each (method, batch size) once; a method with a batch size of its own runs at that one only.
 
     ``"all"`` stands for the methods that can have the settings: all that are named, or those of the in-place layout
-    that can run shape-stable or recorded.
+    that can run shape-stable or recorded; with overlapped execution, those of them that can overlap.
 
     Raises:
         InputError: an unknown method, nothing to run, settings that a method cannot have, or tokens that cannot be
@@ -212,6 +213,15 @@ def _require_comparable(config: DecodeConfig) -> None:
 
 
 def _all_with(settings: dict[str, Any]) -> list[str]:
+    names = _all_in_order(settings)
+    if settings.get("execution") != "overlapped":
+        return names
+    methods = map(resolve_method, names)
+    return [method.name for method in methods if (method.layout, method.scheduler) in OVERLAPPABLE]
+
+
+def _all_in_order(settings: dict[str, Any]) -> list[str]:
+    """All methods that can have the settings but `execution`."""
     if settings.get("cuda_graphs"):
         return ["+".join(parts) for parts in RECORDABLE]
     if settings.get("shape_stable"):

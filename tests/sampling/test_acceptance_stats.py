@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from refimpl.core.stats import (
     AcceptanceCollapseWarning,
     AcceptanceStats,
     CollapseWatch,
+    RunStats,
     acceptance_stats,
     request_weighted_length,
     request_weighted_rate,
@@ -197,3 +199,9 @@ def test_the_watch_looks_at_a_window_and_speaks_in_time():
     with pytest.warns(AcceptanceCollapseWarning, match="over the last 200 row-rounds") as told:
         watch.observe([outcome(5, 0)] * 2)
     assert (len(early), len(told)) == (0, 1)
+
+
+def test_all_statistics_are_written():
+    """Those of K/V and blocks as well; seconds by stage and acceptance stand under names of their own."""
+    written = RunStats().as_dict()
+    assert {f.name for f in fields(RunStats)} - {"acceptance", "stage_s"} <= written.keys()

@@ -20,7 +20,7 @@ from refimpl.commands.measure import engine_options
 from refimpl.core.config import make_config
 from refimpl.core.errors import InvariantViolation
 from refimpl.generation import Stream
-from refimpl.judging.equivalence import verify
+from refimpl.judging.equivalence import runs_to_verify, verify
 from refimpl.judging.tie_or_bug import judge_method
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.planning import plan_memory
@@ -216,6 +216,18 @@ def test_all_methods_are_those_that_can(llama, wish):
     report = verify(llama, [[1, 2], [3]], batch_sizes=[2], max_new_tokens=3, checks="host", **wish)
     assert {row.method.partition("+")[0] for row in report.results} == {"inplace"}
     assert report.exact
+
+
+@pytest.mark.parametrize("settings", [{}, {"shape_stable": True}])
+def test_all_methods_are_those_that_can_overlap(settings):
+    runs = runs_to_verify("all", [2], {"execution": "overlapped", **settings})
+    assert runs == ([("inplace+fifo", 2)] if settings else [("speculative", 1), ("inplace", 2), ("paged", 2)])
+
+
+def test_a_budget_of_tokens_is_for_the_scheduler_that_has_one(llama):
+    """As a window is; drafts and budget need not fit for the others."""
+    found = [generate(llama, [[1]], max_new_tokens=4, token_budget=budget).sequences for budget in (None, 3)]
+    assert found[0] == found[1]
 
 
 def test_values_of_engine_options_that_are_no_json_are_texts():

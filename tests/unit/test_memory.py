@@ -29,6 +29,14 @@ def test_a_run_that_cannot_fit_ends_before_it_allocates(llama, monkeypatch, meth
         generate(llama, PROMPTS, method=method, batch_size=3, max_new_tokens=20, kv_memory_gib=1e-6)
 
 
+def test_a_paged_pool_is_too_small_for_its_longest_row(llama):
+    """Fewer rows would not help: the pool is refused only where one of them does not fit."""
+    with pytest.raises(
+        InputError, match=r"\(the longest row alone\) need .*: lower max_new_tokens or max_prompt_tokens"
+    ):
+        generate(llama, PROMPTS, method="paged", max_new_tokens=20, kv_memory_gib=1e-6)
+
+
 # Rows of 32 columns: pool rows, then two buffers of three rows with 32 columns of slack, or 8 more for holes.
 @pytest.mark.parametrize(
     ("method", "num_slots"),
