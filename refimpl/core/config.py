@@ -150,8 +150,8 @@ class DecodeConfig:
             row fits; where it runs dry, the youngest sequences are preempted, and prefilled again later.
         block_size: tokens of a block of the `paged` layout, a power of two, at most 64.
         prefix_sharing: let rows of the `paged` layout share full blocks of equal first tokens. Blocks that are given
-            back can be found until they are needed. With `shape_stable` only what a prefill has cached is shared, as
-            rounds cache in passes of another shape.
+            back can be found until they are needed. With `shape_stable` only prompts are shared, as what is generated
+            is cached in passes of another shape.
         token_budget: tokens that a round of the `continuous` scheduler feeds at most, those of prompts included; at
             least k + 1. None for a verify pass of the whole batch and 256 tokens of prompts.
         max_model_len: tokens of a sequence at most, prompt and budget together. When it is given, K/V are allocated for

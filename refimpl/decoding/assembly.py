@@ -99,19 +99,19 @@ def assemble(
     timer = StageTimer(pair.device)
     if checker.covers("device"):
         source = CheckedSource(source or RandomSource())
-    target, rule = _cached_model(pair, "target", config, size, checker, timer), make_rule(config, source)
+    target, rule = _cached_model(pair, "target", config, size, checker, timer, demand), make_rule(config, source)
     budget = make_budget(config.drafting)
     if checker.covers("device"):
         budget = CheckedBudget(budget)
     drafter = DRAFTERS[config.drafting.drafter](
         Makers(
             lambda: ModelDrafter(
-                _cached_model(pair, "draft", config, size, checker, timer), rule, pair.vocab_size, budget
+                _cached_model(pair, "draft", config, size, checker, timer, demand), rule, pair.vocab_size, budget
             ),
             lambda: HeadDrafter(pair.require_head(), TargetStates(checker), rule, pair.vocab_size, budget, timer),
         )
     )
-    eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, demand.span if config.shape_stable else None)
+    eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, target.window)
     passes: Passes = eager
     if config.cuda_graphs and drafter.cached:
         passes = RecordedPasses(eager, drafter.cached, k=demand.most_drafts, stable=config.shape_stable)
@@ -125,7 +125,21 @@ def room_of(layout: Layout, demand: Demand, config: DecodeConfig) -> Room[Sequen
     if not layout.block_size:
         return Room()
     pool = BlockPool(layout.pool.rows - 1, layout.block_size)
-    return PagedRoom(pool, demand.most_drafts, sharing_of(config), in_chunks=config.resolved_token_budget is not None)
+    kind = PagedRoom[Sequence] if sharing_of(config) == "texts" else PromptRoom
+    return kind(pool, demand.most_drafts, sharing_of(config), in_chunks=config.resolved_token_budget is not None)
+
+
+class PromptRoom(PagedRoom[Sequence]):
+    """Rows share what passes over prompts have cached, and find it for their own prompts alone.
+
+    What was generated is cached in passes of another shape, after a preemption, too.
+    """
+
+    def _found(self, sequence: Sequence, cached: int) -> list[int]:
+        return super()._found(sequence, min(cached, sequence.prompt_len - 1))
+
+    def _note_prompt(self, sequence: Sequence, cached: int) -> None:
+        super()._note_prompt(sequence, min(cached, sequence.prompt_len - 1))
 
 
 def sharing_of(config: DecodeConfig) -> Sharing:
@@ -187,8 +201,10 @@ def _cached_model(
     size: PoolSize,
     checker: Checker,
     timer: StageTimer,
+    demand: Demand,
 ) -> CachedModel:
     model = pair.target if role == "target" else pair.require_draft()
+    fixed = config.shape_stable and role == "target"
     layout = make_layout(
         config.resolved_method.layout or "",
         model.kv_shape,
@@ -196,8 +212,9 @@ def _cached_model(
         compaction_threshold=config.compaction_threshold,
         max_positions=model.max_positions,
         tagged=checker.covers("device"),
-        block_rows=config.resolved_batch_size if config.shape_stable and role == "target" else None,
+        block_rows=config.resolved_batch_size if fixed else None,
     )
+    window = demand.span if fixed else None
     if checker.covers("host"):
-        return CheckedModel(model, layout, role, timer, checker)
-    return CachedModel(model, layout, role, timer)
+        return CheckedModel(model, layout, role, timer, window, checker)
+    return CachedModel(model, layout, role, timer, window)

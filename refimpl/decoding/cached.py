@@ -28,12 +28,14 @@ class CachedModel:
         layout: stores.
         role: says which of a sequence's cached lengths is meant.
         timer: charged with what `begin` moves, as ``realign``.
+        window: tokens a row of every verify pass, where passes have fixed shapes; else None.
     """
 
     model: CausalLM
     layout: Layout
     role: Literal["target", "draft"]
     timer: StageTimer
+    window: int | None
 
     def begin(self, members: Seq[Sequence], span: int) -> None:
         """Make the members ready for passes that feed `span` tokens a row, all together."""

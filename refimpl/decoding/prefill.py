@@ -43,7 +43,7 @@ def prefill_chunks(cached: CachedModel, chunks: Chunks) -> None:
 def packed_chunks(cached: CachedModel, chunks: Chunks) -> list[PackedBlock]:
     """Chunks of prompts to be cached beside other rows, a block each."""
     rows = zip(_rows(cached, chunks), chunks, strict=True)
-    return [_packed(cached, [chunk], row.num_cached, row.seq_len) for row, chunk in rows]
+    return [_packed(cached, chunk, row) for row, chunk in rows]
 
 
 def note_chunks(cached: CachedModel, chunks: Chunks) -> None:
@@ -57,22 +57,39 @@ def note_chunks(cached: CachedModel, chunks: Chunks) -> None:
 def _feed(cached: CachedModel, chunks: Chunks, first: int) -> None:
     """Feed chunks, none of which begins before `first`, step by step.
 
+    Under fixed shapes, what was generated before a preemption is fed in the shape that has cached it then.
+    """
+    rows = _rows(cached, chunks)
+    if cached.window is None:
+        _feed_rows(cached, chunks, rows, first, PREFILL_CHUNK_TOKENS)
+        return
+    ends = [chunk.sequence.prompt_len - 1 for chunk in chunks]
+    prompts = [row._replace(seq_len=min(row.seq_len, end)) for row, end in zip(rows, ends, strict=True)]
+    generated = [row._replace(num_cached=max(row.num_cached, end)) for row, end in zip(rows, ends, strict=True)]
+    _feed_rows(cached, chunks, prompts, first, STABLE_PREFILL_TOKENS)
+    _feed_rows(cached, chunks, generated, min([row.num_cached for row in generated], default=0), cached.window)
+
+
+def _feed_rows(cached: CachedModel, chunks: Chunks, rows: Seq[RowState], first: int, step: int) -> None:
+    """Feed what is missing of each row.
+
     Real tokens alone are fed where the model runs packed blocks; else a rectangle as wide as the longest chunk.
     """
-    rows, stable = _rows(cached, chunks), cached.layout.block_rows is not None
-    step, end = STABLE_PREFILL_TOKENS if stable else PREFILL_CHUNK_TOKENS, max([r.seq_len for r in rows], default=0)
+    end = max([row.seq_len for row in rows], default=0)
     for start in range(first, end, step):
-        stop = start + step if stable else min(start + step, end)
+        stop = min(start + step, end) if cached.window is None else start + step
         if not any(max(start, row.num_cached) < min(stop, row.seq_len) for row in rows):
             continue
+        tokens = _tokens(cached, chunks, rows, start, stop)
         if forward := cached.forward_packed:
-            forward(_packed(cached, chunks, start, stop), 1)
+            forward(cached.layout.packed_prefill(rows, tokens, start), 1)
         else:
-            cached.forward(cached.layout.prefill_block(rows, _tokens(cached, chunks, start, stop), start), 1)
+            cached.forward(cached.layout.prefill_block(rows, tokens, start), 1)
 
 
-def _packed(cached: CachedModel, chunks: Chunks, start: int, stop: int) -> PackedBlock:
-    return cached.layout.packed_prefill(_rows(cached, chunks), _tokens(cached, chunks, start, stop), start)
+def _packed(cached: CachedModel, chunk: Chunk[Sequence], row: RowState) -> PackedBlock:
+    tokens = _tokens(cached, [chunk], [row], row.num_cached, row.seq_len)
+    return cached.layout.packed_prefill([row], tokens, row.num_cached)
 
 
 def _rows(cached: CachedModel, chunks: Chunks) -> list[RowState]:
@@ -81,8 +98,8 @@ def _rows(cached: CachedModel, chunks: Chunks) -> list[RowState]:
     return [row._replace(seq_len=row.num_cached + chunk.count) for row, chunk in zip(rows, chunks, strict=True)]
 
 
-def _tokens(cached: CachedModel, chunks: Chunks, start: int, stop: int) -> Int[Tensor, "rows q"]:
-    """Tokens of the prompts at positions [start, stop); 0 behind the end of a chunk."""
-    ends = [(chunk.sequence.token_ids, row.seq_len) for row, chunk in zip(_rows(cached, chunks), chunks, strict=True)]
+def _tokens(cached: CachedModel, chunks: Chunks, rows: Seq[RowState], start: int, stop: int) -> Int[Tensor, "rows q"]:
+    """Tokens of the texts at positions [start, stop); 0 behind the end of a row."""
+    ends = [(chunk.sequence.token_ids, row.seq_len) for row, chunk in zip(rows, chunks, strict=True)]
     texts = [tokens[start : min(stop, end)] for tokens, end in ends]
     return torch.tensor([text + [0] * (stop - start - len(text)) for text in texts], device=cached.layout.shape.device)

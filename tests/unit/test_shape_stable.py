@@ -7,9 +7,13 @@ from refimpl import InputError, Request, generate, load_pair
 from refimpl.core import kernels
 from refimpl.core.config import SCHEDULERS
 from refimpl.core.errors import InvariantViolation
+from refimpl.core.sequence import Sequence
+from refimpl.decoding.assembly import PromptRoom
+from refimpl.decoding.memory import pool_gib
 from refimpl.judging.equivalence import verify
 from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
+from refimpl.scheduling import BlockPool
 
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
 SHORT = {"max_new_tokens": 12, "max_prompt_tokens": 40}
@@ -29,6 +33,34 @@ def test_every_bit_is_plain_decodings(tiny, prompts, dtype, sampling):
         (f"inplace+{scheduler}", size, 6) for scheduler in SCHEDULERS for size in (1, 3)
     ]
     assert report.exact
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1, 3])
+def test_preempted_rows_have_the_same_bits(tiny, prompts, num_drafts):
+    """What was generated is cached again in the shape of the verify passes, and what was a prompt in its own."""
+    prompts = [tiny.tokenizer(text)["input_ids"][:20] for text in prompts[:4]]
+    settings = {"max_new_tokens": 16, "num_speculative_tokens": num_drafts, "block_size": 4}
+    begun = generate(tiny, prompts[:1], **settings).sequences[0].token_ids
+    prompts.append(prompts[0] + begun[:8])  # that another row generates
+    for method in ("paged", "paged+continuous"):
+        need = (max(map(len, prompts)) + 16) // 4 + 2
+        room = pool_gib(tiny, need, 4)
+        report = verify(
+            tiny, prompts, methods=[method], batch_sizes=(3,), bitwise=True, kv_memory_gib=room, **settings
+        ).results[0]
+        assert report.stats.num_preemptions > 0
+        assert report.bitwise == len(prompts)
+
+
+def test_only_prompts_are_shared():
+    """Of a preempted row that enters again nothing is found behind its prompt, nor does it find more of others."""
+    for own, other in ((5, 13), (13, 5)):
+        room = PromptRoom(BlockPool(16, 4), 0, "prompts")
+        rows = [Sequence(i, list(range(length)), 20) for i, length in enumerate((own, other))]
+        for row in rows:
+            row.token_ids = list(range(13))
+            room.enter(row, [])
+        assert rows[1].num_found == 4
 
 
 def test_neighbours_order_and_budgets_change_no_bit(tiny, prompts):
