@@ -6,7 +6,9 @@ from refimpl.drafting.budgets.base import BudgetRow, DraftBudget, expected_token
 
 
 class RowRateBudget(DraftBudget):
-    """As many drafts as give most tokens per second at the row's own acceptance rate.
+    """As many drafts as give most tokens per second at the row's acceptance rate, see `own_rates`.
+
+    The rate of all rows of the round stands in for what the row has not shown, so its drafts depend on its neighbours.
 
     Args:
         cost: seconds of one more draft, drawn and verified, over those of a round without drafts.
