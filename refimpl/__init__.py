@@ -11,7 +11,7 @@ _NAMES = {
     "refimpl.core.config": ("DecodeConfig", "SamplingConfig"),
     "refimpl.judging.equivalence": ("Comparison", "Divergence", "MethodReport", "VerifyReport", "verify"),
     "refimpl.core.errors": ("InputError", "InvariantViolation"),
-    "refimpl.generation": ("Stream", "TokenEvent", "generate", "stream"),
+    "refimpl.generation": ("generate", "stream"),
     "refimpl.models.adapter": ("Pair",),
     "refimpl.pairs": ("VocabularyWarning", "load_pair", "make_pair"),
     "refimpl.prompts": ("read_prompts",),
@@ -21,6 +21,7 @@ _NAMES = {
     "refimpl.requests": ("Prompt",),
     "refimpl.results": ("GeneratedSequence", "Result"),
     "refimpl.core.keywords": ("Settings", "VerifySettings"),
+    "refimpl.streaming": ("Stream", "TokenEvent"),
     "refimpl.core.stats": ("AcceptanceCollapseWarning", "AcceptanceStats", "RunStats"),
     "refimpl.judging.tie_or_bug": ("Judgement", "RowJudgement", "judge_method", "judge_outputs"),
     "refimpl.decoding.trace": ("RoundRecord",),
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from refimpl.core.stats import AcceptanceStats as AcceptanceStats
     from refimpl.core.stats import RunStats as RunStats
     from refimpl.decoding.trace import RoundRecord as RoundRecord
-    from refimpl.generation import Stream as Stream
-    from refimpl.generation import TokenEvent as TokenEvent
     from refimpl.generation import generate as generate
     from refimpl.generation import stream as stream
     from refimpl.judging.equivalence import Comparison as Comparison
@@ -66,6 +65,8 @@ if TYPE_CHECKING:
     from refimpl.requests import Prompt as Prompt
     from refimpl.results import GeneratedSequence as GeneratedSequence
     from refimpl.results import Result as Result
+    from refimpl.streaming import Stream as Stream
+    from refimpl.streaming import TokenEvent as TokenEvent
 else:  # unseen by type checkers, which would take any name for granted
 
     def __getattr__(name: str) -> Any:

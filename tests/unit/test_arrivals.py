@@ -119,7 +119,7 @@ def test_what_passes_between_rounds_is_of_no_round(llama, ragged_prompts, monkey
     """The clock moves while tokens are read, and at no other time."""
     clock = SimpleNamespace(now_s=0.0)
     clock.perf_counter = lambda: clock.now_s
-    for module in ("refimpl.generation", "refimpl.decoding.timing"):
+    for module in ("refimpl.streaming", "refimpl.decoding.timing"):
         monkeypatch.setattr(f"{module}.time", clock)
     run = stream(llama, ragged_prompts, **SETTINGS)
     for _ in run:

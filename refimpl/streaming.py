@@ -1,0 +1,304 @@
+"""A run in progress: requests in while it goes on, tokens out as rounds commit them."""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
+
+from refimpl.arrivals import Arrivals
+from refimpl.core.config import DecodeConfig
+from refimpl.core.errors import InputError, require, shown
+from refimpl.core.records import RowOutcome, TokenLogprobs
+from refimpl.core.request import Request
+from refimpl.core.sequence import StopReason
+from refimpl.core.stats import CollapseWatch, RunStats, acceptance_stats, drafter_stats
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.timing import sum_stages
+from refimpl.decoding.trace import RoundRecord
+from refimpl.models.adapter import Pair
+from refimpl.requests import Prepared, Prompt, SequenceMaker, listed
+from refimpl.results import Result, SequenceRecord, make_result
+
+Prompts = Seq[Prompt] | Iterator[Prompt] | AsyncIterator[Prompt]
+
+
+_END = object()  # after the last prompt of an asynchronous iterator
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Tokens that a round has committed to one sequence.
+
+    Attributes:
+        index: place in the results, see `GeneratedSequence`.
+        token_ids: the new tokens.
+        stop_reason: set on a sequence's last event.
+        logprobs: one entry per token when asked for.
+        time_s: seconds from the start of the run to the end of the round.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    stop_reason: StopReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    time_s: float = 0.0
+
+
+class Stream:
+    """A run in progress: iterate over its token events, submit and cancel between them, take the result at its end.
+
+    Events come round by round, so a sequence may be cancelled as soon as its tokens are seen; unless the scheduler is
+    static, its place is filled from the waiting line in the next round. Requests that come later are let in between
+    rounds; a run that has nothing else to do waits for them.
+    """
+
+    def __init__(self, pair: Pair, prompts: Prompts, config: DecodeConfig, max_prompt_tokens: int | None = None):
+        self._pair, self._config, self._maker = pair, config, SequenceMaker(pair, config, max_prompt_tokens)
+        self._source = prompts if isinstance(prompts, AsyncIterator) else None
+        self._coming: asyncio.Future[Any] | None = None  # its next prompt, once that is asked for
+        known = self._known(prompts)
+        coming = map(self._make_next, prompts) if isinstance(prompts, Iterator) else known.apart()
+        self._prepared, self._arrivals = Prepared(), Arrivals(coming)
+        self._engine, self._watch = Engine(pair, [], config, expected=known.sequences), CollapseWatch()
+        self._events: deque[TokenEvent] = deque()
+        self._rounds: list[RoundRecord] = []
+        self._round_end_s: list[float] = []
+        self._wall_s = 0.0
+        self._began: float | None = None
+        self._most_waiting = math.inf if known.sequences else self._engine.scheduler.window_size
+        if known.sequences:
+            self._let_in()
+
+    def _known(self, prompts: Prompts) -> Prepared:
+        """Sequences of all prompts, where they are known at the start."""
+        known = Prepared()
+        if not isinstance(prompts, Iterator | AsyncIterator):
+            known = self._maker.make(prompts)
+            self._maker.note(known)
+        elif self._config.max_model_len is None:
+            raise InputError(
+                "prompts that come one by one need max_model_len: the tokens of the longest, and its budget"
+            )
+        return known
+
+    def _make_next(self, prompt: Prompt) -> Prepared:
+        """Sequences of the next prompt of an iterator."""
+        made = self._maker.make([prompt])
+        self._maker.note(made)
+        return made
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        """Yield events until every sequence has finished or was cancelled, and no more can come.
+
+        Raises:
+            InputError: the next request is no good one, or comes before the last; iterate again to go on without it.
+        """
+        if self._source is not None:
+            raise InputError("the prompts come asynchronously: use `async for`")
+        while self._events or not self.done:
+            if not self._events:
+                self._wait()
+                self._queue_one_round()
+            if self._events:
+                yield self._events.popleft()
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """As `__iter__`, with requests from an asynchronous iterator, too. Other tasks run between rounds and in waits.
+
+        It may be left, by a timeout for example: whoever iterates again misses no event and no request.
+        """
+        while self._events or not self.done:
+            await asyncio.sleep(0)
+            if self._events:
+                yield self._events.popleft()
+            elif not await self._submit_next():
+                while (wait_s := self._wait_s()) is not None:
+                    await asyncio.sleep(wait_s)
+                self._queue_one_round()
+
+    async def _submit_next(self) -> bool:
+        """Submit the next prompt of an asynchronous iterator; False if it has not come and there is something to do."""
+        if self._source is None:
+            return False
+        if self._coming is None:
+            self._coming = asyncio.ensure_future(_next_of(self._source))
+            await asyncio.sleep(0)
+        if not self._coming.done():
+            if not self._idle:
+                return False
+            await asyncio.wait([self._coming])  # which goes on, even if this is cancelled
+        coming, self._coming = self._coming, None
+        if (prompt := coming.result()) is _END:
+            self._source = None
+        else:
+            self.submit([prompt])
+        return True
+
+    def submit(self, prompts: Seq[Prompt]) -> list[int]:
+        """Add requests that come now; return the indices of their sequences.
+
+        Raises:
+            InputError: they are not fit for the run, see `max_model_len`, have an `arrival_s`, or others are still to
+                come; none is added then.
+        """
+        if not self._arrivals.ended:
+            raise InputError("requests of a list or an iterator are still to come: submit others after them")
+        now_s = self.elapsed_s
+        requests = [each if isinstance(each, Request) else Request(each) for each in listed(prompts)]
+        no_time = not any(request.arrival_s for request in requests)
+        require(no_time, "a request that is submitted, or given asynchronously, comes now: leave out its arrival_s")
+        come = self._maker.make([replace(request, arrival_s=now_s) for request in requests])
+        self._add(come)
+        self._maker.note(come)
+        return [sequence.index for sequence in come.sequences]
+
+    def _let_in(self) -> None:
+        """Submit what has come by now; prompts of an iterator while less than a window waits."""
+        due, waiting = self._arrivals.due(self.elapsed_s), self._engine.scheduler.pool.waiting
+        while len(waiting) < self._most_waiting and (come := next(due, None)):
+            self._add(come)
+
+    def _wait_s(self) -> float | None:
+        """Let in what has come; seconds until the next arrival where nothing else is left to do."""
+        self._began = self._began or time.perf_counter()
+        self._let_in()
+        waits = self._engine.scheduler.done and not self._arrivals.ended
+        return max(0.0, self._arrivals.next_s - self.elapsed_s) if waits else None
+
+    def _add(self, come: Prepared) -> None:
+        self._engine.submit(come.sequences)
+        self._prepared.extend(come)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the first round was asked for."""
+        return 0.0 if self._began is None else time.perf_counter() - self._began
+
+    @property
+    def done(self) -> bool:
+        """Whether every sequence that has come has finished or was cancelled, and no other comes but by `submit`."""
+        return self._source is None and self._idle
+
+    @property
+    def _idle(self) -> bool:
+        """Whether there is nothing to do until a prompt is submitted."""
+        return self._engine.scheduler.done and self._arrivals.ended
+
+    @property
+    def num_finished(self) -> int:
+        """Sequences that have."""
+        return self._engine.scheduler.pool.num_finished
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are known of: those that have come, and those that will."""
+        return self._maker.num_sequences
+
+    def cancel(self, index: int) -> None:
+        """End a sequence that has come; what it has generated stays, its pending events are dropped.
+
+        Raises:
+            InputError: there is no sequence of that index, or it has not come yet.
+        """
+        come = len(self._engine.sequences)
+        known = isinstance(index, Integral) and 0 <= index < self.num_sequences
+        require(known, f"there is no sequence {shown(index)}: {come} have come, numbered from 0")
+        require(index < come, f"sequence {index} is still to come: cancel it when it has")
+        self._engine.cancel(self._engine.sequences[index])
+        self._events = deque(event for event in self._events if event.index != index)
+
+    def run_one_round(self) -> RoundRecord:
+        """Advance by one round, after the next arrival where nothing else is left to do; its events are not yielded.
+
+        Raises:
+            InputError: the run has ended, the next request is no good one, or an earlier round was interrupted.
+        """
+        self._engine.require_whole()
+        require(not self.done, "the run has ended")
+        require(not self._idle, "the next prompt comes asynchronously: use `async for`")
+        self._wait()
+        record = self._decode()
+        self._watch.observe(record.rows)
+        return record
+
+    def _wait(self) -> None:
+        """Sleep until there is something to do."""
+        while (wait_s := self._wait_s()) is not None:
+            time.sleep(wait_s)
+
+    def _queue_one_round(self) -> None:
+        """Advance by one round; its events are kept, even if its warning is an error."""
+        record = self._decode()
+        self._events.extend(self._events_of(record))
+        self._watch.observe(record.rows)
+
+    def _decode(self) -> RoundRecord:
+        begun = time.perf_counter()
+        record = self._engine.run_one_round()
+        self._wall_s += time.perf_counter() - begun
+        self._round_end_s.append(self.elapsed_s)
+        self._rounds.append(record)
+        return record
+
+    def result(self) -> Result:
+        """Everything about the run, as `generate` returns it.
+
+        Raises:
+            InputError: the run has not come to its end, or was interrupted in the middle of a round.
+        """
+        self._engine.require_whole()
+        if not self.done:
+            raise InputError("the stream has not come to its end: iterate over it, or cancel what is left")
+        stats = RunStats(
+            acceptance=acceptance_stats(row for record in self._rounds for row in record.rows),
+            num_rounds=len(self._rounds),
+            num_grouped_rounds=sum(record.mode == "grouped" for record in self._rounds),
+            num_moves=sum(record.num_moves for record in self._rounds),
+            num_preemptions=self._engine.num_preemptions,
+            num_found=self._engine.num_found,
+            num_blocks=self._engine.scheduler.room.num_blocks,
+            kv_bytes=self._engine.kv_bytes,
+            kv_peak_bytes=self._engine.memory.peak_bytes,
+            kv_live_bytes=self._engine.memory.live_bytes,
+            most_residents=self._engine.memory.most_residents,
+            mean_residents=self._engine.memory.mean_residents,
+            wall_s=self._wall_s,
+            stage_s=sum_stages([record.stage_s for record in self._rounds]),
+            drafters=drafter_stats(
+                (row for record in self._rounds for row in record.rows),
+                self._config.drafting.lookup,
+                self._config.drafting.drawn_by,
+            ),
+        )
+        return make_result(
+            self._pair, self._prepared, self._config, self._records(), stats, list(self._rounds), self._arrived()
+        )
+
+    def _arrived(self) -> dict[str, Any]:
+        """When requests came and rounds ended, where not all were there at the start; fields of a trace's header."""
+        submitted_at, arrival_s = list(self._engine.submitted_at), list(self._prepared.arrival_s)
+        times = {"arrival_s": arrival_s, "submitted_at": submitted_at, "round_end_s": list(self._round_end_s)}
+        return times if any(submitted_at) else {}
+
+    def _records(self) -> list[SequenceRecord]:
+        """What the rounds say of each sequence."""
+        rows: list[list[RowOutcome]] = [[] for _ in self._prepared.sequences]
+        for record in self._rounds:
+            for row in record.rows:
+                rows[row.sequence].append(row)
+        return [SequenceRecord(acceptance_stats(mine), tuple(e for row in mine for e in row.logprobs)) for mine in rows]
+
+    def _events_of(self, record: RoundRecord) -> Iterator[TokenEvent]:
+        for row in record.rows:
+            sequence = self._engine.sequences[row.sequence]
+            yield TokenEvent(row.sequence, row.tokens, sequence.stop_reason, row.logprobs, self._round_end_s[-1])
+
+
+async def _next_of(source: AsyncIterator[Prompt]) -> Any:
+    """The next prompt, or `_END`."""
+    return await anext(source, _END)
