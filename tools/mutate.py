@@ -1,21 +1,25 @@
 """Mutation testing of the engine's core: change one operator, constant or call at a time, and see which test notices.
 
     python tools/mutate.py --chunk 50                judge the next 50 mutants; run again to go on
+    python tools/mutate.py --jobs 2                  judge all, two at a time
     python tools/mutate.py --again                   judge the survivors anew, after tests were added
     python tools/mutate.py --report                  write docs/results/mutation.json and docs/mutation.md
 
-Outcomes are appended to a log as they come, so a run that was killed goes on where it was. Files take turns, each in a
-random order of fixed seed, so any number of judged mutants is a sample of all.
+Outcomes are appended to a log as they come, so a run that was killed goes on where it was; those of files that have not
+changed since the last report are not judged again. Files take turns, each in a random order of fixed seed, so any
+number of judged mutants is a sample of all.
 
 Every test runs once on the code as it is, to see which lines it executes and how long it takes. A mutant is then
-judged by the tests that execute the changed statement, the quickest first, until one fails. Third-party packages are
-imported once; each mutant runs in a forked child that loads the mutated text instead of the file, so nothing on disk
-changes. A mutant is *killed* when a test fails, or takes far more processor time than it should.
+judged by the tests that execute the changed statement, the quickest first, until one fails or they have taken a minute
+on the healthy code: more would kill some that count as survivors. Third-party packages are imported once; each mutant
+runs in a forked child that loads the mutated text instead of the file, so nothing on disk changes. A mutant is *killed*
+when a test fails, or takes far more processor time than it should.
 """
 
 import argparse
 import importlib
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -23,12 +27,13 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any
 
 from mutant_runs import LineTracer, MutantFinder, Ordered, Trace, in_child, preload, run_pytest
 from mutants import ROOT, Mutant, digest, mutants_of
+from mutation_report import reported, write_report
 
 FILES = [
     "refimpl/core/kernels.py",
@@ -70,6 +75,7 @@ LOG = ROOT / ".work" / "mutation.jsonl"
 NOT_LOADED = 99  # status of a child that tested the file on disk
 NO_TESTS = 5  # pytest's status when it finds none
 FIRST_STAGE = 15  # the quickest tests of a mutant, which are loaded alone
+ENOUGH_S = 60.0  # processor time of a mutant's tests on the healthy code, after which it has survived
 TEST_LIMIT_S, SLOWER_THAN_HEALTHY = 30.0, 5.0  # processor time of a test that counts as endless
 MEMORY_BYTES = 8 << 30
 
@@ -85,6 +91,16 @@ class Outcome:
     tests: int
     seconds: float
     commit: str
+
+    def as_row(self) -> dict[str, Any]:
+        """Entry of the report; seconds are of one machine, and stay in the log."""
+        row = {"mutant": self.key, "fate": self.fate, "by": self.by, "tests": self.tests}
+        return row | {"file": self.digest, "commit": self.commit}
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "Outcome":
+        """Read an entry of the report."""
+        return cls(row["mutant"], row.get("file", ""), row["fate"], row["by"], row.get("tests", 0), 0.0, row["commit"])
 
 
 # --- judging -----------------------------------------------------------------------------------------------------
@@ -107,14 +123,17 @@ def trace_tests(files: list[str]) -> list[Trace]:
 def tests_of(mutant: Mutant, traces: list[Trace]) -> dict[str, float]:
     """Tests that execute the changed statement, the quickest first, with their limits in seconds.
 
-    What runs at import concerns every test: a constant may be read where no line of its file is executed.
+    What runs at import concerns every test: a constant may be read where no line of its file is executed. Those that
+    execute some line come first.
     """
     first, last = mutant.lines
 
     def concerned(trace: Trace) -> bool:
         return mutant.at_import or any(first <= line <= last for line in trace.lines.get(mutant.file, []))
 
-    chosen = sorted(filter(concerned, traces), key=lambda trace: trace.seconds)
+    ranked = sorted(filter(concerned, traces), key=lambda trace: (mutant.file not in trace.lines, trace.seconds))
+    before = accumulate((trace.seconds for trace in ranked), initial=0.0)
+    chosen = [trace for trace, spent_s in zip(ranked, before, strict=False) if spent_s < ENOUGH_S]
     return {trace.test: TEST_LIMIT_S + SLOWER_THAN_HEALTHY * trace.seconds for trace in chosen}
 
 
@@ -162,11 +181,12 @@ def in_turns(mutants: list[Mutant], seed: int) -> list[Mutant]:
 
 
 def read_log(path: Path, mutants: list[Mutant]) -> dict[str, Outcome]:
-    """Latest outcome of each mutant of the files as they are now."""
-    current = {mutant.key: digest(mutant.file) for mutant in mutants}
+    """Latest outcome of each mutant of the files as they are now: of the log, else of the last report."""
+    digests = {file: digest(file) for file in {mutant.file for mutant in mutants}}
+    keys = {mutant.key: digests[mutant.file] for mutant in mutants}
     lines = path.read_text().splitlines() if path.exists() else []
-    outcomes = [Outcome(**json.loads(line)) for line in lines]
-    return {o.key: o for o in outcomes if current.get(o.key) == o.digest}
+    outcomes = [*map(Outcome.from_row, reported()), *(Outcome(**json.loads(line)) for line in lines)]
+    return {o.key: o for o in outcomes if keys.get(o.key) == o.digest}
 
 
 def main() -> None:
@@ -174,6 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", default=FILES)
     parser.add_argument("--chunk", type=int, help="judge at most so many mutants in this run")
+    parser.add_argument("--jobs", type=int, default=1, help="judge so many mutants at a time")
     parser.add_argument("--again", action="store_true", help="judge the survivors anew")
     parser.add_argument("--report", action="store_true", help="write the results from the log")
     parser.add_argument("--seed", type=int, default=0, help="order of the mutants")
@@ -182,29 +203,38 @@ def main() -> None:
     mutants = in_turns([m for file in arguments.files for m in mutants_of(file)], arguments.seed)
     judged = read_log(arguments.log, mutants)
     if arguments.report:
-        from mutation_report import write_report
-
         write_report(mutants, judged, origin(), arguments.seed)
         return
     survived = [m for m in mutants if m.key in judged and judged[m.key].fate in ("survived", "not run")]
     pending = survived if arguments.again else [m for m in mutants if m.key not in judged]
-    judge_all(pending[: arguments.chunk], arguments.log)
+    judge_all(pending[: arguments.chunk], arguments.log, arguments.jobs)
     print(f"{len(mutants)} mutants, {len(read_log(arguments.log, mutants))} of them judged", flush=True)
 
 
-def judge_all(pending: list[Mutant], log: Path) -> None:
-    """Judge one mutant after the other and append the outcomes to the log."""
+def judge_all(pending: list[Mutant], log: Path, jobs: int = 1) -> None:
+    """Judge mutants, so many at a time, and append the outcomes to the log."""
     if not pending:
         return
     preload()
     commit = current_commit()
     log.parent.mkdir(exist_ok=True)
     traces = remembered_traces(log.with_suffix(f".{commit}.traces.json"))
-    for mutant in pending:
-        outcome = judge(mutant, traces, commit)
-        with log.open("a") as file:
-            file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
-        print(f"{outcome.fate:9} {outcome.seconds:6.1f} s  {outcome.key}  {outcome.by}", flush=True)
+
+    def work(mutants: list[Mutant]) -> None:
+        for mutant in mutants:
+            outcome = judge(mutant, traces, commit)
+            with log.open("a") as file:
+                file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
+            print(f"{outcome.fate:9} {outcome.seconds:6.1f} s  {outcome.key}  {outcome.by}", flush=True)
+
+    fork = multiprocessing.get_context("fork")  # with what is preloaded
+    workers = [fork.Process(target=work, args=(pending[i::jobs],)) for i in range(jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if any(worker.exitcode for worker in workers):
+        raise SystemExit(1)
 
 
 def remembered_traces(path: Path) -> list[Trace]:

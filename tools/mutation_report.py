@@ -44,11 +44,16 @@ def results(mutants: list[Any], judged: dict[str, Any]) -> dict[str, Any]:
         if mutant.key not in judged:
             continue
         outcome = judged[mutant.key]
-        row = {"mutant": mutant.key, "fate": outcome.fate, "by": outcome.by, "commit": outcome.commit}
+        row = outcome.as_row()
         if outcome.fate not in KILLED:
             row["code"] = (ROOT / mutant.file).read_text().splitlines()[mutant.line - 1].strip()
         outcomes.append(row)
     return {"mutants": counts, "outcomes": outcomes}
+
+
+def reported() -> list[dict[str, Any]]:
+    """Outcomes of the last report."""
+    return json.loads(DATA.read_text())["outcomes"] if DATA.exists() else []
 
 
 def read_reasons() -> dict[str, dict[str, str]]:
@@ -78,9 +83,11 @@ def as_markdown(data: dict[str, Any], reasons: dict[str, dict[str, str]]) -> str
         "`tools/survivors.json`. A mutant is a file with one changed operator, constant, condition or call",
         "(`tools/mutants.py` lists the changes; annotations, decorators and the wording of errors stay as they are).",
         "It is *killed* if a quick test that executes the changed statement fails, or takes far more processor time",
-        "than it should. Quick tests are `TESTS` in `tools/mutate.py`, as they were at the commits named below: unit",
-        "tests of the files judged; stateful, property, statistical and sampling tests, with 25 examples per property.",
-        "The slower tests and the proofs do not take part.",
+        "than it should. It has *survived* when such tests have passed, the quickest first, that take a minute on the",
+        "healthy code: more would kill some of those, so that the share is a lower bound. Quick tests are `TESTS` in",
+        "`tools/mutate.py`, as they were at the commits named below: unit tests of the files judged; stateful,",
+        "property, statistical and sampling tests, with 25 examples per property. The slower tests and the proofs do",
+        "not take part.",
         "",
         "Files are listed as they were at the commits named at the end of this page, with the lines of that time. A",
         "file that has changed since is judged anew by `make nightly`; until then its row says what was, not what is.",
