@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from refimpl.core.errors import InputError
+from refimpl.core.reading import is_file
 from refimpl.models.head import RegressiveBlock, RegressiveHead
 
 NORMS = "lm_head_norms"  # of the target's rows: they tell targets of one shape apart
@@ -43,6 +44,8 @@ def load_head(path: Path, target: PreTrainedModel) -> RegressiveHead:
 
 def _read(path: Path) -> tuple[RegressiveBlock, Float[Tensor, " vocab"]]:
     """The block of a file, and the norms that tell its target."""
+    if not is_file(path):
+        raise InputError(f"cannot load the head {path}: it is no file")
     try:
         tensors = load_file(path)
         norms = tensors.pop(NORMS).float()

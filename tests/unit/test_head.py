@@ -168,8 +168,9 @@ def test_what_is_no_head_is_refused(saved, llama, tmp_path):
         with pytest.raises(InputError, match=f"cannot load the head .*{name}: its tensors are not those of a draft"):
             load_head(tmp_path / name, llama.target.model)
     (tmp_path / "text").write_text("no tensors")
-    for name in ("text", "nothing"):
-        with pytest.raises(InputError, match=f"cannot load the head .*{name}: "):
+    (tmp_path / "folder").mkdir()
+    for name, reason in (("text", ""), ("nothing", "it is no file"), ("folder", "it is no file")):
+        with pytest.raises(InputError, match=f"cannot load the head .*{name}: {reason}"):
             load_head(tmp_path / name, llama.target.model)
 
 
