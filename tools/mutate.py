@@ -10,10 +10,10 @@ changed since the last report are not judged again. Files take turns, each in a 
 number of judged mutants is a sample of all.
 
 Every test runs once on the code as it is, to see which lines it executes and how long it takes. A mutant is then
-judged by the tests that execute the changed statement, the quickest first, until one fails or they have taken a minute
-on the healthy code: more would kill some that count as survivors. Third-party packages are imported once; each mutant
-runs in a forked child that loads the mutated text instead of the file, so nothing on disk changes. A mutant is *killed*
-when a test fails, or takes far more processor time than it should.
+judged by the tests that execute the changed statement, the quickest first, until one fails or they have taken so
+long on the healthy code (``--enough``): more would kill some that count as survivors. Third-party packages are imported
+once; each mutant runs in a forked child that loads the mutated text instead of the file, so nothing on disk changes. A
+mutant is *killed* when a test fails, or takes far more processor time than it should.
 """
 
 import argparse
@@ -75,7 +75,7 @@ LOG = ROOT / ".work" / "mutation.jsonl"
 NOT_LOADED = 99  # status of a child that tested the file on disk
 NO_TESTS = 5  # pytest's status when it finds none
 FIRST_STAGE = 15  # the quickest tests of a mutant, which are loaded alone
-ENOUGH_S = 60.0  # processor time of a mutant's tests on the healthy code, after which it has survived
+ENOUGH_S = 20.0  # processor time of a mutant's tests on the healthy code, after which it has survived
 TEST_LIMIT_S, SLOWER_THAN_HEALTHY = 30.0, 5.0  # processor time of a test that counts as endless
 MEMORY_BYTES = 8 << 30
 
@@ -120,7 +120,7 @@ def trace_tests(files: list[str]) -> list[Trace]:
     return [Trace(**trace) for trace in found["traces"] if trace["test"] not in found["failed"]]
 
 
-def tests_of(mutant: Mutant, traces: list[Trace]) -> dict[str, float]:
+def tests_of(mutant: Mutant, traces: list[Trace], enough_s: float) -> dict[str, float]:
     """Tests that execute the changed statement, the quickest first, with their limits in seconds.
 
     What runs at import concerns every test: a constant may be read where no line of its file is executed. Those that
@@ -133,14 +133,14 @@ def tests_of(mutant: Mutant, traces: list[Trace]) -> dict[str, float]:
 
     ranked = sorted(filter(concerned, traces), key=lambda trace: (mutant.file not in trace.lines, trace.seconds))
     before = accumulate((trace.seconds for trace in ranked), initial=0.0)
-    chosen = [trace for trace, spent_s in zip(ranked, before, strict=False) if spent_s < ENOUGH_S]
+    chosen = [trace for trace, spent_s in zip(ranked, before, strict=False) if spent_s < enough_s]
     return {trace.test: TEST_LIMIT_S + SLOWER_THAN_HEALTHY * trace.seconds for trace in chosen}
 
 
-def judge(mutant: Mutant, traces: list[Trace], commit: str) -> Outcome:
+def judge(mutant: Mutant, traces: list[Trace], commit: str, enough_s: float) -> Outcome:
     """Run the tests that concern a mutant until one fails."""
     begun = time.perf_counter()
-    limits = tests_of(mutant, traces)
+    limits = tests_of(mutant, traces, enough_s)
 
     def work() -> tuple[int, Any]:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
@@ -195,6 +195,7 @@ def main() -> None:
     parser.add_argument("files", nargs="*", default=FILES)
     parser.add_argument("--chunk", type=int, help="judge at most so many mutants in this run")
     parser.add_argument("--jobs", type=int, default=1, help="judge so many mutants at a time")
+    parser.add_argument("--enough", type=float, default=ENOUGH_S, help="seconds of tests that a survivor has passed")
     parser.add_argument("--again", action="store_true", help="judge the survivors anew")
     parser.add_argument("--report", action="store_true", help="write the results from the log")
     parser.add_argument("--seed", type=int, default=0, help="order of the mutants")
@@ -207,11 +208,11 @@ def main() -> None:
         return
     survived = [m for m in mutants if m.key in judged and judged[m.key].fate in ("survived", "not run")]
     pending = survived if arguments.again else [m for m in mutants if m.key not in judged]
-    judge_all(pending[: arguments.chunk], arguments.log, arguments.jobs)
+    judge_all(pending[: arguments.chunk], arguments.log, arguments.jobs, arguments.enough)
     print(f"{len(mutants)} mutants, {len(read_log(arguments.log, mutants))} of them judged", flush=True)
 
 
-def judge_all(pending: list[Mutant], log: Path, jobs: int = 1) -> None:
+def judge_all(pending: list[Mutant], log: Path, jobs: int, enough_s: float) -> None:
     """Judge mutants, so many at a time, and append the outcomes to the log."""
     if not pending:
         return
@@ -222,7 +223,7 @@ def judge_all(pending: list[Mutant], log: Path, jobs: int = 1) -> None:
 
     def work(mutants: list[Mutant]) -> None:
         for mutant in mutants:
-            outcome = judge(mutant, traces, commit)
+            outcome = judge(mutant, traces, commit, enough_s)
             with log.open("a") as file:
                 file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
             print(f"{outcome.fate:9} {outcome.seconds:6.1f} s  {outcome.key}  {outcome.by}", flush=True)
