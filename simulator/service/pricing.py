@@ -97,7 +97,7 @@ class Pricing:
     def _verify_s(self, counts: Seq[int], rows: int, span: int) -> float:
         """Seconds of the verify pass over a batch, without pads where the engine leaves them out.
 
-        What packing itself costs, and attention that still pads the rows, is in no measured point.
+        What packing itself costs is in no measured point.
 
         Args:
             counts: tokens that each row feeds that has not finished; those that have feed pads only.
