@@ -10,10 +10,11 @@ changed since the last report are not judged again. Files take turns, each in a 
 number of judged mutants is a sample of all.
 
 Every test runs once on the code as it is, to see which lines it executes and how long it takes. A mutant is then
-judged by the tests that execute the changed statement, the quickest first, until one fails or they have taken so
-long on the healthy code (``--enough``): more would kill some that count as survivors. Third-party packages are imported
-once; each mutant runs in a forked child that loads the mutated text instead of the file, so nothing on disk changes. A
-mutant is *killed* when a test fails, or takes far more processor time than it should.
+judged by the tests that execute the changed statement, the quickest first, each with one of its parameters before any
+comes again, until one fails or they have taken so long on the healthy code (``--enough``): more would kill some that
+count as survivors. Third-party packages are imported once; each mutant runs in a forked child that loads the mutated
+text instead of the file, so nothing on disk changes. A mutant is *killed* when a test fails, or takes far more
+processor time than it should.
 """
 
 import argparse
@@ -26,8 +27,10 @@ import resource
 import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import accumulate, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -121,17 +124,24 @@ def trace_tests(files: list[str]) -> list[Trace]:
 
 
 def tests_of(mutant: Mutant, traces: list[Trace], enough_s: float) -> dict[str, float]:
-    """Tests that execute the changed statement, the quickest first, with their limits in seconds.
+    """Tests that execute the changed statement, with their limits in seconds.
 
     What runs at import concerns every test: a constant may be read where no line of its file is executed. Those that
-    execute some line come first.
+    execute some line come first; then each test with its quickest parameters, before any comes again.
     """
     first, last = mutant.lines
 
     def concerned(trace: Trace) -> bool:
         return mutant.at_import or any(first <= line <= last for line in trace.lines.get(mutant.file, []))
 
-    ranked = sorted(filter(concerned, traces), key=lambda trace: (mutant.file not in trace.lines, trace.seconds))
+    quickest = sorted(filter(concerned, traces), key=lambda trace: trace.seconds)
+    times_before = Counter[str]()
+    turns = []
+    for trace in quickest:
+        name = trace.test.partition("[")[0]
+        turns.append((mutant.file not in trace.lines, times_before[name]))
+        times_before[name] += 1
+    ranked = [trace for _, trace in sorted(zip(turns, quickest, strict=True), key=itemgetter(0))]
     before = accumulate((trace.seconds for trace in ranked), initial=0.0)
     chosen = [trace for trace, spent_s in zip(ranked, before, strict=False) if spent_s < enough_s]
     return {trace.test: TEST_LIMIT_S + SLOWER_THAN_HEALTHY * trace.seconds for trace in chosen}

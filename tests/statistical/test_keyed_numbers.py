@@ -45,9 +45,9 @@ def mix(bits: int) -> int:
     return bits ^ (bits >> 31)
 
 
-def stream(seed: int, sequence: int, position: int, purpose: int) -> int:
+def stream(seed: int, sequence: int, position: int, purpose: int, *start: int) -> int:
     state = mix(mix((seed + GOLDEN) & WORD) ^ purpose)
-    for part in (sequence, position):
+    for part in (sequence, *start, position):
         state = mix(((state + GOLDEN) & WORD) ^ (part & WORD))
     return state
 
@@ -72,6 +72,13 @@ def test_the_numbers_are_those_of_the_definition(purpose):
     raw = [[(mix((state + token) & WORD) >> 12) + 0.5 for token in tokens] for state in states]
     wanted = torch.tensor([[-math.log(number * 2.0**-52) for number in row] for row in raw], dtype=torch.float64)
     torch.testing.assert_close(exponentials(keys, position, purpose, 5)[:, 0], wanted, rtol=1e-14, atol=0)
+
+
+def test_the_numbers_of_a_round_are_those_of_the_definition():
+    keys = RowKeys(*(torch.tensor([key[i] for key in KEYS]) for i in range(2)), torch.arange(4) + 5)
+    states = [stream(*key, int(Purpose.ACCEPT), 5 + i) for i, key in enumerate(KEYS)]
+    found = uniform(keys, torch.tensor([[key[2]] for key in KEYS]), Purpose.ACCEPT)[:, 0].tolist()
+    assert found == [(mix((state + GOLDEN) & WORD) >> 11) * 2.0**-53 for state in states]
 
 
 def chi_square_p(counts: torch.Tensor) -> float:

@@ -3,14 +3,22 @@
 import dataclasses
 import itertools
 import random
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from refimpl import InputError, Request, generate, load_pair, make_pair
 from refimpl.core.config import LAYOUTS, SCHEDULERS, make_config
 from refimpl.core.drafting import DRAFTERS, WITH_PROBABILITIES
 from refimpl.core.records import RowOutcome
+from refimpl.core.sequence import Sequence
 from refimpl.core.stats import drafter_stats
+from refimpl.decoding.acceptance import Proposal, RowNumbers
+from refimpl.decoding.drafters.base import Drafts, Offer
+from refimpl.decoding.drafters.hybrid import HybridDrafter
+from refimpl.decoding.drafters.model import ModelDrafter
+from refimpl.decoding.sampling import RowKeys
 from refimpl.drafting import NgramIndex
 from refimpl.pairs.random_pairs import random_pair
 
@@ -154,6 +162,43 @@ def test_a_row_is_offered_no_more_than_it_can_use(small):
     assert set(drafted[0]) == {0}
     assert max(drafted[1]) <= 1
     assert max(drafted[2]) <= 5
+
+
+class TestHybrid:
+    """The draft runs if some row that can use drafts finds none, and is told what the other rows have found."""
+
+    FOUND, NEW = [7, 1, 2, 9, 8, 7, 1, 2], [1, 2, 3]  # the first goes on with 9, 8, 7
+
+    def draft(self, rows, limits):
+        members = [Sequence(index, row, 9) for index, row in enumerate(rows)]
+        limited = torch.tensor(limits)
+        position = torch.zeros(len(rows), max(limits) + 1, dtype=torch.long)
+        model = Mock(spec=ModelDrafter)
+        model.draft.side_effect = lambda _, limits, numbers, given: Drafts(
+            Proposal(given), Offer(limits, [0] * len(limits), max(limits))
+        )
+        drafter = HybridDrafter(model)
+        return drafter, drafter.draft(members, limits, RowNumbers(RowKeys(limited, limited), position, limited)), model
+
+    @pytest.mark.parametrize(
+        ("rows", "limits", "lengths"),
+        [([FOUND, FOUND], [3, 2], [3, 2]), ([FOUND, NEW], [2, 0], [2, 0]), ([NEW, NEW], [0, 0], [0, 0])],
+    )
+    def test_the_draft_rests_where_nothing_is_missing(self, rows, limits, lengths):
+        _, drafts, model = self.draft(rows, limits)
+        assert drafts.offer == Offer(lengths, lengths, 0)
+        assert not model.draft.called
+
+    def test_the_draft_is_given_what_was_found(self):
+        _, drafts, model = self.draft([self.FOUND, self.NEW], [2, 3])
+        assert drafts.offer == Offer([2, 3], [2, 0], 3)
+        assert model.draft.call_args.args[3].tolist() == [[9, 8, -1], [-1, -1, -1]]
+
+    def test_a_row_that_has_left_is_forgotten(self):
+        drafter, _, _ = self.draft([self.FOUND], [1])
+        left, other = Sequence(0, self.FOUND, 9), Sequence(0, [5, 5, 5, 5], 9)
+        drafter.forget(left)
+        assert drafter.lookup.find([other], [2]) == [[5]]
 
 
 def test_offers_are_counted_by_drafter():

@@ -11,7 +11,7 @@ from refimpl import InputError, generate, load_pair, make_pair
 from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.core.errors import InvariantViolation
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.drafters import TargetStates
+from refimpl.decoding.drafters import TargetStates, states
 from refimpl.decoding.drafters.states import check_place
 from refimpl.models.table_model import table_pair
 from refimpl.pairs.heads import NORMS, load_head, save_head
@@ -111,6 +111,14 @@ def test_a_state_of_another_place_is_noticed(place):
     check_place(row, torch.tensor((0, 3, 7)))
     with pytest.raises(InvariantViolation, match=r"INV-22 in row 0: .*expected sequence 0, position 3, token 7, found"):
         check_place(row, torch.tensor(place))
+
+
+@pytest.mark.parametrize(("level", "looks"), [("host", False), ("device", True)])
+def test_places_are_compared_where_checks_read_the_device(llama, level, looks, monkeypatch):
+    seen = []
+    monkeypatch.setattr(states, "check_place", lambda sequence, _: seen.append(sequence.index))
+    generate(llama, PROMPTS, method="inplace", checks=level, **SETTINGS)
+    assert bool(seen) is looks
 
 
 def test_the_first_round_has_no_drafts(scripted):

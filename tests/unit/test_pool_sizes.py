@@ -1,0 +1,61 @@
+"""What each layout says of itself, sizes of pools by hand, and when a pass leaves its pads out."""
+
+import pytest
+
+from refimpl.placement import PLACEMENTS, PoolSize, make_placement, padded_columns, pays_to_pack, pool_columns
+
+SIZE = PoolSize(rows=5, columns=64, batch_rows=3, block_size=16, num_blocks=9)
+# layout: (every row commits the minimum, every pass copies what it reads, K/V slots of SIZE)
+FACTS = {
+    "inplace": (False, False, 5 * 64),
+    "paged": (False, True, (9 + 1) * 16),
+    "realigned": (False, False, 5 * 64 + 2 * 3 * (64 + 32)),
+    "rollback": (True, False, 5 * 64 + 2 * 3 * (64 + 32)),
+    "masked": (False, False, 5 * 64 + 2 * 3 * (64 + 32 + 16)),
+}
+
+
+@pytest.mark.parametrize("layout", PLACEMENTS)
+def test_what_a_layout_says_of_itself(layout):
+    placement = make_placement(layout, 0.25)
+    assert (placement.commits_minimum, placement.always_gathers, placement.num_slots(SIZE)) == FACTS[layout]
+    assert (placement.width, placement.columns) == (0, 0)
+
+
+@pytest.mark.parametrize(("columns", "padded"), [(1, 32), (32, 32), (33, 64), (64, 64)])
+def test_columns_come_in_steps(columns, padded):
+    assert padded_columns(columns) == padded
+
+
+@pytest.mark.parametrize(("longest", "window", "columns"), [(25, 6, 32), (26, 6, 64), (57, 6, 64), (1, 1, 32)])
+def test_a_row_has_room_for_its_window_and_a_scratch_column(longest, window, columns):
+    assert pool_columns(longest, window) == columns
+
+
+@pytest.mark.parametrize(
+    ("wanted", "settings"),
+    [
+        (PoolSize(3, 64, 2, 16, 2 + 2 + 3), {"window_size": 3, "batch_size": 2}),
+        (PoolSize(4, 64, 4, 16, 1 + 2 + 2 + 3), {"window_size": 9, "batch_size": 8}),
+        (PoolSize(6, 64, 2, 8, 2 + 3 + 4 + 5), {"window_size": 1, "batch_size": 2, "least_rows": 6, "block_size": 8}),
+        (PoolSize(1, 64, 1, 16, 3), {"window_size": 1, "batch_size": 8}),
+    ],
+)
+def test_the_pool_of_a_run(wanted, settings):
+    """Rows for a window, blocks for the longest of them."""
+    assert PoolSize.of_run([16, 40, 17, 32], span=6, **settings) == wanted
+
+
+@pytest.mark.parametrize(
+    ("counts", "width", "pays"),
+    [
+        ([3, 3], 4, True),  # exactly three quarters are real
+        ([4, 3], 4, False),
+        ([1, 1, 1, 9], 9, True),
+        ([4, 4, 4, 4], 4, False),
+        ([6, 0], 6, True),
+        ([1], 1, False),
+    ],
+)
+def test_pads_are_left_out_where_a_quarter_of_a_rectangle_is_pads(counts, width, pays):
+    assert pays_to_pack(counts, width) is pays
