@@ -103,19 +103,24 @@ class Place:
 
 
 def places_below(place: Place) -> Iterator[Place]:
-    """Everything below but annotations, decorators, and what only words a message."""
+    """Everything below but annotations, decorators, what only words a message, and what only asserts."""
     node = place.node
     skipped = {id(getattr(node, name)) for name in ("annotation", "returns") if getattr(node, name, None) is not None}
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         skipped |= {id(d) for d in node.decorator_list}
     for child in ast.iter_child_nodes(node):
-        if id(child) in skipped or isinstance(child, ast.JoinedStr | ast.Raise):
+        if id(child) in skipped or isinstance(child, ast.JoinedStr | ast.Raise) or _asserts(child):
             continue
         statement = child if isinstance(child, ast.stmt) else place.statement
         inside = isinstance(node, ast.FunctionDef | ast.Lambda) and (isinstance(child, ast.stmt) or node.body is child)
         below = Place(child, statement, place.at_import and not inside)
         yield below
         yield from places_below(below)
+
+
+def _asserts(node: ast.AST) -> bool:
+    """Whether it is the ``strict=True`` of a zip."""
+    return isinstance(node, ast.keyword) and node.arg == "strict"
 
 
 def mutants_of(file: str) -> Iterator[Mutant]:

@@ -72,8 +72,9 @@ def test_a_mutant_changes_one_place(made, text, change, wanted):
     assert ast.dump(ast.parse(sources[change])) == ast.dump(ast.parse(wanted))
 
 
-def test_annotations_decorators_and_errors_stay(made):
-    text = "@dataclass(frozen=True)\nclass A:\n    x: Literal[1]\n    def f(self) -> Literal[2]:\n        raise E(3)\n"
+def test_annotations_decorators_errors_and_assertions_stay(made):
+    text = "y = zip(a, b, strict=True)\n"
+    text += "@dataclass(frozen=True)\nclass A:\n    x: Literal[1]\n    def f(self) -> Literal[2]:\n        raise E(3)\n"
     assert made(text) == []
 
 

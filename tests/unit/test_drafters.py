@@ -52,6 +52,7 @@ class TestNgramIndex:
             ([7, 1, 2, 9, 8, 7, 1, 2], 3, [9, 8, 7]),
             ([7, 1, 2, 9, 8, 7, 1, 2], 1, [9]),
             ([1, 2, 3, 4, 9, 2, 3, 4, 8, 1, 2, 3, 4], 2, [9, 2]),  # four tokens agree, later on only three
+            ([0, 1, 2, 3, 4, 9, 5, 1, 2, 3, 4, 8, 0, 1, 2, 3, 4], 1, [8]),  # a fifth token does not count
             ([2, 3, 9, 2, 3, 8, 1, 2, 3], 1, [8]),  # of two places the later one
             ([4, 4, 4], 5, [4]),  # the match may overlap the end
             ([1, 2, 1, 3, 1], 2, []),  # a single token is no match

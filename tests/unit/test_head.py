@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from refimpl import InputError, generate, load_pair, make_pair
+from refimpl import InputError, Request, generate, load_pair, make_pair
 from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.core.errors import InvariantViolation
 from refimpl.core.sequence import Sequence
@@ -119,6 +119,13 @@ def test_places_are_compared_where_checks_read_the_device(llama, level, looks, m
     monkeypatch.setattr(states, "check_place", lambda sequence, _: seen.append(sequence.index))
     generate(llama, PROMPTS, method="inplace", checks=level, **SETTINGS)
     assert bool(seen) is looks
+
+
+def test_rows_without_drafts_do_not_keep_others_from_theirs(scripted):
+    prompts = [Request(prompt, num_speculative_tokens=k) for prompt, k in zip(PROMPTS, (0, 4, 0, 4, 4), strict=True)]
+    result = generate(scripted, prompts, method="inplace+static", **SETTINGS | {"batch_size": 5})
+    second = {row.sequence: row.drafted for row in result.rounds[1].rows}
+    assert second == {0: 0, 1: 4, 2: 0, 3: 4, 4: 4}
 
 
 def test_the_first_round_has_no_drafts(scripted):

@@ -20,6 +20,7 @@ def test_what_a_layout_says_of_itself(layout):
     placement = make_placement(layout, 0.25)
     assert (placement.commits_minimum, placement.always_gathers, placement.num_slots(SIZE)) == FACTS[layout]
     assert (placement.width, placement.columns) == (0, 0)
+    assert placement.has_members([]) or placement.batch_columns(1)  # a rectangle has none yet
 
 
 @pytest.mark.parametrize(("columns", "padded"), [(1, 32), (32, 32), (33, 64), (64, 64)])
