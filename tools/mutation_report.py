@@ -81,7 +81,7 @@ def as_markdown(data: dict[str, Any], reasons: dict[str, dict[str, str]]) -> str
         "",
         "Written by `python tools/mutate.py --report` from `docs/results/mutation.json`, with the reasons of",
         "`tools/survivors.json`. A mutant is a file with one changed operator, constant, condition or call",
-        "(`tools/mutants.py` lists the changes; annotations, decorators, the wording of errors and `strict=True` stay).",
+        "(`tools/mutants.py` lists the changes; annotations, decorators, the wording of errors, `strict=True` stay).",
         "It is *killed* if a quick test that executes the changed statement fails, or takes far more processor time",
         "than it should. It has *survived* when such tests have passed, the quickest first, that take 20 seconds on",
         "the healthy code: more would kill some of those, so that the share is a lower bound. Quick tests are `TESTS`",
