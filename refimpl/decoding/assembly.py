@@ -125,25 +125,11 @@ def room_of(layout: Layout, demand: Demand, config: DecodeConfig) -> Room[Sequen
     if not layout.block_size:
         return Room()
     pool = BlockPool(layout.pool.rows - 1, layout.block_size)
-    kind = PagedRoom[Sequence] if sharing_of(config) == "texts" else PromptRoom
-    return kind(pool, demand.most_drafts, sharing_of(config), in_chunks=config.resolved_token_budget is not None)
-
-
-class PromptRoom(PagedRoom[Sequence]):
-    """Rows share what passes over prompts have cached, and find it for their own prompts alone.
-
-    What was generated is cached in passes of another shape, after a preemption, too.
-    """
-
-    def _found(self, sequence: Sequence, cached: int) -> list[int]:
-        return super()._found(sequence, min(cached, sequence.prompt_len - 1))
-
-    def _note_prompt(self, sequence: Sequence, cached: int) -> None:
-        super()._note_prompt(sequence, min(cached, sequence.prompt_len - 1))
+    return PagedRoom(pool, demand.most_drafts, sharing_of(config), in_chunks=config.resolved_token_budget is not None)
 
 
 def sharing_of(config: DecodeConfig) -> Sharing:
-    """What rows share: under fixed shapes only what passes of one shape have cached."""
+    """What rows share: under fixed shapes only prompts, as what is generated is cached in passes of another shape."""
     if not config.prefix_sharing:
         return "nothing"
     return "prompts" if config.shape_stable else "texts"

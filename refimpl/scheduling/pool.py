@@ -14,6 +14,7 @@ class Schedulable(Protocol):
     ticket: int
     blocks: list[int]  # of its K/V, in order of position; empty where the layout has no blocks
     num_found: int  # leading tokens whose blocks others had filled when it entered the window
+    prompt_len: int
 
     @property
     def seq_len(self) -> int:

@@ -58,8 +58,8 @@ class PagedRoom(Room[T]):
     Args:
         pool: the blocks.
         span: tokens that a round may write beyond the length of a row.
-        shares: which full blocks can be found by sequences that enter later: those that a prefill has written, or
-            those written by rounds, too.
+        shares: which full blocks can be found by sequences that enter later: those of prompts, for prompts, or those
+            of texts, what rounds have written included.
         in_chunks: whether a prompt is cached in chunks after its sequence has entered; what they fill can be found from
             then on.
     """
@@ -153,12 +153,16 @@ class PagedRoom(Room[T]):
     def _found(self, sequence: T, cached: int) -> list[int]:
         """Blocks that hold the sequence's first tokens already, of so many that it will have cached."""
         size = self.pool.block_size
-        starts = range(0, cached - size + 1, size)
+        starts = range(0, self._sharable(sequence, cached) - size + 1, size)
         return self.pool.texts.find(sequence.content(start, start + size) for start in starts)
 
     def _note_prompt(self, sequence: T, cached: int) -> None:
         if self.shares != "nothing":
-            self._note(sequence, cached)
+            self._note(sequence, self._sharable(sequence, cached))
+
+    def _sharable(self, sequence: T, cached: int) -> int:
+        """Tokens that may be shared, of so many; a row that was preempted has more of them than its prompt."""
+        return min(cached, sequence.prompt_len - 1) if self.shares == "prompts" else cached
 
     def _note(self, sequence: T, cached: int) -> None:
         """Let the sequence's full blocks be found, of so many tokens."""

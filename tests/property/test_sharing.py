@@ -155,6 +155,17 @@ def test_rounds_are_not_shared_where_only_prefills_are():
     assert entered(room, [1, 2, 3, 4, 5]).num_found == 2
 
 
+def test_where_only_prompts_are_shared_nothing_is_found_behind_one():
+    """Of a preempted row that enters again nothing is found behind its prompt, nor does it find more of others."""
+    for own, other in ((5, 13), (13, 5)):
+        room = PagedRoom(BlockPool(16, 4), 0, "prompts")
+        rows = [Sequence(i, list(range(length)), 20) for i, length in enumerate((own, other))]
+        for row in rows:
+            row.token_ids = list(range(13))
+            room.enter(row, [])
+        assert rows[1].num_found == 4
+
+
 def test_a_prompt_in_chunks_can_be_found_as_far_as_it_is_cached():
     room = PagedRoom(BlockPool(30, 2), 2, "texts", in_chunks=True)
     row = Sequence(0, list(range(9)), 4)

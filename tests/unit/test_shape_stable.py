@@ -7,13 +7,10 @@ from refimpl import InputError, Request, generate, load_pair
 from refimpl.core import kernels
 from refimpl.core.config import SCHEDULERS
 from refimpl.core.errors import InvariantViolation
-from refimpl.core.sequence import Sequence
-from refimpl.decoding.assembly import PromptRoom
 from refimpl.decoding.memory import pool_gib
 from refimpl.judging.equivalence import verify
 from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
-from refimpl.scheduling import BlockPool
 
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
 SHORT = {"max_new_tokens": 12, "max_prompt_tokens": 40}
@@ -50,17 +47,6 @@ def test_preempted_rows_have_the_same_bits(tiny, prompts, num_drafts):
         ).results[0]
         assert report.stats.num_preemptions > 0
         assert report.bitwise == len(prompts)
-
-
-def test_only_prompts_are_shared():
-    """Of a preempted row that enters again nothing is found behind its prompt, nor does it find more of others."""
-    for own, other in ((5, 13), (13, 5)):
-        room = PromptRoom(BlockPool(16, 4), 0, "prompts")
-        rows = [Sequence(i, list(range(length)), 20) for i, length in enumerate((own, other))]
-        for row in rows:
-            row.token_ids = list(range(13))
-            room.enter(row, [])
-        assert rows[1].num_found == 4
 
 
 def test_neighbours_order_and_budgets_change_no_bit(tiny, prompts):
