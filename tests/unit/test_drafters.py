@@ -17,6 +17,7 @@ from refimpl.core.stats import drafter_stats
 from refimpl.decoding.acceptance import Proposal, RowNumbers
 from refimpl.decoding.drafters.base import Drafts, Offer
 from refimpl.decoding.drafters.hybrid import HybridDrafter
+from refimpl.decoding.drafters.lookup import lookup_drafts
 from refimpl.decoding.drafters.model import ModelDrafter
 from refimpl.decoding.sampling import RowKeys
 from refimpl.drafting import NgramIndex
@@ -163,6 +164,13 @@ def test_a_row_is_offered_no_more_than_it_can_use(small):
     assert set(drafted[0]) == {0}
     assert max(drafted[1]) <= 1
     assert max(drafted[2]) <= 5
+
+
+def test_looked_up_drafts_say_so_and_are_as_wide_as_the_longest():
+    drafts = lookup_drafts([[4, 9], [], [7]], torch.device("cpu"))
+    assert drafts.offer == Offer([2, 0, 1], [2, 0, 1], 0)
+    assert drafts.proposal.looked_up.tolist() == [[True, True]] * 3
+    assert [row[:n] for row, n in zip(drafts.proposal.tokens.tolist(), (2, 0, 1), strict=True)] == [[4, 9], [], [7]]
 
 
 class TestHybrid:

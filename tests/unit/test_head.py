@@ -40,6 +40,7 @@ def test_equal_to_the_oracle(scripted, method, rule):
     found = generate(scripted, PROMPTS, method=method, checks="device", **SETTINGS, **RULES[rule])
     assert tokens(found) == tokens(wanted)
     assert found.stats.drafters["head"].accepted > 10
+    assert not any(row.looked_up or row.draft_passes for record in found.rounds for row in record.rows)
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt"])
@@ -111,6 +112,13 @@ def test_a_state_of_another_place_is_noticed(place):
     check_place(row, torch.tensor((0, 3, 7)))
     with pytest.raises(InvariantViolation, match=r"INV-22 in row 0: .*expected sequence 0, position 3, token 7, found"):
         check_place(row, torch.tensor(place))
+
+
+def test_the_state_of_a_row_that_has_left_is_forgotten(llama, monkeypatch):
+    forgotten = []
+    monkeypatch.setattr(TargetStates, "forget", lambda _, sequence: forgotten.append(sequence.index))
+    generate(llama, PROMPTS, method="inplace", **SETTINGS)
+    assert set(forgotten) == set(range(len(PROMPTS)))
 
 
 @pytest.mark.parametrize(("level", "looks"), [("host", False), ("device", True)])

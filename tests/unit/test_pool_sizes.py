@@ -2,7 +2,15 @@
 
 import pytest
 
-from refimpl.placement import PLACEMENTS, PoolSize, make_placement, padded_columns, pays_to_pack, pool_columns
+from refimpl.placement import (
+    PLACEMENTS,
+    PoolSize,
+    are_neighbours,
+    make_placement,
+    padded_columns,
+    pays_to_pack,
+    pool_columns,
+)
 
 SIZE = PoolSize(rows=5, columns=64, batch_rows=3, block_size=16, num_blocks=9)
 # layout: (every row commits the minimum, every pass copies what it reads, K/V slots of SIZE)
@@ -44,7 +52,14 @@ def test_a_row_has_room_for_its_window_and_a_scratch_column(longest, window, col
 )
 def test_the_pool_of_a_run(wanted, settings):
     """Rows for a window, blocks for the longest of them."""
-    assert PoolSize.of_run([16, 40, 17, 32], span=6, **settings) == wanted
+    assert PoolSize.of_run([40, 17, 32, 16], span=6, **settings) == wanted
+
+
+@pytest.mark.parametrize(
+    ("slots", "neighbours"), [([3], True), ([1, 2, 3], True), ([3, 2, 1], False), ([1, 3], False), ([2, 2], False)]
+)
+def test_neighbours_ascend_without_gaps(slots, neighbours):
+    assert are_neighbours(slots) is neighbours
 
 
 @pytest.mark.parametrize(

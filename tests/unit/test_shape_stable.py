@@ -9,7 +9,10 @@ from refimpl.core.config import SCHEDULERS
 from refimpl.core.errors import InvariantViolation
 from refimpl.decoding.memory import pool_gib
 from refimpl.judging.equivalence import verify
+from refimpl.layouts import make_layout
+from refimpl.layouts.store import RowState
 from refimpl.pairs.names import TINY
+from refimpl.placement import PoolSize
 from refimpl.prompts import read_prompts
 
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
@@ -47,6 +50,17 @@ def test_preempted_rows_have_the_same_bits(tiny, prompts, num_drafts):
         ).results[0]
         assert report.stats.num_preemptions > 0
         assert report.bitwise == len(prompts)
+
+
+def test_rows_that_are_missing_are_idle_slots_in_order(tiny):
+    size = PoolSize(rows=5, columns=32, batch_rows=4)
+    layout = make_layout("inplace", tiny.target.kv_shape, size, max_positions=99, tagged=False, block_rows=4)
+    rows = [RowState(3, 7, 9, 8), RowState(1, 6, 5, 4)]
+    filled, places = layout._with_idle_rows(rows, 4)
+    assert [(row.slot, row.sequence, row.finished) for row in filled] == [
+        (0, -1, True), (1, 6, False), (2, -1, True), (3, 7, False),
+    ]  # fmt: skip
+    assert places.tolist() == [3, 1]
 
 
 def test_neighbours_order_and_budgets_change_no_bit(tiny, prompts):
