@@ -173,6 +173,13 @@ def test_looked_up_drafts_say_so_and_are_as_wide_as_the_longest():
     assert [row[:n] for row, n in zip(drafts.proposal.tokens.tolist(), (2, 0, 1), strict=True)] == [[4, 9], [], [7]]
 
 
+def test_a_token_of_any_id_may_be_looked_up():
+    drawn = Proposal(torch.tensor([[5, 6, 7]]))
+    found = drawn.overruled(torch.tensor([[0, -1, 1]]))
+    assert found.tokens.tolist() == [[0, 6, 1]]
+    assert found.looked_up.tolist() == [[True, False, True]]
+
+
 class TestHybrid:
     """The draft runs if some row that can use drafts finds none, and is told what the other rows have found."""
 

@@ -55,6 +55,15 @@ def test_slots_beside_the_pool_count(llama, method, num_slots):
         generate(llama, PROMPTS, kv_memory_gib=1e-6, **settings)
 
 
+def test_what_a_row_has_no_block_for_goes_behind_all_blocks(llama):
+    size = PoolSize(rows=2, columns=16, batch_rows=2, block_size=4, num_blocks=3)
+    layout = make_layout("paged", llama.target.kv_shape, size, max_positions=99, tagged=False)
+    rows = [RowState(0, 0, 5, 4, blocks=[2, 0]), RowState(1, 1, 3, 2, blocks=[1])]
+    places = layout.places(rows, 12)
+    assert places.table.tolist() == [[2, 0, 3], [1, 3, 3]]
+    assert places.slots(torch.tensor([[4, 8], [3, 4]])).tolist() == [0 * 4, 3 * 4, 1 * 4 + 3, 3 * 4]
+
+
 @pytest.mark.parametrize("method", ["eqspec", "exspec", "masked", "masked+grouped", "rollback"])
 def test_gathers_take_turns_in_two_buffers(llama, method):
     """Each is allocated once, and together with the pool they are what was reckoned."""
