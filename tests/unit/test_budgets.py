@@ -11,12 +11,14 @@ from refimpl import InputError, InvariantViolation, generate
 from refimpl.core.config import LAYOUTS, SamplingConfig, make_config
 from refimpl.core.drafting import DraftingConfig
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.acceptance import Proposal
+from refimpl.decoding.acceptance import RULES, Proposal
 from refimpl.decoding.drafters import CheckedBudget
 from refimpl.decoding.drafters.pace import Pace, survival
+from refimpl.drafting.budgets import BUDGETS as ALL_BUDGETS
 from refimpl.drafting.budgets import (
     CapacityBudget,
     ConfidenceBudget,
+    DraftBudget,
     GoodputBudget,
     LoadBudget,
     RowRateBudget,
@@ -42,6 +44,37 @@ class Row:
     draft_limit: int
     num_evaluated: int = 0
     num_accepted: int = 0
+
+
+# budget: (score, stops, keeps, shares, predictable)
+FACTS = {
+    "fixed": (None, False, False, False, True),
+    "by_load": (None, False, False, False, True),
+    "row_rate": (None, False, False, False, True),
+    "goodput": (None, False, False, False, True),
+    "capacity": ("expected", False, False, True, True),
+    "confidence": ("confidence", True, False, False, True),
+    "confidence_keep": ("own_token", True, True, False, True),
+}
+# rule: (output kept token for token, numbers of its own for each round)
+RULE_FACTS = {
+    "greedy": (True, False), "coupled": (True, False), "rejection": (False, False), "block": (False, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL_BUDGETS)
+def test_what_a_budget_says_of_itself(name):
+    budget = make_budget(DraftingConfig(draft_budget=name, **BUDGETS.get(name, {})))
+    assert (budget.score, budget.stops, budget.keeps, budget.shares, budget.predictable) == FACTS[name]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_a_rule_says_of_itself(name):
+    assert (RULES[name].keeps_tokens, RULES[name].fresh_numbers) == RULE_FACTS[name]
+
+
+def test_where_nothing_is_decided_every_row_goes_on():
+    assert DraftBudget().go_on([0.1, 0.9]) == [True, True]
 
 
 def test_fewer_drafts_in_a_crowd():
