@@ -10,9 +10,9 @@ changed since the last report are not judged again. Files take turns, each in a 
 number of judged mutants is a sample of all.
 
 Every test runs once on the code as it is, to see which lines it executes and how long it takes. A mutant is then
-judged by the tests that execute the changed statement, the quickest first, each with one of its parameters before any
-comes again, until one fails or they have taken so long on the healthy code (``--enough``): more would kill some that
-count as survivors. Third-party packages are imported once; each mutant runs in a forked child that loads the mutated
+judged by the tests that execute the changed statement until one fails or they have taken so long on the healthy code
+(``--enough``): half of the time the quickest, then each test once before any comes again with other parameters. More
+would kill some that count as survivors. Third-party packages are imported once; each mutant runs in a forked child that loads the mutated
 text instead of the file, so nothing on disk changes. A mutant is *killed* when a test fails, or takes far more
 processor time than it should.
 """
@@ -30,7 +30,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import accumulate, zip_longest
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -126,25 +126,36 @@ def trace_tests(files: list[str]) -> list[Trace]:
 def tests_of(mutant: Mutant, traces: list[Trace], enough_s: float) -> dict[str, float]:
     """Tests that execute the changed statement, with their limits in seconds.
 
-    What runs at import concerns every test: a constant may be read where no line of its file is executed. Those that
-    execute some line come first; then each test with its quickest parameters, before any comes again.
+    What runs at import concerns every test: a constant may be read where no line of its file is executed. Tests that
+    execute none have as long for themselves.
     """
     first, last = mutant.lines
 
-    def concerned(trace: Trace) -> bool:
-        return mutant.at_import or any(first <= line <= last for line in trace.lines.get(mutant.file, []))
+    def executes(trace: Trace) -> bool:
+        return mutant.at_import or any(first <= line <= last for line in trace.lines[mutant.file])
 
-    quickest = sorted(filter(concerned, traces), key=lambda trace: trace.seconds)
-    times_before = Counter[str]()
-    turns = []
-    for trace in quickest:
-        name = trace.test.partition("[")[0]
-        turns.append((mutant.file not in trace.lines, times_before[name]))
-        times_before[name] += 1
-    ranked = [trace for _, trace in sorted(zip(turns, quickest, strict=True), key=itemgetter(0))]
-    before = accumulate((trace.seconds for trace in ranked), initial=0.0)
-    chosen = [trace for trace, spent_s in zip(ranked, before, strict=False) if spent_s < enough_s]
+    by_time = sorted(traces, key=attrgetter("seconds"))
+    near = [trace for trace in by_time if mutant.file in trace.lines and executes(trace)]
+    far = [trace for trace in by_time if mutant.at_import and mutant.file not in trace.lines]
+    quickest = in_time(near, enough_s / 2)
+    chosen = quickest + in_time(far, enough_s / 2) + in_time(in_variety(near[len(quickest) :]), enough_s / 2)
     return {trace.test: TEST_LIMIT_S + SLOWER_THAN_HEALTHY * trace.seconds for trace in chosen}
+
+
+def in_variety(traces: list[Trace]) -> list[Trace]:
+    """Each test with some of its parameters, before any comes again."""
+    turns, times_before = [], Counter[str]()
+    for trace in traces:
+        name = trace.test.partition("[")[0]
+        turns.append(times_before[name])
+        times_before[name] += 1
+    return [trace for _, trace in sorted(zip(turns, traces, strict=True), key=itemgetter(0))]
+
+
+def in_time(traces: list[Trace], enough_s: float) -> list[Trace]:
+    """The first of them, until they have taken so long."""
+    before = accumulate((trace.seconds for trace in traces), initial=0.0)
+    return [trace for trace, spent_s in zip(traces, before, strict=False) if spent_s < enough_s]
 
 
 def judge(mutant: Mutant, traces: list[Trace], commit: str, enough_s: float) -> Outcome:

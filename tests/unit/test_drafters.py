@@ -173,6 +173,12 @@ def test_looked_up_drafts_say_so_and_are_as_wide_as_the_longest():
     assert [row[:n] for row, n in zip(drafts.proposal.tokens.tolist(), (2, 0, 1), strict=True)] == [[4, 9], [], [7]]
 
 
+def test_no_position_is_left_of_drafts_that_are_cut_to_none():
+    cut = Proposal(torch.tensor([[5, 6]]), torch.ones(1, 2, 9).double() / 9).cut(0)
+    assert cut.tokens.shape == (1, 0)
+    assert cut.probabilities is cut.looked_up is None
+
+
 def test_a_token_of_any_id_may_be_looked_up():
     drawn = Proposal(torch.tensor([[5, 6, 7]]))
     found = drawn.overruled(torch.tensor([[0, -1, 1]]))

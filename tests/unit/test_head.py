@@ -115,8 +115,14 @@ def test_a_state_of_another_place_is_noticed(place):
 
 
 def test_the_state_of_a_row_that_has_left_is_forgotten(llama, monkeypatch):
-    forgotten = []
-    monkeypatch.setattr(TargetStates, "forget", lambda _, sequence: forgotten.append(sequence.index))
+    forgotten, forget = [], TargetStates.forget
+
+    def noted(self, sequence):
+        forget(self, sequence)
+        forgotten.append(sequence.index)
+        assert not self.has(sequence)
+
+    monkeypatch.setattr(TargetStates, "forget", noted)
     generate(llama, PROMPTS, method="inplace", **SETTINGS)
     assert set(forgotten) == set(range(len(PROMPTS)))
 
