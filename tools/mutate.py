@@ -9,12 +9,12 @@ Outcomes are appended to a log as they come, so a run that was killed goes on wh
 changed since the last report are not judged again. Files take turns, each in a random order of fixed seed, so any
 number of judged mutants is a sample of all.
 
-Every test runs once on the code as it is, to see which lines it executes and how long it takes. A mutant is then
-judged by the tests that execute the changed statement until one fails or they have taken so long on the healthy code
+Every test runs once on the code as it is, to see which lines it executes and how long it takes. A mutant is then judged
+by the tests that execute the changed statement until one fails or they have taken so long on the healthy code
 (``--enough``): half of the time the quickest, then each test once before any comes again with other parameters. More
-would kill some that count as survivors. Third-party packages are imported once; each mutant runs in a forked child that loads the mutated
-text instead of the file, so nothing on disk changes. A mutant is *killed* when a test fails, or takes far more
-processor time than it should.
+would kill some that count as survivors. Third-party packages are imported once; each mutant runs in a forked child that
+loads the mutated text instead of the file, so nothing on disk changes. A mutant is *killed* when a test fails, or takes
+far more processor time than it should.
 """
 
 import argparse
