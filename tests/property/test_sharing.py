@@ -166,6 +166,26 @@ def test_where_only_prompts_are_shared_nothing_is_found_behind_one():
         assert rows[1].num_found == 4
 
 
+def test_a_block_that_the_books_count_once_too_often_is_noticed():
+    room = PagedRoom(BlockPool(9, 2), 2, "texts")
+    row = entered(room, [1, 2, 3])
+    room.check([row])
+    room.pool.refs[row.blocks[0]] += 1
+    with pytest.raises(InvariantViolation, match="INV-13"):
+        room.check([row])
+
+
+def test_a_shared_block_is_compared_with_the_row_that_wrote_it_too():
+    room = PagedRoom(BlockPool(9, 2), 2, "texts")
+    rows = [entered(room, [1, 2, 3]), entered(room, [1, 2, 9])]
+    for row in rows:
+        row.target_cached = row.draft_cached = 2
+    room.check_round(rows)
+    rows[0].token_ids[0] = 7
+    with pytest.raises(InvariantViolation, match="INV-18"):
+        room.check_round(rows[:1])
+
+
 def test_a_prompt_in_chunks_can_be_found_as_far_as_it_is_cached():
     room = PagedRoom(BlockPool(30, 2), 2, "texts", in_chunks=True)
     row = Sequence(0, list(range(9)), 4)

@@ -36,6 +36,7 @@ def slow_lookup(row, limit):
         ([7, 1, 2, 9, 8, 7, 1, 2], 1, [9]),
         ([1, 2, 3, 4, 9, 2, 3, 4, 8, 1, 2, 3, 4], 9, [9, 2, 3, 4]),  # the longest match, not the latest
         ([2, 3, 9, 2, 3, 8, 1, 2, 3], 1, [8]),  # of two places the later one
+        ([6, 6, 5, 6, 5, 5, 5], 9, [5, 5]),  # two tokens agree, and as many are proposed
         ([5, 6, 5, 6, 5, 6, 5, 6], 5, [5, 6, 5, 6, 5]),  # beyond the end of the row it goes on with itself
     ],
 )
