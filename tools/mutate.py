@@ -103,7 +103,7 @@ class Outcome:
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Outcome":
         """Read an entry of the report."""
-        return cls(row["mutant"], row.get("file", ""), row["fate"], row["by"], row.get("tests", 0), 0.0, row["commit"])
+        return cls(row["mutant"], row["file"], row["fate"], row["by"], row["tests"], 0.0, row["commit"])
 
 
 # --- judging -----------------------------------------------------------------------------------------------------
