@@ -72,7 +72,12 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(owner: Any, attribute: str, effect: Effect, invariant: str | None, **where: Any) -> Callable[[Break], Break]:
-    """Register a fault under the decorated function's name; its docstring is the summary."""
+    """Register a fault under the decorated function's name; its docstring is the summary.
+
+    Raises:
+        AttributeError: the owner has no such attribute, as after a part of the engine has moved.
+    """
+    getattr(owner, attribute)
 
     def register(make: Break) -> Break:
         name = make.__name__.replace("_", "-")
