@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,8 @@ class Variant:
         rotating: the members change every round (twice as many sequences as rows, all of them always due).
         moved: component to which a round's K/V movement is charged; empty if nothing moves.
         only_moves: draft and verify of this layout are measured by another variant, so one k is enough.
-        mixed: verify passes with a chunk of a prompt beside the rows are timed, instead of rounds.
+        passes: which passes are timed by themselves, instead of rounds: ``"mixed"``, with a chunk of a prompt beside
+            the rows, or ``"packed"``, whose rows feed different numbers of tokens.
     """
 
     method: str
@@ -23,7 +25,7 @@ class Variant:
     rotating: bool = False
     moved: str = ""
     only_moves: bool = False
-    mixed: bool = False
+    passes: Literal["", "mixed", "packed"] = ""
 
 
 IN_PLACE = Variant("inplace+fifo", "inplace")
@@ -37,9 +39,10 @@ VARIANTS = (
     Variant("paged+fifo", "paged"),
 )
 MIXED = (
-    Variant("inplace+continuous", "any", mixed=True),  # a chunk is written straight into the pool, with any layout
-    Variant("paged+continuous", "paged", mixed=True),
+    Variant("inplace+continuous", "any", passes="mixed"),  # a chunk is written straight into the pool, with any layout
+    Variant("paged+continuous", "paged", passes="mixed"),
 )
+PACKED = Variant("inplace+continuous", "any", passes="packed")
 MIXED_ROW_TOKENS, MIXED_DRAFTS = 64, 3  # of the rows beside a chunk
 
 
@@ -59,6 +62,21 @@ class MixedAxes:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedAxes:
+    """Values of a grid of packed passes.
+
+    Attributes:
+        batch_sizes: rows, an even number: one half of them feeds a token more than the other half's and the mean.
+        tokens: that a row feeds on average.
+        contexts: tokens of every row.
+    """
+
+    batch_sizes: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    contexts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Axes:
     """Values of a grid.
 
@@ -69,6 +87,7 @@ class Axes:
         prefill_lens: longest prompt of a prefill.
         moving_drafts: the k of variants that are there only for their moves.
         mixed: of passes that feed chunks of prompts beside rows that decode.
+        packed: of passes whose rows feed different numbers of tokens.
     """
 
     batch_sizes: tuple[int, ...]
@@ -77,19 +96,21 @@ class Axes:
     prefill_lens: tuple[int, ...]
     moving_drafts: int
     mixed: MixedAxes = MixedAxes()
+    packed: PackedAxes = PackedAxes()
 
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt."""
         chunked = max(self.mixed.starts, default=0) + max(self.mixed.chunk_tokens, default=0) + 1
-        return max(*self.prompt_lens, *self.prefill_lens, chunked, MIXED_ROW_TOKENS)
+        return max(*self.prompt_lens, *self.prefill_lens, *self.packed.contexts, chunked, MIXED_ROW_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """What one visit measures: rounds of a variant for each of `drafts`; only the prefill without a variant.
 
-    Of a mixed variant, `drafts` are the tokens of a chunk beside the rows, and `prompt_len` those cached before it.
+    Of mixed passes, `drafts` are the tokens of a chunk beside the rows, and `prompt_len` those cached before it; of
+    packed ones, `drafts` are the tokens that a row feeds on average.
     """
 
     variant: Variant | None
@@ -98,17 +119,21 @@ class Cell:
     prompt_len: int
 
     def __str__(self) -> str:
-        if self.variant and self.variant.mixed:
-            chunks = ", ".join(map(str, self.drafts))
-            return f"{self.variant.method}: {self.batch_size} rows, chunks of {chunks} tokens after {self.prompt_len}"
+        values = ", ".join(map(str, self.drafts))
+        if self.variant and self.variant.passes == "mixed":
+            return f"{self.variant.method}: {self.batch_size} rows, chunks of {values} tokens after {self.prompt_len}"
+        if self.variant and self.variant.passes:
+            return (
+                f"{self.variant.method}: {self.batch_size} rows after {self.prompt_len}, packed, {values} tokens a row"
+            )
         what = self.variant.method if self.variant else "prefill"
-        drafts = f" with k = {', '.join(map(str, self.drafts))}" if self.variant else ""
+        drafts = f" with k = {values}" if self.variant else ""
         return f"{what} of {self.batch_size} rows of {self.prompt_len} tokens{drafts}"
 
     @property
     def num_sequences(self) -> int:
         """Sequences with K/V during the visit."""
-        if self.variant and self.variant.mixed:
+        if self.variant and self.variant.passes:
             return self.batch_size + 1
         return self.batch_size * (2 if self.variant and self.variant.rotating else 1)
 
@@ -121,12 +146,23 @@ def cells_of(axes: Axes) -> Iterator[Cell]:
         yield Cell(None, rows, (1,), length)
     for variant, rows, start in product(MIXED, axes.mixed.batch_sizes, axes.mixed.starts):
         yield Cell(variant, rows, axes.mixed.chunk_tokens, start)
+    for rows, length in product(axes.packed.batch_sizes, axes.packed.contexts):
+        yield Cell(PACKED, rows, axes.packed.tokens, length)
 
 
 CPU_MIXED = MixedAxes((1, 4, 8), (0, 16, 64, 160, 320), (0, 320))
-CPU = (Axes((1, 2, 4, 8, 32), (0, 1, 2, 3, 6), (2, 100, 300), (2, 16, 64, 160, 320), 3, CPU_MIXED),)
+CPU_PACKED = PackedAxes((2, 4, 8, 32), (1, 2, 4, 7), (30, 300))
+CPU = (Axes((1, 2, 4, 8, 32), (0, 1, 2, 3, 6), (2, 100, 300), (2, 16, 64, 160, 320), 3, CPU_MIXED, CPU_PACKED),)
 CUDA = (
-    Axes((1, 2, 8, 32), (0, 5), (16, 1024), (16, 256, 1024), 5, MixedAxes((1, 64), (0, 64, 1024), (0, 2048))),
+    Axes(
+        (1, 2, 8, 32),
+        (0, 5),
+        (16, 1024),
+        (16, 256, 1024),
+        5,
+        MixedAxes((1, 64), (0, 64, 1024), (0, 2048)),
+        PackedAxes((2, 32), (1, 6), (1024,)),
+    ),
     Axes(
         (1, 2, 8, 32, 64),
         (0, 1, 5, 16),
@@ -134,6 +170,7 @@ CUDA = (
         (16, 64, 256, 1024, 4096),
         5,
         MixedAxes((1, 8, 64), (0, 64, 1024), (0, 2048)),
+        PackedAxes((2, 8, 32, 64), (1, 6, 17), (16, 1024)),
     ),
     Axes(
         (1, 2, 4, 8, 16, 32, 64),
@@ -142,6 +179,7 @@ CUDA = (
         (16, 64, 256, 1024, 4096, 8000),
         5,
         MixedAxes((1, 8, 64), (0, 64, 1024), (0, 2048, 6900)),
+        PackedAxes((2, 8, 32, 64), (1, 6, 17), (16, 1024, 4096)),
     ),
 )
 

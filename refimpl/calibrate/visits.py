@@ -27,7 +27,7 @@ from refimpl.placement import PLACEMENTS, PoolSize
 from refimpl.requests import prepare
 from refimpl.scheduling import SchedulingOptions
 
-TIMED_ROUNDS, TIMED_MIXED_ROUNDS = 5, 5
+TIMED_ROUNDS, TIMED_PASSES = 5, 5
 SLACK_TOKENS = 64  # columns in addition to a visit's own, as many as the layouts keep free
 
 
@@ -108,7 +108,7 @@ class Visitor:
 
     def require_fit(self, cell: Cell) -> None:
         """Raise InputError unless the models can run the cell and its rows fit their context, its K/V the device."""
-        if cell.variant and cell.variant.mixed:
+        if cell.variant and cell.variant.passes:
             require_packed(self.pair)
         longest = cell.prompt_len + self._budget(cell) + SLACK_TOKENS
         context = min(model.max_positions for model in self.pair.models())
@@ -137,7 +137,7 @@ class Visitor:
     def _rounds_of(self, cell: Cell, pass_index: int) -> list[TimedRound]:
         if cell.variant is None:
             return [self._time_prefill(cell)]
-        visit = self._visit_mixed if cell.variant.mixed else self._visit_rounds
+        visit = self._visit_passes if cell.variant.passes else self._visit_rounds
         return visit(cell, cell.variant, pass_index)
 
     def _visit_rounds(self, cell: Cell, variant: Variant, pass_index: int) -> list[TimedRound]:
@@ -165,32 +165,36 @@ class Visitor:
         kind = (variant.method, cell.batch_size, cell.prompt_len, k)
         return TimedRound(kind, stage_s["round_s"], stage_s["draft_s"] + stage_s["verify_s"], timings)
 
-    def _visit_mixed(self, cell: Cell, variant: Variant, pass_index: int) -> list[TimedRound]:
-        """Passes with every chunk in its turn; nothing is committed in between."""
+    def _visit_passes(self, cell: Cell, variant: Variant, pass_index: int) -> list[TimedRound]:
+        """Passes with every number of tokens in its turn; nothing is committed in between."""
         turn = pass_index % len(cell.drafts)
-        passes, rounds = self._passes(cell, variant), list[TimedRound]()
+        mixed, rounds = variant.passes == "mixed", list[TimedRound]()
+        passes = self._mixed_passes(cell, variant) if mixed else self._packed_passes(cell, variant)
+        run = _run_mixed if mixed else _run_packed
         for tokens in cell.drafts[turn:] + cell.drafts[:turn]:
-            timed = [
-                self._time_mixed(passes, cell, variant, tokens) for _ in range(self.warm_rounds + TIMED_MIXED_ROUNDS)
-            ]
-            rounds += timed[self.warm_rounds :]
+            at = variant.layout, cell.batch_size, tokens, cell.prompt_len
+            kind = (f"{variant.method}, {variant.passes}", cell.batch_size, cell.prompt_len, tokens)
+            for number in range(self.warm_rounds + TIMED_PASSES):
+                found = run(passes, cell, tokens)
+                if number >= self.warm_rounds:
+                    timings = tuple(Timing(Place(component, *at), seconds) for component, seconds in found.items())
+                    rounds.append(TimedRound(kind, sum(found.values()), sum(found.values()), timings))
             self.reference.time_when_due()
         return rounds
 
-    def _time_mixed(self, passes: PassBench, cell: Cell, variant: Variant, tokens: int) -> TimedRound:
-        counts = [grid.MIXED_DRAFTS + 1] * cell.batch_size
-        stages = passes.stages(partial(passes.of_round, counts, tokens))
-        at = cell.batch_size, tokens, cell.prompt_len
-        places = (Place(component, variant.layout, *at) for component in ("draft_chunk", "mixed"))
-        kind = (variant.method, cell.batch_size, cell.prompt_len, tokens)
-        return TimedRound(kind, sum(stages), sum(stages), tuple(map(Timing, places, stages)))
-
-    def _passes(self, cell: Cell, variant: Variant) -> PassBench:
+    def _mixed_passes(self, cell: Cell, variant: Variant) -> PassBench:
         rows = [self._prompt(grid.MIXED_ROW_TOKENS) for _ in range(cell.batch_size)]
         prompt = self._prompt(cell.prompt_len + max(cell.drafts) + 1)
         return PassBench(
             self.pair, variant.method, rows, prompt, cell.prompt_len,
             num_speculative_tokens=grid.MIXED_DRAFTS, checks=self.checks,
+        )  # fmt: skip
+
+    def _packed_passes(self, cell: Cell, variant: Variant) -> PassBench:
+        rows = [self._prompt(cell.prompt_len) for _ in range(cell.batch_size)]
+        return PassBench(
+            self.pair, variant.method, rows, self._prompt(2), 0,
+            num_speculative_tokens=max(cell.drafts), checks=self.checks,
         )  # fmt: skip
 
     def _time_prefill(self, cell: Cell) -> TimedRound:
@@ -201,7 +205,7 @@ class Visitor:
 
     def _budget(self, cell: Cell) -> int:
         """Tokens beyond those that are cached before anything is timed."""
-        if cell.variant and cell.variant.mixed:
+        if cell.variant and cell.variant.passes:
             return max(cell.drafts) + 1
         return sum((self.warm_rounds + TIMED_ROUNDS) * (k + 1) for k in cell.drafts) + max(cell.drafts) + 2
 
@@ -224,6 +228,20 @@ class Visitor:
     def _prompt(self, length: int) -> list[int]:
         start = self.rng.randrange(len(self.stream) - length)
         return self.stream[start : start + length]
+
+
+def _run_mixed(passes: PassBench, cell: Cell, tokens: int) -> dict[str, float]:
+    """Seconds of the draft's pass over a chunk, and of the verify pass with the chunk beside the rows."""
+    counts = [grid.MIXED_DRAFTS + 1] * cell.batch_size
+    chunk_s, verify_s = passes.stages(partial(passes.of_round, counts, tokens))
+    return {"draft_chunk": chunk_s, "mixed": verify_s}
+
+
+def _run_packed(passes: PassBench, cell: Cell, tokens: int) -> dict[str, float]:
+    """Seconds of a packed pass: every other row feeds a token less than the mean, the rest one more."""
+    counts = [tokens - 1, tokens + 1] * (cell.batch_size // 2)
+    _, verify_s = passes.stages(partial(passes.packed, counts))
+    return {"packed": verify_s}
 
 
 @contextmanager

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from refimpl.calibrate.grid import MIXED, VARIANTS, Axes, Cell, MixedAxes
+from refimpl.bench.passes import PassBench
+from refimpl.calibrate.grid import MIXED, PACKED, VARIANTS, Axes, Cell, MixedAxes, PackedAxes
 from refimpl.calibrate.prompts import Piece
 from refimpl.calibrate.run import Calibration, Plan, calibrate
 from refimpl.calibrate.runs import Runner, write_run
 from refimpl.calibrate.studies import Studies, StudySettings
-from refimpl.calibrate.visits import Visitor
+from refimpl.calibrate.visits import Place, Visitor
 from refimpl.core.errors import InputError
 from refimpl.decoding.engine import Engine
 from refimpl.generation import generate
@@ -35,7 +36,17 @@ HELD_OUT = (
     StudySettings("paged-continuous", "paged+continuous", 2, 2, 6, 10, 20, token_budget=12),
 )
 PLAN = Plan(
-    (Axes((1, 2, 3), (0, 2), (2, 40), (2, 24), 2, MixedAxes((1, 2), (0, 12), (0, 24))),),
+    (
+        Axes(
+            (1, 2, 3),
+            (0, 2),
+            (2, 40),
+            (2, 24),
+            2,
+            MixedAxes((1, 2), (0, 12), (0, 24)),
+            PackedAxes((2,), (1, 3), (2, 40)),
+        ),
+    ),
     Studies(
         StudySettings("acceptance", "inplace", 3, 2, 12, 10, 20),
         (StudySettings("probe-eqspec", "eqspec", 2, 2, 4, 8, 20),),
@@ -315,14 +326,28 @@ def test_mixed_passes_are_not_measured_where_the_target_runs_none(pair, monkeypa
     assert not measured.fits_or_skip(cell)
 
 
+def test_packed_passes_are_timed_with_rows_around_the_mean(pair, monkeypatch):
+    fed = []
+    monkeypatch.setattr(PassBench, "packed", lambda self, counts: fed.append(counts))
+    measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
+    rounds = measured.visitor.visit(Cell(PACKED, 4, (1, 3), 16), 1).rounds
+    assert [timed.kind[-1] for timed in rounds] == [3] * 5 + [1] * 5
+    assert fed == [[2, 4, 2, 4]] * 6 + [[0, 2, 0, 2]] * 6  # the first of each is not timed
+    assert {timing.place for timed in rounds for timing in timed.timings} == {
+        Place("packed", "any", 4, tokens, 16) for tokens in (1, 3)
+    }
+
+
 def test_cells_that_do_not_fit_are_named_with_the_reason(pair, monkeypatch, capsys):
-    """Of a target without packed passes there are no mixed points, and meta.json says why."""
+    """Of a target without packed passes there are neither mixed nor packed points, and meta.json says why."""
     monkeypatch.setattr(pair.target, "forward_packed", None)
     measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
     for name in ("_attempt", "_run_acceptance", "_do"):
         monkeypatch.setattr(measured, name, lambda *_: False)
     reason = f"the target of {pair.name} runs no packed passes"
-    expected = [f"{Cell(v, rows, (0, 12), start)}: {reason}" for v, rows, start in product(MIXED, (1, 2), (0, 24))]
+    cells = [Cell(v, rows, (0, 12), start) for v, rows, start in product(MIXED, (1, 2), (0, 24))]
+    cells += [Cell(PACKED, 2, (1, 3), context) for context in (2, 40)]
+    expected = [f"{cell}: {reason}" for cell in cells]
     with pytest.raises(InputError, match=re.escape(f"too much was skipped, first {expected[0]}: ")):
         measured.measure()
     assert measured.skipped == expected

@@ -67,6 +67,15 @@ def test_levels_share_no_cell_and_end_with_the_whole_grid(grids):
             assert set(getattr(coarse, name)) <= set(getattr(fine, name))
         for name in ("batch_sizes", "chunk_tokens", "starts"):
             assert set(getattr(coarse.mixed, name)) <= set(getattr(fine.mixed, name))
+        for name in ("batch_sizes", "tokens", "contexts"):
+            assert set(getattr(coarse.packed, name)) <= set(getattr(fine.packed, name))
+
+
+@pytest.mark.parametrize("axes", [*CPU, *CUDA])
+def test_half_of_the_rows_of_a_packed_pass_feed_more_than_the_mean(axes):
+    assert axes.packed.tokens
+    assert not [rows for rows in axes.packed.batch_sizes if rows % 2]
+    assert min(axes.packed.tokens) == 1
 
 
 @pytest.mark.parametrize(("grids", "studies"), [(CPU, CPU_STUDIES), (CUDA[:1], CUDA_STUDIES)], ids=["cpu", "cuda"])
@@ -83,6 +92,8 @@ def test_every_study_lies_within_the_coarsest_grid_that_is_written(grids, studie
             assert study.batch_size <= max(axes.mixed.batch_sizes)
             assert budget <= max(axes.mixed.chunk_tokens)
             assert study.max_prompt_tokens <= max(axes.mixed.starts)
+        assert study.batch_size <= max(axes.packed.batch_sizes)
+        assert study.num_speculative_tokens <= max(axes.packed.tokens)
 
 
 def test_held_out_studies_have_batch_sizes_or_k_that_were_not_measured():
@@ -180,5 +191,5 @@ def test_interruptions_are_left_out():
 
 
 def test_a_mixed_visit_caches_its_rows_and_a_prompt():
-    visits = [cell for cell in cells_of(CPU[0]) if cell.variant and cell.variant.mixed]
+    visits = [cell for cell in cells_of(CPU[0]) if cell.variant and cell.variant.passes == "mixed"]
     assert {(cell.batch_size, cell.num_sequences) for cell in visits} == {(1, 2), (4, 5), (8, 9)}
