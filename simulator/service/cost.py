@@ -21,7 +21,8 @@ from simulator.settings.grids import Grid
 from simulator.settings.kinds import COST
 
 BLOCK_WIDTHS = 1024  # widths whose seconds are computed at a time
-UNMEASURED = "mixed: passes with chunks of prompts were not measured; computed from prefills"
+NO_MIXED = "mixed: passes with chunks of prompts were not measured; computed from prefills"
+NO_PACKED = "packed: passes whose rows feed different numbers of tokens were not measured; taken for even ones"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,10 @@ class CostModel(ABC):
         """
         return 0.0, max(0.0, self.prefill_s(chunks) - self.prefill_s([Fed(1, 1, 0)]))
 
+    def packing_s(self, rows: int, tokens: float, width: int) -> float:
+        """Seconds that a verify pass takes longer than an even one because its rows feed `tokens` on average only."""
+        return 0.0
+
     def check_widths(self) -> None:  # noqa: B027 (most cost models know no range)
         """Refuse, or mark, a study with stages that were wider than what was measured; called at its end."""
 
@@ -182,6 +187,7 @@ class TableCost(CostModel):
         self.kv_bytes_per_token = calibration.kv_bytes_per_token
         self.noise_cv = calibration.meta["round_cv"]
         self.origin = f"{calibration.name}@{calibration.digest} ({calibration.meta['origin']})"
+        self.packing = lru_cache(maxsize=None)(self._packing)
 
     def seconds(self, component: str, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds between the points; below the narrowest width, where it hardly matters, those of that width.
@@ -224,7 +230,7 @@ class TableCost(CostModel):
         """
         grid = self.calibration.find("mixed", self.layout)
         if grid is None:
-            self.extrapolated.add(UNMEASURED)
+            self.extrapolated.add(NO_MIXED)
             return super().beside(rows, chunks)
         tokens, start = sum([chunk.tokens for chunk in chunks]), max([chunk.context for chunk in chunks])
         self._note(grid.outside(rows.rows, tokens, start), "mixed")
@@ -250,6 +256,23 @@ class TableCost(CostModel):
             return self.point(component, rows, tokens, start)
         at_first, at_second = (self.point(component, rows, size, start) for size in sizes)
         return max(0.0, at_first - (sizes[0] - tokens) * (at_second - at_first) / (sizes[1] - sizes[0]))
+
+    def packing_s(self, rows: int, tokens: float, width: int) -> float:
+        """As measured; where no packed pass was, nothing, and marked."""
+        return self.packing(rows, tokens)[width] * self.factors["packed"]
+
+    def _packing(self, rows: int, tokens: float) -> Line:
+        """A measured packed pass less an even one of the same layout, each at the nearest place that was measured."""
+        packed, even = self.calibration.find("packed", "any"), self.calibration.find("verify", "inplace")
+        if packed is None or even is None:
+            self.extrapolated.add(NO_PACKED)
+            return Line(lambda widths: np.zeros(len(widths)))
+
+        def seconds(widths: np.ndarray) -> np.ndarray:
+            at = packed.nearest(rows, tokens, widths)
+            return np.maximum(packed.line(*at) - even.line(*at), 0.0)
+
+        return Line(seconds)
 
     def check_widths(self) -> None:
         """Compare the widest stage of each component, at each number of rows and tokens, with what was measured.

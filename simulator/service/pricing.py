@@ -97,17 +97,16 @@ class Pricing:
     def _verify_s(self, counts: Seq[int], rows: int, span: int) -> float:
         """Seconds of the verify pass over a batch, without pads where the engine leaves them out.
 
-        What packing itself costs is in no measured point.
-
         Args:
             counts: tokens that each row feeds that has not finished; those that have feed pads only.
             rows: of the batch.
             span: tokens of the widest row.
         """
-        self.tokens = float(span)
+        self.tokens, packing_s, width = float(span), 0.0, self.placement.width
         if pays_to_pack([*counts, *[0] * (rows - len(counts))], span) and not self.switches.pad_prompts:
             self.tokens = max(1.0, sum(counts) / rows)
-        return self.cost.line("verify", rows, self.tokens, self.scattered).at(self.placement.width)
+            packing_s = self.cost.packing_s(rows, self.tokens, width)
+        return self.cost.line("verify", rows, self.tokens, self.scattered).at(width) + packing_s
 
     def begin(self, members: Members, span: int) -> float:
         """Place the members of a round that feeds `span` tokens a row; seconds of what moves for it."""
