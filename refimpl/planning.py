@@ -20,7 +20,7 @@ from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, listed, prepare
 
 CHECKS: CheckLevel = "host"  # of the runs that are planned: they take no memory on the device
-LAYOUTS = ("inplace", "paged")  # without working copies, which come and go
+UNMOVED_LAYOUTS = ("inplace", "paged")  # without working copies, which come and go
 LOOKUPS = ("ngram", "suffix")  # drafters that need neither a draft model nor a head
 MARGIN = 1.05  # over what is counted: kernels need some memory, too
 
@@ -88,7 +88,7 @@ def _require_plannable(config: DecodeConfig) -> None:
     method = config.resolved_method
     for planned, otherwise in (
         (
-            method.layout in LAYOUTS,
+            method.layout in UNMOVED_LAYOUTS,
             f"{config.method} is not planned: only inplace and paged are, whose rows stay where they are",
         ),
         (

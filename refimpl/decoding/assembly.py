@@ -12,7 +12,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import make_rule
 from refimpl.decoding.cached import CachedModel, CheckedModel
 from refimpl.decoding.checked_source import CheckedSource
-from refimpl.decoding.drafters import DRAFTERS, CheckedBudget, HeadDrafter, Makers, ModelDrafter, TargetStates
+from refimpl.decoding.drafters import DRAFTER_MAKERS, CheckedBudget, HeadDrafter, Makers, ModelDrafter, TargetStates
 from refimpl.decoding.invariants import Checker
 from refimpl.decoding.memory import require_room, usable_bytes
 from refimpl.decoding.overlapped import OverlappedPasses
@@ -103,7 +103,7 @@ def assemble(
     budget = make_budget(config.drafting)
     if checker.covers("device"):
         budget = CheckedBudget(budget)
-    drafter = DRAFTERS[config.drafting.drafter](
+    drafter = DRAFTER_MAKERS[config.drafting.drafter](
         Makers(
             lambda: ModelDrafter(
                 _cached_model(pair, "draft", config, size, checker, timer, demand), rule, pair.vocab_size, budget

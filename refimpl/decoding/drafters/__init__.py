@@ -21,7 +21,7 @@ class Makers(NamedTuple):
     head: Callable[[], HeadDrafter]
 
 
-DRAFTERS: dict[DrafterName, Callable[[Makers], Drafter]] = {
+DRAFTER_MAKERS: dict[DrafterName, Callable[[Makers], Drafter]] = {
     "model": lambda make: make.model(),
     "ngram": lambda make: LookupDrafter(NgramIndex),
     "suffix": lambda make: LookupDrafter(SuffixIndex),
@@ -30,7 +30,7 @@ DRAFTERS: dict[DrafterName, Callable[[Makers], Drafter]] = {
 }
 
 __all__ = [
-    "DRAFTERS",
+    "DRAFTER_MAKERS",
     "CheckedBudget",
     "Drafter",
     "Drafts",
