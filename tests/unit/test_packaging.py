@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import refimpl
 from refimpl.core.extras import EXTRA_OF, missing_extra
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +88,12 @@ def test_bounds_are_what_the_lowest_environment_gets():
     assert re.fullmatch(r"torch==[\d.]+", torch_pin())
     with pytest.raises(ValueError, match="write NAME>=VERSION"):
         floors({"name": "x", "dependencies": ["numpy<2"]})
+
+
+def test_the_version_of_the_package_is_that_which_is_cited_and_whose_changes_are_told():
+    assert PROJECT["dynamic"] == ["version"]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert refimpl.__version__ == CITATION["version"] == newest[1]
 
 
 def test_licences_ship_with_what_is_under_them():
