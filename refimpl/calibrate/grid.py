@@ -17,7 +17,7 @@ class Variant:
         moved: component to which a round's K/V movement is charged; empty if nothing moves.
         only_moves: draft and verify of this layout are measured by another variant, so one k is enough.
         passes: which passes are timed by themselves, instead of rounds: ``"mixed"``, with a chunk of a prompt beside
-            the rows, or ``"packed"``, whose rows feed different numbers of tokens.
+            the rows, or ``"packed"``, whose rows feed different numbers of tokens, in turn with even ones.
     """
 
     method: str

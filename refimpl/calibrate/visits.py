@@ -238,10 +238,14 @@ def _run_mixed(passes: PassBench, cell: Cell, tokens: int) -> dict[str, float]:
 
 
 def _run_packed(passes: PassBench, cell: Cell, tokens: int) -> dict[str, float]:
-    """Seconds of a packed pass: every other row feeds a token less than the mean, the rest one more."""
-    counts = [tokens - 1, tokens + 1] * (cell.batch_size // 2)
-    _, verify_s = passes.stages(partial(passes.packed, counts))
-    return {"packed": verify_s}
+    """Seconds of an even pass, and of a packed one.
+
+    In the packed one every other row feeds a token less than the mean, and the rest one more.
+    """
+    even, uneven = [tokens] * cell.batch_size, [tokens - 1, tokens + 1] * (cell.batch_size // 2)
+    _, even_s = passes.stages(partial(passes.rectangle, even))
+    _, packed_s = passes.stages(partial(passes.packed, uneven))
+    return {"even": even_s, "packed": packed_s}
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from simulator.settings.grids import Grid
 from simulator.settings.kinds import COST
 
 BLOCK_WIDTHS = 1024  # widths whose seconds are computed at a time
-NO_MIXED = "mixed: passes with chunks of prompts were not measured; computed from prefills"
-NO_PACKED = "packed: passes whose rows feed different numbers of tokens were not measured; taken for even ones"
+UNMEASURED = "mixed: passes with chunks of prompts were not measured; computed from prefills"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +229,7 @@ class TableCost(CostModel):
         """
         grid = self.calibration.find("mixed", self.layout)
         if grid is None:
-            self.extrapolated.add(NO_MIXED)
+            self.extrapolated.add(UNMEASURED)
             return super().beside(rows, chunks)
         tokens, start = sum([chunk.tokens for chunk in chunks]), max([chunk.context for chunk in chunks])
         self._note(grid.outside(rows.rows, tokens, start), "mixed")
@@ -258,14 +257,13 @@ class TableCost(CostModel):
         return max(0.0, at_first - (sizes[0] - tokens) * (at_second - at_first) / (sizes[1] - sizes[0]))
 
     def packing_s(self, rows: int, tokens: float, width: int) -> float:
-        """As measured; where no packed pass was, nothing, and marked."""
+        """As measured; nothing where no packed pass was."""
         return self.packing(rows, tokens)[width] * self.factors["packed"]
 
     def _packing(self, rows: int, tokens: float) -> Line:
-        """A measured packed pass less an even one of the same layout, each at the nearest place that was measured."""
-        packed, even = self.calibration.find("packed", "any"), self.calibration.find("verify", "inplace")
+        """A packed pass less the even one that was timed in turn with it, at the nearest place that was measured."""
+        packed, even = (self.calibration.find(name, self.layout) for name in ("packed", "even"))
         if packed is None or even is None:
-            self.extrapolated.add(NO_PACKED)
             return Line(lambda widths: np.zeros(len(widths)))
 
         def seconds(widths: np.ndarray) -> np.ndarray:

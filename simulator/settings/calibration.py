@@ -20,7 +20,7 @@ SCHEMA = "raggedspec.calibration/3"
 ORIGINS = ("measured", "published", "synthetic")
 COMPONENTS = (
     "prefill", "draft", "verify", "realign", "concat", "split", "compact", "host", "draft_prefill", "mixed",
-    "draft_chunk", "packed",
+    "draft_chunk", "even", "packed",
 )  # fmt: skip
 # whose points are used where a layout has none; a paged pass copies what it reads, as one of scattered rows does
 SAME_CODE = {

@@ -18,8 +18,8 @@ SYNTHETIC_META = {
 def synthetic_seconds(component, batch_size, tokens, width):
     """Linear in every axis, so that interpolation is exact."""
     base = {
-        "prefill": 5, "draft": 1, "verify": 10, "packed": 10, "realign": 2, "concat": 3, "split": 1, "compact": 4,
-        "host": 0.5,
+        "prefill": 5, "draft": 1, "verify": 10, "even": 10, "packed": 10, "realign": 2, "concat": 3, "split": 1,
+        "compact": 4, "host": 0.5,
     }  # fmt: skip
     return 1e-3 * (base[component] + 0.1 * batch_size + 0.2 * tokens + 0.01 * width)
 
@@ -37,7 +37,8 @@ def write_calibration(folder, meta=None, points=None):
 def synthetic_points():
     axes = {
         "prefill": ([1, 8], [1, 63, 255], [0]), "draft": ([1, 8], [1, 8], [8, 512]),
-        "verify": ([1, 8], [1, 9], [8, 512]), "packed": ([2, 8], [1, 9], [8, 512]),
+        "verify": ([1, 8], [1, 9], [8, 512]), "even": ([2, 8], [1, 9], [8, 512]),
+        "packed": ([2, 8], [1, 9], [8, 512]),
         "realign": ([1, 8], [0], [8, 512]), "concat": ([1, 8], [0], [8, 512]), "split": ([1, 8], [0], [0]),
         "compact": ([1, 8], [0], [8, 512]),
         "host": ([1, 8], [1, 9], [0]),

@@ -326,16 +326,17 @@ def test_mixed_passes_are_not_measured_where_the_target_runs_none(pair, monkeypa
     assert not measured.fits_or_skip(cell)
 
 
-def test_packed_passes_are_timed_with_rows_around_the_mean(pair, monkeypatch):
+def test_packed_passes_are_timed_in_turn_with_even_ones(pair, monkeypatch):
     fed = []
-    monkeypatch.setattr(PassBench, "packed", lambda self, counts: fed.append(counts))
+    for name in ("rectangle", "packed"):
+        monkeypatch.setattr(PassBench, name, lambda self, counts, name=name: fed.append((name, counts)))
     measured = Calibration(pair, PROMPTS, PLAN, seed=0, minutes=None)
     rounds = measured.visitor.visit(Cell(PACKED, 4, (1, 3), 16), 1).rounds
     assert [timed.kind[-1] for timed in rounds] == [3] * 5 + [1] * 5
-    assert fed == [[2, 4, 2, 4]] * 6 + [[0, 2, 0, 2]] * 6  # the first of each is not timed
-    assert {timing.place for timed in rounds for timing in timed.timings} == {
-        Place("packed", "any", 4, tokens, 16) for tokens in (1, 3)
-    }
+    three, one = ([("rectangle", [n] * 4), ("packed", [n - 1, n + 1] * 2)] for n in (3, 1))
+    assert fed == three * 6 + one * 6  # the first of each is not timed
+    places = {timing.place for timed in rounds for timing in timed.timings}
+    assert places == {Place(component, "any", 4, tokens, 16) for component in ("even", "packed") for tokens in (1, 3)}
 
 
 def test_cells_that_do_not_fit_are_named_with_the_reason(pair, monkeypatch, capsys):

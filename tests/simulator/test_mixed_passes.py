@@ -12,7 +12,7 @@ from refimpl.calibrate.grid import MIXED_DRAFTS, MIXED_ROW_TOKENS
 from refimpl.core.errors import InputError
 from simulator.engine_runs import validation
 from simulator.runner import simulate
-from simulator.service.cost import MEASURED_ROW, NO_MIXED, Fed
+from simulator.service.cost import MEASURED_ROW, UNMEASURED, Fed
 from simulator.service.simulation import Simulation, simulate_once
 from simulator.settings.scenario import Scenario
 from simulator.settings.traces import EngineTrace
@@ -125,7 +125,7 @@ def test_points_of_blocks_are_of_blocks_alone(tmp_path, layout):
 def test_what_was_not_measured_is_computed_and_marked(calibration):
     """From prefills, whose points know no tokens before the chunk."""
     assert beside(Simulation(scenario_of(calibration)).cost, 3, (33, 100)) == pytest.approx((0, 32 * PREFILL_S))
-    assert simulate(scenario_of(calibration), 1).extrapolated == (NO_MIXED,)
+    assert simulate(scenario_of(calibration), 1).extrapolated == (UNMEASURED,)
     assert simulate(scenario_of(calibration, **{"engine.scheduler": "fifo"}), 1).extrapolated == ()
 
 

@@ -13,7 +13,7 @@ from simulator.engine_runs.parity import check_parity
 from simulator.engine_runs.validation import FIT, read_validation, speed_cv, validate
 from simulator.runner import simulate
 from simulator.service.acceptance import BootstrapAcceptance
-from simulator.service.cost import NO_MIXED
+from simulator.service.cost import UNMEASURED
 from simulator.service.streams import Streams
 from simulator.settings.calibration import available_calibrations, load_calibration
 from simulator.settings.folders import DATA, VALIDATION
@@ -80,7 +80,7 @@ def test_every_method_runs_on_a_shipped_calibration(name, layout, scheduler):
     assert results["completed"] == 12
     assert "measured" in results.origin
     chunks = scheduler == "continuous" and load_calibration(name).find("mixed", layout) is None
-    assert results.extrapolated == ((NO_MIXED,) if chunks else ())
+    assert results.extrapolated == ((UNMEASURED,) if chunks else ())
 
 
 @pytest.mark.skipif("cpu/tiny" not in VALIDATED, reason="no validation of cpu/tiny is committed")
