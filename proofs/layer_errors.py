@@ -56,7 +56,7 @@ class Error:
 @cache
 def engine() -> dict[str, str]:
     """The engine's texts, by file; what only times it is left out, as no proof is about time."""
-    files = [path for path in (ROOT / "refimpl").rglob("*.py") if "bench" not in path.parts]
+    files = [path for path in (ROOT / "refimpl").rglob("*.py") if not {"bench", "calibrate"} & set(path.parts)]
     return {str(path.relative_to(ROOT)): path.read_text() for path in files}
 
 
