@@ -241,6 +241,11 @@ WRONG = [
 ]
 
 
+def bare(message):
+    """A message without quotes and colons: click sets them as its version likes."""
+    return message.translate(str.maketrans("", "", "':"))
+
+
 @pytest.mark.parametrize(("words", "said"), WRONG)
 def test_a_wrong_command_line_is_one_line_and_code_2(words, said, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["raggedspec", *words.split()])
@@ -249,14 +254,14 @@ def test_a_wrong_command_line_is_one_line_and_code_2(words, said, capsys, monkey
     printed = capsys.readouterr()
     assert (end.value.code, printed.out) == (2, "")
     assert printed.err.startswith("error: ")
-    assert said in printed.err
+    assert bare(said) in bare(printed.err)
     assert printed.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("module", ["refimpl", "simulator", "refimpl.conformance", "raggedspec"])
 def test_every_module_that_runs_says_so_in_one_line(module):
     found = run(f"import runpy, sys; sys.argv = ['x', '--bogus']; runpy.run_module('{module}', run_name='__main__')")
-    assert (found.returncode, found.stdout, found.stderr) == (2, "", "error: no such option: --bogus\n")
+    assert (found.returncode, found.stdout, bare(found.stderr)) == (2, "", "error no such option --bogus\n")
 
 
 def test_without_a_command_there_is_help(capsys, monkeypatch):
