@@ -66,7 +66,7 @@ class PackedAxes:
     """Values of a grid of packed passes.
 
     Attributes:
-        batch_sizes: rows, an even number: one half of them feeds a token more than the other half's and the mean.
+        batch_sizes: rows, an even number: one half of them feeds a token more than the mean, the other a token less.
         tokens: that a row feeds on average.
         contexts: tokens of every row.
     """
@@ -120,12 +120,9 @@ class Cell:
 
     def __str__(self) -> str:
         values = ", ".join(map(str, self.drafts))
-        if self.variant and self.variant.passes == "mixed":
-            return f"{self.variant.method}: {self.batch_size} rows, chunks of {values} tokens after {self.prompt_len}"
         if self.variant and self.variant.passes:
-            return (
-                f"{self.variant.method}: {self.batch_size} rows after {self.prompt_len}, packed, {values} tokens a row"
-            )
+            fed = f"chunks of {values} tokens" if self.variant.passes == "mixed" else f"packed, {values} tokens a row,"
+            return f"{self.variant.method}: {self.batch_size} rows, {fed} after {self.prompt_len}"
         what = self.variant.method if self.variant else "prefill"
         drafts = f" with k = {values}" if self.variant else ""
         return f"{what} of {self.batch_size} rows of {self.prompt_len} tokens{drafts}"

@@ -168,9 +168,10 @@ class Visitor:
     def _visit_passes(self, cell: Cell, variant: Variant, pass_index: int) -> list[TimedRound]:
         """Passes with every number of tokens in its turn; nothing is committed in between."""
         turn = pass_index % len(cell.drafts)
-        mixed, rounds = variant.passes == "mixed", list[TimedRound]()
-        passes = self._mixed_passes(cell, variant) if mixed else self._packed_passes(cell, variant)
-        run = _run_mixed if mixed else _run_packed
+        make, run = (
+            (self._mixed_passes, _run_mixed) if variant.passes == "mixed" else (self._packed_passes, _run_packed)
+        )
+        passes, rounds = make(cell, variant), list[TimedRound]()
         for tokens in cell.drafts[turn:] + cell.drafts[:turn]:
             at = variant.layout, cell.batch_size, tokens, cell.prompt_len
             kind = (f"{variant.method}, {variant.passes}", cell.batch_size, cell.prompt_len, tokens)

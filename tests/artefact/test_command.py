@@ -225,7 +225,7 @@ WRONG = [
     ("frobnicate", "no such command 'frobnicate': choose generate, verify, "),
     ("generat", "no such command 'generat'"),
     ("--bogus", "no such option: --bogus"),
-    ("generate --chekcs off", "no such option: --chekcs. Did you mean --checks"),
+    ("generate --chekcs off", "no such option: --chekcs. Did you mean --checks?"),
     ("generate --checks some", "--checks: 'some' is not one of 'off', 'host', 'device', 'oracle'"),
     ("bench --checks some", "--checks: 'some' is not one of 'off', 'host', 'device', 'oracle'"),
     ("generate --limit some", "--limit"),
@@ -241,9 +241,9 @@ WRONG = [
 ]
 
 
-def bare(message):
-    """A message without quotes and colons: click sets them as its version likes."""
-    return message.translate(str.maketrans("", "", "':"))
+def quoted(message):
+    """What newer versions of click say of an unknown option, beside older ones of typer."""
+    return re.sub(r"(no such option|Did you mean):? (--\w+)", r"\1 '\2'", message)
 
 
 @pytest.mark.parametrize(("words", "said"), WRONG)
@@ -254,14 +254,16 @@ def test_a_wrong_command_line_is_one_line_and_code_2(words, said, capsys, monkey
     printed = capsys.readouterr()
     assert (end.value.code, printed.out) == (2, "")
     assert printed.err.startswith("error: ")
-    assert bare(said) in bare(printed.err)
+    assert any(each in printed.err for each in (said, quoted(said)))
     assert printed.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("module", ["refimpl", "simulator", "refimpl.conformance", "raggedspec"])
 def test_every_module_that_runs_says_so_in_one_line(module):
     found = run(f"import runpy, sys; sys.argv = ['x', '--bogus']; runpy.run_module('{module}', run_name='__main__')")
-    assert (found.returncode, found.stdout, bare(found.stderr)) == (2, "", "error no such option --bogus\n")
+    said = "error: no such option: --bogus\n"
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr in (said, quoted(said))
 
 
 def test_without_a_command_there_is_help(capsys, monkeypatch):

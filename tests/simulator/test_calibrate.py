@@ -35,18 +35,12 @@ HELD_OUT = (
     StudySettings("inplace-grouped", "inplace+grouped", 2, 2, 6, 10, 20, window_size=5),
     StudySettings("paged-continuous", "paged+continuous", 2, 2, 6, 10, 20, token_budget=12),
 )
+AXES = Axes(
+    (1, 2, 3), (0, 2), (2, 40), (2, 24), 2,
+    MixedAxes((1, 2), (0, 12), (0, 24)), PackedAxes((2,), (1, 3), (2, 40)),
+)  # fmt: skip
 PLAN = Plan(
-    (
-        Axes(
-            (1, 2, 3),
-            (0, 2),
-            (2, 40),
-            (2, 24),
-            2,
-            MixedAxes((1, 2), (0, 12), (0, 24)),
-            PackedAxes((2,), (1, 3), (2, 40)),
-        ),
-    ),
+    (AXES,),
     Studies(
         StudySettings("acceptance", "inplace", 3, 2, 12, 10, 20),
         (StudySettings("probe-eqspec", "eqspec", 2, 2, 4, 8, 20),),
@@ -87,6 +81,9 @@ def test_what_the_engine_writes_the_simulator_reads(data):
         assert (grid.mean_s[:, 1] > 0).all()
         rows, tokens, starts = calibration.grids["mixed", layout].axes
         assert (rows.tolist(), tokens.tolist(), starts.tolist()) == ([1, 2], [0, 12], [0, 24])
+    for component in ("even", "packed"):
+        rows, tokens, widths = calibration.grids[component, "any"].axes
+        assert (rows.tolist(), tokens.tolist(), widths.tolist()) == ([2], [1, 3], [2, 40])
     for component in ("draft", "verify"):  # of a paged engine
         assert calibration.grid(component, "paged_scattered") is calibration.grids[component, "paged"]
     assert calibration.meta["round_cv"] > 0

@@ -228,7 +228,7 @@ def test_bad_input_is_one_line_that_names_file_and_field(tmp_path, data, message
 )
 def test_a_profile_goes_with_budgets_that_read_no_drawn_probabilities_or_the_same_of_all_drafts(changes):
     made = {"engine": {"draft_budget": "confidence"}, "acceptance": {"kind": "profile", "probabilities": [0.9, 0.5]}}
-    Scenario(**made | changes)
+    assert Scenario(**made | changes).acceptance == Spec.of(**(made | changes)["acceptance"])
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path):
