@@ -4,8 +4,10 @@ from unittest.mock import patch
 
 import pytest
 
+from refimpl.layouts.masked import MaskedLayout
 from refimpl.layouts.store import KVStore, RowState
-from refimpl.placement import make_placement
+from refimpl.layouts.working import WorkingLayout
+from refimpl.placement import Move, make_placement
 from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
 
 NEVER = (False,) * 12
@@ -111,3 +113,23 @@ def test_a_batch_is_laid_out_anew_when_the_round_does_not_fit(layout: str, colum
     slack(columns)
     found = moves(Row((3,), 18, 2), Row((5,), 18, 2), layout=layout, compaction_threshold=1.0)
     assert found[1:3] == later
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "owner"),
+    [("realigned", "realign", WorkingLayout), ("rollback", "grow", WorkingLayout), ("masked", "compact", MaskedLayout)],
+)
+def test_a_batch_is_as_wide_as_its_move_says(layout: str, kind: str, owner: type, slack) -> None:
+    """A wider one would give the same tokens, in memory that nobody counts."""
+    slack(4)
+    carry_out, widths = owner.carry_out, []
+
+    def noting(self: WorkingLayout, move: Move) -> None:
+        carry_out(self, move)
+        widths.append((move.kind, move.columns, self.batch.columns))
+
+    rows = (Row((3, 1), 12, 2, None, NEVER), Row((5, 2, 4), 12, 2, None, (True, False) * 6))
+    with patch.object(owner, "carry_out", noting):
+        run_case(Case(rows, layout, "static", compaction_threshold=0.01))
+    assert kind in {name for name, _, _ in widths}
+    assert all(wanted == found for _, wanted, found in widths)

@@ -18,7 +18,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib
 from refimpl.requests import prepare
-from refimpl.scheduling import BlockPool, PagedRoom, blocks_for
+from refimpl.scheduling import BlockPool, PagedRoom, Room, blocks_for
 from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
 
@@ -99,6 +99,32 @@ def test_who_enters_leaves_a_round_of_all_possible():
     assert room.enter(second, [first])
     assert room.reserve([first, second])
     assert (len(first.blocks), len(second.blocks), room.pool.free) == (3, 2, [])
+
+
+def test_a_finished_row_that_a_batch_carries_takes_no_block():
+    room = PagedRoom(BlockPool(4, 4), span=4)
+    first, second = Sequence(0, list(range(4)), 9), Sequence(1, list(range(4)), 9)
+    assert room.enter(first, [])
+    assert room.enter(second, [first])
+    first.stop_reason = "length"
+    room.settle([first])
+    assert room.reserve([first, second])
+    assert (len(first.blocks), len(second.blocks), room.pool.num_used) == (0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "room", [Room[Sequence](), PagedRoom[Sequence](BlockPool(9, 4), span=4)], ids=["pool", "paged"]
+)
+def test_what_is_cached_is_counted(room):
+    """Neither a row's last token, nor a prompt's that are still to come, nor a finished row's."""
+    rows = [Sequence(0, list(range(7)), 9), Sequence(1, list(range(4)), 9), Sequence(2, list(range(5)), 9)]
+    for row, cached in zip(rows, (6, 1, 4), strict=True):
+        assert room.enter(row, [])
+        row.target_cached = cached
+    rows[2].stop_reason = "length"
+    assert room.num_cached(rows) == 7
+    assert room.num_cached(rows[:2]) == 7
+    assert room.num_cached(rows[2:]) == 0
 
 
 @pytest.mark.parametrize("scheduler", ["fifo", "static", "grouped"])
