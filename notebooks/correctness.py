@@ -133,8 +133,8 @@ for name in names:
 
 # %%
 PROPERTIES = ["equals_reference", "stop_is_exact", "rows_are_independent", "raggedness"]
-mine = check_engine(load_engine(MY_ENGINE), name=MY_ENGINE, properties=PROPERTIES, max_examples=2)
-broken = check_engine(FaultyEngine(FAULTS["pads-visible"], checks="off"), name="pads-visible", properties=PROPERTIES, max_examples=2, shrink=False)
+mine = check_engine(load_engine(MY_ENGINE), name=MY_ENGINE, properties=PROPERTIES, max_examples=10)
+broken = check_engine(FaultyEngine(FAULTS["pads-visible"], checks="off"), name="pads-visible", properties=PROPERTIES, max_examples=10, shrink=False)
 {verdict.property: (verdict.status, other.status) for verdict, other in zip(mine.verdicts, broken.verdicts, strict=True)}
 
 # %% [markdown]

@@ -50,14 +50,20 @@ def offered_ids(vocab_size: int) -> list[int]:
 
 
 def _prompts(draw: Any, vocab_size: int, kind: str) -> Prompts:
-    """Ragged prompts; of one length, so that groups form; with a duplicate; or more than fit into most batches."""
+    """Prompts of one case.
+
+    Ragged ones; of one length, so that groups form; more than fit into most batches; or such as repeat themselves, so
+    that a lookup finds something to propose. In the last two kinds the first prompt comes again at the end.
+    """
     ids = offered_ids(vocab_size)
     token = st.sampled_from(ids) | st.sampled_from([token for token in (PAD, EOS) if token in ids])
     prompt = st.lists(token, min_size=1, max_size=MAX_PROMPT_TOKENS).map(tuple)
     prompts = draw(st.lists(prompt, min_size=6 if kind == "wide" else 1, max_size=MAX_PROMPTS - 1))
     if kind == "even":
         prompts = [(tokens * MAX_PROMPT_TOKENS)[: len(prompts[0])] for tokens in prompts]
-    return (*prompts, prompts[0]) if kind == "doubled" else tuple(prompts)
+    if kind == "repeating":
+        prompts = [tokens[: MAX_PROMPT_TOKENS // 3] * 3 for tokens in prompts]
+    return (*prompts, prompts[0]) if kind in ("wide", "repeating") else tuple(prompts)
 
 
 @st.composite
@@ -69,7 +75,7 @@ def engine_cases(draw: Any, vocab_size: int, *, sampled: bool = False) -> Engine
         vocab_size: of the engine.
         sampled: with a temperature and a seed.
     """
-    kind = draw(st.sampled_from(("ragged", "even", "doubled", "wide")))
+    kind = draw(st.sampled_from(("ragged", "even", "wide", "repeating")))
     prompts = _prompts(draw, vocab_size, kind)
     settings = EngineSettings(
         max_new_tokens=draw(st.sampled_from(BUDGETS)),

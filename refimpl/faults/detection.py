@@ -89,14 +89,16 @@ def detect(fault: Fault | None, detector: str, num_examples: int = NUM_EXAMPLES)
     return None
 
 
-def kit_property(fault: Fault | None, properties: Iterable[str] = ALL_PROPERTIES) -> str | None:
+def kit_property(fault: Fault | None, properties: Iterable[str] = ALL_PROPERTIES, *, seed: int = 0) -> str | None:
     """The first property of the conformance kit that fails for a broken engine whose checks are off.
+
+    `seed` is of the kit's search.
 
     Raises:
         TypeError: the fault does not fit the engine.
     """
     engine = FaultyEngine(fault, checks="off") if fault else method()
-    report = check_engine(PythonEngine(engine), properties=properties, fail_fast=True, shrink=False)
+    report = check_engine(PythonEngine(engine), properties=properties, fail_fast=True, shrink=False, seed=seed)
     failed = next((verdict for verdict in report.verdicts if verdict.status == "fail"), None)
     if failed and failed.reason.startswith(MISFITS):
         raise TypeError(failed.reason)
