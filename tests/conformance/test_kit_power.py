@@ -16,10 +16,9 @@ FOUND_BY = {row["fault"]: row["kit"] for row in json.loads((DOCS / "detection_ma
 
 
 def found() -> list[Any]:
-    """Faults that a search finds; three for every day, in which prompts must repeat themselves or one another."""
+    """Faults that a search finds; for every day the one that needs prompts which repeat themselves."""
     names = [name for name, wanted in FOUND_BY.items() if wanted and wanted != LAW]
-    daily = {"lookup-counts-as-passes", "text-outlives-its-block", "shared-block-freed-with-its-first-owner"}
-    return [pytest.param(name, marks=[] if name in daily else [pytest.mark.nightly]) for name in names]
+    return [pytest.param(name, marks=[pytest.mark.nightly] * (name != "lookup-counts-as-passes")) for name in names]
 
 
 @pytest.mark.parametrize("name", found())
