@@ -98,6 +98,10 @@ def _require_plannable(config: DecodeConfig) -> None:
         (config.execution == "serial", "what two cohorts take together is not planned: choose execution 'serial'"),
         (config.logprobs is None, "copies of logits for log-probabilities are not planned: leave logprobs out"),
         (not config.cuda_graphs, "what recorded rounds keep is not planned: leave cuda_graphs out"),
+        (
+            config.max_model_len is None,
+            "requests that come later are not planned: give prompts as long as theirs, and leave max_model_len out",
+        ),
         (config.kv_memory_gib is None, "the budget bounds K/V, too: leave kv_memory_gib out"),
     ):
         require(planned, otherwise)

@@ -81,14 +81,18 @@ class SequenceMaker:
                 f"max_model_len {config.max_model_len} is more than the context of {_context(pair, config)}"
             )
         self.pair, self.config, self.max_prompt_tokens = pair, config, max_prompt_tokens
-        self.num_prompts = self.num_sequences = 0
+        self.num_given = self.num_sequences = 0  # prompts given, refused ones among them; sequences noted
         self._last_s = 0.0
         self._keys: set[tuple[int, int]] = set()
 
     def make(self, prompts: Iterable[Prompt]) -> Prepared:
-        """Sequences of the next prompts, if they can follow those that were noted."""
-        made = Prepared()
-        for place, prompt in enumerate(listed(prompts), start=self.num_prompts):
+        """Sequences of the next prompts, if they can follow those that were noted.
+
+        Errors name a prompt by its place among all that were given, refused ones included.
+        """
+        made, prompts, first = Prepared(), listed(prompts), self.num_given
+        self.num_given += len(prompts)
+        for place, prompt in enumerate(prompts, start=first):
             self._add(made, prompt if isinstance(prompt, Request) else Request(prompt), place)
         if not self.config.sampling.greedy:
             self._require_new_keys(made)
@@ -96,7 +100,6 @@ class SequenceMaker:
 
     def note(self, made: Prepared) -> None:
         """These sequences belong to the run: the next ones follow them."""
-        self.num_prompts += made.samples.count(0)
         self.num_sequences += len(made.sequences)
         self._last_s = made.arrival_s[-1]
         self._keys.update((s.seed, s.sequence_id) for s in made.sequences)

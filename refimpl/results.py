@@ -74,7 +74,7 @@ class Result(Shown):
     def __repr__(self) -> str:
         stats = self.stats
         return (
-            f"Result({self.config.method}: {len(self.sequences)} prompts, {stats.num_generated} tokens in "
+            f"Result({self.config.method}: {len(self.sequences)} sequences, {stats.num_generated} tokens in "
             f"{stats.num_rounds} rounds and {stats.wall_s:.2f} s, mean acceptance length "
             f"{stats.acceptance.mean_acceptance_length:.2f})"
         )

@@ -37,7 +37,7 @@ class TokenEvent:
     Attributes:
         index: place in the results, see `GeneratedSequence`.
         token_ids: the new tokens.
-        stop_reason: set on a sequence's last event.
+        stop_reason: set on a sequence's last event, unless it was cancelled.
         logprobs: one entry per token when asked for.
         time_s: seconds from the start of the run to the end of the round.
     """
@@ -61,6 +61,7 @@ class Stream:
         self._pair, self._config, self._maker = pair, config, SequenceMaker(pair, config, max_prompt_tokens)
         self._source = prompts if isinstance(prompts, AsyncIterator) else None
         self._coming: asyncio.Future[Any] | None = None  # its next prompt, once that is asked for
+        self._submitted = asyncio.Event()  # ends the wait for that prompt
         known = self._known(prompts)
         coming = map(self._make_next, prompts) if isinstance(prompts, Iterator) else known.apart()
         self._prepared, self._arrivals = Prepared(), Arrivals(coming)
@@ -117,27 +118,37 @@ class Stream:
             if self._events:
                 yield self._events.popleft()
             elif not await self._submit_next():
-                while (wait_s := self._wait_s()) is not None:
-                    await asyncio.sleep(wait_s)
-                self._queue_one_round()
+                await self._wait_for_work()
+                if not self._engine.scheduler.done:  # another task may have cancelled what there was
+                    self._queue_one_round()
 
     async def _submit_next(self) -> bool:
-        """Submit the next prompt of an asynchronous iterator; False if it has not come and there is something to do."""
-        if self._source is None:
+        """Submit the next prompt of an asynchronous iterator; False if it has not come, or a window of others waits."""
+        if self._source is None or len(self._engine.scheduler.pool.waiting) >= self._most_waiting:
             return False
         if self._coming is None:
             self._coming = asyncio.ensure_future(_next_of(self._source))
             await asyncio.sleep(0)
         if not self._coming.done():
-            if not self._idle:
-                return False
-            await asyncio.wait([self._coming])  # which goes on, even if this is cancelled
+            return False
         coming, self._coming = self._coming, None
         if (prompt := coming.result()) is _END:
             self._source = None
         else:
             self.submit([prompt])
         return True
+
+    async def _wait_for_work(self) -> None:
+        """Let other tasks run until there is something to decode, or a prompt of an asynchronous iterator to submit."""
+        while (wait_s := self._wait_s()) is not None:
+            await asyncio.sleep(wait_s)
+        if self._idle and self._coming is not None:
+            self._submitted = asyncio.Event()
+            submitted = asyncio.ensure_future(self._submitted.wait())
+            try:  # the prompt that comes goes on coming, even if this is cancelled
+                await asyncio.wait([self._coming, submitted], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                submitted.cancel()
 
     def submit(self, prompts: Seq[Prompt]) -> list[int]:
         """Add requests that come now; return the indices of their sequences.
@@ -150,11 +161,12 @@ class Stream:
             raise InputError("requests of a list or an iterator are still to come: submit others after them")
         now_s = self.elapsed_s
         requests = [each if isinstance(each, Request) else Request(each) for each in listed(prompts)]
+        come = self._maker.make([replace(request, arrival_s=now_s) for request in requests])
         no_time = not any(request.arrival_s for request in requests)
         require(no_time, "a request that is submitted, or given asynchronously, comes now: leave out its arrival_s")
-        come = self._maker.make([replace(request, arrival_s=now_s) for request in requests])
         self._add(come)
         self._maker.note(come)
+        self._submitted.set()
         return [sequence.index for sequence in come.sequences]
 
     def _let_in(self) -> None:
@@ -191,8 +203,9 @@ class Stream:
 
     @property
     def num_finished(self) -> int:
-        """Sequences that have."""
-        return self._engine.scheduler.pool.num_finished
+        """Sequences that have, those among them whose static batch still runs."""
+        pool = self._engine.scheduler.pool
+        return pool.num_finished + sum(sequence.finished for sequence in pool.window.values())
 
     @property
     def num_sequences(self) -> int:
@@ -202,6 +215,8 @@ class Stream:
     def cancel(self, index: int) -> None:
         """End a sequence that has come; what it has generated stays, its pending events are dropped.
 
+        Nothing changes where it has ended by itself.
+
         Raises:
             InputError: there is no sequence of that index, or it has not come yet.
         """
@@ -209,7 +224,10 @@ class Stream:
         known = isinstance(index, Integral) and 0 <= index < self.num_sequences
         require(known, f"there is no sequence {shown(index)}: {come} have come, numbered from 0")
         require(index < come, f"sequence {index} is still to come: cancel it when it has")
-        self._engine.cancel(self._engine.sequences[index])
+        sequence = self._engine.sequences[index]
+        if sequence.finished:
+            return
+        self._engine.cancel(sequence)
         self._events = deque(event for event in self._events if event.index != index)
 
     def run_one_round(self) -> RoundRecord:
@@ -283,7 +301,7 @@ class Stream:
         """When requests came and rounds ended, where not all were there at the start; fields of a trace's header."""
         submitted_at, arrival_s = list(self._engine.submitted_at), list(self._prepared.arrival_s)
         times = {"arrival_s": arrival_s, "submitted_at": submitted_at, "round_end_s": list(self._round_end_s)}
-        return times if any(submitted_at) else {}
+        return times if any(arrival_s) or any(submitted_at) else {}
 
     def _records(self) -> list[SequenceRecord]:
         """What the rounds say of each sequence."""

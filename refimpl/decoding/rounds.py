@@ -107,16 +107,17 @@ def _on_host(table: _ToHost, verified: Verified, logprobs: int | None) -> _HostD
 
 
 def _logprobs(logits: Float[Tensor, "batch k1 vocab"], emitted: list[list[int]], top: int) -> list[list[TokenLogprobs]]:
+    """Of each emitted token, and the `top` largest beside it: one copy to the host."""
     table = logits.double().log_softmax(dim=-1)
-    chosen = table.gather(-1, _host_tensor(emitted, logits.device)[..., None])[..., 0].tolist()
+    chosen = table.gather(-1, _host_tensor(emitted, logits.device)[..., None])
     best = table.topk(top, dim=-1)
-    values, ids = best.values.tolist(), best.indices.tolist()
+    found = torch.cat([chosen, best.values, best.indices.double()], dim=-1).tolist()
     return [
         [
-            TokenLogprobs(token, chosen[i][j], tuple(zip(ids[i][j], values[i][j], strict=True)))
-            for j, token in enumerate(row)
+            TokenLogprobs(token, own, tuple(zip(map(int, rest[top:]), rest[:top], strict=True)))
+            for token, (own, *rest) in zip(row, numbers, strict=True)
         ]
-        for i, row in enumerate(emitted)
+        for row, numbers in zip(emitted, found, strict=True)
     ]
 
 

@@ -141,7 +141,7 @@ class VerifyReport(Shown):
 
     def __repr__(self) -> str:
         exact = sum(report.exact for report in self.results)
-        return f"VerifyReport({self.prompts} prompts: {exact} of {len(self.results)} runs exact)"
+        return f"VerifyReport({self.prompts} sequences: {exact} of {len(self.results)} runs exact)"
 
     def to_frame(self) -> "pd.DataFrame":
         """One line per method and batch size: prompts that are exact, the share before the first disagreement, …"""
@@ -269,7 +269,7 @@ def verify(
     if jobs != 1 and pair.device.type != "cpu":
         raise InputError(f"jobs must be 1 on {pair.device}, not {jobs}: only on a CPU do processes share the models")
     prompts = listed(prompts)
-    references = _references(pair, prompts, runs, bitwise, given, progress)
+    references = _references(pair, prompts, runs, given, progress)
     if jobs == 1:
         reports = [
             _run(pair, prompts, method, size, references[size], given, _named(progress, f"{method} at batch {size}"))
@@ -284,14 +284,13 @@ def _references(
     pair: Pair,
     prompts: Seq[Prompt],
     runs: list[tuple[str, int]],
-    bitwise: bool,
     settings: dict[str, Any],
     progress: Callable[[str, int, int], None] | None,
 ) -> dict[int, Result]:
     """The oracle's output for every batch size: one and the same, unless it depends on the batch's shapes."""
     sizes = list(dict.fromkeys(size for _, size in runs))
     oracle = partial(generate, pair, prompts, method="autoregressive", **settings)
-    if not bitwise:
+    if not settings.get("shape_stable"):
         return dict.fromkeys(sizes, oracle(progress=_named(progress, "oracle")))
     return {size: oracle(batch_size=size, progress=_named(progress, f"oracle in shapes of {size}")) for size in sizes}
 
@@ -336,10 +335,16 @@ def _run(
     except InvariantViolation as violation:
         return MethodReport(method, batch_size, None, None, (str(violation),))
     comparison = compare([s.token_ids for s in reference.sequences], [s.token_ids for s in result.sequences])
-    equal_bits = sum(a.logprobs == b.logprobs for a, b in zip(reference.sequences, result.sequences, strict=True))
+    compares_bits = result.config.shape_stable and result.config.logprobs is not None
     return MethodReport(
-        method, batch_size, comparison, result.stats, bitwise=equal_bits if result.config.shape_stable else None
+        method, batch_size, comparison, result.stats, bitwise=_equal_bits(reference, result) if compares_bits else None
     )
+
+
+def _equal_bits(reference: Result, result: Result) -> int:
+    """Sequences with equal tokens, and equal log-probabilities of them."""
+    pairs = zip(reference.sequences, result.sequences, strict=True)
+    return sum((a.token_ids, a.logprobs) == (b.token_ids, b.logprobs) for a, b in pairs)
 
 
 def _named(progress: Callable[[str, int, int], None] | None, label: str) -> Callable[[int, int], None] | None:

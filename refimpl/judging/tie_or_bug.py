@@ -233,13 +233,13 @@ def judge(
         reference: the oracle's tokens.
         max_new_tokens: budget of every row.
         stop_token_ids: end a row.
-        num_speculative_tokens: the noise is measured with blocks of one more.
+        num_speculative_tokens: the noise is measured with blocks of one more, of two at least.
     """
     size, stops = pair.vocab_size, set(stop_token_ids)
     measured: list[tuple[tuple[float, ...], float]] = []
     for prompt, output in zip(prompts, outputs, strict=True):
         single = logits_in_blocks(pair.target, prompt, output, 1)[:, :size]
-        blocks = logits_in_blocks(pair.target, prompt, output, num_speculative_tokens + 1)[:, :size]
+        blocks = logits_in_blocks(pair.target, prompt, output, max(2, num_speculative_tokens + 1))[:, :size]
         regrets = single.amax(dim=-1) - single.gather(1, torch.tensor([list(output)], device=single.device).T)[:, 0]
         measured.append((tuple(regrets.tolist()), float((single - blocks).abs().max())))
     noise = max(n for _, n in measured)

@@ -147,6 +147,13 @@ def test_the_two_block_sizes_agree_where_numbers_are_exact() -> None:
     assert single.argmax(dim=-1).tolist() == output
 
 
+def test_noise_is_measured_for_engines_without_drafts_too() -> None:
+    """Blocks of one token would be compared with themselves."""
+    outputs, settings = oracle((), 24), {"max_new_tokens": 24, "stop_token_ids": ()}
+    found = [judge(pair(), PROMPTS, outputs, outputs, **settings, num_speculative_tokens=drafts) for drafts in (0, 1)]
+    assert found[0].noise == found[1].noise > 0
+
+
 def test_the_first_wrong_token_is_named() -> None:
     prompt = [3, 1, 4]
     wanted = greedy_continuation(prompt, 5)

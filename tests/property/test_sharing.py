@@ -315,7 +315,7 @@ def test_a_sample_has_the_key_that_it_is_given(llama):
 def test_samples_are_verified_one_by_one(llama):
     settings = {"temperature": 0.9, "max_new_tokens": 6}
     report = verify(llama, [Request([3, 4, 5], n=3)], methods="paged,inplace", batch_sizes=[2], **settings)
-    assert repr(report) == "VerifyReport(3 prompts: 2 of 2 runs exact)"
+    assert repr(report) == "VerifyReport(3 sequences: 2 of 2 runs exact)"
 
 
 @pytest.mark.parametrize("n", [0, -1, 4097, 1.5, "2", True, None])

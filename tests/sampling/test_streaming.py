@@ -85,6 +85,23 @@ def test_a_cancelled_sequence_has_no_further_events(llama):
     assert 1 not in {event.index for event in events}
 
 
+def test_who_has_ended_by_itself_keeps_its_last_event(llama):
+    """It is cancelled when the last tokens of both are there, and only those of the other have been seen."""
+    run, found = stream(llama, PROMPTS[:2], method="inplace", **SETTINGS), {0: [], 1: []}
+    for event in run:
+        found[event.index] += event.token_ids
+        if run.done:
+            run.cancel(1)
+    assert [found[i] for i in (0, 1)] == [s.token_ids for s in run.result().sequences]
+    assert {s.stop_reason for s in run.result().sequences} == {"length"}
+
+
+def test_who_has_finished_in_a_static_batch_counts(llama):
+    run = stream(llama, [Request([1], max_new_tokens=1), Request([2], max_new_tokens=9)], method="eqspec")
+    run.run_one_round()
+    assert (run.num_finished, run.done) == (1, False)
+
+
 def test_everything_can_be_cancelled(llama):
     run = stream(llama, PROMPTS, method="exspec", **SETTINGS)
     events = iter(run)

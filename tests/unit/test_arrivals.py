@@ -198,6 +198,17 @@ def test_a_bad_prompt_of_an_iterator_does_not_end_the_run(llama):
     assert tokens_of(run) == wanted(llama, [[1, 2]])
 
 
+def test_refused_prompts_keep_their_numbers(llama):
+    run, errors = stream(llama, iter([[1], None, [], [2], None]), **SETTINGS, **OPEN), []
+    while not run.done:
+        try:
+            list(run)
+        except InputError as error:
+            errors.append(str(error))
+    assert [s.token_ids for s in run.result().sequences] == wanted(llama, [[1], [2]])
+    assert [error.split("prompt ")[1][0] for error in errors] == ["1", "2", "4"]
+
+
 def test_prompts_from_an_asynchronous_iterator(llama, ragged_prompts):
     async def prompts():
         for prompt in ragged_prompts:
@@ -211,6 +222,64 @@ def test_prompts_from_an_asynchronous_iterator(llama, ragged_prompts):
         return [found[i] for i in range(len(found))]
 
     assert asyncio.run(collect()) == wanted(llama, ragged_prompts)
+
+
+@pytest.mark.parametrize("method", ["inplace", "exspec", "paged+continuous"])
+def test_an_asynchronous_iterator_is_read_as_there_is_room(llama, ragged_prompts, method):
+    """One that never waits, and never ends, is decoded all the same."""
+    asked = []
+
+    async def prompts():
+        for i in count():
+            asked.append(i)
+            yield ragged_prompts[i % len(ragged_prompts)]
+
+    async def first():
+        await anext(aiter(stream(llama, prompts(), method=method, **SETTINGS, **OPEN)))
+        return len(asked)
+
+    assert asyncio.run(first()) == (12 if method == "exspec" else 3)
+
+
+def test_what_is_submitted_while_an_iterator_is_silent_is_decoded(llama):
+    async def collect():
+        silent, run = asyncio.Event(), None
+
+        async def prompts():
+            yield [1, 2]
+            await silent.wait()
+
+        async def submit_later():
+            await asyncio.sleep(0.02)
+            run.submit([[3]])
+
+        run = stream(llama, prompts(), **SETTINGS, **OPEN)
+        later, ended = asyncio.ensure_future(submit_later()), []
+        async for event in run:
+            ended += [event.index] if event.stop_reason else []
+            if ended == [0, 1]:
+                silent.set()
+        await later
+        return [s.token_ids for s in run.result().sequences]
+
+    assert asyncio.run(asyncio.wait_for(collect(), 60)) == wanted(llama, [[1, 2], [3]])
+
+
+@pytest.mark.parametrize("method", ["inplace", "eqspec", "paged+continuous"])
+def test_no_round_is_run_where_another_task_has_cancelled_all(llama, method):
+    async def collect():
+        run, cancelling = stream(llama, [[1, 2], [3]], method=method, **SETTINGS), None
+
+        async def cancel():
+            for index in (0, 1):
+                run.cancel(index)
+
+        async for _ in run:
+            cancelling = cancelling or asyncio.ensure_future(cancel())
+        await cancelling
+        return [len(record.rows) for record in run.result().rounds]
+
+    assert 0 not in asyncio.run(collect())
 
 
 def test_who_leaves_and_comes_back_misses_no_prompt(llama, ragged_prompts):
@@ -324,7 +393,7 @@ def test_a_bad_request_is_left_out_and_the_others_go_on(llama, ragged_prompts):
     assert [s.token_ids for s in run.result().sequences] == wanted(llama, ragged_prompts[:3])
     assert errors == [
         "prompt 1 has 80 tokens: with 9 new ones it does not fit max_model_len 40 (see max_prompt_tokens)",
-        "arrivals go backwards: prompt 2 comes at 0.0 s, after one at 0.01 s",
+        "arrivals go backwards: prompt 3 comes at 0.0 s, after one at 0.01 s",
     ]
 
 

@@ -52,7 +52,6 @@ CASES = {
     "all are sure": {"method": "inplace", "draft_budget": "confidence", "draft_threshold": 0.0},
     "all are kept": {"method": "paged", "draft_budget": "confidence_keep", "draft_threshold": 0.0, "temperature": 1.0},
     "room for all": {"method": "inplace", "draft_budget": "capacity", "draft_capacity": 12, "temperature": 1.0},
-    "longer ones may come": {"method": "inplace", "max_model_len": 90},
 }
 AT_MOST = {
     "a lookup first": {"drafter": "hybrid"},
@@ -225,6 +224,7 @@ def test_bytes_are_those_of_host_checks(small):
         ({"cuda_graphs": True}, "leave cuda_graphs out"),
         ({"logprobs": 0}, "leave logprobs out"),
         ({"kv_memory_gib": 1.0}, "leave kv_memory_gib out"),
+        ({"max_model_len": 90}, "leave max_model_len out"),
     ],
 )
 def test_what_is_not_planned(small, settings, message):

@@ -35,6 +35,17 @@ def test_every_bit_is_plain_decodings(tiny, prompts, dtype, sampling):
     assert report.exact
 
 
+def test_bits_are_counted_where_log_probabilities_say_them(tiny, prompts):
+    """Shape-stable runs without them are compared by their tokens alone, with an oracle in the shapes of each batch."""
+    counted = {}
+    for settings in ({"shape_stable": True}, {"shape_stable": True, "logprobs": 0}):
+        report = verify(tiny, prompts[:3], methods=["inplace"], batch_sizes=(1, 3), **SHORT, **settings)
+        assert report.exact
+        assert [report.references[size].config.batch_size for size in (1, 3)] == [1, 3]
+        counted["logprobs" in settings] = [row.bitwise for row in report.results]
+    assert counted == {False: [None, None], True: [3, 3]}
+
+
 @pytest.mark.parametrize("num_drafts", [0, 1, 3])
 def test_preempted_rows_have_the_same_bits(tiny, prompts, num_drafts):
     """What was generated is cached again in the shape of the verify passes, and what was a prompt in its own."""

@@ -48,7 +48,7 @@ def test_one_line_a_table_a_frame(shown, name):
 
 def test_what_a_run_says(shown):
     result = shown["Result"]
-    assert repr(result).startswith("Result(exspec: 2 prompts, 12 tokens in ")
+    assert repr(result).startswith("Result(exspec: 2 sequences, 12 tokens in ")
     frame = result.to_frame()
     assert list(frame["text"]) == [s.text for s in result.sequences]
     assert frame["tokens"].sum() == result.stats.num_generated
@@ -66,7 +66,7 @@ def test_only_the_prompt_tokens_that_were_used_are_shown(tiny):
 
 def test_what_a_comparison_with_the_oracle_says(shown):
     report = shown["VerifyReport"]
-    assert repr(report) == "VerifyReport(2 prompts: 2 of 2 runs exact)"
+    assert repr(report) == "VerifyReport(2 sequences: 2 of 2 runs exact)"
     assert repr(report.results[0]) == "MethodReport(eqspec at batch 2: 2/2 exact)"
     assert report.to_frame().loc[("inplace", 2), ["exact", "prompts"]].tolist() == [2, 2]
     assert "bitwise" not in report.to_frame()
