@@ -17,7 +17,7 @@ from refimpl.bench.rows import BenchRow, make_row
 from refimpl.bench.settings import EAGER, BenchSettings, takes_graphs
 from refimpl.bench.work import ModelWork, Rates
 from refimpl.core.errors import InputError
-from refimpl.judging.equivalence import expand_methods
+from refimpl.judging.method_runs import expand_methods
 from refimpl.models.adapter import HuggingFaceLM, Pair
 
 PLAIN, ASSISTED, CONTINUOUS = "hf_generate", "hf_assisted", "hf_generate_batch"

@@ -129,8 +129,8 @@ def verify(
 
     Exit code 1 if a run in float32 or float64 on a CPU, or any run under --bitwise, is not exact.
     """
-    from refimpl.judging.equivalence import runs_to_verify
     from refimpl.judging.equivalence import verify as run
+    from refimpl.judging.method_runs import runs_to_verify
 
     sizes = runs.sizes
     settings: dict[str, Any] = engine.settings() | sampling.settings()

@@ -33,7 +33,7 @@ def tie_or_bug(
     output: ReportOptions,
 ) -> None:
     """Judge 16-bit output: exact, tie (no token beyond what rounding explains) or bug. Exit code 1 for a bug."""
-    from refimpl.judging.equivalence import runs_to_verify
+    from refimpl.judging.method_runs import runs_to_verify
     from refimpl.judging.tie_or_bug import plot_regrets
 
     settings = engine.settings()

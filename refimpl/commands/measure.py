@@ -186,7 +186,7 @@ def anatomy(
     The row per_row moves the same K/V row by row and layer by layer, as published code does.
     """
     from refimpl.bench.anatomy import AnatomySettings, run_anatomy
-    from refimpl.judging.equivalence import expand_methods
+    from refimpl.judging.method_runs import expand_methods
 
     check_outputs([output.output], [])
     settings = AnatomySettings(

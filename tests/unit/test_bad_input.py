@@ -19,7 +19,8 @@ from refimpl.cli import main
 from refimpl.commands.measure import engine_options
 from refimpl.core.config import make_config
 from refimpl.core.errors import InvariantViolation
-from refimpl.judging.equivalence import runs_to_verify, verify
+from refimpl.judging.equivalence import verify
+from refimpl.judging.method_runs import runs_to_verify
 from refimpl.judging.tie_or_bug import judge_method
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.planning import plan_memory
