@@ -29,8 +29,15 @@ types: $(STAMP)
 imports: $(STAMP)
 	$(BIN)/lint-imports
 
+# Shapes are checked where nearly every function with annotated tensors is called; by night everywhere.
+SHAPED := tests/property tests/stateful tests/sampling tests/statistical/test_block_rule.py tests/statistical/test_rule_law.py \
+  tests/unit/test_varlen.py tests/unit/test_varlen_runs.py tests/unit/test_viz.py tests/unit/test_capture_is_legal.py \
+  tests/unit/test_head.py tests/conformance/test_tie_or_bug.py
+PYTEST := HYPOTHESIS_PROFILE=ci OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST) $(SHAPED:%=--ignore=%)
+	CHECK_SHAPES=1 $(PYTEST) $(SHAPED)
 
 # Every proof where Coq and Spin are installed, else those that pip packages can check; the script says which.
 claims: $(STAMP)
@@ -40,6 +47,7 @@ claims: $(STAMP)
 nightly: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m nightly
+	CHECK_SHAPES=1 $(PYTEST) tests/unit tests/statistical tests/conformance
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 tests/property tests/stateful tests/sampling
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m proofs.conformance.laws long
 	if command -v coqc > /dev/null; then proofs/coq/check.sh .work/coq && proofs/coq/recheck.sh .work/coq all && \

@@ -4,7 +4,10 @@ import os
 import random
 from pathlib import Path
 
+from tests.shapes import check_shapes
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+check_shapes()  # before the modules are imported
 
 import pytest
 import torch

@@ -5,6 +5,7 @@ that runs this, and tests in it. torch stays at the pin of constraints.txt both 
 """
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -63,7 +64,8 @@ def main() -> int:
     venv.create(folder, with_pip=True)
     install(python, which.which)
     lenient = LENIENT if which.which == "lowest" else []
-    return subprocess.run([python, "-m", "pytest", *lenient, *arguments], cwd=ROOT, check=False).returncode
+    checked = os.environ | {"CHECK_SHAPES": "1"}
+    return subprocess.run([python, "-m", "pytest", *lenient, *arguments], cwd=ROOT, env=checked, check=False).returncode
 
 
 if __name__ == "__main__":

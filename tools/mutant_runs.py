@@ -20,7 +20,7 @@ from mutants import ROOT, Mutant
 
 sys.path.insert(0, str(ROOT))  # the code of this very checkout, wherever the package is installed from
 
-PYTEST = ["-q", "--assert=plain", "-o", "addopts=", "-m", "not nightly"]  # quick to start; without other import hooks
+PYTEST = ["-q", "--assert=plain", "-o", "addopts=", "-m", "not nightly"]  # quick to start
 PYTEST += [
     word for name in ("cacheprovider", "unraisableexception", "threadexception") for word in ("-p", f"no:{name}")
 ]
