@@ -36,6 +36,7 @@ DEAR_FOR_THE_KIT = {
     "block-ends-at-the-first-rejection",
     "block-mass-is-not-capped",
     "free-slice-clamped",
+    "pad-found-by-token-value",
     "ratio-of-the-raw-draft",
     "stop-and-drop",
 }

@@ -1,6 +1,6 @@
 """Run so many rounds by a method; print whether the pools stayed, and the growth of all tensors in bytes.
 
-A process of its own: the tests' type checks on every call would make ten thousand rounds last minutes.
+A process of its own: the tensors of other tests are not counted.
 """
 
 import gc

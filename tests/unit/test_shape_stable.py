@@ -24,9 +24,17 @@ def prompts():
     return read_prompts(TINY / "prompts.jsonl", "first", 6)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("sampling", [{}, SAMPLING], ids=["greedy", "coupled"])
-def test_every_bit_is_plain_decodings(tiny, prompts, dtype, sampling):
+def by_rule_and_dtype():
+    """Each rule and each number format every day, their other pairs by night."""
+    return [
+        pytest.param(sampling, dtype, id=f"{name}-{dtype}", marks=[pytest.mark.nightly] * (daily is not dtype))
+        for name, sampling, daily in (("greedy", {}, torch.bfloat16), ("coupled", SAMPLING, torch.float32))
+        for dtype in (torch.bfloat16, torch.float32)
+    ]
+
+
+@pytest.mark.parametrize(("sampling", "dtype"), by_rule_and_dtype())
+def test_every_bit_is_plain_decodings(tiny, prompts, sampling, dtype):
     pair = in_dtype(tiny, dtype)
     report = verify(pair, prompts, bitwise=True, batch_sizes=(1, 3), num_speculative_tokens=3, **SHORT, **sampling)
     assert [(row.method, row.batch_size, row.bitwise) for row in report.results] == [
