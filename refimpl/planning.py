@@ -71,16 +71,22 @@ def plan_memory(
     _require_plannable(config)
     _require_no_own_drafts(prompts)
     work = _Work(pair, prepare(pair, prompts, config, max_prompt_tokens).sequences)
-    least = 0
     for wish in _wishes(config):
         tried = _with(config, wish)
-        if MARGIN * (least := work.stored_bytes(tried)) > budget:
+        if MARGIN * work.stored_bytes(tried) > budget:
             continue
         footprint = work.footprint(tried)
-        if MARGIN * (least := footprint.total_bytes) <= budget:
+        if MARGIN * footprint.total_bytes <= budget:
             return MemoryPlan(budget, _settings(settings, wish), footprint, _gave_up(config, wish))
-    need = f"even {wish.method}, one row and drafter {wish.drafter!r} need {MARGIN * least / GIB:.3g} GiB or more"
-    raise InputError(f"nothing fits into {budget_gib:g} GiB: {need}")
+    need = _rounded_up(MARGIN * work.footprint(tried).total_bytes / GIB)
+    least = f"even {wish.method}, one row and drafter {wish.drafter!r} need {need:g} GiB"
+    raise InputError(f"nothing fits into {budget_gib:g} GiB: {least}")
+
+
+def _rounded_up(number: float) -> float:
+    """To three digits."""
+    unit = 10 ** (math.floor(math.log10(number)) - 2)
+    return math.ceil(number / unit) * unit
 
 
 def _require_plannable(config: DecodeConfig) -> None:

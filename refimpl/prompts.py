@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.reading import STANDARD_INPUT, parse_json, read_lines
 from refimpl.core.request import Request
-from refimpl.core.values import require_int
+from refimpl.core.values import as_path, require_int
 from refimpl.requests import Prompt
 
 Turns = Literal["first", "all"]
@@ -39,7 +39,7 @@ def read_prompts(path: str | Path, turns: Turns = "first", limit: int | None = N
     require(turns in TURNS, f"turns must be one of {', '.join(TURNS)}, not {shown(turns)}")
     if limit is not None:
         require_int("limit", limit, 1)
-    file = Path(path)
+    file = as_path(path)
     name = "standard input" if file == STANDARD_INPUT else str(file)
     lines = list(read_lines(file))
     is_text = not _begins_with_brace(lines) if file == STANDARD_INPUT else file.suffix == ".txt"

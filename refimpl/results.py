@@ -10,6 +10,7 @@ from refimpl.core.records import TokenLogprobs
 from refimpl.core.sequence import Sequence, StopReason
 from refimpl.core.shown import Shown, shortened
 from refimpl.core.stats import AcceptanceStats, RunStats, request_weighted_length, request_weighted_rate
+from refimpl.core.values import as_path
 from refimpl.decoding.trace import RoundRecord, number_texts, trace_header, write_trace
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.placement import PLACEMENTS
@@ -104,7 +105,7 @@ class Result(Shown):
         Raises:
             InputError: the file cannot be written.
         """
-        write_trace(Path(path), self.header, self.rounds)
+        write_trace(as_path(path), self.header, self.rounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Figures from the tidy tables. Each function draws on given axes and returns them; nothing is computed twice."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from simulator.runner import Results, mean_interval
 from simulator.studies.attribution import Attribution
 
 
-def latency_cdf(results: dict[str, Results], axes: Axes | None = None, *, level: float = 0.9) -> Axes:
+def latency_cdf(results: Results | Mapping[str, Results], axes: Axes | None = None, *, level: float = 0.9) -> Axes:
     """Share of requests answered within a time, mean over replications and band of the middle `level` of them.
 
     Example::
 
         plots.latency_cdf({"exspec": simulate(scenario), "inplace": simulate(scenario.but(method="inplace"))})
     """
-    axes = axes or new_axes()
+    results, axes = _by_name(results), axes or new_axes()
     shares = np.linspace(0.005, 0.995, 199)
     for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
         requests = result.frame("requests")
@@ -39,14 +40,14 @@ def latency_cdf(results: dict[str, Results], axes: Axes | None = None, *, level:
     return axes
 
 
-def backlog(results: dict[str, Results], axes: Axes | None = None, *, replication: int = 0) -> Axes:
+def backlog(results: Results | Mapping[str, Results], axes: Axes | None = None, *, replication: int = 0) -> Axes:
     """Requests that have arrived and not finished, over time, in one replication of each.
 
     Example::
 
         plots.backlog({"steady": simulate(scenario), "bursty": simulate(scenario.but({"study.arrivals": bursts}))})
     """
-    axes = axes or new_axes()
+    results, axes = _by_name(results), axes or new_axes()
     for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
         requests = result.frame("requests").query("replication == @replication")
         arrived, finished = np.sort(requests["arrival_s"]), np.sort(requests["finished_s"].dropna())
@@ -148,8 +149,7 @@ def heat_map(
     Raises:
         InputError: a column that is not there, or pairs that differ in a further setting.
     """
-    for column in (x, y, metric):
-        require(column in frame, f"{column} is no column of the sweep")
+    _require_in(frame, x, y, metric)
     if "replication" in frame:
         _require_single_points(frame, x, y)
     table = frame.pivot_table(index=y, columns=x, values=metric, aggfunc="mean")
@@ -159,10 +159,28 @@ def heat_map(
     return axes
 
 
+def _by_name(results: Results | Mapping[str, Results]) -> Mapping[str, Results]:
+    """Results by their names in the legend; those of one scenario have its own.
+
+    Raises:
+        InputError: something else, or nothing.
+    """
+    named = {results.scenario.name: results} if isinstance(results, Results) else results
+    are_results = isinstance(named, Mapping) and all(isinstance(each, Results) for each in named.values())
+    require(are_results and bool(named), "give the results of simulate, or a mapping from names to results")
+    return named
+
+
+def _require_in(frame: pd.DataFrame, *columns: str) -> None:
+    """Raise InputError unless a sweep's frame has the columns."""
+    require(isinstance(frame, pd.DataFrame), f"give the frame of a sweep, not {type(frame).__name__}")
+    for column in columns:
+        require(column in frame, f"{column} is no column of the sweep")
+
+
 def _require_columns(frame: pd.DataFrame, setting: str, metric: str, by: str | None) -> None:
     """Raise InputError for a column that is not there, a setting without a value, or pooled settings."""
-    for column in (setting, metric, by or setting, "replication"):
-        require(column in frame, f"{column} is no column of the sweep")
+    _require_in(frame, setting, metric, by or setting, "replication")
     require(bool(frame[setting].notna().all()), f"{setting} has points without a value: leave them out of the frame")
     _require_single_points(frame, setting, by)
 
@@ -241,7 +259,11 @@ def pareto(frame: pd.DataFrame, axes: Axes | None = None, *, x: str = "latency_p
     Example::
 
         plots.pareto(sweep(spec))
+
+    Raises:
+        InputError: no frame of a sweep, or a column that is not there.
     """
+    _require_in(frame, "key", x, y)
     axes = axes or new_axes()
     means = frame.groupby("key")[[x, y]].mean()
     best = pareto_front(means[x].to_numpy(), means[y].to_numpy())

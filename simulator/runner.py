@@ -14,7 +14,8 @@ from scipy.special import stdtrit
 from refimpl.core.errors import require, shown
 from refimpl.core.files import check_folder, write_whole
 from refimpl.core.progress import progress_bars
-from simulator.service.metrics import Frames, check_metric, frames_of, measure
+from refimpl.core.values import require_bool
+from simulator.service.metrics import Frames, check_metric, frames_of, measure, most_of
 from simulator.service.simulation import Simulation
 from simulator.settings.fields import PAIRED, REPLICATIONS, SHARE, WORKERS, to_mapping
 from simulator.settings.inputs import input_digests
@@ -54,7 +55,7 @@ class Results(Table):
     replications: tuple[Replication, ...]
 
     def __repr__(self) -> str:
-        mean, low, high, n = mean_interval(self.metrics["tokens_per_s"].to_numpy(), 0.95)
+        mean, low, high, n = metric_interval(self.metrics["tokens_per_s"], 0.95)
         known = f" [{low:.4g}, {high:.4g}]" if n > 1 else ""
         return f"Results({self.scenario.name!r}: {len(self.replications)} replications, {mean:.4g}{known} tokens/s)"
 
@@ -93,6 +94,8 @@ class Results(Table):
     def summary(self, level: float = 0.95) -> pd.DataFrame:
         """Metric → mean over the replications, its Student t interval, 5 % and 95 % of the replications, how many.
 
+        The interval ends where the metric does: at 0, and at 1 if it is a share.
+
         More replications narrow the interval around the model's mean, but not p05 … p95: that is the range of single
         runs, and includes the error of a calibration.
         """
@@ -103,7 +106,10 @@ class Results(Table):
         require(name in FRAMES, f"frame must be one of {', '.join(FRAMES)}, not {shown(name)}")
         parts = [getattr(r.frames, name).assign(replication=r.index) for r in self.replications if r.frames is not None]
         require(bool(parts), "the tables were not kept: simulate with keep_frames=True")
-        return pd.concat(parts, ignore_index=True)
+        table = pd.concat(parts, ignore_index=True)
+        not_kept = name == "rows" and table.empty and not self.frame("rounds").empty
+        require(not not_kept, "the rows were not kept: simulate with keep_rows=True")
+        return table
 
     def write(self, folder: str | Path) -> None:
         """Write metrics.csv, and requests.csv and rounds.csv of all replications, each file whole or not at all.
@@ -128,6 +134,7 @@ class Results(Table):
         return self.replications[0].origin
 
     def __getitem__(self, metric: str) -> float:
+        check_metric(metric)
         return float(self.metrics[metric].mean())
 
     def relative_error(self, metric: str) -> float:
@@ -135,9 +142,15 @@ class Results(Table):
         return _relative_error(self.replications, metric)
 
 
+def metric_interval(values: pd.Series, level: float) -> tuple[float, float, float, int]:
+    """`mean_interval` of a metric, its ends within what the metric can be; `values` has its name."""
+    mean, low, high, count = mean_interval(values.to_numpy(), level)
+    return mean, float(np.maximum(low, 0)), float(np.minimum(high, most_of(str(values.name)))), count
+
+
 def summarize(frame: pd.DataFrame, level: float) -> pd.DataFrame:
-    """Mean, interval, spread and count of every column."""
-    lines = [(name, *mean_interval(frame[name].to_numpy(), level)) for name in frame.columns]
+    """Mean, interval, spread and count of every column, each of which is a metric's."""
+    lines = [(name, *metric_interval(frame[name], level)) for name in frame.columns]
     table = pd.DataFrame(lines, columns=["metric", "mean", "low", "high", "n"]).set_index("metric")
     for at, share in ((3, 0.05), (4, 0.95)):
         table.insert(at, f"p{100 * share:02.0f}", frame.quantile(share))
@@ -168,6 +181,8 @@ def run_replication(scenario: Scenario, index: int, *, keep_frames: bool, keep_r
 @contextmanager
 def reporting(progress: Progress | bool | None, what: str) -> Iterator[Progress]:
     """Yield a function to call with (done, planned): the one given; for True, one that draws a bar on stderr."""
+    known = progress is None or isinstance(progress, bool) or callable(progress)
+    require(known, f"progress must be True or a function, not {shown(progress)}")
     if progress is True:
         with progress_bars() as bars:
             yield partial(bars, what)
@@ -210,7 +225,8 @@ def simulate(
         replications = min(max(replications, MIN_SEQUENTIAL), max_replications)
     check_metric(metric)
     scenario = as_scenario(scenario)
-    settings = {"keep_frames": keep_frames, "keep_rows": keep_rows}
+    for name, value in (settings := {"keep_frames": keep_frames, "keep_rows": keep_rows}).items():
+        require_bool(name, value)
     done: list[Replication] = []
     with reporting(progress, "replications") as report:
 

@@ -109,7 +109,10 @@ def _found(runs: dict[tuple[str, int, int], list[AnatomyRun]], rates: Rates) -> 
 def _require_room(pair: Pair, settings: AnatomySettings) -> None:
     most = min(model.max_positions for model in pair.models()) - _budget(settings)
     if max(settings.contexts) > most:
-        raise InputError(f"a context of {max(settings.contexts)} tokens leaves no room to decode: at most {most}")
+        raise InputError(
+            f"{settings.rounds} rounds of {settings.num_speculative_tokens} drafts behind a context of "
+            f"{max(settings.contexts)} tokens do not fit the models' {most + _budget(settings)}: ask for fewer"
+        )
     if min(settings.contexts) <= RAGGED_TOKENS:
         raise InputError(f"a context must be longer than {RAGGED_TOKENS} tokens, not {min(settings.contexts)}")
 

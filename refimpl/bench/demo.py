@@ -17,6 +17,7 @@ from refimpl.core.stats import RunStats
 from refimpl.generation import generate
 from refimpl.judging.equivalence import compare
 from refimpl.models.adapter import Pair
+from refimpl.requests import prepare
 
 PLAIN = "transformers"
 ORACLE = "autoregressive"
@@ -92,9 +93,10 @@ def run_demo(
         progress: called with (engine, repeats done, repeats).
 
     Raises:
-        InputError: an impossible setting.
+        InputError: an impossible setting, or a prompt that does not fit.
     """
     settings = BenchSettings((batch_size,), max_new_tokens=max_new_tokens, checks=checks)
+    prepare(pair, prompts, settings.config("inplace", batch_size))  # what does not fit is refused before anything runs
     engines = _engines(pair, settings, batch_size)
     for (_, size), run in engines.items():
         run(prompts[:size])

@@ -1,9 +1,12 @@
 """How much memory a run takes, as PyTorch's allocator sees it."""
 
+import os
 from collections.abc import Callable
 from itertools import accumulate
 
 from torch.profiler import ProfilerActivity, profile
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes when it starts and stops
 
 
 def peak_bytes(run: Callable[[], object]) -> int:

@@ -21,7 +21,7 @@ class BenchRow:
         tokens_per_s, tokens_per_s_min, tokens_per_s_max: over the whole run, prefill included; `record_s` and the
             allocation of our K/V pools left out.
         ratio_to_hf_generate: median over repeats of the ratio within a repeat.
-        mean_acceptance_length, draft_acceptance_rate: of all repeats; 0 for engines without rounds.
+        mean_acceptance_length, draft_acceptance_rate: of all repeats; None without rounds, or without drafts.
         rounds, rows_per_round: of a run; rows that were not finished yet.
         ms_per_round: wall-clock of a round, prefill left out; the sum of draft, verify, realign and host.
         ms_draft, ms_verify, ms_realign, ms_host: host is what a round takes beyond the other three.
@@ -44,8 +44,8 @@ class BenchRow:
     tokens_per_s_min: float
     tokens_per_s_max: float
     ratio_to_hf_generate: float
-    mean_acceptance_length: float
-    draft_acceptance_rate: float
+    mean_acceptance_length: float | None
+    draft_acceptance_rate: float | None
     rounds: int
     rows_per_round: float
     ms_per_round: float
@@ -113,8 +113,8 @@ def _acceptance(samples: Seq[Sample]) -> dict[str, Any]:
     row_rounds, accepted, drafted = (sum(getattr(a, n) for a in found) for n in ("row_rounds", "accepted", "drafted"))
     rounds = sum(s.rounds for s in samples)
     return {
-        "mean_acceptance_length": 1 + accepted / row_rounds if row_rounds else 0.0,
-        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "mean_acceptance_length": 1 + accepted / row_rounds if row_rounds else None,
+        "draft_acceptance_rate": accepted / drafted if drafted else None,
         "rounds": round(rounds / len(samples)),
         "rows_per_round": row_rounds / rounds if rounds else 0.0,
     }

@@ -19,6 +19,7 @@ from refimpl.bench.work import ModelWork, Rates
 from refimpl.core.errors import InputError
 from refimpl.judging.method_runs import expand_methods
 from refimpl.models.adapter import HuggingFaceLM, Pair
+from refimpl.requests import prepare
 
 PLAIN, ASSISTED, CONTINUOUS = "hf_generate", "hf_assisted", "hf_generate_batch"
 BATCHED = "autoregressive_batched"
@@ -50,7 +51,7 @@ def run_bench(
     progress: Callable[[str, int, int], None] | None = None,
     save: Callable[[BenchReport], object] | None = None,
 ) -> BenchReport:
-    """Measure every engine at every batch size.
+    """Measure every engine at every batch size, once all of them are known to take the settings and prompts.
 
     Args:
         pair: two transformers models.
@@ -60,13 +61,13 @@ def run_bench(
         save: given the report so far whenever every engine of a batch size has run.
 
     Raises:
-        InputError: the pair's models are not transformers models, or a setting is impossible.
+        InputError: the pair's models are not transformers models, a setting is impossible, or a prompt does not fit.
     """
     bench = make_bench(pair, settings)
     for size in settings.batch_sizes:
         for method in expand_methods(list(settings.methods)):
             for changes in [{"drafter": name} for name in settings.drafters] or [{}]:
-                settings.config(method, size, **changes)
+                prepare(pair, settings.prompts_at(size, prompts), settings.config(method, size, **changes))
     transformers.utils.logging.set_verbosity_error()
     return Interleaved(bench, prompts, progress, save).run()
 

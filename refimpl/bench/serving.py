@@ -18,6 +18,7 @@ from refimpl.models.adapter import Pair
 from refimpl.results import Result
 
 QUANTILES = (0.5, 0.9, 0.99)
+MIN_RATE = 1e-4  # one request in three hours
 MAX_REQUESTS = 10**6  # each takes about a kilobyte before it comes
 
 
@@ -67,9 +68,9 @@ def poisson_requests(prompts: Seq[list[int]], rate_per_s: float, count: int, see
     """So many requests with exponential gaps between them, the prompts in turn; the first comes at once.
 
     Raises:
-        InputError: a rate that is not above 0, or a count beyond `MAX_REQUESTS`.
+        InputError: a rate below `MIN_RATE`, or a count beyond `MAX_REQUESTS`.
     """
-    require(rate_per_s > 0, f"rate must be above 0 requests per second, not {rate_per_s}")
+    require(rate_per_s >= MIN_RATE, f"rate must be at least {MIN_RATE} requests per second, not {rate_per_s}")
     require_int("the number of requests", count, 1, MAX_REQUESTS)
     rng, now_s, requests = random.Random(seed), 0.0, []
     for i in range(count):

@@ -24,7 +24,7 @@ from refimpl.calibrate.reference import Reference
 from refimpl.calibrate.runs import Run, Runner, run_cv, write_run
 from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Visit, Visitor
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require
 from refimpl.core.files import check_folder, in_place_of
 from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
@@ -34,7 +34,11 @@ CHECKS = "host"
 FORCED_PROBABILITY = 0.7  # of a draft to be accepted, where both models' weights are random
 REFERENCE_TOKENS = 64
 MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
+TOO_SHORT = "no second pass over the coarsest grid was begun"
 LONGEST_REASON = 200  # characters of an error that are kept
+
+
+Progress = Callable[[str, int, int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class Calibration:
         plan: what is measured.
         seed: of every random choice.
         minutes: when to stop; None for when all is done.
+        progress: called with (label, done, all).
 
     Attributes:
         visits, levels_done, probes, held_out: so far.
@@ -95,8 +100,17 @@ class Calibration:
             line each.
     """
 
-    def __init__(self, pair: Pair, given: list[Prompt] | None, plan: Plan, seed: int, minutes: float | None):
+    def __init__(
+        self,
+        pair: Pair,
+        given: list[Prompt] | None,
+        plan: Plan,
+        seed: int,
+        minutes: float | None,
+        progress: Progress | None = None,
+    ):
         self.plan, self.seed, self.rng = plan, seed, random.Random(seed)
+        self.progress: Progress = progress or (lambda label, done, total: None)
         self.deadline_s = time.monotonic() + 60 * minutes if minutes else float("inf")
         self.supply = PromptSupply(token_prompts(pair, given, self.rng), *plan.prompts_needed, self.rng)
         stream = self.supply.stream
@@ -128,9 +142,7 @@ class Calibration:
         """
         levels = [[cell for cell in level if self.fits_or_skip(cell)] for level in levels_of(self.plan.grids)]
         unfit = len(self.skipped)
-        for cell in levels[0][:: max(1, len(levels[0]) // 8)]:
-            self._attempt(Job(f"warm-up of {cell}", partial(self.visitor.visit, cell, 0)))
-        self.reference.samples.clear()
+        self._warm_up(levels[0])
         self._run_acceptance()
         blocks = block_order(len(levels), self.plan.passes)
         held_out = self._held_out_jobs(len(blocks))
@@ -145,7 +157,16 @@ class Calibration:
             late = time.monotonic() > self.deadline_s or not self.skipped
             first = (self.skipped[unfit:] or self.skipped)[:1]  # what was tried and failed, before what cannot fit
             why = "--minutes is too short" if late else f"too much was skipped, first {first[0]}"
-            raise InputError(f"{why}: no second pass over the coarsest grid was begun")
+            raise InputError(f"{why}: {TOO_SHORT}")
+
+    def _warm_up(self, cells: list[Cell]) -> None:
+        """Visit some cells, and forget it."""
+        some = cells[:: max(1, len(cells) // 8)]
+        for number, cell in enumerate(some, start=1):
+            require(time.monotonic() <= self.deadline_s, f"--minutes is too short: {TOO_SHORT}")
+            self._attempt(Job(f"warm-up of {cell}", partial(self.visitor.visit, cell, 0)))
+            self.progress("warm-up", number, len(some))
+        self.reference.samples.clear()
 
     def points(self) -> Points:
         """Executions of the levels that were visited in full at least once; what is left of others does not count."""
@@ -173,6 +194,7 @@ class Calibration:
                 print(f"{label}: the time is up after {number} of {len(jobs)} visits and runs", file=sys.stderr)
                 return False
             self._attempt(job)
+            self.progress(label, number + 1, len(jobs))
         print(f"{label}: reference {1e3 * self.reference.mean_s:.2f} ms so far", file=sys.stderr)
         return True
 
@@ -248,6 +270,7 @@ def calibrate(
     threads: int | None = None,
     seed: int = 0,
     command: str = "",
+    progress: Progress | None = None,
 ) -> None:
     """Measure, and write ``calibration/<device>/<pair>`` and ``validation/<device>/<pair>`` under `out`.
 
@@ -264,6 +287,7 @@ def calibrate(
         threads: of the tensor library; None leaves it.
         seed: of every random choice.
         command: what the user typed, for the record.
+        progress: called with (label, done, all).
 
     Raises:
         InputError: too few passes or prompts, too many threads, too little time for the coarsest grid, or no folder to
@@ -277,7 +301,7 @@ def calibrate(
     if threads:
         require_int("threads", threads, 1, MAX_THREADS)
         torch.set_num_threads(threads)
-    calibration = Calibration(pair, texts, plan, seed, minutes)
+    calibration = Calibration(pair, texts, plan, seed, minutes, progress)
     try:
         calibration.measure()
     finally:

@@ -38,18 +38,21 @@ def calibrate(
     """Measure what each stage of a round costs, with held-out runs in between, for the simulator."""
     from refimpl.calibrate import calibrate as run
     from refimpl.core.files import check_folder
+    from refimpl.core.progress import progress_bars
     from refimpl.core.provenance import command_line
 
     check_folder(out)
-    run(
-        models.load(),
-        PromptOptions(prompts=prompts).read() if prompts else None,
-        out,
-        pair_name=models.pair if models.target is None else Path(models.target).name,
-        passes=passes,
-        repeats=repeats,
-        minutes=minutes,
-        threads=threads,
-        seed=seed,
-        command=command_line(),
-    )
+    with progress_bars() as bars:
+        run(
+            models.load(),
+            PromptOptions(prompts=prompts).read() if prompts else None,
+            out,
+            pair_name=models.pair if models.target is None else Path(models.target).name,
+            passes=passes,
+            repeats=repeats,
+            minutes=minutes,
+            threads=threads,
+            seed=seed,
+            command=command_line(),
+            progress=bars,
+        )

@@ -4,6 +4,7 @@ Each factory takes one text argument, see `refimpl.conformance.protocol.load_eng
 """
 
 import random
+import warnings
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from refimpl.conformance.protocol import BLOCK_SIZE, EngineFailure, EngineSettin
 from refimpl.conformance.service import serve
 from refimpl.core.config import AcceptanceName, CheckLevel, DecodeConfig, make_config, resolve_method
 from refimpl.core.request import Request
+from refimpl.core.stats import AcceptanceCollapseWarning
 from refimpl.generation import generate
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.table_model import VOCAB_SIZE, table_pair, unrelated_pair
@@ -41,9 +43,13 @@ class MethodEngine:
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
         """Run the method with the checks on: a broken invariant is an engine failure."""
-        if settings.submit_at:
-            return serve(self.pair, self.config(settings), prompts, settings)
-        return self._decode(self.method, prompts, settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", AcceptanceCollapseWarning
+            )  # cases with drafts that are never right are wanted
+            if settings.submit_at:
+                return serve(self.pair, self.config(settings), prompts, settings)
+            return self._decode(self.method, prompts, settings)
 
     def config(self, settings: EngineSettings) -> DecodeConfig:
         """Settings of a greedy run."""

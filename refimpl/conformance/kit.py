@@ -237,7 +237,8 @@ class Trial:
         if self._asked == len(self._refusals):
             return Verdict(self.name, "not supported", refusal)
         if self.name in OF_BATCHES and not in_batches and self.subject.limits.max_batch != 1:
-            return Verdict(self.name, "not supported", f"no batch of several rows was answered: {refusal}")
+            why = refusal or "none was among the cases, ask for more"
+            return Verdict(self.name, "not supported", f"no batch of several rows was answered: {why}")
         return Verdict(self.name, "pass")
 
 

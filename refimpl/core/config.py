@@ -9,7 +9,7 @@ from refimpl.core.drafting import DraftingConfig
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.execution import ExecutionName, check_execution
 from refimpl.core.request import check_stops
-from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_list, is_number, require_int, use_plain_numbers
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_list, is_number, require_bool, require_int, use_plain_numbers
 
 LayoutName = Literal["realigned", "masked", "rollback", "inplace", "paged"]
 SchedulerName = Literal["static", "fifo", "grouped", "continuous"]
@@ -226,8 +226,7 @@ class DecodeConfig:
 
     def _check_choices(self) -> None:
         for name in ("shape_stable", "cuda_graphs", "prefix_sharing"):
-            flag = getattr(self, name)
-            require(isinstance(flag, bool), f"{name} must be true or false, not {flag!r}")
+            require_bool(name, getattr(self, name))
         for name, value, known in (
             ("acceptance", self.acceptance, ACCEPTANCE_RULES),
             ("checks", self.checks, CHECK_LEVELS),

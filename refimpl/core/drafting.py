@@ -137,8 +137,9 @@ class DraftingConfig:
 
 
 def _check_pairs(name: str, table: Any, what: str) -> None:
-    """Raise InputError unless a setting is a list of pairs that begin with a number of rows."""
+    """Raise InputError unless a setting is a list of pairs that begin with numbers of rows, each another."""
     require(is_list(table), f"{name} must be pairs (rows, {what}), not {shown(table)}")
     for pair in table:
         require(is_list(pair) and len(pair) == 2, f"{name} must be pairs (rows, {what}), not {shown(pair)}")
         require_int(f"rows of {name}", pair[0], 1)
+    require(len({rows for rows, *_ in table}) == len(table), f"{name} has a number of rows twice: {shown(table)}")

@@ -35,6 +35,14 @@ def is_file(path: str | Path) -> bool:
         return False
 
 
+def is_folder(path: str | Path) -> bool:
+    """Whether there is a folder of that name; a name that is too long for one has none."""
+    try:
+        return Path(path).is_dir()
+    except OSError:
+        return False
+
+
 @contextmanager
 def named(path: str | Path) -> Iterator[None]:
     """Turn what is wrong with a file into one line of InputError that begins with its name."""

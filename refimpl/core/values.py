@@ -2,8 +2,10 @@
 
 import math
 import numbers
+import os
 from collections.abc import Sequence as Seq
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from refimpl.core.errors import require, shown
@@ -17,6 +19,17 @@ def require_int(name: str, value: Any, low: int, high: float = math.inf) -> None
     is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     limit = f"at least {low}" if high == math.inf else f"in {low} … {high}"
     require(is_int and low <= value <= high, f"{name} must be an integer {limit}, not {shown(value)}")
+
+
+def require_bool(name: str, value: Any) -> None:
+    """Raise InputError unless the value is True or False: anything else, even ``"no"``, would count as one of them."""
+    require(isinstance(value, bool), f"{name} must be true or false, not {shown(value)}")
+
+
+def as_path(value: Any) -> Path:
+    """The path; raises InputError for what is none."""
+    require(isinstance(value, str | os.PathLike), f"give the path of a file, not {shown(value)}")
+    return Path(value)
 
 
 def use_plain_numbers(settings: Any) -> None:

@@ -14,7 +14,7 @@ from refimpl.core.keywords import VerifySettings
 from refimpl.core.shown import Shown
 from refimpl.core.stats import RunStats
 from refimpl.core.tokens import first_difference
-from refimpl.core.values import require_int
+from refimpl.core.values import require_bool, require_int
 from refimpl.generation import generate
 from refimpl.judging.method_runs import runs_to_verify, widened
 from refimpl.models.adapter import Pair
@@ -180,6 +180,7 @@ def verify(
     Raises:
         InputError: impossible settings or prompts. An InvariantViolation is reported, not raised.
     """
+    require_bool("bitwise", bitwise)
     given: dict[str, Any] = {**settings, **({"shape_stable": True, "logprobs": 0} if bitwise else {})}
     runs = runs_to_verify(methods, batch_sizes, given)
     require_int("jobs", jobs, 1)

@@ -31,11 +31,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from refimpl.core.config import make_config
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import whole_file
 from refimpl.core.keywords import Settings
 from refimpl.core.request import Request
 from refimpl.core.tokens import first_difference
+from refimpl.core.values import is_list
 from refimpl.generation import generate
 from refimpl.layouts.store import Block
 from refimpl.models.adapter import CausalLM, Pair
@@ -165,11 +166,12 @@ def judge_outputs(
 ) -> Judgement:
     """Judge what any engine has generated greedily after these prompts; the rest is as for `judge_method`."""
     prepared = _prepare(pair, prompts, max_prompt_tokens, settings)
+    require(is_list(outputs), f"outputs must be lists of token ids, one a prompt, not {shown(outputs)}")
     if len(outputs) != len(prepared):
         raise InputError(f"there are {len(prepared)} prompts, but {len(outputs)} outputs")
     for index, output in enumerate(outputs):
-        if not output or not all(isinstance(token, int) and 0 <= token < pair.vocab_size for token in output):
-            raise InputError(f"output {index} is not a list of token ids below {pair.vocab_size}")
+        are_ids = is_list(output) and all(isinstance(token, int) and 0 <= token < pair.vocab_size for token in output)
+        require(are_ids and bool(output), f"output {index} is not a list of token ids below {pair.vocab_size}")
     return _against_oracle(pair, prepared, outputs, None, settings)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from refimpl.core.errors import InputError, UnsupportedModelError
+from refimpl.core.errors import InputError, UnsupportedModelError, require
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models import attention
@@ -289,5 +289,10 @@ class Pair:
         return self.head
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of generated tokens, without special ones; for a pair with a tokenizer."""
+        """Text of generated tokens, without special ones.
+
+        Raises:
+            InputError: the pair has no tokenizer.
+        """
+        require(self.tokenizer is not None, f"the pair {self.name!r} has no tokenizer: tokens stay ids")
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))

@@ -22,13 +22,15 @@ from transformers import (
 
 from refimpl.core.drafting import DrafterName
 from refimpl.core.errors import InputError, UnsupportedModelError
+from refimpl.core.reading import is_folder
 from refimpl.core.request import check_stops
+from refimpl.core.values import require_bool, require_int
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails
 from refimpl.pairs.heads import load_head
 from refimpl.pairs.names import Named, find_device, find_dtype, find_models
 from refimpl.pairs.presets import PRESETS, ModelPreset
-from refimpl.pairs.reading import from_pretrained, is_folder
+from refimpl.pairs.reading import from_pretrained
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")
@@ -64,8 +66,7 @@ def load_pair(
         stop_token_ids: replaces the union of the generation config's and the tokenizer's end-of-sequence ids.
         vocab_size: number of ids that are tokens, see `make_pair`.
         seed: of the random weights.
-        compile_modules: fuse the elementwise work of MLPs and norms (`torch.compile`; needs a C++ compiler on a CPU).
-            Attention and the cache stay as they are. The first passes take long.
+        compile_modules: `compile_elementwise` of both models. The first passes take long.
 
     Warns:
         VocabularyWarning: the two tokenizers give many ids another meaning.
@@ -73,6 +74,7 @@ def load_pair(
     Raises:
         InputError: unknown name, unreachable hub, missing device, incompatible vocabularies, unsupported model.
     """
+    _check_options(seed, random_weights, trust_remote_code, compile_modules)
     named, where = find_models(target, draft, drafter, head), find_device(device)
     number_format = find_dtype(dtype, where)
     if random_weights:
@@ -86,10 +88,18 @@ def load_pair(
     return make_pair(*models, head=named.head, name=named.title, **ids)
 
 
+def _check_options(seed: int, *switches: bool) -> None:
+    """Raise InputError for a switch that is neither true nor false, or a seed that is no integer."""
+    for name, value in zip(("random_weights", "trust_remote_code", "compile_modules"), switches, strict=True):
+        require_bool(name, value)
+    require_int("seed", seed, -(2**63), 2**63 - 2)  # the draft's is one more
+
+
 def compile_elementwise(model: PreTrainedModel) -> None:
     """Let `torch.compile` fuse every MLP, and every norm outside of one.
 
-    They hold no state and see no cache, so one compilation serves all layers and any number of rows.
+    They hold no state and see no cache, so one compilation serves all layers and any number of rows. Attention and the
+    cache stay as they are. A CPU needs a C++ compiler.
     """
     for module in model.modules():
         if type(module).__name__.endswith(("MLP", "RMSNorm", "LayerNorm")):
@@ -125,12 +135,7 @@ def make_pair(
             driven (see docs/models.md), or a head of another target.
     """
     given = [("target", target), *([("draft", draft)] if draft is not None else [])]
-    for role, model in given:
-        if not isinstance(model, PreTrainedModel):
-            shown = repr(model) if isinstance(model, str) else type(model).__name__
-            raise InputError(f"the {role} must be a transformers model, not {shown}: load_pair takes names and paths")
-    if head is not None and not isinstance(head, str | os.PathLike):
-        raise InputError(f"the head must be the path of its file, not {type(head).__name__}")
+    _check_objects(given, tokenizer, head)
     if draft is not None and target.device != draft.device:
         raise InputError(f"the target is on {target.device}, the draft on {draft.device}: they must share a device")
     models = [HuggingFaceLM(model, f"{role} {model.name_or_path or name}") for role, model in given]
@@ -146,6 +151,18 @@ def make_pair(
         name=name,
         head=None if head is None else load_head(Path(head), target),
     )
+
+
+def _check_objects(models: list[tuple[str, PreTrainedModel]], tokenizer: Any, head: Any) -> None:
+    """Raise InputError for what is no model of transformers, no tokenizer, or no path of a head."""
+    for role, model in models:
+        if not isinstance(model, PreTrainedModel):
+            shown = repr(model) if isinstance(model, str) else type(model).__name__
+            raise InputError(f"the {role} must be a transformers model, not {shown}: load_pair takes names and paths")
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
+        raise InputError(f"the tokenizer must be one of transformers, not {type(tokenizer).__name__}")
+    if head is not None and not isinstance(head, str | os.PathLike):
+        raise InputError(f"the head must be the path of its file, not {type(head).__name__}")
 
 
 def _read_models(named: Named, device: torch.device, dtype: torch.dtype, trust_code: bool) -> list[PreTrainedModel]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
-from refimpl.core.errors import InputError, shown
-from refimpl.core.reading import read_mapping
+from refimpl.core.errors import InputError, require, shown
+from refimpl.core.reading import is_file, is_folder, read_mapping
 from refimpl.core.request import check_stops
 
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -28,6 +28,7 @@ def from_pretrained(auto_class: Any, role: str, name: str, **options: Any) -> An
         check_model_files(role, Path(name))
         with naming(role, name, _files_of(auto_class)):
             return auto_class.from_pretrained(name, local_files_only=True, **options)
+    require(not is_file(name), f"cannot load the {role} {shown(name)}: it is a file, give the folder of a model")
     if name.startswith((".", "/", "~")):
         raise InputError(f"cannot load the {role} {name[:LONGEST_REASON]}: there is no such folder")
     try:
@@ -37,14 +38,6 @@ def from_pretrained(auto_class: Any, role: str, name: str, **options: Any) -> An
             f"cannot load the {role} {shown(name)} from the hub ({_reason(error)}); "
             "download it elsewhere and give the path of its folder"
         ) from error
-
-
-def is_folder(name: str) -> bool:
-    """Whether a name is that of a folder here; one that is too long for a file is none."""
-    try:
-        return Path(name).is_dir()
-    except OSError:
-        return False
 
 
 @contextmanager

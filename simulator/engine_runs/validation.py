@@ -39,7 +39,7 @@ from simulator.engine_runs.latency import measured_waits
 from simulator.engine_runs.parity import check_parity, replay_scenario
 from simulator.runner import Progress, Results, reporting, run_parallel, simulate
 from simulator.service.records import STAGES
-from simulator.settings.calibration import META_FIELDS, read_meta
+from simulator.settings.calibration import META_FIELDS, find_calibration, read_meta
 from simulator.settings.fields import Spec
 from simulator.settings.folders import VALIDATION
 from simulator.settings.scenario import Scenario
@@ -150,6 +150,7 @@ def validate(
     Raises:
         InputError: no traces, missing fields, or traces of another pair.
     """
+    find_calibration(calibration)
     folder = folder or VALIDATION / calibration
     traces = [read_engine_trace(path) for path in sorted(folder.glob("*.ndjson.gz"))[runs]]
     require(bool(traces), f"{folder}: holds no held-out traces (*.ndjson.gz)")

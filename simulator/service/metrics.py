@@ -15,6 +15,7 @@ from simulator.settings.scenario import Engine, Scenario, Service, Study
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_MSER_BATCHES = 20
+SHARES = ("fairness", "slo_attainment", "occupancy", "grouping_rate", "cache_hit_rate", "draft_acceptance_rate")
 ROUNDING = 1e-9  # of the largest value: deviations below are none
 
 DEFINITIONS = {
@@ -159,6 +160,11 @@ def metric_names() -> tuple[str, ...]:
     simulation = Simulation(Scenario(study=Study(num_requests=1)))
     simulation.run()
     return tuple(measure(simulation))
+
+
+def most_of(name: str) -> float:
+    """What a metric can be at most; at least it is 0."""
+    return 1.0 if name in SHARES or name.endswith("_share") else np.inf
 
 
 def check_metric(name: str) -> None:

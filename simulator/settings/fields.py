@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from refimpl.core.errors import InputError, require, shown
+from refimpl.core.values import require_bool
 
 D = TypeVar("D")
 
@@ -165,7 +166,7 @@ def _check_plain(value: Any, hint: Any, name: str) -> None:
         allowed = get_args(hint)
         require(value in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, not {shown(value)}")
     elif hint is bool:
-        require(isinstance(value, bool), f"{name} must be true or false, not {shown(value)}")
+        require_bool(name, value)
     elif hint is str:
         require(isinstance(value, str), f"{name} must be a text, not {shown(value)}")
 

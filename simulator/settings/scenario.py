@@ -12,6 +12,7 @@ import yaml
 
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import write_whole
+from refimpl.core.values import as_path
 from simulator.settings.effects import require_effects
 from simulator.settings.fields import Range, Spec, check_fields, from_mapping, number_field, spec_field, to_mapping
 from simulator.settings.folders import or_example
@@ -129,7 +130,7 @@ class Scenario:
 
     def save(self, path: str | Path) -> None:
         """Write the YAML file, whole or not at all."""
-        write_whole(Path(path), [self.to_yaml().rstrip("\n")])
+        write_whole(as_path(path), [self.to_yaml().rstrip("\n")])
 
     def but(self, changes: Mapping[str, Any] | None = None, **more: Any) -> "Scenario":
         """Copy with changes.
@@ -189,8 +190,9 @@ def load_scenario(path: str | Path) -> Scenario:
     """
     path = or_example(path, "scenario.yaml")
     data = anchored(read_yaml(path), path.parent)
+    require(data is not None, f"{path}: holds no settings")
     try:
-        return from_data(data if data is not None else {})
+        return from_data(data)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 

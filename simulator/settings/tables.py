@@ -8,10 +8,11 @@ from typing import Any
 import pandas as pd
 
 from refimpl.core import provenance
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require
 from refimpl.core.files import whole_file
-from refimpl.core.reading import open_bounded, read_mappings
+from refimpl.core.reading import is_file, open_bounded, read_mappings
 from refimpl.core.shown import Shown
+from refimpl.core.values import as_path
 from simulator.settings.json_files import LIBRARIES
 
 
@@ -48,15 +49,25 @@ def write_parquet(frame: pd.DataFrame, path: str | Path, meta: dict[str, Any] | 
     table = pa.Table.from_pandas(frame, preserve_index=False)
     stamp = json.dumps(provenance.stamp(*LIBRARIES) | (meta or {})).encode()
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"raggedspec": stamp})
-    with whole_file(path, "wb") as file:
+    with whole_file(as_path(path), "wb") as file:
         pq.write_table(table, file)
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:
-    """What made the table in a Parquet file: scenario, seed, inputs, commit, library versions."""
+    """What made the table in a Parquet file: scenario, seed, inputs, commit, library versions.
+
+    Raises:
+        InputError: no such file, or none that raggedspec wrote.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return json.loads(pq.read_schema(path).metadata[b"raggedspec"])
+    path = as_path(path)
+    require(is_file(path), f"{path}: no such file")
+    try:
+        return json.loads((pq.read_schema(path).metadata or {})[b"raggedspec"])
+    except (OSError, pa.ArrowInvalid, KeyError):
+        raise InputError(f"{path}: is no Parquet file that raggedspec wrote") from None
 
 
 class Table(Shown):

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import InputError, require
-from refimpl.core.reading import is_file, read_mappings
+from refimpl.core.reading import is_file, is_folder, read_mappings
 from refimpl.core.values import is_number
 from simulator.settings.fields import MAX_TOKENS
 from simulator.settings.folders import find_data
@@ -178,7 +178,7 @@ def read_engine_trace(path: str | Path) -> EngineTrace:
     """
     found = find_data(path)
     if found is None:
-        raise InputError(f"{path}: no such trace")
+        raise InputError(f"{path}: is a folder, give its traces" if is_folder(path) else f"{path}: no such trace")
     return _read_engine_trace(str(found), found.stat().st_mtime_ns)
 
 

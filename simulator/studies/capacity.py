@@ -7,7 +7,7 @@ from math import ceil, log, log1p, log2
 import pandas as pd
 
 from refimpl.core.errors import InputError, require
-from simulator.runner import Progress, mean_interval, reporting, simulate
+from simulator.runner import Progress, metric_interval, reporting, simulate
 from simulator.settings.fields import SHARE, Range
 from simulator.settings.kinds import ARRIVALS
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
@@ -94,7 +94,7 @@ class _Trials:
         """Simulate a rate; whether the promise is kept there."""
         tried = self.scenario.but({"study.arrivals.rate_per_s": rate_per_s})
         metrics = simulate(tried, self.replications, workers=self.workers, keep_frames=False).metrics
-        mean, low, high, _ = mean_interval(metrics["slo_attainment"].to_numpy(), 0.95)
+        mean, low, high, _ = metric_interval(metrics["slo_attainment"], 0.95)
         self.lines[rate_per_s] = metrics[list(COLUMNS)].mean().to_dict() | {"low": low, "high": high}
         self.report(len(self.lines), max(len(self.lines), self.planned))
         return mean >= self.attainment

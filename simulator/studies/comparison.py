@@ -8,8 +8,9 @@ from typing import Any, overload
 import numpy as np
 import pandas as pd
 
-from refimpl.core.errors import require
+from refimpl.core.errors import require, shown
 from simulator.runner import Progress, Results, mean_interval, reporting, simulate
+from simulator.service.metrics import check_metric
 from simulator.settings.fields import PAIRED
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table
@@ -84,6 +85,7 @@ class Comparisons(Table):
         return f"Comparisons({self.first} {lines['a'].iloc[0]:.4g} tokens/s; {found})"
 
     def __getitem__(self, name: str) -> Comparison:
+        require(name in self.pairs, f"name must be one of {', '.join(self.pairs)}, not {shown(name)}")
         return self.pairs[name]
 
     def to_frame(self) -> pd.DataFrame:
@@ -92,6 +94,7 @@ class Comparisons(Table):
 
     def of(self, metric: str) -> pd.DataFrame:
         """One metric, a line per scenario."""
+        check_metric(metric)
         return self.to_frame().xs(metric, level="metric")
 
     @property

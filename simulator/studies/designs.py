@@ -13,7 +13,7 @@ import pandas as pd
 
 from refimpl.core import provenance
 from refimpl.core.errors import InputError, require, shown
-from refimpl.core.values import is_number
+from refimpl.core.values import is_number, require_bool
 from simulator.settings.fields import REPLICATIONS, Range, as_data, plain, to_mapping
 from simulator.settings.folders import EXAMPLES, or_example
 from simulator.settings.inputs import input_digests
@@ -130,7 +130,7 @@ def build_sweep(
         InputError: impossible settings, none or several of the three kinds, or nothing left to run.
     """
     base, replications = as_scenario(base), REPLICATIONS.check(replications, "replications")
-    require(isinstance(skip_invalid, bool), f"skip_invalid must be true or false, not {skip_invalid!r}")
+    require_bool("skip_invalid", skip_invalid)
     require(sobol is None or not skip_invalid, "skip_invalid does not go with sobol, whose indices need every point")
     problem, points = _points({"grid": grid, "latin": latin, "sobol": sobol})
     runs = len(points) * replications

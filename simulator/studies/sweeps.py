@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pandas as pd
 
-from refimpl.core.errors import InputError, require
+from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import check_folder
 from simulator.runner import Progress, reporting, run_replication
 from simulator.settings.fields import WORKERS, to_mapping
@@ -73,6 +73,8 @@ def sweep(
             leaves the calibrated range.
     """
     WORKERS.check(workers, "workers")
+    known = isinstance(spec, SweepSpec | str | Path)
+    require(known, f"give a SweepSpec (build_sweep) or the path of a YAML file, not {shown(spec)}")
     spec = spec if isinstance(spec, SweepSpec) else load_sweep(spec)
     store = _Memory() if out is None else _Folder(Path(out))
     points = [(task.key, task) for task in spec.tasks]

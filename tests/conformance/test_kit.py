@@ -17,9 +17,12 @@ from refimpl.conformance.protocol import EngineSettings, NotSupported
 from refimpl.conformance.raggedness import Raggedness
 from refimpl.conformance.subject import Subject
 from refimpl.core.config import NAMED_METHODS
+from refimpl.core.stats import AcceptanceCollapseWarning
 from refimpl.faults import FAULTS
 from refimpl.faults.engine import faulty, faulty_unchecked
 from refimpl.faults.matrix import DOCS
+from refimpl.generation import generate
+from refimpl.models.table_model import VOCAB_SIZE, table_pair
 
 LAW = "samples_follow_the_law"  # asked with fewer calls in test_faults.py, too
 SERVING = "serving_equals_reference"
@@ -265,3 +268,18 @@ def test_what_small_greedy_cases_cannot_see(change, rule: str) -> None:
 
 def test_a_right_engine_conforms_with_every_seed() -> None:
     assert all(check_engine(Toy(), seed=seed, limits=Limits(law_samples=512)).conforms for seed in range(3))
+
+
+def test_a_case_whose_drafts_are_never_right_warns_nobody():
+    """The kit wants such cases; whoever runs the method by hand is warned."""
+    never = {first: [False] * 100 for first in range(VOCAB_SIZE)}
+    engine = adapters.MethodEngine("inplace", table_pair(never), checks="off")
+    prompts, settings = [[1], [2], [3], [4]], EngineSettings(max_new_tokens=60)
+    with pytest.warns(AcceptanceCollapseWarning):
+        by_hand = generate(engine.pair, prompts, method="inplace", batch_size=4, max_new_tokens=60)
+    assert engine(prompts, settings) == [sequence.token_ids for sequence in by_hand.sequences]
+
+
+def test_a_batch_that_no_case_had_is_said():
+    report = check_engine(adapters.method("exspec"), name="exspec", max_examples=1, properties=[SERVING])
+    assert report.verdicts[0].reason.endswith("several rows was answered: none was among the cases, ask for more")

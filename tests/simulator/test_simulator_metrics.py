@@ -74,10 +74,18 @@ def test_attainment_counts_the_unfinished_as_missed():
 
 
 def test_the_range_of_replications_does_not_shrink():
-    few, many = (summarize(pd.DataFrame({"x": np.random.default_rng(0).normal(size=n)}), 0.95) for n in (50, 5000))
+    few, many = (summarize(pd.DataFrame({"x": np.random.default_rng(0).normal(9, 1, n)}), 0.95) for n in (50, 5000))
     assert list(many.columns) == ["mean", "low", "high", "p05", "p95", "n"]
-    assert many.loc["x", "p95"] == pytest.approx(1.645, abs=0.1)
+    assert many.loc["x", "p95"] == pytest.approx(10.645, abs=0.1)
     assert many.loc["x", "high"] - many.loc["x", "low"] < 0.2 * (few.loc["x", "high"] - few.loc["x", "low"])
+
+
+def test_an_interval_ends_where_its_metric_does():
+    """Few replications that differ much: Student's interval would hold times below 0 and shares above 1."""
+    found = summarize(pd.DataFrame({"latency_mean_s": [0.1, 3.0], "busy_share": [0.5, 1.0]}), 0.95)
+    assert found.loc["latency_mean_s", "low"] == 0
+    assert found.loc["latency_mean_s", "high"] > 3
+    assert found.loc["busy_share", ["low", "high"]].tolist() == [0, 1]
 
 
 # --- widths outside of what was measured ---------------------------------------------------------------------------

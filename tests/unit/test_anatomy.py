@@ -128,7 +128,13 @@ class TestAnatomy:
         (fit,) = scalings(moving_rows(linear, num_bytes=0.0, operations=0.0))
         assert (fit.exponent, fit.verdict) == (None, "nothing moves")
 
-    @pytest.mark.parametrize(("context", "message"), [(250, "leaves no room"), (16, "longer than 16 tokens")])
+    @pytest.mark.parametrize(
+        ("context", "message"),
+        [
+            (250, "5 rounds of 3 drafts behind a context of 250 tokens do not fit the models' 256"),
+            (16, "longer than 16 tokens"),
+        ],
+    )
     def test_contexts_that_cannot_be(self, llama, context, message):
         with pytest.raises(InputError, match=message):
             anatomy(llama, contexts=(context,))

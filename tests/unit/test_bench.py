@@ -181,6 +181,8 @@ class TestBench:
         assert settings.engine_settings("inplace", 2)["cuda_graphs"]
         assert "cuda_graphs" not in settings.engine_settings("eqspec", 2)
         assert all(0 < r.share_outside_forward < 1 for r in rows[1:])
+        assert (rows[0].mean_acceptance_length, rows[1].draft_acceptance_rate) == (None, None), "no rounds, no drafts"
+        assert rows[1].mean_acceptance_length == 1
         assert len({r.mean_acceptance_length for r in rows[2:]}) == 1
 
     def test_every_drafter_has_a_row(self, llama):

@@ -2,19 +2,22 @@
 
 from pathlib import Path
 
-from refimpl import Request, generate, load_pair, make_pair
+from refimpl import Request, generate, judge_outputs, load_pair, make_pair, read_prompts, verify
 from refimpl.bench.forced import parse_forced
 from refimpl.cli import main as refimpl_main
 from refimpl.core.config import make_config
 from refimpl.decoding.trace import write_trace
 from refimpl.generation import stream
+from simulator import plots
 from simulator.cli import main as simulator_main
 from simulator.runner import simulate
 from simulator.settings.calibration import load_calibration
 from simulator.settings.scenario import Engine, Scenario, Study
+from simulator.settings.tables import read_provenance
 from simulator.settings.traces import read_engine_trace, read_service_trace
 from simulator.studies.comparison import compare
 from simulator.studies.designs import build_sweep
+from simulator.studies.sweeps import sweep
 
 DEEP, LONG = 5000, "9" * 5000
 BOMB = "a: &a [0,0,0,0,0,0,0,0,0]\n" + "".join(
@@ -22,6 +25,8 @@ BOMB = "a: &a [0,0,0,0,0,0,0,0,0]\n" + "".join(
 )
 
 YAML = [  # a scenario's text
+    ("", "holds no settings"),
+    ("# nothing", "holds no settings"),
     (BOMB, "more than 200000 values"),
     ("&a [*a]", "the alias \\*a contains itself"),
     ("a: {<<: &b {<<: *b}}", "contains itself"),
@@ -248,6 +253,15 @@ COMMANDS = [  # of either program
         "bench-serving --traces /dev/null/runs",
         "cannot write to /dev/null/runs: /dev/null is not a folder",
     ),
+    (refimpl_main, "bench-serving --rate 1e-9 --num-requests 2", "rate must be at least 0.0001 requests per second"),
+    (refimpl_main, "bench --max-new-tokens 5000 --limit 2", "with 5000 new ones it does not fit the context of 4096"),
+    (refimpl_main, "demo --max-new-tokens 5000 --limit 2", "with 5000 new ones it does not fit the context of 4096"),
+    (
+        refimpl_main,
+        "anatomy --contexts 64 --rounds 100000 --batch-sizes 2",
+        "100000 rounds of 5 drafts behind a context of 64 tokens do not fit the models' 4096",
+    ),
+    (refimpl_main, "generate --target /dev/../etc/passwd --draft x", "it is a file, give the folder of"),
     (refimpl_main, "memory-plan --budget 1e300", "the budget must be a finite number of GiB"),
     (refimpl_main, "calibrate --threads 1000000000", "threads must be an integer in 1 … "),
     (simulator_main, "run missing.yaml", "missing.yaml: cannot be read: No such file"),
@@ -273,6 +287,9 @@ COMMANDS = [  # of either program
     (simulator_main, "fit validation/cpu/tiny/fit/acceptance.ndjson.gz -n 0", "replications must be an integer ≥ 1"),
     (simulator_main, "parity none.ndjson", "none.ndjson: no such trace"),
     (simulator_main, "parity /dev/zero", "no such trace"),
+    (simulator_main, "parity validation/cpu/tiny", "no such trace"),
+    (simulator_main, "parity /tmp", "/tmp: is a folder, give its traces"),
+    (simulator_main, "validate --calibration magic", "calibration 'magic' not found"),
     (simulator_main, "validate --runs nowhere", "holds no held-out traces"),
     (simulator_main, "trace --out /nowhere/x.json", "the folder /nowhere does not exist"),
     (simulator_main, "bench --repeats 10000000000", "^error: --repeats"),
@@ -303,6 +320,29 @@ CALLS = [  # of the library
     (lambda _: write_trace(Path("x" * 5000), {}, []), "File name too long"),
     (lambda _: write_trace(Path("a\0b"), {}, []), "no name holds a NUL"),
     (lambda _: SMALL.save("/dev/full"), "cannot write /dev/full: No space left on device"),
+    (lambda _: SMALL.save(None), "give the path of a file, not None"),
+    (lambda _: read_prompts(None), "give the path of a file, not None"),
+    (lambda _: read_provenance("/dev/null"), "/dev/null: no such file"),
+    (lambda _: read_provenance(Path(__file__)), "is no Parquet file that raggedspec wrote"),
+    (lambda _: load_pair(trust_remote_code="no"), "trust_remote_code must be true or false, not 'no'"),
+    (lambda _: load_pair(compile_modules=1), "compile_modules must be true or false, not 1"),
+    (lambda _: load_pair("qwen3", random_weights="yes"), "random_weights must be true or false"),
+    (lambda _: load_pair(seed="x"), "seed must be an integer in .* not 'x'"),
+    (lambda pair: verify(pair, [[1]], bitwise="no"), "bitwise must be true or false, not 'no'"),
+    (lambda pair: judge_outputs(pair, [[1]], None), "outputs must be lists of token ids, one a prompt, not None"),
+    (lambda pair: judge_outputs(pair, [[1]], ["x"]), "output 0 is not a list of token ids below 61"),
+    (lambda pair: make_pair(pair.target.model, tokenizer="x"), "the tokenizer must be one of transformers, not str"),
+    (lambda pair: make_pair(pair.target.model).decode([1]), "the pair 'pair' has no tokenizer"),
+    (lambda _: simulate(SMALL, 1, keep_rows="no"), "keep_rows must be true or false, not 'no'"),
+    (lambda _: simulate(SMALL, 1, progress="yes"), "progress must be True or a function, not 'yes'"),
+    (lambda _: simulate(SMALL, 1)["magic"], "metric must be one of tokens_per_s, .* not 'magic'"),
+    (lambda _: simulate(SMALL, 1).to_frame("rows"), "the rows were not kept: simulate with keep_rows=True"),
+    (lambda _: compare({"a": SMALL, "b": SMALL}, replications=2)["magic"], "name must be one of b, not 'magic'"),
+    (lambda _: compare({"a": SMALL, "b": SMALL}, replications=2).of("magic"), "metric must be one of"),
+    (lambda _: sweep(SMALL), "give a SweepSpec .build_sweep. or the path of a YAML file"),
+    (lambda _: plots.latency_cdf({}), "give the results of simulate, or a mapping from names to results"),
+    (lambda _: plots.backlog({"a": 1}), "give the results of simulate, or a mapping from names to results"),
+    (lambda _: plots.pareto(simulate(SMALL, 1)), "give the frame of a sweep, not Results"),
     (lambda _: parse_forced("iid:nan", 3), "with a number in 0 … 1"),
     (lambda _: parse_forced("trace:" + "x" * 5000, 3), "File name too long"),
     (lambda _: simulate(SMALL, precision="x"), "precision must be a number in .* not 'x'"),
