@@ -31,11 +31,11 @@ def test_gaps_are_exponential_and_prompts_come_in_turn():
 @pytest.mark.parametrize(
     ("rate", "count", "message"),
     [
-        (0, 1, "rate must be above 0"),
-        (float("nan"), 1, "rate must be above 0"),
+        (0, 1, "rate must be at least 0.0001 requests"),
+        (float("nan"), 1, "rate must be at least 0.0001 requests"),
         (1, 0, "the number of requests must be an integer in 1 … 1000000, not 0"),
         (1, 10**12, "must be an integer in 1 … 1000000"),
-        (1e-300, 2, "arrival_s must be a number of seconds in 0 … 1000000000"),
+        (1e-300, 2, "rate must be at least 0.0001 requests per second, not 1e-300"),
     ],
 )
 def test_impossible_streams(rate, count, message):
