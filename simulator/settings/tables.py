@@ -46,10 +46,11 @@ def write_parquet(frame: pd.DataFrame, path: str | Path, meta: dict[str, Any] | 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    path = as_path(path)
     table = pa.Table.from_pandas(frame, preserve_index=False)
     stamp = json.dumps(provenance.stamp(*LIBRARIES) | (meta or {})).encode()
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"raggedspec": stamp})
-    with whole_file(as_path(path), "wb") as file:
+    with whole_file(path, "wb") as file:
         pq.write_table(table, file)
 
 

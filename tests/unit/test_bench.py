@@ -282,10 +282,10 @@ class TestRecording:
         found = report[0]
         rows = [asdict(row) for row in found.rows]
         for recorded in (False, True):
-            print_bench_table([row | {"record_s": 1.234 * recorded} for row in rows], found.rates, json_=False)
+            print_bench_table([row | {"record_s": 98765.432 * recorded} for row in rows], found.rates, json_=False)
             printed = capsys.readouterr().out
             assert ("record s" in printed) == recorded
-            assert ("1.23" in printed) == recorded
+            assert ("98765.43" in printed) == recorded
 
 
 def run(capsys, monkeypatch, *argv):
