@@ -22,6 +22,8 @@ from simulator.studies.attribution import Attribution
 def latency_cdf(results: Results | Mapping[str, Results], axes: Axes | None = None, *, level: float = 0.9) -> Axes:
     """Share of requests answered within a time, mean over replications and band of the middle `level` of them.
 
+    Of all that arrived: where some were not answered before the end, the curve ends at the share of those that were.
+
     Example::
 
         plots.latency_cdf({"exspec": simulate(scenario), "inplace": simulate(scenario.but(method="inplace"))})
@@ -31,13 +33,22 @@ def latency_cdf(results: Results | Mapping[str, Results], axes: Axes | None = No
     for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
         requests = result.frame("requests")
         latency = (requests["finished_s"] - requests["arrival_s"]).groupby(requests["replication"])
-        curves = np.array([np.nanquantile(values, shares) for _, values in latency])
+        curves = np.array([_answered(values.to_numpy(), shares) for _, values in latency])
         low, high = np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
         axes.fill_betweenx(shares, low, high, color=style["color"], alpha=0.25, linewidth=0)
         axes.plot(curves.mean(axis=0), shares, label=name, **style)
     axes.set(xlabel="latency (s)", ylabel="share of requests", ylim=(0, 1))
     add_legend(axes, len(results))
     return axes
+
+
+def _answered(latency: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Time within which each share of the requests was answered; NaN beyond those that were."""
+    known = latency[np.isfinite(latency)]
+    if len(known) == 0:
+        return np.full(len(shares), np.nan)
+    reached = shares * len(latency) / len(known)
+    return np.where(reached <= 1, np.quantile(known, np.minimum(reached, 1)), np.nan)
 
 
 def backlog(results: Results | Mapping[str, Results], axes: Axes | None = None, *, replication: int = 0) -> Axes:

@@ -10,8 +10,6 @@ from typing import Any
 from simulator.settings.json_files import finite, with_environment, write_json
 from simulator.settings.scenario import Scenario
 
-MANY_CENSORED = 0.01  # share of the requests
-
 
 def tables(as_json: bool) -> AbstractContextManager[Any]:
     """What is printed inside goes to stderr where JSON has stdout for itself."""
@@ -49,8 +47,9 @@ def show_extrapolated(found: Iterable[str]) -> None:
 
 def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
     """What a reader of the metrics should know."""
-    censored = means["censored"] / max(means["censored"] + means["completed"], 1)
-    if censored > MANY_CENSORED:
+    from simulator.service.metrics import MANY_CENSORED, censored_share
+
+    if (censored := censored_share(means)) > MANY_CENSORED:
         yield (
             f"{100 * censored:.2g} % of the requests had not finished at the end: latencies are those of the others, "
             "and too short"

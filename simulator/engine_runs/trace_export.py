@@ -52,9 +52,9 @@ def simulation_events(simulation: Simulation) -> Iterator[dict[str, Any]]:
         yield from _names(pid, f"replica {pid}", int(rows["slot"].max()) + 1 if len(rows) else 0)
         for line in rounds.itertuples():
             yield from _phases(line, pid)
-            pool = {"waiting": int(line.waiting), "window": int(line.window)}
-            yield _event("C", "pool", pid, 0, line.start_s, args=pool)
-            yield _event("C", "K/V MiB", pid, 0, line.start_s, args={"used": line.kv_tokens * bytes_per_token / 2**20})
+            pool, end_s = {"waiting": int(line.waiting), "window": int(line.window)}, line.start_s + line.round_s
+            yield _event("C", "pool", pid, 0, end_s, args=pool)
+            yield _event("C", "K/V MiB", pid, 0, end_s, args={"used": line.kv_tokens * bytes_per_token / 2**20})
         yield from _slots(rounds.reset_index(drop=True), rows, pid, "slot")
 
 

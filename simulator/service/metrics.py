@@ -1,6 +1,7 @@
 """Metrics of one replication, all computed from the event log; definitions stand beside their names."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,6 +17,7 @@ from simulator.settings.scenario import Engine, Scenario, Service, Study
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_MSER_BATCHES = 20
 SHARES = ("fairness", "slo_attainment", "occupancy", "grouping_rate", "cache_hit_rate", "draft_acceptance_rate")
+MANY_CENSORED = 0.01  # share of the requests
 ROUNDING = 1e-9  # of the largest value: deviations below are none
 
 DEFINITIONS = {
@@ -66,7 +68,8 @@ DEFINITIONS = {
     "longest_wait_rounds": "most rounds that a request in the window was passed over",
     "fairness": "Jain's index of the requests' tokens per second of latency",
     "goodput_per_s": "requests that finish within every given service-level limit, over observed seconds",
-    "slo_attainment": "requests that finished within every given service-level limit, over those that arrived",
+    "slo_attainment": "requests that finished within every given service-level limit, over those that arrived: too "
+    "small where requests are censored that would have kept it",
     "warmup_s": "seconds left out at the beginning",
 }
 
@@ -160,6 +163,11 @@ def metric_names() -> tuple[str, ...]:
     simulation = Simulation(Scenario(study=Study(num_requests=1)))
     simulation.run()
     return tuple(measure(simulation))
+
+
+def censored_share(metrics: Mapping[str, float]) -> float:
+    """Requests that had not finished at the end, of those that arrived."""
+    return metrics["censored"] / max(metrics["censored"] + metrics["completed"], 1)
 
 
 def most_of(name: str) -> float:

@@ -159,7 +159,8 @@ class Pricing:
         if self.placement.batch_columns(1):  # rows are gathered into a rectangle
             moves = members != self.members
             seconds += self.regroup_s(rows, width) if moves else 0.0
-            seconds += self.cost.line("realign", rows, 0)[width] if len(lengths) > 1 and not moves else 0.0
+            realigns = self.engine.layout == "realigned" and len(lengths) > 1 and not moves
+            seconds += self.cost.line("realign", rows, 0)[width] if realigns else 0.0
         seen = sum([row.accepted for row in members]) + 1
         expected = rows + rows * k * seen / (sum([row.drafted for row in members]) + 2)
         return (seconds + host_s) / expected
@@ -217,8 +218,11 @@ class PublishedPricing(Pricing):
 
     def _late_prefill(self, live: Seq[Request]) -> float:
         """Prefill of a whole batch of which some row has no cache: the published code drops those of the others."""
-        late = self.discards and any(row.rounds == 0 for row in live)
-        return super().prefill_s(live) if late else 0.0
+        if not self.discards or all(row.has_state for row in live):
+            return 0.0
+        for row in live:
+            row.has_state = True
+        return super().prefill_s(live)
 
 
 class OverlappedPricing(Pricing):

@@ -34,8 +34,8 @@ class RoundLine(NamedTuple):
         passes: of the draft, one token a row each.
         width: columns that the first query of the widest row could look back at.
         drafted, accepted, kept: tokens of all rows.
-        kv_tokens: slots of the window's tokens, and of the working batch.
-        waiting, window: requests that have no K/V yet, and those that have.
+        kv_tokens: slots of the window's tokens, and of the working batch, at the end, before what is finished leaves.
+        waiting, window: requests that have no K/V yet, and those that have, at the end likewise.
     """
 
     replica: int
@@ -84,7 +84,7 @@ class Request:
         num_evaluated, num_accepted: drafts that were decided on, and accepted, at positions that were committed, as far
             as a draft budget may ask.
         num_found: leading tokens whose blocks others had filled when it was admitted.
-        has_state: whether a head can draft for it: a round has run since it was admitted.
+        has_state: whether a round has run since it was admitted, so that a head can draft for it.
         slot: row of the K/V pool while it is in the window.
         padded_len: tokens and pads after its last round; the published code groups by it.
         last_kept: tokens of its last round.

@@ -17,7 +17,7 @@ from simulator.service.pricing import make_pricing
 from simulator.service.records import ROWS, START_S, Begun, EventLog, Request
 from simulator.service.schedulers import end_padded, pad_rows, room_of, scheduler_of
 from simulator.service.streams import Purpose, Streams
-from simulator.settings.scenario import Scenario
+from simulator.settings.scenario import Engine, Scenario
 
 NOISE_BLOCK = 4096
 SLOT = attrgetter("slot")
@@ -61,7 +61,7 @@ class Replica:
         drafting: Drafting | None = None,
     ):
         self.env, self.log, self.number = env, log, number
-        self.switches = scenario.switches
+        self.engine, self.switches = scenario.engine, scenario.switches
         self.padded_key = scenario.switches.group_key == "padded_length"
         self.marks_rows = self.padded_key or scenario.switches.pad_ends or drafting is not None
         self.pricing = make_pricing(scenario.engine, scenario.switches, cost, drafting)
@@ -69,6 +69,7 @@ class Replica:
         self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
         capacity = scenario.service.kv_capacity_bytes or cost.kv_capacity_bytes
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
+        _require_blocks_fit(scenario.engine, cost)
         self.scheduler.room = room_of(scenario.engine, capacity_tokens)
         self.block_size = scenario.engine.block_size
         self.in_chunks = self.scheduler.token_budget is not None
@@ -177,11 +178,18 @@ class Replica:
         """
         pool, log = self.scheduler.pool, self.arrivals
         rows = tuple(pool.window.values()) + tuple(pool.waiting)
-        if self.closing or log.count < 2 or not 0 < len(rows) < self.scheduler.batch_size:
+        if self.closing or log.count < 2 or not 0 < len(rows) < self.scheduler.batch_size or not self._takes_more():
             return 0.0
         gap_s = (log.last_s - log.first_s) / (log.count - 1)
         now_s, later_s = (self.pricing.seconds_per_row(rows, len(rows) + more) for more in (0, 1))
         return gap_s if later_s + gap_s / (len(rows) + 1) < now_s else 0.0
+
+    def _takes_more(self) -> bool:
+        """Whether a request that comes now may join the next round: nobody waits for room, nor for a batch's end."""
+        pool = self.scheduler.pool
+        batch_is_closed = self.engine.scheduler == "static" or not self.switches.refill
+        no_room = bool(self.gate.queue) or (self.paged and bool(pool.waiting))
+        return not (pool.window and (batch_is_closed or no_room))
 
     def _admit(self) -> float:
         entered = self.scheduler.admit()
@@ -328,3 +336,13 @@ def _noise(streams: Streams, number: int, cv: float) -> Iterator[float]:
         normal = streams.generator(Purpose.NOISE, block, number).standard_normal(NOISE_BLOCK)
         yield from lognormal_factors(normal, cv).tolist()
         block += 1
+
+
+def _require_blocks_fit(engine: Engine, cost: CostModel) -> None:
+    """Raise InputError for more blocks than a device has room for, where that is known."""
+    held_bytes = (engine.num_blocks or 0) * engine.block_size * cost.kv_bytes_per_token
+    room_bytes = cost.kv_capacity_bytes or math.inf
+    message = (
+        f"engine.num_blocks {engine.num_blocks} take {held_bytes:.3g} bytes, the device has room for {room_bytes:.3g}"
+    )
+    require(held_bytes <= room_bytes, message)

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -146,13 +147,19 @@ class Simulation:
             return lambda request: request.sequence % count
         if name == "least_loaded":
             return lambda request: min(range(count), key=lambda n: (self.replicas[n].load_tokens, n))
-        bounds = self._length_bounds(count)
-        return lambda request: sum(request.prompt_len > bound for bound in bounds)
+        longest = self._longest_prompts(count)
 
-    def _length_bounds(self, count: int) -> list[int]:
-        """The longest prompt of each part but the last, of the first thousand requests in equal parts."""
+        def by_length(request: Request) -> int:
+            first = min(bisect_left(longest, request.prompt_len), count - 1)
+            alike = range(first, max(first + 1, bisect_right(longest, request.prompt_len)))
+            return min(alike, key=lambda n: (self.replicas[n].load_tokens, n))
+
+        return by_length
+
+    def _longest_prompts(self, count: int) -> list[int]:
+        """The longest prompt of each part, of the first thousand requests in equal parts; parts may be alike."""
         lengths = sorted(self.source.lengths(index)[0] for index in range(1000))
-        return [lengths[max(0, 1000 * part // count - 1)] for part in range(1, count)]
+        return [lengths[max(0, 1000 * part // count - 1)] for part in range(1, count + 1)]
 
 
 @contextmanager

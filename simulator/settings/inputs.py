@@ -10,7 +10,7 @@ from simulator.settings.curves import TABLE
 from simulator.settings.fields import Kinds, Spec
 from simulator.settings.folders import find_data
 from simulator.settings.hardware import hardware_file
-from simulator.settings.kinds import ACCEPTANCE, ARRIVALS, CONFIDENCE, COST, LENGTHS, LOOKUP
+from simulator.settings.kinds import ACCEPTANCE, ARRIVALS, COMMON, CONFIDENCE, COST, LENGTHS, LOOKUP
 from simulator.settings.scenario import Scenario
 
 
@@ -19,6 +19,7 @@ def input_files(scenario: Scenario) -> dict[str, Path]:
     specs = {
         "prompt_tokens": (scenario.workload.prompt_tokens, LENGTHS),
         "output_tokens": (scenario.workload.output_tokens, LENGTHS),
+        "common": (scenario.workload.common, COMMON),
         "arrivals": (scenario.study.arrivals, ARRIVALS),
         "acceptance": (scenario.acceptance, ACCEPTANCE),
     }

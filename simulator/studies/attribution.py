@@ -15,7 +15,7 @@ import pandas as pd
 
 from refimpl.core.errors import InputError, require
 from simulator.runner import Progress, mean_interval, reporting, run_parallel, run_replication
-from simulator.service.metrics import check_metric
+from simulator.service.metrics import ROUNDING, check_metric
 from simulator.settings.effects import drop_idle
 from simulator.settings.fields import PAIRED, to_mapping
 from simulator.settings.parts import DRAFTING, Study
@@ -171,7 +171,7 @@ def attribute(
     own = {name: shapley_share(name, names, values) for name in names}
     shares = pd.DataFrame(own, index=np.flatnonzero(common))
     empty, full = values[frozenset()], values[frozenset(names)]
-    return Attribution(metric, float(empty.mean()), float(full.mean()), _table(shares, full - empty, level), shares)
+    return Attribution(metric, float(empty.mean()), float(full.mean()), _table(shares, empty, full, level), shares)
 
 
 def _mixture(a: Scenario, b: Scenario, factors: dict[str, tuple[str, ...]], subset: frozenset[str]) -> Scenario:
@@ -205,12 +205,12 @@ def shapley_share(name: str, names: list[str], values: dict[frozenset[str], np.n
     return total
 
 
-def _table(shares: pd.DataFrame, difference: np.ndarray, level: float) -> pd.DataFrame:
-    lines = []
+def _table(shares: pd.DataFrame, empty: np.ndarray, full: np.ndarray, level: float) -> pd.DataFrame:
+    lines, difference, rounding = list[dict[str, Any]](), full - empty, ROUNDING * np.abs(empty).max()
     for name in [*shares, "total"]:
         values = difference if name == "total" else shares[name].to_numpy()
         mean, low, high, _ = mean_interval(values, level)
-        real = low > 0 or high < 0
+        real = low > rounding or high < -rounding
         relative = mean / difference.mean() if difference.mean() else np.nan
         verdict = DIFFERENT if real else "not distinguishable"
         line = {"factor": name, "share": mean, "low": low, "high": high}

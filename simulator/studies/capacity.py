@@ -109,6 +109,8 @@ class _Trials:
 def _require_a_rate_and_a_limit(scenario: Scenario) -> None:
     study, service = scenario.study, scenario.service
     require(study.kind == "open", f"capacity needs a study of kind open, not {study.kind}")
+    unfinished = "what is unfinished when the clock stops would count as a broken promise"
+    require(study.duration_s is None, f"capacity needs study.num_requests in place of study.duration_s: {unfinished}")
     rated = [kind for kind, parameters in ARRIVALS.items() if "rate_per_s" in parameters]
     kind = study.arrivals.kind
     require(kind in rated, f"capacity needs study.arrivals with a rate ({', '.join(rated)}), not {kind}")
@@ -124,5 +126,6 @@ def _bracket(keeps: Callable[[float], bool], start: float, attainment: float) ->
         if keeps(other) != up:
             return (rate, other) if up else (other, rate)
         rate = other
-    said = "all" if up else "none"
-    raise InputError(f"capacity: {said} of the rates {start:g} … {rate:g}/s reach an attainment of {attainment:g}")
+    said, cure = ("all", "ask for more requests") if up else ("none", "no rate is small enough")
+    rates = f"the rates {start:g} … {rate:g}/s"
+    raise InputError(f"capacity: {said} of {rates} reach an attainment of {attainment:g}: {cure}")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from refimpl.core.errors import require, shown
 from simulator.runner import Progress, Results, mean_interval, reporting, simulate
-from simulator.service.metrics import check_metric
+from simulator.service.metrics import ROUNDING, check_metric
 from simulator.settings.fields import PAIRED
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table
@@ -59,7 +59,8 @@ class Comparison(Table):
         a, b = self.a.metrics[name].to_numpy(), self.b.metrics[name].to_numpy()
         both = np.isfinite(a) & np.isfinite(b)
         mean_a, mean_b = (float(each[both].mean()) if both.any() else np.nan for each in (a, b))
-        mean, low, high, n = mean_interval((b - a)[both], self.level)
+        difference = np.where(np.isclose(a, b, rtol=ROUNDING, atol=0), 0.0, b - a)
+        mean, low, high, n = mean_interval(difference[both], self.level)
         ratio = mean_b / mean_a if mean_a else np.nan
         same = not np.isfinite(low) and mean != 0
         verdict = "undecided" if same else DIFFERENT if low > 0 or high < 0 else "not distinguishable"

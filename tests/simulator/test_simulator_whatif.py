@@ -122,7 +122,8 @@ def test_the_recommendation_is_the_paired_difference(rate):
 
 def found_latencies(*seconds):
     """Replications of a method with these latencies."""
-    runs = [Replication(i, dict.fromkeys(METRICS, float(s)), None, (), "") for i, s in enumerate(seconds)]
+    done = {"completed": 100.0, "censored": 0.0}
+    runs = [Replication(i, dict.fromkeys(METRICS, float(s)) | done, None, (), "") for i, s in enumerate(seconds)]
     return Results(DEAR.but(study={"kind": "closed", "clients": 1, "duration_s": 9.0}), tuple(runs))
 
 

@@ -1,0 +1,171 @@
+"""At the edges of a study: what is unfinished, what does not fit, what is alike, and what rounding makes differ."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+
+from refimpl import InputError
+from simulator import Scenario, build_sweep, compare, plots, simulate, sweep
+from simulator.engine_runs.trace_export import simulation_events
+from simulator.runner import run_replication
+from simulator.service.metrics import frames_of
+from simulator.service.replica import Replica
+from simulator.service.simulation import simulate_once
+from simulator.settings.folders import VALIDATION
+from simulator.settings.inputs import input_files
+from simulator.studies.attribution import attribute
+from simulator.studies.capacity import find_capacity
+from simulator.studies.whatif import WhatIf, outlook
+
+RUSH = Scenario(
+    noise=False,
+    study={"kind": "open", "duration_s": 10, "arrivals": {"kind": "fixed", "interval_s": 0.2}},
+    engine={"batch_size": 4, "max_new_tokens": 500},
+    workload={"output_tokens": {"kind": "fixed", "tokens": 150}},
+    cost={"kind": "linear", "verify_base_s": 0.025, "realign_base_s": 0.05, "concat_base_s": 0.05},
+)
+
+
+def test_capacity_counts_no_request_that_the_clock_cuts_off():
+    promised = RUSH.but({"study.arrivals": {"kind": "poisson", "rate_per_s": 1}, "service": {"slo_first_token_s": 1}})
+    with pytest.raises(InputError, match=r"capacity needs study.num_requests in place of study.duration_s"):
+        find_capacity(promised, 0.9)
+    lasting = promised.but(study={"kind": "open", "num_requests": 3, "arrivals": promised.study.arrivals})
+    with pytest.raises(InputError, match=r"all of the rates 1 … .* reach an attainment of 0.9: ask for more requests"):
+        find_capacity(lasting, 0.9, replications=1)
+
+
+def test_methods_that_leave_requests_unfinished_are_judged_by_their_tokens():
+    found = outlook(WhatIf(batch_size=4), RUSH, ("rollback", "inplace"), 2)
+    assert found.results["rollback"]["censored"] > found.results["inplace"]["censored"] > 1
+    assert found.judged_by == "tokens_per_s"
+    assert found.ranking == ["inplace", "rollback"]
+    done = RUSH.but(study={"kind": "open", "num_requests": 4, "arrivals": RUSH.study.arrivals})
+    assert outlook(WhatIf(batch_size=4), done, ("rollback", "inplace"), 2).judged_by == "latency_p99_s"
+
+
+def test_a_curve_of_latencies_ends_at_the_share_that_was_answered():
+    results = simulate(RUSH, 1)
+    share = results["completed"] / (results["completed"] + results["censored"])
+    assert 0.1 < share < 0.9
+    axes = plots.latency_cdf(results)
+    times, shares = axes.lines[0].get_data()
+    assert shares[np.isfinite(times)].max() == pytest.approx(share, abs=0.01)
+    plt.close(axes.figure)
+
+
+def test_every_file_of_a_scenario_is_one_of_its_inputs(tmp_path):
+    """Also the one that says which tokens prompts have in common: a sweep runs anew once it has changed."""
+    engine = {"layout": "paged", "num_blocks": 200, "max_new_tokens": 16}
+    lengths = {"prompt_tokens": {"kind": "fixed", "tokens": 64}, "output_tokens": {"kind": "fixed", "tokens": 16}}
+    path, found, (header, rounds) = tmp_path / "common.ndjson", [], shipped_trace()
+    for step in (1000, 0):
+        texts = [[*range(step * row, step * row + 500)] for row in range(header["num_sequences"])]
+        path.write_text("\n".join([json.dumps(header | {"block_size": 16, "texts": texts}), *rounds]))
+        common = {"common": {"kind": "trace", "path": str(path)}}
+        scenario = Scenario(engine=engine, workload=lengths | common, study={"num_requests": 8})
+        assert input_files(scenario) == {"common": path}
+        frame = sweep(build_sweep(scenario, replications=1, grid={"engine.batch_size": [4]}), tmp_path / "sweep")
+        found.append(frame["cache_hit_rate"].iloc[0])
+    assert found[0] == 0 < found[1]
+
+
+def shipped_trace():
+    """Header and further lines of a trace of the engine."""
+    path = sorted(VALIDATION.glob("cpu/tiny/inplace-*.ndjson.gz"))[0]
+    header, *rounds = gzip.decompress(path.read_bytes()).decode().splitlines()
+    return json.loads(header), rounds
+
+
+WAITING = {
+    "no room": {"service.kv_capacity_bytes": 300},
+    "a static batch": {"engine.method": "inplace+static", "engine.batch_size": 4},
+    "a full pool": {"engine.method": "paged", "engine.num_blocks": 14},
+    "no refill": {"engine.method": "inplace+fifo", "switches.refill": False},
+}
+
+
+@pytest.mark.parametrize("changes", WAITING.values(), ids=WAITING)
+def test_nobody_waits_for_a_row_that_cannot_join(changes):
+    arrivals = {"kind": "fixed", "interval_s": 0.03}
+    busy = Scenario(
+        noise=False,
+        study={"kind": "open", "duration_s": 30, "arrivals": arrivals},
+        engine={"method": "inplace", "batch_size": 8, "max_new_tokens": 128},
+        cost={"kind": "linear", "verify_base_s": 0.025, "draft_base_s": 0.003, "kv_bytes_per_token": 1.0},
+    ).but(changes)
+    plain, aware = (simulate(busy.but({"switches.cost_aware": wish}), 1) for wish in (False, True))
+    assert aware["busy_share"] > 0.98 * plain["busy_share"]
+    assert aware["completed"] >= plain["completed"]
+
+
+def test_a_layout_that_never_realigns_is_not_charged_for_it_in_a_choice_by_cost():
+    engine = {"layout": "masked", "scheduler": "grouped", "batch_size": 2}
+    workload = {"prompt_tokens": {"kind": "uniform", "low_tokens": 5, "high_tokens": 10}}
+    measured = {"kind": "table", "calibration": "cpu/tiny"}
+    chosen = Scenario(engine=engine, workload=workload, cost=measured, switches={"cost_aware": True})
+    assert run_replication(chosen, 0, keep_frames=False).metrics["tokens_per_s"] > 0
+
+
+def test_more_blocks_than_a_device_has_room_for_are_refused():
+    card = {"kind": "roofline", "device": "rtx-4090", "target": "qwen3-8b", "draft": "qwen3-0.6b"}
+    paged = Scenario(engine={"layout": "paged", "num_blocks": 2**20}, cost=card)
+    with pytest.raises(InputError, match=r"engine.num_blocks 1048576 take .* bytes, the device has room for .*"):
+        simulate(paged, 1)
+    assert simulate(paged.but({"engine.num_blocks": 900}), 1)["completed"] == paged.study.num_requests
+
+
+@pytest.mark.parametrize(("lengths", "used"), [([64], 4), ([16, 16, 16, 512], 4), ([16, 32, 64, 128], 4)])
+def test_replicas_whose_lengths_are_alike_share_them(lengths, used):
+    workload = {"prompt_tokens": {"kind": "values", "tokens": lengths}}
+    shared = Scenario(study={"num_requests": 64}, service={"replicas": 4, "router": "by_length"}, workload=workload)
+    counts = simulate(shared, 1).frame("requests")["replica"].value_counts()
+    assert len(counts) == used
+    assert counts.min() >= 8
+
+
+def test_what_rounding_alone_makes_differ_does_not_differ():
+    never = Scenario(noise=False, acceptance={"kind": "iid", "probability": 0.0})
+    wide = never.but({"engine.batch_size": 16})
+    table = compare(never, wide, 3).table
+    alike = np.isclose(table["a"], table["b"], rtol=1e-9, atol=0)
+    assert (table.loc[alike, "verdict"] == "not distinguishable").all()
+    assert (table.loc[["busy_share", "per_token_mean_s"], "verdict"] == "not distinguishable").all()
+    shares = attribute(never, wide, metric="per_token_mean_s", replications=2).table
+    assert (shares["verdict"] == "not distinguishable").all()
+
+
+def test_a_preempted_request_is_prefilled_once_more_where_mixed_caches_are_discarded(monkeypatch):
+    engine = {"layout": "paged", "scheduler": "fifo", "batch_size": 6, "num_blocks": 40, "prefix_sharing": False}
+    scenario = Scenario(
+        noise=False,
+        study={"num_requests": 12},
+        engine=engine,
+        workload={"prompt_tokens": {"kind": "uniform", "low_tokens": 20, "high_tokens": 90}},
+        cost={"kind": "linear", "verify_base_s": 0.025, "prefill_base_s": 1.0},
+        switches={"discard_mixed_caches": True},
+    )
+    admit, readmissions = Replica._admit, []
+
+    def watched(replica):
+        back = [request for request in replica.scheduler.pool.waiting if request.rounds]
+        seconds = admit(replica)
+        readmissions.extend(len(replica.log.lines) for request in back if request.slot >= 0)
+        return seconds
+
+    monkeypatch.setattr(Replica, "_admit", watched)
+    log = simulate_once(scenario).log
+    assert len(readmissions) == log.num_preemptions > 2
+    assert all(log.lines[line][3] > 0 for line in readmissions), "seconds of prefill"
+
+
+def test_counters_of_a_trace_stand_where_their_round_ends():
+    run = simulate_once(RUSH, keep_rows=True)
+    counters = [event for event in simulation_events(run) if event["ph"] == "C" and event["name"] == "K/V MiB"]
+    rounds = frames_of(run).rounds
+    assert [event["ts"] for event in counters] == pytest.approx(
+        1e6 * (rounds["start_s"] + rounds["round_s"]).to_numpy()
+    )
