@@ -2,6 +2,7 @@
 
 Run from the repository root: ``python tools/readme.py`` rewrites what is stale, ``--check`` only reports (exit code 1).
 A table is between ``<!-- table:NAME -->`` and ``<!-- /table -->``. ``brief-NAME`` is a short form of the table NAME.
+The page of GPU results is there once something has been measured on a GPU; its frame is ``tools/results-gpu.md``.
 """
 
 import argparse
@@ -46,6 +47,7 @@ from simulator.settings.traces import read_engine_trace
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
+GPU_FRAME, GPU_PAGE = ROOT / "tools" / "results-gpu.md", ROOT / "docs" / "results-gpu.md"
 SHIPPED = {"scaling": ROOT / "simulator" / "data" / "scaling" / "tiny.json"}  # results that the simulator reads
 BLOCK = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
@@ -323,8 +325,12 @@ def render(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    """Pages that may have tables."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """Pages that have tables, or may have."""
+    return [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md"), *_gpu_page()})]
+
+
+def _gpu_page() -> list[Path]:
+    return [GPU_PAGE] if (RESULTS / "gpu.json").exists() else []
 
 
 def main() -> int:
@@ -332,11 +338,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="report stale pages, change nothing")
     check = parser.parse_args().check
-    stale = [page for page in pages() if render(page.read_text()) != page.read_text()]
+    texts = {page: render((GPU_FRAME if page == GPU_PAGE else page).read_text()) for page in pages()}
+    stale = [page for page, text in texts.items() if not page.exists() or text != page.read_text()]
     for page in stale:
         print(f"{page.relative_to(ROOT)} is stale" if check else f"{page.relative_to(ROOT)} rewritten")
         if not check:
-            page.write_text(render(page.read_text()))
+            page.write_text(texts[page])
     return int(check and bool(stale))
 
 

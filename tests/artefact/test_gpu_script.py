@@ -90,7 +90,7 @@ def test_results_have_rows_and_provenance_without_the_folder(dry):
 def test_every_result_is_rendered(dry, tools):
     import readme
 
-    page = (ROOT / "docs/results.md").read_text()
+    page = readme.GPU_FRAME.read_text()
     for path in (dry[0] / "docs/results").glob("*.json"):
         assert f"<!-- table:{path.stem} -->" in page
         lines = readme.RENDERERS[path.stem.partition("-")[0]](json.loads(path.read_text())).splitlines()
@@ -162,6 +162,18 @@ def test_the_dry_run_of_the_gpu_tests_ends_well(tools, tmp_path):
     assert run.run_command(command, tmp_path, tmp_path / "log", 60, inside=False).state == "done"
 
 
+def test_the_page_of_gpu_results_comes_with_the_first_of_them(dry, tools, tmp_path, monkeypatch):
+    import readme
+
+    assert readme.GPU_PAGE.exists() == (readme.RESULTS / "gpu.json").exists()
+    for name, path in (("ROOT", dry[0]), ("RESULTS", dry[0] / "docs/results"), ("GPU_PAGE", tmp_path / "page.md")):
+        monkeypatch.setattr(readme, name, path)
+    assert readme.pages()[1:] == [tmp_path / "page.md"]
+    text = readme.render(readme.GPU_FRAME.read_text())
+    assert "| piece |" in text
+    assert "| inplace |" in text
+
+
 def test_packages_of_the_gpu_tests_are_named_where_one_looks(tools):
     pieces, _, _ = tools
     needed = {name for piece in pieces.all_pieces(pieces.Scale()) for c in piece.commands for name in c.needs_modules}
@@ -178,7 +190,7 @@ def test_recorded_rounds_have_results_of_their_own(tools):
     for path, command in recorded.items():
         assert command.argv[command.argv.index("--methods") + 1] == "inplace"
         assert ("--bitwise" in command.argv) == ("bitwise" in path)
-        assert f"<!-- table:{Path(path).stem} -->" in (ROOT / "docs/results.md").read_text()
+        assert f"<!-- table:{Path(path).stem} -->" in (ROOT / "tools/results-gpu.md").read_text()
 
 
 def test_the_first_piece_tries_the_ways_that_only_a_gpu_has(tools):
