@@ -35,7 +35,7 @@ from readme_measured import (
     ties_table,
 )
 
-from refimpl.bench.demo import DEMO_HEADINGS, PLAIN, demo_cells, demo_legend
+from refimpl.bench.demo import DEMO_HEADINGS, NO_DRAFTS, PLAIN, demo_cells, demo_legend
 from refimpl.commands.acceptance import HEADINGS as ACCEPTANCE_HEADINGS
 from refimpl.commands.acceptance import cells as acceptance_cells
 from refimpl.commands.passes import HEADINGS as PASS_HEADINGS
@@ -84,7 +84,8 @@ def brief_demo(data: dict[str, Any]) -> str:
 
 
 def _brief_cells(row: dict[str, Any]) -> list[str]:
-    name = "transformers `generate`" if row["method"] == PLAIN else f"`{row['method']}`"
+    names = {PLAIN: "transformers `generate`", NO_DRAFTS: "`inplace` without drafts"}
+    name = names.get(row["method"], f"`{row['method']}`")
     cells = [name, f"{row['exact']}/{row['prompts']}", f"{row['tokens_per_s']:.0f}"]
     if row["rounds"] is None:  # plain decoding adds one token to a row in each step, and has no layout
         return [*cells, "1.00", ""]

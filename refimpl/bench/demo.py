@@ -21,6 +21,7 @@ from refimpl.requests import prepare
 
 PLAIN = "transformers"
 ORACLE = "autoregressive"
+NO_DRAFTS = "inplace, no drafts"
 SHARES = ("draft", "verify", "realign", "prefill", "host")
 Progress = Callable[[str, int, int], None]
 
@@ -30,7 +31,8 @@ class DemoRow:
     """One engine at a batch size. Columns of rounds are None for transformers, which has none.
 
     Attributes:
-        method, batch_size: a method, or `transformers` for its own `generate`.
+        method, batch_size: a method, `transformers` for its own `generate`, or `inplace` without drafts, which shows
+            what prompts without pads and places that are filled at once bring by themselves.
         exact, prompts: outputs equal to the oracle's, in all repeats; of so many.
         tokens_per_s, tokens_per_s_min, tokens_per_s_max: median and range over repeats; prefill included.
         ratio_to_transformers: median over repeats of the ratio, within a repeat, to transformers at this batch size.
@@ -124,17 +126,19 @@ def _engines(pair: Pair, settings: BenchSettings, batch_size: int) -> Engines:
 
         return run
 
-    def ours(method: str, size: int) -> Callable[[list[list[int]]], _Run]:
+    def ours(method: str, size: int, **changes: int) -> Callable[[list[list[int]]], _Run]:
         config = settings.config(method, size)
+        arguments = settings.engine_settings(method, config.resolved_batch_size) | changes
 
         def run(prompts: list[list[int]]) -> _Run:
-            result = generate(pair, prompts, **settings.engine_settings(method, config.resolved_batch_size))
+            result = generate(pair, prompts, **arguments)
             return _Run(result.stats.tokens_per_s, [s.token_ids for s in result.sequences], result.stats)
 
         return run
 
     sizes = dict.fromkeys((1, batch_size))
     found: Engines = {(PLAIN, size): plain(size) for size in sizes}
+    found[NO_DRAFTS, batch_size] = ours("inplace", batch_size, num_speculative_tokens=0)
     for method in NAMED_METHODS:
         size = settings.config(method, batch_size).resolved_batch_size
         found[method, size] = ours(method, size)
@@ -198,6 +202,10 @@ def demo_legend(rows: Seq[dict[str, Any]], prompt_lens: Seq[int]) -> list[str]:
     lines.append(
         f"rollback could commit {rollback['mean_acceptance_length']:.2f} tokens per row and round, and commits "
         f"{rollback['tokens_per_row_round']:.2f}: all rows go back to the one that accepted least."
+    )
+    lines.append(
+        "inplace, no drafts: what is gained without drafts, because prompts are fed without pads and places in the batch "
+        "are filled at once; the other methods have that, too."
     )
     lines.append(
         f"exspec ran {100 * exspec['grouping_rate']:.0f} % of its rounds with rows of equal length, which need no "

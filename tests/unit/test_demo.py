@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from refimpl import generate
-from refimpl.bench.demo import DEMO_HEADINGS, ORACLE, PLAIN, demo_cells, demo_legend, run_demo
+from refimpl.bench.demo import DEMO_HEADINGS, NO_DRAFTS, ORACLE, PLAIN, demo_cells, demo_legend, run_demo
 from refimpl.cli import main
 from refimpl.core.config import NAMED_METHODS
 from refimpl.decoding.timing import StageTimer
@@ -23,7 +23,7 @@ def rows(llama):
 
 def test_every_engine_has_a_row_beside_transformers_at_its_batch_size(rows):
     table = {(row.method, row.batch_size): row for row in rows[0]}
-    assert set(table) == {(PLAIN, 1), (PLAIN, 3), (ORACLE, 1), ("speculative", 1)} | {
+    assert set(table) == {(PLAIN, 1), (PLAIN, 3), (NO_DRAFTS, 3), (ORACLE, 1), ("speculative", 1)} | {
         (method, 3) for method in NAMED_METHODS if method not in (ORACLE, "speculative")
     }
     assert all(row.exact == row.prompts == len(PROMPTS) for row in rows[0])
@@ -31,6 +31,7 @@ def test_every_engine_has_a_row_beside_transformers_at_its_batch_size(rows):
     for row in rows[0]:
         assert row.tokens_per_s_min <= row.tokens_per_s <= row.tokens_per_s_max
         assert (row.rounds is None) == (row.method == PLAIN)
+    assert table[NO_DRAFTS, 3].tokens_per_row_round == 1 < table["inplace", 3].tokens_per_row_round
 
 
 def test_engines_take_turns(rows):
@@ -68,7 +69,7 @@ def test_an_output_that_differs_is_counted(llama, monkeypatch):
 
     monkeypatch.setattr(demo, "hf_generate", wrong)
     found = run_demo(llama, PROMPTS[:3], batch_size=3, max_new_tokens=4, repeats=1)
-    assert {row.method: row.exact for row in found} == {PLAIN: 2} | dict.fromkeys(NAMED_METHODS, 3)
+    assert {row.method: row.exact for row in found} == {PLAIN: 2} | dict.fromkeys([*NAMED_METHODS, NO_DRAFTS], 3)
 
 
 def test_the_oracle_charges_the_prompt_to_prefill(llama, monkeypatch):
@@ -84,7 +85,8 @@ def test_the_oracle_charges_the_prompt_to_prefill(llama, monkeypatch):
 
 def test_the_legend_explains_rollback_and_grouping(rows):
     data = [asdict(row) for row in rows[0]]
-    _, rollback, grouped = demo_legend(data, [5, 5, 7])
+    _, rollback, undrafted, grouped = demo_legend(data, [5, 5, 7])
+    assert undrafted.startswith(NO_DRAFTS)
     row = next(row for row in data if row["method"] == "rollback")
     assert f"{row['mean_acceptance_length']:.2f}" in rollback
     assert f"{row['tokens_per_row_round']:.2f}" in rollback
