@@ -151,9 +151,9 @@ def judge(family: Family) -> Verdict:
         start, end = f"target pair: {name} ", ": choose another model, see docs/models.md"
         return Verdict(name, None, str(error).removeprefix(start).removesuffix(end))
     shape, positions = pair.target.kv_shape, pair.target.max_positions
-    notes = [f"context capped at the window of {WINDOW}"] if positions < CONTEXT else []
+    notes = ["context capped at the window"] if positions < CONTEXT else []
     if shape.key_dim != shape.value_width:
-        notes.append(f"caches {shape.key_dim} and {shape.value_width} numbers a head")
+        notes.append(f"keys and values differ in width ({shape.key_dim} and {shape.value_width})")
     if family.partly_float32:
         notes.append("computes a part in float32")
     return Verdict(name, pair, "; ".join(notes))

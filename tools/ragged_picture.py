@@ -28,7 +28,7 @@ FILLS = {  # kind of token -> fill, border
 STRUCK = ("rejected", "masked")
 LEGEND = (
     ("context", "context"), ("accepted", "draft, accepted"), ("rejected", "draft, rejected"),
-    ("target", "chosen by the target"), ("next", "first draft of the next round"),
+    ("target", "target’s own"), ("next", "next round’s first draft"), ("masked", "masked"),
 )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def picture() -> str:
     panels = [
         *panel(
             left, top, "1  Each row drafts 4, the target verifies",
-            ("The first wrong draft and all after it are rejected;", "the target adds one token of its own."),
+            ("Numbers are positions. From the first wrong draft on, all are", "rejected; the target adds one token of its own."),
             verified(left, top + 18),
         ),
         *panel(
