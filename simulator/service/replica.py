@@ -224,6 +224,9 @@ class Replica:
         self.log.lines.append((*begun, *tokens, *self._load(begun[ROWS])))
         self.begun = None
         self.round_index += 1
+        for row in live if plan.mode == "static" else ():  # its client does not wait until the whole batch has finished
+            if row.finished:
+                row.answer()
         left = scheduler.complete(plan)
         if left:
             self._release(left)
@@ -322,8 +325,7 @@ class Replica:
             self.free_slots.append(request.slot)
             self.load_tokens -= request.most_tokens
             self.gate.release(request.most_tokens)
-            if request.on_finish is not None:
-                request.on_finish()
+            request.answer()
 
 
 def _noise(streams: Streams, number: int, cv: float) -> Iterator[float]:
