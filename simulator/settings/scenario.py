@@ -84,6 +84,9 @@ class Scenario:
             engine.drafting().uses_draft or not cost.get("draft"),
             f"engine.drafter {engine.drafter!r} runs no draft: leave out cost.draft",
         )
+        free = engine.drafting().uses_draft and engine.num_speculative_tokens > 0 and not self.has_draft
+        cures = "give cost.draft, or set engine.num_speculative_tokens to 0, or engine.drafter to ngram"
+        require(not free, f"engine.drafter {engine.drafter!r} runs a draft, and cost has none: {cures}")
         mixed = self.acceptance.kind == "profile" and len(set(self.acceptance["probabilities"])) > 1
         reads = engine.drafting().reads_probabilities and self.confidence.kind == "drawn"
         message = (
@@ -99,6 +102,12 @@ class Scenario:
         others = [name for name in departing if name not in OF_ARRIVALS]
         serial = engine.execution == "serial"
         require(serial or not others, f"switches.{others[0] if others else ''} needs engine.execution serial")
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a draft model is loaded, used or not: the drafter is one that runs it, and costs have one."""
+        known = self.cost.kind != "roofline" or bool(self.cost.resolved(COST)["draft"])
+        return known and self.engine.drafting().uses_draft
 
     @property
     def content_hash(self) -> str:

@@ -213,7 +213,7 @@ def speedup(
 
     Both meet the same requests, so that the ratio is paired. Both have the draft loaded: without drafts its prefill,
     its weights and its K/V are still paid for. Over a server that has no draft the gain is less, the more so with long
-    prompts: compare with a scenario whose `cost.draft` is null.
+    prompts: compare with a scenario of no drafts that leaves out `cost.draft`.
 
     Args:
         question, base: as for `outlook`.
