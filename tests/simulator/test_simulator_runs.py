@@ -374,3 +374,13 @@ def test_routing_by_length_gives_each_replica_its_share_of_the_lengths(tokens):
     shared = made.but(service={"replicas": len(tokens), "router": "by_length"})
     requests = simulate(shared, 1).frame("requests").drop_duplicates("prompt_tokens")
     assert requests.set_index("prompt_tokens")["replica"].to_dict() == {n: i for i, n in enumerate(tokens)}
+
+
+def test_routing_by_length_looks_at_no_request_that_never_comes():
+    """The fifth prompt would be shorter than the system prompt."""
+    made = scenario(
+        {"workload.prompt_tokens": {"kind": "values", "tokens": [10, 20, 10, 20, 4]}, "study.num_requests": 4}
+    )
+    common = {"workload.common": {"kind": "system_prompt", "tokens": 8}}
+    requests = simulate(made.but(common).but(service={"replicas": 2, "router": "by_length"}), 1).frame("requests")
+    assert requests["replica"].tolist() == [0, 1, 0, 1]
