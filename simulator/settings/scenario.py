@@ -93,6 +93,10 @@ class Scenario:
             f"engine.draft_budget {engine.draft_budget!r} reads probabilities, which acceptance.kind profile lacks"
         )
         require(not (mixed and reads), f"{message}: choose another acceptance")
+        message = (
+            "engine.drafter 'hybrid' drafts behind what it has found, at places that acceptance.kind profile lacks"
+        )
+        require(not (mixed and engine.drafter == "hybrid"), f"{message}: choose another acceptance")
         departing = [item.name for item in fields(Switches) if getattr(self.switches, item.name) != item.default]
         changed = [name for name in departing if name in FIXED_DRAFTS]
         require(

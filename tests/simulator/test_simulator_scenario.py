@@ -206,6 +206,8 @@ BAD = [
     ({"engine": {"draft_budget": "confidence"}, "acceptance": {"kind": "profile", "probabilities": [0.9, 0.5]}},
      "engine.draft_budget 'confidence' reads probabilities, which acceptance.kind profile lacks: choose another"),
     ({"seed": float("nan")}, "seed must be an integer"),
+    ({"engine": {"drafter": "hybrid"}, "acceptance": {"kind": "profile", "probabilities": [0.9, 0.5]}},
+     "engine.drafter 'hybrid' drafts behind what it has found, at places that acceptance.kind profile lacks"),
     ({"cost": H100}, "engine.drafter 'model' runs a draft, and cost has none: give cost.draft, or set engine.num_spec"),
     ({"cost": H100, "engine": {"drafter": "hybrid"}}, "engine.drafter 'hybrid' runs a draft, and cost has none"),
 ]  # fmt: skip
