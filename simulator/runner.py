@@ -17,7 +17,7 @@ from refimpl.core.progress import progress_bars
 from refimpl.core.values import require_bool
 from simulator.service.metrics import Frames, check_metric, frames_of, measure, most_of
 from simulator.service.simulation import Simulation
-from simulator.settings.fields import PAIRED, REPLICATIONS, SHARE, WORKERS, to_mapping
+from simulator.settings.fields import LEVEL, PAIRED, REPLICATIONS, SHARE, WORKERS, to_mapping
 from simulator.settings.inputs import input_digests
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table, write_parquet
@@ -99,12 +99,16 @@ class Results(Table):
         More replications narrow the interval around the model's mean, but not p05 … p95: that is the range of single
         runs, and includes the error of a calibration.
         """
-        return summarize(self.metrics.drop(columns="replication"), level)
+        return summarize(self.metrics.drop(columns="replication"), LEVEL.check(level, "level"))
 
-    def frame(self, name: str) -> pd.DataFrame:
-        """A table (``"requests"``, ``"rounds"`` or ``"rows"``) of all replications, with a column `replication`."""
+    def frame(self, name: str, replication: int | None = None) -> pd.DataFrame:
+        """``"requests"``, ``"rounds"`` or ``"rows"`` of one or all replications, with a column `replication`."""
         require(name in FRAMES, f"frame must be one of {', '.join(FRAMES)}, not {shown(name)}")
-        parts = [getattr(r.frames, name).assign(replication=r.index) for r in self.replications if r.frames is not None]
+        known = [r.index for r in self.replications]
+        there = replication is None or replication in known
+        require(there, f"replication must be one of {known[0]} … {known[-1]}, not {shown(replication)}")
+        asked = [r for r in self.replications if r.frames is not None and replication in (None, r.index)]
+        parts = [getattr(r.frames, name).assign(replication=r.index) for r in asked]
         require(bool(parts), "the tables were not kept: simulate with keep_frames=True")
         table = pd.concat(parts, ignore_index=True)
         not_kept = name == "rows" and table.empty and not self.frame("rounds").empty
@@ -139,6 +143,7 @@ class Results(Table):
 
     def relative_error(self, metric: str) -> float:
         """Half the width of the 95 % interval of a metric over its mean; NaN for a single replication."""
+        check_metric(metric)
         return _relative_error(self.replications, metric)
 
 

@@ -9,7 +9,7 @@ from refimpl.core.errors import require, shown
 from refimpl.core.shown import Shown
 from simulator.runner import Results, mean_interval, simulate
 from simulator.service.metrics import MANY_CENSORED, censored_share
-from simulator.settings.fields import COUNT, NON_NEGATIVE, PAIRED, PROBABILITY, WHOLE, check_fields, number_field
+from simulator.settings.fields import COUNT, LEVEL, NON_NEGATIVE, PAIRED, PROBABILITY, WHOLE, check_fields, number_field
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 from simulator.settings.scenario import Scenario
 
@@ -164,6 +164,7 @@ class Outlook(Shown):
 
         The replications are paired: each has the same requests and the same luck for all methods.
         """
+        LEVEL.check(level, "level")
         runs = self.common(self.judged_by).reindex(columns=self.ranking[:2])
         best, second = (runs[method].to_numpy() for method in runs)
         gain = second - best if self.judged_by == "latency_p99_s" else best - second
@@ -183,7 +184,7 @@ def outlook(
         question: what is moved.
         base: the rest: costs, lengths, service, and the requests unless `rate_per_s` is given; the default scenario if
             None.
-        methods: at least two.
+        methods: at least two, each once.
         replications: at least two.
 
     Example::
@@ -202,8 +203,9 @@ def outlook(
 
 
 def check_methods(methods: Sequence[str]) -> None:
-    """Raise InputError unless there are at least two."""
+    """Raise InputError unless there are at least two, each once."""
     require(len(methods) > 1, "methods must be at least two, so that one can be recommended")
+    require(len(set(methods)) == len(methods), f"methods must be named once each, not {', '.join(methods)}")
 
 
 def speedup(
