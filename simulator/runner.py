@@ -23,6 +23,7 @@ from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table, write_parquet
 
 MIN_SEQUENTIAL = 10  # replications before a precision is judged: fewer say too little about their spread
+MOST_SEQUENTIAL = 1000  # replications, unless more are asked for
 FRAMES = ("requests", "rounds", "rows")
 Progress = Callable[[int, int], None]  # called with (done, planned)
 T = TypeVar("T")
@@ -201,7 +202,7 @@ def simulate(
     *,
     precision: float | None = None,
     metric: str = "tokens_per_s",
-    max_replications: int = 1000,
+    max_replications: int | None = None,
     workers: int = 1,
     keep_frames: bool = True,
     keep_rows: bool = False,
@@ -214,7 +215,7 @@ def simulate(
         replications: how many; when `precision` is given, how many to begin with, at least `MIN_SEQUENTIAL`.
         precision: go on until the 95 % interval's half width is at most this share of the mean of `metric`.
         metric: what `precision` refers to.
-        max_replications: where to stop at the latest; the interval tells what was reached.
+        max_replications: where to stop at the latest, None for 1000; the interval tells what was reached.
         workers: processes; the results do not depend on it.
         keep_frames: keep the tables of requests and rounds.
         keep_rows: also log every row of every round.
@@ -224,10 +225,10 @@ def simulate(
         InputError: impossible arguments, or a study outside the calibrated range.
     """
     replications = REPLICATIONS.check(replications, "replications")
-    max_replications = REPLICATIONS.check(max_replications, "max_replications")
+    most = _most_replications(replications, max_replications)
     if precision is not None:
         precision = SHARE.check(precision, "precision")
-        replications = min(max(replications, MIN_SEQUENTIAL), max_replications)
+        replications = min(max(replications, MIN_SEQUENTIAL), most)
     check_metric(metric)
     scenario = as_scenario(scenario)
     for name, value in (settings := {"keep_frames": keep_frames, "keep_rows": keep_rows}).items():
@@ -242,8 +243,8 @@ def simulate(
                 report(len(done), planned)
 
         run_until(replications)
-        while precision is not None and len(done) < max_replications and not _relative_error(done, metric) <= precision:
-            run_until(min(max_replications, len(done) + len(done) // 2))
+        while precision is not None and len(done) < most and _is_unknown(done, metric, precision):
+            run_until(min(most, len(done) + len(done) // 2))
     return Results(scenario, tuple(done))
 
 
@@ -303,3 +304,17 @@ def run_points(
 def _relative_error(done: Sequence[Replication], metric: str) -> float:
     mean, low, _, _ = mean_interval(np.array([r.metrics[metric] for r in done]), 0.95)
     return (mean - low) / abs(mean) if mean else mean - low
+
+
+def _most_replications(replications: int, most: int | None) -> int:
+    """Where sequential stopping ends at the latest."""
+    if most is None:
+        return max(replications, MOST_SEQUENTIAL)
+    most = REPLICATIONS.check(most, "max_replications")
+    require(most >= replications, f"max_replications {most} is less than replications {replications}")
+    return most
+
+
+def _is_unknown(done: Sequence[Replication], metric: str, precision: float) -> bool:
+    """Whether more replications would tell more: some have the metric, and it is not known as precisely as asked."""
+    return any(np.isfinite(r.metrics[metric]) for r in done) and not _relative_error(done, metric) <= precision

@@ -228,6 +228,15 @@ def test_sequential_stopping_reaches_its_precision_or_its_limit():
     assert len(simulate(scenario(), 2, precision=1e-6, max_replications=5, keep_frames=False).replications) == 5
     with pytest.raises(InputError, match="precision must be a number in"):
         simulate(scenario(), 3, precision=2.0)
+    with pytest.raises(InputError, match="max_replications 2 is less than replications 3"):
+        simulate(scenario(), 3, precision=0.1, max_replications=2)
+
+
+def test_sequential_stopping_ends_where_no_replication_has_the_metric():
+    """Answers of one token have no seconds per further token."""
+    made = scenario({"study.num_requests": 2, "workload.output_tokens": {"kind": "fixed", "tokens": 1}})
+    results = simulate(made, precision=0.1, metric="per_token_mean_s", max_replications=50, keep_frames=False)
+    assert len(results.replications) == 10
 
 
 def test_sequential_stopping_does_not_depend_on_the_workers(monkeypatch):
