@@ -56,11 +56,6 @@ class Scenario:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        offline = self.study.kind == "offline"
-        require(
-            offline or not self.workload.sort_prompts,
-            f"workload.sort_prompts has no effect in a study of kind {self.study.kind}: leave it out",
-        )
         self._check_waits()
         weightless = self.cost.kind == "linear" and self.cost.resolved(COST)["kv_bytes_per_token"] == 0
         require(
