@@ -16,6 +16,7 @@ from refimpl.viz.style import captioned as captioned
 from refimpl.viz.style import panels as panels
 from simulator.engine_runs.validation import Validation
 from simulator.runner import Results, mean_interval
+from simulator.settings.fields import LEVEL
 from simulator.studies.attribution import Attribution
 
 
@@ -28,6 +29,7 @@ def latency_cdf(results: Results | Mapping[str, Results], axes: Axes | None = No
 
         plots.latency_cdf({"exspec": simulate(scenario), "inplace": simulate(scenario.but(method="inplace"))})
     """
+    LEVEL.check(level, "level")
     results, axes = _by_name(results), axes or new_axes()
     shares = np.linspace(0.005, 0.995, 199)
     for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
@@ -60,7 +62,7 @@ def backlog(results: Results | Mapping[str, Results], axes: Axes | None = None, 
     """
     results, axes = _by_name(results), axes or new_axes()
     for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
-        requests = result.frame("requests").query("replication == @replication")
+        requests = result.frame("requests", replication)
         arrived, finished = np.sort(requests["arrival_s"]), np.sort(requests["finished_s"].dropna())
         times = np.unique([*arrived, *finished])
         inside = np.searchsorted(arrived, times, "right") - np.searchsorted(finished, times, "right")
@@ -118,6 +120,7 @@ def band_against(
     Raises:
         InputError: as for `throughput_against`.
     """
+    LEVEL.check(level, "level")
     _require_columns(frame, setting, metric, by)
     axes = axes or new_axes()
     groups = _series(frame, by, sort=False)
@@ -225,8 +228,8 @@ def raggedness_map(results: Results, axes: Axes | None = None, *, replication: i
         plots.raggedness_map(simulate(scenario, keep_rows=True))
     """
     axes = axes or new_axes()
-    rows = results.frame("rows")
-    rows = rows[(rows["replication"] == replication) & (rows["replica"] == 0)]
+    rows = results.frame("rows", replication)
+    rows = rows[rows["replica"] == 0]
     require(len(rows) > 0, "the rows were not logged: simulate with keep_rows=True")
     table = rows.pivot_table(index="slot", columns="round", values="seq_len")
     spread = table - table.mean()

@@ -48,7 +48,9 @@ def run(
         float | None,
         typer.Option(help="Add replications until half of the 95 % interval is at most this share of --metric."),
     ] = None,
-    metric: Annotated[str, typer.Option(help="Metric that --precision refers to.")] = "tokens_per_s",
+    metric: Annotated[
+        str | None, typer.Option(help="Metric that --precision refers to.", show_default="tokens_per_s")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write metrics, requests and rounds as CSV files to this folder.")
     ] = None,
@@ -59,17 +61,18 @@ def run(
     from refimpl.core.files import check_folder
     from simulator.runner import simulate
 
-    given = read_scenario(scenario, sets)
+    require(metric is None or precision is not None, f"--metric {metric} is what --precision refers to: give one, too")
+    given, judged = read_scenario(scenario, sets), metric or "tokens_per_s"
     if out:
         check_folder(out)
     results = simulate(
-        given, replications, precision=precision, metric=metric, workers=workers, keep_frames=out is not None,
+        given, replications, precision=precision, metric=judged, workers=workers, keep_frames=out is not None,
         progress=True,
     )  # fmt: skip
     if out:
         results.write(out)
     summary, count = results.summary(), len(results.replications)
-    reached = results.relative_error(metric)
+    reached = results.relative_error(judged)
     with tables(as_json):
         print(f"{given.name}: {count} replications, costs from {results.origin}")
         show(summary if metrics else summary.loc[_shown(given)])
@@ -77,10 +80,9 @@ def run(
         show_extrapolated(results.extrapolated)
         for note in notes(given, summary["mean"]):
             print(note)
-        if precision is not None and reached > precision:
-            print(
-                f"precision {precision:g} is not reached: after {count} replications {metric} is known to {reached:.2g}"
-            )
+        if precision is not None and not reached <= precision:
+            found = f"is known to {reached:.2g}" if reached == reached else "is known in fewer than two"  # NaN
+            print(f"precision {precision:g} is not reached: after {count} replications {judged} {found}")
     if as_json:
         head = {"scenario": given.name, "content_hash": given.content_hash, "origin": results.origin}
         known = {} if precision is None else {"precision_reached": reached <= precision}
@@ -220,7 +222,7 @@ def capacity(
         show(found.table)
         print(
             f"{given.name}: {100 * attainment:g} % of the requests finish within the limits at {found.rate_per_s:.3g} "
-            f"requests/s, fewer at {found.broken_at_per_s:.3g}"
+            f"requests/s{' while on' * (given.study.arrivals.kind == 'on_off')}, fewer at {found.broken_at_per_s:.3g}"
         )
     if as_json:
         print_json(

@@ -90,6 +90,7 @@ class Pricing:
         realign_s = self.begin(members, k + 1)
         width, rows = self.placement.width, len(members)
         draft_s = line("draft", rows, passes, self.scattered).at(width) if passes else 0.0
+        draft_s += self._catch_up_s(members, passes)
         verify_s = self._verify_s([offer.drafted + 1 for offer in offers.of.values()], rows, k + 1)
         host_s = self.cost.point("host", rows, k + 1)
         return k, passes, (prefill_s, draft_s + offers.other_s, verify_s, realign_s, host_s)
@@ -107,6 +108,14 @@ class Pricing:
             self.tokens = max(1.0, sum(counts) / rows)
             packing_s = self.cost.packing_s(rows, self.tokens, width)
         return self.cost.line("verify", rows, self.tokens, self.scattered).at(width) + packing_s
+
+    def _catch_up_s(self, members: Members, passes: int) -> float:
+        """Seconds that the draft's first pass takes longer after rounds that it sat out: it feeds what it has missed.
+
+        All rows feed as many tokens as the one that lags most; one or two are in the passes that were measured.
+        """
+        lag = max([row.cache_state for row in members if not row.finished]) if passes else 0
+        return self.cost.catch_up_s(len(members), lag, max([row.seq_len for row in members])) if lag > 2 else 0.0
 
     def begin(self, members: Members, span: int) -> float:
         """Place the members of a round that feeds `span` tokens a row; seconds of what moves for it."""
@@ -193,6 +202,8 @@ class PublishedPricing(Pricing):
         rows, width = len(members), self.placement.width
         if k and not self.switches.draft_cache:
             draft_s = self._uncached_draft_s(rows, k, width)
+        elif self.switches.k_policy == "batch_min":  # a row near its end may keep the draft from running
+            draft_s += self._catch_up_s(members, passes)
         realign_s = self._moves(mode, rows, realign_s, width)
         return k, passes, (prefill_s + self._late_prefill(live), draft_s, verify_s, realign_s, host_s)
 
@@ -252,7 +263,7 @@ class OverlappedPricing(Pricing):
         offers = self.drafting.offer(rows) if self.drafting else None
         passes = offers.passes if offers else self.num_drafts(rows)
         draft_s = self.cost.line("draft", len(rows), passes, scattered).at(width) if passes else 0.0
-        return draft_s + (offers.other_s if offers else 0.0)
+        return draft_s + self._catch_up_s(rows, passes) + (offers.other_s if offers else 0.0)
 
 
 def make_pricing(engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None) -> Pricing:

@@ -92,7 +92,7 @@ class Request:
         last_round: round in which it last ran, or the one before it was admitted.
         last_end_s: end of that round; NaN before the first.
         longest_gap_s: longest time between two rounds so far.
-        on_finish: told when it finishes.
+        on_finish: told once, when it finishes.
     """
 
     __slots__ = (
@@ -184,6 +184,12 @@ class Request:
         while self.generated >= len(self.runs):
             self.runs += self.draw(len(self.runs) // TILE_POSITIONS)
         return self.runs[self.generated]
+
+    def answer(self) -> None:
+        """Tell whom it concerns that it has finished."""
+        if self.on_finish is not None:
+            self.on_finish()
+            self.on_finish = None
 
     def as_row(self) -> tuple[Any, ...]:
         """Values of `REQUEST_COLUMNS`."""

@@ -11,13 +11,13 @@ import simpy
 from refimpl.core.errors import require
 from refimpl.scheduling import Chunk, RoundPlan
 from simulator.service.cost import CostModel, lognormal_factors
-from simulator.service.gate import Gate
+from simulator.service.gate import Gate, require_room
 from simulator.service.offers import Drafting, note_drafts
 from simulator.service.pricing import make_pricing
 from simulator.service.records import ROWS, START_S, Begun, EventLog, Request
 from simulator.service.schedulers import end_padded, pad_rows, room_of, scheduler_of
 from simulator.service.streams import Purpose, Streams
-from simulator.settings.scenario import Engine, Scenario
+from simulator.settings.scenario import Scenario
 
 NOISE_BLOCK = 4096
 SLOT = attrgetter("slot")
@@ -63,13 +63,13 @@ class Replica:
         self.env, self.log, self.number = env, log, number
         self.engine, self.switches = scenario.engine, scenario.switches
         self.padded_key = scenario.switches.group_key == "padded_length"
-        self.marks_rows = self.padded_key or scenario.switches.pad_ends or drafting is not None
+        self.least_lag = 1 if scenario.has_draft else 0
+        self.marks_rows = self.padded_key or scenario.switches.pad_ends or drafting is not None or not self.least_lag
         self.pricing = make_pricing(scenario.engine, scenario.switches, cost, drafting)
-        self.least_lag = 1 if scenario.engine.drafting().uses_draft else 0
         self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
         capacity = scenario.service.kv_capacity_bytes or cost.kv_capacity_bytes
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
-        _require_blocks_fit(scenario.engine, cost)
+        require_room(scenario, cost)
         self.scheduler.room = room_of(scenario.engine, capacity_tokens)
         self.block_size = scenario.engine.block_size
         self.in_chunks = self.scheduler.token_budget is not None
@@ -224,6 +224,9 @@ class Replica:
         self.log.lines.append((*begun, *tokens, *self._load(begun[ROWS])))
         self.begun = None
         self.round_index += 1
+        for row in live if plan.mode == "static" else ():  # its client does not wait until the whole batch has finished
+            if row.finished:
+                row.answer()
         left = scheduler.complete(plan)
         if left:
             self._release(left)
@@ -231,7 +234,10 @@ class Replica:
     def _mark_rows(self, live: Sequence[Request], mode: str) -> None:
         """What a draft budget and the published code remember of the rows of a round."""
         if self.pricing.offers is not None:
-            note_drafts(live, self.pricing.offers, self.least_lag)
+            note_drafts(live, self.pricing.offers)
+        if not self.least_lag:
+            for row in live:  # no draft, so none that lags behind
+                row.cache_state = 0
         if self.switches.pad_ends and mode == "fallback":
             end_padded(live, self.env.now)
             self.log.end_rows(live)
@@ -322,8 +328,7 @@ class Replica:
             self.free_slots.append(request.slot)
             self.load_tokens -= request.most_tokens
             self.gate.release(request.most_tokens)
-            if request.on_finish is not None:
-                request.on_finish()
+            request.answer()
 
 
 def _noise(streams: Streams, number: int, cv: float) -> Iterator[float]:
@@ -336,13 +341,3 @@ def _noise(streams: Streams, number: int, cv: float) -> Iterator[float]:
         normal = streams.generator(Purpose.NOISE, block, number).standard_normal(NOISE_BLOCK)
         yield from lognormal_factors(normal, cv).tolist()
         block += 1
-
-
-def _require_blocks_fit(engine: Engine, cost: CostModel) -> None:
-    """Raise InputError for more blocks than a device has room for, where that is known."""
-    held_bytes = (engine.num_blocks or 0) * engine.block_size * cost.kv_bytes_per_token
-    room_bytes = cost.kv_capacity_bytes or math.inf
-    message = (
-        f"engine.num_blocks {engine.num_blocks} take {held_bytes:.3g} bytes, the device has room for {room_bytes:.3g}"
-    )
-    require(held_bytes <= room_bytes, message)

@@ -17,7 +17,7 @@ from refimpl.core.errors import InputError, require
 from simulator.runner import Progress, mean_interval, reporting, run_parallel, run_replication
 from simulator.service.metrics import ROUNDING, check_metric
 from simulator.settings.effects import drop_idle
-from simulator.settings.fields import PAIRED, to_mapping
+from simulator.settings.fields import LEVEL, PAIRED, to_mapping
 from simulator.settings.parts import DRAFTING, Study
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario, from_data
 from simulator.settings.tables import Table
@@ -156,6 +156,7 @@ def attribute(
             replication in which all of them have the metric.
     """
     PAIRED.check(replications, "replications")
+    LEVEL.check(level, "level")
     check_metric(metric)
     a, b = as_scenario(a), as_scenario(b)
     factors = differing_factors(a, b)
@@ -212,7 +213,8 @@ def _table(shares: pd.DataFrame, empty: np.ndarray, full: np.ndarray, level: flo
         mean, low, high, _ = mean_interval(values, level)
         real = low > rounding or high < -rounding
         relative = mean / difference.mean() if difference.mean() else np.nan
-        verdict = DIFFERENT if real else "not distinguishable"
+        undecided = not np.isfinite(low) and bool(mean)  # a single replication
+        verdict = DIFFERENT if real else "undecided" if undecided else "not distinguishable"
         line = {"factor": name, "share": mean, "low": low, "high": high}
         lines.append(line | {"relative": relative, "verdict": verdict})
     return pd.DataFrame(lines).set_index("factor")

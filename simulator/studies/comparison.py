@@ -11,7 +11,7 @@ import pandas as pd
 from refimpl.core.errors import require, shown
 from simulator.runner import Progress, Results, mean_interval, reporting, simulate
 from simulator.service.metrics import ROUNDING, check_metric
-from simulator.settings.fields import PAIRED
+from simulator.settings.fields import LEVEL, PAIRED
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table
 
@@ -30,6 +30,9 @@ class Comparison(Table):
     a: Results
     b: Results
     level: float = 0.95
+
+    def __post_init__(self) -> None:
+        LEVEL.check(self.level, "level")
 
     def __repr__(self) -> str:
         line = self.table.loc["tokens_per_s"]
@@ -147,6 +150,7 @@ def compare(
     require(len(given) > 1, "compare needs two scenarios, or a mapping of names to two or more")
     require(b is None or not isinstance(a, Mapping), "compare takes two scenarios or one mapping, not both")
     PAIRED.check(replications, "replications")
+    LEVEL.check(level, "level")
     scenarios = {name: as_scenario(each) for name, each in given.items()}
     first, *others = _simulated(list(scenarios.values()), replications, workers, progress)
     if not isinstance(a, Mapping):

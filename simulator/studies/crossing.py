@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from refimpl.core.errors import require
 from simulator.analytic import tokens_per_round
 from simulator.service.roofline import RooflineCost
 from simulator.service.streams import Streams
-from simulator.settings.fields import Spec
+from simulator.settings.fields import PROBABILITY, Spec
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 
 DEVICES = ("a100-80", "h100", "h200", "l40s", "rtx-4090", "b200", "mi300x")
@@ -70,7 +71,12 @@ def find_crossings(
         devices: names or files.
         acceptance_probability: that a draft is right.
         draws: of the uncertain constants.
+
+    Raises:
+        InputError: no draft, or a number that is no probability.
     """
+    PROBABILITY.check(acceptance_probability, "acceptance_probability")
+    require(bool(cost.get("draft")), "a crossing needs a draft: without one there is nothing that could pay")
     for device in devices:
         spec = Spec.of("roofline", **{key: value for key, value in cost.items() if key != "kind"}, device=device)
         models = [RooflineCost(spec, None), *(RooflineCost(spec, Streams(0, draw)) for draw in range(draws))]

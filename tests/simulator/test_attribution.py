@@ -56,6 +56,13 @@ def test_shares_are_of_the_replications_in_which_every_mixture_has_the_metric():
         attribute(a, b.but({"cost.verify_base_s": 20.0}), 2, metric="latency_mean_s")
 
 
+def test_a_single_common_replication_decides_nothing():
+    a, b = rarely_finishing(1.0), rarely_finishing(1.6).but({"workload.output_tokens.mean_tokens": 8.0})
+    found = attribute(a, b, 4, metric="latency_mean_s")
+    assert len(found.per_replication) == 1
+    assert set(found.table["verdict"]) == {"undecided"}
+
+
 def test_attribution_refuses_nonsense():
     with pytest.raises(InputError, match="do not differ"):
         attribute(scenario(), scenario(name="b"), 2)
