@@ -57,9 +57,8 @@ class Scenario:
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_waits()
-        weightless = self.cost.kind == "linear" and self.cost.resolved(COST)["kv_bytes_per_token"] == 0
         require(
-            self.service.kv_capacity_bytes is None or not weightless,
+            self.service.kv_capacity_bytes is None or self.knows_kv_bytes,
             "service.kv_capacity_bytes has no effect while cost.kv_bytes_per_token is 0: give the bytes of a token",
         )
         self._check_drafting()
@@ -107,6 +106,11 @@ class Scenario:
         """Whether a draft model is loaded, used or not: the drafter is one that runs it, and costs have one."""
         known = self.cost.kind != "roofline" or bool(self.cost.resolved(COST)["draft"])
         return known and self.engine.drafting().uses_draft
+
+    @property
+    def knows_kv_bytes(self) -> bool:
+        """Whether the costs say how many bytes the K/V of a token take."""
+        return self.cost.kind != "linear" or self.cost.resolved(COST)["kv_bytes_per_token"] > 0
 
     @property
     def content_hash(self) -> str:

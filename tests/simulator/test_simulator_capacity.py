@@ -69,6 +69,10 @@ def test_the_command_tells_rates(capsys, tmp_path):
     printed = capsys.readouterr()
     assert "99 % of the requests finish within the limits at" in printed.err
     assert printed.out.startswith('{"rate_per_s": ')
+    assert "low … high: 95 % interval of slo_attainment\n" in printed.err
+    rates = [line.split()[0] for line in printed.err.splitlines() if line[0].isdigit()]
+    assert len(rates) > 2
+    assert max(len(rate) for rate in rates) <= len("1.234")
     assert " while on, " not in printed.err
     bursts = "study.arrivals={kind: on_off, rate_per_s: 8.0, mean_on_s: 1.0, mean_off_s: 1.0}"
     assert main(["capacity", str(tmp_path / "a.yaml"), "-s", bursts, "-n", "1", "--tolerance", "0.9"]) == 0
