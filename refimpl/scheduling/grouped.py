@@ -48,7 +48,7 @@ class GroupedScheduler(Scheduler[T]):
         least = min(2, batch_size) if options.partial_groups else batch_size
         self._groups = GroupIndex(batch_size, least, options.choice)
         self._last_run: OrderedDict[int, int] = OrderedDict()  # ticket -> round, of those that age, earliest first
-        self._waited_at_most = 0  # the longest wait after the latest round, which only those who left can shorten
+        self._waited_at_most = 0  # no wait is longer; it is counted on, and looked up where it would matter
 
     def group_key(self, sequence: T) -> GroupKey:
         """Equal keys may share a round without realignment (INV-11)."""
@@ -69,26 +69,24 @@ class GroupedScheduler(Scheduler[T]):
 
     def select(self) -> RoundPlan[T]:
         """Choose the overdue sequences if there are any, else a full group, else the oldest members."""
-        if self._waited_at_most < self.aging_bound:
-            return self._unaged()
-        if self._longest_wait() >= self.aging_bound:
+        if self._waited_at_most >= self.aging_bound:
+            self._waited_at_most = self._longest_wait()
+        if self._waited_at_most >= self.aging_bound:
             others = (ticket for ticket in self.pool.window if ticket not in self._last_run)
             return self._plan(chain(self._last_run, others), "aged")
         return self._unaged()
 
     def preempt(self, sequence: T) -> None:
         """As every scheduler; it ages anew when it has run again."""
-        self._groups.remove([sequence.ticket])
+        self._groups.move([(sequence.ticket, None)])
         self._last_run.pop(sequence.ticket, None)
         super().preempt(sequence)
 
     def _after(self, plan: RoundPlan[T]) -> list[T]:
         """Re-index the members under their new lengths and retire those that finished."""
-        tickets = [sequence.ticket for sequence in plan.members]
         finished = [sequence for sequence in plan.members if sequence.finished]
-        self._groups.remove(tickets)
         self._index(plan.members)
-        self._age(tickets)
+        self._age([sequence.ticket for sequence in plan.members])
         if finished:
             self._forget(finished)
         self._check_waiting()
@@ -96,13 +94,14 @@ class GroupedScheduler(Scheduler[T]):
 
     def _take_out(self, sequence: T) -> list[T]:
         """From the window and its index, or from the queue."""
-        if sequence.ticket in self.pool.window:
-            self._groups.remove([sequence.ticket])
+        self._groups.move([(sequence.ticket, None)])
         self._forget([sequence])
         return [sequence]
 
     def _index(self, sequences: Iterable[T]) -> None:
-        self._groups.insert({each.ticket: self.group_key(each) for each in sequences if not each.finished})
+        """Keep each under its key, and none that has finished."""
+        key = self.group_key
+        self._groups.move([(each.ticket, None if each.finished else key(each)) for each in sequences])
 
     def _unaged(self) -> RoundPlan[T]:
         group = self._groups.best()
@@ -145,6 +144,9 @@ class GroupedScheduler(Scheduler[T]):
         self._age_oldest()
 
     def _check_waiting(self) -> None:
+        self._waited_at_most += 1  # a round makes a wait longer by one, or ends it
+        if self._waited_at_most <= self.waiting_bound:
+            return
         self._waited_at_most = longest = self._longest_wait()
         if longest > self.waiting_bound:
             raise InvariantViolation(

@@ -1,7 +1,7 @@
 """Members of the window by key, and which group runs next."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal
 
 GroupKey = tuple[int, int]
@@ -28,25 +28,24 @@ class GroupIndex:
         self._ranks: list[Rank] = []  # the same, ascending
         self._changed: set[GroupKey] = set()  # keys that are, or were, large enough, and not ranked since
 
-    def insert(self, keys: Mapping[int, GroupKey]) -> None:
-        """Add members, by ticket."""
-        self._key_of.update(keys)
-        for ticket, key in keys.items():
-            tickets = self._tickets.setdefault(key, [])
-            insort(tickets, ticket)
-            if len(tickets) >= self.least:
-                self._changed.add(key)
-
-    def remove(self, tickets: Iterable[int]) -> None:
-        """Remove members."""
-        for ticket in tickets:
-            key = self._key_of.pop(ticket)
-            group = self._tickets[key]
-            if len(group) >= self.least:
-                self._changed.add(key)
-            del group[bisect_left(group, ticket)]
-            if not group:
-                del self._tickets[key]
+    def move(self, keys: Iterable[tuple[int, GroupKey | None]]) -> None:
+        """Put members, by ticket, under these keys and away from those that they had; None takes them out."""
+        key_of, groups, least = self._key_of, self._tickets, self.least
+        for ticket, key in keys:
+            before = key_of.pop(ticket, None)
+            if before is not None:
+                group = groups[before]
+                if len(group) >= least:
+                    self._changed.add(before)
+                del group[bisect_left(group, ticket)]
+                if not group:
+                    del groups[before]
+            if key is not None:
+                key_of[ticket] = key
+                group = groups.setdefault(key, [])
+                insort(group, ticket)
+                if len(group) >= least:
+                    self._changed.add(key)
 
     def best(self) -> list[int] | None:
         """Tickets of the group that runs next, ascending; None if no group is large enough."""
