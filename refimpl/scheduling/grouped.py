@@ -63,7 +63,7 @@ class GroupedScheduler(Scheduler[T]):
         entered = super().admit()
         self._index(entered)
         if self.options.aging_from == "admission":
-            self._age([sequence.ticket for sequence in entered])
+            self._age(entered)
         self._age_oldest()
         return entered
 
@@ -86,7 +86,7 @@ class GroupedScheduler(Scheduler[T]):
         """Re-index the members under their new lengths and retire those that finished."""
         finished = [sequence for sequence in plan.members if sequence.finished]
         self._index(plan.members)
-        self._age([sequence.ticket for sequence in plan.members])
+        self._age(plan.members)
         if finished:
             self._forget(finished)
         self._check_waiting()
@@ -110,8 +110,7 @@ class GroupedScheduler(Scheduler[T]):
         )
 
     def _plan(self, tickets: Iterable[int], mode: RoundMode) -> RoundPlan[T]:
-        window = self.pool.window
-        return RoundPlan(tuple([window[ticket] for ticket in islice(tickets, self.batch_size)]), mode)
+        return RoundPlan(tuple(map(self.pool.window.__getitem__, islice(tickets, self.batch_size))), mode)
 
     def _cheaper(self, grouped: RoundPlan[T]) -> RoundPlan[T]:
         estimate = self.options.estimate
@@ -122,16 +121,16 @@ class GroupedScheduler(Scheduler[T]):
 
     # --- ages ------------------------------------------------------------------------------------------------------
 
-    def _age(self, tickets: Iterable[int]) -> None:
+    def _age(self, sequences: Iterable[T]) -> None:
         """Note that these have just run, or begin to age."""
         last_run, now = self._last_run, self.round_index
-        for ticket in tickets:
-            last_run[ticket] = now
-            last_run.move_to_end(ticket)
+        for sequence in sequences:
+            last_run[sequence.ticket] = now
+            last_run.move_to_end(sequence.ticket)
 
     def _age_oldest(self) -> None:
-        oldest = next(iter(self.pool.window), None)
-        if oldest is not None and oldest not in self._last_run:
+        oldest = next(iter(self.pool.window.values()), None)
+        if oldest is not None and oldest.ticket not in self._last_run:
             self._age([oldest])
 
     def _longest_wait(self) -> int:

@@ -216,7 +216,7 @@ class Replica:
                 self._mark_rows(live, plan.mode)
         for chunk in plan.chunks:
             self._cache(chunk, begun[START_S])
-        self.log.lines.append((*begun, *tokens, *self._load(begun[ROWS])))
+        self.log.lines.append(begun + tokens + self._load(begun[ROWS]))
         self.begun = None
         self.round_index += 1
         left = scheduler.complete(plan)
@@ -245,11 +245,9 @@ class Replica:
 
     def _load(self, rows: int) -> tuple[int, int, int]:
         """Slots in use with so many rows in the working batch, requests without K/V and with."""
-        pool = self.scheduler.pool
+        pool, slots = self.scheduler.pool, self.kv_tokens + rows * self.pricing.placement.columns
         if self.paged:
             slots = (self.scheduler.room.num_blocks_used or 0) * self.block_size
-        else:
-            slots = self.kv_tokens + rows * self.pricing.placement.columns
         return slots, len(self.gate.queue) + len(pool.waiting), len(pool.window)
 
     def stop(self) -> None:
@@ -262,15 +260,14 @@ class Replica:
     def _advance(self, live: Sequence[Request], k: int, passes: int, mode: str, start_s: float) -> tuple[int, int, int]:
         """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""
         useless, note_end = self.pricing.useless, self.log.ends_before.append
+        enough = k + useless  # tokens left with which a row can use all drafts of the batch
         now, index, row_log = self.log.last_round_s, self.round_index, self.log.rows
-        offers = self.pricing.offers
+        offers, latest = self.pricing.offers, index - 1
         minimum = self._minimum(live, k) if self.pricing.placement.commits_minimum else k + 1
         all_drafted = all_accepted = all_kept = 0
         for row in live:
-            left, generated, runs, ended_s = row.left, row.generated, row.runs, row.last_end_s
-            limit = left - useless
-            if limit > k:
-                limit = k
+            left, generated, runs = row.left, row.generated, row.runs
+            limit = k if left >= enough else left - useless
             accepted = runs[generated] if generated < len(runs) else row.next_run()
             if offers:
                 limit, accepted = offers.of[row.sequence]
@@ -278,7 +275,9 @@ class Replica:
                 accepted = limit
             if accepted == k and not useless and k:
                 accepted = k - 1
-            kept = accepted + 1 if accepted < minimum else minimum
+            kept = accepted + 1
+            if kept > minimum:
+                kept = minimum
             total = generated + kept
             if total >= row.output_len:
                 kept, total = row.output_len - generated, row.output_len
@@ -289,8 +288,9 @@ class Replica:
             if not generated:
                 row.begin(start_s)
                 row.first_token_s = now
-            if index - row.last_round - 1 > row.longest_wait:
-                row.longest_wait = index - row.last_round - 1
+            waited, ended_s = latest - row.last_round, row.last_end_s
+            if waited > row.longest_wait:
+                row.longest_wait = waited
             if start_s > ended_s and start_s - ended_s > row.longest_gap_s:
                 row.longest_gap_s = start_s - ended_s
             note_end(ended_s)
