@@ -24,7 +24,7 @@ class RealignedPlacement(RectanglePlacement):
         """Position p goes to column num_pad + p."""
         self._set_width(rows)
         self.num_pad = [kernels.num_pad(self.width, row.seq_len) for row in rows]
-        return self._lay_out("load", tuple(self.num_pad), span)
+        return self._lay_out("load", self.num_pad, span)
 
     def realign(self, rows: Seq[PlacedRow], span: int) -> Move | None:
         """Shift each row to end at the new width, unless every shift is 0 and the columns suffice."""
@@ -35,15 +35,15 @@ class RealignedPlacement(RectanglePlacement):
         ]
         if self.num_pad == before and width + span <= self.columns:
             return None
-        shifts = tuple(map(kernels.realign_shift, before, self.num_pad))
+        shifts = [kernels.realign_shift(old, new) for old, new in zip(before, self.num_pad, strict=True)]
         return self._lay_out("realign" if any(shifts) else "grow", shifts, span)
 
     def _set_width(self, rows: Seq[PlacedRow]) -> None:
         self.width = max([row.seq_len for row in rows if not row.finished])
 
-    def _lay_out(self, kind: Literal["load", "grow", "realign"], shifts: tuple[int, ...], span: int) -> Move:
+    def _lay_out(self, kind: Literal["load", "grow", "realign"], shifts: Seq[int], span: int) -> Move:
         self.columns = self.width + span + SLACK_COLUMNS
-        return Move(kind, self.columns, shifts)
+        return Move(kind, self.columns, tuple(shifts))
 
 
 class RollbackPlacement(RealignedPlacement):

@@ -69,9 +69,9 @@ class GroupedScheduler(Scheduler[T]):
 
     def select(self) -> RoundPlan[T]:
         """Choose the overdue sequences if there are any, else a full group, else the oldest members."""
-        if self._waited_at_most >= self.aging_bound:
-            self._waited_at_most = self._longest_wait()
-        if self._waited_at_most >= self.aging_bound:
+        if self._waited_at_most < self.aging_bound:
+            return self._unaged()
+        if self._longest_wait() >= self.aging_bound:
             others = (ticket for ticket in self.pool.window if ticket not in self._last_run)
             return self._plan(chain(self._last_run, others), "aged")
         return self._unaged()
