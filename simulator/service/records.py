@@ -179,6 +179,11 @@ class Request:
         """Drafts that it can use in the coming round."""
         return min(self.k, self.left - 1)
 
+    def begin(self, start_s: float) -> None:
+        """A round of it, or of a chunk of its prompt, began then; the first is kept, whether it is preempted or not."""
+        if self.begun_s != self.begun_s:  # NaN
+            self.begun_s = start_s
+
     def next_run(self) -> int:
         """Right proposals from the next token on; draws them where nobody has asked so far."""
         while self.generated >= len(self.runs):
