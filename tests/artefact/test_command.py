@@ -96,8 +96,8 @@ def test_without_the_simulators_libraries_the_engine_still_runs(words, code):
     assert found.stderr == ("error: yaml is not installed: pip install 'raggedspec[simulator]'\n" if code else "")
 
 
-def help_of(*words):
-    return CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "160", "TERM": "dumb"}).stdout
+def help_of(*words, columns=160):
+    return CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": str(columns), "TERM": "dumb"}).stdout
 
 
 @pytest.mark.parametrize("command", sorted(names(refimpl.cli.app)))
@@ -114,10 +114,20 @@ def test_every_option_stands_in_a_panel_and_every_command_has_an_example(command
 
 def test_help_shows_choices_and_what_no_value_means():
     shown = help_of("generate")
-    assert "off|host|device|oracle" in shown
+    assert "Run-time checks. One of off, host, device, oracle." in shown
     assert "[default: (device on a CPU, else host)]" in shown
     assert re.search(r"--checks .*\[default: off\]", help_of("bench"))
     assert "module:make:argument" in help_of("conformance"), "rich turns some words between colons into pictures"
+
+
+@pytest.mark.parametrize("command", sorted(names(refimpl.cli.app)))
+def test_help_of_eighty_columns_has_every_name_of_an_option_whole(command):
+    parameters = typer.main.get_command(app).commands[command].params
+    shown = help_of(command, columns=80)
+    assert max(map(len, shown.splitlines())) == 80
+    wanted = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
+    assert len(wanted) > 1
+    assert wanted - set(re.findall(r"(?<![\w-])--?[a-z][\w-]*(?![\w-]|…)", shown)) == set()
 
 
 DEFAULTS = {  # where a command's differ from those of generate
