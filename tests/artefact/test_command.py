@@ -243,6 +243,8 @@ WRONG = [
     ("generate --limit", "option '--limit' requires an argument"),
     ("generate extra", "unexpected extra argument"),
     ("generate --method magic", "unknown method 'magic': choose autoregressive, speculative"),
+    ("generate --method eqspce", "unknown method 'eqspce' (did you mean eqspec?): choose autoregressive"),
+    ("verify --method inplace,paged+fifp", "unknown method 'paged+fifp' (did you mean paged+fifo?): choose"),
     ("conformance --max-k some", "--max-k"),
     ("sim rum", "no such command 'rum'"),
     ("sim run --bogus", "no such option: --bogus"),
