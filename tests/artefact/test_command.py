@@ -22,7 +22,9 @@ from raggedspec.cli import app, main
 from refimpl.commands import measure
 from refimpl.commands.measure import RepeatOptions, WorkOptions
 from refimpl.commands.options import EngineOptions, ModelOptions, RunOptions
+from refimpl.core.config import make_config
 from refimpl.core.console import run_application
+from refimpl.core.drafting import DraftingConfig
 from refimpl.core.errors import InputError
 from refimpl.core.option_groups import command, option
 from refimpl.core.provenance import command_line
@@ -170,6 +172,14 @@ def test_an_option_of_the_engine_is_one_of_every_command_that_decodes():
     assert settings.cuda_graphs is False
 
 
+def test_every_setting_of_drafting_is_an_option():
+    assert {field.name for field in fields(DraftingConfig)} <= {field.name for field in fields(EngineOptions)}
+    given = EngineOptions(draft_budget="confidence", draft_threshold=0.7, draft_cost=0.2, draft_score="own_token")
+    drafting = make_config(**given.settings()).drafting
+    assert (drafting.draft_threshold, drafting.draft_cost, drafting.draft_score) == (0.7, 0.2, "own_token")
+    assert make_config(**EngineOptions().settings()).drafting == DraftingConfig()
+
+
 def test_a_head_can_be_given_where_a_drafter_can():
     for name, known in typer.main.get_command(app).commands.items():
         names = {parameter.name for parameter in known.params}
@@ -245,6 +255,12 @@ WRONG = [
     ("generate --method magic", "unknown method 'magic': choose autoregressive, speculative"),
     ("generate --method eqspce", "unknown method 'eqspce' (did you mean eqspec?): choose autoregressive"),
     ("verify --method inplace,paged+fifp", "unknown method 'paged+fifp' (did you mean paged+fifo?): choose"),
+    ("generate --prompt a --prompts b.txt", "--prompt and --prompts exclude each other: give texts or a file"),
+    ("generate --stop-token-ids 3,x", "--stop-token-ids must be comma-separated integers, not '3,x'"),
+    ("generate --stop-token-ids -3", "a stop token id must be an integer at least 0, not -3"),
+    ("generate --samples 0", "--samples"),
+    ("generate --logprobs -1", "logprobs must be an integer in 0 … 1000, not -1"),
+    ("generate --draft-threshold 2", "draft_threshold must be in 0 … 1, not 2.0"),
     ("conformance --max-k some", "--max-k"),
     ("sim rum", "no such command 'rum'"),
     ("sim run --bogus", "no such option: --bogus"),
