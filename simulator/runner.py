@@ -91,6 +91,13 @@ class Results(Table):
         frame.insert(0, "replication", [r.index for r in self.replications])
         return frame
 
+    @cached_property
+    def known(self) -> pd.DataFrame:
+        """The columns of `metrics`; those in bytes have no values where no cost says how many a token's K/V take."""
+        frame = self.metrics.drop(columns="replication")
+        unknown = [] if self.scenario.knows_kv_bytes else [name for name in frame if name.endswith("_bytes")]
+        return frame.assign(**dict.fromkeys(unknown, np.nan))
+
     def summary(self, level: float = 0.95) -> pd.DataFrame:
         """Metric → mean over the replications, its Student t interval, 5 % and 95 % of the replications, how many.
 
@@ -99,7 +106,7 @@ class Results(Table):
         More replications narrow the interval around the model's mean, but not p05 … p95: that is the range of single
         runs, and includes the error of a calibration.
         """
-        return summarize(self.metrics.drop(columns="replication"), level)
+        return summarize(self.known, level)
 
     def frame(self, name: str) -> pd.DataFrame:
         """A table (``"requests"``, ``"rounds"`` or ``"rows"``) of all replications, with a column `replication`."""

@@ -62,9 +62,8 @@ class Scenario:
             f"workload.sort_prompts has no effect in a study of kind {self.study.kind}: leave it out",
         )
         self._check_waits()
-        weightless = self.cost.kind == "linear" and self.cost.resolved(COST)["kv_bytes_per_token"] == 0
         require(
-            self.service.kv_capacity_bytes is None or not weightless,
+            self.service.kv_capacity_bytes is None or self.knows_kv_bytes,
             "service.kv_capacity_bytes has no effect while cost.kv_bytes_per_token is 0: give the bytes of a token",
         )
         self._check_drafting()
@@ -99,6 +98,11 @@ class Scenario:
         others = [name for name in departing if name not in OF_ARRIVALS]
         serial = engine.execution == "serial"
         require(serial or not others, f"switches.{others[0] if others else ''} needs engine.execution serial")
+
+    @property
+    def knows_kv_bytes(self) -> bool:
+        """Whether the costs say how many bytes the K/V of a token take."""
+        return self.cost.kind != "linear" or self.cost.resolved(COST)["kv_bytes_per_token"] > 0
 
     @property
     def content_hash(self) -> str:

@@ -8,7 +8,6 @@ from test_simulator_runs import brief, engines, possible, rarely_finishing, scen
 from refimpl.core.errors import InputError
 from simulator.runner import simulate
 from simulator.studies.attribution import attribute, differing_factors, flatten, unflatten
-from simulator.studies.comparison import DIFFERENT
 
 
 def test_shares_add_up_and_name_the_factors():
@@ -18,14 +17,14 @@ def test_shares_add_up_and_name_the_factors():
     sums = found.per_replication.sum(axis=1)
     assert np.allclose(sums.mean(), found.b - found.a)
     assert found.table.loc["total", "share"] == pytest.approx(found.b - found.a)
-    assert found.table.loc["refill", "verdict"] == DIFFERENT
+    assert found.table.loc["refill", "verdict"] == "b higher, better"
     assert found.table.loc["bonus token", "share"] < 0
 
 
 def test_a_factor_without_effect_has_no_share():
     common = {"kind": "system_prompt", "tokens": 2}  # which a layout without blocks cannot share
     found = attribute(scenario(), scenario({"engine.scheduler": "fifo", "workload.common": common}), 3)
-    assert found.table.loc["workload.common", "share"] == 0
+    assert found.table.loc["workload.common", ["share", "verdict"]].tolist() == [0, "equal"]
 
 
 @pytest.mark.parametrize("others", [set(), {"grouping"}])

@@ -68,4 +68,8 @@ def test_the_command_tells_rates(capsys, tmp_path):
     printed = capsys.readouterr()
     assert "99 % of the requests finish within the limits at" in printed.err
     assert printed.out.startswith('{"rate_per_s": ')
+    assert "low … high: 95 % interval of slo_attainment\n" in printed.err
+    rates = [line.split()[0] for line in printed.err.splitlines() if line[0].isdigit()]
+    assert len(rates) > 2
+    assert max(len(rate) for rate in rates) <= len("1.234")
     assert main(["capacity", str(tmp_path / "a.yaml"), "--attainment", "1.5"]) == 2
