@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import asdict, fields, replace
 
 import numpy as np
@@ -145,7 +146,12 @@ def test_each_behaviour_is_changed_on_the_same_requests(capsys):
 
 def test_drafts_pay_longest_where_arithmetic_is_cheap(capsys):
     assert main(["crossing", "--device", "h100", "--device", "l40s", "--acceptance", "0.7", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["crossings"]
+    printed = capsys.readouterr()
+    assert re.search(
+        r" 5 drafts pay up to +5 % +95 % +best number pays up to +rows that fit +gain at batch 1\n", printed.err
+    )
+    assert "drafts pay up to: so many rows, of the batch sizes 1, 2, 4, " in printed.err
+    found = json.loads(printed.out)["crossings"]
     sizes = {(line["device"], line["context_tokens"]): line["batch_size"] for line in found}
     assert sizes["l40s", 256] > sizes["h100", 256] > sizes["h100", 16384] > 0
     assert all(line["low"] <= line["batch_size"] <= line["high"] for line in found)
