@@ -104,12 +104,13 @@ def band_against(
     axes: Axes | None = None,
     *,
     by: str | None = None,
+    labels: Mapping[Any, str] | None = None,
     level: float = 0.9,
 ) -> Axes:
     """Draw the median of a metric against a swept setting, with the band of the middle `level` of the replications.
 
     The band holds single runs and does not shrink with more replications; `throughput_against` draws how well the mean
-    is known.
+    is known. `labels` name values of `by` in the legend; with them, any other stands there alone.
 
     Example::
 
@@ -124,7 +125,7 @@ def band_against(
     for style, (value, group) in zip(series_styles(len(groups)), groups, strict=True):
         points = group.groupby(setting)[metric].quantile([(1 - level) / 2, 0.5, (1 + level) / 2]).unstack()
         low, middle, high = points.to_numpy().T
-        label = f"{by.rpartition('.')[2]} {value}" if by else None
+        label = labels.get(value, str(value)) if labels else f"{by.rpartition('.')[2]} {value}" if by else None
         axes.fill_between(points.index, low, high, color=style["color"], alpha=0.2, linewidth=0)
         axes.plot(points.index, middle, marker="o", markersize=3, label=label, **style)
     axes.set(xlabel=setting, ylabel=metric)
@@ -317,8 +318,8 @@ def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptanc
     axes.scatter(at[inside], ratio[inside], s=12, color=BLUE, zorder=3, label="measured, inside")
     axes.scatter(at[~inside], ratio[~inside], s=12, color=ORANGE, zorder=3, label="measured, outside")
     axes.axhline(1, color="black", linewidth=0.8)
-    firsts = table["study"].ne(table["study"].shift()).to_numpy()
-    axes.set_xticks(at[firsts], table["study"][firsts], rotation=60, ha="right", fontsize=7)
+    middles = pd.Series(at).groupby(table["study"].to_numpy()).mean()
+    axes.set_xticks(middles, middles.index, rotation=60, ha="right", fontsize=7)
     axes.set_ylabel("measured over\nsimulated seconds")
     axes.legend(frameon=False, fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
     return axes
