@@ -48,13 +48,6 @@ def speed_of(data: dict[str, Any], method: str, size: int) -> dict[str, Any]:
     return line_of(data["throughput"], method=method, batch_size=size)
 
 
-def num_predicted(data: dict[str, Any]) -> tuple[int, int, int]:
-    """Figures that nothing was fitted to, those of them inside, and of these the ones that a length was chosen for."""
-    rows = [row for row in data["rows"] if not row["fitted"]]
-    inside = [row for row in rows if row["inside"]]
-    return len(rows), len(inside), sum(row["target"].startswith(CHOSEN) for row in inside)
-
-
 def num_untouched(data: dict[str, Any]) -> tuple[int, int]:
     """Figures that no constant and no length was chosen for, and those of them inside."""
     rows = [row for row in data["rows"] if not (row["fitted"] or row["target"].startswith(CHOSEN))]

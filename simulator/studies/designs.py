@@ -250,6 +250,7 @@ def sobol_indices(spec: SweepSpec, frame: pd.DataFrame, metric: str = "tokens_pe
     values = np.array([means[task.key] for task in spec.tasks], dtype=float)
     lacking = int(np.count_nonzero(~np.isfinite(values)))
     require(lacking == 0, f"{metric} has no value at {lacking} of {len(values)} points: Sobol indices need one at each")
-    found = sobol.analyze(spec.sobol, values, calc_second_order=False, seed=0)
+    with np.errstate(invalid="ignore"):  # of a metric that is the same at all points, nothing has a share
+        found = sobol.analyze(spec.sobol, values, calc_second_order=False, seed=0)
     columns = {"first": "S1", "first_half_width": "S1_conf", "total": "ST", "total_half_width": "ST_conf"}
     return pd.DataFrame({name: found[key] for name, key in columns.items()}, index=spec.sobol["names"])  # type: ignore[index]

@@ -40,11 +40,9 @@ DECISIONS = (
     st.sampled_from([0.0, 0.6, 1.0]),
 )  # fmt: skip
 def test_every_budget_and_drafter_conserves_tokens(settings, layout, scheduler, k, alpha):
-    engine = Engine(
-        layout=layout, scheduler=scheduler, batch_size=3, num_speculative_tokens=k, max_new_tokens=30, **settings
-    )
+    engine = Engine(layout=layout, scheduler=scheduler, batch_size=3, max_new_tokens=30, **settings)
     made = BASE.but(engine=engine, acceptance={"kind": "iid", "probability": alpha}).but(
-        {"engine.num_speculative_tokens": k}
+        {"engine.num_speculative_tokens": k}  # 0 takes the budget with it
     )
     frames = frames_of(simulation := simulate_once(made, keep_rows=True))
     rounds, rows = frames.rounds, frames.rows

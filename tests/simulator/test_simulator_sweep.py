@@ -144,6 +144,7 @@ def test_sobol_finds_what_matters(tmp_path):
     frame = sweep(spec, tmp_path)
     indices = sobol_indices(spec, frame, "makespan_s")
     assert indices.loc["acceptance.probability", "total"] > 3 * indices.loc["workload.output_tokens.tokens", "total"]
+    assert (sobol_indices(spec, frame, "warmup_s")["total"] == 0).all()  # it is the same at all points
     with pytest.raises(InputError, match="metric must be a column of the sweep that holds numbers, not 'origin'"):
         sobol_indices(spec, frame, "origin")
 
