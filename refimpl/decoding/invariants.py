@@ -97,9 +97,9 @@ class Checker:
     def before_forward(
         self, block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor], layout: Layout
     ) -> None:
-        """Check that it has room and, once its provenance is written, what it sees."""
+        """Check that it has room and, once its provenance is written, what it sees; pads behind the drafts aside."""
         if self.covers("host") and layout.block_size:
-            check_reservation(members, offset + block.tokens.shape[1], layout.block_size)
+            check_reservation(members, offset + num_fed(block.tokens.shape[1], offset, drafts), layout.block_size)
         if self.covers("device"):
             check_block(block.of_members(), members, offset, drafts)
 
@@ -270,8 +270,14 @@ def check_block(block: Block, members: Seq[Sequence], offset: int, drafts: Seq[T
     )
     limit = torch.tensor([[m.most_tokens] for m in members], device=table.device)
     real = (expected >= 0) & (expected < limit) & live[:, None]
+    real[:, num_fed(real.shape[1], offset, drafts) :] = False
     check_positions(block, expected, real)
     check_visibility(block, members, expected, real, table)
+
+
+def num_fed(width: int, offset: int, drafts: Seq[Tensor]) -> int:
+    """Tokens a row of a block that is `width` wide, without those behind the last draft, which fill a fixed window."""
+    return min(width, sum(d.shape[1] for d in drafts) - offset)
 
 
 def check_positions(block: Block, expected: Int[Tensor, "batch q"], real: Tensor) -> None:

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import Decision, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel
-from refimpl.decoding.drafters import Feed, Offer, propose
+from refimpl.decoding.drafters import Offer, propose
 from refimpl.decoding.graphs import Recording, stream_of
 from refimpl.decoding.passes import EagerPasses, Verified, verify
 from refimpl.decoding.prefill import Chunks
@@ -186,18 +187,23 @@ class RecordedPasses:
         return RowNumbers(RowKeys(seed, sequence, start), position, limits)
 
     def _propose(self) -> Proposal:
-        return propose(self._rule, self._feed(self._draft, 1), self._numbers[:, :DRAFT_LAG], self._row_numbers())
+        return propose(self._rule, self._feed_draft, self._numbers[:, :DRAFT_LAG], self._row_numbers())
 
     def _decide(self) -> tuple[Decision, Tensor]:
         last = self._numbers[:, DRAFT_LAG - 1 : DRAFT_LAG]
-        return verify(self._rule, self._feed(self._target, self._k + 1), last, self._drafts, self._row_numbers())
+        return verify(self._rule, self._feed_target, last, self._drafts, self._row_numbers())
 
-    def _feed(self, cached: CachedModel, num_logits: int) -> Feed:
-        def feed(tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
-            logits = cached.model.forward(self._block(cached, tokens, offset), num_logits)
-            return logits[..., : self._eager.vocab_size]
+    def _feed_draft(self, tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
+        return self._forward(self._draft, tokens, offset, 1)
 
-        return feed
+    def _feed_target(self, tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
+        count = tokens.shape[1]
+        window = self._eager.window or count
+        return self._forward(self._target, pad(tokens, (0, window - count)), offset, window)[:, :count]
+
+    def _forward(self, cached: CachedModel, tokens: Tensor, offset: int, num_logits: int) -> Tensor:
+        logits = cached.model.forward(self._block(cached, tokens, offset), num_logits)
+        return logits[..., : self._eager.vocab_size]
 
     def _block(self, cached: CachedModel, tokens: Int[Tensor, "rows q"], offset: int) -> Block:
         position = self._seq_len + torch.arange(offset, offset + tokens.shape[1], device=self._device)
