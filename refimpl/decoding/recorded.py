@@ -58,8 +58,8 @@ class RecordedPasses:
     """Runs the passes of rounds whose members are rows of the pool, in place.
 
     Args:
-        eager: runs the rounds that nothing was recorded for; its layouts are in place and without provenance.
-        draft: the draft, whose passes are recorded; `eager` drafts with it, too.
+        eager: whose models, rule and window are recorded; its layouts are in place and without provenance.
+        draft: the draft, whose passes are recorded.
         k: drafts of every recorded round, even if rows can use fewer; their limits cut what they accept.
         stable: let every pass see all columns.
     """
@@ -84,24 +84,15 @@ class RecordedPasses:
         self._width = 0
         self._members: Seq[Sequence] = ()
         self._ahead = _Ahead()
-        self._replayed = False
 
     @property
     def overlaps(self) -> bool:
         """Whether the device works on while the host does."""
         return self._device.type == "cuda"
 
-    def covers(self, members: Seq[Sequence]) -> bool:
-        """Whether the round is one that was recorded for: no draft lags further behind than a round can leave it."""
-        return self._k == 0 or all(m.finished or m.draft_lag <= DRAFT_LAG for m in members)
-
     def run(self, members: Seq[Sequence], limits: list[int], chunks: Chunks = ()) -> Verified:
-        """Replay the recorded work, for every row of the pool, where it covers the round."""
+        """Replay the recorded work, for every row of the pool: all draft in every round, so none lags by more (INV-6)."""
         assert not chunks, "the schedulers whose rounds are recorded prefill whole prompts"
-        self._replayed = self.covers(members)
-        if not self._replayed:
-            self._ahead = _Ahead()
-            return self._eager.run(members, limits)
         self.load(members, limits)
         timer = self._target.timer
         with timer.stage("record"):
@@ -115,9 +106,8 @@ class RecordedPasses:
 
     def after(self, ahead: Seq[Sequence]) -> None:
         """Launch the next round's drafts, if there are such that can be used."""
-        if self._replayed:
-            with self._draft.timer.stage("draft", ahead=True):
-                self.draft_ahead()
+        with self._draft.timer.stage("draft", ahead=True):
+            self.draft_ahead()
 
     def load(self, members: Seq[Sequence], limits: list[int]) -> None:
         """Put the round's numbers where the recordings read them, in one copy."""
