@@ -150,10 +150,10 @@ class Sequence:
         self.num_accepted += committed
         self.num_evaluated += committed + (accepted < min(drafted, kept))
 
-    def stops_at(self, token: int, generated: list[int]) -> bool:
-        """Whether `token`, the last of `generated`, ends the sequence, whatever the budget."""
+    def stops_at(self, token: int) -> bool:
+        """Whether `token`, the last that was generated, ends the sequence, whatever the budget."""
         return token in self.stop_token_ids or (
-            self.stop_strings is not None and self.stop_strings.appear_in(generated)
+            self.stop_strings is not None and self.stop_strings.appear_in(self.generated)
         )
 
     def extend(self, tokens: list[int]) -> int:
@@ -164,7 +164,7 @@ class Sequence:
         before = self.seq_len
         for token in tokens[: self.remaining]:
             self.token_ids.append(token)
-            if self.stops_at(token, self.generated):
+            if self.stops_at(token):
                 self.stop_reason = "stop"
                 break
         if not self.finished and self.remaining == 0:
