@@ -11,6 +11,7 @@
 """
 
 from collections.abc import Sequence as Seq
+from itertools import islice
 from typing import Any
 
 import torch
@@ -68,11 +69,14 @@ class Checker:
         """Whether checks of `level` are on."""
         return self._rank >= CHECK_LEVELS.index(level)
 
-    def before_round(self, plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence]) -> None:
-        """Check the choice of members."""
+    def before_round(
+        self, plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence], preempted: Seq[Sequence] = ()
+    ) -> None:
+        """Check the choice of members, and who waits: on the host alone, those just sent back and who enters next."""
         if self.covers("host"):
-            scheduler.pool.check_conservation()
-            for sequence in scheduler.pool.waiting:
+            each, waiting = self.covers("device"), scheduler.pool.waiting
+            scheduler.pool.check_conservation(one_by_one=each)
+            for sequence in waiting if each else (*preempted, *islice(waiting, 1)):
                 check_preempted(sequence)
             check_members(plan)
             check_group(plan)

@@ -91,7 +91,7 @@ class RecordedPasses:
         return self._device.type == "cuda"
 
     def run(self, members: Seq[Sequence], limits: list[int], chunks: Chunks = ()) -> Verified:
-        """Replay the recorded work, for every row of the pool: all draft in every round, so none lags further (INV-6)."""
+        """Replay the recorded work, for every row of the pool: all draft in every round, so none lags more (INV-6)."""
         assert not chunks, "the schedulers whose rounds are recorded prefill whole prompts"
         self.load(members, limits)
         timer = self._target.timer
