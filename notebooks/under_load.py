@@ -206,7 +206,7 @@ needed = {key: str(found[0]) if found else f"more than {DEVICES[-1]}" for key, f
 # %%
 upper, lower = plots.panels(2)
 for axes, (name, limit_s) in zip((upper, lower), LIMITS.items(), strict=True):
-    plots.band_against(plan, "devices", name, axes, by="drafts")
+    plots.band_against(plan, "devices", name, axes, by="drafts", labels={n: f"{n or 'no'} drafts" for n in DRAFTS})
     axes.axhline(100 * KEPT, color=plots.GREY, linewidth=0.8)
     axes.set(xlabel="", ylabel=f"requests in time (%),\n{1000 * limit_s:.0f} ms per token", ylim=(0, 105), xticks=DEVICES)
 lower.set_xlabel("devices")

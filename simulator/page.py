@@ -16,5 +16,7 @@ def write_page(grid: WhatIfGrid, path: str | Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    data = json.dumps(grid.as_dict(), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    data = json.dumps(grid.as_dict(), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
+        "<", r"\u003c"
+    )
     write_whole(path, [TEMPLATE.read_text(encoding="utf-8").rstrip("\n").replace(f">{PLACE}<", f">{data}<")])

@@ -16,6 +16,7 @@ from refimpl.viz.style import captioned as captioned
 from refimpl.viz.style import panels as panels
 from simulator.engine_runs.validation import Validation
 from simulator.runner import Results, mean_interval
+from simulator.settings.fields import LEVEL
 from simulator.studies.attribution import Attribution
 
 
@@ -28,6 +29,7 @@ def latency_cdf(results: Results | Mapping[str, Results], axes: Axes | None = No
 
         plots.latency_cdf({"exspec": simulate(scenario), "inplace": simulate(scenario.but(method="inplace"))})
     """
+    LEVEL.check(level, "level")
     results, axes = _by_name(results), axes or new_axes()
     shares = np.linspace(0.005, 0.995, 199)
     for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
@@ -60,7 +62,7 @@ def backlog(results: Results | Mapping[str, Results], axes: Axes | None = None, 
     """
     results, axes = _by_name(results), axes or new_axes()
     for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
-        requests = result.frame("requests").query("replication == @replication")
+        requests = result.frame("requests", replication)
         arrived, finished = np.sort(requests["arrival_s"]), np.sort(requests["finished_s"].dropna())
         times = np.unique([*arrived, *finished])
         inside = np.searchsorted(arrived, times, "right") - np.searchsorted(finished, times, "right")
@@ -104,12 +106,13 @@ def band_against(
     axes: Axes | None = None,
     *,
     by: str | None = None,
+    labels: Mapping[Any, str] | None = None,
     level: float = 0.9,
 ) -> Axes:
     """Draw the median of a metric against a swept setting, with the band of the middle `level` of the replications.
 
     The band holds single runs and does not shrink with more replications; `throughput_against` draws how well the mean
-    is known.
+    is known. `labels` name values of `by` in the legend; with them, any other stands there alone.
 
     Example::
 
@@ -118,13 +121,14 @@ def band_against(
     Raises:
         InputError: as for `throughput_against`.
     """
+    LEVEL.check(level, "level")
     _require_columns(frame, setting, metric, by)
     axes = axes or new_axes()
     groups = _series(frame, by, sort=False)
     for style, (value, group) in zip(series_styles(len(groups)), groups, strict=True):
         points = group.groupby(setting)[metric].quantile([(1 - level) / 2, 0.5, (1 + level) / 2]).unstack()
         low, middle, high = points.to_numpy().T
-        label = f"{by.rpartition('.')[2]} {value}" if by else None
+        label = labels.get(value, str(value)) if labels else f"{by.rpartition('.')[2]} {value}" if by else None
         axes.fill_between(points.index, low, high, color=style["color"], alpha=0.2, linewidth=0)
         axes.plot(points.index, middle, marker="o", markersize=3, label=label, **style)
     axes.set(xlabel=setting, ylabel=metric)
@@ -225,8 +229,8 @@ def raggedness_map(results: Results, axes: Axes | None = None, *, replication: i
         plots.raggedness_map(simulate(scenario, keep_rows=True))
     """
     axes = axes or new_axes()
-    rows = results.frame("rows")
-    rows = rows[(rows["replication"] == replication) & (rows["replica"] == 0)]
+    rows = results.frame("rows", replication)
+    rows = rows[rows["replica"] == 0]
     require(len(rows) > 0, "the rows were not logged: simulate with keep_rows=True")
     table = rows.pivot_table(index="slot", columns="round", values="seq_len")
     spread = table - table.mean()
@@ -317,8 +321,8 @@ def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptanc
     axes.scatter(at[inside], ratio[inside], s=12, color=BLUE, zorder=3, label="measured, inside")
     axes.scatter(at[~inside], ratio[~inside], s=12, color=ORANGE, zorder=3, label="measured, outside")
     axes.axhline(1, color="black", linewidth=0.8)
-    firsts = table["study"].ne(table["study"].shift()).to_numpy()
-    axes.set_xticks(at[firsts], table["study"][firsts], rotation=60, ha="right", fontsize=7)
+    middles = pd.Series(at).groupby(table["study"].to_numpy()).mean()
+    axes.set_xticks(middles, middles.index, rotation=60, ha="right", fontsize=7)
     axes.set_ylabel("measured over\nsimulated seconds")
     axes.legend(frameon=False, fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
     return axes

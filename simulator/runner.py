@@ -17,12 +17,13 @@ from refimpl.core.progress import progress_bars
 from refimpl.core.values import require_bool
 from simulator.service.metrics import Frames, check_metric, frames_of, measure, most_of
 from simulator.service.simulation import Simulation
-from simulator.settings.fields import PAIRED, REPLICATIONS, SHARE, WORKERS, to_mapping
+from simulator.settings.fields import LEVEL, PAIRED, REPLICATIONS, SHARE, WORKERS, to_mapping
 from simulator.settings.inputs import input_digests
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table, write_parquet
 
 MIN_SEQUENTIAL = 10  # replications before a precision is judged: fewer say too little about their spread
+MOST_SEQUENTIAL = 1000  # replications, unless more are asked for
 FRAMES = ("requests", "rounds", "rows")
 Progress = Callable[[int, int], None]  # called with (done, planned)
 T = TypeVar("T")
@@ -91,6 +92,13 @@ class Results(Table):
         frame.insert(0, "replication", [r.index for r in self.replications])
         return frame
 
+    @cached_property
+    def known(self) -> pd.DataFrame:
+        """The columns of `metrics`; those in bytes have no values where no cost says how many a token's K/V take."""
+        frame = self.metrics.drop(columns="replication")
+        unknown = [] if self.scenario.knows_kv_bytes else [name for name in frame if name.endswith("_bytes")]
+        return frame.assign(**dict.fromkeys(unknown, np.nan))
+
     def summary(self, level: float = 0.95) -> pd.DataFrame:
         """Metric → mean over the replications, its Student t interval, 5 % and 95 % of the replications, how many.
 
@@ -99,12 +107,16 @@ class Results(Table):
         More replications narrow the interval around the model's mean, but not p05 … p95: that is the range of single
         runs, and includes the error of a calibration.
         """
-        return summarize(self.metrics.drop(columns="replication"), level)
+        return summarize(self.known, LEVEL.check(level, "level"))
 
-    def frame(self, name: str) -> pd.DataFrame:
-        """A table (``"requests"``, ``"rounds"`` or ``"rows"``) of all replications, with a column `replication`."""
+    def frame(self, name: str, replication: int | None = None) -> pd.DataFrame:
+        """``"requests"``, ``"rounds"`` or ``"rows"`` of one or all replications, with a column `replication`."""
         require(name in FRAMES, f"frame must be one of {', '.join(FRAMES)}, not {shown(name)}")
-        parts = [getattr(r.frames, name).assign(replication=r.index) for r in self.replications if r.frames is not None]
+        known = [r.index for r in self.replications]
+        there = replication is None or replication in known
+        require(there, f"replication must be one of {known[0]} … {known[-1]}, not {shown(replication)}")
+        asked = [r for r in self.replications if r.frames is not None and replication in (None, r.index)]
+        parts = [getattr(r.frames, name).assign(replication=r.index) for r in asked]
         require(bool(parts), "the tables were not kept: simulate with keep_frames=True")
         table = pd.concat(parts, ignore_index=True)
         not_kept = name == "rows" and table.empty and not self.frame("rounds").empty
@@ -139,6 +151,7 @@ class Results(Table):
 
     def relative_error(self, metric: str) -> float:
         """Half the width of the 95 % interval of a metric over its mean; NaN for a single replication."""
+        check_metric(metric)
         return _relative_error(self.replications, metric)
 
 
@@ -196,7 +209,7 @@ def simulate(
     *,
     precision: float | None = None,
     metric: str = "tokens_per_s",
-    max_replications: int = 1000,
+    max_replications: int | None = None,
     workers: int = 1,
     keep_frames: bool = True,
     keep_rows: bool = False,
@@ -209,7 +222,7 @@ def simulate(
         replications: how many; when `precision` is given, how many to begin with, at least `MIN_SEQUENTIAL`.
         precision: go on until the 95 % interval's half width is at most this share of the mean of `metric`.
         metric: what `precision` refers to.
-        max_replications: where to stop at the latest; the interval tells what was reached.
+        max_replications: where to stop at the latest, None for 1000; the interval tells what was reached.
         workers: processes; the results do not depend on it.
         keep_frames: keep the tables of requests and rounds.
         keep_rows: also log every row of every round.
@@ -219,10 +232,10 @@ def simulate(
         InputError: impossible arguments, or a study outside the calibrated range.
     """
     replications = REPLICATIONS.check(replications, "replications")
-    max_replications = REPLICATIONS.check(max_replications, "max_replications")
+    most = _most_replications(replications, max_replications)
     if precision is not None:
         precision = SHARE.check(precision, "precision")
-        replications = min(max(replications, MIN_SEQUENTIAL), max_replications)
+        replications = min(max(replications, MIN_SEQUENTIAL), most)
     check_metric(metric)
     scenario = as_scenario(scenario)
     for name, value in (settings := {"keep_frames": keep_frames, "keep_rows": keep_rows}).items():
@@ -237,8 +250,8 @@ def simulate(
                 report(len(done), planned)
 
         run_until(replications)
-        while precision is not None and len(done) < max_replications and not _relative_error(done, metric) <= precision:
-            run_until(min(max_replications, len(done) + len(done) // 2))
+        while precision is not None and len(done) < most and _is_unknown(done, metric, precision):
+            run_until(min(most, len(done) + len(done) // 2))
     return Results(scenario, tuple(done))
 
 
@@ -298,3 +311,17 @@ def run_points(
 def _relative_error(done: Sequence[Replication], metric: str) -> float:
     mean, low, _, _ = mean_interval(np.array([r.metrics[metric] for r in done]), 0.95)
     return (mean - low) / abs(mean) if mean else mean - low
+
+
+def _most_replications(replications: int, most: int | None) -> int:
+    """Where sequential stopping ends at the latest."""
+    if most is None:
+        return max(replications, MOST_SEQUENTIAL)
+    most = REPLICATIONS.check(most, "max_replications")
+    require(most >= replications, f"max_replications {most} is less than replications {replications}")
+    return most
+
+
+def _is_unknown(done: Sequence[Replication], metric: str, precision: float) -> bool:
+    """Whether more replications would tell more: some have the metric, and it is not known as precisely as asked."""
+    return any(np.isfinite(r.metrics[metric]) for r in done) and not _relative_error(done, metric) <= precision

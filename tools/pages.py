@@ -1,13 +1,13 @@
 """Tables for the pages that tools write."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 
-def markdown_table(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is flush left, the others flush right."""
+def markdown_table(headings: Iterable[str], rows: Iterable[Sequence[str]], texts: Collection[str] = ()) -> str:
+    """A table whose first column is flush left, and those named in `texts`; the others are flush right."""
     heads = list(headings)
-    rule = ["---"] + ["---:"] * (len(heads) - 1)
+    rule = ["---" if at == 0 or head in texts else "---:" for at, head in enumerate(heads)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [heads, rule, *rows])
 
 

@@ -112,7 +112,10 @@ def picture() -> str:
     panels = [
         *panel(
             left, top, "1  Each row drafts 4, the target verifies",
-            ("Numbers are positions. From the first wrong draft on, all are", "rejected; the target adds one token of its own."),
+            (
+                "Numbers are positions. From the first wrong draft on, all are",
+                "rejected; the target adds one token of its own.",
+            ),
             verified(left, top + 18),
         ),
         *panel(

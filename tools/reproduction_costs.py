@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from pages import markdown_table
+from pages import line_of, markdown_table
+from reproduction_figures import is_full
 
 from simulator.analytic import tokens_per_round
+from simulator.studies.crossing import BATCH_SIZES
 
 
 def crossings(data: dict[str, Any]) -> str:
@@ -26,23 +28,35 @@ def crossings(data: dict[str, Any]) -> str:
         ]
         for line in data["crossings"]
     ]
+    large = [line for line in data["crossings"] if line["target"] == "llama-3-70b"]
+    short, longer = (line_of(large, device="b200", context_tokens=tokens)["batch_size"] for tokens in (256, 1024))
     return f"""## Where drafts stop paying
 
 Costs of kind `roofline` answer this for any GPU: the largest batch at which a round of drafting and verifying yields more tokens
-per second than plain steps. A draft is right with probability {data["acceptance_probability"]:g}; passes are recorded as graphs.
+per second than plain steps, of {", ".join(map(str, BATCH_SIZES[:-1]))} and {BATCH_SIZES[-1]} rows. A draft is right with
+probability {data["acceptance_probability"]:g}; passes are recorded as graphs.
 
 ![Largest batch at which five drafts pay, by device and context](reproduction-crossing.png)
 
 With a fixed number of drafts the limit is the arithmetic of the verify pass at short contexts, and the cache of the draft at long
 ones: Qwen3 0.6B keeps 112 KiB per token where its 8B target keeps 144 KiB, and reads them for each of its drafts. Llama 3.2 1B keeps
-32 KiB where its 70B target keeps 320 KiB, so that there the memory ends before drafts stop paying, even with weights in float8.
-Fewer drafts in larger batches move the limit outwards (fifth column).
+32 KiB where its 70B target keeps 320 KiB, so that there, at {memory_ends(large)} tokens and more, the memory ends before drafts stop paying,
+even with weights in float8. From 256 to 1024 tokens its limit rises, on a B200 from {short} to {longer} rows: to read the target's longer cache
+takes as long in a plain step as in a verify pass, which thereby costs fewer plain steps. Fewer drafts in larger batches move the limit
+outwards (fifth column).
 
 <details><summary>The numbers</summary>
 
 {markdown_table(heads, rows)}
 </details>
 """
+
+
+def memory_ends(lines: list[dict[str, Any]]) -> int:
+    """Shortest context from which on the memory ends before drafts stop paying, on every device."""
+    contexts = {line["context_tokens"] for line in lines}
+    pays = max((line["context_tokens"] for line in lines if not is_full(line)), default=0)
+    return min(context for context in contexts if context > pays)
 
 
 def accuracy(data: dict[str, Any]) -> str:

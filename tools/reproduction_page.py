@@ -7,6 +7,7 @@ from typing import Any
 from pages import line_of, markdown_table
 from reproduction_arrivals import arrivals
 from reproduction_costs import accuracy, crossings
+from reproduction_figures import in_words
 
 MATRIX = Path(__file__).parent.parent / "docs" / "detection_matrix.json"
 CHOSEN = "grouping_rate_all_mean."  # figures that the length of the captions' outputs was chosen for
@@ -54,10 +55,17 @@ def num_predicted(data: dict[str, Any]) -> tuple[int, int, int]:
     return len(rows), len(inside), sum(row["target"].startswith(CHOSEN) for row in inside)
 
 
+def num_untouched(data: dict[str, Any]) -> tuple[int, int]:
+    """Figures that no constant and no length was chosen for, and those of them inside."""
+    rows = [row for row in data["rows"] if not (row["fitted"] or row["target"].startswith(CHOSEN))]
+    return len(rows), sum(row["inside"] for row in rows)
+
+
 def opening(data: dict[str, Any]) -> str:
     """What was done."""
-    inside = sum(row["inside"] for row in data["rows"])
-    free, free_inside, chosen = num_predicted(data)
+    inside, fitted = (sum(row[name] for row in data["rows"]) for name in ("inside", "fitted"))
+    chosen = sum(row["target"].startswith(CHOSEN) for row in data["rows"])
+    others, others_inside = num_untouched(data)
     return f"""<!-- Made by tools/reproduction.py from docs/reproduction.json: edit the tool, not this page. -->
 # The paper's figures, reproduced and explained
 
@@ -65,11 +73,11 @@ def opening(data: dict[str, Any]) -> str:
 EQSPEC and EXSPEC, on an A100. Its code prints logs. This page simulates those runs, with the
 [facts of that GPU](scenarios.md#a-gpu-that-you-do-not-own) and with what the code really does, switch by switch.
 
-{inside} of the {len(data["rows"])} published figures lie within the range that 95 % of single simulated runs cover. Five constants
-were fitted, all to one row of the logs (EQSPEC at batch 4): how often a draft is right, how long outputs are, what the host
-needs per pass and per layer, and what one of its small operations costs. The length of the captions' outputs was chosen so that
-the {chosen} grouping rates fit. The rest is predicted. Of the {free} figures that nothing was fitted to, {free_inside} lie within that range,
-these {chosen} among them.
+{inside} of the {len(data["rows"])} published figures lie within the range that 95 % of single simulated runs cover. Constants were
+fitted to {fitted} of the {len(data["rows"])}, all of one row of the logs (EQSPEC at batch 4): how often a draft is right, how long outputs are, what
+the host needs per pass and per layer, and what one of its small operations costs. The length of the captions' outputs was chosen
+to fit {chosen} more, the grouping rates. Of the other {others}, {others_inside} lie within the range. They are not independent: EQSPEC's total time, for
+example, is close to the sum of fitted parts, and the fit reads how many tokens and rounds that row has.
 
 `raggedspec sim reproduce` prints the table below, `raggedspec sim explain` what each behaviour costs, `raggedspec sim crossing`
 where drafts stop paying, and `raggedspec sim roofline` how far the costs are off.
@@ -80,7 +88,7 @@ def figures(data: dict[str, Any]) -> str:
     """Every published figure."""
     rows = [
         [
-            row["target"].removeprefix("overhead_anatomy."),
+            in_words(row["target"]),
             f"{row['published']:g}",
             f"{row['simulated']:.4g}",
             f"{row['low']:.4g} … {row['high']:.4g}",
@@ -94,9 +102,9 @@ def figures(data: dict[str, Any]) -> str:
 
 ![Simulated over published figures, with the range of single runs](reproduction-figures.png)
 
-{markdown_table(heads, rows)}
+{markdown_table(heads, rows, texts=("inside",))}
 The logs are of Vicuna 7B with a draft of 68M: 100 prompts of Spec-Bench, 128 new tokens, 5 drafts, batch 4, window 48. The grouping
-rates are of 100 captions of 16 tokens, with 50 new tokens. The headline is of all 480 prompts. Prompt lengths are counted as four
+rates are of 100 captions of 16 tokens, with 50 new tokens. The last figure is of all 480 prompts. Prompt lengths are counted as four
 characters a token. *Fitted* figures are so per round; the number of rounds is not.
 """
 
@@ -298,7 +306,7 @@ def failures(data: dict[str, Any]) -> str:
 Exact / partial matches with ordinary decoding, in %: here with {data["forensics"][0]["prompts"]} prompts of 16 new tokens and the bundled pair
 in float32, beside the paper's (Vicuna, Qwen3, GLM-4; 480 prompts of 50 tokens in 16 bit). The methods are rebuilt in `refimpl/faults/published.py`.
 
-{markdown_table(heads, rows)}
+{markdown_table(heads, rows, texts=("invariant that fires", "reason"))}
 An invariant that is named is the first to fire when the same fault is put into the engine, without looking at its output
 ([detection matrix](detection_matrix.md)). Taking the draft's token breaks none: the text is wrong, the bookkeeping of it right.
 In 16 bit, passes of different shapes round differently, which is why the published counts of right methods stay below 100 %;

@@ -204,8 +204,8 @@ def demo_legend(rows: Seq[dict[str, Any]], prompt_lens: Seq[int]) -> list[str]:
         f"{rollback['tokens_per_row_round']:.2f}: all rows go back to the one that accepted least."
     )
     lines.append(
-        "inplace, no drafts: what is gained without drafts, because prompts are fed without pads and places in the batch "
-        "are filled at once; the other methods have that, too."
+        "inplace, no drafts: what is gained without drafts, because prompts are fed without pads and places in the "
+        "batch are filled at once; the other methods have that, too."
     )
     lines.append(
         f"exspec ran {100 * exspec['grouping_rate']:.0f} % of its rounds with rows of equal length, which need no "

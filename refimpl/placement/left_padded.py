@@ -31,8 +31,7 @@ class RealignedPlacement(RectanglePlacement):
         self._set_width(rows)
         width, before = self.width, self.num_pad
         self.num_pad = [
-            pads if row.finished else kernels.num_pad(width, row.seq_len)
-            for row, pads in zip(rows, before, strict=True)
+            before[i] if row.finished else kernels.num_pad(width, row.seq_len) for i, row in enumerate(rows)
         ]
         if self.num_pad == before and width + span <= self.columns:
             return None

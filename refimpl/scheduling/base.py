@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal
+from typing import Any, Generic, Literal, NamedTuple
 
 from refimpl.core.errors import InvariantViolation
 from refimpl.scheduling.pool import SequencePool, T
@@ -48,8 +48,7 @@ class Chunk(Generic[T]):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class RoundPlan(Generic[T]):
+class RoundPlan(NamedTuple, Generic[T]):
     """The members of a round, in row order, why they were chosen, and what is done beside them.
 
     Attributes:

@@ -48,7 +48,7 @@ class GroupedScheduler(Scheduler[T]):
         least = min(2, batch_size) if options.partial_groups else batch_size
         self._groups = GroupIndex(batch_size, least, options.choice)
         self._last_run: OrderedDict[int, int] = OrderedDict()  # ticket -> round, of those that age, earliest first
-        self._waited_at_most = 0  # the longest wait after the latest round, which only those who left can shorten
+        self._waited_at_most = 0  # no wait is longer; it is counted on, and looked up where it would matter
 
     def group_key(self, sequence: T) -> GroupKey:
         """Equal keys may share a round without realignment (INV-11)."""
@@ -63,7 +63,7 @@ class GroupedScheduler(Scheduler[T]):
         entered = super().admit()
         self._index(entered)
         if self.options.aging_from == "admission":
-            self._age([sequence.ticket for sequence in entered])
+            self._age(entered)
         self._age_oldest()
         return entered
 
@@ -78,17 +78,15 @@ class GroupedScheduler(Scheduler[T]):
 
     def preempt(self, sequence: T) -> None:
         """As every scheduler; it ages anew when it has run again."""
-        self._groups.remove([sequence.ticket])
+        self._groups.move([(sequence.ticket, None)])
         self._last_run.pop(sequence.ticket, None)
         super().preempt(sequence)
 
     def _after(self, plan: RoundPlan[T]) -> list[T]:
         """Re-index the members under their new lengths and retire those that finished."""
-        tickets = [sequence.ticket for sequence in plan.members]
         finished = [sequence for sequence in plan.members if sequence.finished]
-        self._groups.remove(tickets)
         self._index(plan.members)
-        self._age(tickets)
+        self._age(plan.members)
         if finished:
             self._forget(finished)
         self._check_waiting()
@@ -96,13 +94,14 @@ class GroupedScheduler(Scheduler[T]):
 
     def _take_out(self, sequence: T) -> list[T]:
         """From the window and its index, or from the queue."""
-        if sequence.ticket in self.pool.window:
-            self._groups.remove([sequence.ticket])
+        self._groups.move([(sequence.ticket, None)])
         self._forget([sequence])
         return [sequence]
 
     def _index(self, sequences: Iterable[T]) -> None:
-        self._groups.insert({each.ticket: self.group_key(each) for each in sequences if not each.finished})
+        """Keep each under its key, and none that has finished."""
+        key = self.group_key
+        self._groups.move([(each.ticket, None if each.finished else key(each)) for each in sequences])
 
     def _unaged(self) -> RoundPlan[T]:
         group = self._groups.best()
@@ -111,8 +110,7 @@ class GroupedScheduler(Scheduler[T]):
         )
 
     def _plan(self, tickets: Iterable[int], mode: RoundMode) -> RoundPlan[T]:
-        window = self.pool.window
-        return RoundPlan(tuple([window[ticket] for ticket in islice(tickets, self.batch_size)]), mode)
+        return RoundPlan(tuple(map(self.pool.window.__getitem__, islice(tickets, self.batch_size))), mode)
 
     def _cheaper(self, grouped: RoundPlan[T]) -> RoundPlan[T]:
         estimate = self.options.estimate
@@ -123,16 +121,16 @@ class GroupedScheduler(Scheduler[T]):
 
     # --- ages ------------------------------------------------------------------------------------------------------
 
-    def _age(self, tickets: Iterable[int]) -> None:
+    def _age(self, sequences: Iterable[T]) -> None:
         """Note that these have just run, or begin to age."""
         last_run, now = self._last_run, self.round_index
-        for ticket in tickets:
-            last_run[ticket] = now
-            last_run.move_to_end(ticket)
+        for sequence in sequences:
+            last_run[sequence.ticket] = now
+            last_run.move_to_end(sequence.ticket)
 
     def _age_oldest(self) -> None:
-        oldest = next(iter(self.pool.window), None)
-        if oldest is not None and oldest not in self._last_run:
+        oldest = next(iter(self.pool.window.values()), None)
+        if oldest is not None and oldest.ticket not in self._last_run:
             self._age([oldest])
 
     def _longest_wait(self) -> int:
@@ -145,6 +143,9 @@ class GroupedScheduler(Scheduler[T]):
         self._age_oldest()
 
     def _check_waiting(self) -> None:
+        self._waited_at_most += 1  # a round makes a wait longer by one, or ends it
+        if self._waited_at_most <= self.waiting_bound:
+            return
         self._waited_at_most = longest = self._longest_wait()
         if longest > self.waiting_bound:
             raise InvariantViolation(

@@ -1,18 +1,34 @@
 """Members of the window by key, and which group runs next."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
 GroupKey = tuple[int, int]
-Rank = tuple[int, int]
+TICKETS = 2**48  # more than there will ever be
+MOST_EMPTY = 4096  # groups without members that are kept
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Members of one key.
+
+    Attributes:
+        tickets: theirs, ascending.
+        rank: place in which the group runs, the lowest first; None where it was too small when it was ranked.
+    """
+
+    tickets: list[int] = field(default_factory=list)
+    rank: int | None = None
 
 
 class GroupIndex:
     """Groups of equal key, and the ranks of those that are large enough to run.
 
     A group whose members have changed is ranked anew when somebody asks which group runs next, so that a round ranks it
-    once. A change costs O(log window), besides shifting pointers within one list.
+    once. A change costs O(log window), besides walking along one list: who runs is mostly found at its beginning. A
+    group that has become empty waits for the next member of its key, unless there are many of them.
 
     Args:
         full: members of a full group, B.
@@ -22,56 +38,56 @@ class GroupIndex:
 
     def __init__(self, full: int, least: int, choice: Literal["first", "largest"]):
         self.full, self.least, self.choice = full, least, choice
-        self._key_of: dict[int, GroupKey] = {}
-        self._tickets: dict[GroupKey, list[int]] = {}  # ascending
-        self._rank_of: dict[GroupKey, Rank] = {}  # of large enough groups
-        self._ranks: list[Rank] = []  # the same, ascending
-        self._changed: set[GroupKey] = set()  # keys that are, or were, large enough, and not ranked since
+        self._groups: dict[GroupKey, Group] = {}
+        self._group_of: dict[int, Group] = {}
+        self._ranks: list[int] = []  # of large enough groups, ascending
+        self._changed: set[Group] = set()  # those that are, or were, large enough, and not ranked since
 
-    def insert(self, keys: Mapping[int, GroupKey]) -> None:
-        """Add members, by ticket."""
-        self._key_of.update(keys)
-        for ticket, key in keys.items():
-            tickets = self._tickets.setdefault(key, [])
-            insort(tickets, ticket)
-            if len(tickets) >= self.least:
-                self._changed.add(key)
-
-    def remove(self, tickets: Iterable[int]) -> None:
-        """Remove members."""
-        for ticket in tickets:
-            key = self._key_of.pop(ticket)
-            group = self._tickets[key]
-            if len(group) >= self.least:
-                self._changed.add(key)
-            del group[bisect_left(group, ticket)]
-            if not group:
-                del self._tickets[key]
+    def move(self, keys: Iterable[tuple[int, GroupKey | None]]) -> None:
+        """Put members, by ticket, under these keys and away from those that they had; None takes them out."""
+        group_of, find, least = self._group_of, self._groups.get, self.least
+        for ticket, key in keys:
+            group = group_of.pop(ticket, None)
+            if group is not None:
+                if len(group.tickets) >= least:
+                    self._changed.add(group)
+                group.tickets.remove(ticket)
+            if key is not None:
+                group_of[ticket] = group = find(key) or self._new(key)
+                insort(group.tickets, ticket)
+                if len(group.tickets) >= least:
+                    self._changed.add(group)
 
     def best(self) -> list[int] | None:
         """Tickets of the group that runs next, ascending; None if no group is large enough."""
         while self._changed:
             self._rank_anew(self._changed.pop())
-        return self._tickets[self._key_of[self._ranks[0][1]]] if self._ranks else None
+        return self._group_of[self._ranks[0] % TICKETS].tickets if self._ranks else None
 
-    def _rank_anew(self, key: GroupKey) -> None:
-        before, after = self._rank_of.pop(key, None), self._rank(self._tickets.get(key, []))
-        if after:
-            self._rank_of[key] = after
-        if before != after:
-            if before:
+    def _new(self, key: GroupKey) -> Group:
+        """A group of a key that has none."""
+        if len(self._groups) > len(self._group_of) + MOST_EMPTY:
+            for empty in [key for key, group in self._groups.items() if not group.tickets]:
+                del self._groups[empty]
+        return self._groups.setdefault(key, Group())
+
+    def _rank_anew(self, group: Group) -> None:
+        before, group.rank = group.rank, self._rank(group.tickets)
+        if before != group.rank:
+            if before is not None:
                 del self._ranks[bisect_left(self._ranks, before)]
-            if after:
-                insort(self._ranks, after)
+            if group.rank is not None:
+                insort(self._ranks, group.rank)
 
-    def _rank(self, tickets: list[int]) -> Rank | None:
+    def _rank(self, tickets: list[int]) -> int | None:
         """The lowest runs: of full groups the first to be full, or the largest; of others the largest, then oldest.
 
-        It ends with one of the group's tickets, so that no two ranks are equal.
+        It is one number, which is compared faster than a pair: the size, then one of the group's tickets, so that no
+        two ranks are equal.
         """
         size = len(tickets)
         if size < self.least:
             return None
         if size >= self.full and self.choice == "first":
-            return -self.full, tickets[self.full - 1]
-        return -size, tickets[0]
+            return tickets[self.full - 1] - self.full * TICKETS
+        return tickets[0] - size * TICKETS

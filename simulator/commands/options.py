@@ -1,7 +1,7 @@
 """Options that several commands share, and the scenario that they describe."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,10 +28,11 @@ def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:
     Raises:
         InputError: what `load_scenario` refuses, a change without ``=``, or one to no setting.
     """
-    data, changes = to_mapping(load_scenario(path) if path else Scenario()), {}
+    data, changes = to_mapping(load_scenario(path) if path else Scenario()), dict[str, Any]()
     for change in sets or []:
         name, equals, value = change.partition("=")
         require(bool(equals), f"--set {change}: must be PATH=VALUE")
+        changes.pop(name.strip(), None)  # the later one counts, in its place
         changes[name.strip()] = parse_yaml(value, f"--set {change}")
     apply_settings(data, changes)
     return from_data(data)

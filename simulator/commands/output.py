@@ -31,8 +31,12 @@ def write_runs(out: Path | None, judged: Any, runs: Any, **more: Any) -> dict[st
 
 
 def show(frame: Any, digits: int = 4) -> None:
-    """Print a table with so many significant digits."""
-    print(frame.to_string(float_format=lambda value: f"{value:.{digits}g}", na_rep="–"))
+    """Print a table with so many significant digits, those of its index included."""
+
+    def written(value: Any) -> Any:
+        return f"{value:.{digits}g}" if isinstance(value, float) else value
+
+    print(frame.rename(index=written).to_string(float_format=written, na_rep="–"))
 
 
 def show_extrapolated(found: Iterable[str]) -> None:

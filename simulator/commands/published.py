@@ -76,12 +76,13 @@ def crossing(
     """Print the largest batch at which drafts pay, by device and context: with 5 drafts, and with the best number."""
     import pandas as pd
 
-    from simulator.studies.crossing import DEVICES, find_crossings
+    from simulator.studies.crossing import DEVICES, HEADINGS, LEGEND, find_crossings
 
     cost = {"target": target, "draft": draft, "dtype": dtype}
     found = [asdict(each) for each in find_crossings(cost, devices or DEVICES, acceptance)]
     with tables(as_json):
-        show(pd.DataFrame(found).set_index(["device", "context_tokens"]), 3)
+        show(pd.DataFrame(found).set_index(["device", "context_tokens"]).rename(columns=HEADINGS), 3)
+        print(LEGEND)
     if as_json:
         print_json({"crossings": found})
 
@@ -126,7 +127,10 @@ def overlap(
     out: Annotated[Path | None, typer.Option(help="Write every run to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Draft for half of the rows while the others are verified: over serial rounds of half as many rows, and of all."""
+    """Simulate drafting for half of the rows while the other half is verified.
+
+    Compare it with serial rounds of half as many rows, and of as many.
+    """
     from refimpl.core.files import check_writable
     from simulator.studies.overlap import MACHINES, judge_overlap, run_overlap
 

@@ -1,7 +1,8 @@
 """The commands that simulate scenarios: run, compare, sweep, attribute, capacity, bench."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -10,6 +11,9 @@ from simulator.commands.options import Json, Replications, ScenarioPath, Sets, W
 from simulator.commands.output import notes, print_json, show, show_extrapolated, tables
 from simulator.settings.folders import EXAMPLES
 from simulator.settings.scenario import Scenario, load_scenario
+
+if TYPE_CHECKING:
+    from simulator.runner import Results
 
 app = typer.Typer()
 SHOWN = (
@@ -21,10 +25,22 @@ SHOWN = (
     "cache_hit_rate", "drawn_tokens_per_round", "verified_tokens_per_round", "verified_rectangle_per_round",
 )  # fmt: skip
 WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario has limits
-WITH_BLOCKS = ("preemptions", "cache_hit_rate")  # shown where the layout has blocks
+WITH_GROUPS = ("grouping_rate",)  # shown where the scheduler groups rows
+WITH_DRAFTS = ("draft_acceptance_rate", "mean_acceptance_length")  # shown where there are drafts
 WITH_OFFERS = SHOWN[-3:]  # shown where a draft budget or a lookup decides what is drafted
+IF_ANY = (  # shown where they are not 0
+    "censored", "cut_outputs", "draft_share", "realign_share", "longest_wait_rounds", "preemptions", "cache_hit_rate",
+)  # fmt: skip
 SUMMARY_LEGEND = "mean: over replications; low … high: its 95 % interval; p05 … p95: the range of single replications"
-COMPARISON_LEGEND = "means over replications; low … high: 95 % interval of the paired differences b - a; ratio: b / a"
+COMPARISON_LEGEND = (
+    "means over replications; low … high: 95 % interval of the paired differences b - a; ratio: b / a; verdict: of the "
+    "model, whose costs may be off"
+)
+ATTRIBUTION_LEGEND = (
+    "contribution: what taking the factor from b adds to {}, a mean over all orders; low … high: its 95 % interval; "
+    "verdict: of the model, whose costs may be off"
+)
+CAPACITY_LEGEND = "means over replications; low … high: 95 % interval of slo_attainment"
 
 
 @app.command(epilog="Example: [bold]raggedspec sim init[/bold]")
@@ -48,7 +64,9 @@ def run(
         float | None,
         typer.Option(help="Add replications until half of the 95 % interval is at most this share of --metric."),
     ] = None,
-    metric: Annotated[str, typer.Option(help="Metric that --precision refers to.")] = "tokens_per_s",
+    metric: Annotated[
+        str | None, typer.Option(help="Metric that --precision refers to.", show_default="tokens_per_s")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write metrics, requests and rounds as CSV files to this folder.")
     ] = None,
@@ -59,28 +77,28 @@ def run(
     from refimpl.core.files import check_folder
     from simulator.runner import simulate
 
-    given = read_scenario(scenario, sets)
+    require(metric is None or precision is not None, f"--metric {metric} is what --precision refers to: give one, too")
+    given, judged = read_scenario(scenario, sets), metric or "tokens_per_s"
     if out:
         check_folder(out)
     results = simulate(
-        given, replications, precision=precision, metric=metric, workers=workers, keep_frames=out is not None,
+        given, replications, precision=precision, metric=judged, workers=workers, keep_frames=out is not None,
         progress=True,
     )  # fmt: skip
     if out:
         results.write(out)
     summary, count = results.summary(), len(results.replications)
-    reached = results.relative_error(metric)
+    reached = results.relative_error(judged)
     with tables(as_json):
-        print(f"{given.name}: {count} replications, costs from {results.origin}")
-        show(summary if metrics else summary.loc[_shown(given)])
+        print(f"{given.name}: {count} replications, costs: {_origin(results)}")
+        show(summary if metrics else summary.loc[_shown([given], summary["mean"])])
         print(SUMMARY_LEGEND)
         show_extrapolated(results.extrapolated)
         for note in notes(given, summary["mean"]):
             print(note)
-        if precision is not None and reached > precision:
-            print(
-                f"precision {precision:g} is not reached: after {count} replications {metric} is known to {reached:.2g}"
-            )
+        if precision is not None and not reached <= precision:
+            found = f"is known to {reached:.2g}" if reached == reached else "is known in fewer than two"  # NaN
+            print(f"precision {precision:g} is not reached: after {count} replications {judged} {found}")
     if as_json:
         head = {"scenario": given.name, "content_hash": given.content_hash, "origin": results.origin}
         known = {} if precision is None else {"precision_reached": reached <= precision}
@@ -88,11 +106,23 @@ def run(
         print_json(head | known | rest)
 
 
-def _shown(*scenarios: Scenario) -> list[str]:
+def _origin(results: "Results") -> str:
+    """Where costs came from; of a linear law, whether it was given."""
+    if results.scenario.cost.kind != "linear":
+        return results.origin
+    given = results.scenario.cost != Scenario().cost
+    return results.origin + (" (as given)" if given else " (illustrative defaults, not measured)")
+
+
+def _shown(scenarios: Sequence[Scenario], *means: Mapping[str, float]) -> list[str]:
+    """Metrics that may differ from 0 or 1 in scenarios like these; `means` are their metrics."""
     limits = any(s.service.slo_first_token_s or s.service.slo_per_token_s for s in scenarios)
-    blocks = any(s.engine.layout == "paged" for s in scenarios)
+    groups = any(s.engine.scheduler == "grouped" for s in scenarios)
+    drafts = any(s.engine.num_speculative_tokens for s in scenarios)
     offers = any(s.engine.varies_drafts for s in scenarios)
-    left_out = (() if limits else WITH_LIMITS) + (() if blocks else WITH_BLOCKS) + (() if offers else WITH_OFFERS)
+    parts = (WITH_LIMITS, limits), (WITH_GROUPS, groups), (WITH_DRAFTS, drafts), (WITH_OFFERS, offers)
+    left_out = {name for names, wanted in parts if not wanted for name in names}
+    left_out |= {name for name in IF_ANY if not any(each[name] > 0 for each in means)}
     return [name for name in SHOWN if name not in left_out]
 
 
@@ -116,16 +146,22 @@ def compare(
         load_scenario(first), read_scenario(second or first, sets), replications, workers=workers, progress=True
     )
     with tables(as_json):
-        show(found.table if metrics else found.table.loc[_shown(found.a.scenario, found.b.scenario)])
+        scenarios, means = (found.a.scenario, found.b.scenario), (found.table["a"], found.table["b"])
+        show(found.table if metrics else found.table.loc[_shown(scenarios, *means)])
         print(COMPARISON_LEGEND)
         show_extrapolated(found.extrapolated)
+        for name, each, known in zip("ab", scenarios, means, strict=True):
+            for note in notes(each, known):
+                print(f"{name}: {note}")
     if as_json:
         print_json({"extrapolated": found.extrapolated, "metrics": found.table.to_dict(orient="index")})
 
 
 @app.command(epilog="Example: [bold]raggedspec sim sweep example --out results/sweep[/bold]")
 def sweep(
-    spec: Annotated[Path, typer.Argument(help="Sweep YAML: base, replications, and grid, latin or sobol.")],
+    spec: Annotated[
+        Path, typer.Argument(help="Sweep YAML (base, replications, and grid, latin or sobol), or the word example.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder of the results; scenarios that are there are not run again.")],
     workers: Workers = 1,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, or local.")] = None,
@@ -176,6 +212,7 @@ def attribute(
     as_json: Json = False,
 ) -> None:
     """Explain the difference b - a: how much each setting that differs contributes (Shapley values)."""
+    from simulator.studies.attribution import HEADINGS
     from simulator.studies.attribution import attribute as run_attribute
 
     require(second is not None or bool(sets), "attribute: give a second scenario, or changes with --set")
@@ -190,7 +227,8 @@ def attribute(
     found = run_attribute(a, b, replications, metric=metric, workers=workers, progress=True)
     with tables(as_json):
         print(f"{metric}: a {found.a:.4g}, b {found.b:.4g}")
-        show(found.table)
+        show(found.table.rename(columns=HEADINGS))
+        print(ATTRIBUTION_LEGEND.format(metric))
     if plot:
         save(waterfall(found), str(plot))
     if as_json:
@@ -218,9 +256,10 @@ def capacity(
     )
     with tables(as_json):
         show(found.table)
+        print(CAPACITY_LEGEND)
         print(
             f"{given.name}: {100 * attainment:g} % of the requests finish within the limits at {found.rate_per_s:.3g} "
-            f"requests/s, fewer at {found.broken_at_per_s:.3g}"
+            f"requests/s{' while on' * (given.study.arrivals.kind == 'on_off')}, fewer at {found.broken_at_per_s:.3g}"
         )
     if as_json:
         print_json(

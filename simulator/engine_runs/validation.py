@@ -40,7 +40,7 @@ from simulator.engine_runs.parity import check_parity, replay_scenario
 from simulator.runner import Progress, Results, reporting, run_parallel, simulate
 from simulator.service.records import STAGES
 from simulator.settings.calibration import META_FIELDS, find_calibration, read_meta
-from simulator.settings.fields import Spec
+from simulator.settings.fields import LEVEL, Spec
 from simulator.settings.folders import VALIDATION
 from simulator.settings.scenario import Scenario
 from simulator.settings.tables import read_table
@@ -110,6 +110,7 @@ class Validation(Shown):
     def interval(self, column: str = "in_band", level: float = 0.95) -> tuple[float, float]:
         """Exact binomial (Clopper and Pearson) interval of a share of runs, as if runs were independent."""
         inside = self.table[column]
+        LEVEL.check(level, "level")
         found = binomtest(int(inside.sum()), len(inside)).proportion_ci(level, method="exact")
         return float(found.low), float(found.high)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from refimpl.core.errors import require
 from simulator.settings.fields import Spec
 from simulator.settings.kinds import COMMON
+from simulator.settings.parts import Engine
 from simulator.settings.traces import read_engine_trace
 
 
@@ -63,20 +64,21 @@ class Sessions(Common):
 
 @dataclass(frozen=True)
 class Traced(Common):
-    """As in a run of the engine, whose trace numbers the texts up to the end of each block."""
+    """As in a run of the engine, whose trace numbers the texts up to the end of each block; beyond them all differ."""
 
     texts: list[list[int]]
 
     def content(self, index: int, start: int, stop: int) -> Hashable:
         """The text up to `stop`."""
-        return self.texts[index % len(self.texts)][start // (stop - start)]
+        texts, block = self.texts[index % len(self.texts)], start // (stop - start)
+        return texts[block] if block < len(texts) else (index, start)
 
 
-def make_common(spec: Spec) -> Common:
+def make_common(spec: Spec, engine: Engine) -> Common:
     """Build what a scenario names.
 
     Raises:
-        InputError: a trace that does not say which texts its blocks hold.
+        InputError: a trace that does not say which texts its blocks hold, or whose blocks are of another size.
     """
     values = spec.resolved(COMMON)
     if spec.kind == "system_prompt":
@@ -85,6 +87,9 @@ def make_common(spec: Spec) -> Common:
         return Sessions(**values)
     if spec.kind == "none":
         return Common()
-    texts = read_engine_trace(values["path"]).header.get("texts")
-    require(texts is not None, f"{values['path']}: does not say which sequences begin with the same tokens")
+    path, header = values["path"], read_engine_trace(values["path"]).header
+    texts, size = header.get("texts"), header.get("block_size", 1)
+    require(texts is not None, f"{path}: does not say which sequences begin with the same tokens")
+    same = engine.layout != "paged" or engine.block_size == size
+    require(same, f"workload.common: {path} is of blocks of {size} tokens, engine.block_size is {engine.block_size}")
     return Traced(texts or [])

@@ -1,5 +1,6 @@
 """Where requests wait until their K/V fit."""
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
@@ -7,8 +8,9 @@ from collections.abc import Iterable
 from refimpl.core.errors import require
 from refimpl.placement import PLACEMENTS, pool_columns
 from refimpl.scheduling import Scheduler
+from simulator.service.cost import CostModel
 from simulator.service.records import Request
-from simulator.settings.scenario import Engine
+from simulator.settings.scenario import Engine, Scenario
 
 
 class Gate:
@@ -68,3 +70,13 @@ class Gate:
             f"the memory for K/V holds {self.capacity_tokens:.0f} tokens; a request needs {need}",
         )
         return need <= self.capacity_tokens
+
+
+def require_room(scenario: Scenario, cost: CostModel) -> None:
+    """Raise InputError where blocks or bytes for K/V are more than a device has room for, where that is known."""
+    engine, given_bytes = scenario.engine, scenario.service.kv_capacity_bytes or 0.0
+    held_bytes = (engine.num_blocks or 0) * engine.block_size * cost.kv_bytes_per_token
+    room_bytes = cost.kv_capacity_bytes or math.inf
+    room = f"the device has room for {room_bytes:.3g}"
+    require(held_bytes <= room_bytes, f"engine.num_blocks {engine.num_blocks} take {held_bytes:.3g} bytes, {room}")
+    require(given_bytes <= room_bytes, f"service.kv_capacity_bytes is {given_bytes:.3g}, {room}")

@@ -132,20 +132,18 @@ def _run(row: Request, position: int) -> int:
     return row.draw(number)[place]
 
 
-def note_drafts(live: Seq[Request], offers: Offers, least_lag: int) -> None:
+def note_drafts(live: Seq[Request], offers: Offers) -> None:
     """Count what the target has decided on at the positions that a round has committed, see `Sequence.note_drafts`.
 
     Args:
         live: rows of the round.
         offers: of the round.
-        least_lag: tokens that the draft has not cached, at least; 0 where there is none, and so nothing to cache.
     """
     for row in live:
         drafted, accepted = offers.of[row.sequence]
         committed = min(accepted, row.last_kept)
         row.num_accepted += committed
         row.num_evaluated += committed + (accepted < min(drafted, row.last_kept))
-        row.cache_state = row.cache_state if least_lag else 0
         row.has_state = True
 
 

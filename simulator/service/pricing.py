@@ -15,6 +15,7 @@ from simulator.settings.scenario import Engine, Switches
 
 Members = tuple[Request, ...]
 Stages = tuple[float, float, float, float, float]  # seconds of prefill, draft, verify, realign, host
+Passes = tuple[float, float, float]  # of them those of draft, verify and host
 Priced = tuple[int, int, Stages]  # drafts of the batch, passes of the draft, seconds
 COMPONENTS = {"load": "concat", "grow": "concat", "realign": "realign", "compact": "compact"}  # of the cost, by move
 
@@ -47,12 +48,29 @@ class Pricing:
         self.drafting, self.runs_draft = drafting, engine.drafting().uses_draft
         self.placement = make_placement(engine.layout, engine.compaction_threshold)
         self.lines = lru_cache(maxsize=None)(self._lines)
+        self.passes_s = lru_cache(maxsize=None)(self._passes_s)
+        self.gather_s = lru_cache(maxsize=None)(self._gather_s)
 
     def _lines(self, rows: int, k: int, scattered: bool) -> tuple[Line, Line, float]:
         """Seconds of drafting and verifying at every width, and of the host."""
         line = self.cost.line
         draft = line("draft", rows, k, scattered) if k else Line(lambda widths: np.zeros(len(widths)))
         return draft, line("verify", rows, k + 1, scattered), self.cost.point("host", rows, k + 1)
+
+    def _passes_s(self, rows: int, passes: int, span: int, mean: float, width: int, scattered: bool) -> Passes:
+        """Seconds of so many passes of the draft, of a verify pass of up to `span` tokens a row, and of the host.
+
+        Args:
+            mean: tokens that a row feeds the verify pass on average, where it leaves the pads out; 0 where it does not.
+        """
+        host_s, line = self.cost.point("host", rows, span), self.cost.line
+        packing_s = self.cost.packing_s(rows, mean, width) if mean else 0.0
+        verify_s = line("verify", rows, mean or span, scattered).at(width) + packing_s
+        return line("draft", rows, passes, scattered).at(width) if passes else 0.0, verify_s, host_s
+
+    def _gather_s(self, component: str, rows: int, width: int) -> float:
+        """Seconds of one gather of so many rows."""
+        return self.cost.line(component, rows, 0).at(width)
 
     def num_drafts(self, live: Seq[Request]) -> int:
         """Drafts of the batch: the largest that some row can use."""
@@ -75,38 +93,41 @@ class Pricing:
             self.offers = self.drafting.offer(members)
             return self._price_offers(members, self.offers, prefill_s)
         k, rows, useless = self.num_drafts(live), len(members), self.useless
-        realign_s = self.begin(members, k + 1)
-        draft, verify, host_s = self.lines(rows, k, self.scattered)
-        width = self.placement.width
-        if len(live) == rows and min([row.left for row in live]) - useless >= k:
-            self.tokens, verify_s = k + 1.0, verify.at(width)
-        else:
-            verify_s = self._verify_s([min(k, row.left - useless) + 1 for row in live], rows, k + 1)
-        return k, k, (prefill_s, draft.at(width), verify_s, realign_s, host_s)
+        realign_s, mean = self.begin(members, k + 1), 0.0
+        if len(live) < rows or min([row.left for row in live]) - useless < k:
+            mean = self._mean([min(k, row.left - useless) + 1 for row in live], rows, k + 1)
+        self.tokens = mean or k + 1.0
+        draft_s, verify_s, host_s = self.passes_s(rows, k, k + 1, mean, self.placement.width, self.scattered)
+        return k, k, (prefill_s, draft_s, verify_s, realign_s, host_s)
 
     def _price_offers(self, members: Members, offers: Offers, prefill_s: float) -> Priced:
         """A round whose rows verify different numbers of drafts."""
-        k, passes, line = offers.k, offers.passes, self.cost.line
+        k, passes, rows = offers.k, offers.passes, len(members)
         realign_s = self.begin(members, k + 1)
-        width, rows = self.placement.width, len(members)
-        draft_s = line("draft", rows, passes, self.scattered).at(width) if passes else 0.0
-        verify_s = self._verify_s([offer.drafted + 1 for offer in offers.of.values()], rows, k + 1)
-        host_s = self.cost.point("host", rows, k + 1)
+        mean = self._mean([offer.drafted + 1 for offer in offers.of.values()], rows, k + 1)
+        self.tokens = mean or k + 1.0
+        draft_s, verify_s, host_s = self.passes_s(rows, passes, k + 1, mean, self.placement.width, self.scattered)
+        draft_s += self._catch_up_s(members, passes)
         return k, passes, (prefill_s, draft_s + offers.other_s, verify_s, realign_s, host_s)
 
-    def _verify_s(self, counts: Seq[int], rows: int, span: int) -> float:
-        """Seconds of the verify pass over a batch, without pads where the engine leaves them out.
+    def _mean(self, counts: Seq[int], rows: int, span: int) -> float:
+        """Tokens that a row feeds on average, where the verify pass leaves out the pads; 0 where it does not.
 
         Args:
             counts: tokens that each row feeds that has not finished; those that have feed pads only.
             rows: of the batch.
             span: tokens of the widest row.
         """
-        self.tokens, packing_s, width = float(span), 0.0, self.placement.width
-        if pays_to_pack([*counts, *[0] * (rows - len(counts))], span) and not self.switches.pad_prompts:
-            self.tokens = max(1.0, sum(counts) / rows)
-            packing_s = self.cost.packing_s(rows, self.tokens, width)
-        return self.cost.line("verify", rows, self.tokens, self.scattered).at(width) + packing_s
+        packs = pays_to_pack([*counts, *[0] * (rows - len(counts))], span) and not self.switches.pad_prompts
+        return max(1.0, sum(counts) / rows) if packs else 0.0
+
+    def _catch_up_s(self, members: Members, passes: int) -> float:
+        """Seconds that the draft's first pass takes longer after rounds that it sat out: it feeds what it has missed.
+
+        All rows feed as many tokens as the one that lags most; one or two are in the passes that were measured.
+        """
+        lag = max([row.cache_state for row in members if not row.finished]) if passes else 0
+        return self.cost.catch_up_s(len(members), lag, max([row.seq_len for row in members])) if lag > 2 else 0.0
 
     def begin(self, members: Members, span: int) -> float:
         """Place the members of a round that feeds `span` tokens a row; seconds of what moves for it."""
@@ -124,13 +145,13 @@ class Pricing:
 
     def _move_s(self, move: Move, before: Members) -> float:
         """Seconds of a move, and of writing back what has not finished of the members before."""
-        seconds = self.cost.line(COMPONENTS[move.kind], len(move.shifts), 0).at(self.placement.width)
+        seconds = self.gather_s(COMPONENTS[move.kind], len(move.shifts), self.placement.width)
         unsaved = len([row for row in before if not row.finished]) if move.kind == "load" else 0
         return seconds + (self.cost.point("split", unsaved, 0) if unsaved else 0.0)
 
     def regroup_s(self, rows: int, width: int) -> float:
         """Seconds of writing so many members back and gathering as many others."""
-        return self.cost.line("concat", rows, 0).at(width) + self.cost.point("split", rows, 0)
+        return self.gather_s("concat", rows, width) + self.cost.point("split", rows, 0)
 
     def prefill_s(self, rows: Seq[Request]) -> float:
         """Prefill of up to a batch of rows at a time, less a token each and what was found in the cache."""
@@ -193,6 +214,8 @@ class PublishedPricing(Pricing):
         rows, width = len(members), self.placement.width
         if k and not self.switches.draft_cache:
             draft_s = self._uncached_draft_s(rows, k, width)
+        elif self.switches.k_policy == "batch_min":  # a row near its end may keep the draft from running
+            draft_s += self._catch_up_s(members, passes)
         realign_s = self._moves(mode, rows, realign_s, width)
         return k, passes, (prefill_s + self._late_prefill(live), draft_s, verify_s, realign_s, host_s)
 
@@ -252,7 +275,7 @@ class OverlappedPricing(Pricing):
         offers = self.drafting.offer(rows) if self.drafting else None
         passes = offers.passes if offers else self.num_drafts(rows)
         draft_s = self.cost.line("draft", len(rows), passes, scattered).at(width) if passes else 0.0
-        return draft_s + (offers.other_s if offers else 0.0)
+        return draft_s + self._catch_up_s(rows, passes) + (offers.other_s if offers else 0.0)
 
 
 def make_pricing(engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None) -> Pricing:

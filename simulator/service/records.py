@@ -92,7 +92,7 @@ class Request:
         last_round: round in which it last ran, or the one before it was admitted.
         last_end_s: end of that round; NaN before the first.
         longest_gap_s: longest time between two rounds so far.
-        on_finish: told when it finishes.
+        on_finish: told once, when it finishes.
     """
 
     __slots__ = (
@@ -179,11 +179,22 @@ class Request:
         """Drafts that it can use in the coming round."""
         return min(self.k, self.left - 1)
 
+    def begin(self, start_s: float) -> None:
+        """A round of it, or of a chunk of its prompt, began then; the first is kept, whether it is preempted or not."""
+        if self.begun_s != self.begun_s:  # NaN
+            self.begun_s = start_s
+
     def next_run(self) -> int:
         """Right proposals from the next token on; draws them where nobody has asked so far."""
         while self.generated >= len(self.runs):
             self.runs += self.draw(len(self.runs) // TILE_POSITIONS)
         return self.runs[self.generated]
+
+    def answer(self) -> None:
+        """Tell whom it concerns that it has finished."""
+        if self.on_finish is not None:
+            self.on_finish()
+            self.on_finish = None
 
     def as_row(self) -> tuple[Any, ...]:
         """Values of `REQUEST_COLUMNS`."""

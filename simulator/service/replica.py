@@ -11,13 +11,13 @@ import simpy
 from refimpl.core.errors import require
 from refimpl.scheduling import Chunk, RoundPlan
 from simulator.service.cost import CostModel, lognormal_factors
-from simulator.service.gate import Gate
+from simulator.service.gate import Gate, require_room
 from simulator.service.offers import Drafting, note_drafts
 from simulator.service.pricing import make_pricing
 from simulator.service.records import ROWS, START_S, Begun, EventLog, Request
 from simulator.service.schedulers import end_padded, pad_rows, room_of, scheduler_of
 from simulator.service.streams import Purpose, Streams
-from simulator.settings.scenario import Engine, Scenario
+from simulator.settings.scenario import Scenario
 
 NOISE_BLOCK = 4096
 SLOT = attrgetter("slot")
@@ -63,13 +63,13 @@ class Replica:
         self.env, self.log, self.number = env, log, number
         self.engine, self.switches = scenario.engine, scenario.switches
         self.padded_key = scenario.switches.group_key == "padded_length"
-        self.marks_rows = self.padded_key or scenario.switches.pad_ends or drafting is not None
+        self.least_lag = 1 if scenario.has_draft else 0
+        self.marks_rows = self.padded_key or scenario.switches.pad_ends or drafting is not None or not self.least_lag
         self.pricing = make_pricing(scenario.engine, scenario.switches, cost, drafting)
-        self.least_lag = 1 if scenario.engine.drafting().uses_draft else 0
         self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
         capacity = scenario.service.kv_capacity_bytes or cost.kv_capacity_bytes
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
-        _require_blocks_fit(scenario.engine, cost)
+        require_room(scenario, cost)
         self.scheduler.room = room_of(scenario.engine, capacity_tokens)
         self.block_size = scenario.engine.block_size
         self.in_chunks = self.scheduler.token_budget is not None
@@ -79,6 +79,7 @@ class Replica:
         self.kv_tokens = self.load_tokens = self.round_index = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]
         self.begun: Begun | None = None  # the round that runs
+        self.plan: RoundPlan[Request] | None = None  # of the latest round
         self.chosen: tuple[Request, ...] = ()  # members of the latest round, as the scheduler named them
         self.members: tuple[Request, ...] = ()  # the same, in the order of their slots
         self.closing = False
@@ -142,15 +143,9 @@ class Replica:
                 stages = self.pricing.with_chunks(stages, plan.chunks, len(members))
             factor, rows = next(noise), len(members)
             self.begun = number, env.now, factor, *stages, plan.mode, rows, len(live), k, passes, placement.width
-            self._note_begin(plan)
+            self.plan = plan
             yield env.timeout(sum(stages) * factor)
             self._finish_round(plan, live, k, passes)
-
-    def _note_begin(self, plan: RoundPlan[Request]) -> None:
-        """A round begins, of rows and of chunks of prompts: those whose first it is keep it, preempted or not."""
-        for row in (*plan.members, *[chunk.sequence for chunk in plan.chunks]):
-            if row.begun_s != row.begun_s:  # NaN
-                row.begun_s = self.env.now
 
     def _in_pool_order(self, chosen: tuple[Request, ...]) -> tuple[Request, ...]:
         """As the engine runs them."""
@@ -220,10 +215,13 @@ class Replica:
             if self.marks_rows:
                 self._mark_rows(live, plan.mode)
         for chunk in plan.chunks:
-            self._cache(chunk)
-        self.log.lines.append((*begun, *tokens, *self._load(begun[ROWS])))
+            self._cache(chunk, begun[START_S])
+        self.log.lines.append(begun + tokens + self._load(begun[ROWS]))
         self.begun = None
         self.round_index += 1
+        for row in live if plan.mode == "static" else ():  # its client does not wait until the whole batch has finished
+            if row.finished:
+                row.answer()
         left = scheduler.complete(plan)
         if left:
             self._release(left)
@@ -231,16 +229,20 @@ class Replica:
     def _mark_rows(self, live: Sequence[Request], mode: str) -> None:
         """What a draft budget and the published code remember of the rows of a round."""
         if self.pricing.offers is not None:
-            note_drafts(live, self.pricing.offers, self.least_lag)
+            note_drafts(live, self.pricing.offers)
+        if not self.least_lag:
+            for row in live:  # no draft, so none that lags behind
+                row.cache_state = 0
         if self.switches.pad_ends and mode == "fallback":
             end_padded(live, self.env.now)
             self.log.end_rows(live)
         if self.padded_key:
             pad_rows(live, mode)
 
-    def _cache(self, chunk: Chunk[Request]) -> None:
-        """A chunk of a prompt is cached."""
+    def _cache(self, chunk: Chunk[Request], start_s: float) -> None:
+        """A chunk of a prompt is cached, in a round begun at `start_s`."""
         request = chunk.sequence
+        request.begin(start_s)
         request.to_prefill -= chunk.count
         request.longest_wait = max(request.longest_wait, self.round_index - request.last_round - 1)
         request.last_round = self.round_index
@@ -249,30 +251,29 @@ class Replica:
 
     def _load(self, rows: int) -> tuple[int, int, int]:
         """Slots in use with so many rows in the working batch, requests without K/V and with."""
-        pool, room = self.scheduler.pool, self.scheduler.room
-        slots = self.kv_tokens + rows * self.pricing.placement.columns
+        pool, slots = self.scheduler.pool, self.kv_tokens + rows * self.pricing.placement.columns
         if self.paged:
-            slots = (room.num_blocks_used or 0) * self.block_size
+            slots = (self.scheduler.room.num_blocks_used or 0) * self.block_size
         return slots, len(self.gate.queue) + len(pool.waiting), len(pool.window)
 
     def stop(self) -> None:
         """The clock has stopped: hand the round that runs to the log."""
-        if self.begun is not None:
+        if self.begun is not None and self.plan is not None:
+            for row in (*self.plan.members, *[chunk.sequence for chunk in self.plan.chunks]):
+                row.begin(self.begun[START_S])
             self.log.cut_lines.append((*self.begun, 0, 0, 0, *self._load(self.begun[ROWS])))
 
     def _advance(self, live: Sequence[Request], k: int, passes: int, mode: str, start_s: float) -> tuple[int, int, int]:
         """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""
         useless, note_end = self.pricing.useless, self.log.ends_before.append
+        enough = k + useless  # tokens left with which a row can use all drafts of the batch
         now, index, row_log = self.log.last_round_s, self.round_index, self.log.rows
-        offers = self.pricing.offers
+        offers, latest = self.pricing.offers, index - 1
         minimum = self._minimum(live, k) if self.pricing.placement.commits_minimum else k + 1
         all_drafted = all_accepted = all_kept = 0
         for row in live:
-            left, generated = row.left, row.generated
-            limit = left - useless
-            if limit > k:
-                limit = k
-            runs = row.runs
+            left, generated, runs = row.left, row.generated, row.runs
+            limit = k if left >= enough else left - useless
             accepted = runs[generated] if generated < len(runs) else row.next_run()
             if offers:
                 limit, accepted = offers.of[row.sequence]
@@ -280,10 +281,9 @@ class Replica:
                 accepted = limit
             if accepted == k and not useless and k:
                 accepted = k - 1
-            kept = accepted + 1 if accepted < minimum else minimum
-            note_end(row.last_end_s)
-            if not generated:
-                row.first_token_s, row.last_end_s = now, start_s
+            kept = accepted + 1
+            if kept > minimum:
+                kept = minimum
             total = generated + kept
             if total >= row.output_len:
                 kept, total = row.output_len - generated, row.output_len
@@ -291,16 +291,19 @@ class Replica:
             if row_log is not None:
                 before = (self.number, index, mode, live.index(row), row.sequence, row.seq_len, row.cache_state, k)
                 row_log.append((*before, limit, accepted, kept, row.finished, row.slot))
-            row.generated = total
-            row.seq_len += kept
-            row.left = left - kept
-            row.last_kept = kept
-            row.cache_state = (2 if kept > passes else 1) if passes else row.cache_state + kept
-            if index - row.last_round - 1 > row.longest_wait:
-                row.longest_wait = index - row.last_round - 1
-            if start_s - row.last_end_s > row.longest_gap_s:
-                row.longest_gap_s = start_s - row.last_end_s
+            if not generated:
+                row.begin(start_s)
+                row.first_token_s = now
+            waited, ended_s = latest - row.last_round, row.last_end_s
+            if waited > row.longest_wait:
+                row.longest_wait = waited
+            if start_s > ended_s and start_s - ended_s > row.longest_gap_s:
+                row.longest_gap_s = start_s - ended_s
+            note_end(ended_s)
+            row.generated, row.left, row.last_kept = total, left - kept, kept
             row.last_round, row.last_end_s = index, now
+            row.seq_len += kept
+            row.cache_state = (2 if kept > passes else 1) if passes else row.cache_state + kept
             row.rounds += 1
             row.drafted += limit
             row.accepted += accepted
@@ -322,8 +325,7 @@ class Replica:
             self.free_slots.append(request.slot)
             self.load_tokens -= request.most_tokens
             self.gate.release(request.most_tokens)
-            if request.on_finish is not None:
-                request.on_finish()
+            request.answer()
 
 
 def _noise(streams: Streams, number: int, cv: float) -> Iterator[float]:
@@ -336,13 +338,3 @@ def _noise(streams: Streams, number: int, cv: float) -> Iterator[float]:
         normal = streams.generator(Purpose.NOISE, block, number).standard_normal(NOISE_BLOCK)
         yield from lognormal_factors(normal, cv).tolist()
         block += 1
-
-
-def _require_blocks_fit(engine: Engine, cost: CostModel) -> None:
-    """Raise InputError for more blocks than a device has room for, where that is known."""
-    held_bytes = (engine.num_blocks or 0) * engine.block_size * cost.kv_bytes_per_token
-    room_bytes = cost.kv_capacity_bytes or math.inf
-    message = (
-        f"engine.num_blocks {engine.num_blocks} take {held_bytes:.3g} bytes, the device has room for {room_bytes:.3g}"
-    )
-    require(held_bytes <= room_bytes, message)

@@ -190,6 +190,13 @@ class RooflineCost(CostModel):
             return np.full(len(widths), self.p["host_s"])
         return self._moved_s(rows * widths * self.kv_bytes_per_token)
 
+    def prefill_s(self, prompts: Seq[Fed], *, padded: bool = False) -> float:
+        """Of real tokens: a pass of both models over each prompt's own tokens, behind its own cached ones."""
+        fed = [prompt for prompt in prompts if prompt.tokens]
+        if padded or not fed:
+            return super().prefill_s(prompts, padded=padded)
+        return float(self.target.pass_s(fed, len(fed)) + self._draft_pass_s(fed, len(fed)))
+
     def beside(self, rows: Fed, chunks: Seq[Fed]) -> tuple[float, float]:
         """A pass of the draft over the chunks, and what the verify pass takes longer with them than alone."""
         logits = rows.rows * rows.tokens

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import simpy
@@ -102,11 +103,14 @@ class Simulation:
 
     def _open_arrivals(self) -> Generator[Any, Any, None]:
         study = self.scenario.study
-        for index, time_s in enumerate(arrival_times(study.arrivals, self.streams, study.num_requests)):
-            if time_s > self.env.now:  # those of one time come together
+        index = 0
+        for time_s, together in groupby(arrival_times(study.arrivals, self.streams, study.num_requests)):
+            if time_s > self.env.now:  # it may end an ulp beside time_s, so that the times are compared with each other
                 yield self.env.timeout(time_s - self.env.now)
-            request = self._arrive(index)
-            self.replicas[self.route(request)].submit([request])
+            for _ in together:
+                request = self._arrive(index)
+                self.replicas[self.route(request)].submit([request])
+                index += 1
         for replica in self.replicas:
             replica.close()
 
@@ -158,8 +162,9 @@ class Simulation:
 
     def _longest_prompts(self, count: int) -> list[int]:
         """The longest prompt of each part, of the first thousand requests in equal parts; parts may be alike."""
-        lengths = sorted(self.source.lengths(index)[0] for index in range(1000))
-        return [lengths[max(0, 1000 * part // count - 1)] for part in range(1, count + 1)]
+        known = min(1000, self.scenario.study.num_requests or 1000)
+        lengths = sorted(self.source.lengths(index)[0] for index in range(known))
+        return [lengths[max(0, known * part // count - 1)] for part in range(1, count + 1)]
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class RequestSource:
         of_trace = study.kind == "open" and study.arrivals.kind == "trace"
         self.arrivals = _service_trace(study.arrivals) if of_trace else None
         self.budgets = _budgets(scenario, self.arrivals)
-        self.common = make_common(scenario.workload.common)
+        self.common = make_common(scenario.workload.common, scenario.engine)
         self._blocks: dict[int, Lengths] = {}
 
     def lengths(self, index: int) -> tuple[int, int, int]:
@@ -81,10 +81,10 @@ class RequestSource:
 def _budgets(scenario: Scenario, arrivals: ServiceTrace | None) -> np.ndarray:
     """Budgets of request 0, 1, …, over and over: the user's, or those of a trace."""
     outputs, given = scenario.workload.output_tokens, scenario.engine.max_new_tokens
-    if outputs.kind == "trace":
-        budgets = np.array(read_engine_trace(outputs["path"]).budgets)
-    elif arrivals is not None and given is None:
+    if arrivals is not None and given is None:
         budgets = arrivals.output_tokens
+    elif arrivals is None and outputs.kind == "trace":
+        budgets = np.array(read_engine_trace(outputs["path"]).budgets)
     else:
         budgets = np.array([given or DEFAULT_BUDGET])
     longest = int(budgets.max())
@@ -134,8 +134,10 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...], stamp: int) -> np.ndar
     settings = dict(values)
     path = Path(settings["path"])
     if kind == "spec_bench":
-        characters = np.array([len(turn) for turn in first_turns(path)])
-        return np.maximum(1, np.round(characters / settings["characters_per_token"])).astype(int)
+        tokens = np.round(np.array([len(turn) for turn in first_turns(path)]) / settings["characters_per_token"])
+        most = f"{path}: a prompt has {tokens.max():.3g} tokens at characters_per_token; at most {MAX_TOKENS}"
+        require(bool(tokens.max() <= MAX_TOKENS), most)
+        return np.maximum(1, tokens).astype(int)
     frame = read_table(path)
     column = settings["column"]
     require(column in frame, f"{path}: no column {column!r}; it has {', '.join(frame.columns)}")

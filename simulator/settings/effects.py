@@ -1,9 +1,10 @@
-"""Settings of engine, switches and service that have an effect only beside others. Where one has none, it is refused.
+"""Settings of workload, engine, switches and service with an effect only beside others; refused where they have none.
 
 The table knows what follows from the kind of engine and study. Whether requests share tokens, or a cost is 0, is a fact
 of what is simulated: a setting that then changes nothing is a result, and no mistake.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 from refimpl.core.errors import InputError
 from simulator.settings.fields import as_data
 from simulator.settings.methods import engine_settings
-from simulator.settings.parts import Engine, Service, Switches
+from simulator.settings.parts import Engine, Service, Switches, Workload
 
-Needs = Mapping[str, tuple[str | None, ...]]  # setting -> values; where none is named, any but the default
+Needs = Mapping[str, tuple[str | None, ...]]  # setting -> values; where none is named, any but the one of `NO_USE`
+NO_USE = {"engine.num_speculative_tokens": 0, "engine.aging_bound": math.inf}  # of all others the default
 
 MOVING = ("realigned", "masked", "rollback")  # layouts that gather their rows
 ANY: tuple[str, ...] = ()
@@ -23,6 +25,11 @@ EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed
         "switches.group_choice", "switches.group_key", "switches.serve_first", "switches.aging_from",
         "switches.copy_groups", "switches.pad_ends",
     )),
+    ({"engine.aging_bound": ANY}, ("switches.aging_from",)),
+    ({"engine.num_speculative_tokens": ANY}, (
+        "engine.draft_budget", "switches.k_policy", "switches.keep_bonus", "switches.draft_cache",
+    )),
+    ({"study.kind": ("offline",)}, ("workload.sort_prompts",)),
     ({"engine.scheduler": ("static",)}, ("switches.zombies",)),
     ({"engine.scheduler": ("fifo", "grouped", "continuous")}, ("switches.refill",)),
     ({"engine.scheduler": ("static", "fifo", "grouped")}, ("switches.discard_mixed_caches",)),
@@ -35,6 +42,9 @@ EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed
     ({"engine.num_blocks": (None,)}, ("service.kv_capacity_bytes",)),
     ({"service.replicas": ANY}, ("service.router",)),
     ({"engine.execution": ("overlapped",)}, ("engine.contention",)),
+    ({"engine.draft_budget": ("by_load",)}, ("engine.drafts_by_load",)),
+    ({"engine.draft_budget": ("capacity",)}, ("engine.draft_capacity",)),
+    ({"engine.draft_budget": ("goodput",)}, ("engine.draft_costs",)),
     ({"engine.draft_budget": ("row_rate",)}, ("engine.draft_cost",)),
     ({"engine.draft_budget": ("confidence", "confidence_keep")}, ("engine.draft_threshold",)),
     ({"switches.group_key": ("length_and_lag",)}, ("switches.bucket_tokens",)),
@@ -48,7 +58,7 @@ EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed
         "switches.copy_launch_s": ANY,
     }, ("switches.free_realign",)),
 )  # fmt: skip
-PARTS = {"engine": Engine, "switches": Switches, "service": Service}
+PARTS = {"workload": Workload, "engine": Engine, "switches": Switches, "service": Service}
 DEFAULTS = {f"{part}.{item.name}": as_data(item.default) for part, cls in PARTS.items() for item in fields(cls)}
 
 
@@ -74,11 +84,11 @@ def drop_idle(data: dict[str, Any], kept: Collection[str] = ()) -> None:
 
 
 def _asked(path: str, values: tuple[str | None, ...]) -> str:
-    """A setting, and the values that would do; of numbers with a default other than 0, the one that does not."""
-    default = DEFAULTS.get(path)
+    """A setting, and the values that would do; of numbers the one that does not, but for a default of 0."""
     if values:
         return f"{path} {'|'.join(map(_shown, values))}"
-    return f"{path} other than {default}" if default else path
+    default = DEFAULTS.get(path)
+    return f"{path} other than {NO_USE.get(path, default)}" if default or path in NO_USE else path
 
 
 def _shown(value: str | None) -> str:
@@ -90,12 +100,12 @@ def _idle(settings: Any) -> Iterator[tuple[str, Needs]]:
     """Settings without effect that are not at their defaults, and what they need."""
     for needs, paths in EFFECTS:
         if not any(_meets(settings, path, values) for path, values in needs.items()):
-            yield from ((path, needs) for path in paths if _value(settings, path) != DEFAULTS[path])
+            yield from ((path, needs) for path in paths if as_data(_value(settings, path)) != DEFAULTS[path])
 
 
 def _meets(settings: Any, path: str, values: tuple[str | None, ...]) -> bool:
     value = _value(settings, path)
-    return value in values if values else value != DEFAULTS[path]
+    return value in values if values else value != NO_USE.get(path, DEFAULTS[path])
 
 
 def _value(settings: Any, path: str) -> Any:

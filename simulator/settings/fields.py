@@ -31,7 +31,7 @@ class Range:
     """What a number may be.
 
     Attributes:
-        low, high: low ≤ value ≤ high; without `low` when `open_low`.
+        low, high: low ≤ value ≤ high; without `low` when `open_low`, without `high` when `open_high`.
         integer, infinite: whether it must be whole; whether it may be infinite.
         least, most: what lies beyond is possible, but runs out of numbers, memory or time.
         bytes_each: memory that each one needs, as the error of a count beyond `most` says.
@@ -40,6 +40,7 @@ class Range:
     low: float = -math.inf
     high: float = math.inf
     open_low: bool = False
+    open_high: bool = False
     integer: bool = False
     infinite: bool = False
     least: float = 0
@@ -53,8 +54,9 @@ class Range:
         endless = isinstance(value, float) and math.isinf(value)
         require(self.infinite or not endless, f"{where} must be finite, not {shown(value)}")
         right = isinstance(value, kinds) and not isinstance(value, bool)  # NaN is inside of no range
-        inside = right and self.low <= value <= self.high and not (self.open_low and value == self.low)
-        require(inside, f"{where} must be {self}, not {shown(value)}")
+        inside = right and self.low <= value <= self.high
+        end = (self.open_low and value == self.low) or (self.open_high and value == self.high)
+        require(inside and not end, f"{where} must be {self}, not {shown(value)}")
         require(endless or value <= self.most, f"{where} must be at most {self.most}, not {value}{self._needs(value)}")
         require(value >= self.least or value <= 0, f"{where} must be at least {self.least}, not {value}")
         return value
@@ -68,7 +70,7 @@ class Range:
         relation = ">" if self.open_low else "≥"
         if self.high == math.inf:
             return noun if self.low == -math.inf else f"{noun} {relation} {self.low}"
-        return f"{noun} in {'(' if self.open_low else '['}{self.low}, {self.high}]"
+        return f"{noun} in {'(' if self.open_low else '['}{self.low}, {self.high}{')' if self.open_high else ']'}"
 
 
 MAX_TOKENS = 10**9  # of a request; more is a slip
@@ -77,6 +79,7 @@ POSITIVE = Range(0, open_low=True, least=SMALL, most=LARGE)
 NON_NEGATIVE = Range(0, most=LARGE)
 PROBABILITY = Range(0, 1)
 SHARE = Range(0, 1, open_low=True)
+LEVEL = Range(0, 1, open_low=True, open_high=True)  # confidence of an interval, share of a band
 VARIATION = Range(0, 10)  # relative standard deviations
 COUNT = Range(1, integer=True, most=MAX_TOKENS)
 WHOLE = Range(0, integer=True, most=MAX_TOKENS)

@@ -67,7 +67,7 @@ def _bracket(axis: np.ndarray, value: float) -> tuple[int, int, float]:
 
 def _line(axis: np.ndarray, values: np.ndarray, widths: np.ndarray) -> np.ndarray:
     if len(axis) == 1:
-        return np.full(len(widths), values[0])
+        return np.full(len(widths), max(values[0], 0))
     low = np.clip(np.searchsorted(axis, widths, side="right") - 1, 0, len(axis) - 2)
     share = (widths - axis[low]) / (axis[low + 1] - axis[low])
     return np.maximum(values[low] * (1 - share) + values[low + 1] * share, 0)

@@ -40,7 +40,7 @@ MIN_PHASE = 1e-3  # requests that an on phase brings
 MAX_BUDGET = 2**18  # tokens; a number is drawn for each of them, for hundreds of requests at a time
 DRAFTING = tuple(item.name for item in fields(DraftingConfig) if item.name != "draft_score")  # settings of an engine
 IGNORED = {  # kind of study -> settings that have no effect there
-    "offline": ("duration_s", "clients", "think_time_s", "arrivals"),
+    "offline": ("duration_s", "clients", "think_time_s", "arrivals", "warmup"),
     "open": ("clients", "think_time_s"),
     "closed": ("num_requests", "arrivals"),
 }

@@ -1,6 +1,7 @@
 """Dotted paths into the plain data of a scenario, such as ``engine.batch_size``."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import fields
 from typing import Any
 
@@ -8,16 +9,18 @@ from refimpl.core.errors import require
 from simulator.settings.effects import drop_idle
 from simulator.settings.fields import as_data
 from simulator.settings.kinds import KINDS
-from simulator.settings.methods import method_settings, require_agreement
-from simulator.settings.parts import IGNORED, Study
+from simulator.settings.methods import engine_settings, method_settings, require_agreement
+from simulator.settings.parts import IGNORED, Engine, Service, Study, Switches, Workload
 
 METHOD_PATHS = ("method", "engine.method")
+PARTS = {"study": Study, "workload": Workload, "engine": Engine, "switches": Switches, "service": Service}
 
 
 def set_path(data: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted path in nested mappings; ``method`` is short for the layout, scheduler and so on that it names.
 
-    A new kind drops the parameters, and the settings of a study, that it does not know.
+    A new kind drops the parameters, and the settings of a study, that it does not know. Where a whole part is set, what
+    it leaves out has its default.
 
     Raises:
         InputError: no such path.
@@ -32,9 +35,17 @@ def set_path(data: dict[str, Any], path: str, value: Any) -> None:
         here = here[name]
     known = isinstance(here, dict) and (last in here or "kind" in here)
     require(known, f"{path}: no such setting; allowed: {_allowed(here, parents)}")
-    here[last] = as_data(value)
+    here[last] = _whole(path, deepcopy(as_data(value)))
     if last == "kind":
         _drop_unknown(here, ".".join(parents), str(value))
+
+
+def _whole(path: str, given: Any) -> Any:
+    """All settings of a part, where some are given, so that later changes find their places; other values as such."""
+    given = engine_settings(given) if path == "engine" else given
+    if path not in PARTS or not isinstance(given, Mapping):
+        return given
+    return {item.name: as_data(item.default) for item in fields(PARTS[path])} | dict(given)
 
 
 def _allowed(here: Any, parents: list[str]) -> str:
@@ -62,7 +73,14 @@ def apply_settings(data: dict[str, Any], settings: Mapping[str, Any]) -> None:
         InputError: no such path, or a method beside a setting that it fixes otherwise.
     """
     for path, value in settings.items():
-        if path in METHOD_PATHS:
-            require_agreement(value, {name.removeprefix("engine."): given for name, given in settings.items()})
+        if method := _method(path, value):
+            require_agreement(method, {name.removeprefix("engine."): given for name, given in settings.items()})
         set_path(data, path, value)
     drop_idle(data, kept=settings)
+
+
+def _method(path: str, value: Any) -> Any:
+    """The method that a setting names, if it does."""
+    if path == "engine" and isinstance(value, Mapping):
+        return value.get("method")
+    return value if path in ("engine", *METHOD_PATHS) and isinstance(value, str) else None

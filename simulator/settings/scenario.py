@@ -56,15 +56,9 @@ class Scenario:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        offline = self.study.kind == "offline"
-        require(
-            offline or not self.workload.sort_prompts,
-            f"workload.sort_prompts has no effect in a study of kind {self.study.kind}: leave it out",
-        )
         self._check_waits()
-        weightless = self.cost.kind == "linear" and self.cost.resolved(COST)["kv_bytes_per_token"] == 0
         require(
-            self.service.kv_capacity_bytes is None or not weightless,
+            self.service.kv_capacity_bytes is None or self.knows_kv_bytes,
             "service.kv_capacity_bytes has no effect while cost.kv_bytes_per_token is 0: give the bytes of a token",
         )
         self._check_drafting()
@@ -84,12 +78,19 @@ class Scenario:
             engine.drafting().uses_draft or not cost.get("draft"),
             f"engine.drafter {engine.drafter!r} runs no draft: leave out cost.draft",
         )
+        free = engine.drafting().uses_draft and engine.num_speculative_tokens > 0 and not self.has_draft
+        cures = "give cost.draft, or set engine.num_speculative_tokens to 0, or engine.drafter to ngram"
+        require(not free, f"engine.drafter {engine.drafter!r} runs a draft, and cost has none: {cures}")
         mixed = self.acceptance.kind == "profile" and len(set(self.acceptance["probabilities"])) > 1
         reads = engine.drafting().reads_probabilities and self.confidence.kind == "drawn"
         message = (
             f"engine.draft_budget {engine.draft_budget!r} reads probabilities, which acceptance.kind profile lacks"
         )
         require(not (mixed and reads), f"{message}: choose another acceptance")
+        message = (
+            "engine.drafter 'hybrid' drafts behind what it has found, at places that acceptance.kind profile lacks"
+        )
+        require(not (mixed and engine.drafter == "hybrid"), f"{message}: choose another acceptance")
         departing = [item.name for item in fields(Switches) if getattr(self.switches, item.name) != item.default]
         changed = [name for name in departing if name in FIXED_DRAFTS]
         require(
@@ -99,6 +100,17 @@ class Scenario:
         others = [name for name in departing if name not in OF_ARRIVALS]
         serial = engine.execution == "serial"
         require(serial or not others, f"switches.{others[0] if others else ''} needs engine.execution serial")
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a draft model is loaded, used or not: the drafter is one that runs it, and costs have one."""
+        known = self.cost.kind != "roofline" or bool(self.cost.resolved(COST)["draft"])
+        return known and self.engine.drafting().uses_draft
+
+    @property
+    def knows_kv_bytes(self) -> bool:
+        """Whether the costs say how many bytes the K/V of a token take."""
+        return self.cost.kind != "linear" or self.cost.resolved(COST)["kv_bytes_per_token"] > 0
 
     @property
     def content_hash(self) -> str:

@@ -233,7 +233,8 @@ def _times(path: Path, column: pd.Series) -> np.ndarray:
         place = other[0] + 1 if other.size else 0
         require(other.size == 0, f"{path}: {column.name}: missing, or numbers beside times, in record {place}")
         try:
-            column = pd.to_datetime(column, format="ISO8601").astype("datetime64[ns]").astype("int64") * 1e-9
+            moments = pd.to_datetime(column, format="ISO8601", utc=True).dt.tz_localize(None)
+            column = moments.astype("datetime64[ns]").astype("int64") * 1e-9
         except ValueError as error:
             raise InputError(f"{path}: {column.name}: {str(error).splitlines()[0]}") from None
     times = column.to_numpy(dtype=float)

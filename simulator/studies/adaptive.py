@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from refimpl.core.errors import require
 from simulator.analytic import tokens_per_round
 from simulator.runner import Progress, mean_interval, run_points
 from simulator.service.cost import CostModel
@@ -104,12 +105,18 @@ def judge_budgets(frame: pd.DataFrame) -> pd.DataFrame:
 
     Attained speed is judged: tokens per second, and seconds per token turned around. The best fixed number is the one
     with the least mean seconds per token at that rate.
+
+    Raises:
+        InputError: no request with two tokens finishes at some rate, so that nothing can be judged.
     """
     lines = []
     for rate, part in frame.groupby("rate_per_s"):
         runs = part.set_index(["budget", "replication"])
         fixed = runs[runs.index.get_level_values(0).str.startswith("fixed")]
-        best = str(fixed["per_token_mean_s"].groupby(level=0).mean().idxmin())
+        means = fixed["per_token_mean_s"].groupby(level=0).mean()
+        finished = bool(means.notna().any())
+        require(finished, f"no request that yields two tokens finishes at {rate} requests/s: run longer, or more often")
+        best = str(means.idxmin())
         for name in [name for name in part["budget"].unique() if not name.startswith("fixed")]:
             for other in (best, "fixed 0"):
                 tokens = (runs.loc[name, "tokens_per_s"] / runs.loc[other, "tokens_per_s"]).to_numpy()

@@ -17,11 +17,11 @@ from refimpl.core.errors import InputError, require
 from simulator.runner import Progress, mean_interval, reporting, run_parallel, run_replication
 from simulator.service.metrics import ROUNDING, check_metric
 from simulator.settings.effects import drop_idle
-from simulator.settings.fields import PAIRED, to_mapping
+from simulator.settings.fields import LEVEL, PAIRED, to_mapping
 from simulator.settings.parts import DRAFTING, Study
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario, from_data
 from simulator.settings.tables import Table
-from simulator.studies.comparison import DIFFERENT
+from simulator.studies.comparison import verdict_of
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "refill": ("#refill", "switches.refill", "switches.zombies"),
@@ -51,6 +51,7 @@ FLAGS = {  # scheduler -> refill, grouping, chunks
     "continuous": (True, False, True),
 }  # fmt: skip
 MAX_FACTORS = 8
+HEADINGS = {"share": "contribution", "relative": "of the difference"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,7 +61,8 @@ class Attribution(Table):
     Attributes:
         metric: what was attributed.
         a, b: mean of the metric; it and the shares are of the replications in which every mixture has the metric.
-        table: factor → share (in the metric's unit), low, high, relative (share over b - a), verdict.
+        table: factor → share (in the metric's unit), low, high, relative (share over b - a), and what taking the factor
+            from b does, in the words of `Comparison`. Printed columns are called as `HEADINGS` says.
         per_replication: shares ``[replication, factor]``.
     """
 
@@ -156,6 +158,7 @@ def attribute(
             replication in which all of them have the metric.
     """
     PAIRED.check(replications, "replications")
+    LEVEL.check(level, "level")
     check_metric(metric)
     a, b = as_scenario(a), as_scenario(b)
     factors = differing_factors(a, b)
@@ -171,7 +174,8 @@ def attribute(
     own = {name: shapley_share(name, names, values) for name in names}
     shares = pd.DataFrame(own, index=np.flatnonzero(common))
     empty, full = values[frozenset()], values[frozenset(names)]
-    return Attribution(metric, float(empty.mean()), float(full.mean()), _table(shares, empty, full, level), shares)
+    table = _table(metric, shares, empty, full, level)
+    return Attribution(metric, float(empty.mean()), float(full.mean()), table, shares)
 
 
 def _mixture(a: Scenario, b: Scenario, factors: dict[str, tuple[str, ...]], subset: frozenset[str]) -> Scenario:
@@ -205,14 +209,13 @@ def shapley_share(name: str, names: list[str], values: dict[frozenset[str], np.n
     return total
 
 
-def _table(shares: pd.DataFrame, empty: np.ndarray, full: np.ndarray, level: float) -> pd.DataFrame:
+def _table(metric: str, shares: pd.DataFrame, empty: np.ndarray, full: np.ndarray, level: float) -> pd.DataFrame:
     lines, difference, rounding = list[dict[str, Any]](), full - empty, ROUNDING * np.abs(empty).max()
     for name in [*shares, "total"]:
         values = difference if name == "total" else shares[name].to_numpy()
         mean, low, high, _ = mean_interval(values, level)
-        real = low > rounding or high < -rounding
         relative = mean / difference.mean() if difference.mean() else np.nan
-        verdict = DIFFERENT if real else "not distinguishable"
+        verdict = verdict_of(metric, values, low, high, rounding)
         line = {"factor": name, "share": mean, "low": low, "high": high}
         lines.append(line | {"relative": relative, "verdict": verdict})
     return pd.DataFrame(lines).set_index("factor")

@@ -23,7 +23,7 @@ class Capacity(Table):
     """What was found.
 
     Attributes:
-        rate_per_s: the largest rate tried at which the promise was kept.
+        rate_per_s: the largest rate tried at which the promise was kept; of ``on_off``, while on.
         broken_at_per_s: the smallest rate tried at which it was not.
         table: rate → `COLUMNS`, means over the replications, and the 95 % interval of the attainment; in order of rate.
     """
@@ -111,6 +111,8 @@ def _require_a_rate_and_a_limit(scenario: Scenario) -> None:
     require(study.kind == "open", f"capacity needs a study of kind open, not {study.kind}")
     unfinished = "what is unfinished when the clock stops would count as a broken promise"
     require(study.duration_s is None, f"capacity needs study.num_requests in place of study.duration_s: {unfinished}")
+    refused = "a server that breaks the promise has no steady state, and is refused there"
+    require(study.warmup == "none", f"capacity needs study.warmup none, not {study.warmup}: {refused}")
     rated = [kind for kind, parameters in ARRIVALS.items() if "rate_per_s" in parameters]
     kind = study.arrivals.kind
     require(kind in rated, f"capacity needs study.arrivals with a rate ({', '.join(rated)}), not {kind}")

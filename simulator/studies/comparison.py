@@ -11,11 +11,38 @@ import pandas as pd
 from refimpl.core.errors import require, shown
 from simulator.runner import Progress, Results, mean_interval, reporting, simulate
 from simulator.service.metrics import ROUNDING, check_metric
-from simulator.settings.fields import PAIRED
+from simulator.settings.fields import LEVEL, PAIRED
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table
 
-DIFFERENT = "different in the model"
+EQUAL, UNCLEAR, UNDECIDED, UNKNOWN = "equal", "not distinguishable", "undecided", "not known"
+BETTER = {  # which of two values is the better one -> starts of metrics' names; for all others neither is
+    "higher": ("tokens_per_s", "requests_per_s", "completed", "goodput_per_s", "slo_attainment", "fairness"),
+    "lower": (
+        "latency_", "first_token_", "per_token_", "inter_token_", "queueing_", "longest_gap_s", "censored", "kv_",
+        "preemptions",
+    ),
+}  # fmt: skip
+
+
+def verdict_of(metric: str, differences: np.ndarray, low: float, high: float, rounding: float = 0.0) -> str:
+    """Whether b is higher or lower than a, by more than chance, and whether that is better where the metric says.
+
+    Args:
+        metric: what differs.
+        differences: b - a in each replication.
+        low, high: interval of their mean.
+        rounding: differences up to it are none.
+    """
+    if (np.abs(differences) <= rounding).all():
+        return EQUAL if len(differences) else UNKNOWN
+    if not np.isfinite(low):
+        return UNDECIDED
+    if low <= rounding and high >= -rounding:
+        return UNCLEAR
+    side = "higher" if low > 0 else "lower"
+    better = [way for way, names in BETTER.items() if metric.startswith(names)]
+    return f"b {side}" + (", better" if better == [side] else ", worse" if better else "")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,6 +57,9 @@ class Comparison(Table):
     a: Results
     b: Results
     level: float = 0.95
+
+    def __post_init__(self) -> None:
+        LEVEL.check(self.level, "level")
 
     def __repr__(self) -> str:
         line = self.table.loc["tokens_per_s"]
@@ -50,22 +80,23 @@ class Comparison(Table):
         """metric → a, b, difference (b - a) with its paired interval, ratio b / a, n, verdict.
 
         All of them are of the n replications in which both have the metric: a latency needs a request that finishes.
-        The verdict is about the model. How far its costs are off for a method: see `validate`.
+        The verdict is about the model: `EQUAL` in every replication, `UNCLEAR` where chance may make the difference,
+        else "b higher" or "b lower", with "better" or "worse" where the metric has a good direction (`BETTER`);
+        `UNDECIDED` with a single replication, `UNKNOWN` with none. How far the costs are off for a method: see
+        `validate`.
         """
-        lines = [self._line(name) for name in self.a.metrics.columns if name != "replication"]
+        lines = [self._line(name) for name in self.a.known]
         return pd.DataFrame(lines).set_index("metric")
 
     def _line(self, name: str) -> dict[str, Any]:
-        a, b = self.a.metrics[name].to_numpy(), self.b.metrics[name].to_numpy()
+        a, b = self.a.known[name].to_numpy(), self.b.known[name].to_numpy()
         both = np.isfinite(a) & np.isfinite(b)
         mean_a, mean_b = (float(each[both].mean()) if both.any() else np.nan for each in (a, b))
         difference = np.where(np.isclose(a, b, rtol=ROUNDING, atol=0), 0.0, b - a)
         mean, low, high, n = mean_interval(difference[both], self.level)
         ratio = mean_b / mean_a if mean_a else np.nan
-        same = not np.isfinite(low) and mean != 0
-        verdict = "undecided" if same else DIFFERENT if low > 0 or high < 0 else "not distinguishable"
         line = {"metric": name, "a": mean_a, "b": mean_b, "difference": mean, "low": low, "high": high}
-        return line | {"ratio": ratio, "n": n, "verdict": verdict}
+        return line | {"ratio": ratio, "n": n, "verdict": verdict_of(name, difference[both], low, high)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,6 +178,7 @@ def compare(
     require(len(given) > 1, "compare needs two scenarios, or a mapping of names to two or more")
     require(b is None or not isinstance(a, Mapping), "compare takes two scenarios or one mapping, not both")
     PAIRED.check(replications, "replications")
+    LEVEL.check(level, "level")
     scenarios = {name: as_scenario(each) for name, each in given.items()}
     first, *others = _simulated(list(scenarios.values()), replications, workers, progress)
     if not isinstance(a, Mapping):

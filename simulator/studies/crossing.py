@@ -6,16 +6,27 @@ from typing import Any
 
 import numpy as np
 
+from refimpl.core.errors import require
 from simulator.analytic import tokens_per_round
 from simulator.service.roofline import RooflineCost
 from simulator.service.streams import Streams
-from simulator.settings.fields import Spec
+from simulator.settings.fields import PROBABILITY, Spec
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 
 DEVICES = ("a100-80", "h100", "h200", "l40s", "rtx-4090", "b200", "mi300x")
 BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 CONTEXTS = (256, 1024, 4096, 16384)  # tokens of each row
 NUM_DRAFTS, MOST_DRAFTS = 5, 8
+HEADINGS = {  # of a printed column, in place of the field's name
+    "batch_size": f"{NUM_DRAFTS} drafts pay up to", "low": "5 %", "high": "95 %",
+    "any_drafts": "best number pays up to", "fits": "rows that fit", "gain": "gain at batch 1",
+}  # fmt: skip
+LEGEND = (
+    f"drafts pay up to: so many rows, of the batch sizes {', '.join(map(str, BATCH_SIZES))}\n"
+    f"5 %, 95 %: of the same with {NUM_DRAFTS} drafts, as the constants are uncertain; best number: from 1 to "
+    f"{MOST_DRAFTS}, chosen for each batch\n"
+    f"rows that fit: into the memory; gain: times as fast as plain decoding, with {NUM_DRAFTS} drafts"
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,12 @@ def find_crossings(
         devices: names or files.
         acceptance_probability: that a draft is right.
         draws: of the uncertain constants.
+
+    Raises:
+        InputError: no draft, or a number that is no probability.
     """
+    PROBABILITY.check(acceptance_probability, "acceptance_probability")
+    require(bool(cost.get("draft")), "a crossing needs a draft: without one there is nothing that could pay")
     for device in devices:
         spec = Spec.of("roofline", **{key: value for key, value in cost.items() if key != "kind"}, device=device)
         models = [RooflineCost(spec, None), *(RooflineCost(spec, Streams(0, draw)) for draw in range(draws))]

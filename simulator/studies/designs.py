@@ -236,13 +236,20 @@ def _sobol_points(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[st
 
 
 def sobol_indices(spec: SweepSpec, frame: pd.DataFrame, metric: str = "tokens_per_s") -> pd.DataFrame:
-    """First-order and total Sobol indices of a metric with their 95 % half widths, one line per setting."""
+    """First-order and total Sobol indices of a metric with their 95 % half widths, one line per setting.
+
+    Raises:
+        InputError: no sweep of kind sobol, or a metric that is no number or has no value at some of its points.
+    """
     from SALib.analyze import sobol
 
     require(spec.sobol is not None, "Sobol indices need a sweep of kind sobol")
-    require(metric in frame, f"metric must be a column of the sweep, not {metric!r}")
+    numeric = metric in frame and pd.api.types.is_numeric_dtype(frame[metric])
+    require(numeric, f"metric must be a column of the sweep that holds numbers, not {shown(metric)}")
     means = frame.groupby("key")[metric].mean()
-    values = np.array([means[task.key] for task in spec.tasks])
+    values = np.array([means[task.key] for task in spec.tasks], dtype=float)
+    lacking = int(np.count_nonzero(~np.isfinite(values)))
+    require(lacking == 0, f"{metric} has no value at {lacking} of {len(values)} points: Sobol indices need one at each")
     found = sobol.analyze(spec.sobol, values, calc_second_order=False, seed=0)
     columns = {"first": "S1", "first_half_width": "S1_conf", "total": "ST", "total_half_width": "ST_conf"}
     return pd.DataFrame({name: found[key] for name, key in columns.items()}, index=spec.sobol["names"])  # type: ignore[index]

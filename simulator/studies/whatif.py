@@ -9,7 +9,7 @@ from refimpl.core.errors import require, shown
 from refimpl.core.shown import Shown
 from simulator.runner import Results, mean_interval, simulate
 from simulator.service.metrics import MANY_CENSORED, censored_share
-from simulator.settings.fields import COUNT, NON_NEGATIVE, PAIRED, PROBABILITY, WHOLE, check_fields, number_field
+from simulator.settings.fields import COUNT, LEVEL, NON_NEGATIVE, PAIRED, PROBABILITY, WHOLE, check_fields, number_field
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 from simulator.settings.scenario import Scenario
 
@@ -164,6 +164,7 @@ class Outlook(Shown):
 
         The replications are paired: each has the same requests and the same luck for all methods.
         """
+        LEVEL.check(level, "level")
         runs = self.common(self.judged_by).reindex(columns=self.ranking[:2])
         best, second = (runs[method].to_numpy() for method in runs)
         gain = second - best if self.judged_by == "latency_p99_s" else best - second
@@ -183,7 +184,7 @@ def outlook(
         question: what is moved.
         base: the rest: costs, lengths, service, and the requests unless `rate_per_s` is given; the default scenario if
             None.
-        methods: at least two.
+        methods: at least two, each once.
         replications: at least two.
 
     Example::
@@ -202,8 +203,9 @@ def outlook(
 
 
 def check_methods(methods: Sequence[str]) -> None:
-    """Raise InputError unless there are at least two."""
+    """Raise InputError unless there are at least two, each once."""
     require(len(methods) > 1, "methods must be at least two, so that one can be recommended")
+    require(len(set(methods)) == len(methods), f"methods must be named once each, not {', '.join(methods)}")
 
 
 def speedup(
@@ -213,7 +215,7 @@ def speedup(
 
     Both meet the same requests, so that the ratio is paired. Both have the draft loaded: without drafts its prefill,
     its weights and its K/V are still paid for. Over a server that has no draft the gain is less, the more so with long
-    prompts: compare with a scenario whose `cost.draft` is null.
+    prompts: compare with a scenario of no drafts that leaves out `cost.draft`.
 
     Args:
         question, base: as for `outlook`.

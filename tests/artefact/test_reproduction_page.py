@@ -15,6 +15,12 @@ def tool(monkeypatch):
     return importlib.import_module("reproduction")
 
 
+@pytest.fixture
+def page(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("reproduction_page")
+
+
 def test_page_and_figures_are_fresh(tool, capsys):
     assert tool.main(["--check"]) == 0
     text = tool.PAGE.read_text(encoding="utf-8")
@@ -25,6 +31,33 @@ def test_page_and_figures_are_fresh(tool, capsys):
     text = " ".join((ROOT / "README.md").read_text().split())
     assert count in text
     assert f"({words} of them with an output length chosen for them)" in text
+
+
+def test_figures_are_told_apart_by_what_was_fitted_to_them(page):
+    names = ["x.y", "x.y", "z.w", "grouping_rate_all_mean.batch 2"]
+    states = [(True, True), (False, True), (False, False), (False, True)]
+    rows = [{"target": name, "fitted": fit, "inside": in_} for name, (fit, in_) in zip(names, states, strict=True)]
+    assert page.num_untouched({"rows": rows}) == (2, 1)
+    data = json.loads((ROOT / "docs" / "reproduction.json").read_text())
+    assert "Of the other 16, 13 lie within the range" in page.opening(data)
+
+
+def test_tables_have_words_in_place_of_names_and_texts_flush_left(page):
+    data = json.loads((ROOT / "docs" / "reproduction.json").read_text())
+    shown = page.figures(data)
+    assert not any(row["target"].removeprefix("overhead_anatomy.") in shown for row in data["rows"])
+    assert "| grouping rate of captions: batch 8 | " in shown
+    assert "| ---: | --- | --- |\n| DSD as shipped |" in page.failures(data)
+
+
+def test_the_memory_ends_from_the_context_on_at_which_no_larger_batch_fits(page):
+    costs = importlib.import_module("reproduction_costs")
+    lines = [
+        {"context_tokens": context, "batch_size": size, "fits": fits}
+        for context, size, fits in ((256, 96, 576), (1024, 192, 242), (1024, 192, 271), (4096, 64, 68), (16384, 8, 9))
+    ]
+    assert costs.memory_ends(lines) == 4096
+    assert costs.memory_ends(lines[:2]) == 1024
 
 
 def test_what_is_stale_is_seen(tool, monkeypatch, tmp_path):
@@ -59,16 +92,12 @@ def test_some_studies_are_run_again(tool, monkeypatch):
     assert set(tool.renewed(data, [])) == {"meta", "explained", "curves"}
 
 
-def test_shares_are_scaled_to_the_first(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    page = importlib.import_module("reproduction_page")
+def test_shares_are_scaled_to_the_first(page):
     assert page.refitted({"percent": [25.0, 40.0, 50.0]}, 25.0) == pytest.approx(50)
     assert page.refitted({"percent": [20.0, 50.0]}, 50.0) == pytest.approx(80), "four times the cost for each row"
 
 
-def test_the_invariants_are_those_of_the_detection_matrix(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    page = importlib.import_module("reproduction_page")
+def test_the_invariants_are_those_of_the_detection_matrix(page):
     assert page.fired("BSP as shipped") == "INV-2 (`bsp-as-shipped`)"
     assert "none (`dsd-next-token-from-draft`)" in page.fired("DSD as shipped")
     assert page.fired("EQSPEC") == ""

@@ -8,7 +8,6 @@ from test_simulator_runs import brief, engines, possible, rarely_finishing, scen
 from refimpl.core.errors import InputError
 from simulator.runner import simulate
 from simulator.studies.attribution import attribute, differing_factors, flatten, unflatten
-from simulator.studies.comparison import DIFFERENT
 
 
 def test_shares_add_up_and_name_the_factors():
@@ -18,14 +17,14 @@ def test_shares_add_up_and_name_the_factors():
     sums = found.per_replication.sum(axis=1)
     assert np.allclose(sums.mean(), found.b - found.a)
     assert found.table.loc["total", "share"] == pytest.approx(found.b - found.a)
-    assert found.table.loc["refill", "verdict"] == DIFFERENT
+    assert found.table.loc["refill", "verdict"] == "b higher, better"
     assert found.table.loc["bonus token", "share"] < 0
 
 
 def test_a_factor_without_effect_has_no_share():
     common = {"kind": "system_prompt", "tokens": 2}  # which a layout without blocks cannot share
     found = attribute(scenario(), scenario({"engine.scheduler": "fifo", "workload.common": common}), 3)
-    assert found.table.loc["workload.common", "share"] == 0
+    assert found.table.loc["workload.common", ["share", "verdict"]].tolist() == [0, "equal"]
 
 
 @pytest.mark.parametrize("others", [set(), {"grouping"}])
@@ -54,6 +53,13 @@ def test_shares_are_of_the_replications_in_which_every_mixture_has_the_metric():
     assert found.table["relative"].drop("total").sum() == pytest.approx(1)
     with pytest.raises(InputError, match="no replication has latency_mean_s in every mixture"):
         attribute(a, b.but({"cost.verify_base_s": 20.0}), 2, metric="latency_mean_s")
+
+
+def test_a_single_common_replication_decides_nothing():
+    a, b = rarely_finishing(1.0), rarely_finishing(1.6).but({"workload.output_tokens.mean_tokens": 8.0})
+    found = attribute(a, b, 4, metric="latency_mean_s")
+    assert len(found.per_replication) == 1
+    assert set(found.table["verdict"]) == {"undecided"}
 
 
 def test_attribution_refuses_nonsense():

@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic_inputs import (
     SYNTHETIC_META,
@@ -17,6 +18,7 @@ from simulator.service.scenario_cost import make_cost
 from simulator.service.streams import Streams
 from simulator.settings.calibration import load_calibration
 from simulator.settings.fields import Spec
+from simulator.settings.grids import AXES, make_grid
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
 
 
@@ -49,6 +51,14 @@ def test_outside_the_measured_range_it_refuses_or_says_so(calibration):
         simulate(wide, 1)
     assert simulate(study(calibration), 1).extrapolated == ()
     assert re.fullmatch(rf"{calibration}@[0-9a-f]{{16}} \(synthetic\)", simulate(study(calibration), 1).origin)
+
+
+def test_what_is_continued_beyond_the_points_never_takes_less_than_no_time():
+    """Noise may let a host be a little faster with seven tokens than with four; with many it is not faster than 0."""
+    values = [[1, tokens, 0, mean_s] for tokens, mean_s in ((4, 2e-3), (7, 1e-3))]
+    grid = make_grid(pd.DataFrame(values, columns=[*AXES, "mean_s"]), "host")
+    assert grid.line(1, 9, np.zeros(1))[0] == pytest.approx(1e-3 / 3)
+    assert grid.line(1, 65, np.zeros(1))[0] == 0
 
 
 @pytest.mark.parametrize("field", sorted(SYNTHETIC_META))

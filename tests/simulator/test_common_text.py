@@ -72,3 +72,14 @@ def test_without_a_common_text_nothing_is_found_and_nothing_changes():
     _, metrics = run({})
     assert metrics["cache_hit_rate"] == 0
     assert metrics == run({"engine.prefix_sharing": False})[1]
+
+
+TRACE = "validation/cpu/tiny/paged-continuous-b5-k2-t48-0.ndjson.gz"  # of blocks of 16 tokens
+
+
+def test_texts_of_a_run_are_those_of_its_blocks_and_beyond_them_all_differ():
+    common = {"workload.common": {"kind": "trace", "path": TRACE}}
+    with pytest.raises(InputError, match=r"is of blocks of 16 tokens, engine\.block_size is 4"):
+        run(common | {"engine.block_size": 4})
+    _, metrics = run(common | {"workload.prompt_tokens.tokens": 500})
+    assert metrics["cache_hit_rate"] < 12 * 64 / (12 * 499)

@@ -88,6 +88,14 @@ def test_the_page_contains_the_grid_and_asks_no_server(grid, page):
     assert "http" not in text.replace(data, "")
 
 
+def test_no_text_of_the_grid_ends_or_hides_the_script(tmp_path):
+    served = Scenario(name="<!-- <script> </script>", study={"num_requests": 2})
+    write_page(answer_grid(served, METHODS[:2], 2, {"batch_size": (1,)}), tmp_path / "panel.html")
+    data = (tmp_path / "panel.html").read_text(encoding="utf-8").split('id="grid">')[1].split("</script>")[0]
+    assert "<" not in data
+    assert "<!-- <script> </script>" in json.dumps(json.loads(data))
+
+
 def check_shown(chrome, answer, method="inplace"):
     """The page says the answer in words, and the method's tokens per second."""
     assert chrome.find_element("id", "answer").text == answer["answer"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import asdict, fields, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from simulator.cli import main
 from simulator.runner import simulate
 from simulator.service.records import Request
 from simulator.service.schedulers import end_padded
+from simulator.studies.crossing import find_crossings
 from simulator.studies.published import (
     CONSTANTS,
     Constants,
@@ -145,11 +147,26 @@ def test_each_behaviour_is_changed_on_the_same_requests(capsys):
 
 def test_drafts_pay_longest_where_arithmetic_is_cheap(capsys):
     assert main(["crossing", "--device", "h100", "--device", "l40s", "--acceptance", "0.7", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["crossings"]
+    printed = capsys.readouterr()
+    assert re.search(
+        r" 5 drafts pay up to +5 % +95 % +best number pays up to +rows that fit +gain at batch 1\n", printed.err
+    )
+    assert "drafts pay up to: so many rows, of the batch sizes 1, 2, 4, " in printed.err
+    found = json.loads(printed.out)["crossings"]
     sizes = {(line["device"], line["context_tokens"]): line["batch_size"] for line in found}
     assert sizes["l40s", 256] > sizes["h100", 256] > sizes["h100", 16384] > 0
     assert all(line["low"] <= line["batch_size"] <= line["high"] for line in found)
     assert all(line["batch_size"] <= min(line["any_drafts"], line["fits"]) for line in found)
+
+
+def test_a_crossing_needs_a_draft_and_a_probability(capsys):
+    pair = {"target": "qwen3-8b", "draft": "qwen3-0.6b"}
+    with pytest.raises(InputError, match=r"acceptance_probability must be a number in \[0, 1\], not 2.0"):
+        next(find_crossings(pair, ["h100"], 2.0))
+    assert main(["crossing", "--device", "h100", "--draft", ""]) == 2
+    assert "a crossing needs a draft" in capsys.readouterr().err
+    assert main(["budgets", "--draft", ""]) == 2
+    assert "runs a draft, and cost has none" in capsys.readouterr().err
 
 
 def test_rows_wait_for_their_prefill_where_mixed_caches_are_dropped():

@@ -242,3 +242,26 @@ def test_a_round_with_chunks_costs_the_pass_over_all_that_it_feeds(k):
         pass_s = cost.target.pass_s([decoding, *fed[index]], rows * decoding.tokens)
         assert seconds - (gathered - apart) == pytest.approx(pass_s)
     assert max(map(len, fed.values())) > 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cached"),
+    [([16000] + [10] * 7, [0] * 8), ([30000, 100, 100, 100], [0] * 4), ([2000, 2000], [0, 30000]), ([64, 0], [0, 64])],
+)
+def test_prompts_of_one_pass_pay_for_their_own_lengths(lengths, cached):
+    """Attention grows with the square of a prompt, so that a pass over unequal ones is not one over their mean."""
+    cost, fed = cost_of(), [Fed(1, *each) for each in zip(lengths, cached, strict=True)]
+    parts = [part for part in fed if part.tokens]
+    alone_s = [each.pass_s(parts, len(parts)) for each in (cost.target, cost.draft)]
+    assert cost.prefill_s(fed) == pytest.approx(float(sum(alone_s)))
+    assert cost.prefill_s([Fed(1, 500, 0)] * 4) == pytest.approx(cost.point("prefill", 4, 500))
+    assert cost.prefill_s(fed, padded=True) == cost.point("prefill", len(fed), max(lengths), sum(cached) // len(fed))
+
+
+def test_blocks_and_bytes_beyond_the_device_are_refused_alike():
+    made = Scenario(engine="paged", cost={"kind": "roofline", **PAIR}, study={"num_requests": 1})
+    for beyond in ({"engine.num_blocks": 2**20}, {"service.kv_capacity_bytes": 1e12}):
+        with pytest.raises(
+            InputError, match=r"(num_blocks 1048576 take .* bytes|bytes is 1e\+12), the device has room for"
+        ):
+            simulate(made.but(beyond), 1)

@@ -17,6 +17,7 @@ from simulator.settings.folders import EXAMPLES
 from simulator.settings.kinds import KINDS
 from simulator.settings.parts import MAX_BUDGET, Engine, Service, Study, Switches, Workload
 from simulator.settings.scenario import Scenario, load_scenario
+from simulator.studies.comparison import BETTER
 from simulator.studies.designs import build_sweep, load_sweep
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -68,6 +69,13 @@ def test_methods_metrics_commands_and_bounds_stand_there():
     assert all(rows(PAGE)[name] == [definition] for name, definition in DEFINITIONS.items())
     assert all(f"`{name}`" in PAGE for name in APP.commands)
     assert f"at most {MAX_BUDGET}" in PAGE
+
+
+def test_the_directions_that_the_page_tells_are_those_of_the_verdicts():
+    told = re.search(r"good\s+direction: up for (.*?), down for (.*?)\. It\s", PAGE, re.DOTALL)
+    for way, names in zip(("higher", "lower"), told.groups(), strict=True):
+        assert {name.removesuffix("*") for name in re.findall("`(.*?)`", names)} == set(BETTER[way])
+    assert all(any(name.startswith(start) for name in metric_names()) for starts in BETTER.values() for start in starts)
 
 
 def test_every_metric_is_defined():

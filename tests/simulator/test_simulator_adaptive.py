@@ -66,6 +66,11 @@ def test_budgets_are_judged_pair_by_pair_against_the_best_and_none():
         assert judged[column].tolist() == pytest.approx([0.9, 1.8])
 
 
+def test_rates_at_which_no_request_finishes_are_told(capsys):
+    assert main(["budgets", "--rate", "0.001", "--duration", "0.1", "-n", "2", "--batch-size", "2"]) == 2
+    assert "no request that yields two tokens finishes at 0.001 requests/s: run longer" in capsys.readouterr().err
+
+
 def test_the_command_writes_every_run(capsys, tmp_path):
     path = tmp_path / "b.json"
     arguments = ["--rate", "30", "--duration", "1", "-n", "2", "--batch-size", "16", "--out", str(path), "--json"]

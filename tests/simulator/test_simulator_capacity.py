@@ -52,6 +52,7 @@ def test_the_start_does_not_matter():
     [
         ({"study": {"num_requests": 5}}, "capacity needs a study of kind open, not offline"),
         ({"study.arrivals": {"kind": "fixed", "interval_s": 1.0}}, "capacity needs study.arrivals with a rate"),
+        ({"study.warmup": "mser5"}, "capacity needs study.warmup none, not mser5: a server that breaks the promise"),
         ({"service.slo_first_token_s": None}, "capacity needs service.slo_first_token_s or slo_per_token_s"),
         ({"service.slo_first_token_s": 1e6}, "all of the rates .* reach an attainment of 0.99"),
         ({"service.slo_first_token_s": 1e-6}, "none of the rates .* reach an attainment of 0.99"),
@@ -68,4 +69,12 @@ def test_the_command_tells_rates(capsys, tmp_path):
     printed = capsys.readouterr()
     assert "99 % of the requests finish within the limits at" in printed.err
     assert printed.out.startswith('{"rate_per_s": ')
+    assert "low … high: 95 % interval of slo_attainment\n" in printed.err
+    rates = [line.split()[0] for line in printed.err.splitlines() if line[0].isdigit()]
+    assert len(rates) > 2
+    assert max(len(rate) for rate in rates) <= len("1.234")
+    assert " while on, " not in printed.err
+    bursts = "study.arrivals={kind: on_off, rate_per_s: 8.0, mean_on_s: 1.0, mean_off_s: 1.0}"
+    assert main(["capacity", str(tmp_path / "a.yaml"), "-s", bursts, "-n", "1", "--tolerance", "0.9"]) == 0
+    assert " requests/s while on, fewer at " in capsys.readouterr().out
     assert main(["capacity", str(tmp_path / "a.yaml"), "--attainment", "1.5"]) == 2

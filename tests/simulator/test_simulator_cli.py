@@ -8,6 +8,7 @@ import sys
 from functools import partial
 
 import pytest
+import typer
 import yaml
 from synthetic_inputs import HEADER, LINES, write_engine_trace
 
@@ -59,8 +60,60 @@ def test_settings_on_the_command_line(capsys, path):
 def test_compare(capsys, path):
     code, data = run_json(capsys, "compare", path, "-n", "5", "-s", "engine.scheduler=fifo")
     assert code == 0
-    assert data["metrics"]["makespan_s"]["verdict"] == "different in the model"
-    assert data["metrics"]["completed"]["verdict"] == "not distinguishable"
+    verdicts = {name: line["verdict"] for name, line in data["metrics"].items()}
+    assert (verdicts["tokens_per_s"], verdicts["latency_mean_s"]) == ("b higher, better", "b lower, better")
+    assert (verdicts["makespan_s"], verdicts["completed"]) == ("b lower", "equal")
+    assert verdicts["kv_peak_bytes"] == "not known"
+
+
+def test_a_comparison_tells_what_is_worse_and_whose_latencies_are_short(capsys, path):
+    cut = ["-s", "study={kind: closed, clients: 4, duration_s: 1.0}", "-s", "engine.scheduler=fifo"]
+    assert main(["compare", path, "-n", "3", *cut, "-s", "cost.verify_base_s=0.2"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"tokens_per_s .* b lower, worse\n", told)
+    assert "\nb: " in told
+    assert "\na: " not in told
+    assert "had not finished at the end: latencies are those of the others" in told
+
+
+def table_of(capsys, *arguments):
+    """Lines of the printed table, by metric."""
+    assert main([*arguments]) == 0
+    return {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+
+
+def test_a_table_leaves_out_what_cannot_vary(capsys, path):
+    alone = {"grouping_rate", "realign_share", "cut_outputs", "censored", "longest_wait_rounds", "cache_hit_rate"}
+    still = ["run", "-n", "2"]
+    assert not alone & set(table_of(capsys, *still))
+    assert alone < set(table_of(capsys, *still, "--all"))
+    assert alone < set(run_json(capsys, *still)[1]["metrics"])
+    moved = table_of(capsys, "run", path, "-n", "2", "-s", "method=exspec")
+    assert {"grouping_rate", "realign_share", "draft_acceptance_rate"} < set(moved)
+    assert "draft_acceptance_rate" not in table_of(capsys, *still, "-s", "engine.num_speculative_tokens=0")
+    either = table_of(capsys, "compare", path, "-n", "2", "-s", "engine.layout=inplace")
+    assert "realign_share" in either
+
+
+def test_memory_that_is_not_known_is_not_zero(capsys):
+    unknown = ["run", "-n", "2"]
+    assert table_of(capsys, *unknown)["kv_peak_bytes"] == ["–"] * 5 + ["0"]
+    assert run_json(capsys, *unknown)[1]["metrics"]["kv_allocated_bytes"]["mean"] is None
+    known = run_json(capsys, *unknown, "-s", "cost.kv_bytes_per_token=10")[1]["metrics"]["kv_allocated_bytes"]
+    assert known["mean"] > 0
+
+
+@pytest.mark.parametrize(
+    ("cost", "told"),
+    [
+        ([], "linear (illustrative defaults, not measured)"),
+        (["-s", "cost.verify_base_s=0.1"], "linear (as given)"),
+        (["-s", "cost={kind: table, calibration: cpu/tiny}"], "cpu/tiny@"),
+    ],
+)
+def test_the_first_line_says_where_costs_come_from(capsys, cost, told):
+    assert main(["run", "-n", "1", *cost, "-s", "engine.batch_size=2"]) == 0
+    assert capsys.readouterr().out.startswith(f"scenario: 1 replications, costs: {told}")
 
 
 def test_attribute_and_its_plot(capsys, path, tmp_path):
@@ -69,6 +122,10 @@ def test_attribute_and_its_plot(capsys, path, tmp_path):
     assert code == 0
     assert set(data["factors"]) == {"refill", "grouping", "total"}
     assert plot.stat().st_size > 1000
+    assert main(["attribute", path, "-n", "2", "-s", "engine.scheduler=fifo"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"contribution +low +high +of the difference +verdict", told)
+    assert "what taking the factor from b adds to tokens_per_s" in told
 
 
 def test_sweep(capsys, path, tmp_path):
@@ -150,6 +207,16 @@ def test_a_precision_that_is_not_reached_is_told(capsys, path, monkeypatch):
         assert run_json(capsys, "run", path, "-n", "2", "--precision", precision)[1]["precision_reached"] is reached
 
 
+def test_a_precision_of_what_no_run_has_is_not_reached(capsys):
+    arguments = ["run", "-s", "study.num_requests=1", "-s", "workload.output_tokens.tokens=1", "--precision", "0.1"]
+    data = run_json(capsys, *arguments, "--metric", "per_token_mean_s")[1]
+    assert not data["precision_reached"]
+    assert main([*arguments, "--metric", "per_token_mean_s"]) == 0
+    assert "precision 0.1 is not reached: after 10 replications per_token_mean_s is known in" in capsys.readouterr().out
+    assert main(["run", "-n", "2", "--metric", "latency_p99_s"]) == 2
+    assert "--metric latency_p99_s is what --precision refers to: give one, too" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("kind", "metric", "message"),
     [
@@ -189,6 +256,15 @@ def test_an_interrupted_command_says_so(capsys, monkeypatch):
 def test_every_command_has_an_example(capsys, command):
     assert main([command, "--help"]) == 0
     assert f"raggedspec sim {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_every_option_in_full_on_80_columns(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([command, "--help"]) == 0
+    told = capsys.readouterr().out
+    options = [name for param in typer.main.get_command(app).commands[command].params for name in param.opts]
+    assert [name for name in options if not re.search(rf"(?<![\w-]){name}(?![\w-])", told)] == []
 
 
 def test_outputs_are_checked_before_the_work(capsys, monkeypatch, path, tmp_path):

@@ -9,6 +9,7 @@ from refimpl.core.config import LAYOUTS, SCHEDULERS
 from simulator.runner import simulate
 from simulator.service.acceptance import MODELS, make_acceptance
 from simulator.service.confidence import DrawnConfidence
+from simulator.service.cost import UNMEASURED_LAG, Fed
 from simulator.service.metrics import frames_of, measure
 from simulator.service.simulation import simulate_once
 from simulator.service.streams import TILE_REQUESTS, Streams
@@ -185,3 +186,78 @@ def test_better_estimates_make_a_better_use_of_the_same_capacity():
     assert speeds[0] < speeds[1] < speeds[2]
     noisy = simulate(base.but({"confidence": {"kind": "drawn", "information": 0.9, "noise": 5.0}}), 5)
     assert speeds[0] < noisy["tokens_per_round"] < speeds[2]
+
+
+PLAIN = {"kind": "roofline", "device": "h100", "target": "qwen3-8b"}
+
+
+@pytest.mark.parametrize("method", ["paged", "exspec"])
+def test_a_server_without_a_draft_is_the_same_however_it_is_said(method):
+    """Without drafts, or with a lookup that may find none: no draft lags behind what the target has cached."""
+    common = {"kind": "sessions", "sessions": 2, "turns": 5}
+    engine = {"method": method, "batch_size": 2, "max_new_tokens": 48, "num_speculative_tokens": 0}
+    made = BASE.but(cost=PLAIN, engine=engine, noise=False).but({"workload.common": common})
+    bare, lookup = (simulate(made.but({"engine.drafter": name}), 1).metrics.loc[0] for name in ("model", "ngram"))
+    assert bare.equals(lookup)
+    loaded = simulate(made.but({"cost.draft": "qwen3-0.6b"}), 1)
+    name = "cache_hit_rate" if method == "paged" else "grouping_rate"
+    assert loaded[name] < bare[name]  # a draft that is loaded lags behind, as in the engine
+
+
+CROWDED = Scenario(
+    study={"num_requests": 2},
+    workload={
+        "prompt_tokens": {"kind": "fixed", "tokens": 10},
+        "output_tokens": {"kind": "values", "tokens": [100, 200]},
+    },
+    engine={
+        "batch_size": 2, "max_new_tokens": 300, "num_speculative_tokens": 2, "draft_budget": "by_load",
+        "drafts_by_load": ((1, 2), (2, 0)),
+    },
+    acceptance={"kind": "iid", "probability": 0.0},
+    cost={"kind": "linear", "verify_base_s": 0.01, "draft_base_s": 0.001, "draft_s_per_token": 0.001},
+    noise=False,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        CROWDED.cost.as_mapping(),
+        {**PLAIN, "draft": "qwen3-0.6b"},
+        {"kind": "table", "calibration": "cpu/tiny"},
+    ],
+    ids=["linear", "roofline", "table"],
+)
+def test_a_draft_that_sat_out_pays_for_what_it_has_missed(cost):
+    """Two rows draft nothing for a hundred rounds; then the one that is left feeds them before it drafts."""
+    simulation = simulate_once(CROWDED.but({"cost": cost}))
+    rounds = simulation.log.round_frame()
+    first = rounds.index[rounds["k"] > 0][0]
+    caught_up_s = rounds["draft_s"][first] - rounds["draft_s"][first + 1]
+    assert first == 100
+    assert caught_up_s == pytest.approx(simulation.cost.catch_up_s(1, 101, 110), rel=0.1)
+    if cost["kind"] == "linear":
+        assert caught_up_s == pytest.approx(100 * 0.001)
+    if cost["kind"] == "roofline":
+        one_s, all_s = (simulation.cost.draft.pass_s([Fed(1, n, 110 - n)], 1) for n in (1, 101))
+        assert caught_up_s == pytest.approx(float(all_s - one_s), rel=0.1)
+    if cost["kind"] == "table":
+        chunk_s = [simulation.cost.point("draft_chunk", 1, tokens, 110) for tokens in (16, 320)]
+        assert caught_up_s == pytest.approx(100 * (chunk_s[1] - chunk_s[0]) / 304, rel=0.1)
+
+
+def test_what_no_calibration_says_of_catching_up_is_marked(calibration):
+    cost = {"kind": "table", "calibration": str(calibration), "outside": "extrapolate"}
+    never_sits_out = {"engine.draft_budget": "fixed", "engine.drafts_by_load": []}
+    assert UNMEASURED_LAG in simulate(CROWDED.but({"cost": cost}), 1).extrapolated
+    assert UNMEASURED_LAG not in simulate(CROWDED.but({"cost": cost, **never_sits_out}), 1).extrapolated
+
+
+def test_rows_drafted_ahead_pay_for_what_they_have_missed():
+    """Of two rows that are left, each a cohort, one is drafted for in the round before its own."""
+    lengths = {"study.num_requests": 4, "workload.output_tokens.tokens": [100, 100, 200, 200]}
+    overlapped = {"engine.execution": "overlapped", "engine.contention": 1.0, "engine.batch_size": 4}
+    draft_s = simulate_once(CROWDED.but({**lengths, **overlapped})).log.round_frame()["draft_s"]
+    assert draft_s.max() == pytest.approx(0.1 + 0.1, rel=0.1)
+    assert sorted(draft_s)[-2] < 0.01

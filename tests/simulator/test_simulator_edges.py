@@ -132,10 +132,10 @@ def test_what_rounding_alone_makes_differ_does_not_differ():
     wide = never.but({"engine.batch_size": 16})
     table = compare(never, wide, 3).table
     alike = np.isclose(table["a"], table["b"], rtol=1e-9, atol=0)
-    assert (table.loc[alike, "verdict"] == "not distinguishable").all()
-    assert (table.loc[["busy_share", "per_token_mean_s"], "verdict"] == "not distinguishable").all()
+    assert (table.loc[alike, "verdict"] == "equal").all()
+    assert (table.loc[["busy_share", "per_token_mean_s"], "verdict"] == "equal").all()
     shares = attribute(never, wide, metric="per_token_mean_s", replications=2).table
-    assert (shares["verdict"] == "not distinguishable").all()
+    assert (shares["verdict"] == "equal").all()
 
 
 def test_a_preempted_request_is_prefilled_once_more_where_mixed_caches_are_discarded(monkeypatch):

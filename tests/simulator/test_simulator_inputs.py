@@ -119,6 +119,13 @@ def test_a_file_of_lengths_that_is_written_anew_is_read_anew(tmp_path, kind):
 SEPARATORS = "\u2028\u0085\x1c"  # they end lines for `str.splitlines`, and may stand inside of a text in JSON
 
 
+def test_prompts_of_far_too_many_tokens_are_refused(tmp_path):
+    (tmp_path / "q.jsonl").write_text('{"turns": ["hello world"]}\n')
+    spec = Spec.of("spec_bench", path=str(tmp_path / "q.jsonl"), characters_per_token=1e-18)
+    with pytest.raises(InputError, match=r"a prompt has 1.1e\+19 tokens at characters_per_token; at most 1000000000"):
+        draw_lengths(spec, STREAMS, Purpose.PROMPT, 0, 5)
+
+
 def test_only_line_feeds_end_the_lines_of_json(tmp_path):
     lines = [json.dumps({"turns": ["x" * n + SEPARATORS]}, ensure_ascii=False) for n in (37, 77)]
     (tmp_path / "q.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -161,6 +168,30 @@ def test_known_service_traces_are_read_directly(tmp_path, name):
     trace = read_service_trace(tmp_path / name)
     assert trace.time_s.tolist() == [0, 2]
     assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([10, 20], [5, 6])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "apart_s"),
+    [
+        ("2024-05-10 00:00:00.009930+00:00", "2024-05-10 00:00:01.009930+00:00", 1),
+        ("2024-05-10 00:00:00+00:00", "2024-05-10 02:00:00+01:00", 3600),
+        ("2024-05-10 00:00:00Z", "2024-05-10 00:00:01", 1),
+    ],
+)
+def test_times_of_a_service_trace_may_state_their_offset(tmp_path, first, second, apart_s):
+    lines = f"TIMESTAMP,ContextTokens,GeneratedTokens\n{first},10,5\n{second},10,5\n"
+    (tmp_path / "t.csv").write_text(lines)
+    assert read_service_trace(tmp_path / "t.csv").time_s.tolist() == [0, apart_s]
+
+
+@pytest.mark.parametrize("second_s", [0.012, 0.013])
+def test_requests_of_one_time_come_together(tmp_path, second_s):
+    """Whatever 0.003 + (second_s - 0.003) is in floating point."""
+    lines = "".join(f"{time_s},10,1\n" for time_s in (0, 0.003, second_s, second_s))
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n" + lines)
+    study = Study(kind="open", num_requests=4, arrivals=Spec.of("trace", path=str(tmp_path / "t.csv")))
+    made = Scenario(study=study, cost={"kind": "linear", "verify_base_s": 0.002})
+    assert simulate(made, 1).frame("rounds")["rows"].tolist() == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -221,6 +252,14 @@ def test_outputs_of_a_service_trace_are_cut_only_where_asked_and_that_is_told(tm
     results = simulate(Scenario(study=study, engine=Engine(max_new_tokens=limit)), 1)
     assert results.frame("requests")["generated_tokens"].tolist() == generated
     assert results["cut_outputs"] == cut
+
+
+def test_a_service_trace_brings_its_own_budgets_whatever_outputs_it_replaces(tmp_path, engine_trace):
+    (tmp_path / "t.csv").write_text(LONG)
+    study = Study(kind="open", num_requests=3, arrivals=Spec.of("trace", path=str(tmp_path / "t.csv")))
+    workload = Workload(output_tokens=Spec.of("trace", path=str(engine_trace)))
+    results = simulate(Scenario(study=study, workload=workload), 1)
+    assert results.frame("requests")["generated_tokens"].tolist() == [1000, 2000, 50]
 
 
 def test_outputs_that_exceed_the_budget_are_told():

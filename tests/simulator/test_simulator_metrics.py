@@ -190,7 +190,7 @@ def test_precision_may_be_about_any_metric(capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"workload.sort_prompts": True}, "workload.sort_prompts has no effect in a study of kind closed"),
+        ({"workload.sort_prompts": True}, "workload.sort_prompts has no effect without study.kind offline"),
         ({"switches.wait_for_rows": 61}, "switches.wait_for_rows 61 may never come: there are 60 study.clients"),
         (
             {"switches.wait_for_rows": 21, "service.replicas": 3},

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from refimpl.core.errors import InputError
-from simulator import plots
+from simulator import plots, read_validation
 from simulator.runner import mean_interval, simulate
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
@@ -108,6 +108,8 @@ def test_bands_hold_the_middle_of_the_replications():
         ends = np.quantile(values, [0.25, 0.75], axis=1)
         edges = band.get_paths()[0].vertices[:, 1]
         assert (edges.min(), edges.max()) == pytest.approx((ends[0].min(), ends[1].max()))
+    named = plots.band_against(frame, ROWS, by=WINDOW, labels={10: "ten"})
+    assert [line.get_label() for line in named.lines[:2]] == ["ten", "11"]
     with pytest.raises(InputError, match="several values at one"):
         plots.band_against(frame, ROWS)
 
@@ -152,6 +154,16 @@ def test_a_backlog_counts_who_has_arrived_and_not_finished():
     assert (first.get_label(), second.get_label()) == ("slow", "fast")
     assert list(zip(*first.get_data(), strict=True)) == [(1, 1), (2, 2), (3, 2), (5, 1), (7, 0)]
     assert list(zip(*second.get_data(), strict=True)) == [(1, 1), (1.5, 0), (2, 1), (2.5, 0), (3, 1), (3.5, 0)]
+
+
+def test_every_study_is_named_once_at_the_middle_of_its_runs():
+    found = read_validation("cpu/tiny")
+    axes = plots.held_out_runs(found)
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    counts = found.table["study"].value_counts().sort_index()
+    assert names == list(counts.index)
+    ends = counts.cumsum()
+    assert axes.get_xticks().tolist() == ((ends - counts + ends - 1) / 2).tolist()
 
 
 def test_every_plot_draws(tmp_path):

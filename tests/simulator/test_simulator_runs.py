@@ -15,7 +15,7 @@ from simulator.service.simulation import simulate_once
 from simulator.settings.effects import drop_idle
 from simulator.settings.fields import Spec, to_mapping
 from simulator.settings.scenario import Engine, Scenario, Service, Study, Switches, Workload, from_data
-from simulator.studies.comparison import DIFFERENT, compare
+from simulator.studies.comparison import compare
 
 COST = Spec.of(
     "linear",
@@ -180,13 +180,13 @@ def test_pairing_narrows_the_interval():
     a, b = scenario(), scenario({"engine.scheduler": "fifo"})
     table = compare(a, b, 10).table.loc["makespan_s"]
     spread = np.hypot(*(simulate(s, 10).metrics["makespan_s"].std(ddof=1) for s in (a, b)))
-    assert table["verdict"] == DIFFERENT
+    assert table["verdict"] == "b lower"
     assert (table["high"] - table["low"]) / 2 < 2.26 * spread / np.sqrt(10)
 
 
 def test_a_scenario_does_not_differ_from_itself_and_seeds_must_agree():
     table = compare(scenario(), scenario(name="again"), 3).table
-    assert set(table["verdict"]) == {"not distinguishable"}
+    assert set(table["verdict"]) == {"equal"}
     with pytest.raises(InputError, match="seed differs: 0 and 1"):
         compare(scenario(), scenario(seed=1), 3)
     with pytest.raises(InputError, match="replications must be an integer ≥ 2"):
@@ -228,6 +228,15 @@ def test_sequential_stopping_reaches_its_precision_or_its_limit():
     assert len(simulate(scenario(), 2, precision=1e-6, max_replications=5, keep_frames=False).replications) == 5
     with pytest.raises(InputError, match="precision must be a number in"):
         simulate(scenario(), 3, precision=2.0)
+    with pytest.raises(InputError, match="max_replications 2 is less than replications 3"):
+        simulate(scenario(), 3, precision=0.1, max_replications=2)
+
+
+def test_sequential_stopping_ends_where_no_replication_has_the_metric():
+    """Answers of one token have no seconds per further token."""
+    made = scenario({"study.num_requests": 2, "workload.output_tokens": {"kind": "fixed", "tokens": 1}})
+    results = simulate(made, precision=0.1, metric="per_token_mean_s", max_replications=50, keep_frames=False)
+    assert len(results.replications) == 10
 
 
 def test_sequential_stopping_does_not_depend_on_the_workers(monkeypatch):
@@ -374,3 +383,13 @@ def test_routing_by_length_gives_each_replica_its_share_of_the_lengths(tokens):
     shared = made.but(service={"replicas": len(tokens), "router": "by_length"})
     requests = simulate(shared, 1).frame("requests").drop_duplicates("prompt_tokens")
     assert requests.set_index("prompt_tokens")["replica"].to_dict() == {n: i for i, n in enumerate(tokens)}
+
+
+def test_routing_by_length_looks_at_no_request_that_never_comes():
+    """The fifth prompt would be shorter than the system prompt."""
+    made = scenario(
+        {"workload.prompt_tokens": {"kind": "values", "tokens": [10, 20, 10, 20, 4]}, "study.num_requests": 4}
+    )
+    common = {"workload.common": {"kind": "system_prompt", "tokens": 8}}
+    requests = simulate(made.but(common).but(service={"replicas": 2, "router": "by_length"}), 1).frame("requests")
+    assert requests["replica"].tolist() == [0, 1, 0, 1]

@@ -4,6 +4,7 @@ import yaml
 
 from refimpl.core.config import NAMED_METHODS, DecodeConfig
 from refimpl.core.errors import InputError
+from simulator.commands.options import read_scenario
 from simulator.settings.fields import Spec, as_spec, to_mapping
 from simulator.settings.kinds import KINDS
 from simulator.settings.paths import set_path
@@ -206,6 +207,10 @@ BAD = [
     ({"engine": {"draft_budget": "confidence"}, "acceptance": {"kind": "profile", "probabilities": [0.9, 0.5]}},
      "engine.draft_budget 'confidence' reads probabilities, which acceptance.kind profile lacks: choose another"),
     ({"seed": float("nan")}, "seed must be an integer"),
+    ({"engine": {"drafter": "hybrid"}, "acceptance": {"kind": "profile", "probabilities": [0.9, 0.5]}},
+     "engine.drafter 'hybrid' drafts behind what it has found, at places that acceptance.kind profile lacks"),
+    ({"cost": H100}, "engine.drafter 'model' runs a draft, and cost has none: give cost.draft, or set engine.num_spec"),
+    ({"cost": H100, "engine": {"drafter": "hybrid"}}, "engine.drafter 'hybrid' runs a draft, and cost has none"),
 ]  # fmt: skip
 
 
@@ -333,6 +338,38 @@ def test_settings_reach_every_kind_one_by_one():
     assert scenario.cost == Spec.of("table", calibration="cpu/tiny")
     assert scenario.acceptance == Spec.of("markov", probability=0.7, correlation=0.5)
     assert scenario.workload.prompt_tokens == Spec.of("geometric", mean_tokens=9.0)
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        (["service={replicas: 2}", "service.router=by_length"], {"service": {"replicas": 2, "router": "by_length"}}),
+        (["engine=exspec", "engine.batch_size=4"], {"engine": {"method": "exspec", "batch_size": 4}}),
+        (["engine={method: exspec}", "engine.window_size=9"], {"engine": {"method": "exspec", "window_size": 9}}),
+        (
+            ["study={kind: open, num_requests: 10}", "study.arrivals.rate_per_s=3"],
+            {"study": {"kind": "open", "num_requests": 10, "arrivals": {"kind": "poisson", "rate_per_s": 3}}},
+        ),
+        (["study.kind=open", "seed=1", "study.kind=closed", "study.clients=2", "study.duration_s=9", "seed=2"],
+         {"study": {"kind": "closed", "clients": 2, "duration_s": 9}, "seed": 2}),
+        (["cost.kind=table", "cost.calibration=x", "cost={kind: linear, verify_base_s: 1.0}", "cost.kind=linear"],
+         {"cost": {"kind": "linear", "verify_base_s": 1.0}}),
+    ],
+)  # fmt: skip
+def test_later_changes_see_earlier_ones(sets, expected):
+    assert read_scenario(None, sets) == Scenario(**expected)
+
+
+def test_a_whole_engine_agrees_with_what_is_set_beside_it():
+    with pytest.raises(InputError, match=r"engine.batch_size: method speculative has 1, not 4; leave one of them out"):
+        read_scenario(None, ["engine=speculative", "engine.batch_size=4"])
+
+
+def test_a_change_leaves_the_given_mapping_as_it_was():
+    arrivals = {"kind": "poisson", "rate_per_s": 1.0}
+    study = {"kind": "open", "num_requests": 3, "arrivals": arrivals}
+    assert Scenario().but({"study": study, "study.arrivals.rate_per_s": 9.0}).study.arrivals["rate_per_s"] == 9
+    assert arrivals["rate_per_s"] == 1
 
 
 def test_paths_reach_every_setting_and_no_other():

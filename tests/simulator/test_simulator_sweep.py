@@ -144,6 +144,19 @@ def test_sobol_finds_what_matters(tmp_path):
     frame = sweep(spec, tmp_path)
     indices = sobol_indices(spec, frame, "makespan_s")
     assert indices.loc["acceptance.probability", "total"] > 3 * indices.loc["workload.output_tokens.tokens", "total"]
+    with pytest.raises(InputError, match="metric must be a column of the sweep that holds numbers, not 'origin'"):
+        sobol_indices(spec, frame, "origin")
+
+
+def test_sobol_indices_need_the_metric_at_every_point():
+    """Without drafts there is no share of them that is accepted."""
+    ranges = {"acceptance.probability": [0.1, 0.9], "engine.num_speculative_tokens": [0, 1]}
+    spec = build_sweep(BASE, replications=1, sobol={"samples": 4, "ranges": ranges})
+    frame = sweep(spec)
+    without = sum(task.scenario.engine.num_speculative_tokens == 0 for task in spec.tasks)
+    assert 0 < without < 16
+    with pytest.raises(InputError, match=f"draft_acceptance_rate has no value at {without} of 16 points"):
+        sobol_indices(spec, frame, "draft_acceptance_rate")
 
 
 @pytest.mark.parametrize(

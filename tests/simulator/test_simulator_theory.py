@@ -134,6 +134,18 @@ def test_one_token_outputs_make_a_bulk_queue():
     assert analytic.bulk_wait_s(500.0, 0.001, 1) == pytest.approx(analytic.md1_wait_s(500.0, 0.001), rel=1e-6)
 
 
+@pytest.mark.parametrize("method", ["eqspec", "inplace", "inplace+continuous"])
+def test_clients_that_never_pause_obey_the_response_time_law(method):
+    """N clients = rate × mean latency: a client has its answer once it is written, whoever else is in the batch."""
+    scenario = Scenario(
+        study=Study(kind="closed", clients=12, duration_s=200.0),
+        engine={"method": method, "batch_size": 8},
+        workload=Workload(output_tokens=Spec.of("geometric", mean_tokens=30)),
+    )
+    results = simulate(scenario, 1)
+    assert results["requests_per_s"] * results["latency_mean_s"] == pytest.approx(12, rel=0.01)  # cut at the end
+
+
 def test_littles_law_on_the_logged_populations():
     """Time average of the logged population = rate × mean latency; the log counts at the end of each round."""
     scenario = queue(80.0, Spec.of("geometric", mean_tokens=10), batch_size=2).but({"engine.max_new_tokens": 400})

@@ -9,6 +9,7 @@ from test_scheduling import Item
 from refimpl.core.errors import InvariantViolation
 from refimpl.scheduling import GroupedScheduler, SchedulingOptions, SequencePool, StaticScheduler, make_scheduler
 from refimpl.scheduling.grouped import default_aging_bound
+from refimpl.scheduling.groups import MOST_EMPTY, GroupIndex
 
 
 def grouped(lengths: list[int], batch_size: int = 2, aging_bound: float = math.inf, **options) -> GroupedScheduler:
@@ -167,7 +168,15 @@ def test_the_index_of_groups_agrees_with_a_look_at_all_of_them_and_stays_small(o
         for item in plan.members:
             item.seq_len = rng.randint(1, 9)
         scheduler.complete(plan)
-    assert len(scheduler._groups._ranks) <= len(scheduler._groups._tickets) <= 9
+    assert len(scheduler._groups._ranks) <= len(scheduler._groups._groups) <= 9
+
+
+def test_groups_that_have_lost_their_members_are_not_kept_forever():
+    index = GroupIndex(full=2, least=2, choice="first")
+    for length in range(3 * MOST_EMPTY):
+        index.move([(0, (length, 1)), (1, (length, 1))])
+        assert index.best() == [0, 1]
+    assert len(index._groups) <= MOST_EMPTY + 3
 
 
 def looked_up(scheduler: GroupedScheduler) -> tuple[str, tuple[Item, ...]]:

@@ -15,9 +15,11 @@ from simulator.settings.calibration import load_calibration
 from simulator.settings.scenario import Engine, Scenario, Study
 from simulator.settings.tables import read_provenance
 from simulator.settings.traces import read_engine_trace, read_service_trace
+from simulator.studies.attribution import attribute
 from simulator.studies.comparison import compare
 from simulator.studies.designs import build_sweep
 from simulator.studies.sweeps import sweep
+from simulator.studies.whatif import WhatIf, outlook
 
 DEEP, LONG = 5000, "9" * 5000
 BOMB = "a: &a [0,0,0,0,0,0,0,0,0]\n" + "".join(
@@ -344,6 +346,16 @@ CALLS = [  # of the library
     (lambda _: plots.latency_cdf({}), "give the results of simulate, or a mapping from names to results"),
     (lambda _: plots.backlog({"a": 1}), "give the results of simulate, or a mapping from names to results"),
     (lambda _: plots.pareto(simulate(SMALL, 1)), "give the frame of a sweep, not Results"),
+    (lambda _: compare(SMALL, SMALL, 2, level=95), r"level must be a number in \(0, 1\), not 95"),
+    (lambda _: attribute(SMALL, SMALL.but(method="eqspec"), 2, level=1.0), r"level must be a number in \(0, 1\), not"),
+    (lambda _: simulate(SMALL, 2).summary(0.0), r"level must be a number in \(0, 1\), not 0"),
+    (lambda _: outlook(WhatIf(), SMALL, ("inplace", "masked"), 2).margin(2), r"level must be a number in \(0, 1\)"),
+    (lambda _: plots.latency_cdf(simulate(SMALL, 1), level=9), r"level must be a number in \(0, 1\), not 9"),
+    (lambda _: plots.band_against(None, "seed", level=float("nan")), r"level must be a number in \(0, 1\), not nan"),
+    (lambda _: simulate(SMALL, 1).relative_error("foo"), "metric must be one of tokens_per_s, .* not 'foo'"),
+    (lambda _: plots.backlog(simulate(SMALL, 2), replication=9), "replication must be one of 0 … 1, not 9"),
+    (lambda _: plots.raggedness_map(simulate(SMALL, 1, keep_rows=True), replication=9), "one of 0 … 0, not 9"),
+    (lambda _: outlook(WhatIf(), SMALL, ("inplace", "inplace"), 2), "methods must be named once each, not inplace"),
     (lambda _: parse_forced("iid:nan", 3), "with a number in 0 … 1"),
     (lambda _: parse_forced("trace:" + "x" * 5000, 3), "File name too long"),
     (lambda _: simulate(SMALL, precision="x"), "precision must be a number in .* not 'x'"),
