@@ -6,6 +6,7 @@ from typing import Literal
 
 from refimpl.core import kernels
 
+MOST_LAG = 2  # tokens that a draft has not cached after a round that it drafted for (INV-6)
 StopReason = Literal["stop", "length", "cancelled"]
 
 
@@ -126,9 +127,13 @@ class Sequence:
     def cache_state(self) -> int:
         """What must be equal among the members of a group, in addition to the length (INV-11).
 
-        A sequence without a slot is indexed as the prefill is about to leave it: with a lag of 1.
+        The lag with which the draft would begin: 1 for a sequence that is about to be prefilled, and where the draft
+        would first catch up on rounds that it sat out. A row that never has drafts counts as such a one.
         """
-        return self.draft_lag if self.slot >= 0 or self.draft_cached is None else 1
+        if self.draft_cached is None:
+            return 0
+        begins_behind = self.slot >= 0 and self.num_speculative_tokens > 0 and self.draft_lag <= MOST_LAG
+        return self.draft_lag if begins_behind else 1
 
     @property
     def draft_limit(self) -> int:

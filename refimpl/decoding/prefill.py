@@ -6,14 +6,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from refimpl.core.sequence import Sequence
+from refimpl.core.sequence import MOST_LAG, Sequence
 from refimpl.decoding.cached import CachedModel
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import RowState
 from refimpl.scheduling import Chunk
 
 PREFILL_CHUNK_TOKENS = 512  # queries a row in one prefill pass, which bounds the mask
-MOST_LAG = 2  # tokens that a draft has not cached after a round that it drafted for (INV-6)
 STABLE_PREFILL_TOKENS = 64  # queries a row in every prefill pass under shape-stable execution
 
 Chunks = Seq[Chunk[Sequence]]

@@ -60,3 +60,11 @@ def test_it_takes_no_more_memory_than_was_computed(sure, monkeypatch, method):
     buffers = [each for layout in run._engine.layouts for each in (layout._buffer, layout._spare)]
     (num_slots, per_token), used = need[0], sum(each.numel() * each.element_size() for each in buffers)
     assert used + run._engine.kv_bytes <= num_slots * per_token
+
+
+@pytest.mark.parametrize("settings", [{"num_speculative_tokens": 0}, SETTINGS], ids=["no drafts", "seldom drafts"])
+def test_rows_whose_draft_rests_form_groups(sure, settings):
+    """How far it is behind does not matter: it begins with a lag of 1, whatever it has missed."""
+    requests = [Request([1] * n, 24) for n in range(1, 9)]
+    stats = generate(sure, requests, method="exspec", **settings | {"batch_size": 2, "window_size": 8}).stats
+    assert stats.num_grouped_rounds > stats.num_rounds / 3
