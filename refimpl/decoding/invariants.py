@@ -218,20 +218,10 @@ def check_members(plan: RoundPlan[Sequence]) -> None:
 
 def check_preempted(sequence: Sequence) -> None:
     """INV-19: waiting sequences have no K/V and no place for them."""
-    found = (
-        sequence.target_cached,
-        sequence.draft_cached or 0,
-        sequence.num_found,
-        len(sequence.blocks),
-        sequence.slot,
-    )
-    require(
-        found == (0, 0, 0, 0, -1),
-        "INV-19",
-        row=sequence.index,
-        expected="nothing cached or found, no blocks, no slot",
-        found="{} and {} tokens cached, {} found, {} blocks, slot {}".format(*found),
-    )
+    found = sequence.target_cached, sequence.draft_cached or 0, sequence.num_found, len(sequence.blocks), sequence.slot
+    expected = "nothing cached or found, no blocks, no slot"
+    shown = "{} and {} tokens cached, {} found, {} blocks, slot {}".format(*found)
+    require(found == (0, 0, 0, 0, -1), "INV-19", row=sequence.index, expected=expected, found=shown)
 
 
 def check_reservation(members: Seq[Sequence], end: int, block_size: int) -> None:
