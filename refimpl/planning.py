@@ -14,7 +14,7 @@ from refimpl.core.errors import InputError, require, shown
 from refimpl.core.keywords import Settings
 from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.dry_run import DryRun, Footprint
+from refimpl.decoding.dry_run import DryRun, Footprint, TooManyBytes
 from refimpl.decoding.memory import GIB
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, listed, prepare
@@ -72,14 +72,10 @@ def plan_memory(
     _require_no_own_drafts(prompts)
     work = _Work(pair, prepare(pair, prompts, config, max_prompt_tokens).sequences)
     for wish in _wishes(config):
-        tried = _with(config, wish)
-        if MARGIN * work.stored_bytes(tried) > budget:
-            continue
-        footprint = work.footprint(tried)
-        if MARGIN * footprint.total_bytes <= budget:
+        if footprint := work.within(_with(config, wish), budget):
             asked = settings if max_prompt_tokens is None else {"max_prompt_tokens": max_prompt_tokens, **settings}
             return MemoryPlan(budget, _settings(asked, wish), footprint, _gave_up(config, wish))
-    need = _rounded_up(MARGIN * work.footprint(tried).total_bytes / GIB)
+    need = _rounded_up(MARGIN * work.footprint(_with(config, wish)).total_bytes / GIB)
     least = f"even {wish.method}, one row and drafter {wish.drafter!r} need {need:g} GiB"
     raise InputError(f"nothing fits into {budget_gib:g} GiB: {least}")
 
@@ -170,9 +166,9 @@ def _gave_up(config: DecodeConfig, wish: Wish) -> tuple[str, ...]:
     in_blocks = wish.method != config.method
     lines = [
         ("pool rows as long as the longest: paged stores blocks, which every pass gathers", in_blocks),
-        (f"drafts: {wish.num_speculative_tokens} a row in place of {drafts}", wish.num_speculative_tokens < drafts),
-        (f"the draft {drafting.drawn_by}: {wish.drafter} looks drafts up", wish.drafter != drafting.drafter),
-        (f"rows: {wish.batch_size} a round in place of {rows}", wish.batch_size < rows),
+        (f"drafts: {wish.num_speculative_tokens} a row instead of {drafts}", wish.num_speculative_tokens < drafts),
+        (f"draft {drafting.drawn_by} dropped: {wish.drafter} lookup instead", wish.drafter != drafting.drafter),
+        (f"rows: {wish.batch_size} instead of {rows}", wish.batch_size < rows),
     ]
     return tuple(line for line, given_up in lines if given_up)
 
@@ -189,13 +185,19 @@ class _Work:
     pair: Pair
     sequences: Seq[Sequence]
 
-    def stored_bytes(self, config: DecodeConfig) -> int:
-        """Weights and K/V of a run."""
-        return DryRun(self.pair, config).stored_bytes(self._at_begin(config))
+    def within(self, config: DecodeConfig, budget_bytes: int) -> Footprint | None:
+        """Peak of a run, if it stays within a budget; what exceeds it is counted no further."""
+        if MARGIN * DryRun(self.pair, config).stored_bytes(self._at_begin(config)) > budget_bytes:
+            return None
+        try:
+            footprint = self.footprint(config, math.ceil(budget_bytes / MARGIN))
+        except TooManyBytes:
+            return None
+        return footprint if MARGIN * footprint.total_bytes <= budget_bytes else None
 
-    def footprint(self, config: DecodeConfig) -> Footprint:
-        """Peak of a run."""
-        return DryRun(self.pair, config).footprint(self._at_begin(config), self._at_end(config))
+    def footprint(self, config: DecodeConfig, most_bytes: float = math.inf) -> Footprint:
+        """Peak of a run; raises TooManyBytes above `most_bytes`."""
+        return DryRun(self.pair, config).footprint(self._at_begin(config), self._at_end(config), most_bytes)
 
     def _at_begin(self, config: DecodeConfig) -> list[Sequence]:
         """All sequences, the longest prompt first."""

@@ -1,11 +1,10 @@
 """Prompt files: one prompt a line (.txt), JSON lines with `prompt`, or Spec-Bench's `turns`."""
 
-import difflib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from refimpl.core.errors import InputError, require, shown
+from refimpl.core.errors import InputError, nearest, require, shown
 from refimpl.core.reading import STANDARD_INPUT, parse_json, read_lines
 from refimpl.core.request import Request
 from refimpl.core.values import as_path, require_int
@@ -81,7 +80,7 @@ def _own_settings(entry: dict[str, Any], where: str) -> dict[str, Any]:
         plain = key.lower().replace("-", "_")
         if plain in OF_THE_RUN:
             raise InputError(f"{where}: `{key}` cannot be chosen for one prompt")
-        near = OTHER_NAMES.get(plain) or next(iter(difflib.get_close_matches(plain, OWN_SETTINGS, 1, NEAR)), None)
+        near = OTHER_NAMES.get(plain) or nearest(plain, OWN_SETTINGS, NEAR)
         if near:
             raise InputError(f"{where}: unknown key `{key}`: write {near}")
     return {name: entry[name] for name in OWN_SETTINGS & entry.keys()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from refimpl.core.config import CHECK_LEVELS, CheckLevel, DecodeConfig
 from refimpl.core.records import TokenLogprobs
 from refimpl.core.sequence import Sequence, StopReason
-from refimpl.core.shown import Shown, shortened
+from refimpl.core.shown import Shown, counted, shortened
 from refimpl.core.stats import AcceptanceStats, RunStats, request_weighted_length, request_weighted_rate
 from refimpl.core.values import as_path
 from refimpl.decoding.trace import RoundRecord, number_texts, trace_header, write_trace
@@ -49,7 +49,7 @@ class GeneratedSequence:
 
     def __repr__(self) -> str:
         output = self.token_ids if self.text is None else shortened(self.text)
-        return f"GeneratedSequence({self.index}: {output}, {len(self.token_ids)} tokens, {self.stop_reason})"
+        return f"GeneratedSequence({self.index}: {output}, {counted(len(self.token_ids), 'token')}, {self.stop_reason})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -75,9 +75,9 @@ class Result(Shown):
     def __repr__(self) -> str:
         stats = self.stats
         return (
-            f"Result({self.config.method}: {len(self.sequences)} sequences, {stats.num_generated} tokens in "
-            f"{stats.num_rounds} rounds and {stats.wall_s:.2f} s, mean acceptance length "
-            f"{stats.acceptance.mean_acceptance_length:.2f})"
+            f"Result({self.config.method}: {counted(len(self.sequences), 'sequence')}, "
+            f"{counted(stats.num_generated, 'token')} in {counted(stats.num_rounds, 'round')} and "
+            f"{stats.wall_s:.2f} s, mean acceptance length {stats.acceptance.mean_acceptance_length:.2f})"
         )
 
     def to_frame(self) -> "pd.DataFrame":

@@ -263,7 +263,7 @@ class Stream:
         stats = RunStats(
             acceptance=acceptance_stats(row for record in self._rounds for row in record.rows),
             num_rounds=len(self._rounds),
-            num_grouped_rounds=sum(record.mode == "grouped" for record in self._rounds),
+            num_grouped_rounds=sum(record.grouped for record in self._rounds),
             num_moves=sum(record.num_moves for record in self._rounds),
             num_preemptions=self._engine.num_preemptions,
             num_found=self._engine.num_found,

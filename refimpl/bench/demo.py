@@ -39,7 +39,7 @@ class DemoRow:
         rounds: of a run.
         tokens_per_row_round: committed.
         mean_acceptance_length: 1 + accepted drafts a row and round, those that a rollback drops included.
-        grouping_rate: grouped rounds / rounds.
+        grouping_rate: grouped rounds of at least two rows / rounds.
         share_draft, share_verify, share_realign, share_prefill, share_host: of the time of all stages.
     """
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -30,8 +31,10 @@ from refimpl.commands.reports import (
     write_report,
 )
 from refimpl.core.config import make_config
-from refimpl.core.option_groups import ENGINE, PROMPTS, command, option
+from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, command, option
 from refimpl.core.progress import progress_bars
+from refimpl.core.request import Request
+from refimpl.core.shown import counted
 
 app = typer.Typer()
 MAX_DIVERGENCES = 5  # shown of each run; the report has all of them
@@ -42,24 +45,37 @@ def generate(
     *,
     models: ModelOptions,
     prompts: PromptOptions,
+    samples: Annotated[
+        int, option(PROMPTS, "Samples of each prompt that does not ask for more.", "--samples", "-n", min=1)
+    ] = 1,
     sampling: DecodingOptions,
     method: MethodOptions,
     engine: EngineOptions,
+    logprobs: Annotated[
+        int | None,
+        option(OUTPUT, "Add each token's log-probability to the JSON lines, and those of so many likeliest tokens."),
+    ] = None,
     output: LineOptions,
 ) -> None:
     """Decode prompts and show what was generated: as text, or one JSON line per prompt."""
-    settings: dict[str, Any] = method.settings() | engine.settings() | sampling.settings()
+    settings: dict[str, Any] = method.settings() | engine.settings() | sampling.settings() | {"logprobs": logprobs}
     make_config(**settings)
     check_outputs([output.output, output.trace], [prompts.prompts])
     from refimpl.generation import generate as run  # slow: after the checks
 
-    texts = prompts.read()
+    texts = [_sampled(each, samples) for each in prompts.read()]
     pair = models.load(drafter=engine.drafter)
     with progress_bars() as bars:
         shown = partial(bars, method.method)
         result = run(pair, texts, max_prompt_tokens=prompts.max_prompt_tokens, progress=shown, **settings)
     _write_output(result, output)
     _print_summary(result)
+
+
+def _sampled(prompt: Any, samples: int) -> Any:
+    """A prompt that asks for so many samples, unless it asks for several itself."""
+    request = prompt if isinstance(prompt, Request) else Request(prompt)
+    return replace(request, n=samples) if request.n == 1 else request
 
 
 def _write_output(result: Any, to: LineOptions) -> None:
@@ -78,33 +94,40 @@ def _write_output(result: Any, to: LineOptions) -> None:
 
 
 def _print_texts(result: Any) -> None:
-    """Each prompt, dimmed, and what follows it; token ids where there is no tokenizer."""
+    """Each prompt and what follows it: dimmed, or each below a line of its own where nothing can be dimmed."""
     console = console_for_tables()
     for s in result.sequences:
-        console.print(f"[bold]{s.index}[/bold]  {len(s.token_ids)} tokens, {s.stop_reason}", highlight=False)
+        console.print(Text(f"[{s.index}] {counted(len(s.token_ids), 'token')}, stopped: {s.stop_reason}", "bold"))
         output = str(s.token_ids) if s.text is None else s.text
-        console.print(Text.assemble((s.prompt or "", "dim"), output), soft_wrap=True, end="\n\n")
+        if s.prompt is None or console.color_system:
+            shown = Text.assemble((s.prompt or "", "dim"), output)
+        else:
+            shown = Text(f"--- prompt\n{s.prompt}\n--- output\n{output}")
+        console.print(shown, soft_wrap=True, end="\n\n")
 
 
 def _output_line(sequence: Any) -> dict[str, Any]:
     return {
         "index": sequence.index,
         "sample": sequence.sample,
+        "prompt": sequence.prompt,
         "text": sequence.text,
         "token_ids": sequence.token_ids,
         "stop_reason": sequence.stop_reason,
         "num_prompt_tokens": sequence.num_prompt_tokens,
         "num_prompt_tokens_cut": sequence.num_prompt_tokens_cut,
         "mean_acceptance_length": sequence.stats.mean_acceptance_length,
+        **({"logprobs": [asdict(each) for each in sequence.logprobs]} if sequence.logprobs else {}),
     }
 
 
 def _print_summary(result: Any) -> None:
     stats = result.stats
-    cut = f", {stats.num_prompt_tokens_cut} prompt tokens cut" if stats.num_prompt_tokens_cut else ""
+    cut = f", {counted(stats.num_prompt_tokens_cut, 'prompt token')} cut" if stats.num_prompt_tokens_cut else ""
+    decoded = f"{counted(stats.num_sequences, 'sequence')}, {counted(stats.num_generated, 'token')}"
     print(
-        f"{result.config.method}: {stats.num_sequences} sequences, {stats.num_generated} tokens in "
-        f"{stats.wall_s:.1f} s of decoding ({stats.tokens_per_s:.0f} tokens/s), {stats.num_rounds} rounds, "
+        f"{result.config.method}: {decoded} in {stats.wall_s:.1f} s of decoding ({stats.tokens_per_s:.0f} tokens/s), "
+        f"{counted(stats.num_rounds, 'round')}, "
         f"mean acceptance length {stats.acceptance.mean_acceptance_length:.2f}, "
         f"checks {result.environment['checks']}{cut}",
         file=sys.stderr,
@@ -150,7 +173,11 @@ def verify(
 
 
 def _print_verify_table(report: Any, json_: bool) -> None:
-    table = Table(title=f"{report.prompts} prompts against one-at-a-time decoding")
+    table = Table(
+        title=f"{counted(report.prompts, 'prompt')} against one-at-a-time decoding",
+        caption="partial: mean share of tokens before the first that differs; grouping rate: share of rounds with at "
+        "least two rows, all of one length; violations: invariants that broke",
+    )
     names = ["method", "batch", "exact", "partial", "mean acceptance length", "grouping rate", "violations"]
     bitwise = any(row.bitwise is not None for row in report.results)
     for name in names[:3] + ["to the last bit"] * bitwise + names[3:]:
@@ -189,8 +216,6 @@ def demo(
     output: ReportPath = None,
 ) -> None:
     """Decode bundled prompts with the bundled pair, by transformers and by every method in turn; print one table."""
-    from dataclasses import asdict
-
     from refimpl.bench.demo import demo_legend, demo_table, run_demo
     from refimpl.bench.settings import prompt_ids
 

@@ -103,7 +103,12 @@ def read_outputs(path: Path) -> list[list[int]]:
 
 
 def _print_table(judgements: dict[str, Any], json_: bool) -> None:
-    table = Table(title="Greedy output against one-at-a-time decoding; a tie's tokens are within the threshold")
+    table = Table(
+        title="Greedy output against one-at-a-time decoding",
+        caption="regret: how far a token's logit is below the largest one; noise: the most that rounding alone moves a "
+        "logit; threshold: twice the noise, the largest regret that a tie may have; prefixes: texts that the noise was "
+        "measured on",
+    )
     for name in ("run", "verdict", "exact", "tie", "bug", "largest regret", "threshold", "noise", "prefixes"):
         table.add_column(name, justify="left" if name in ("run", "verdict") else "right")
     for name, judgement in judgements.items():

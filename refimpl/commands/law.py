@@ -16,7 +16,7 @@ app = typer.Typer()
 
 @command(app, "law --json")
 def law(*, output: ReportOptions) -> None:
-    """Enumerate the engine's outputs exactly, on pairs of two tokens, and compare them with the target's distribution.
+    """Compare the exact distribution of the engine's outputs with the target's, on pairs with a two-token vocabulary.
 
     It takes some minutes.
     Exit code 1 if a combination that the engine runs has another distribution.

@@ -17,6 +17,7 @@ from refimpl.commands.options import (
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
 from refimpl.core.errors import require
 from refimpl.core.option_groups import ENGINE, command, option
+from refimpl.core.shown import counted
 
 app = typer.Typer()
 MIB = 1 << 20
@@ -40,7 +41,7 @@ def memory_plan(
 
     require(not measure or models.device == "cpu", "--measure reads the CPU's allocator: leave it out, or use cpu")
     check_outputs([output.output], [prompts.prompts])
-    pair, texts = models.load(), prompts.read()
+    texts, pair = prompts.read(), models.load()
     asked = decoding.settings() | method.settings()
     asked |= {"num_speculative_tokens": num_speculative_tokens, "max_new_tokens": max_new_tokens}
     plan = plan_memory(pair, texts, budget_gib=budget, max_prompt_tokens=prompts.max_prompt_tokens, **asked)
@@ -63,13 +64,15 @@ def _measured(pair: Any, texts: list, settings: dict[str, Any]) -> int:
 def _print_table(report: dict[str, Any], json_: bool) -> None:
     plan, console = report["plan"], console_for_tables(json_=json_)
     settings = plan["settings"]
-    chosen = [f"{settings[name]}" for name in ("method", "batch_size", "num_speculative_tokens", "drafter")]
-    table = Table("", "MiB", title="{}, batch size {}, {} drafts, drafter {}".format(*chosen))
+    drafts = counted(settings["num_speculative_tokens"], "draft")
+    chosen = f"{settings['method']}, batch size {settings['batch_size']}, {drafts}, drafter {settings['drafter']}"
+    console.print(chosen, highlight=False)
+    table = Table("", "MiB at the peak")
     lines = {name.removesuffix("_bytes"): size for name, size in plan["footprint"].items()}
     lines |= {"total": plan["total_bytes"], "budget": plan["budget_bytes"]}
     lines |= {"measured": report["measured_bytes"]} if "measured_bytes" in report else {}
     for name, size in lines.items():
         table.add_row(name, f"{size / MIB:.2f}")
     console.print(table)
-    for line in plan["gave_up"]:
-        console.print(f"gave up {line}")
+    for line in ["given up:"] * bool(plan["gave_up"]) + [f"  {line}" for line in plan["gave_up"]]:
+        console.print(line, highlight=False)

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from refimpl.core.config import LAYOUTS, NAMED_METHODS, SCHEDULERS, CheckLevel
-from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig
-from refimpl.core.errors import InputError
+from refimpl.core.config import METHODS, NAMED_METHODS, CheckLevel
+from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig, RankingScore
+from refimpl.core.errors import InputError, require
 from refimpl.core.execution import ExecutionName
 from refimpl.core.option_groups import ENGINE, MODELS, PROMPTS, SAMPLING, option
 
@@ -17,16 +16,13 @@ Rule = Literal["greedy", "coupled", "rejection", "block"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Turns = Literal["first", "all"]
 TableValue = TypeVar("TableValue")
-
-
-def _methods() -> list[str]:
-    return [*NAMED_METHODS, *map("+".join, product(LAYOUTS, SCHEDULERS))]
+DRAFTING = DraftingConfig()  # its defaults
 
 
 def _method_lists(incomplete: str) -> list[str]:
     """Completions of the last name of a comma-separated list."""
     before = incomplete[: incomplete.rfind(",") + 1]
-    return [before + name for name in ([] if before else ["all"]) + _methods()]
+    return [before + name for name in ([] if before else ["all"]) + [*METHODS]]
 
 
 DeviceOption = Annotated[str, option(MODELS, "cpu, cuda or cuda:N.", autocompletion=lambda: ["cpu", "cuda"])]
@@ -58,6 +54,9 @@ class PairOptions:
     random_weights: Annotated[
         bool, option(MODELS, "Use the preset's architecture with random weights; no download.", "--random-weights")
     ] = False
+    trust_remote_code: Annotated[
+        bool, option(MODELS, "Run code that comes with a model or tokenizer.", "--trust-remote-code")
+    ] = False
 
     def load(self, *, drafter: DrafterName = "model", **more: Any) -> Any:
         """Load the pair, without a draft for a drafter that runs none.
@@ -76,6 +75,7 @@ class PairOptions:
             device=self.device,
             dtype=self.dtype,
             random_weights=self.random_weights,
+            trust_remote_code=self.trust_remote_code,
             vocab_size=self.vocab_size,
             **more,
         )
@@ -117,6 +117,7 @@ class PromptOptions:
             none="the bundled prompts",
         ),
     ] = None
+    prompt: Annotated[list[str] | None, option(PROMPTS, "A prompt itself, in place of a file; may be repeated.")] = None
     turns: Annotated[Turns, option(PROMPTS, "Turns to take from a prompt that has several.")] = "first"
     limit: Annotated[int | None, option(PROMPTS, "Take only the first prompts, this many.", min=1)] = None
     max_prompt_tokens: Annotated[int | None, option(PROMPTS, "Keep only the last tokens of a prompt, this many.")] = (
@@ -124,14 +125,18 @@ class PromptOptions:
     )
 
     def read(self) -> list:
-        """Read the prompts of the file, or the bundled ones.
+        """The prompts of the command line, of the file, or the bundled ones.
 
         Raises:
-            InputError: the file cannot be read.
+            InputError: both are given, a prompt is empty, or the file cannot be read.
         """
         from refimpl.pairs.names import TINY
         from refimpl.prompts import read_prompts
 
+        if self.prompt:
+            require(self.prompts is None, "--prompt and --prompts exclude each other: give texts or a file")
+            require(all(map(str.strip, self.prompt)), "--prompt must not be empty")
+            return self.prompt[: self.limit]
         return read_prompts(self.prompts or TINY / "prompts.jsonl", self.turns, self.limit)
 
 
@@ -167,6 +172,16 @@ class DecodingOptions(SamplingOptions):
     stop_strings: Annotated[
         list[str] | None, option(SAMPLING, "Stop when the generated text contains this; may be repeated.", "--stop")
     ] = None
+    stop_token_ids: Annotated[
+        str | None, option(SAMPLING, "Stop at these tokens only, separated by commas.", none="those of the models")
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """The same, with token ids as numbers."""
+        given = super().settings()
+        if self.stop_token_ids is not None:
+            given["stop_token_ids"] = parse_integers(self.stop_token_ids, "--stop-token-ids")
+        return given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +210,13 @@ class EngineOptions(Settings):
         option(ENGINE, "ROWS=DRAFTS,… for the budget by_load: from so many rows on, at most so many drafts each."),
     ] = None
     draft_capacity: Annotated[int | None, option(ENGINE, "Drafts per round, for the budget capacity.")] = None
+    draft_score: Annotated[RankingScore, option(ENGINE, "What ranks drafts, for the budget capacity.")] = (
+        DRAFTING.draft_score
+    )
+    draft_cost: Annotated[
+        float,
+        option(ENGINE, "For the budget row_rate: seconds of one more draft over those of a round without drafts."),
+    ] = DRAFTING.draft_cost
     draft_costs: Annotated[
         str | None,
         option(
@@ -203,6 +225,9 @@ class EngineOptions(Settings):
             "drafts a row, over those without.",
         ),
     ] = None
+    draft_threshold: Annotated[
+        float, option(ENGINE, "For confidence and confidence_keep: least estimated survival of a draft, in 0 … 1.")
+    ] = DRAFTING.draft_threshold
     execution: Annotated[
         ExecutionName,
         option(ENGINE, "Draft, then verify; or verify half of the rows of inplace or paged while the others draft."),
@@ -238,7 +263,7 @@ class MethodOptions(Settings):
     """One method and its batch."""
 
     method: Annotated[
-        str, option(ENGINE, f"{', '.join(NAMED_METHODS)}, or LAYOUT+SCHEDULER.", autocompletion=_methods)
+        str, option(ENGINE, f"{', '.join(NAMED_METHODS)}, or LAYOUT+SCHEDULER.", autocompletion=lambda: METHODS)
     ] = "inplace"
     batch_size: Annotated[int, option(ENGINE, "Rows decoded together.")] = 8
     shape_stable: Annotated[
@@ -251,7 +276,14 @@ class RunOptions:
     """Several methods, each at several batch sizes."""
 
     methods: Annotated[
-        str, option(ENGINE, "Names as for generate, separated by commas, or all.", autocompletion=_method_lists)
+        str,
+        option(
+            ENGINE,
+            "Names as for generate, separated by commas, or all.",
+            "--methods",
+            "--method",
+            autocompletion=_method_lists,
+        ),
     ] = "all"
     batch_sizes: Annotated[str, option(ENGINE, "Rows decoded together, separated by commas.")] = "1,4,8"
 
@@ -271,13 +303,22 @@ def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:
     Raises:
         InputError: the text is something else.
     """
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"{option} must be comma-separated integers, not {text!r}") from error
+    sizes = parse_integers(text, option)
     if not sizes or min(sizes) < 1:
         raise InputError(f"{option} must be at least 1, not {text!r}")
     return sizes
+
+
+def parse_integers(text: str, option: str) -> list[int]:
+    """Read the comma-separated integers of an option; an empty text has none.
+
+    Raises:
+        InputError: the text is something else.
+    """
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError as error:
+        raise InputError(f"{option} must be comma-separated integers, not {text!r}") from error
 
 
 def parse_table(

@@ -12,6 +12,7 @@ from refimpl.commands.reports import ReportOptions, check_outputs, console_for_t
 from refimpl.core.files import check_folder
 from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, command, option
 from refimpl.core.progress import progress_bars
+from refimpl.core.shown import counted
 
 app = typer.Typer()
 
@@ -71,7 +72,7 @@ def bench_serving(
 
 def _print_table(rows: list[dict[str, Any]], rate: float, *, json_: bool) -> None:
     table = Table(
-        title=f"{rows[0]['requests']} requests, {rate:g} a second on average, the same for every method",
+        title=f"{counted(rows[0]['requests'], 'request')}, {rate:g} a second on average, the same for every method",
         caption="waits in ms, 50/90/99 %; first token: from arrival; inter-token: between rounds of a request",
     )
     table.add_column("method", no_wrap=True)

@@ -137,7 +137,8 @@ class Trial:
             again = "the same case fails once and passes once: the engine does not repeat"
             verdict = self._failed(self._failures[0], f"{again}; it failed with: ")
         self.subject.watch.tell(self.name, self._asked, self._asked)
-        return replace(verdict, asked=self._asked, answered=self._asked - len(self._refusals))
+        shrunk = shrink and self.name not in (*FIXED, RAGGEDNESS)
+        return replace(verdict, asked=self._asked, answered=self._asked - len(self._refusals), shrunk=shrunk)
 
     def _run(self, max_examples: int, shrink: bool, seed: int) -> None:
         limits, vocab_size = self.subject.limits, self.subject.engine.vocab_size

@@ -75,7 +75,7 @@ class PropertyItem(pytest.Item):
             raise PropertyBroken(verdict)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo, style: Any = None) -> Any:
-        """Show the reason and the smallest case instead of a traceback."""
+        """Show the reason and the failing case instead of a traceback."""
         if not isinstance(excinfo.value, PropertyBroken):
             return super().repr_failure(excinfo, style)
         verdict = excinfo.value.verdict

@@ -8,10 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from refimpl.conformance.kit import ALL_PROPERTIES
 from refimpl.conformance.protocol import Call, EngineSettings, Prompts
 from refimpl.conformance.verdicts import DECIDING, NOT_FINISHED, Report, Verdict
 from refimpl.core.files import write_whole
 
+REFERENCES = {"own": "the engine's own reference()"}  # in words, where the kind is not enough
 _COLOURS = {"pass": "green", "fail": "red", "not supported": "yellow", "not run": "dim", "not finished": "yellow"}
 
 
@@ -25,7 +27,7 @@ def write_json(report: Report, path: Path) -> None:
 
 
 def show(report: Report, console: Console | None = None) -> None:
-    """Print the table, the smallest failing cases and the raggedness profile."""
+    """Print the table, the failing cases and the raggedness profile."""
     console = console or Console()
     table = Table(title=report.engine, title_justify="left")
     for column in ("property", "verdict", "answered", "first different token"):
@@ -37,14 +39,15 @@ def show(report: Report, console: Console | None = None) -> None:
     console.print(table)
     for verdict in report.verdicts:
         if verdict.status in ("fail", "not supported") and verdict.reason:
-            console.print(f"{verdict.property}: {verdict.reason}", markup=False, highlight=False)
+            console.print(f"{verdict.property}: {_why(verdict)}", markup=False, highlight=False)
             for line in tell_calls(verdict):
                 console.print(f"  {line}", markup=False, highlight=False)
-    console.print(_raggedness(report), markup=False, highlight=False)
+    if report.raggedness.rows:
+        console.print(_raggedness(report), markup=False, highlight=False)
     console.print(
         "cases: up to 9 prompts of 10 tokens, 12 new ones, while serving of two blocks and 3; and a long one, "
         f"{report.limits.prompt_tokens} and {report.limits.new_tokens}; seed {report.seed}; "
-        f"reference: {report.reference}",
+        f"reference: {REFERENCES.get(report.reference, report.reference)}",
         markup=False,
         highlight=False,
     )
@@ -54,7 +57,7 @@ def show(report: Report, console: Console | None = None) -> None:
 def conclusion(report: Report) -> str:
     """Does the engine conform? One line, with what is missing where nothing has failed."""
     if report.conforms:
-        return "conforms, one row at a time" if report.limits.max_batch == 1 else "conforms"
+        return f"conforms{_how_far(report)}{', one row at a time' * (report.limits.max_batch == 1)}"
     if report.passed:
         return f"passes what was asked; whether it conforms only {DECIDING} can tell"
     if report.exit_code == NOT_FINISHED:
@@ -63,13 +66,20 @@ def conclusion(report: Report) -> str:
     return f"does not conform{missing}"
 
 
+def _how_far(report: Report) -> str:
+    """Where not all properties were asked for: how many were."""
+    checked, of = len({verdict.property for verdict in report.verdicts}), len(ALL_PROPERTIES)
+    return "" if checked == of else f" in the {checked} of {of} properties that were checked"
+
+
+def _why(verdict: Verdict) -> str:
+    return f"not supported ({verdict.reason})" if verdict.status == "not supported" else verdict.reason
+
+
 def tell_calls(verdict: Verdict) -> list[str]:
-    """What the engine was asked in the smallest failing case, a line for each call."""
-    several = len(verdict.calls) > 1
-    return [
-        f"smallest case found{f', call {i + 1}' if several else ''}: {describe(call)}"
-        for i, call in enumerate(verdict.calls)
-    ]
+    """What the engine was asked in the failing case, a line for each call."""
+    several, case = len(verdict.calls) > 1, "smallest case found" if verdict.shrunk else "failing case"
+    return [f"{case}{f', call {i + 1}' if several else ''}: {describe(call)}" for i, call in enumerate(verdict.calls)]
 
 
 def describe(call: Call) -> str:
@@ -100,4 +110,4 @@ def _raggedness(report: Report) -> str:
         f"{wrong}/{rows} at spread {spread}"
         for spread, wrong, rows in zip(profile.spreads, profile.wrong_rows, profile.rows, strict=True)
     ]
-    return f"wrong rows by spread of prompt lengths: {', '.join(cells) or '-'}: {profile.verdict}"
+    return f"wrong rows by spread of prompt lengths: {', '.join(cells)}: {profile.verdict}"

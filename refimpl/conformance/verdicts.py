@@ -23,6 +23,7 @@ class Verdict:
         calls: what the engine was asked in the smallest failing case, in order; the last one where it failed to answer.
         row, token: where the outputs part first.
         asked, answered: cases that the engine was given, those of shrinking included, and those it did not refuse.
+        shrunk: whether the search for a failing case goes on to smaller ones.
     """
 
     property: str
@@ -33,6 +34,7 @@ class Verdict:
     token: int | None = None
     asked: int = 0
     answered: int = 0
+    shrunk: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; each call is a line of the protocol, as a server reads it."""

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
+from itertools import product
 from typing import Any, Literal, get_args
 
 from refimpl.core.drafting import DraftingConfig
-from refimpl.core.errors import InputError, require, shown
+from refimpl.core.errors import InputError, did_you_mean, require, shown
 from refimpl.core.execution import ExecutionName, check_execution
 from refimpl.core.request import check_stops
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_list, is_number, require_bool, require_int, use_plain_numbers
@@ -51,13 +52,14 @@ NAMED_METHODS: dict[str, Method] = {
         Method("paged", "paged", "fifo"),
     )
 }
+METHODS: tuple[str, ...] = (*NAMED_METHODS, *map("+".join, product(LAYOUTS, SCHEDULERS)))
 
 
 def resolve_method(name: str) -> Method:
     """Look up a named method or a pair written ``layout+scheduler``, for example ``"masked+fifo"``.
 
     Raises:
-        InputError: the name is neither; the message lists what exists.
+        InputError: the name is neither; the message names what may have been meant, and lists what exists.
     """
     if isinstance(name, str) and name in NAMED_METHODS:
         return NAMED_METHODS[name]
@@ -65,7 +67,7 @@ def resolve_method(name: str) -> Method:
     if layout in LAYOUTS and scheduler in SCHEDULERS:
         return Method(name, layout, scheduler)  # type: ignore[arg-type]
     raise InputError(
-        f"unknown method {shown(name)}: choose {', '.join(NAMED_METHODS)}, "
+        f"unknown method {shown(name)}{did_you_mean(name, METHODS)}: choose {', '.join(NAMED_METHODS)}, "
         f"or LAYOUT+SCHEDULER of {'|'.join(LAYOUTS)} and {'|'.join(SCHEDULERS)}"
     )
 

@@ -1,5 +1,7 @@
 """The errors a user meets: bad input, a model that cannot be driven, a broken invariant; and how they show a value."""
 
+import difflib
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -44,6 +46,17 @@ def require(condition: bool, message: str) -> None:
     """Raise InputError with `message` unless `condition` is true."""
     if not condition:
         raise InputError(message)
+
+
+def nearest(word: str, known: Iterable[str], similarity: float = 0.6) -> str | None:
+    """The known word that may have been meant, if one is so similar."""
+    return next(iter(difflib.get_close_matches(word, list(known), 1, similarity)), None)
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """What follows an unknown name in a message: a known one in parentheses, or nothing."""
+    near = nearest(word, known) if isinstance(word, str) else None
+    return f" (did you mean {near}?)" if near else ""
 
 
 def shown(value: object, limit: int = 60) -> str:

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 Command = TypeVar("Command", bound=Callable[..., None])
 MODELS, PROMPTS, SAMPLING, ENGINE, OUTPUT = "Models", "Prompts", "Sampling", "Engine", "Output"  # panels of the help
@@ -24,10 +25,31 @@ def command(app: typer.Typer, *examples: str) -> Callable[[Command], Command]:
     epilog = "\n\n".join([f"Example{'s' * (len(lines) > 1)}: {lines[0]}", *lines[1:]])
 
     def add(function: Command) -> Command:
-        app.command(epilog=epilog)(grouped(function))
+        app.command(epilog=epilog, cls=_HelpForNarrowTerminals)(grouped(function))
         return function
 
     return add
+
+
+class _HelpForNarrowTerminals(TyperCommand):
+    """A command whose help tells further names of options in their texts, so that no name is cut at 80 columns."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        narrow = copy(self)
+        narrow.params = [_with_names_in_text(each) for each in self.params]
+        TyperCommand.format_help(narrow, ctx, formatter)
+
+
+def _with_names_in_text(parameter: Any) -> Any:
+    """An option whose column has one long name; its text tells the others, and what switches it off."""
+    shown, aliases = copy(parameter), [name for name in parameter.opts if name.startswith("--")][1:]
+    default = " (default)" if parameter.default is False else ""
+    told = [f"Same: {', '.join(aliases)}."] * bool(aliases)
+    told += [f"Opposite{default}: {name}." for name in parameter.secondary_opts]
+    shown.help = " ".join([parameter.help or "", *told])
+    shown.opts, shown.secondary_opts = [name for name in parameter.opts if name not in aliases], []
+    return shown
 
 
 def option(panel: str, help_: str, *names: str, none: str | None = None, **more: Any) -> Any:
@@ -60,7 +82,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         command(**values)
 
-    shown = [option.replace(annotation=_with_default_shown(option)) for option in options]
+    shown = [option.replace(annotation=_with_default_and_choices_shown(option)) for option in options]
     call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     call.__annotations__ = {option.name: option.annotation for option in shown}
     return call
@@ -76,11 +98,25 @@ def _fields_as_parameters(group: Any, defaults: Any) -> Iterator[inspect.Paramet
         )
 
 
-def _with_default_shown(parameter: inspect.Parameter) -> Any:
-    """The annotation of an option; a text in `show_default` says what None stands for, other defaults are shown."""
+def _with_default_and_choices_shown(parameter: inspect.Parameter) -> Any:
+    """The annotation of an option; a text in `show_default` says what None stands for, other defaults are shown.
+
+    Choices are told in the text, and kinds of bounded numbers in a letter, because the column of types would leave no
+    room for the names of options.
+    """
     kind, declared = get_args(parameter.annotation)[:2]
-    if parameter.default is None or not isinstance(declared.show_default, str):
-        return parameter.annotation
     declared = copy(declared)
-    declared.show_default = True
+    if parameter.default is not None and isinstance(declared.show_default, str):
+        declared.show_default = True
+    if declared.min is not None:
+        declared.metavar = "N"
+    if choices := _choices(kind):
+        declared.help, declared.metavar = f"{declared.help} One of {', '.join(choices)}.", "NAME"
     return Annotated[kind, declared]
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    """Values of a literal type, which may be optional; nothing for other types."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return next((found for part in get_args(kind) if (found := _choices(part))), ())

@@ -28,6 +28,11 @@ class Shown:
         return f"{line}\n" + frame.to_html(max_rows=MAX_ROWS, float_format="{:.4g}".format, na_rep="–", border=0)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, for example ``1 row`` or ``2 rows``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def shortened(text: str, limit: int = MAX_TEXT) -> str:
     """A text cut to so many characters, and in quotes."""
     return repr(text if len(text) <= limit else text[:limit] + "…")

@@ -7,7 +7,7 @@
 | tokens_per_row_round      | generated / row-rounds: the same after cuts by a stop, a budget or a rollback    |
 | tokens_per_verified_token | generated / (drafted + row-rounds): a pass feeds a row its drafts and one more   |
 | per_position[i]           | share of row-rounds whose first i+1 drafts were all accepted (unconditional)     |
-| grouping_rate             | grouped rounds / rounds                                                          |
+| grouping_rate             | grouped rounds of at least two rows / rounds                                     |
 
 A rate over a run is a ratio of sums, in which every token (every row-round) weighs the same: token-weighted. The
 `request_weighted_…` figures are means over requests of each request's own ratio, in which a short answer weighs as
@@ -219,7 +219,7 @@ class RunStats:
         num_sequences: that were decoded: the samples of all prompts.
         num_prompt_tokens: tokens of their prompts, as used.
         num_prompt_tokens_cut: tokens cut from the front of prompts.
-        num_rounds, num_grouped_rounds: rounds, and those run on an equal-length group.
+        num_rounds, num_grouped_rounds: rounds, and those run on an equal-length group of at least two rows.
         num_moves: fused gathers and write-backs of both layouts.
         num_preemptions: times that a sequence was sent back because a paged pool ran dry.
         num_found: tokens that were in the cache when their sequence entered, after a preemption, too.
@@ -266,7 +266,7 @@ class RunStats:
 
     @property
     def grouping_rate(self) -> float:
-        """Grouped rounds / rounds."""
+        """Grouped rounds of at least two rows / rounds."""
         return self.num_grouped_rounds / self.num_rounds if self.num_rounds else 0.0
 
     def share(self, stage: str) -> float:

@@ -53,6 +53,10 @@ class _Storage(NamedTuple):
     is_logits: bool
 
 
+class TooManyBytes(Exception):  # noqa: N818 (an answer, not an error)
+    """More are in use than a run may take."""
+
+
 class StorageCounter(TorchDispatchMode):
     """Counts the bytes of all tensors that operations have made and that are still in use; memory inside of a kernel is
     not seen.
@@ -65,13 +69,14 @@ class StorageCounter(TorchDispatchMode):
 
     Attributes:
         peak: most bytes at a time, and how many of them were of logits and distributions.
+        most_bytes: that may be in use: an operation that needs more ends the run with `TooManyBytes`.
     """
 
     def __init__(self, widths: Collection[int], apart: Seq[Tensor]):
         super().__init__()
         self._widths, self._apart = widths, {StorageWeakRef(t.untyped_storage()).cdata for t in apart}
         self._live: dict[int, _Storage] = {}
-        self.peak = (0, 0)
+        self.peak, self.most_bytes = (0, 0), math.inf
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, then count."""
@@ -84,6 +89,8 @@ class StorageCounter(TorchDispatchMode):
         live = self._live.values()
         now = sum([s.num_bytes for s in live]), sum([s.num_bytes for s in live if s.is_logits])
         self.peak = max(self.peak, now)
+        if now[0] > self.most_bytes:
+            raise TooManyBytes
         return result
 
     def _note(self, tensor: Tensor) -> None:
@@ -106,14 +113,19 @@ class DryRun:
     pair: Pair
     config: DecodeConfig
 
-    def footprint(self, at_begin: Seq[Sequence], at_end: Seq[Sequence]) -> Footprint:
+    def footprint(self, at_begin: Seq[Sequence], at_end: Seq[Sequence], most_bytes: float = math.inf) -> Footprint:
         """Peak of a prefill of a batch, and of rounds of a batch that verify as many drafts as they have room for.
 
         Args:
             at_begin: all sequences before anything is cached; the first ones are prefilled together.
             at_end: the same with room for one more round; the first ones run it together.
+            most_bytes: that the run may take.
+
+        Raises:
+            TooManyBytes: it takes more. Seen at the first operation that does, which is often an early one.
         """
         with self._counting() as (prefill, weights_bytes):
+            prefill.most_bytes = most_bytes - weights_bytes
             engine = self._engine(at_begin)
             engine.admit()
             kv_bytes = engine.kv_bytes
@@ -121,6 +133,7 @@ class DryRun:
             engine = self._engine(at_end)
             engine.admit()
             last_round.peak = (0, 0)  # that prefill is longer than any of the run
+            last_round.most_bytes = prefill.most_bytes
             self._run_passes(engine, {row.index: row.seq_len - 1 for row in at_begin})
         peak, logits_bytes = max(prefill.peak, last_round.peak)
         return Footprint(weights_bytes, kv_bytes, logits_bytes, peak - kv_bytes - logits_bytes)

@@ -39,6 +39,11 @@ class RoundRecord:
     num_blocks: int | None = None
     chunks: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def grouped(self) -> bool:
+        """Whether at least two rows of equal length ran together; a row alone is no group."""
+        return self.mode == "grouped" and len(self.rows) > 1
+
     def as_rows(self) -> Iterator[dict[str, Any]]:
         """One flat row per member, then one per chunk; what belongs to the round is repeated."""
         blocks = {} if self.num_blocks is None else {"num_blocks": self.num_blocks}

@@ -11,7 +11,7 @@ from joblib import Parallel, delayed
 
 from refimpl.core.errors import InputError, InvariantViolation
 from refimpl.core.keywords import VerifySettings
-from refimpl.core.shown import Shown
+from refimpl.core.shown import Shown, counted
 from refimpl.core.stats import RunStats
 from refimpl.core.tokens import first_difference
 from refimpl.core.values import require_bool, require_int
@@ -132,7 +132,7 @@ class VerifyReport(Shown):
 
     def __repr__(self) -> str:
         exact = sum(report.exact for report in self.results)
-        return f"VerifyReport({self.prompts} sequences: {exact} of {len(self.results)} runs exact)"
+        return f"VerifyReport({counted(self.prompts, 'sequence')}: {exact} of {len(self.results)} runs exact)"
 
     def to_frame(self) -> "pd.DataFrame":
         """One line per method and batch size: prompts that are exact, the share before the first disagreement, …"""

@@ -22,7 +22,9 @@ from raggedspec.cli import app, main
 from refimpl.commands import measure
 from refimpl.commands.measure import RepeatOptions, WorkOptions
 from refimpl.commands.options import EngineOptions, ModelOptions, RunOptions
+from refimpl.core.config import make_config
 from refimpl.core.console import run_application
+from refimpl.core.drafting import DraftingConfig
 from refimpl.core.errors import InputError
 from refimpl.core.option_groups import command, option
 from refimpl.core.provenance import command_line
@@ -96,8 +98,8 @@ def test_without_the_simulators_libraries_the_engine_still_runs(words, code):
     assert found.stderr == ("error: yaml is not installed: pip install 'raggedspec[simulator]'\n" if code else "")
 
 
-def help_of(*words):
-    return CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "160", "TERM": "dumb"}).stdout
+def help_of(*words, columns=160):
+    return CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": str(columns), "TERM": "dumb"}).stdout
 
 
 @pytest.mark.parametrize("command", sorted(names(refimpl.cli.app)))
@@ -114,10 +116,20 @@ def test_every_option_stands_in_a_panel_and_every_command_has_an_example(command
 
 def test_help_shows_choices_and_what_no_value_means():
     shown = help_of("generate")
-    assert "off|host|device|oracle" in shown
+    assert "Run-time checks. One of off, host, device, oracle." in shown
     assert "[default: (device on a CPU, else host)]" in shown
     assert re.search(r"--checks .*\[default: off\]", help_of("bench"))
     assert "module:make:argument" in help_of("conformance"), "rich turns some words between colons into pictures"
+
+
+@pytest.mark.parametrize("command", sorted(names(refimpl.cli.app)))
+def test_help_of_eighty_columns_has_every_name_of_an_option_whole(command):
+    parameters = typer.main.get_command(app).commands[command].params
+    shown = help_of(command, columns=80)
+    assert max(map(len, shown.splitlines())) == 80
+    wanted = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
+    assert len(wanted) > 1
+    assert wanted - set(re.findall(r"(?<![\w-])--?[a-z][\w-]*(?![\w-]|…)", shown)) == set()
 
 
 DEFAULTS = {  # where a command's differ from those of generate
@@ -158,6 +170,14 @@ def test_an_option_of_the_engine_is_one_of_every_command_that_decodes():
     config = settings.config("exspec", 2)
     assert (config.kv_memory_gib, config.window_size, config.checks) == (2.0, 9, "host")
     assert settings.cuda_graphs is False
+
+
+def test_every_setting_of_drafting_is_an_option():
+    assert {field.name for field in fields(DraftingConfig)} <= {field.name for field in fields(EngineOptions)}
+    given = EngineOptions(draft_budget="confidence", draft_threshold=0.7, draft_cost=0.2, draft_score="own_token")
+    drafting = make_config(**given.settings()).drafting
+    assert (drafting.draft_threshold, drafting.draft_cost, drafting.draft_score) == (0.7, 0.2, "own_token")
+    assert make_config(**EngineOptions().settings()).drafting == DraftingConfig()
 
 
 def test_a_head_can_be_given_where_a_drafter_can():
@@ -233,6 +253,14 @@ WRONG = [
     ("generate --limit", "option '--limit' requires an argument"),
     ("generate extra", "unexpected extra argument"),
     ("generate --method magic", "unknown method 'magic': choose autoregressive, speculative"),
+    ("generate --method eqspce", "unknown method 'eqspce' (did you mean eqspec?): choose autoregressive"),
+    ("verify --method inplace,paged+fifp", "unknown method 'paged+fifp' (did you mean paged+fifo?): choose"),
+    ("generate --prompt a --prompts b.txt", "--prompt and --prompts exclude each other: give texts or a file"),
+    ("generate --stop-token-ids 3,x", "--stop-token-ids must be comma-separated integers, not '3,x'"),
+    ("generate --stop-token-ids -3", "a stop token id must be an integer at least 0, not -3"),
+    ("generate --samples 0", "--samples"),
+    ("generate --logprobs -1", "logprobs must be an integer in 0 … 1000, not -1"),
+    ("generate --draft-threshold 2", "draft_threshold must be in 0 … 1, not 2.0"),
     ("conformance --max-k some", "--max-k"),
     ("sim rum", "no such command 'rum'"),
     ("sim run --bogus", "no such option: --bogus"),

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from refimpl.conformance.command import app
+from refimpl.conformance.kit import ALL_PROPERTIES
 
 HERE = Path(__file__).parent
 
@@ -53,9 +54,27 @@ def test_the_seed_and_the_reference_stand_in_the_report(tmp_path: Path) -> None:
     code, text = run_command("--engine", "toy_engines:make", *chosen, *other)
     assert code == 0
     assert "seed 5; reference: another engine" in " ".join(text.split())
+    assert "not measured" not in text
+    assert f"conforms in the 2 of {len(ALL_PROPERTIES)} properties that were checked" in " ".join(text.split())
     content = json.loads((tmp_path / "report.json").read_text())
     assert (content["seed"], content["reference"]) == (5, "another engine")
     assert [row["property"] for row in content["properties"]] == ["equals_reference", "runs_repeat"]
+
+
+def test_what_is_not_supported_and_the_own_reference_are_told_in_words() -> None:
+    chosen = ["--properties", "equals_reference,samples_are_keyed", "--max-examples", "2"]
+    code, text = run_command("--engine", "refimpl.conformance.adapters:method:inplace", *chosen)
+    assert code == 0
+    assert "reference: the engine's own reference()" in " ".join(text.split())
+    _, text = run_command("--engine", "toy_engines:refusing", *chosen)
+    assert "samples_are_keyed: not supported (keyed sampling)" in text
+
+
+def test_a_case_that_was_not_shrunk_is_not_called_the_smallest() -> None:
+    engine = ["--engine", "refimpl.faults.engine:faulty_unchecked:dsd-next-token-from-draft"]
+    assert "failing case: prompts" in run_command(*engine, "--properties", "raggedness")[1]
+    unshrunk = ["--properties", "equals_reference", "--no-shrink"]
+    assert "failing case: prompts" in run_command(*engine, *unshrunk)[1]
 
 
 def test_a_reference_has_the_vocabulary_of_the_engine() -> None:

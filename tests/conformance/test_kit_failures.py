@@ -4,13 +4,15 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from toy_engines import Prompts, Toy, next_id, refusing
 
-from refimpl.conformance.kit import check_engine
+from refimpl.conformance.cases import Limits
+from refimpl.conformance.kit import ALL_PROPERTIES, check_engine
 from refimpl.conformance.properties import OF_BATCHES
 from refimpl.conformance.protocol import EngineGone, EngineSettings, NotSupported
 from refimpl.conformance.python_engine import PythonEngine, load_engine, time_limit
@@ -72,7 +74,18 @@ def test_only_equality_with_the_reference_makes_an_engine_conform(
     report = Report("engine", tuple(Verdict(name, status) for name, status in statuses.items()))
     assert report.passed == passed
     assert conclusion(report).startswith(told)
-    assert report.as_dict()["conforms"] == report.conforms == (conclusion(report) == "conforms")
+    assert report.as_dict()["conforms"] == report.conforms == conclusion(report).startswith("conforms")
+
+
+def test_it_is_said_how_many_properties_were_checked() -> None:
+    def concluded(names: Iterable[str], **limits: int) -> str:
+        return conclusion(Report("x", tuple(Verdict(name, "pass") for name in names), limits=Limits(**limits)))
+
+    assert concluded(ALL_PROPERTIES) == "conforms"
+    assert concluded(ALL_PROPERTIES, max_batch=1) == "conforms, one row at a time"
+    some = f"conforms in the 2 of {len(ALL_PROPERTIES)} properties that were checked"
+    assert concluded(["equals_reference", "runs_repeat"]) == some
+    assert concluded(["equals_reference", "runs_repeat"], max_batch=1) == f"{some}, one row at a time"
 
 
 # --- crashes, exits, hangs, short answers --------------------------------------------------------------------------

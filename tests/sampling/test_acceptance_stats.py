@@ -124,6 +124,16 @@ def test_a_trace_holds_one_row_per_sequence_and_round_and_gives_the_same_statist
         assert all(row[f"{stage}_s"] >= 0 for stage in ("prefill", "draft", "verify", "realign", "host", "round"))
 
 
+@pytest.mark.parametrize(("batch_size", "rows"), [(1, 1), (2, 2)])
+def test_a_row_alone_is_no_group(batch_size, rows):
+    """The integer model accepts every draft, so that two equal prompts are in step to their end."""
+    settings = {"method": "inplace+grouped", "batch_size": batch_size, "max_new_tokens": 12}
+    result = generate(table_pair(), [[3, 1], [3, 2]], num_speculative_tokens=2, **settings)
+    assert {(record.mode, len(record.rows)) for record in result.rounds} == {("grouped", rows)}
+    assert result.stats.grouping_rate == (1.0 if rows > 1 else 0.0)
+    assert result.stats.num_grouped_rounds == (result.stats.num_rounds if rows > 1 else 0)
+
+
 @pytest.mark.parametrize("method", ["rollback+static", "inplace"])
 def test_the_trace_names_the_kind_of_the_last_token(llama, method):
     result = generate(llama, [[3], [4, 5], [6]], method=method, batch_size=3, max_new_tokens=24, **SAMPLING)

@@ -6,8 +6,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from refimpl import InputError
 from refimpl.cli import app
 from refimpl.commands import decode
+from refimpl.commands.options import PromptOptions
 
 COMMAND = ["generate", "--max-new-tokens", "4", "--prompts"]
 
@@ -27,10 +29,49 @@ def test_people_see_the_prompt_and_what_follows(prompts, monkeypatch):
         CliRunner().invoke(app, [*COMMAND, prompts, "--text"])
     for prompt, line in zip(["def main(", "[bold]x = [1"], lines, strict=True):
         assert f"\x1b[2m{prompt}\x1b[0m{line['text']}\n" in shown.get(), "the prompt is dimmed, its brackets are text"
-    assert "4 tokens, length" in shown.get()
+    assert "[0] 4 tokens, stopped: length" in shown.get()
 
 
 def test_programs_get_json_lines_unless_text_is_asked_for(prompts):
     piped = CliRunner().invoke(app, [*COMMAND, prompts]).stdout
     assert [json.loads(line)["index"] for line in piped.splitlines()] == [0, 1]
-    assert CliRunner().invoke(app, [*COMMAND, prompts, "--text"]).stdout.startswith("0  4 tokens, length\ndef main(")
+
+
+def test_where_nothing_can_be_dimmed_the_text_stands_below_its_prompt(prompts):
+    shown = CliRunner().invoke(app, [*COMMAND, prompts, "--text"]).stdout
+    assert shown.startswith("[0] 4 tokens, stopped: length\n--- prompt\ndef main(\n--- output\n")
+    assert "\n\n[1] 4 tokens, stopped: length\n--- prompt\n[bold]x = [1\n--- output\n" in shown
+
+
+def test_prompts_can_be_given_on_the_command_line_and_sampled():
+    words = ["generate", "--max-new-tokens", "2", "--prompt", "import os", "--prompt", "def f(", "--limit", "1"]
+    done = CliRunner().invoke(app, [*words, "-n", "2", "--temperature", "1", "--logprobs", "1"])
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["prompt"], line["index"], line["sample"]) for line in lines] == [("import os", i, i) for i in (0, 1)]
+    for line in lines:
+        assert [entry["token_id"] for entry in line["logprobs"]] == line["token_ids"]
+        assert all(len(entry["top"]) == 1 and entry["logprob"] <= 0 for entry in line["logprobs"])
+    assert "2 sequences, 4 tokens in" in done.stderr
+
+
+def test_a_stop_token_can_be_given_and_one_is_told_as_one():
+    words = ["generate", "--max-new-tokens", "4", "--prompt", "import os"]
+    (line,) = CliRunner().invoke(app, words).stdout.splitlines()
+    first = json.loads(line)["token_ids"][0]
+    done = CliRunner().invoke(app, [*words, "--stop-token-ids", str(first)])
+    assert json.loads(done.stdout)["token_ids"] == [first]
+    assert json.loads(done.stdout)["stop_reason"] == "stop"
+    assert "1 sequence, 1 token in" in done.stderr
+    assert ", 1 round, " in done.stderr
+
+
+def test_a_prompt_that_asks_for_samples_keeps_its_number(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a", "n": 3}\n{"prompt": "b"}\n')
+    done = CliRunner().invoke(app, [*COMMAND, str(path), "--samples", "2"])
+    assert [json.loads(line)["prompt"] for line in done.stdout.splitlines()] == ["a"] * 3 + ["b"] * 2
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(InputError, match="--prompt must not be empty"):
+        PromptOptions(prompt=["a", " "]).read()

@@ -8,6 +8,7 @@ import pytest
 from refimpl import InputError, Request, generate
 from refimpl.bench.memory import peak_bytes
 from refimpl.core.drafting import DraftingConfig
+from refimpl.decoding.dry_run import DryRun
 from refimpl.decoding.memory import GIB
 from refimpl.layouts.store import KVStore
 from refimpl.pairs.random_pairs import random_pair
@@ -190,7 +191,7 @@ def test_less_and_less_is_kept(small):
     assert first.gave_up == ()
     assert second.gave_up == ("pool rows as long as the longest: paged stores blocks, which every pass gathers",)
     assert (last.settings["batch_size"], last.settings["drafter"]) == (1, "ngram")
-    assert [line.partition(":")[0] for line in last.gave_up][-2:] == ["the draft model", "rows"]
+    assert [line.partition(":")[0] for line in last.gave_up][-2:] == ["draft model dropped", "rows"]
     totals = [plan.footprint.total_bytes for plan in plans]
     assert totals == sorted(totals, reverse=True)
 
@@ -198,7 +199,7 @@ def test_less_and_less_is_kept(small):
 def test_drafts_are_halved_where_logits_are_the_largest(wide):
     asked = {"method": "paged", "drafter": "ngram", "num_speculative_tokens": 32, "max_new_tokens": 40}
     first, second = islice(shrinking(wide, prompts(2), asked), 2)
-    assert (first.gave_up, second.gave_up) == ((), ("drafts: 16 a row in place of 32",))
+    assert (first.gave_up, second.gave_up) == ((), ("drafts: 16 a row instead of 32",))
     assert second.settings["num_speculative_tokens"] == 16
 
 
@@ -207,7 +208,7 @@ def test_a_plan_keeps_the_scheduler(small):
     asked = {"batch_size": 2, "num_speculative_tokens": 1, "max_new_tokens": 9, "stop_token_ids": []}
     for method, other, given_up in (
         ("inplace+static", "paged+static", "pool rows as long as the longest"),
-        ("paged+grouped", "paged+grouped", "the draft model"),
+        ("paged+grouped", "paged+grouped", "draft model dropped"),
     ):
         _, second = islice(shrinking(small, work, asked | {"method": method}), 2)
         assert second.settings["method"] == other
@@ -218,6 +219,13 @@ def test_a_plan_says_where_prompts_are_cut(small):
     plans = [plan_memory(small, prompts(9), budget_gib=AMPLE, max_prompt_tokens=most) for most in (None, 4)]
     assert ["max_prompt_tokens" in plan.settings for plan in plans] == [False, True]
     assert generate(small, prompts(9), **plans[1].settings, max_new_tokens=2).sequences[0].num_prompt_tokens_cut == 5
+
+
+def test_what_exceeds_the_budget_in_its_prefill_is_counted_no_further(small, monkeypatch):
+    counted, run_passes = [], DryRun._run_passes
+    monkeypatch.setattr(DryRun, "_run_passes", lambda self, *given: counted.append(0) or run_passes(self, *given))
+    plans = list(islice(shrinking(small, prompts(120, 5, 5), {"method": "paged", "batch_size": 2}), 3))
+    assert len(counted) == len(plans) == 3
 
 
 def test_bytes_are_those_of_host_checks(small):
