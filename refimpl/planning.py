@@ -64,7 +64,7 @@ def plan_memory(
     Raises:
         InputError: impossible settings or prompts, settings that are not planned, or a budget that nothing fits into.
     """
-    right = isinstance(budget_gib, Real) and 0 < budget_gib * GIB < math.inf
+    right = isinstance(budget_gib, Real) and not isinstance(budget_gib, bool) and 0 < budget_gib * GIB < math.inf
     require(right, f"the budget must be a finite number of GiB above 0, not {shown(budget_gib)}")
     require("drafting" not in settings, "a plan chooses the drafter: give drafter by its own name, not in `drafting`")
     config, budget, prompts = make_config(**settings), int(budget_gib * GIB), listed(prompts)
@@ -73,7 +73,8 @@ def plan_memory(
     work = _Work(pair, prepare(pair, prompts, config, max_prompt_tokens).sequences)
     for wish in _wishes(config):
         if footprint := work.within(_with(config, wish), budget):
-            return MemoryPlan(budget, _settings(settings, wish), footprint, _gave_up(config, wish))
+            asked = settings if max_prompt_tokens is None else {"max_prompt_tokens": max_prompt_tokens, **settings}
+            return MemoryPlan(budget, _settings(asked, wish), footprint, _gave_up(config, wish))
     need = _rounded_up(MARGIN * work.footprint(_with(config, wish)).total_bytes / GIB)
     least = f"even {wish.method}, one row and drafter {wish.drafter!r} need {need:g} GiB"
     raise InputError(f"nothing fits into {budget_gib:g} GiB: {least}")

@@ -190,11 +190,18 @@ def encode(pair: Pair, prompt: str | Seq[int], index: int) -> list[int]:
 
 def _integers(prompt: Seq[int], index: int) -> list[int]:
     try:
-        return [operator.index(token) for token in prompt]
+        return [_integer(token) for token in prompt]
     except TypeError:
         raise InputError(
             f"prompts must be a list of texts or of lists of token ids: prompt {index} is {shown(prompt)}"
         ) from None
+
+
+def _integer(token: Any) -> int:
+    """The number; raises TypeError for what is none, True and False included."""
+    if isinstance(token, bool):
+        raise TypeError("a truth value is no token")
+    return operator.index(token)
 
 
 def _sequence(

@@ -20,14 +20,12 @@ from refimpl.core.stats import CollapseWatch, RunStats, acceptance_stats, drafte
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.timing import sum_stages
 from refimpl.decoding.trace import RoundRecord
+from refimpl.incoming import END, NOT_YET, Incoming
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prepared, Prompt, SequenceMaker, listed
 from refimpl.results import Result, SequenceRecord, make_result
 
 Prompts = Seq[Prompt] | Iterator[Prompt] | AsyncIterator[Prompt]
-
-
-_END = object()  # after the last prompt of an asynchronous iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +57,7 @@ class Stream:
 
     def __init__(self, pair: Pair, prompts: Prompts, config: DecodeConfig, max_prompt_tokens: int | None = None):
         self._pair, self._config, self._maker = pair, config, SequenceMaker(pair, config, max_prompt_tokens)
-        self._source = prompts if isinstance(prompts, AsyncIterator) else None
-        self._coming: asyncio.Future[Any] | None = None  # its next prompt, once that is asked for
-        self._submitted = asyncio.Event()  # ends the wait for that prompt
+        self._incoming = Incoming(prompts if isinstance(prompts, AsyncIterator) else None)
         known = self._known(prompts)
         coming = map(self._make_next, prompts) if isinstance(prompts, Iterator) else known.apart()
         self._prepared, self._arrivals = Prepared(), Arrivals(coming)
@@ -99,7 +95,7 @@ class Stream:
         Raises:
             InputError: the next request is no good one, or comes before the last; iterate again to go on without it.
         """
-        if self._source is not None:
+        if not self._incoming.ended:
             raise InputError("the prompts come asynchronously: use `async for`")
         while self._events or not self.done:
             if not self._events:
@@ -111,7 +107,8 @@ class Stream:
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """As `__iter__`, with requests from an asynchronous iterator, too. Other tasks run between rounds and in waits.
 
-        It may be left, by a timeout for example: whoever iterates again misses no event and no request.
+        It may be left, by a timeout for example: whoever iterates again, in the same event loop, misses no event and no
+        request.
         """
         while self._events or not self.done:
             await asyncio.sleep(0)
@@ -124,17 +121,12 @@ class Stream:
 
     async def _submit_next(self) -> bool:
         """Submit the next prompt of an asynchronous iterator; False if it has not come, or a window of others waits."""
-        if self._source is None or len(self._engine.scheduler.pool.waiting) >= self._most_waiting:
+        if self._incoming.ended or len(self._engine.scheduler.pool.waiting) >= self._most_waiting:
             return False
-        if self._coming is None:
-            self._coming = asyncio.ensure_future(_next_of(self._source))
-            await asyncio.sleep(0)
-        if not self._coming.done():
+        prompt = await self._incoming.take()
+        if prompt is NOT_YET:
             return False
-        coming, self._coming = self._coming, None
-        if (prompt := coming.result()) is _END:
-            self._source = None
-        else:
+        if prompt is not END:
             self.submit([prompt])
         return True
 
@@ -142,13 +134,8 @@ class Stream:
         """Let other tasks run until there is something to decode, or a prompt of an asynchronous iterator to submit."""
         while (wait_s := self._wait_s()) is not None:
             await asyncio.sleep(wait_s)
-        if self._idle and self._coming is not None:
-            self._submitted = asyncio.Event()
-            submitted = asyncio.ensure_future(self._submitted.wait())
-            try:  # the prompt that comes goes on coming, even if this is cancelled
-                await asyncio.wait([self._coming, submitted], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                submitted.cancel()
+        if self._idle:
+            await self._incoming.wait()
 
     def submit(self, prompts: Seq[Prompt]) -> list[int]:
         """Add requests that come now; return the indices of their sequences.
@@ -166,7 +153,7 @@ class Stream:
         require(no_time, "a request that is submitted, or given asynchronously, comes now: leave out its arrival_s")
         self._add(come)
         self._maker.note(come)
-        self._submitted.set()
+        self._incoming.wake()
         return [sequence.index for sequence in come.sequences]
 
     def _let_in(self) -> None:
@@ -194,7 +181,7 @@ class Stream:
     @property
     def done(self) -> bool:
         """Whether every sequence that has come has finished or was cancelled, and no other comes but by `submit`."""
-        return self._source is None and self._idle
+        return self._incoming.ended and self._idle
 
     @property
     def _idle(self) -> bool:
@@ -221,7 +208,8 @@ class Stream:
             InputError: there is no sequence of that index, or it has not come yet.
         """
         come = len(self._engine.sequences)
-        known = isinstance(index, Integral) and 0 <= index < self.num_sequences
+        whole = isinstance(index, Integral) and not isinstance(index, bool)
+        known = whole and 0 <= index < self.num_sequences
         require(known, f"there is no sequence {shown(index)}: {come} have come, numbered from 0")
         require(index < come, f"sequence {index} is still to come: cancel it when it has")
         sequence = self._engine.sequences[index]
@@ -315,8 +303,3 @@ class Stream:
         for row in record.rows:
             sequence = self._engine.sequences[row.sequence]
             yield TokenEvent(row.sequence, row.tokens, sequence.stop_reason, row.logprobs, self._round_end_s[-1])
-
-
-async def _next_of(source: AsyncIterator[Prompt]) -> Any:
-    """The next prompt, or `_END`."""
-    return await anext(source, _END)

@@ -54,7 +54,7 @@ WRONG: dict[str, tuple[type, str, Callable]] = {
         "preempt",
         lambda self, sequence: self.pool.send_back(sequence),
     ),
-    "a sequence enters where its prompt fits": (PagedRoom, "_fits", lambda self, some: len(self.pool.free) > 1),
+    "a sequence enters where its prompt fits": (PagedRoom, "_fits", lambda self, *_: len(self.pool.free) > 1),
     "a block is free before its last reference is gone": (
         BlockPool,
         "give_back",

@@ -47,18 +47,18 @@ def memory_plan(
     plan = plan_memory(pair, texts, budget_gib=budget, max_prompt_tokens=prompts.max_prompt_tokens, **asked)
     rows: dict[str, Any] = {"plan": asdict(plan) | {"total_bytes": plan.footprint.total_bytes}}
     if measure:
-        rows["measured_bytes"] = plan.footprint.weights_bytes + _measured(pair, texts, prompts, plan.settings)
+        rows["measured_bytes"] = plan.footprint.weights_bytes + _measured(pair, texts, plan.settings)
     report = write_report(output.output, rows, pair.device, {"pair": pair.name, "prompts": len(texts)})
     _print_table(report, output.json_)
     output.print(report)
 
 
-def _measured(pair: Any, texts: list, prompts: PromptOptions, settings: dict[str, Any]) -> int:
+def _measured(pair: Any, texts: list, settings: dict[str, Any]) -> int:
     """Peak of the run itself, weights not included."""
     from refimpl.bench.memory import peak_bytes
     from refimpl.generation import generate
 
-    return peak_bytes(lambda: generate(pair, texts, max_prompt_tokens=prompts.max_prompt_tokens, **settings))
+    return peak_bytes(lambda: generate(pair, texts, **settings))
 
 
 def _print_table(report: dict[str, Any], json_: bool) -> None:

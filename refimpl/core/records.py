@@ -24,7 +24,8 @@ class RowOutcome:
     Attributes:
         sequence: index of the sequence.
         seq_len: before the round.
-        draft_lag: tokens that the draft had not cached before the round; 0 where no model drafts.
+        draft_lag: tokens that the draft had not cached before the round; 0 where no model drafts. Where it is above 2
+            and the draft runs, all but one of them are cached first, as a prompt is.
         k: drafts of the batch in this round.
         drafted: drafts that this row was offered and could use.
         accepted: longest accepted prefix of them.

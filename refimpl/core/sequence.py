@@ -6,6 +6,7 @@ from typing import Literal
 
 from refimpl.core import kernels
 
+MOST_LAG = 2  # tokens that a draft has not cached after a round that it drafted for (INV-6)
 StopReason = Literal["stop", "length", "cancelled"]
 
 
@@ -126,9 +127,13 @@ class Sequence:
     def cache_state(self) -> int:
         """What must be equal among the members of a group, in addition to the length (INV-11).
 
-        A sequence without a slot is indexed as the prefill is about to leave it: with a lag of 1.
+        The lag with which the draft would begin: 1 for a sequence that is about to be prefilled, and where the draft
+        would first catch up on rounds that it sat out. A row that never has drafts counts as such a one.
         """
-        return self.draft_lag if self.slot >= 0 or self.draft_cached is None else 1
+        if self.draft_cached is None:
+            return 0
+        begins_behind = self.slot >= 0 and self.num_speculative_tokens > 0 and self.draft_lag <= MOST_LAG
+        return self.draft_lag if begins_behind else 1
 
     @property
     def draft_limit(self) -> int:
@@ -150,10 +155,10 @@ class Sequence:
         self.num_accepted += committed
         self.num_evaluated += committed + (accepted < min(drafted, kept))
 
-    def stops_at(self, token: int, generated: list[int]) -> bool:
-        """Whether `token`, the last of `generated`, ends the sequence, whatever the budget."""
+    def stops_at(self, token: int) -> bool:
+        """Whether `token`, the last that was generated, ends the sequence, whatever the budget."""
         return token in self.stop_token_ids or (
-            self.stop_strings is not None and self.stop_strings.appear_in(generated)
+            self.stop_strings is not None and self.stop_strings.appear_in(self.generated)
         )
 
     def extend(self, tokens: list[int]) -> int:
@@ -164,7 +169,7 @@ class Sequence:
         before = self.seq_len
         for token in tokens[: self.remaining]:
             self.token_ids.append(token)
-            if self.stops_at(token, self.generated):
+            if self.stops_at(token):
                 self.stop_reason = "stop"
                 break
         if not self.finished and self.remaining == 0:

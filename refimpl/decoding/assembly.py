@@ -28,6 +28,8 @@ from refimpl.models.adapter import Pair
 from refimpl.placement import PLACEMENTS, PoolSize
 from refimpl.scheduling import BlockPool, PagedRoom, Room, Sharing, blocks_for
 
+WINDOW_STEP = 4  # fixed windows are multiples: matrix kernels of float64 add up the last rows, fewer than 4, otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -37,11 +39,13 @@ class Demand:
         lengths: tokens of each, prompt and budget together.
         most_drafts: drafts of a row and round.
         most_sequences: of the run; infinite where a whole window of the longest has room.
+        fixed: whether every verify pass has one shape.
     """
 
     lengths: tuple[int, ...]
     most_drafts: int
     most_sequences: float
+    fixed: bool
 
     @classmethod
     def of(cls, sequences: Seq[Sequence], config: DecodeConfig) -> "Demand":
@@ -50,7 +54,8 @@ class Demand:
         if config.max_model_len is not None:
             lengths += [config.max_model_len] * config.resolved_window_size
             drafts.append(config.num_speculative_tokens)
-        return cls(tuple(lengths), max(drafts), len(sequences) if config.max_model_len is None else math.inf)
+        most_sequences = len(sequences) if config.max_model_len is None else math.inf
+        return cls(tuple(lengths), max(drafts), most_sequences, config.shape_stable)
 
     @property
     def longest(self) -> int:
@@ -59,8 +64,9 @@ class Demand:
 
     @property
     def span(self) -> int:
-        """Tokens a row of the largest verify pass."""
-        return self.most_drafts + 1
+        """Tokens a row of the largest verify pass; of every one, in steps, where they have one shape."""
+        span = self.most_drafts + 1
+        return -(-span // WINDOW_STEP) * WINDOW_STEP if self.fixed else span
 
     def require(self, sequences: Seq[Sequence], before: int) -> None:
         """Raise InputError unless a run that was built for this can take these, beside so many before them."""

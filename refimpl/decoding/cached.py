@@ -10,7 +10,7 @@ from torch import Tensor
 
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.fed import FedTokens
-from refimpl.decoding.invariants import Checker, check_draft_lag, check_target_lag
+from refimpl.decoding.invariants import Checker, check_draft_lag, check_target_lag, num_fed
 from refimpl.decoding.timing import StageTimer
 from refimpl.layouts import Layout
 from refimpl.layouts.packed import PackedBlock
@@ -43,7 +43,10 @@ class CachedModel:
             self.layout.begin(self.rows(members), span)
 
     def block(self, tokens: Int[Tensor, "batch q"], offset: int, drafts: Seq[Tensor]) -> Block:
-        """The next block of the round; `drafts` are the tokens ``[batch, n]`` proposed so far, in order."""
+        """The next block of the round; `drafts` are the tokens ``[batch, n]`` proposed so far, in order.
+
+        What is fed behind them fills a fixed window, and is arbitrary.
+        """
         return self.layout.with_pooled(self.layout.block(tokens, offset), offset)
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
@@ -122,7 +125,7 @@ class CheckedModel(CachedModel):
     def block(self, tokens: Int[Tensor, "batch q"], offset: int, drafts: Seq[Tensor]) -> Block:
         """As every cached model; then positions, mask and provenance are checked."""
         block = super().block(tokens, offset, drafts)
-        self._fed.feed(self._members, offset, tokens.shape[1])
+        self._fed.feed(self._members, offset, num_fed(tokens.shape[1], offset, drafts))
         self.checker.before_forward(block, self._members, offset, drafts, self.layout)
         return block
 

@@ -11,6 +11,7 @@
 """
 
 from collections.abc import Sequence as Seq
+from itertools import islice
 from typing import Any
 
 import torch
@@ -68,11 +69,14 @@ class Checker:
         """Whether checks of `level` are on."""
         return self._rank >= CHECK_LEVELS.index(level)
 
-    def before_round(self, plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence]) -> None:
-        """Check the choice of members."""
+    def before_round(
+        self, plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence], preempted: Seq[Sequence] = ()
+    ) -> None:
+        """Check the choice of members, and who waits: on the host alone, those just sent back and who enters next."""
         if self.covers("host"):
-            scheduler.pool.check_conservation()
-            for sequence in scheduler.pool.waiting:
+            each, waiting = self.covers("device"), scheduler.pool.waiting
+            scheduler.pool.check_conservation(one_by_one=each)
+            for sequence in waiting if each else (*preempted, *islice(waiting, 1)):
                 check_preempted(sequence)
             check_members(plan)
             check_group(plan)
@@ -97,9 +101,9 @@ class Checker:
     def before_forward(
         self, block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor], layout: Layout
     ) -> None:
-        """Check that it has room and, once its provenance is written, what it sees."""
+        """Check that it has room and, once its provenance is written, what it sees; pads behind the drafts aside."""
         if self.covers("host") and layout.block_size:
-            check_reservation(members, offset + block.tokens.shape[1], layout.block_size)
+            check_reservation(members, offset + num_fed(block.tokens.shape[1], offset, drafts), layout.block_size)
         if self.covers("device"):
             check_block(block.of_members(), members, offset, drafts)
 
@@ -214,20 +218,10 @@ def check_members(plan: RoundPlan[Sequence]) -> None:
 
 def check_preempted(sequence: Sequence) -> None:
     """INV-19: waiting sequences have no K/V and no place for them."""
-    found = (
-        sequence.target_cached,
-        sequence.draft_cached or 0,
-        sequence.num_found,
-        len(sequence.blocks),
-        sequence.slot,
-    )
-    require(
-        found == (0, 0, 0, 0, -1),
-        "INV-19",
-        row=sequence.index,
-        expected="nothing cached or found, no blocks, no slot",
-        found="{} and {} tokens cached, {} found, {} blocks, slot {}".format(*found),
-    )
+    found = sequence.target_cached, sequence.draft_cached or 0, sequence.num_found, len(sequence.blocks), sequence.slot
+    expected = "nothing cached or found, no blocks, no slot"
+    shown = "{} and {} tokens cached, {} found, {} blocks, slot {}".format(*found)
+    require(found == (0, 0, 0, 0, -1), "INV-19", row=sequence.index, expected=expected, found=shown)
 
 
 def check_reservation(members: Seq[Sequence], end: int, block_size: int) -> None:
@@ -270,8 +264,14 @@ def check_block(block: Block, members: Seq[Sequence], offset: int, drafts: Seq[T
     )
     limit = torch.tensor([[m.most_tokens] for m in members], device=table.device)
     real = (expected >= 0) & (expected < limit) & live[:, None]
+    real[:, num_fed(real.shape[1], offset, drafts) :] = False
     check_positions(block, expected, real)
     check_visibility(block, members, expected, real, table)
+
+
+def num_fed(width: int, offset: int, drafts: Seq[Tensor]) -> int:
+    """Tokens a row of a block that is `width` wide, without those behind the last draft, which fill a fixed window."""
+    return min(width, sum(d.shape[1] for d in drafts) - offset)
 
 
 def check_positions(block: Block, expected: Int[Tensor, "batch q"], real: Tensor) -> None:

@@ -140,7 +140,6 @@ class EagerPasses:
     ) -> Tensor:
         """Row i feeds its first `counts[i]` tokens."""
         count, window = tokens.shape[1], self.window or tokens.shape[1]
-        drafts = [pad(d, (0, window - count)) for d in drafts]
         block = self.target.block(pad(tokens, (0, window - count)), offset, drafts)
         if self.drafter.states:
             block = self.drafter.states.listen(block, members)

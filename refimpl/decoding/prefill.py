@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from refimpl.core.sequence import Sequence
+from refimpl.core.sequence import MOST_LAG, Sequence
 from refimpl.decoding.cached import CachedModel
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import RowState
@@ -38,6 +38,20 @@ def prefill_chunks(cached: CachedModel, chunks: Chunks) -> None:
             return
         for chunk in chunks:
             _feed(cached, [chunk], cached.num_cached(chunk.sequence))
+
+
+def catch_up(cached: CachedModel, members: Seq[Sequence]) -> list[int]:
+    """Cache what rounds have committed that the draft sat out, all but the last token; as many tokens of each member.
+
+    It is fed as prompts are, straight into the pool and step by step: the round's own passes stay narrow.
+    """
+    counts = [m.draft_lag - 1 if m.draft_lag > MOST_LAG and not m.finished else 0 for m in members]
+    behind = [Chunk(m, count) for m, count in zip(members, counts, strict=True) if count]
+    if behind:
+        cached.layout.to_pool()
+        _feed(cached, behind, min([cached.num_cached(chunk.sequence) for chunk in behind]))
+        note_chunks(cached, behind)
+    return counts
 
 
 def packed_chunks(cached: CachedModel, chunks: Chunks) -> list[PackedBlock]:

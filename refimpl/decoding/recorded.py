@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import Decision, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel
-from refimpl.decoding.drafters import Feed, Offer, propose
+from refimpl.decoding.drafters import Offer, propose
 from refimpl.decoding.graphs import Recording, stream_of
 from refimpl.decoding.passes import EagerPasses, Verified, verify
 from refimpl.decoding.prefill import Chunks
@@ -57,8 +58,8 @@ class RecordedPasses:
     """Runs the passes of rounds whose members are rows of the pool, in place.
 
     Args:
-        eager: runs the rounds that nothing was recorded for; its layouts are in place and without provenance.
-        draft: the draft, whose passes are recorded; `eager` drafts with it, too.
+        eager: whose models, rule and window are recorded; its layouts are in place and without provenance.
+        draft: the draft, whose passes are recorded.
         k: drafts of every recorded round, even if rows can use fewer; their limits cut what they accept.
         stable: let every pass see all columns.
     """
@@ -83,24 +84,15 @@ class RecordedPasses:
         self._width = 0
         self._members: Seq[Sequence] = ()
         self._ahead = _Ahead()
-        self._replayed = False
 
     @property
     def overlaps(self) -> bool:
         """Whether the device works on while the host does."""
         return self._device.type == "cuda"
 
-    def covers(self, members: Seq[Sequence]) -> bool:
-        """Whether the round is one that was recorded for: no draft lags further behind than a round can leave it."""
-        return self._k == 0 or all(m.finished or m.draft_lag <= DRAFT_LAG for m in members)
-
     def run(self, members: Seq[Sequence], limits: list[int], chunks: Chunks = ()) -> Verified:
-        """Replay the recorded work, for every row of the pool, where it covers the round."""
+        """Replay the recorded work, for every row of the pool: all draft in every round, so none lags more (INV-6)."""
         assert not chunks, "the schedulers whose rounds are recorded prefill whole prompts"
-        self._replayed = self.covers(members)
-        if not self._replayed:
-            self._ahead = _Ahead()
-            return self._eager.run(members, limits)
         self.load(members, limits)
         timer = self._target.timer
         with timer.stage("record"):
@@ -114,9 +106,8 @@ class RecordedPasses:
 
     def after(self, ahead: Seq[Sequence]) -> None:
         """Launch the next round's drafts, if there are such that can be used."""
-        if self._replayed:
-            with self._draft.timer.stage("draft", ahead=True):
-                self.draft_ahead()
+        with self._draft.timer.stage("draft", ahead=True):
+            self.draft_ahead()
 
     def load(self, members: Seq[Sequence], limits: list[int]) -> None:
         """Put the round's numbers where the recordings read them, in one copy."""
@@ -186,18 +177,23 @@ class RecordedPasses:
         return RowNumbers(RowKeys(seed, sequence, start), position, limits)
 
     def _propose(self) -> Proposal:
-        return propose(self._rule, self._feed(self._draft, 1), self._numbers[:, :DRAFT_LAG], self._row_numbers())
+        return propose(self._rule, self._feed_draft, self._numbers[:, :DRAFT_LAG], self._row_numbers())
 
     def _decide(self) -> tuple[Decision, Tensor]:
         last = self._numbers[:, DRAFT_LAG - 1 : DRAFT_LAG]
-        return verify(self._rule, self._feed(self._target, self._k + 1), last, self._drafts, self._row_numbers())
+        return verify(self._rule, self._feed_target, last, self._drafts, self._row_numbers())
 
-    def _feed(self, cached: CachedModel, num_logits: int) -> Feed:
-        def feed(tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
-            logits = cached.model.forward(self._block(cached, tokens, offset), num_logits)
-            return logits[..., : self._eager.vocab_size]
+    def _feed_draft(self, tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
+        return self._forward(self._draft, tokens, offset, 1)
 
-        return feed
+    def _feed_target(self, tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
+        count = tokens.shape[1]
+        window = self._eager.window or count
+        return self._forward(self._target, pad(tokens, (0, window - count)), offset, window)[:, :count]
+
+    def _forward(self, cached: CachedModel, tokens: Tensor, offset: int, num_logits: int) -> Tensor:
+        logits = cached.model.forward(self._block(cached, tokens, offset), num_logits)
+        return logits[..., : self._eager.vocab_size]
 
     def _block(self, cached: CachedModel, tokens: Int[Tensor, "rows q"], offset: int) -> Block:
         position = self._seq_len + torch.arange(offset, offset + tokens.shape[1], device=self._device)

@@ -150,7 +150,8 @@ def _commit_row(
     logprobs: list[list[TokenLogprobs]] | None,
     index: int,
 ) -> RowOutcome:
-    seq_len, draft_lag, offer, drafted = row.seq_len, row.draft_lag, verified.offer, verified.offer.lengths[index]
+    seq_len, offer, drafted = row.seq_len, verified.offer, verified.offer.lengths[index]
+    draft_lag = row.draft_lag + (offer.caught_up[index] if offer.caught_up else 0)
     kept = row.extend(tokens)
     row.note_drafts(drafted, accepted, kept)
     row.target_cached = row.seq_len - 1

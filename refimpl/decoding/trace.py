@@ -1,6 +1,7 @@
 """What happened, round by round: records in memory, NDJSON on disk."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
@@ -86,7 +87,7 @@ def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: di
         "acceptance": config.resolved_acceptance,
         "batch_size": config.resolved_batch_size,
         "window_size": config.resolved_window_size,
-        "aging_bound": config.aging_bound,
+        "aging_bound": "inf" if config.aging_bound == math.inf else config.aging_bound,  # JSON knows no infinite number
         "aging_from": DEFAULT_OPTIONS.aging_from,
         "compaction_threshold": config.compaction_threshold,
         **({} if config.resolved_token_budget is None else {"token_budget": config.resolved_token_budget}),

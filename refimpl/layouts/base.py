@@ -71,6 +71,9 @@ class Layout(ABC):
     def flush(self) -> None:  # noqa: B027 (there is only the pool)
         """Write back to the pool what it does not hold yet."""
 
+    def to_pool(self) -> None:  # noqa: B027 (there is only the pool)
+        """Let the pool alone hold K/V, so that more can be cached there: the next round is gathered anew."""
+
     def carry_out(self, move: Move) -> None:
         """Gather the members' K/V into a new rectangle."""
         raise NotImplementedError(f"{type(self).__name__} moves nothing")

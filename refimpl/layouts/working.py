@@ -72,6 +72,12 @@ class WorkingLayout(Layout):
         columns = [self.column_of(row, position) for position in range(self.rows[row].num_cached)]
         return self.batch.data[:, :, :, row, columns]
 
+    def to_pool(self) -> None:
+        """Write back, and leave the rectangle."""
+        self.flush()
+        self.rows = ()
+        self.placement.forget()
+
     def flush(self) -> None:
         """Write back to the pool what it does not hold yet, in one copy."""
         source: list[int] = []

@@ -93,6 +93,9 @@ class Placement(ABC):
         """Whether the rectangle beside the pool contains these sequences in this order."""
         return True
 
+    def forget(self) -> None:  # noqa: B027 (there is no rectangle)
+        """The rectangle beside the pool is not up to date: load whoever comes next."""
+
     @abstractmethod
     def begin(self, rows: Seq[PlacedRow], span: int) -> Move | None:
         """Start a round whose blocks will feed up to `span` tokens a row; return what has to move first."""

@@ -22,6 +22,10 @@ class RectanglePlacement(Placement):
         """Whether the rectangle contains these sequences in this order."""
         return [row.sequence for row in rows] == self._sequences
 
+    def forget(self) -> None:
+        """It contains nobody."""
+        self._sequences = ()
+
     def begin(self, rows: Seq[PlacedRow], span: int) -> Move | None:
         """Keep the rectangle if the members are the same, else load them from the pool."""
         if self.has_members(rows):

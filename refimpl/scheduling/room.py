@@ -90,10 +90,10 @@ class PagedRoom(Room[T]):
         pass, or later.
         """
         cached = sequence.seq_len - 1
-        sequence.blocks += self.pool.share(self._found(sequence, cached))
-        if not self._fits([*residents, sequence]):
-            self.leave(sequence)
+        found = self._found(sequence, cached)
+        if not self._fits([*residents, sequence], found):
             return False
+        sequence.blocks += self.pool.share(found)
         sequence.num_found = len(sequence.blocks) * self.pool.block_size
         sequence.blocks += self.pool.take(blocks_for(cached, self.pool.block_size) - len(sequence.blocks))
         if not self.in_chunks:
@@ -196,8 +196,10 @@ class PagedRoom(Room[T]):
                     raise InvariantViolation("INV-18", SHARED_BLOCKS, row=sequence.ticket, expected=wanted, found=held)
             before = NOTHING if text is None else text.number
 
-    def _fits(self, sequences: Iterable[T]) -> bool:
-        return sum(map(self._missing, sequences)) <= self.pool.num_free
+    def _fits(self, sequences: Iterable[T], found: Seq[int] = ()) -> bool:
+        """Whether a round of these finds blocks; `found` are blocks that the last of them would share."""
+        idle = len([block for block in found if self.pool.refs[block] == 0])
+        return sum(map(self._missing, sequences)) - len(found) <= self.pool.num_free - idle
 
     def _missing(self, sequence: T) -> int:
         """Blocks that a round of this sequence needs and it does not have."""

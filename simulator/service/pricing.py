@@ -126,7 +126,7 @@ class Pricing:
 
         All rows feed as many tokens as the one that lags most; one or two are in the passes that were measured.
         """
-        lag = max([row.cache_state for row in members if not row.finished]) if passes else 0
+        lag = max([row.draft_lag for row in members if not row.finished]) if passes else 0
         return self.cost.catch_up_s(len(members), lag, max([row.seq_len for row in members])) if lag > 2 else 0.0
 
     def begin(self, members: Members, span: int) -> float:

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pandas as pd
 
+from refimpl.core.sequence import MOST_LAG
 from simulator.service.streams import TILE_POSITIONS
 
 Columns = dict[str, np.ndarray]
@@ -101,9 +102,9 @@ class Request:
         "arrival_s",
         "begun_s",
         "blocks",
-        "cache_state",
         "content",
         "cut",
+        "draft_lag",
         "drafted",
         "draw",
         "finished",
@@ -150,7 +151,7 @@ class Request:
         self.has_state = False
         self.prompt_len, output_len, self.left = lengths
         self.output_len, self.cut = min(output_len, self.left), output_len > self.left
-        self.seq_len, self.cache_state, self.finished = self.prompt_len, 1, False
+        self.seq_len, self.draft_lag, self.finished = self.prompt_len, 1, False
         self.generated = self.last_kept = self.last_round = self.rounds = 0
         self.drafted = self.accepted = self.longest_wait = self.k = self.to_prefill = 0
         self.replica = self.slot = -1
@@ -160,6 +161,11 @@ class Request:
         self.on_finish: Callable[[], Any] | None = None
 
     @property
+    def cache_state(self) -> int:
+        """What groups have in common beside the length: as `Sequence.cache_state`, on its `draft_lag`."""
+        return self.draft_lag if self.k and self.draft_lag <= MOST_LAG else min(self.draft_lag, 1)
+
+    @property
     def num_cached(self) -> int:
         """Tokens that the target has cached between rounds: all but the last."""
         return self.seq_len - 1
@@ -167,7 +173,7 @@ class Request:
     @property
     def cached_by_all(self) -> int:
         """Tokens that both models have cached between rounds."""
-        return self.seq_len - max(1, self.cache_state) - self.to_prefill
+        return self.seq_len - max(1, self.draft_lag) - self.to_prefill
 
     @property
     def most_tokens(self) -> int:

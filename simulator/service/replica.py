@@ -94,7 +94,7 @@ class Replica:
         self.arrivals.note(self.env.now, len(requests))
         for request in requests:
             self._require_room(request)
-            request.replica, request.k, request.cache_state = self.number, self.pricing.k, self.least_lag
+            request.replica, request.k, request.draft_lag = self.number, self.pricing.k, self.least_lag
             self.load_tokens += request.most_tokens
         self.gate.submit(requests)
         if not self.wake.triggered:
@@ -201,7 +201,7 @@ class Replica:
         """Its tokens stay, and are prefilled when it enters again."""
         self.kv_tokens -= request.seq_len
         self.free_slots.append(request.slot)
-        request.slot, request.cache_state, request.has_state = -1, self.least_lag, False
+        request.slot, request.draft_lag, request.has_state = -1, self.least_lag, False
         self.log.num_preemptions += 1
 
     def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], k: int, passes: int) -> None:
@@ -232,7 +232,7 @@ class Replica:
             note_drafts(live, self.pricing.offers)
         if not self.least_lag:
             for row in live:  # no draft, so none that lags behind
-                row.cache_state = 0
+                row.draft_lag = 0
         if self.switches.pad_ends and mode == "fallback":
             end_padded(live, self.env.now)
             self.log.end_rows(live)
@@ -289,7 +289,7 @@ class Replica:
                 kept, total = row.output_len - generated, row.output_len
                 row.finished, row.finished_s, row.runs = True, now, b""
             if row_log is not None:
-                before = (self.number, index, mode, live.index(row), row.sequence, row.seq_len, row.cache_state, k)
+                before = (self.number, index, mode, live.index(row), row.sequence, row.seq_len, row.draft_lag, k)
                 row_log.append((*before, limit, accepted, kept, row.finished, row.slot))
             if not generated:
                 row.begin(start_s)
@@ -303,7 +303,7 @@ class Replica:
             row.generated, row.left, row.last_kept = total, left - kept, kept
             row.last_round, row.last_end_s = index, now
             row.seq_len += kept
-            row.cache_state = (2 if kept > passes else 1) if passes else row.cache_state + kept
+            row.draft_lag = (2 if kept > passes else 1) if passes else row.draft_lag + kept
             row.rounds += 1
             row.drafted += limit
             row.accepted += accepted

@@ -157,6 +157,7 @@ def _read_engine_trace(path: str, modified_ns: int) -> EngineTrace:
     number, header = next(lines, (0, {}))
     require(number > 0, f"{path}: contains no rounds")
     check_header(f"{path}:{number}", header)
+    header |= {"aging_bound": math.inf} if header["aging_bound"] == "inf" else {}
     records, chunks = dict[int, list[Any]](), dict[int, list[Any]]()  # line -> values
     for number, record in lines:
         fields, columns, table = (

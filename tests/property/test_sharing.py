@@ -123,6 +123,18 @@ def test_blocks_given_back_are_found_until_they_are_needed_oldest_first():
     assert len(room.pool.texts.find([(1, 1), (1, 1)])) == 1
 
 
+def test_who_must_wait_uses_no_block():
+    """Else the blocks of who waits at the head would always be those that were used last."""
+    room = PagedRoom(BlockPool(6, 2), 0, "texts")
+    for tokens in ([1, 1, 1, 1, 1], [2, 2, 2, 2, 2]):
+        room.leave(entered(room, tokens))
+    idle, waiting = list(room.pool.idle), Sequence(0, [1, 1, 1, 1, 1, 1, 1], 7)
+    for residents, enters in ([Sequence(0, [3] * 9, 4)], False), ([], True):
+        room.span = 3
+        assert room.enter(waiting, residents) == enters
+        assert (list(room.pool.idle) == idle, bool(waiting.blocks)) == (not enters, enters)
+
+
 def test_of_two_equal_texts_one_is_found():
     room = PagedRoom(BlockPool(9, 2), 2, "texts")
     rows = [entered(room, [1, 2]), entered(room, [1, 2])]

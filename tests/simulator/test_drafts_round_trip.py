@@ -54,6 +54,14 @@ def test_a_run_is_replayed_without_a_difference(llama, tmp_path, name, method):
     assert parity.rows == sum(len(record.rows) for record in result.rounds)
 
 
+@pytest.mark.parametrize("name", ["hybrid", "by_load to none"])
+def test_groups_of_rows_whose_draft_rests_are_replayed(llama, tmp_path, name):
+    result = traced(llama, tmp_path / "run.ndjson", method="exspec", **DECISIONS[name])
+    assert max(row.draft_lag for record in result.rounds for row in record.rows) > 2
+    parity = check_parity(tmp_path / "run.ndjson")
+    assert parity.exact, parity.first_difference
+
+
 @pytest.mark.parametrize("name", DECISIONS)
 def test_budgets_and_lookups_decide_something(llama, tmp_path, name):
     """Replayed as if every row were offered all that it can use, the same runs differ."""

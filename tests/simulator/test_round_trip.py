@@ -1,6 +1,7 @@
 """From a run of the engine to its trace, and from the trace to the replay."""
 
 import json
+import math
 
 import pytest
 
@@ -53,6 +54,14 @@ def test_the_header_holds_what_the_replay_needs_and_how_was_sampled(llama, tmp_p
     assert header["num_speculative_tokens_each"] == [3] * len(BUDGETS)
     assert [header[name] for name in ("temperature", "top_p", "top_k", "seed")] == [0.5, 0.9, 0, 11]
     assert replay_scenario(read_engine_trace(path)).engine.compaction_threshold == 0.07
+
+
+def test_a_run_whose_rows_never_age_is_read_back_from_plain_json(llama, tmp_path):
+    path = tmp_path / "run.ndjson"
+    traced(llama, path, requests(), method="exspec", aging_bound=math.inf)
+    json.loads(path.read_text().splitlines()[0], parse_constant=pytest.fail)
+    assert replay_scenario(read_engine_trace(path)).engine.aging_bound == math.inf
+    assert check_parity(path).exact
 
 
 def test_drafts_that_all_requests_agree_on_are_replayed(llama, tmp_path):

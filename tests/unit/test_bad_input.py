@@ -76,6 +76,7 @@ def test_settings(settings, message):
         (BatchEncoding({"input_ids": [[1]]}), "prompts must be a list, not BatchEncoding: pass its input_ids"),
         ([BatchEncoding({"input_ids": [1]})], "prompt 0 is a BatchEncoding: pass its input_ids"),
         ([[1, 2.5]], r"prompt 0 is \[1, 2.5\]"),
+        ([[1], [True, False]], r"prompt 1 is \[True, False\]"),
         ([[1], []], "prompt 1 is empty"),
         ([[1], [61]], "prompt 1 holds token 61, outside the vocabulary of 61"),
         (["text"], "has no tokenizer"),

@@ -215,6 +215,12 @@ def test_a_plan_keeps_the_scheduler(small):
         assert [line.partition(":")[0] for line in second.gave_up] == [given_up]
 
 
+def test_a_plan_says_where_prompts_are_cut(small):
+    plans = [plan_memory(small, prompts(9), budget_gib=AMPLE, max_prompt_tokens=most) for most in (None, 4)]
+    assert ["max_prompt_tokens" in plan.settings for plan in plans] == [False, True]
+    assert generate(small, prompts(9), **plans[1].settings, max_new_tokens=2).sequences[0].num_prompt_tokens_cut == 5
+
+
 def test_what_exceeds_the_budget_in_its_prefill_is_counted_no_further(small, monkeypatch):
     counted, run_passes = [], DryRun._run_passes
     monkeypatch.setattr(DryRun, "_run_passes", lambda self, *given: counted.append(0) or run_passes(self, *given))
@@ -256,7 +262,7 @@ def test_a_request_with_drafts_of_its_own_is_not_planned(small):
 
 
 def test_the_plan_of_an_impossible_budget(small):
-    for budget in (0.0, -1.0, float("nan"), float("inf"), 1e300):
+    for budget in (0.0, -1.0, float("nan"), float("inf"), 1e300, True):
         with pytest.raises(InputError, match="the budget must be a finite number of GiB above 0"):
             plan_memory(small, prompts(3), budget_gib=budget)
 

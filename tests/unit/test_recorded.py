@@ -64,7 +64,7 @@ def test_equal_to_the_oracle(kind, ragged_prompts):
 
 
 def test_requests_of_their_own(llama, ragged_prompts, ahead):
-    """Rows without drafts leave the draft cache far behind: their rounds run unrecorded until it has caught up."""
+    """Rows without drafts are drafted beside the others, so that the draft never falls behind."""
     requests = [Request(p, 3 + i, i % 5, sequence_id=i) for i, p in enumerate(ragged_prompts)]
     settings = {"method": "inplace", "batch_size": 3, "logprobs": 2}
     expected = outputs(llama, requests, **settings)

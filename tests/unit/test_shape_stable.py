@@ -12,6 +12,7 @@ from refimpl.judging.equivalence import verify
 from refimpl.layouts import make_layout
 from refimpl.layouts.store import RowState
 from refimpl.pairs.names import TINY
+from refimpl.pairs.random_pairs import random_pair
 from refimpl.placement import PoolSize
 from refimpl.prompts import read_prompts
 
@@ -41,6 +42,27 @@ def test_every_bit_is_plain_decodings(tiny, prompts, sampling, dtype):
         (f"inplace+{scheduler}", size, 6) for scheduler in SCHEDULERS for size in (1, 3)
     ]
     assert report.exact
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "inplace"},
+        {"method": "inplace+static", "cuda_graphs": True, "checks": "off"},
+        {"method": "paged", "block_size": 4},
+        {"method": "paged+continuous", "token_budget": 9},
+    ],
+    ids=lambda settings: settings["method"],
+)
+def test_float64_adds_up_every_row_alike(settings):
+    """Its matrix kernels add up the last rows otherwise where rows times tokens are no multiple of 4."""
+    pair = random_pair("llama", draft_noise=0.02, dtype=torch.float64)
+    requests = [Request([7 * i + 1, 3 + i, i], sequence_id=i) for i in range(5)]
+    for batch_size, k in ((3, 2), (2, 4), (5, 0)):
+        shape = {"batch_size": batch_size, "num_speculative_tokens": k, "shape_stable": True, "max_new_tokens": 9}
+        alone = generate(pair, requests, method="autoregressive", logprobs=0, **shape).sequences
+        found = generate(pair, requests, logprobs=0, **shape, **settings).sequences
+        assert [s.logprobs for s in found] == [s.logprobs for s in alone], (batch_size, k)
 
 
 def test_bits_are_counted_where_log_probabilities_say_them(tiny, prompts):

@@ -4,6 +4,7 @@ import pytest
 
 from refimpl import Request, generate, stream
 from refimpl.core.config import NAMED_METHODS
+from refimpl.core.sequence import Sequence
 
 METHODS = [m for m in NAMED_METHODS if m != "autoregressive"]
 
@@ -76,3 +77,11 @@ def test_cancelled_sequences_leave_and_the_rest_is_unchanged(llama, ragged_promp
             events.cancel(event.index)
     assert [seen[i] for i in range(0, 11, 2)] == expected[::2]
     assert all(seen[i] == expected[i][: len(seen[i])] and len(seen[i]) < 12 for i in range(1, 11, 2))
+
+
+def test_without_stop_strings_nobody_looks_at_the_whole_output(monkeypatch):
+    """Else a row of n tokens would take n² steps."""
+    monkeypatch.setattr(Sequence, "generated", property(lambda _: pytest.fail("all generated tokens were copied")))
+    sequence = Sequence(0, [1], 4, stop_token_ids=frozenset([9]))
+    assert [sequence.extend([5, 6]), sequence.extend([9, 7])] == [2, 1]
+    assert sequence.stop_reason == "stop"

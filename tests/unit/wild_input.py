@@ -315,6 +315,7 @@ CALLS = [  # of the library
     (lambda pair: generate(pair, ["x\0"]), "has no tokenizer"),
     (lambda pair: stream(pair, [[1]]).cancel("a"), "there is no sequence 'a'"),
     (lambda pair: stream(pair, [[1]]).cancel(1.0), "there is no sequence 1.0"),
+    (lambda pair: stream(pair, [[1]] * 2).cancel(True), "there is no sequence True"),
     (lambda pair: stream(pair, [[1]]).cancel(1), "there is no sequence 1: 1 have come"),
     (lambda _: load_pair("x" * 5000, "y"), "cannot load the target 'x{59}….*"),
     (lambda _: load_pair("/" + "x" * 5000, "y"), "there is no such folder"),

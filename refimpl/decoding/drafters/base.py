@@ -21,12 +21,14 @@ class Offer:
         looked_up: leading drafts of each member that were looked up.
         passes: of the draft; 0 where it has not run.
         survival: of each member, what a budget was told of each draft that was drawn; empty where none has asked.
+        caught_up: tokens of each member that the draft has cached before it drafted, as it sat out rounds.
     """
 
     lengths: list[int]
     looked_up: list[int]
     passes: int
     survival: Seq[Seq[float]] = ()
+    caught_up: Seq[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

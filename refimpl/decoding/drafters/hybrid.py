@@ -17,7 +17,7 @@ class HybridDrafter:
     """Runs the draft only in rounds in which some row finds nothing.
 
     In such a round the draft is fed the tokens that other rows have found, so its K/V are those of what is proposed,
-    and it goes on where they end. In all other rounds it falls behind, and catches up in its next one.
+    and it goes on where they end. In all other rounds it falls behind, and catches up before it drafts again.
 
     Attributes:
         model: drafts what is not found.

@@ -12,6 +12,7 @@ from refimpl.decoding.acceptance import AcceptanceRule, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel, last_tokens
 from refimpl.decoding.drafters.base import Drafts, Offer
 from refimpl.decoding.drafters.pace import Pace
+from refimpl.decoding.prefill import catch_up
 from refimpl.drafting.budgets import DraftBudget
 
 Feed = Callable[[Tensor, int, list[Tensor]], Tensor]  # tokens, their offset from seq_len, drafts so far -> logits
@@ -75,13 +76,16 @@ class ModelDrafter:
         k, device = max(limits), numbers.limits.device
         if k == 0:
             return Drafts.none(len(members), device)
+        with self.cached.timer.stage("draft"):
+            caught_up = catch_up(self.cached, members)
         lag = max(m.draft_lag for m in members if not m.finished)
         self.cached.begin(members, span=lag + k - 1)
         pace = Pace(self.budget, self.rule.sampling, limits)
         with self.cached.timer.stage("draft"):
             proposal = propose(self.rule, self._feed, last_tokens(members, lag, device), numbers, given, pace)
             lengths = pace.finish(proposal.tokens)
-        return Drafts(proposal.cut(max(lengths)), Offer(lengths, [0] * len(members), pace.passes, pace.survival))
+        offer = Offer(lengths, [0] * len(members), pace.passes, pace.survival, caught_up)
+        return Drafts(proposal.cut(max(lengths)), offer)
 
     def forget(self, sequence: Sequence) -> None:
         """Only K/V are stored, and they are the layout's."""
