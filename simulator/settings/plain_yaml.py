@@ -11,6 +11,7 @@ from refimpl.core.reading import MAX_DEPTH, check_digits, read_text
 
 MAX_YAML = 2**20  # bytes
 MAX_VALUES = 200_000  # once its aliases are written out
+TOO_DEEP = f"lists and mappings are nested deeper than {MAX_DEPTH}"
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # C where it was built
@@ -44,6 +45,8 @@ def parse_yaml(text: str, where: str) -> Any:
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     except yaml.MarkedYAMLError as error:
+        if "nesting depth" in (error.problem or ""):  # the scanner of a newer LibYAML looks ahead, and has a bound, too
+            raise InputError(f"{where}: {TOO_DEEP}") from None
         parts = [part for part in (error.context, error.problem) if part]
         raise InputError(f"{where}: not YAML: {', '.join(parts)}{_line(error, text)}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the latter two for dates and numbers that are none
@@ -96,7 +99,7 @@ class _Census:
     def _begin(self, event: Any) -> None:
         self.open.append(_Open(event))
         if len(self.open) > MAX_DEPTH:
-            raise InputError(f"lists and mappings are nested deeper than {MAX_DEPTH}")
+            raise InputError(TOO_DEEP)
 
     def _see_key(self, event: Any) -> None:
         inner = self.open[-1] if self.open else None
