@@ -64,4 +64,4 @@ def errors() -> list[Error]:
     """Those of errors.toml, then those of tools/planted.toml that are in the engine."""
     own = [Error(**entry) for entry in tomllib.loads((HERE / "errors.toml").read_text())["error"]]
     others = [e for e in planted.read_planted() if any(e.old in text for text in engine().values())]
-    return own + [Error(e.name, e.old, e.new, tests=list(e.tests)) for e in others]
+    return own + [Error(e.name, e.old, e.new, tests=list(e.tests), why=e.why) for e in others]

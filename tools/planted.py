@@ -26,12 +26,16 @@ PACKAGES = ("refimpl", "simulator")
 
 @dataclass(frozen=True)
 class Planted:
-    """One error: a text of engine or simulator that is replaced, and tests below tests/ that must not pass with it."""
+    """One error: a text of engine or simulator that is replaced, and tests below tests/ that must not pass with it.
+
+    `why` says why no stage of the proofs sees it, where it is in the engine and none does.
+    """
 
     name: str
     old: str
     new: str
     tests: tuple[str, ...]
+    why: str = ""
 
     def mutant(self) -> Mutant:
         """The one file that holds the text, altered.

@@ -35,10 +35,11 @@ def test_every_error_is_measured_and_seen():
     assert [name for name, cells in ROWS.items() if not any(map(layers.seen, cells.values()))] == []
 
 
-def test_each_is_seen_by_a_proof_stage_as_the_page_says():
-    assert layers.num_seen(ROWS, layers.PROOFS) == len(ROWS)
+def test_as_many_are_seen_by_a_proof_stage_as_the_page_says():
+    seen = layers.num_seen(ROWS, layers.PROOFS)
+    assert seen == len(ROWS) - sum(bool(error.why) for error in ERRORS) >= 0.9 * len(ROWS)
     page = " ".join((layers.HERE / "README.md").read_text().split())
-    assert "says which layer sees which planted error: a proof stage sees each of them" in page
+    assert f"says which layer sees which planted error: a proof stage sees {seen} of {len(ROWS)}" in page
 
 
 def test_there_is_a_reason_for_each_error_that_no_proof_stage_sees_and_for_no_other():
