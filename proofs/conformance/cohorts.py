@@ -7,6 +7,7 @@ states are finite in number, so histories of any length are covered.
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -108,17 +109,17 @@ def taking_all(self: Any) -> RoundPlan:
     """A choice that drafts for every row that does not run."""
     plan = SELECT(self)
     members = {row.ticket for row in plan.members}
-    return plan._replace(ahead=tuple(row for row in self.pool.window.values() if row.ticket not in members))
+    return replace(plan, ahead=tuple(row for row in self.pool.window.values() if row.ticket not in members))
 
 
 def youngest_first(self: Any) -> RoundPlan:
     """A choice that drafts for the youngest of the rows that do not run."""
-    return SELECT(self)._replace(ahead=taking_all(self).ahead[-len(self.pool.window) // 2 :])
+    return replace(SELECT(self), ahead=taking_all(self).ahead[-len(self.pool.window) // 2 :])
 
 
 def running_nothing(self: Any) -> RoundPlan:
     """A choice that only drafts where no drafts are there."""
-    return SELECT(self)._replace(members=()) if not self.ahead else SELECT(self)
+    return replace(SELECT(self), members=()) if not self.ahead else SELECT(self)
 
 
 # The claim that a wrong choice breaks, and rows of the smallest window in which it does.

@@ -20,7 +20,7 @@ def chunks_beside_the_budget(original: Any) -> Any:
     def select(self: ContinuousScheduler[Sequence]) -> RoundPlan[Sequence]:
         prompts = [s for s in self.pool.window.values() if s.to_prefill]
         chunks = tuple(Chunk(s, min(self.token_budget, s.to_prefill)) for s in prompts[:1])
-        return original(self)._replace(chunks=chunks)
+        return replace(original(self), chunks=chunks)
 
     return select
 
@@ -31,7 +31,7 @@ def decoding_waits_for_prompts(original: Any) -> Any:
 
     def select(self: ContinuousScheduler[Sequence]) -> RoundPlan[Sequence]:
         plan = original(self)
-        return plan._replace(members=()) if plan.chunks else plan
+        return replace(plan, members=()) if plan.chunks else plan
 
     return select
 
@@ -43,7 +43,7 @@ def chunk_row_drafts(original: Any) -> Any:
     def select(self: ContinuousScheduler[Sequence]) -> RoundPlan[Sequence]:
         window = self.pool.window.values()
         members = tuple(s for s in window if s.target_cached or not s.to_prefill)
-        return original(self)._replace(members=members, chunks=()) if members else original(self)
+        return replace(original(self), members=members, chunks=()) if members else original(self)
 
     return select
 

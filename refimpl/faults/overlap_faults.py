@@ -1,6 +1,7 @@
 """Two cohorts out of step: drafts that are verified twice, and rows in both cohorts."""
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 from refimpl.core.sequence import Sequence
@@ -31,6 +32,6 @@ def drafted_while_verified(original: Any) -> Any:
 
     def select(self: OverlappedScheduler) -> RoundPlan:
         plan = original(self)
-        return plan._replace(ahead=plan.ahead or plan.members)
+        return replace(plan, ahead=plan.ahead or plan.members)
 
     return select

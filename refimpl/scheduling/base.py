@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple
+from typing import Any, Generic, Literal
 
 from refimpl.core.errors import InvariantViolation
 from refimpl.scheduling.pool import SequencePool, T
@@ -48,7 +48,8 @@ class Chunk(Generic[T]):
     count: int
 
 
-class RoundPlan(NamedTuple, Generic[T]):
+@dataclass(frozen=True, slots=True)
+class RoundPlan(Generic[T]):
     """The members of a round, in row order, why they were chosen, and what is done beside them.
 
     Attributes:
