@@ -117,7 +117,7 @@ class Engine:
         plan, preempted = self.scheduler.choose()
         for sequence in preempted:
             self._preempt(sequence)
-        self.checker.before_round(plan, self.scheduler, preempted)
+        self.checker.before_round(plan, self.scheduler)
         self._note_memory()
         num_blocks = self.scheduler.room.num_blocks_used
         members, ahead = (sorted(rows, key=attrgetter("slot")) for rows in (plan.members, plan.ahead))  # pool order
