@@ -22,7 +22,7 @@ from simulator.settings.kinds import COST
 
 BLOCK_WIDTHS = 1024  # widths whose seconds are computed at a time
 UNMEASURED = "mixed: passes with chunks of prompts were not measured; computed from prefills"
-UNMEASURED_LAG = "draft: passes over what it has missed were not measured; computed as passes over a token a row"
+UNMEASURED_LAG = "draft: passes over what it has missed were not measured; left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +134,10 @@ class CostModel(ABC):
         """Seconds that a verify pass takes longer than an even one because its rows feed `tokens` on average only."""
         return 0.0
 
-    def catch_up_s(self, rows: int, lag: int, width: int) -> float:
-        """Seconds that a pass of the draft takes longer where each row feeds its last `lag` tokens, not one alone."""
-        one_s = self.point("draft_prefill", rows, 1, max(0, width - 1))
-        return max(0.0, self.point("draft_prefill", rows, lag, max(0, width - lag)) - one_s)
+    def catch_up_s(self, missed: Seq[Fed]) -> float:
+        """Seconds of a pass of the draft over what rows have missed, one row each: as many rows of their mean."""
+        rows, cached = len(missed), sum([row.context for row in missed]) // len(missed)
+        return self.point("draft_prefill", rows, sum([row.tokens for row in missed]) / rows, cached)
 
     def check_widths(self) -> None:  # noqa: B027 (most cost models know no range)
         """Refuse, or mark, a study with stages that were wider than what was measured; called at its end."""
@@ -262,16 +262,18 @@ class TableCost(CostModel):
         at_first, at_second = (self.point(component, rows, size, start) for size in sizes)
         return max(0.0, at_first - (sizes[0] - tokens) * (at_second - at_first) / (sizes[1] - sizes[0]))
 
-    def catch_up_s(self, rows: int, lag: int, width: int) -> float:
-        """By what each token of a chunk adds to a pass of the draft; nothing, and marked, where none was measured."""
+    def catch_up_s(self, missed: Seq[Fed]) -> float:
+        """As a chunk of as many tokens, all rows together; nothing, and marked, where no chunks were measured."""
         grid = self.calibration.find("draft_chunk", self.layout)
         sizes = [] if grid is None else [int(size) for size in grid.axes[1] if size > 0]
         if grid is None or len(sizes) < 2:
             self.extrapolated.add(UNMEASURED_LAG)
             return 0.0
-        least, start = int(grid.axes[0][0]), int(np.clip(width, grid.axes[2][0], grid.axes[2][-1]))
+        cached = sum([row.context for row in missed]) // len(missed)
+        least, start = int(grid.axes[0][0]), int(np.clip(cached, grid.axes[2][0], grid.axes[2][-1]))
         first_s, last_s = (self.point("draft_chunk", least, size, start) for size in (sizes[0], sizes[-1]))
-        return max(0.0, rows * (lag - 1) * (last_s - first_s) / (sizes[-1] - sizes[0]))
+        more = sum([row.tokens for row in missed]) - sizes[0]
+        return max(0.0, first_s + more * (last_s - first_s) / (sizes[-1] - sizes[0]))
 
     def packing_s(self, rows: int, tokens: float, width: int) -> float:
         """As measured; nothing where no packed pass was."""

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from refimpl.core.sequence import MOST_LAG
 from refimpl.placement import Move, are_neighbours, make_placement, pays_to_pack
 from refimpl.scheduling import Chunk
 from simulator.service.cost import CostModel, Fed, Line
@@ -122,12 +123,10 @@ class Pricing:
         return max(1.0, sum(counts) / rows) if packs else 0.0
 
     def _catch_up_s(self, members: Members, passes: int) -> float:
-        """Seconds that the draft's first pass takes longer after rounds that it sat out: it feeds what it has missed.
-
-        All rows feed as many tokens as the one that lags most; one or two are in the passes that were measured.
-        """
-        lag = max([row.draft_lag for row in members if not row.finished]) if passes else 0
-        return self.cost.catch_up_s(len(members), lag, max([row.seq_len for row in members])) if lag > 2 else 0.0
+        """Seconds in which the draft caches what rows have missed whose rounds it sat out, all but their last token."""
+        behind = [row for row in members if not row.finished and row.draft_lag > MOST_LAG] if passes else []
+        missed = [Fed(1, row.draft_lag - 1, row.seq_len - row.draft_lag) for row in behind]
+        return self.cost.catch_up_s(missed) if missed else 0.0
 
     def begin(self, members: Members, span: int) -> float:
         """Place the members of a round that feeds `span` tokens a row; seconds of what moves for it."""

@@ -11,6 +11,9 @@ from simulator.service.acceptance import MODELS, make_acceptance
 from simulator.service.confidence import DrawnConfidence
 from simulator.service.cost import UNMEASURED_LAG, Fed
 from simulator.service.metrics import frames_of, measure
+from simulator.service.pricing import Pricing
+from simulator.service.records import Request
+from simulator.service.scenario_cost import make_cost
 from simulator.service.simulation import simulate_once
 from simulator.service.streams import TILE_REQUESTS, Streams
 from simulator.settings.fields import Spec
@@ -235,15 +238,25 @@ def test_a_draft_that_sat_out_pays_for_what_it_has_missed(cost):
     first = rounds.index[rounds["k"] > 0][0]
     caught_up_s = rounds["draft_s"][first] - rounds["draft_s"][first + 1]
     assert first == 100
-    assert caught_up_s == pytest.approx(simulation.cost.catch_up_s(1, 101, 110), rel=0.1)
+    assert caught_up_s == pytest.approx(simulation.cost.catch_up_s([Fed(1, 100, 9)]), rel=0.1)
     if cost["kind"] == "linear":
-        assert caught_up_s == pytest.approx(100 * 0.001)
+        assert caught_up_s == pytest.approx(0.001 + 100 * 0.001)  # a pass of its own, over a token less than it lacks
     if cost["kind"] == "roofline":
-        one_s, all_s = (simulation.cost.draft.pass_s([Fed(1, n, 110 - n)], 1) for n in (1, 101))
-        assert caught_up_s == pytest.approx(float(all_s - one_s), rel=0.1)
+        all_s = simulation.cost.draft.pass_s([Fed(1, 100, 9)], 1)
+        assert caught_up_s == pytest.approx(float(all_s), rel=0.1)
     if cost["kind"] == "table":
-        chunk_s = [simulation.cost.point("draft_chunk", 1, tokens, 110) for tokens in (16, 320)]
-        assert caught_up_s == pytest.approx(100 * (chunk_s[1] - chunk_s[0]) / 304, rel=0.1)
+        chunk_s = [simulation.cost.point("draft_chunk", 1, tokens, 9) for tokens in (16, 320)]
+        assert caught_up_s == pytest.approx(chunk_s[0] + 84 * (chunk_s[1] - chunk_s[0]) / 304, rel=0.1)
+
+
+def test_a_row_that_does_not_lag_is_not_fed_again():
+    """Only those behind are fed, each what it has missed."""
+    pricing = Pricing(CROWDED.engine, CROWDED.switches, make_cost(CROWDED, Streams(0, 0)))
+    rows = [Request(number, (10, 50, 50), bytes, lambda *_: None, 0.0) for number in range(3)]
+    for row, lag in zip(rows, (2, 9, 5), strict=True):
+        row.seq_len, row.draft_lag = 40, lag
+    assert pricing._catch_up_s(tuple(rows), passes=2) == pytest.approx(0.001 + (8 + 4) * 0.001)
+    assert pricing._catch_up_s(tuple(rows), passes=0) == pricing._catch_up_s(tuple(rows[:1]), passes=2) == 0
 
 
 def test_what_no_calibration_says_of_catching_up_is_marked(calibration):
