@@ -327,11 +327,8 @@ def render(text: str) -> str:
 
 def pages() -> list[Path]:
     """Pages that have tables, or may have."""
-    return [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md"), *_gpu_page()})]
-
-
-def _gpu_page() -> list[Path]:
-    return [GPU_PAGE] if (RESULTS / "gpu.json").exists() else []
+    on_gpu = {GPU_PAGE} if (RESULTS / "gpu.json").exists() else set()
+    return [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md"), *on_gpu})]
 
 
 def main() -> int:
