@@ -97,11 +97,11 @@ class Checker:
     def before_forward(
         self, block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor], layout: Layout
     ) -> None:
-        """Check that it has room and, once its provenance is written, what it sees; pads behind the drafts aside."""
+        """Check that it has room and, once its provenance is written, what it sees."""
         if self.covers("host") and layout.block_size:
             check_reservation(members, offset + num_fed(block.tokens.shape[1], offset, drafts), layout.block_size)
         if self.covers("device"):
-            check_block(block.of_members(), members, offset, drafts)
+            check_block(block.of_members(), members, offset, drafts, layout.block_size)
 
     def after_commit(self, members: Seq[Sequence], records: Seq[RowOutcome]) -> None:
         """Check lengths, budget and stops of the rows that ran."""
@@ -249,19 +249,22 @@ def check_token_budget(plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence]
     require(chunks[:1] == first, "INV-17", row=None, expected=f"a chunk of {first}", found=chunks)
 
 
-def check_block(block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor]) -> None:
+def check_block(block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor], block_size: int = 0) -> None:
     """INV-2, INV-3 and INV-4 of one block, from the provenance of its slots.
 
-    `drafts` are the tokens proposed so far in this round, in order.
+    `drafts` are the tokens proposed so far in this round, in order. Pads behind them, which fill a fixed window, are
+    checked, too, as far as a row has a place for them.
     """
+    fed = num_fed(block.tokens.shape[1], offset, drafts)
+    drafts = [*drafts, block.tokens[:, fed:]]
     table = _token_table(members, drafts, block.tokens.device)
     live = torch.tensor([not m.finished for m in members], device=table.device)
     expected = torch.tensor([[m.seq_len] for m in members], device=table.device) + torch.arange(
         offset, offset + block.tokens.shape[1], device=table.device
     )
-    limit = torch.tensor([[m.most_tokens] for m in members], device=table.device)
+    places = [min(m.most_tokens, len(m.blocks) * block_size) if block_size else m.most_tokens for m in members]
+    limit = torch.tensor(places, device=table.device)[:, None]
     real = (expected >= 0) & (expected < limit) & live[:, None]
-    real[:, num_fed(real.shape[1], offset, drafts) :] = False
     check_positions(block, expected, real)
     check_visibility(block, members, expected, real, table)
 

@@ -1,5 +1,7 @@
 """Shape-stable execution: the same bits as plain decoding in the same shapes, whatever the neighbours."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from refimpl.core.config import SCHEDULERS
 from refimpl.core.errors import InvariantViolation
 from refimpl.decoding.memory import pool_gib
 from refimpl.judging.equivalence import verify
-from refimpl.layouts import make_layout
+from refimpl.layouts import InplaceLayout, make_layout
 from refimpl.layouts.store import RowState
 from refimpl.pairs.names import TINY
 from refimpl.pairs.random_pairs import random_pair
@@ -63,6 +65,22 @@ def test_float64_adds_up_every_row_alike(settings):
         alone = generate(pair, requests, method="autoregressive", logprobs=0, **shape).sequences
         found = generate(pair, requests, logprobs=0, **shape, **settings).sequences
         assert [s.logprobs for s in found] == [s.logprobs for s in alone], (batch_size, k)
+
+
+def test_pads_that_fill_a_window_are_checked(llama, monkeypatch):
+    """Three tokens a row are fed, and one pad."""
+    built = InplaceLayout.block
+
+    def shifted(self, tokens, offset):
+        block = built(self, tokens, offset)
+        ahead = torch.tensor([0, 0, 0, 1]) if tokens.shape[1] == 4 else 0
+        return replace(block, position_ids=block.position_ids + ahead)
+
+    settings = {"method": "inplace", "num_speculative_tokens": 2, "shape_stable": True, "max_new_tokens": 9}
+    generate(llama, [[1, 2]], checks="device", **settings)
+    monkeypatch.setattr(InplaceLayout, "block", shifted)
+    with pytest.raises(InvariantViolation, match="INV-2"):
+        generate(llama, [[1, 2]], checks="device", **settings)
 
 
 def test_bits_are_counted_where_log_probabilities_say_them(tiny, prompts):
