@@ -23,6 +23,7 @@ from readme_measured import (
     capacity_table,
     curve_table,
     drafters_table,
+    joining_table,
     law_table,
     pieces_table,
     plans_table,
@@ -289,6 +290,7 @@ MEASURED: dict[str, Callable[[dict[str, Any]], Table]] = {
     "anatomy": anatomy_table,
     "bitwise": bitwise_table,
     "residents": residents_table,
+    "joining": joining_table,
     "ties": ties_table,
 }
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -73,6 +73,21 @@ def residents_table(data: dict[str, Any]) -> Table:
     return [*headings, "preemptions", "rounds", "speed", "least … most"], rows
 
 
+def joining_table(data: dict[str, Any]) -> Table:
+    """Methods that a long prompt joins: gaps of the other rows' tokens, and the wait for the prompt's first."""
+    names = ("usual_gap_s", "longest_gap_s", "first_token_s")
+    rows = [
+        [
+            row["method"],
+            *(f"{1e3 * row[name]:.0f}" for name in names),
+            f"{statistics.median(row['ratios']):.2f}×",
+            f"{min(row['ratios']):.2f} … {max(row['ratios']):.2f}",
+        ]
+        for row in data["rows"]
+    ]
+    return ["method", "usual gap, ms", "longest gap, ms", "first token, ms", "longest gap", "least … most"], rows
+
+
 def anatomy_table(data: dict[str, Any]) -> Table:
     """One line an engine and context: share of the round at every batch size, the rest at the largest."""
     rows, sizes = data["rows"], sorted({row["batch_size"] for row in data["rows"]})
