@@ -1,9 +1,9 @@
 """A long prompt joins rows that decode: how long they wait for their next tokens, with chunks and without.
 
-``python tools/joining.py docs/results/joining-tiny.json`` decodes eight rows with the bundled pair on one thread; between
-two rounds a prompt of 2,000 tokens is submitted. A *gap* is the time between two rounds, one after the other, that gave
-a row tokens. Methods run in turn, several times, and are compared with `inplace`, which caches the whole prompt at once,
-in the same turn.
+``python tools/joining.py docs/results/joining-tiny.json`` decodes eight rows with the bundled pair on one thread.
+Between two rounds a prompt of 2,000 tokens is submitted. A *gap* is the time between two rounds, one after the other,
+that gave a row tokens. Methods run in turn, several times, and are compared with `inplace`, which caches the whole
+prompt at once, in the same turn.
 """
 
 import json
