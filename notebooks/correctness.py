@@ -36,7 +36,6 @@ from refimpl.faults import FAULTS
 from refimpl.faults.engine import FaultyEngine
 from refimpl.viz.rounds import mask_map, position_map, ragged_batch, timeline
 from refimpl.viz.style import captioned
-from refimpl.viz.watch import watch
 
 # %% [markdown]
 # ## Every method against plain decoding
@@ -56,7 +55,7 @@ report.to_frame()
 # target checks all drafts in one pass. Each row keeps its accepted drafts and gets one token from the target.
 
 # %%
-rounds = list(watch(pair, PROMPTS, method="eqspec", batch_size=len(PROMPTS), **settings))
+rounds = list(refimpl.watch(pair, PROMPTS, method="eqspec", batch_size=len(PROMPTS), **settings))
 raggedness = [len({row.accepted for row in seen.record.rows}) for seen in rounds]
 seen = rounds[raggedness.index(max(raggedness))]
 accepted = [row.accepted for row in seen.record.rows]
@@ -73,7 +72,7 @@ captioned(position_map(seen), f"Positions in the same round: the rows start behi
 # The layout `masked` moves nothing. Rejected tokens stay as holes, which the mask must hide from every query.
 
 # %%
-holed = list(watch(pair, PROMPTS, method="masked", batch_size=len(PROMPTS), **settings))[seen.record.round]
+holed = list(refimpl.watch(pair, PROMPTS, method="masked", batch_size=len(PROMPTS), **settings))[seen.record.round]
 holes = [row.kinds.count("hole") for row in holed.rows]
 captioned(ragged_batch(holed, pair.decode), f"Masked, round {holed.record.round}: the rows keep {', '.join(map(str, holes))} holes.")
 

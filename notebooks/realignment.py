@@ -32,7 +32,6 @@ from IPython.display import Markdown
 import refimpl
 from refimpl.viz.rounds import ragged_batch
 from refimpl.viz.style import BLUE, GREY, ORANGE, captioned, new_axes
-from refimpl.viz.watch import watch
 
 # %% [markdown]
 # ## Layouts side by side
@@ -43,7 +42,7 @@ from refimpl.viz.watch import watch
 pair, prompts = refimpl.load_pair("tiny"), ["def area(r", "import os", "class A:\n    def", "x ="]
 seen, unused = {}, {}
 for method in ("eqspec", "masked", "inplace"):
-    rounds = list(watch(pair, prompts, method=method, batch_size=4, num_speculative_tokens=4, max_new_tokens=14))
+    rounds = list(refimpl.watch(pair, prompts, method=method, batch_size=4, num_speculative_tokens=4, max_new_tokens=14))
     seen[method] = rounds[2]
     kinds = [kind for row in rounds[2].rows for kind in row.kinds]
     used = len(kinds) - sum(kinds.count(kind) for kind in ("pad", "hole", "free"))

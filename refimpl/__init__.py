@@ -13,6 +13,7 @@ _NAMES = {
     "refimpl.core.errors": ("InputError", "InvariantViolation"),
     "refimpl.generation": ("generate", "stream"),
     "refimpl.models.adapter": ("Pair",),
+    "refimpl.planning": ("MemoryPlan", "plan_memory"),
     "refimpl.pairs": ("VocabularyWarning", "load_pair", "make_pair"),
     "refimpl.prompts": ("read_prompts",),
     "refimpl.core.records": ("RowOutcome", "TokenLogprobs"),
@@ -25,6 +26,8 @@ _NAMES = {
     "refimpl.core.stats": ("AcceptanceCollapseWarning", "AcceptanceStats", "RunStats"),
     "refimpl.judging.tie_or_bug": ("Judgement", "RowJudgement", "judge_method", "judge_outputs"),
     "refimpl.decoding.trace": ("RoundRecord",),
+    "refimpl.decoding.dry_run": ("Footprint",),
+    "refimpl.viz.watch": ("WatchedRound", "watch"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from refimpl.core.stats import AcceptanceCollapseWarning as AcceptanceCollapseWarning
     from refimpl.core.stats import AcceptanceStats as AcceptanceStats
     from refimpl.core.stats import RunStats as RunStats
+    from refimpl.decoding.dry_run import Footprint as Footprint
     from refimpl.decoding.trace import RoundRecord as RoundRecord
     from refimpl.generation import generate as generate
     from refimpl.generation import stream as stream
@@ -61,12 +65,16 @@ if TYPE_CHECKING:
     from refimpl.pairs import VocabularyWarning as VocabularyWarning
     from refimpl.pairs import load_pair as load_pair
     from refimpl.pairs import make_pair as make_pair
+    from refimpl.planning import MemoryPlan as MemoryPlan
+    from refimpl.planning import plan_memory as plan_memory
     from refimpl.prompts import read_prompts as read_prompts
     from refimpl.requests import Prompt as Prompt
     from refimpl.results import GeneratedSequence as GeneratedSequence
     from refimpl.results import Result as Result
     from refimpl.streaming import Stream as Stream
     from refimpl.streaming import TokenEvent as TokenEvent
+    from refimpl.viz.watch import WatchedRound as WatchedRound
+    from refimpl.viz.watch import watch as watch
 else:  # unseen by type checkers, which would take any name for granted
 
     def __getattr__(name: str) -> Any:

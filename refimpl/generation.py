@@ -27,7 +27,7 @@ def generate(
         pair: from `load_pair`.
         prompts: texts, lists of token ids, or Requests, mixed as you like.
         max_prompt_tokens: keep only the last so many tokens of each prompt; None keeps all.
-        progress: told (finished, all) after every round.
+        progress: called with (finished, all) after every round.
         **settings: fields of DecodeConfig, SamplingConfig and DraftingConfig, for example ``batch_size=8``.
 
     Returns:

@@ -52,7 +52,8 @@ class Stream:
 
     Events come round by round, so a sequence may be cancelled as soon as its tokens are seen; unless the scheduler is
     static, its place is filled from the waiting line in the next round. Requests that come later are let in between
-    rounds; a run that has nothing else to do waits for them.
+    rounds; a run that has nothing else to do waits for them. What has been decoded is kept for `result`, so a stream
+    grows with every request: begin another one from time to time.
     """
 
     def __init__(self, pair: Pair, prompts: Prompts, config: DecodeConfig, max_prompt_tokens: int | None = None):
@@ -180,7 +181,10 @@ class Stream:
 
     @property
     def done(self) -> bool:
-        """Whether every sequence that has come has finished or was cancelled, and no other comes but by `submit`."""
+        """Whether every sequence that has come has finished or was cancelled, and no other comes but by `submit`.
+
+        Where nothing else is left to do, this asks an iterator for its next prompt.
+        """
         return self._incoming.ended and self._idle
 
     @property

@@ -179,7 +179,7 @@ def timed_checks() -> Iterator[list[float]]:
     """Yield a list that gets the host's seconds in each call of the run-time checks."""
     seconds: list[float] = []
     with ExitStack() as patches:
-        for name in ("before_round", "after_begin", "before_forward", "after_commit"):
+        for name in ("before_round", "after_begin", "before_forward", "after_commit", "after_round"):
             patches.enter_context(patch.object(Checker, name, _timed(getattr(Checker, name), seconds)))
         yield seconds
 

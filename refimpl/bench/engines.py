@@ -38,7 +38,7 @@ class Sample:
         seconds: of the whole run, prefill included; `record_s` and the allocation of our K/V pools left out.
         tokens: generated.
         passes: forward passes that could not be avoided; those of rounds only, where there are rounds.
-        passes_s: seconds that these passes took.
+        passes_s: seconds that these passes took, and what rounds take around them.
         rounds: 0 for engines without rounds.
         stage_s: seconds of rounds by stage; None for engines without rounds.
         forward_s: seconds of rounds in either model's forward pass; None where it is not known.
@@ -93,7 +93,7 @@ def run_method(bench: Bench, prompts: list[list[int]], method: str, batch_size: 
         seconds=stats.wall_s - record_s,
         tokens=stats.num_generated,
         passes=tuple(work for record in result.rounds for work in round_passes(record, *bench.works)),
-        passes_s=sum(stage_s.values()),
+        passes_s=sum(_round_s(record) for record in result.rounds),
         rounds=stats.num_rounds,
         stage_s=stage_s,
         forward_s=_forward_s(result.rounds, round_ends, clock) if clock else None,
@@ -103,6 +103,11 @@ def run_method(bench: Bench, prompts: list[list[int]], method: str, batch_size: 
         record_s=record_s,
         outputs=tuple(tuple(sequence.token_ids) for sequence in result.sequences),
     )
+
+
+def _round_s(record: RoundRecord) -> float:
+    """Seconds of a round by the clock, its prefill and recording left out."""
+    return record.stage_s["round_s"] - record.stage_s["prefill_s"] - record.stage_s["record_s"]
 
 
 def _forward_s(rounds: Seq[RoundRecord], round_ends: Seq[int], clock: Seq[float]) -> float:
@@ -181,7 +186,7 @@ def _only_decodes(record: RoundRecord) -> bool:
 def _peak_memory(device: torch.device) -> Iterator[list[int]]:
     """Yield a list that holds, afterwards, the most bytes allocated on a CUDA device; it stays empty on a CPU.
 
-    What an earlier run has dropped is freed first: an engine and its recordings refer to each other.
+    What an earlier run has dropped is freed first.
     """
     gc.collect()
     peak: list[int] = []

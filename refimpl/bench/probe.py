@@ -1,8 +1,9 @@
 """What the device can do, measured along with the engines: memory bandwidth, matrix rate, and how long it was busy."""
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import torch
@@ -65,10 +66,19 @@ def device_busy_s(action: Callable[[], object]) -> float | None:
     """Seconds in which a CUDA device ran kernels or copies during an action, as its profiler saw them.
 
     Profiling slows the host down, not the kernels: it shows how long the device works, not how long a round
-    takes. One stream is assumed, so that nothing overlaps. None where the profiler sees nothing.
+    takes. Where streams work at the same time, that time counts once. None where the profiler sees nothing.
     """
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         action()
         torch.cuda.synchronize()
     events = [e for e in recorded.events() or [] if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
-    return sum(e.time_range.elapsed_us() for e in events) / 1e6 if events else None
+    return covered([(e.time_range.start, e.time_range.end) for e in events]) / 1e6 if events else None
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of spans (start, end)."""
+    length, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        length += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return length

@@ -23,7 +23,8 @@ class BenchRow:
         ratio_to_hf_generate: median over repeats of the ratio within a repeat.
         mean_acceptance_length, draft_acceptance_rate: of all repeats; None without rounds, or without drafts.
         rounds, rows_per_round: of a run; rows that were not finished yet.
-        ms_per_round: wall-clock of a round, prefill left out; the sum of draft, verify, realign and host.
+        ms_per_round: wall-clock of a round, prefill left out: the sum of draft, verify, realign and host, or less
+            where drafting runs at the same time as a verify pass (overlapped execution on CUDA).
         ms_draft, ms_verify, ms_realign, ms_host: host is what a round takes beyond the other three.
         ms_idle: of a round, in which a CUDA device ran nothing, inside the stages or between them; None on a CPU.
         share_draft, share_verify, share_realign, share_host, share_idle: of `ms_per_round`.

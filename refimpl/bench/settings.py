@@ -80,10 +80,10 @@ class BenchSettings:
         }
 
 
-def takes_graphs(method: str) -> bool:
-    """Whether the engine can record the rounds of a method and replay them."""
+def takes_graphs(method: str, **settings: Any) -> bool:
+    """Whether the engine can record the rounds of a method, with these settings, and replay them."""
     try:
-        make_config(method=method, cuda_graphs=True)
+        make_config(**settings | {"method": method, "cuda_graphs": True})
     except InputError:
         return False
     return True

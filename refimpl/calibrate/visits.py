@@ -18,7 +18,7 @@ from refimpl.calibrate.reference import Reference
 from refimpl.core.config import make_config, resolve_method
 from refimpl.core.errors import require
 from refimpl.decoding.engine import Engine
-from refimpl.decoding.memory import require_room
+from refimpl.decoding.memory import require_room, usable_bytes
 from refimpl.decoding.timing import StageTimer
 from refimpl.decoding.trace import RoundRecord
 from refimpl.layouts.working import WorkingLayout
@@ -119,7 +119,7 @@ class Visitor:
         placement = PLACEMENTS[resolve_method((cell.variant or IN_PLACE).method).layout or ""]
         rows = cell.num_sequences
         size = PoolSize.of_run([longest] * rows, window_size=rows, batch_size=cell.batch_size, span=0)
-        require_room(placement.num_slots(size), per_token, None, self.pair.device)
+        require_room(placement.num_slots(size), per_token, usable_bytes(None, self.pair.device))
 
     def visit(self, cell: Cell, pass_index: int) -> Visit:
         """Run the cell's rounds, each k in its turn; the order of k rotates from pass to pass.

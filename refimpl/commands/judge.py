@@ -44,12 +44,12 @@ def tie_or_bug(
     foreign = None if outputs is None else read_outputs(outputs)
     texts = prompts.read()
     pair = models.load(drafter=engine.drafter)
+    ran_on = _attention(pair, chosen, settings) if foreign is None else None
     settings |= {"max_prompt_tokens": prompts.max_prompt_tokens}
     judgements = _judge(pair, texts, chosen, foreign, settings)
     if plot:
         plot_regrets(judgements, plot)
     report = {"judgements": {name: judgement.as_dict() for name, judgement in judgements.items()}}
-    ran_on = _attention(pair, [name for name, _ in chosen], engine) if foreign is None else None
     report = write_report(output.output, report, pair.device, ran_on)
     _print_table(judgements, output.json_)
     output.print(report)
@@ -57,13 +57,14 @@ def tie_or_bug(
         raise typer.Exit(1)
 
 
-def _attention(pair: Any, methods: list[str], engine: EngineOptions) -> dict[str, Any]:
-    """What has answered each method's packed passes."""
+def _attention(pair: Any, runs: list[tuple[str, int]], settings: dict[str, Any]) -> dict[str, Any]:
+    """What answers each method's packed passes."""
+    from refimpl.judging.method_runs import widened
     from refimpl.results import environment_of
 
-    settings = engine.settings()
-    ran_on = {method: environment_of(pair, make_config(method=method, **settings)) for method in methods}
-    return {"packed_attention": {method: each["packed_attention"] for method, each in ran_on.items()}}
+    configs = {method: make_config(method=method, batch_size=size, **widened(settings, size)) for method, size in runs}
+    found = {method: environment_of(pair, config)["packed_attention"] for method, config in configs.items()}
+    return {"packed_attention": found}
 
 
 def _judge(
@@ -74,6 +75,7 @@ def _judge(
     settings: dict[str, Any],
 ) -> dict[str, Any]:
     from refimpl.generation import generate
+    from refimpl.judging.method_runs import widened
     from refimpl.judging.tie_or_bug import judge_method, judge_outputs, tokens_of
 
     if foreign is not None:
@@ -83,7 +85,8 @@ def _judge(
     for method, size in runs:
         name = f"{method}, batch {size}"
         print(name, file=sys.stderr, flush=True)
-        found[name] = judge_method(pair, texts, method=method, batch_size=size, reference=reference, **settings)
+        of_run = {"method": method, "batch_size": size, **widened(settings, size)}
+        found[name] = judge_method(pair, texts, reference=reference, **of_run)
     return found
 
 

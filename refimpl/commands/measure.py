@@ -88,7 +88,7 @@ def bench(
 ) -> None:
     """Time every method against generation of transformers (plain, assisted, in continuous batches), in turn.
 
-    Beside the times stand the bytes and FLOPs that a round cannot avoid, the least time for them at the bandwidth and
+    The table also shows the bytes and FLOPs that a round cannot avoid, the least time for them at the bandwidth and
     matrix rate measured in the same run, and the fraction of it that was reached.
     """
     from refimpl.bench import run_bench
@@ -114,9 +114,11 @@ def bench_settings(
 ) -> Any:
     """Settings of a benchmark; those of the engine that it has no field for are its `options`."""
     from refimpl.bench import BenchSettings
+    from refimpl.bench.settings import takes_graphs
 
     drafters = tuple(repeat.drafters.split(",")) if repeat.drafters else ()
-    recordable = engine.drafter == "model" and not drafters
+    options = engine_options(repeat.engine_option)
+    recordable = not drafters and takes_graphs("inplace", **engine.settings() | dict(options))
     on_gpu = models.device.startswith("cuda") and engine.checks in ("off", "host") and recordable
     given = {"cuda_graphs": on_gpu} | engine.settings()
     names = {field.name for field in fields(BenchSettings)}
@@ -130,8 +132,7 @@ def bench_settings(
         prompts_per_row=work.prompts_per_row,
         max_minutes=repeat.max_minutes,
         generate_batch=repeat.generate_batch,
-        options=tuple((name, value) for name, value in given.items() if name not in names)
-        + engine_options(repeat.engine_option),
+        options=tuple((name, value) for name, value in given.items() if name not in names) + options,
         **{name: value for name, value in given.items() if name in names},
     )
 

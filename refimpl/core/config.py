@@ -26,6 +26,7 @@ MAX_WINDOW = 2**20  # sequences
 MAX_TOKEN_BUDGET = 2**20  # tokens of a round
 CHUNK_TOKENS = 256  # of prompts, in a round whose budget is not given
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens
+SHAPE_STABLE = ("inplace", "paged")  # layouts in which each token has a column of its own
 RECORDABLE = (("inplace", "static"), ("inplace", "fifo"))  # rows stay in their places from round to round
 
 
@@ -129,7 +130,7 @@ class DecodeConfig:
             law: its tokens are the same for any batch, order, layout and schedule, with the exception of the
             rollback layout, of draft budgets that look at the batch, of the drafter ``"hybrid"``, and of rows that
             are preempted under the drafter ``"head"``.
-            ``"block"`` does the same and accepts more drafts, as it weighs all of a row together.
+            ``"block"`` preserves it, too, and accepts more drafts, as it weighs all of a row together.
         forced_lengths: probability of 0, 1, … accepted drafts under acceptance ``"forced"``, for which both models
             do their full work. For timing only: its output is not the target's.
         sampling: shape of the distribution.
@@ -141,7 +142,7 @@ class DecodeConfig:
             rounds.
         compaction_threshold: share of dead slots at which the masked layout compacts.
         shape_stable: run every pass of the target in one fixed shape, idle rows and columns included, so that what a
-            row computes does not depend, to the last bit, on which rows stand beside it, on their order or on
+            row computes does not depend, to the last bit, on which other rows are in the batch, on their order or on
             acceptance. The shape is that of `batch_size`, the largest k and the longest row of the run. For `inplace`
             and `paged` layouts and `autoregressive`, which then give the same logits.
         cuda_graphs: record a round's drafts and its verify pass once for each width of the context, and replay them.
@@ -267,7 +268,7 @@ class DecodeConfig:
             f"{self.method} needs a window of at least one batch",
         )
         require(
-            not self.shape_stable or method.layout in ("inplace", "paged", None),
+            not self.shape_stable or method.layout in (*SHAPE_STABLE, None),
             f"shape-stable execution needs every token at a column of its own: {self.method} moves them; "
             "choose inplace, paged, either with +SCHEDULER, or autoregressive",
         )
@@ -333,7 +334,7 @@ def require_verify_tokens(token_budget: int, num_speculative_tokens: int) -> Non
 
 
 def make_config(**settings: Any) -> DecodeConfig:
-    """Build a DecodeConfig from flat keywords; the settings of sampling and drafting may stand among them.
+    """Build a DecodeConfig from flat keywords; the settings of sampling and drafting can be given directly.
 
     Raises:
         InputError: an unknown keyword, or a value out of range.

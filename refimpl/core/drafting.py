@@ -26,7 +26,7 @@ class DraftingConfig:
     """What proposes tokens, and how many are verified. Greedy and coupled outputs depend on neither.
 
     Attributes:
-        drafter: ``"model"``: the pair's draft. ``"ngram"``: what followed the row's last tokens where they stood
+        drafter: ``"model"``: the pair's draft. ``"ngram"``: what followed the row's last tokens where they occurred
             before, in the prompt or in the output (prompt lookup); no draft is loaded or run. ``"suffix"``:
             what followed the longest earlier match of the row's end, at most as many tokens as agree; no draft either.
             ``"hybrid"``: as ngram, and the draft for tokens that were not found. ``"head"``: a small network on the

@@ -52,8 +52,13 @@ def _program() -> list[str]:
 
 @lru_cache(maxsize=1)
 def commit() -> str:
-    """Commit of the code that runs, marked when the packages differ from it (measured files may)."""
+    """Commit of the code that runs, marked when the packages differ from it (measured files may).
+
+    Unknown where the code lies in no checkout of its own, for example in an environment inside of another project's.
+    """
     try:
+        if Path(_git("rev-parse", "--show-toplevel")) != ROOT.resolve():
+            return "unknown"
         return _git("rev-parse", "--short=12", "HEAD") + (
             "-dirty" if _git("diff", "HEAD", "--name-only", *CODE) else ""
         )

@@ -94,29 +94,21 @@ def assemble(
     Raises:
         InputError: the K/V cannot fit, or rounds cannot be recorded; nothing is allocated then.
     """
-    checker, size = Checker(config.check_level(pair.device.type)), _pool_size(pair, demand, config, window_size)
-    if source is None and (reason := bias(config)):  # an enumeration may run it, to see the bias
-        raise InputError(reason)
-    if config.cuda_graphs:
-        _require_recordable(pair, checker)
-    layout, per_token = config.resolved_method.layout or "", _bytes_per_token(pair, config)
-    num_slots = PLACEMENTS[layout].num_slots(size)
-    require_room(num_slots, per_token, config.kv_memory_gib, pair.device, paged=layout == "paged")
-    timer = StageTimer(pair.device)
-    if checker.covers("device"):
-        source = CheckedSource(source or RandomSource())
-    target, rule = _cached_model(pair, "target", config, size, checker, timer, demand), make_rule(config, source)
+    checker, timer = Checker(config.check_level(pair.device.type)), StageTimer(pair.device)
+    _require_possible(pair, config, checker, is_enumeration=source is not None)
+    size = _pool_size(pair, demand, config, window_size)
     budget = make_budget(config.drafting)
     if checker.covers("device"):
-        budget = CheckedBudget(budget)
-    drafter = DRAFTER_MAKERS[config.drafting.drafter](
-        Makers(
-            lambda: ModelDrafter(
-                _cached_model(pair, "draft", config, size, checker, timer, demand), rule, pair.vocab_size, budget
-            ),
-            lambda: HeadDrafter(pair.require_head(), TargetStates(checker), rule, pair.vocab_size, budget, timer),
-        )
+        source, budget = CheckedSource(source or RandomSource()), CheckedBudget(budget)
+    rule = make_rule(config, source)
+    target = _cached_model(pair, "target", config, size, checker, timer, demand)
+    makers = Makers(
+        lambda: ModelDrafter(
+            _cached_model(pair, "draft", config, size, checker, timer, demand), rule, pair.vocab_size, budget
+        ),
+        lambda: HeadDrafter(pair.require_head(), TargetStates(checker), rule, pair.vocab_size, budget, timer),
     )
+    drafter = DRAFTER_MAKERS[config.drafting.drafter](makers)
     eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, target.window)
     passes: Passes = eager
     if config.cuda_graphs and drafter.cached:
@@ -142,8 +134,14 @@ def sharing_of(config: DecodeConfig) -> Sharing:
 
 
 def _pool_size(pair: Pair, demand: Demand, config: DecodeConfig, window_size: int) -> PoolSize:
-    """The pool of a run; a paged one has fewer blocks where memory is short, enough for the longest row at least."""
-    batch_size, block_size = config.resolved_batch_size, config.block_size
+    """The pool of a run; a paged one has fewer blocks where memory is short, enough for the longest row at least.
+
+    Raises:
+        InputError: the K/V cannot fit.
+    """
+    layout, batch_size, block_size = config.resolved_method.layout or "", config.resolved_batch_size, config.block_size
+    per_token = sum(model.kv_shape.bytes_per_token for model in pair.models(config.drafting.uses_draft))
+    usable = usable_bytes(config.kv_memory_gib, pair.device)
     size = PoolSize.of_run(
         demand.lengths,
         window_size=window_size,
@@ -152,13 +150,10 @@ def _pool_size(pair: Pair, demand: Demand, config: DecodeConfig, window_size: in
         least_rows=batch_size if config.shape_stable else 0,
         block_size=block_size,
     )
-    fitting = usable_bytes(config.kv_memory_gib, pair.device) / (_bytes_per_token(pair, config) * block_size) - 1
-    least = blocks_for(demand.longest, block_size)
-    return replace(size, num_blocks=int(max(least, min(size.num_blocks, fitting))))
-
-
-def _bytes_per_token(pair: Pair, config: DecodeConfig) -> int:
-    return sum(model.kv_shape.bytes_per_token for model in pair.models(config.drafting.uses_draft))
+    fitting, least = usable / (per_token * block_size) - 1, blocks_for(demand.longest, block_size)
+    size = replace(size, num_blocks=int(max(least, min(size.num_blocks, fitting))))
+    require_room(PLACEMENTS[layout].num_slots(size), per_token, usable, paged=layout == "paged")
+    return size
 
 
 def bias(config: DecodeConfig) -> str:
@@ -179,7 +174,12 @@ def bias(config: DecodeConfig) -> str:
     return ""
 
 
-def _require_recordable(pair: Pair, checker: Checker) -> None:
+def _require_possible(pair: Pair, config: DecodeConfig, checker: Checker, *, is_enumeration: bool) -> None:
+    """Refuse biased runs, but for an enumeration, which may run one to see the bias, and what cannot be recorded."""
+    if not is_enumeration and (reason := bias(config)):
+        raise InputError(reason)
+    if not config.cuda_graphs:
+        return
     if checker.covers("device"):
         raise InputError(f"recorded rounds cannot be checked at level {checker.level}: choose host or off")
     if not all(model.recordable for model in pair.models()):

@@ -89,19 +89,16 @@ def pool_gib(pair: Pair, num_blocks: int, block_size: int, *, drafts: bool = Tru
     return (num_blocks + 1.5) * block_size * per_token / GIB
 
 
-def require_room(
-    num_slots: int, bytes_per_token: int, budget_gib: float | None, device: torch.device, *, paged: bool = False
-) -> None:
+def require_room(num_slots: int, bytes_per_token: int, room: float, *, paged: bool = False) -> None:
     """Raise InputError unless the K/V of a run fit.
 
     Args:
         num_slots: of the pool and of the working batches, one token each.
         bytes_per_token: of both models together.
-        budget_gib: as for `usable_bytes`.
-        device: where they would go.
+        room: bytes that they may take, see `usable_bytes`.
         paged: the pool is as small as it can be: its longest row alone must fit.
     """
-    need, room = num_slots * bytes_per_token, usable_bytes(budget_gib, device)
+    need = num_slots * bytes_per_token
     if need > room:
         what, sizes = (
             ("the longest row alone", "") if paged else ("working copies included", "batch_size, window_size, ")

@@ -64,7 +64,7 @@ def _advance(context: RoundContext, members: Seq[Sequence], chunks: Chunks, ahea
     verified = context.passes.run(members, limits, chunks)
     table = _ToHost(verified.decision.table())
     context.passes.after(ahead)
-    return _commit(context, members, verified, _on_host(table, verified, context.logprobs))
+    return _commit(context, members, verified, _on_host(table, verified, members, context.logprobs))
 
 
 class _ToHost:
@@ -93,13 +93,13 @@ class _HostDecision:
     logprobs: list[list[TokenLogprobs]] | None
 
 
-def _on_host(table: _ToHost, verified: Verified, logprobs: int | None) -> _HostDecision:
+def _on_host(table: _ToHost, verified: Verified, members: Seq[Sequence], logprobs: int | None) -> _HostDecision:
     """Wait for a decision and take the members' rows: one copy a round (two with log-probabilities)."""
     rows, logits, found = verified.rows, verified.logits, table.wait().tolist()
     found = [found[row] for row in rows]
     accepted, massless, emitted = [row[0] for row in found], [row[1] for row in found], [row[2:] for row in found]
     if any(massless):
-        verified.decision.rows(_host_tensor(rows, logits.device)).require_mass()
+        verified.decision.rows(_host_tensor(rows, logits.device)).require_mass([m.index for m in members])
     if logprobs is None:
         return _HostDecision(accepted, emitted, None)
     mine = logits[_host_tensor(rows, logits.device)]

@@ -116,10 +116,11 @@ def probabilities(logits: Float[Tensor, "*rows vocab"], config: SamplingConfig) 
     Order and ties follow transformers' logits warpers: top-k keeps every token as probable as the k-th, top-p keeps
     the smallest set that reaches its mass. Which of several equally probable tokens top-p keeps is open there; here
     it is the lowest ids. A mass within `TIE` of a bound has reached it, in whatever order it was added up.
-    Temperature 0 puts all mass on the most probable token. NaN stays NaN.
+    Temperature 0 puts all mass on the most probable token. A row with NaN, or whose largest logit is infinite, is NaN.
     """
     if config.greedy:
-        return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).double()
+        largest = logits.amax(dim=-1, keepdim=True).double()
+        return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]) * (largest - largest + 1)
     scaled = logits.double()
     scaled = (scaled - scaled.amax(dim=-1, keepdim=True)) / config.temperature  # ≤ 0: no temperature overflows
     if config.top_k and config.top_k < logits.shape[-1]:

@@ -3,12 +3,14 @@
 import numbers
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from itertools import product
 from typing import Any
 
 from refimpl.core.config import (
     NAMED_METHODS,
     RECORDABLE,
     SCHEDULERS,
+    SHAPE_STABLE,
     DecodeConfig,
     make_config,
     resolve_method,
@@ -33,8 +35,8 @@ def expand_methods(methods: str | Seq[str]) -> list[str]:
 def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], settings: dict[str, Any]) -> list[tuple[str, int]]:
     """Each (method, batch size) once; a method with a batch size of its own runs at that one only.
 
-    ``"all"`` stands for the methods that can have the settings: all that are named, or those of the in-place layout
-    that can run shape-stable or recorded; with overlapped execution, those of them that can overlap.
+    ``"all"`` stands for the methods that can have the settings: all that are named, or those of the
+    layouts that can run shape-stable or recorded; with overlapped execution, those of them that can overlap.
 
     Raises:
         InputError: an unknown method, nothing to run, settings that a method cannot have, or tokens that cannot be
@@ -81,7 +83,7 @@ def _all_in_order(settings: dict[str, Any]) -> list[str]:
     if settings.get("cuda_graphs"):
         return ["+".join(parts) for parts in RECORDABLE]
     if settings.get("shape_stable"):
-        return [f"inplace+{scheduler}" for scheduler in SCHEDULERS]
+        return ["+".join(parts) for parts in product(SHAPE_STABLE, SCHEDULERS)]
     return list(NAMED_METHODS)
 
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float
@@ -35,6 +35,7 @@ from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import whole_file
 from refimpl.core.keywords import Settings
 from refimpl.core.request import Request
+from refimpl.core.shown import Shown, counted
 from refimpl.core.tokens import first_difference
 from refimpl.core.values import is_list
 from refimpl.generation import generate
@@ -43,6 +44,9 @@ from refimpl.models.adapter import CausalLM, Pair
 from refimpl.requests import Prompt, listed, prepare
 from refimpl.results import Result
 from refimpl.viz.regrets import Regrets, regret_histogram
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Verdict = Literal["exact", "tie", "bug"]
 
@@ -66,8 +70,8 @@ class RowJudgement:
     ends_right: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+@dataclass(frozen=True, slots=True, repr=False)
+class Judgement(Shown):
     """All rows.
 
     Attributes:
@@ -79,6 +83,23 @@ class Judgement:
     rows: tuple[RowJudgement, ...]
     noise: float
     num_prefixes: int
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{number} {verdict}" for verdict, number in self.counts.items())
+        sizes = f"largest regret {self.largest_regret:.4g}, threshold {self.threshold:.4g}"
+        return f"Judgement({counted(len(self.rows), 'row')}: {counts}; {sizes})"
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One line per row: verdict, the first token that is not the oracle's, largest regret, …"""
+        import pandas as pd
+
+        return pd.DataFrame(self.as_dict()["rows"]).set_index("index")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows by verdict."""
+        verdicts = [row.verdict for row in self.rows]
+        return {name: verdicts.count(name) for name in get_args(Verdict)}
 
     @property
     def threshold(self) -> float:
@@ -103,14 +124,13 @@ class Judgement:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        verdicts = [row.verdict for row in self.rows]
         return {
             "verdict": self.verdict,
             "threshold": self.threshold,
             "noise": self.noise,
             "num_prefixes": self.num_prefixes,
             "largest_regret": self.largest_regret,
-            **{name: verdicts.count(name) for name in ("exact", "tie", "bug")},
+            **self.counts,
             "rows": [
                 {
                     "index": row.index,

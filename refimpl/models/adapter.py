@@ -233,7 +233,7 @@ def _set_attention(model: PreTrainedModel) -> str:
     return wanted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Pair:
     """A target, a draft that proposes for it, and what they share.
 
@@ -253,6 +253,11 @@ class Pair:
     vocab_size: int = 0
     name: str = "pair"
     head: DraftHead | None = None
+
+    def __repr__(self) -> str:
+        parts = [name for name in ("draft", "head", "tokenizer") if getattr(self, name) is not None]
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"Pair({self.name!r}: {', '.join(['target', *parts])}; {dtype} on {self.device})"
 
     @property
     def device(self) -> torch.device:
@@ -275,7 +280,8 @@ class Pair:
             InputError: there is none.
         """
         if self.draft is None:
-            raise InputError(f"the pair {self.name!r} has no draft: choose drafter ngram or suffix, or load one")
+            others = "ngram, suffix or head" if self.head is not None else "ngram or suffix"
+            raise InputError(f"the pair {self.name!r} has no draft: choose drafter {others}, or load one")
         return self.draft
 
     def require_head(self) -> DraftHead:

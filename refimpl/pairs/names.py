@@ -49,11 +49,16 @@ def find_models(
             kind = type(given).__name__
             message = f"target, draft and head must be a name or a path, not {kind}: make_pair takes models in memory"
             raise InputError(message)
-    named = _find_named(target, draft, drafter)
-    named = named if head is None else replace(named, head=str(head))
+    named = _find_named(_at_home(target), None if draft is None else _at_home(draft), drafter)
+    named = named if head is None else replace(named, head=_at_home(head))
     if drafter == "head" and named.head is None:
         raise InputError(f"drafter 'head' needs a head that was trained for {target}: give its file as head")
     return named
+
+
+def _at_home(path: str | Path) -> str:
+    """The path, with the user's folder in place of ``~``."""
+    return os.path.expanduser(path)
 
 
 def _find_named(target: str | Path, draft: str | Path | None, drafter: DrafterName) -> Named:

@@ -172,6 +172,25 @@ def test_an_option_of_the_engine_is_one_of_every_command_that_decodes():
     assert settings.cuda_graphs is False
 
 
+@pytest.mark.parametrize(
+    ("given", "repeat", "recorded"),
+    [
+        ({}, {}, True),
+        ({"checks": "device"}, {}, False),
+        ({"drafter": "ngram"}, {}, False),
+        ({"draft_budget": "row_rate"}, {}, False),
+        ({"execution": "overlapped"}, {}, False),
+        ({}, {"drafters": "model,ngram"}, False),
+        ({}, {"engine_option": ['execution="overlapped"']}, False),
+    ],
+)
+def test_a_benchmark_on_a_gpu_records_rounds_where_it_can(given, repeat, recorded):
+    engine, repeat = EngineOptions(**{"checks": "off", "cuda_graphs": None, **given}), RepeatOptions(**repeat)
+    settings = measure.bench_settings(ModelOptions(device="cuda"), WorkOptions(), RunOptions(), engine, repeat)
+    assert settings.cuda_graphs is recorded
+    settings.config("inplace", 2)
+
+
 def test_every_setting_of_drafting_is_an_option():
     assert {field.name for field in fields(DraftingConfig)} <= {field.name for field in fields(EngineOptions)}
     given = EngineOptions(draft_budget="confidence", draft_threshold=0.7, draft_cost=0.2, draft_score="own_token")

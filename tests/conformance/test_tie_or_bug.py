@@ -215,6 +215,12 @@ def test_the_command_judges_methods_and_draws_them(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "r.svg").read_text()
 
 
+def test_a_window_is_widened_to_each_batch() -> None:
+    status, text = run_command("--methods", "exspec", "--batch-sizes", "2,5", "--window-size", "4", "--json")
+    assert status == 0
+    assert list(json.loads(text.splitlines()[-1])["judgements"]) == ["exspec, batch 2", "exspec, batch 5"]
+
+
 def test_the_command_judges_the_tokens_of_other_engines(tmp_path: Path, tiny: Pair, bundled_prompts: list) -> None:
     settings = {"max_prompt_tokens": 8, "max_new_tokens": 6}
     right = tokens_of(generate(tiny, bundled_prompts[:2], method="autoregressive", **settings))

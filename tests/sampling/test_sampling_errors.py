@@ -94,16 +94,17 @@ LIMITS = torch.tensor([1, 1])
 NUMBERS = RowNumbers(KEYS, POSITION, LIMITS)
 SAMPLING = SamplingConfig(temperature=1.0)
 UNIFORM = torch.zeros(2, 2, 3)
+ROWS = [3, 7]  # of the results
 
 
 def test_a_draft_without_mass_where_it_drew():
     mass = torch.tensor([[[1.0, 0, 0]], [[0.5, 0.5, 0]]]).double()
     proposal = Proposal(torch.tensor([[0], [2]]), mass)
-    message = "INV-12 in row 1: the draft must put mass on the token it drew; expected mass > 0, found 0 on token 2"
+    message = "INV-12 in row 7: the draft must put mass on the token it drew; expected mass > 0, found 0 on token 2"
     with pytest.raises(InvariantViolation, match=message):
-        RejectionRule(SAMPLING).decide(proposal, UNIFORM, NUMBERS).require_mass()
+        RejectionRule(SAMPLING).decide(proposal, UNIFORM, NUMBERS).require_mass(ROWS)
     unused = RowNumbers(KEYS, POSITION, LIMITS * torch.tensor([1, 0]))  # a row that may use no draft may hold any
-    RejectionRule(SAMPLING).decide(proposal, UNIFORM, unused).require_mass()
+    RejectionRule(SAMPLING).decide(proposal, UNIFORM, unused).require_mass(ROWS)
 
 
 @pytest.mark.parametrize("rule", [CoupledRule, RejectionRule])
@@ -112,8 +113,8 @@ def test_a_target_that_computes_no_distribution(rule, value):
     logits = UNIFORM.clone()
     logits[1, 0, 0] = value
     proposal = Proposal(torch.tensor([[0], [1]]), torch.full((2, 1, 3), 1 / 3).double())
-    with pytest.raises(InputError, match="the target's logits are not finite in row 1"):
-        rule(SAMPLING).decide(proposal, logits, NUMBERS).require_mass()
+    with pytest.raises(InputError, match="the target's logits are not finite in row 7"):
+        rule(SAMPLING).decide(proposal, logits, NUMBERS).require_mass(ROWS)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -123,22 +124,24 @@ def test_a_greedy_target_without_numbers(value):
     proposal = Proposal(torch.tensor([[0], [0]]))
     decision = GreedyRule(SamplingConfig()).decide(proposal, logits, NUMBERS)
     assert decision.table()[:, 1].tolist() == [0, 1]
-    with pytest.raises(InputError, match="the target's logits are not finite in row 1"):
-        decision.require_mass()
+    with pytest.raises(InputError, match="the target's logits are not finite in row 7"):
+        decision.require_mass(ROWS)
     later = UNIFORM.clone()
     later[1, 1, 0] = value  # after a rejection nothing is drawn there
     proposal = Proposal(torch.tensor([[0], [2]]))
-    GreedyRule(SamplingConfig()).decide(proposal, later, NUMBERS).require_mass()
+    GreedyRule(SamplingConfig()).decide(proposal, later, NUMBERS).require_mass(ROWS)
 
 
-@pytest.mark.parametrize("method", ["autoregressive", "inplace", "exspec"])
+@pytest.mark.parametrize("method", ["autoregressive", "speculative", "inplace", "exspec"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_models_without_numbers_are_told(method, temperature):
+@pytest.mark.parametrize("acceptance", [None, "coupled", "rejection", "block"])
+def test_models_without_numbers_are_told_with_the_prompt(method, temperature, acceptance):
     pair = random_pair("llama")
     with torch.no_grad():
-        pair.target.model.lm_head.weight[5] = math.nan
-    with pytest.raises(InputError, match="the target's logits are not finite in row 0"):
-        generate(pair, [[4, 6]], method=method, temperature=temperature, max_new_tokens=4)
+        pair.target.model.model.embed_tokens.weight[5] = math.nan
+    settings = {"temperature": temperature, "acceptance": acceptance, "max_new_tokens": 4, "checks": "off"}
+    with pytest.raises(InputError, match="the target's logits are not finite in row 2"):
+        generate(pair, [[4, 6], [6], [4, 5]], method=method, **settings)
 
 
 def test_equal_distributions_leave_no_residual_and_draw_from_the_target():

@@ -14,6 +14,7 @@ from refimpl.bench import BenchSettings, engines, run_bench, spread
 from refimpl.bench.engines import busy_s_per_round, hf_generate, run_method
 from refimpl.bench.forced import rate_lengths
 from refimpl.bench.generate_batch import hf_generate_batch, runs_generate_batch
+from refimpl.bench.probe import covered
 from refimpl.bench.run import ASSISTED, BATCHED, CONTINUOUS, PLAIN, Interleaved, make_bench
 from refimpl.bench.settings import prompt_ids, takes_graphs
 from refimpl.bench.work import Feed, ModelWork
@@ -226,6 +227,13 @@ def profiled(monkeypatch):
         return busy_s_per_round(make_bench(pair, settings), [[5, 6]], "eqspec", 1), tries
 
     return busy
+
+
+@pytest.mark.parametrize(
+    ("spans", "length"), [([], 0), ([(1, 3), (4, 5)], 3), ([(4, 6), (1, 5)], 5), ([(1, 9), (2, 3), (8, 10)], 9)]
+)
+def test_what_overlaps_is_covered_once(spans, length):
+    assert covered(spans) == length
 
 
 class TestBusyTime:

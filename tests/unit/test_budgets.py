@@ -154,7 +154,7 @@ def test_keeping_stops_behind_the_draft_that_is_not_sure(budget, lengths, passes
         for row, mass in enumerate((first, second)):
             q[row, 0] = (1 - mass) / 10
             q[row, 0, 0] = mass
-        if not (pace.goes_behind(steps) and pace.goes_on(q.log(), steps)):
+        if not (pace.needs_pass(steps) and pace.note_pass(q.log(), steps)):
             break
         steps.append(Proposal(torch.zeros(2, 1, dtype=torch.long)))
     assert pace.finish(Proposal.join(steps).tokens) == lengths

@@ -162,6 +162,11 @@ def test_damaged_weights_are_refused_in_one_line(saved, role, how, message):
     assert len(str(error.value)) < 500
 
 
+def test_a_folder_in_the_home(saved, monkeypatch):
+    monkeypatch.setenv("HOME", str(saved))
+    assert load_pair("~/target", "~/draft", vocab_size=61).vocab_size == 61
+
+
 def test_a_folder_that_is_not_there(saved):
     with pytest.raises(InputError, match=r"cannot load the target \./nothere: there is no such folder"):
         load_pair("./nothere", saved / "draft")

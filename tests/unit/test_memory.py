@@ -117,6 +117,13 @@ def test_what_is_free_is_the_default_bound(llama, monkeypatch):
         generate(llama, PROMPTS, max_new_tokens=20)
 
 
+def test_what_is_free_is_asked_once(llama, monkeypatch):
+    """Other programs may take memory meanwhile: blocks that fit into what was free are not refused for that."""
+    free = iter([60_000, 0])
+    monkeypatch.setattr("refimpl.decoding.memory.free_bytes", lambda device: next(free))
+    assert generate(llama, PROMPTS, method="paged", block_size=4, max_new_tokens=20).stats.num_preemptions > 0
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_bound_that_is_enough(llama, method):
     settings = {"method": method, "batch_size": 3, "max_new_tokens": 20}

@@ -39,9 +39,11 @@ def by_rule_and_dtype():
 @pytest.mark.parametrize(("sampling", "dtype"), by_rule_and_dtype())
 def test_every_bit_is_plain_decodings(tiny, prompts, sampling, dtype):
     pair = in_dtype(tiny, dtype)
-    report = verify(pair, prompts, bitwise=True, batch_sizes=(1, 3), num_speculative_tokens=3, **SHORT, **sampling)
+    methods = [*(f"inplace+{scheduler}" for scheduler in SCHEDULERS), "paged+continuous"]
+    settings = {"batch_sizes": (1, 3), "num_speculative_tokens": 3, **SHORT, **sampling}
+    report = verify(pair, prompts, methods=methods, bitwise=True, **settings)
     assert [(row.method, row.batch_size, row.bitwise) for row in report.results] == [
-        (f"inplace+{scheduler}", size, 6) for scheduler in SCHEDULERS for size in (1, 3)
+        (method, size, 6) for method in methods for size in (1, 3)
     ]
     assert report.exact
 

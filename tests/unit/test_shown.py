@@ -6,7 +6,7 @@ import sys
 import pandas as pd
 import pytest
 
-from refimpl import generate, verify
+from refimpl import Judgement, RowJudgement, generate, verify
 from simulator import Scenario, Spec, Study, attribute, compare, find_capacity, read_validation, simulate
 
 SETTINGS = {"max_new_tokens": 6, "num_speculative_tokens": 2, "stop_token_ids": ()}
@@ -70,6 +70,17 @@ def test_what_a_comparison_with_the_oracle_says(shown):
     assert repr(report.results[0]) == "MethodReport(eqspec at batch 2: 2/2 exact)"
     assert report.to_frame().loc[("inplace", 2), ["exact", "prompts"]].tolist() == [2, 2]
     assert "bitwise" not in report.to_frame()
+
+
+def test_what_a_pair_says(tiny):
+    assert repr(tiny) == "Pair('tiny': target, draft, head, tokenizer; float32 on cpu)"
+
+
+def test_what_a_judgement_says():
+    rows = [RowJudgement(0, "exact", None, (0.0,), True), RowJudgement(1, "tie", 3, (0.0, 0.125), True)]
+    judgement = Judgement(tuple(rows), 0.25, 9)
+    assert repr(judgement) == "Judgement(2 rows: 1 exact, 1 tie, 0 bug; largest regret 0.125, threshold 0.5)"
+    assert judgement.to_frame()["largest_regret"].tolist() == [0, 0.125]
 
 
 def test_what_simulations_say(shown):

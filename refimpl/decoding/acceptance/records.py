@@ -114,8 +114,8 @@ class DrawnMass:
         used = torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.num_used[:, None]
         return used & ~(self.mass > 0)
 
-    def require(self) -> None:
-        """Raise the error of the first wrong token. Waits for the device.
+    def require(self, names: Seq[int]) -> None:
+        """Raise the error of the first wrong token; `names` are the rows' indices in the results. Waits for the device.
 
         Raises:
             InputError: the model's logits are not finite.
@@ -125,10 +125,10 @@ class DrawnMass:
         if len(wrong):
             row, at = wrong[0].tolist()
             if self.mass[row, at].isnan():
-                raise InputError(f"the {self.whose}'s logits are not finite in row {row}")
+                raise InputError(f"the {self.whose}'s logits are not finite in row {names[row]}")
             statement = f"the {self.whose} must put mass on the token it drew"
             found = f"{float(self.mass[row, at]):g} on token {int(self.tokens[row, at])}"
-            raise InvariantViolation("INV-12", statement, row=row, expected="mass > 0", found=found)
+            raise InvariantViolation("INV-12", statement, row=names[row], expected="mass > 0", found=found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Decision:
         drawn = tuple(DrawnMass(d.whose, d.mass[index], d.tokens[index], d.num_used[index]) for d in self.drawn)
         return Decision(self.num_accepted[index], self.emitted[index], drawn)
 
-    def require_mass(self) -> None:
+    def require_mass(self, names: Seq[int]) -> None:
         """Raise unless both models put mass on the tokens they drew, see `DrawnMass.require`. Waits for the device."""
         for drawn in self.drawn:
-            drawn.require()
+            drawn.require(names)

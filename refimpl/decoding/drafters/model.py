@@ -34,10 +34,10 @@ def propose(
     steps: list[Proposal] = []
     tokens, offset = tail, -tail.shape[1]
     for step in range(numbers.position.shape[1] - 1):
-        if pace and not pace.goes_behind(steps):
+        if pace and not pace.needs_pass(steps):
             break
         logits = feed(tokens, offset, [s.tokens for s in steps])
-        if pace and not pace.goes_on(logits, steps):
+        if pace and not pace.note_pass(logits, steps):
             break
         drawn = rule.propose(logits, numbers.keys, numbers.position[:, step : step + 1])
         steps.append(drawn if given is None else drawn.overruled(given[:, step : step + 1]))

@@ -49,15 +49,15 @@ class Pace:
         self.passes = 0  # of the draft
         self.survival: list[list[float]] = []  # estimates for each row's drafts, once all are drawn
 
-    def goes_behind(self, steps: Seq[Proposal]) -> bool:
-        """Whether any row should get a draft behind `steps`, before there is a pass for it."""
+    def needs_pass(self, steps: Seq[Proposal]) -> bool:
+        """Whether any row may get a draft after `steps`, so that the draft must run for it."""
         if not steps or not self._budget.keeps:
             return True
         self._ask([step.tokens for step in steps], len(steps))
         return max(self._limits) > len(steps)
 
-    def goes_on(self, logits: Float[Tensor, "batch 1 vocab"], steps: Seq[Proposal]) -> bool:
-        """Whether any row should get the draft after `steps`, which these logits are for."""
+    def note_pass(self, logits: Float[Tensor, "batch 1 vocab"], steps: Seq[Proposal]) -> bool:
+        """Take in the logits of a pass; say whether any row gets the draft after `steps` that they are for."""
         self.passes += 1
         if self._budget.score is None:
             return True
