@@ -115,14 +115,22 @@ def _keep(columns: Columns, mask: np.ndarray) -> Columns:
 
 
 def warmup_s(simulation: Simulation, requests: Columns) -> float:
-    """Seconds to leave out at the beginning."""
+    """Seconds to leave out at the beginning: up to the first arrival after those of all that MSER-5 leaves out.
+
+    Raises:
+        InputError: as `mser5`, or nobody who finished came after them.
+    """
     if simulation.scenario.study.warmup == "none":
         return 0.0
     done = _keep(requests, ~np.isnan(requests["finished_s"]))
     order = np.lexsort((done["request"], done["arrival_s"]))
     arrival_s = done["arrival_s"][order]
     cut = mser5(done["finished_s"][order] - arrival_s)
-    return float(arrival_s[cut]) if cut else 0.0
+    if not cut:
+        return 0.0
+    later = arrival_s[arrival_s > arrival_s[cut - 1]]  # others may have come together with the last that is left out
+    require(len(later) > 0, "study.warmup: nobody who finished came after those that mser5 leaves out")
+    return float(later[0])
 
 
 def measure(simulation: Simulation) -> dict[str, float]:

@@ -35,6 +35,15 @@ def test_requests_per_second_are_tokens_per_second_over_the_length_with_warm_up_
         found = simulate(CLOSED.but({"study.warmup": warmup}), 1)
         assert found["requests_per_s"] == pytest.approx(found["tokens_per_s"] / 10, rel=0.01)
         assert found["goodput_per_s"] == found["requests_per_s"]
+        assert (found["warmup_s"] > 0) == (warmup == "mser5")
+
+
+def test_a_warm_up_after_which_nobody_comes_is_refused(tmp_path):
+    """All are there from the beginning: those that mser5 keeps came with those that it leaves out."""
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n" + "0,5,10\n" * 60 + "0,5,1\n" * 60)
+    arrivals = {"kind": "trace", "path": str(tmp_path / "t.csv")}
+    with pytest.raises(InputError, match="nobody who finished came after"):
+        simulate(CLOSED.but(study={"kind": "open", "num_requests": 120, "arrivals": arrivals, "warmup": "mser5"}), 1)
 
 
 def test_first_tokens_of_unfinished_requests_count():
