@@ -111,13 +111,15 @@ class CostModel(ABC):
     def prefill_s(self, prompts: Seq[Fed], *, padded: bool = False) -> float:
         """Seconds of a pass over prompts, or chunks of them, of one row each; 0 where no token is fed.
 
-        Real tokens are fed: as many rows of their mean, each after the mean of what is cached. Padded, all are as long
-        as the longest.
+        Real tokens are fed: as many rows as feed any, of their mean, each after the mean of what is cached. Padded, all
+        are as long as the longest.
         """
-        lengths, rows = [prompt.tokens for prompt in prompts], len(prompts)
+        parts = prompts if padded else [prompt for prompt in prompts if prompt.tokens > 0]
+        lengths, rows = [part.tokens for part in parts], len(parts)
+        if not any(lengths):
+            return 0.0
         tokens = max(lengths) if padded else sum(lengths) / rows
-        cached = sum([prompt.context for prompt in prompts]) // rows
-        return self.point("prefill", rows, tokens, cached) if tokens else 0.0
+        return self.point("prefill", rows, tokens, sum([part.context for part in parts]) // rows)
 
     def beside(self, rows: Fed, chunks: Seq[Fed]) -> tuple[float, float]:
         """Seconds of chunks of prompts beside rows that decode: of a pass of the draft, and of the verify pass.

@@ -9,6 +9,7 @@ import pytest
 
 from simulator.engine_runs.acceptance_fit import fit_markov
 from simulator.runner import simulate, summarize
+from simulator.service.cost import Fed
 from simulator.service.metrics import measure
 from simulator.service.simulation import simulate_once
 from simulator.settings.calibration import POINT_COLUMNS, load_calibration
@@ -181,6 +182,18 @@ def test_the_last_prompt_token_is_fed_by_the_first_round(prompt_tokens):
     prompts = {"kind": "fixed", "tokens": prompt_tokens}
     first = simulate_once(OFFLINE.but({"workload.prompt_tokens": prompts}, cost=cost, noise=False)).log.rounds[0]
     assert first.prefill_s == pytest.approx(1.0 + 0.1 * 4 * (prompt_tokens - 1) if prompt_tokens > 1 else 0.0)
+
+
+def test_rows_that_feed_nothing_are_no_rows_of_a_prefill():
+    """Prompts of one and of two tokens: two rows feed a token each, after nothing; measured points begin at a token."""
+    prompts = {"kind": "values", "tokens": [1, 2, 2, 1]}
+    cost = {"kind": "linear", "prefill_base_s": 1.0, "context_s_per_token": 0.5, "verify_base_s": 0.02}
+    short = OFFLINE.but({"workload.prompt_tokens": prompts}, cost=cost, noise=False)
+    model = simulate_once(short).cost
+    assert model.prefill_s([Fed(1, 0, 9), Fed(1, 3, 4)]) == pytest.approx(1.0 + 0.5 * 4)
+    assert simulate_once(short).log.rounds[0].prefill_s == pytest.approx(1.0)
+    measured = simulate(short.but(cost={"kind": "table", "calibration": "cpu/tiny"}), 1)
+    assert measured["completed"] == 40
 
 
 def test_a_move_is_paid_where_the_rows_are_equally_long_too():
