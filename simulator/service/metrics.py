@@ -1,5 +1,6 @@
 """Metrics of one replication, all computed from the event log; definitions stand beside their names."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -269,14 +270,14 @@ def _seconds(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str
     """Of rounds clipped to the observed seconds."""
     observed_s = span_s * simulation.scenario.service.replicas
     busy_s = max(float(rounds["round_s"].sum()), 1e-300)
-    kv = rounds["kv_tokens"] * simulation.cost.kv_bytes_per_token
+    kv, token_bytes = rounds["kv_tokens"], simulation.cost.kv_bytes_per_token or math.nan  # unknown where it is 0
     result = {
         "busy_share": busy_s / observed_s,
         "preemptions": float(simulation.log.num_preemptions),
         "cache_hit_rate": simulation.log.num_found / max(simulation.log.num_to_cache, 1),
-        "kv_peak_bytes": float(kv[rounds["round_s"] > 0].max(initial=0)),
-        "kv_mean_bytes": float((kv * rounds["round_s"]).sum()) / observed_s,
-        "kv_allocated_bytes": simulation.cost.kv_bytes_per_token * allocated_tokens(simulation),
+        "kv_peak_bytes": token_bytes * float(kv[rounds["round_s"] > 0].max(initial=0)),
+        "kv_mean_bytes": token_bytes * float((kv * rounds["round_s"]).sum()) / observed_s,
+        "kv_allocated_bytes": token_bytes * allocated_tokens(simulation),
     }
     return result | {f"{name.removesuffix('_s')}_share": float(rounds[name].sum()) / busy_s for name in STAGES}
 

@@ -8,7 +8,8 @@ import pytest
 
 from refimpl.core.errors import InputError
 from simulator.cli import main
-from simulator.runner import simulate, summarize
+from simulator.intervals import summarize
+from simulator.runner import simulate
 from simulator.service.metrics import measure
 from simulator.service.records import ROWS, START_S, RoundLine
 from simulator.service.simulation import simulate_once
@@ -61,6 +62,15 @@ def test_mean_memory_is_over_all_observed_seconds():
     assert found["busy_share"] == pytest.approx(4 * 0.01 / 20.02)
     tokens = 2 * (6 + 7) * 0.01  # two requests, two rounds each
     assert found["kv_mean_bytes"] == pytest.approx(2.0 * tokens / 20.02)
+
+
+def test_bytes_of_tokens_of_unknown_size_are_not_known(tmp_path):
+    """Not in a replication, nor in its files."""
+    found = simulate(CLOSED.but({"cost.kv_bytes_per_token": 0.0}), 2)
+    found.write(tmp_path)
+    for table in (found.metrics, pd.read_csv(tmp_path / "metrics.csv")):
+        assert table[["kv_peak_bytes", "kv_mean_bytes", "kv_allocated_bytes"]].isna().all(axis=None)
+        assert table["tokens_per_s"].notna().all()
 
 
 def test_who_always_runs_was_never_passed_over():
