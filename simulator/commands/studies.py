@@ -31,7 +31,10 @@ WITH_OFFERS = SHOWN[-3:]  # shown where a draft budget or a lookup decides what 
 IF_ANY = (  # shown where they are not 0
     "censored", "cut_outputs", "draft_share", "realign_share", "longest_wait_rounds", "preemptions", "cache_hit_rate",
 )  # fmt: skip
-SUMMARY_LEGEND = "mean: over replications; low … high: its 95 % interval; p05 … p95: the range of single replications"
+SUMMARY_LEGEND = (
+    "mean: over replications; low … high: its 95 % interval; p05 … p95: holds 90 % of single replications, known from 19 "
+    "of them on"
+)
 COMPARISON_LEGEND = (
     "means over replications; low … high: 95 % interval of the paired differences b - a; ratio: b / a; verdict: of the "
     "model, whose costs may be off"
@@ -58,7 +61,7 @@ def init(
 def run(
     scenario: ScenarioPath = None,
     sets: Sets = None,
-    replications: Replications = 10,
+    replications: Replications = 20,
     workers: Workers = 1,
     precision: Annotated[
         float | None,

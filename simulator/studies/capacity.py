@@ -7,7 +7,8 @@ from math import ceil, log, log1p, log2
 import pandas as pd
 
 from refimpl.core.errors import InputError, require
-from simulator.runner import Progress, metric_interval, reporting, simulate
+from simulator.intervals import metric_interval
+from simulator.runner import Progress, reporting, simulate
 from simulator.settings.fields import SHARE, Range
 from simulator.settings.kinds import ARRIVALS
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario

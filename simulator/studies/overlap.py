@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from simulator.runner import Progress, mean_interval, run_points
+from simulator.intervals import mean_interval
+from simulator.runner import Progress, run_points
 from simulator.service.scenario_cost import make_cost
 from simulator.service.streams import Streams
 from simulator.settings.fields import Spec

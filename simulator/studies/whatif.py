@@ -7,7 +7,8 @@ import pandas as pd
 
 from refimpl.core.errors import require, shown
 from refimpl.core.shown import Shown
-from simulator.runner import Results, mean_interval, simulate
+from simulator.intervals import mean_interval
+from simulator.runner import Results, simulate
 from simulator.service.metrics import MANY_CENSORED, censored_share
 from simulator.settings.fields import COUNT, LEVEL, NON_NEGATIVE, PAIRED, PROBABILITY, WHOLE, check_fields, number_field
 from simulator.settings.kinds import DEFAULT_PROBABILITY

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from refimpl.core.config import LAYOUTS, SCHEDULERS
 from refimpl.core.errors import InputError
 from simulator import runner
-from simulator.runner import mean_interval, simulate
+from simulator.intervals import mean_interval
+from simulator.runner import simulate
 from simulator.service.metrics import frames_of, measure, mser5
 from simulator.service.simulation import simulate_once
 from simulator.settings.effects import drop_idle

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from refimpl.core.errors import InputError
+from simulator.intervals import mean_interval
 from simulator.panel import SLIDERS, ahead_html, answer_html, panel
-from simulator.runner import Replication, Results, mean_interval, simulate
+from simulator.runner import Replication, Results, simulate
 from simulator.settings.hardware import shipped
 from simulator.settings.scenario import Scenario
 from simulator.studies import whatif
