@@ -8,7 +8,8 @@ import pytest
 
 from refimpl.core.errors import InputError
 from simulator import plots, read_validation
-from simulator.runner import mean_interval, simulate
+from simulator.intervals import mean_interval
+from simulator.runner import simulate
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
 from simulator.studies.attribution import attribute
