@@ -313,9 +313,11 @@ class TableCost(CostModel):
             require(self.extrapolate, f"cost.calibration {self.calibration.name}: {component}: {what}; {allowed}")
 
 
-def draw_factors(streams: Streams, component_cv: dict[str, float], run_cv: float, noise: bool) -> dict[str, float]:
+def draw_factors(
+    streams: Streams, component_cv: dict[str, float], run_cv: float, noise: bool, purpose: Purpose = Purpose.CALIBRATION
+) -> dict[str, float]:
     """One factor per component, mean 1: the speed of the run, common to all, times each component's uncertainty."""
-    normal = streams.generator(Purpose.CALIBRATION).standard_normal(len(COMPONENTS) + 1)
+    normal = streams.generator(purpose).standard_normal(len(COMPONENTS) + 1)
     if not noise:
         return dict.fromkeys(COMPONENTS, 1.0)
     run = lognormal_factor(normal[0], run_cv)
