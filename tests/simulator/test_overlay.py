@@ -64,6 +64,20 @@ def test_beyond_the_points_they_grow_as_the_roofline_does(scenario, calibration,
     assert overlaid.extrapolated
 
 
+@pytest.mark.parametrize(("rows", "width"), [(8, 512), (8, 300), (5, 512), (16, 9000)])
+def test_a_corner_that_was_not_measured_grows_as_the_roofline_does(scenario, calibration, rows, width):
+    """Many wide rows did not fit: growth begins at the widest rows that did, of as many."""
+    points = [p for p in synthetic_points() if p[0] != "verify" or (p[2], p[4]) != (8, 512)]
+    write_calibration(calibration, points=points)
+    overlaid, table, roofline = costs_of(scenario, calibration)
+    most = min(rows, 8)
+    growth = roofline.line("verify", rows, 9)[width] / roofline.line("verify", most, 9)[8]
+    assert overlaid.line("verify", rows, 9).at(width) == pytest.approx(table.line("verify", most, 9)[8] * growth)
+    assert overlaid.line("verify", 1, 9)[512] == pytest.approx(table.line("verify", 1, 9)[512])
+    overlaid.check_widths()
+    assert overlaid.extrapolated
+
+
 def test_prompts_look_back_though_they_were_measured_alone(scenario, calibration):
     overlaid, table, roofline = costs_of(scenario, calibration)
     growth = roofline.point("prefill", 4, 63, 8192) / roofline.point("prefill", 4, 63)
