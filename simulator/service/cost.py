@@ -20,7 +20,7 @@ from simulator.settings.fields import Spec
 from simulator.settings.grids import Grid
 from simulator.settings.kinds import COST
 
-BLOCK_WIDTHS = 1024  # widths whose seconds are computed at a time
+BLOCK_WIDTHS = 64  # widths whose seconds are computed at a time
 UNMEASURED = "mixed: passes with chunks of prompts were not measured; computed from prefills"
 UNMEASURED_LAG = "draft: passes over what it has missed were not measured; left out"
 
