@@ -11,7 +11,7 @@ import simpy
 from refimpl.core.errors import require
 from refimpl.scheduling import Chunk, RoundPlan
 from simulator.service.cost import CostModel, lognormal_factors
-from simulator.service.gate import Gate, require_room
+from simulator.service.gate import Gate, require_room, room_bytes
 from simulator.service.offers import Drafting, note_drafts
 from simulator.service.pricing import make_pricing
 from simulator.service.records import ROWS, START_S, Begun, EventLog, Request
@@ -67,7 +67,7 @@ class Replica:
         self.marks_rows = self.padded_key or scenario.switches.pad_ends or drafting is not None or not self.least_lag
         self.pricing = make_pricing(scenario.engine, scenario.switches, cost, drafting)
         self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
-        capacity = scenario.service.kv_capacity_bytes or cost.kv_capacity_bytes
+        capacity = room_bytes(scenario, cost)
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
         require_room(scenario, cost)
         self.scheduler.room = room_of(scenario.engine, capacity_tokens)

@@ -176,6 +176,21 @@ def test_censoring_and_impossible_room_are_told(capsys):
     assert room in told(capsys, *cost, "-s", "service.kv_capacity_bytes=900")
     assert room not in told(capsys, *cost, "-s", "service.kv_capacity_bytes=90000")
     assert room not in told(capsys, *cost, "-s", "method=paged", "-s", "service.kv_capacity_bytes=900")
+    pair = ("-s", "engine.batch_size=96", "-s", "study.num_requests=96", "-s")
+    roofline = "cost={{kind: roofline, device: {}, target: qwen3-8b, draft: qwen3-0.6b}}"
+    assert room in told(capsys, *pair, roofline.format("rtx-4090"))
+    assert room not in told(capsys, *pair, roofline.format("h100"))
+
+
+def test_budgets_that_no_server_knows_are_told(capsys, tmp_path):
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n0,3,4\n1,3,4\n")
+    study = f"study={{kind: open, num_requests: 2, arrivals: {{kind: trace, path: {tmp_path / 't.csv'}}}}}"
+    cost = "cost={kind: linear, verify_base_s: 0.01, kv_bytes_per_token: 1.0}"
+    bounded = ("-s", study, "-s", cost, "-s", "service.kv_capacity_bytes=900")
+    note = "the budget of a request is the output that the trace has"
+    assert note in told(capsys, *bounded)
+    assert note not in told(capsys, *bounded, "-s", "engine.max_new_tokens=9")
+    assert note not in told(capsys, *bounded[:4])
 
 
 def test_a_window_that_is_never_full_is_told(capsys):
