@@ -162,7 +162,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
         "goodput_per_s": float(_meets(finishing, service).sum()) / span_s,
         "slo_attainment": float(_meets(done, service).sum()) / arrived if arrived else float("nan"),
     }
-    result |= _rounds(simulation, rounds) | _seconds(simulation, observed, span_s)
+    result |= _rounds(simulation, rounds) | _seconds(simulation, observed, start_s, span_s)
     return result | _rows(rounds, requests)
 
 
@@ -266,20 +266,26 @@ def _rounds(simulation: Simulation, rounds: Columns) -> dict[str, float]:
     }
 
 
-def _seconds(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str, float]:
+def _seconds(simulation: Simulation, rounds: Columns, start_s: float, span_s: float) -> dict[str, float]:
     """Of rounds clipped to the observed seconds."""
     observed_s = span_s * simulation.scenario.service.replicas
     busy_s = max(float(rounds["round_s"].sum()), 1e-300)
     kv, token_bytes = rounds["kv_tokens"], simulation.cost.kv_bytes_per_token or math.nan  # unknown where it is 0
+    kv_s = float((kv * rounds["round_s"]).sum()) + _held_s(simulation.log, start_s)
     result = {
         "busy_share": busy_s / observed_s,
         "preemptions": float(simulation.log.num_preemptions),
         "cache_hit_rate": simulation.log.num_found / max(simulation.log.num_to_cache, 1),
         "kv_peak_bytes": token_bytes * float(kv[rounds["round_s"] > 0].max(initial=0)),
-        "kv_mean_bytes": token_bytes * float((kv * rounds["round_s"]).sum()) / observed_s,
+        "kv_mean_bytes": token_bytes * kv_s / observed_s,
         "kv_allocated_bytes": token_bytes * allocated_tokens(simulation),
     }
     return result | {f"{name.removesuffix('_s')}_share": float(rounds[name].sum()) / busy_s for name in STAGES}
+
+
+def _held_s(log: EventLog, start_s: float) -> float:
+    """Slots times seconds of what servers hold while they wait for a further row, from `start_s` on."""
+    return sum([slots * max(0.0, end_s - max(begin_s, start_s)) for begin_s, end_s, slots in log.holds])
 
 
 def allocated_tokens(simulation: Simulation) -> int:

@@ -279,6 +279,24 @@ def test_the_round_that_runs_when_the_clock_stops_counts_as_far_as_it_has_come()
     assert found["kv_mean_bytes"] == pytest.approx(2.0 * (6 + 7 + 7 * 0.5) / 3.5)
 
 
+def test_rows_keep_their_memory_while_the_server_waits_for_another(tmp_path):
+    """Rounds of 1 s for any rows, a second request after 0.4 s: two or fewer of three rows are worth a wait of 0.4 s.
+
+    It waits at 1.0, 2.4 and 3.8 s; when the last request has come, at 10 s, no more.
+    """
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n0,5,3\n0.4,5,3\n10,5,3\n")
+    arrivals = Spec.of("trace", path=str(tmp_path / "t.csv"))
+    engine = Engine(batch_size=3, num_speculative_tokens=0)
+    cost = Spec.of("linear", verify_base_s=1.0, kv_bytes_per_token=2.0)
+    study = Study(kind="open", num_requests=3, arrivals=arrivals)
+    found = simulate(Scenario(study=study, engine=engine, cost=cost).but({"switches.cost_aware": True}), 1)
+    assert found.frame("rounds")["start_s"].tolist() == pytest.approx([0, 1.4, 2.8, 4.2, 10, 11, 12])
+    rounds, waits = 6 + 13 + 15 + 8 + 6 + 7 + 8, 0.4 * (6 + 13 + 7)
+    assert found["kv_mean_bytes"] == pytest.approx(2.0 * (rounds + waits) / 13)
+    cut = found.scenario.but({"study.duration_s": 4.0, "study.num_requests": None})
+    assert simulate(cut, 1)["kv_mean_bytes"] == pytest.approx(2.0 * (6 + 13 + 15 + 0.4 * (6 + 13) + 0.2 * 7) / 4)
+
+
 def test_queueing_lasts_from_arrival_to_the_first_round():
     """Two requests, one row at a time from a window of two: the second is admitted at once and begins 3 s later."""
     engine = Engine(scheduler="grouped", batch_size=1, window_size=2, num_speculative_tokens=0, aging_bound=100)
