@@ -133,7 +133,14 @@ class Outlook(Shown):
         decided = f"take {best}:" if low > 0 else f"{best} or {second}, not decided: {best}"
         better = "lower P99 latency than" if self.judged_by == "latency_p99_s" else "more tokens/s than"
         interval = f"(95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
-        return f"{decided} {100 * gain:.1f} % {better} {second} {interval}"
+        return f"{decided} {100 * gain:.1f} % {better} {second} {interval}, {self._runs}"
+
+    @property
+    def _runs(self) -> str:
+        """What was simulated: nobody is there at the beginning, which a server that runs all day has seldom."""
+        study = next(iter(self.results.values())).scenario.study
+        what = f"{study.duration_s:g} s" if study.num_requests is None else f"{study.num_requests} requests"
+        return f"of {what} from an empty server"
 
     @property
     def judged_by(self) -> str:

@@ -65,6 +65,11 @@ def test_the_requests_are_those_of_the_scenario_unless_a_rate_is_asked_for():
     assert found.results["inplace"]["completed"] == 9
 
 
+def test_an_answer_says_how_long_it_was_simulated_where_nothing_counts_requests():
+    closed = DEAR.but(study={"kind": "closed", "clients": 4, "duration_s": 5.0})
+    assert repr(outlook(WhatIf(batch_size=2), closed, TWO, 2)).endswith(", of 5 s from an empty server")
+
+
 def test_everything_that_is_shown_has_a_label():
     assert set(LABELS) == {*(item.name for item in fields(WhatIf)), *METRICS}
 
@@ -118,6 +123,7 @@ def test_the_recommendation_is_the_paired_difference(rate):
     assert expected[1] > 0
     better = "lower P99 latency" if rate else "more tokens/s"
     assert repr(found).startswith(f"take inplace: {100 * expected[0]:.1f} % {better} than eqspec (95 % interval ")
+    assert repr(found).endswith(" %), of 64 requests from an empty server")
     assert list(found.to_frame().columns) == list(METRICS)
 
 
