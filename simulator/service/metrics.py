@@ -137,9 +137,9 @@ def warmup_s(simulation: Simulation, requests: Columns) -> float:
 
 def measure(simulation: Simulation) -> dict[str, float]:
     """All metrics of a replication that has run, by name (see `DEFINITIONS`)."""
-    requests, rounds = simulation.log.request_columns(), simulation.log.round_columns()
+    requests, rounds = simulation.log.request_columns, simulation.log.round_columns
     start_s = warmup_s(simulation, requests)
-    observed = _clipped(simulation.log.round_columns(cut=True), start_s, simulation.log.end_s)
+    observed = _clipped(simulation.log.columns_with_cut, start_s, simulation.log.end_s)
     finishing = _keep(requests, requests["finished_s"] >= start_s)  # not those that never finish
     gaps_s = inter_token_s(simulation.log, rounds, start_s)
     tokens = rounds["kept"][rounds["start_s"] + rounds["round_s"] > start_s].sum()
