@@ -134,11 +134,11 @@ def overlap(
     Compare it with serial rounds of half as many rows, and of as many.
     """
     from refimpl.core.files import check_writable
-    from simulator.studies.overlap import MACHINES, judge_overlap, run_overlap
+    from simulator.studies.overlap import CASES, judge_overlap, run_overlap
 
     if out:
         check_writable(out)
-    runs = run_overlap(list(MACHINES), replications, workers=workers, progress=True)
+    runs = run_overlap(list(CASES), replications, workers=workers, progress=True)
     judged = judge_overlap(runs)
     data = write_runs(out, judged, runs)
     with tables(as_json):
