@@ -25,7 +25,7 @@ class Patience:
         self.count, self.first_s, self.last_s = 0, 0.0, 0.0  # of arrivals
 
     def note(self, now_s: float, count: int) -> None:
-        """So many requests arrive now."""
+        """Write down that so many requests arrive now."""
         self.first_s = self.first_s if self.count else now_s
         self.last_s, self.count = now_s, self.count + count
 

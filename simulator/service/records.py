@@ -94,7 +94,7 @@ class Request:
         last_round: round in which it last ran, or the one before it was admitted.
         last_end_s: end of that round; NaN before the first.
         longest_gap_s: longest time between two rounds so far.
-        on_finish: told once, when it finishes.
+        on_finish: called once, when the request has finished.
     """
 
     __slots__ = (
@@ -198,7 +198,7 @@ class Request:
         return self.runs[self.generated]
 
     def answer(self) -> None:
-        """Tell whom it concerns that it has finished."""
+        """Call `on_finish`: the client has its answer."""
         if self.on_finish is not None:
             self.on_finish()
             self.on_finish = None

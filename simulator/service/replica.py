@@ -135,7 +135,7 @@ class Replica:
             self._finish_round(plan, live, k, passes)
 
     def _in_pool_order(self, chosen: tuple[Request, ...]) -> tuple[Request, ...]:
-        """As the engine runs them."""
+        """The members by their slots in the pool, in which order the engine runs them."""
         if chosen != self.chosen:
             self.chosen, self.members = chosen, tuple(sorted(chosen, key=SLOT))
         return self.members
@@ -149,18 +149,18 @@ class Replica:
             yield from self._wait(deadline - self.env.now)
 
     def _wait(self, patience_s: float) -> Generator[Any, Any, None]:
-        """Until a request comes, or nobody will, or so long."""
+        """Wait until a request comes, until none can come any more, or for so many seconds."""
         self.wake = self.env.event()
         yield self.wake | (self.env.timeout(patience_s) if patience_s < float("inf") else self.env.event())
 
     def _hold(self, patience_s: float) -> Generator[Any, Any, None]:
-        """Wait so long for a further row, with those of the window in their places."""
+        """Wait so many seconds for a further row, while the rows of the window keep their K/V."""
         self.held_from_s = self.env.now
         yield from self._wait(patience_s)
         self._note_hold()
 
     def _note_hold(self) -> None:
-        """A wait is over, or the clock has stopped in it."""
+        """Write down a wait that is over, or in which the clock has stopped."""
         slots = self._load(len(self.members))[0] if self.scheduler.pool.window else 0
         self.log.holds.append((self.held_from_s, self.env.now, slots))
         self.held_from_s = math.nan
@@ -177,14 +177,14 @@ class Replica:
         return self.pricing.prefill_s(entered) if entered and not self.in_chunks else 0.0
 
     def _preempt(self, request: Request) -> None:
-        """Its tokens stay, and are prefilled when it enters again."""
+        """Free its slot. It keeps its tokens; they are prefilled when it is admitted again."""
         self.kv_tokens -= request.seq_len
         self.free_slots.append(request.slot)
         request.slot, request.draft_lag, request.has_state = -1, self.least_lag, False
         self.log.num_preemptions += 1
 
     def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], k: int, passes: int) -> None:
-        """Commit, write the round's line, and let go who has finished."""
+        """Commit the round, write its line, and release the requests that have finished."""
         scheduler, begun = self.scheduler, self.begun
         assert begun is not None
         self.log.last_round_s = self.env.now
