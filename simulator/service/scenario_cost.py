@@ -1,9 +1,10 @@
 """The cost model that a scenario names, as one replication draws it."""
 
-from simulator.service.cost import CostModel, LinearCost, TableCost, draw_factors
+from simulator.service.cost import CostModel, LinearCost, draw_factors
 from simulator.service.overlay import OverlaidCost
 from simulator.service.roofline import RooflineCost
 from simulator.service.streams import Purpose, Streams
+from simulator.service.table_cost import TableCost
 from simulator.settings.calibration import Calibration, load_calibration
 from simulator.settings.kinds import COST
 from simulator.settings.scenario import Scenario
