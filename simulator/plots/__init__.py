@@ -1,6 +1,10 @@
 """Figures from the tidy tables. Each function draws on given axes and returns them; nothing is computed twice."""
 
+from refimpl.viz.style import BLUE as BLUE
+from refimpl.viz.style import GREY as GREY
+from refimpl.viz.style import ORANGE as ORANGE
 from refimpl.viz.style import captioned as captioned
+from refimpl.viz.style import new_axes as new_axes
 from refimpl.viz.style import panels as panels
 from refimpl.viz.style import series_styles as series_styles
 from simulator.plots.files import check_figure as check_figure
