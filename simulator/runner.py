@@ -97,8 +97,8 @@ class Results(Table):
 
         The interval ends where the metric does: at 0, and at 1 if it is a share.
 
-        More replications narrow the interval around the model's mean, but not p05 … p95: that range holds 90 % of single
-        runs, and includes the error of a calibration. It takes at least 19 replications, and is NaN with fewer.
+        More replications narrow the interval around the model's mean, but not p05 … p95: that range holds 90 % of
+        single runs, and includes the error of a calibration. It takes at least 19 replications, and is NaN with fewer.
         """
         return summarize(self.metrics.drop(columns="replication"), LEVEL.check(level, "level"))
 

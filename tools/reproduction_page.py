@@ -289,7 +289,15 @@ def failures(data: dict[str, Any]) -> str:
         ]
         for line in data["forensics"]
     ]
-    heads = ["method", "batch 1", "batch 4", "published, batch 1", "published, batch 4", "invariant that fires", "reason"]
+    heads = [
+        "method",
+        "batch 1",
+        "batch 4",
+        "published, batch 1",
+        "published, batch 4",
+        "invariant that fires",
+        "reason",
+    ]
     return f"""## Why the other methods return wrong texts
 
 Exact / partial matches with ordinary decoding, in %: here with {data["forensics"][0]["prompts"]} prompts of 16 new tokens and the bundled pair

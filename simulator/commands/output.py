@@ -73,6 +73,6 @@ def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
     of_trace = scenario.study.kind == "open" and scenario.study.arrivals.kind == "trace"
     if of_trace and scenario.engine.max_new_tokens is None and (room or scenario.engine.num_blocks):
         yield (
-            "without engine.max_new_tokens the budget of a request is the output that the trace has: who gets room depends "
-            "on what no server knows"
+            "without engine.max_new_tokens the budget of a request is the output that the trace has: who gets room "
+            "depends on what no server knows"
         )

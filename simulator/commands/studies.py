@@ -32,8 +32,8 @@ IF_ANY = (  # shown where they are not 0
     "censored", "cut_outputs", "draft_share", "realign_share", "longest_wait_rounds", "preemptions", "cache_hit_rate",
 )  # fmt: skip
 SUMMARY_LEGEND = (
-    "mean: over replications; low … high: its 95 % interval; p05 … p95: holds 90 % of single replications, known from 19 "
-    "of them on"
+    "mean: over replications; low … high: its 95 % interval; p05 … p95: holds 90 % of single replications, known "
+    "from 19 of them on"
 )
 COMPARISON_LEGEND = (
     "means over replications; low … high: 95 % interval of the paired differences b - a; ratio: b / a; verdict: of the "
@@ -44,8 +44,8 @@ ATTRIBUTION_LEGEND = (
     "verdict: of the model, whose costs may be off"
 )
 CAPACITY_LEGEND = (
-    "means over replications; low … high: 95 % interval of slo_attainment; behind: share of the later half of the requests "
-    "by which finishes fall behind"
+    "means over replications; low … high: 95 % interval of slo_attainment; behind: share of the later half of the "
+    "requests by which finishes fall behind"
 )
 
 
@@ -269,8 +269,8 @@ def capacity(
         )
         if found.queue_grew:
             print(
-                f"at {found.rate_per_s:.3g} requests/s the queue was still growing when the last request came: the server "
-                "does not keep up with that rate; ask for more requests (study.num_requests)"
+                f"at {found.rate_per_s:.3g} requests/s the queue was still growing when the last request came: the "
+                "server does not keep up with that rate; ask for more requests (study.num_requests)"
             )
     if as_json:
         print_json(

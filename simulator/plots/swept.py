@@ -149,7 +149,10 @@ def _known(frame: pd.DataFrame, metric: str, *settings: str) -> pd.DataFrame:
     means = points[[metric, "censored", "completed"]].transform("mean")
     few = means["censored"] <= MANY_CENSORED * (means["censored"] + means["completed"])
     known = few & means[metric].notna()
-    require(bool(known.any()), f"{metric} is known at no point: more than {MANY_CENSORED:.0%} of the requests did not finish")
+    require(
+        bool(known.any()),
+        f"{metric} is known at no point: more than {MANY_CENSORED:.0%} of the requests did not finish",
+    )
     return frame[known]
 
 

@@ -73,7 +73,7 @@ class Gate:
 
 
 def room_bytes(scenario: Scenario, cost: CostModel) -> float | None:
-    """K/V that a replica has room for: as given, else the memory of the device where costs know it; None for no limit."""
+    """Room for K/V of a replica: as given, else in the memory of the device where costs know it; None for no limit."""
     return scenario.service.kv_capacity_bytes or cost.kv_capacity_bytes
 
 

@@ -44,9 +44,9 @@ DEFINITIONS = {
     "the wait for the first round counts in queueing_mean_s",
     "occupancy": "unfinished rows over rows that a full batch would have, over all rounds; of overlapped execution a "
     "full cohort, half a batch",
-    "busy_share": "seconds in rounds over observed seconds, mean of the replicas: near 1 with a single row at any time, "
-    "and no load; how full rounds are is occupancy. The part of a round that lies outside of these seconds is left out, of "
-    "the shares of stages and of kv_mean_bytes, too",
+    "busy_share": "seconds in rounds over observed seconds, mean of the replicas: near 1 with a single row at any "
+    "time, and no load; how full rounds are is occupancy. The part of a round that lies outside of these seconds is "
+    "left out, of the shares of stages and of kv_mean_bytes, too",
     "grouping_rate": "grouped rounds of at least two rows over rounds",
     "{stage}_share": "seconds of a stage over seconds in rounds",
     "draft_acceptance_rate": "accepted over drafted tokens",

@@ -17,9 +17,7 @@ class Patience:
         pricing: seconds of a round.
     """
 
-    def __init__(
-        self, engine: Engine, switches: Switches, scheduler: Scheduler[Request], gate: Gate, pricing: Pricing
-    ):
+    def __init__(self, engine: Engine, switches: Switches, scheduler: Scheduler[Request], gate: Gate, pricing: Pricing):
         self.scheduler, self.gate, self.pricing = scheduler, gate, pricing
         self.batch_is_closed = engine.scheduler == "static" or not switches.refill
         self.count, self.first_s, self.last_s = 0, 0.0, 0.0  # of arrivals

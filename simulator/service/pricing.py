@@ -18,7 +18,12 @@ Members = tuple[Request, ...]
 Stages = tuple[float, float, float, float, float]  # seconds of prefill, draft, verify, realign, host
 Passes = tuple[float, float, float]  # of them those of draft, verify and host
 Priced = tuple[int, int, Stages]  # drafts of the batch, passes of the draft, seconds
-COMPONENT_OF = {"load": "concat", "grow": "concat", "realign": "realign", "compact": "compact"}  # kind of move -> its cost
+COMPONENT_OF = {
+    "load": "concat",
+    "grow": "concat",
+    "realign": "realign",
+    "compact": "compact",
+}  # kind of move -> its cost
 
 
 class Pricing:

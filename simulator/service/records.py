@@ -262,7 +262,7 @@ class EventLog:
 
     @cached_property
     def columns_with_cut(self) -> Columns:
-        """As `round_columns`, and at the end the rounds that ran when the clock was stopped, as long as they would be."""
+        """As `round_columns`, and behind them the rounds that ran when the clock stopped, as long as they would be."""
         columns = _columns(self.lines + self.cut_lines, RoundLine._fields)
         for name in STAGES:
             columns[name] = columns[name] * columns["noise"]

@@ -241,7 +241,7 @@ def _sinusoidal(kind: str, values: dict[str, Any], streams: Streams) -> Iterator
 
 
 def _on_off(kind: str, values: dict[str, Any], streams: Streams) -> Iterator[list[float]]:
-    """Poisson arrivals at `rate_per_s` while on, none while off; exponential on and off times, in their steady state."""
+    """Poisson arrivals at `rate_per_s` while on, none while off; exponential times, in their steady state."""
     phases = _phases(values, streams)
     start_s, length_s, used_s = 0.0, 0.0, 0.0
     for busy in _renewal("poisson", values, streams):  # arrivals on the clock that only runs while on
@@ -257,7 +257,8 @@ def _on_off(kind: str, values: dict[str, Any], streams: Streams) -> Iterator[lis
 def _phases(values: dict[str, Any], streams: Streams) -> Iterator[tuple[float, float]]:
     """Start and length of the on phases, in seconds.
 
-    Time 0 lies in one as often as any other time does. A phase that has begun before is as long from there as a whole one.
+    Time 0 lies in one as often as any other time does. What is left of a phase then is as long as a
+    whole one.
     """
     on_s, off_s = values["mean_on_s"], values["mean_off_s"]
     first = streams.generator(Purpose.PHASE, 0, 1)  # whatever the phases behind it are

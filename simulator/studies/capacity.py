@@ -18,7 +18,8 @@ from simulator.settings.tables import Table
 TOLERANCE = Range(1e-6, 1)  # below it, bisection would not end
 MAX_STEPS = 24  # doublings or halvings until a rate is found on either side
 COLUMNS = (
-    "slo_attainment", "tokens_per_s", "busy_share", "occupancy", "queueing_mean_s", "first_token_p99_s", "per_token_mean_s",
+    "slo_attainment", "tokens_per_s", "busy_share", "occupancy", "queueing_mean_s", "first_token_p99_s",
+    "per_token_mean_s",
 )  # fmt: skip
 FAR_BEHIND = 0.1  # share of the later half of the arrivals by which a server falls behind that they are too many for
 
@@ -121,7 +122,7 @@ class _Trials:
 
 
 def share_behind(requests: pd.DataFrame) -> float:
-    """How far finishes fall behind arrivals in the later half of the time in which requests come, mean over replications.
+    """How far finishes fall behind arrivals while the later half of the requests come, mean over replications.
 
     As a share of the requests that arrive in it: about 0 where the queue is as long at its end as at its beginning. The
     first half, in which an empty server fills, is left out.

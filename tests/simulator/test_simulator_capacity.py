@@ -41,7 +41,7 @@ def test_a_rate_that_no_server_keeps_up_with_is_told(capsys, tmp_path):
     assert enough.rate_per_s < 11
     assert not enough.queue_grew
     patient.save(tmp_path / "a.yaml")
-    assert main(["capacity", str(tmp_path / "a.yaml"), "-n", "1", "--tolerance", "0.5"]) == 0
+    assert main(["capacity", str(tmp_path / "a.yaml"), "-n", "2", "--tolerance", "0.2"]) == 0
     assert "the queue was still growing when the last request came" in capsys.readouterr().out
 
 

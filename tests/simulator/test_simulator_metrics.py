@@ -40,11 +40,11 @@ def test_requests_per_second_are_tokens_per_second_over_the_length_with_warm_up_
 
 
 def test_a_warm_up_after_which_nobody_comes_is_refused(tmp_path):
-    """All are there from the beginning: those that mser5 keeps came with those that it leaves out."""
-    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n" + "0,5,10\n" * 60 + "0,5,1\n" * 60)
-    arrivals = {"kind": "trace", "path": str(tmp_path / "t.csv")}
+    """All are served at once, the first 20 for longer: those that mser5 keeps came with those that it leaves out."""
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n" + "0,5,10\n" * 20 + "0,5,1\n" * 100)
+    rest = {"arrivals": {"kind": "trace", "path": str(tmp_path / "t.csv")}, "warmup": "mser5"}
     with pytest.raises(InputError, match="nobody who finished came after"):
-        simulate(CLOSED.but(study={"kind": "open", "num_requests": 120, "arrivals": arrivals, "warmup": "mser5"}), 1)
+        simulate(CLOSED.but({"engine.batch_size": 120}, study={"kind": "open", "num_requests": 120, **rest}), 1)
 
 
 def test_first_tokens_of_unfinished_requests_count():

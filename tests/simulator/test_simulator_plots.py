@@ -162,7 +162,7 @@ def test_requests_of_the_warm_up_are_in_no_curve_of_latencies():
 
 
 def unfinished(share):
-    """Of three batch sizes, at the largest of which so many requests did not finish, and latencies fall with the size."""
+    """Of three batch sizes, at the largest of which so many requests did not finish; latencies fall with the size."""
     frame = frame_of(engine__batch_size=[1, 2, 4]).rename(columns={"tokens_per_s": "latency_p99_s"})
     frame["censored"] = np.where(frame[ROWS] == 4, 100 * share, 0)
     return frame.assign(completed=100 - frame["censored"], tokens_per_s=frame[ROWS], latency_p99_s=4 / frame[ROWS])

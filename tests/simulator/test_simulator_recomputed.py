@@ -72,7 +72,7 @@ def test_the_range_of_replications_is_from_5_to_95_percent():
     assert summarize(pd.DataFrame({"x": values[:19]}), 0.95).loc["x", "p05"] == values[:19].min()
 
 
-.mark.parametrize(("count", "share"), [(19, 0.9), (40, 0.95), (25, 0.8), (6, 0.95)])
+@pytest.mark.parametrize(("count", "share"), [(19, 0.9), (40, 0.95), (25, 0.8), (6, 0.95)])
 def test_a_further_replication_falls_into_the_range_as_often_as_it_says(count, share):
     """Of 20,000 ranges; false alarm below 1e-6 (five standard errors)."""
     drawn = np.random.default_rng(3).exponential(size=(count + 1, 20_000))
