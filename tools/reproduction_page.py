@@ -19,20 +19,8 @@ RECORDED = ("on an H100", "on an H100, passes recorded as graphs")
 
 def page(data: dict[str, Any]) -> str:
     """The whole page."""
-    parts = (
-        opening,
-        figures,
-        verdicts,
-        aligning,
-        behaviours,
-        scaling,
-        arrivals,
-        groups,
-        failures,
-        crossings,
-        accuracy,
-        ending,
-    )
+    parts = (opening, figures, verdicts, aligning, behaviours, scaling)
+    parts += (arrivals, groups, failures, crossings, accuracy, ending)
     return "\n".join(part(data) for part in parts)
 
 

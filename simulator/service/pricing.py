@@ -18,12 +18,8 @@ Members = tuple[Request, ...]
 Stages = tuple[float, float, float, float, float]  # seconds of prefill, draft, verify, realign, host
 Passes = tuple[float, float, float]  # of them those of draft, verify and host
 Priced = tuple[int, int, Stages]  # drafts of the batch, passes of the draft, seconds
-COMPONENT_OF = {
-    "load": "concat",
-    "grow": "concat",
-    "realign": "realign",
-    "compact": "compact",
-}  # kind of move -> its cost
+# kind of move -> component of the cost
+COMPONENT_OF = {"load": "concat", "grow": "concat", "realign": "realign", "compact": "compact"}
 
 
 class Pricing:
