@@ -38,7 +38,7 @@ table.round(3)
 #
 # `iid`: each draft is right with one probability. `profile`: one probability per place in the round. `markov`: neighbouring drafts agree.
 # `beta`: each request has its own probability. `bootstrap`: whole requests are drawn from the trace. Dots are means of the replications,
-# and bars hold 95 % of them.
+# and bars go from the least to the greatest of them.
 
 # %%
 length, rounds = table.xs("mean_acceptance_length", level=1), table.xs("sd_rounds", level=1)
@@ -90,7 +90,7 @@ plots.captioned(axes, f"With iid, tokens/s are off by {error['eqspec', 'iid']:+.
 # ## Latency
 #
 # Requests now arrive at random, at 80 % of the throughput that the replay reaches. The slowest requests are those whose drafts fail. Lines
-# are means of the replications, and bands hold nine in ten of them.
+# are means of the replications, and bands go from the least to the greatest of them.
 
 # %%
 rate = 0.8 * simulate(replayed, 1)["requests_per_s"]

@@ -101,8 +101,8 @@ plots.captioned(axes, f"Measured with {drawn} drafts, in place decodes {engine.l
 # ## Which budget, over load
 #
 # Requests arrive at different rates. `by_load` has a table from rows to drafts, made from the same costs and the mean acceptance. `goodput`
-# has the costs alone, and learns acceptance from what rows have accepted. Lines are medians of the replications, and bands hold nine in
-# ten of them.
+# has the costs alone, and learns acceptance from what rows have accepted. Lines are medians of the replications, and bands go from
+# the least to the greatest of them.
 
 # %%
 data = json.loads(Path(RUNS).read_text())

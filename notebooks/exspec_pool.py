@@ -46,7 +46,7 @@ base = fused.but(switches=DEAR)
 # ## Grouped rounds are not the goal
 #
 # The share of grouped rounds says how often nothing is moved. Tokens per second is what a user gets. Here and below, lines are medians of
-# the replications, and bands hold nine in ten of them.
+# the replications, and bands go from the least to the greatest of them.
 
 # %%
 parts = []

@@ -62,8 +62,8 @@ plots.captioned(axes, f"At {MIDDLE} requests per second, at most {most['at rando
 # ## What a user waits for
 #
 # The first token waits for a free row and for its prompt. Later tokens wait for rounds, and for the prompts of others between them. The
-# lines are medians of the replications, the bands hold nine in ten of them. Each draws the constants of the device anew, so bands say how
-# well the answer is known.
+# lines are medians of the replications, the bands go from the least to the greatest of them. Each draws the constants of the device anew,
+# so bands say how well the answer is known.
 
 # %%
 waits = loads.assign(first_ms=1000 * loads["first_token_p99_s"], gap_ms=1000 * loads["inter_token_p99_s"], in_time=loads[RATE] * loads["slo_attainment"])
@@ -159,14 +159,14 @@ pd.DataFrame({f"sharing {shared}": result.summary()["mean"] for shared, result i
 # ## Replicas and routing
 #
 # Four devices share a little more than four times that rate: each in turn, the one with the fewest tokens to do, or by the length of the prompt.
-# Dots are medians of the replications, and bars hold nine in ten of them.
+# Dots are medians of the replications, and bars go from the least to the greatest of them.
 
 # %%
 ROUTER, WAYS = "service.router", {"round_robin": "in turn", "least_loaded": "least loaded", "by_length": "by length"}
 four = base.but({"service.replicas": 4, "service.router": "least_loaded", "study.num_requests": 320, RATE: 3.25 * MIDDLE})
 routed = sweep(build_sweep(four, replications=REPLICATIONS, grid={ROUTER: list(WAYS)}))
 routed = routed.assign(first_ms=1000 * routed["first_token_p99_s"], gap_ms=1000 * routed["inter_token_p99_s"])
-spread = routed.groupby(ROUTER)[["first_ms", "gap_ms"]].quantile([0.05, 0.5, 0.95]).unstack().loc[list(WAYS)]
+spread = routed.groupby(ROUTER)[["first_ms", "gap_ms"]].quantile([0, 0.5, 1]).unstack().loc[list(WAYS)]
 
 # %%
 upper, lower = plots.panels(2)

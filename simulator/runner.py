@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
 from refimpl.core.errors import require, shown
 from refimpl.core.files import check_folder, write_whole
 from refimpl.core.progress import progress_bars
 from refimpl.core.values import require_bool
-from simulator.service.metrics import Frames, check_metric, frames_of, measure, most_of
+from simulator.intervals import mean_interval, metric_interval, summarize
+from simulator.service.metrics import Frames, check_metric, frames_of, measure
 from simulator.service.simulation import Simulation
 from simulator.settings.fields import LEVEL, PAIRED, REPLICATIONS, SHARE, WORKERS, to_mapping
 from simulator.settings.inputs import input_digests
@@ -87,27 +87,20 @@ class Results(Table):
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """One line per replication, one column per metric."""
+        """One line per replication, one column per metric; NaN where a replication does not have it."""
         frame = pd.DataFrame([r.metrics for r in self.replications])
         frame.insert(0, "replication", [r.index for r in self.replications])
         return frame
 
-    @cached_property
-    def known(self) -> pd.DataFrame:
-        """The columns of `metrics`; those in bytes have no values where no cost says how many a token's K/V take."""
-        frame = self.metrics.drop(columns="replication")
-        unknown = [] if self.scenario.knows_kv_bytes else [name for name in frame if name.endswith("_bytes")]
-        return frame.assign(**dict.fromkeys(unknown, np.nan))
-
     def summary(self, level: float = 0.95) -> pd.DataFrame:
-        """Metric → mean over the replications, its Student t interval, 5 % and 95 % of the replications, how many.
+        """Metric → mean over the replications, its Student t interval, p05 and p95 of single replications, how many.
 
         The interval ends where the metric does: at 0, and at 1 if it is a share.
 
-        More replications narrow the interval around the model's mean, but not p05 … p95: that is the range of single
-        runs, and includes the error of a calibration.
+        More replications narrow the interval around the model's mean, but not p05 … p95: that range holds 90 % of
+        single runs, and includes the error of a calibration. It takes at least 19 replications, and is NaN with fewer.
         """
-        return summarize(self.known, LEVEL.check(level, "level"))
+        return summarize(self.metrics.drop(columns="replication"), LEVEL.check(level, "level"))
 
     def frame(self, name: str, replication: int | None = None) -> pd.DataFrame:
         """``"requests"``, ``"rounds"`` or ``"rows"`` of one or all replications, with a column `replication`."""
@@ -155,33 +148,6 @@ class Results(Table):
         return _relative_error(self.replications, metric)
 
 
-def metric_interval(values: pd.Series, level: float) -> tuple[float, float, float, int]:
-    """`mean_interval` of a metric, its ends within what the metric can be; `values` has its name."""
-    mean, low, high, count = mean_interval(values.to_numpy(), level)
-    return mean, float(np.maximum(low, 0)), float(np.minimum(high, most_of(str(values.name)))), count
-
-
-def summarize(frame: pd.DataFrame, level: float) -> pd.DataFrame:
-    """Mean, interval, spread and count of every column, each of which is a metric's."""
-    lines = [(name, *metric_interval(frame[name], level)) for name in frame.columns]
-    table = pd.DataFrame(lines, columns=["metric", "mean", "low", "high", "n"]).set_index("metric")
-    for at, share in ((3, 0.05), (4, 0.95)):
-        table.insert(at, f"p{100 * share:02.0f}", frame.quantile(share))
-    return table
-
-
-def mean_interval(values: np.ndarray, level: float) -> tuple[float, float, float, int]:
-    """Mean, lower and upper end of its Student t interval, and the number of finite values."""
-    values = values[np.isfinite(values)]
-    if len(values) == 0:
-        return np.nan, np.nan, np.nan, 0
-    mean = float(values.mean())
-    if len(values) == 1:
-        return mean, np.nan, np.nan, 1
-    half = float(stdtrit(len(values) - 1, (1 + level) / 2) * values.std(ddof=1) / np.sqrt(len(values)))
-    return mean, mean - half, mean + half, len(values)
-
-
 def run_replication(scenario: Scenario, index: int, *, keep_frames: bool, keep_rows: bool = False) -> Replication:
     """Run replication `index`; the same bytes on any worker."""
     simulation = Simulation(scenario, index, keep_rows=keep_rows)
@@ -205,7 +171,7 @@ def reporting(progress: Progress | bool | None, what: str) -> Iterator[Progress]
 
 def simulate(
     scenario: ScenarioLike,
-    replications: int = 10,
+    replications: int = 20,
     *,
     precision: float | None = None,
     metric: str = "tokens_per_s",

@@ -29,7 +29,7 @@ from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
 from simulator import simulate
 from simulator.engine_runs.parity import replay_scenario
-from simulator.runner import mean_interval
+from simulator.intervals import mean_interval
 from simulator.settings.fields import Spec
 from simulator.settings.traces import read_engine_trace
 from simulator.studies.adaptive import Rounds, cost_table, load_table

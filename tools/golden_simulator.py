@@ -70,6 +70,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "speculative, warmed up": {
         "method": "speculative", "study": {"kind": "open", "num_requests": 400, "warmup": "mser5"},
         "study.arrivals": {"kind": "weibull", "rate_per_s": 0.4, "shape": 0.7}, "workload.output_tokens": GEOMETRIC,
+        "cost.kv_bytes_per_token": 5e5,
     },
     "rollback groups, buckets": {
         "method": "rollback+grouped", "study": {"kind": "open", "num_requests": 90}, "switches.bucket_tokens": 8,

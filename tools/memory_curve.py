@@ -26,7 +26,7 @@ from refimpl.planning import MemoryPlan, plan_memory
 from refimpl.prompts import read_prompts
 from simulator import Scenario, simulate
 from simulator.engine_runs.parity import replay_scenario
-from simulator.runner import mean_interval
+from simulator.intervals import mean_interval
 from simulator.service.roofline import RooflineCost
 from simulator.settings.fields import Spec
 from simulator.settings.traces import read_engine_trace

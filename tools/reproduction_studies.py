@@ -138,7 +138,8 @@ def alignment(constants: Any) -> list[dict[str, Any]]:
 
 def ratio(constants: Any) -> list[dict[str, Any]]:
     """Speed of batch 8 over batch 1 by acceptance, context and device, with the interval of its mean."""
-    from simulator.runner import mean_interval, simulate
+    from simulator.intervals import mean_interval
+    from simulator.runner import simulate
     from simulator.studies.published import committed_lengths, overhead_scenario
     from simulator.studies.reproduction import OVERHEAD_PROMPTS
 

@@ -51,7 +51,10 @@ def show_extrapolated(found: Iterable[str]) -> None:
 
 def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
     """What a reader of the metrics should know."""
+    from simulator.service.gate import room_bytes
     from simulator.service.metrics import MANY_CENSORED, censored_share
+    from simulator.service.scenario_cost import make_cost
+    from simulator.service.streams import Streams
 
     if (censored := censored_share(means)) > MANY_CENSORED:
         yield (
@@ -61,9 +64,15 @@ def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
     window, requests = scenario.engine.window_size, scenario.study.num_requests
     if window is not None and requests is not None and window > requests:
         yield f"engine.window_size {window} is more than the {requests} requests: it is never full"
-    capacity = scenario.service.kv_capacity_bytes
-    if capacity is not None and scenario.engine.layout != "paged" and means["kv_allocated_bytes"] > capacity:
+    room = room_bytes(scenario, make_cost(scenario, Streams(scenario.seed, 0)))
+    if room is not None and scenario.engine.layout != "paged" and means["kv_allocated_bytes"] > room:
         yield (
-            f"the engine would allocate {means['kv_allocated_bytes']:.3g} bytes of K/V, more than "
-            f"service.kv_capacity_bytes {capacity:.3g}, and refuse the run; simulated is a server with paged K/V"
+            f"the engine would allocate {means['kv_allocated_bytes']:.3g} bytes of K/V, more than the {room:.3g} that "
+            "there is room for, and refuse the run; simulated is a server with paged K/V"
+        )
+    of_trace = scenario.study.kind == "open" and scenario.study.arrivals.kind == "trace"
+    if of_trace and scenario.engine.max_new_tokens is None and (room or scenario.engine.num_blocks):
+        yield (
+            "without engine.max_new_tokens the budget of a request is the output that the trace has: who gets room "
+            "depends on what no server knows"
         )

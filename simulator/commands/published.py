@@ -18,7 +18,7 @@ def reproduce(
     targets: Annotated[
         Path | None, typer.Option(help="Published figures as JSON; those of the paper are shipped.", show_default=False)
     ] = None,
-    replications: Replications = 20,
+    replications: Replications = 40,
     spec_bench: Annotated[
         Path | None, typer.Option(help="Spec-Bench's question.jsonl; without it a summary of its lengths is used.")
     ] = None,
@@ -28,8 +28,9 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Simulate the paper's experiments with the behaviours of its code, and compare every published figure."""
+    from simulator.intervals import share_held
     from simulator.studies.published import load_constants, read_lengths
-    from simulator.studies.reproduction import FITTED_WITH, Reproduction, fit_constants, to_frame
+    from simulator.studies.reproduction import FITTED_WITH, HELD, Reproduction, fit_constants, to_frame
     from simulator.studies.targets import TARGETS, read_targets
 
     published = read_targets(targets or TARGETS)
@@ -40,6 +41,7 @@ def reproduce(
     rows = list(Reproduction(published, replications, constants, lengths).rows())
     with tables(as_json):
         show(to_frame(rows))
+        print(f"low … high: holds {100 * share_held(replications, HELD):.3g} % of single runs")
         print("constants: " + ", ".join(f"{name} {value:.4g}" for name, value in asdict(constants).items()))
     if as_json:
         print_json({"constants": asdict(constants), "rows": [row.as_mapping() for row in rows]})
@@ -132,11 +134,11 @@ def overlap(
     Compare it with serial rounds of half as many rows, and of as many.
     """
     from refimpl.core.files import check_writable
-    from simulator.studies.overlap import MACHINES, judge_overlap, run_overlap
+    from simulator.studies.overlap import CASES, judge_overlap, run_overlap
 
     if out:
         check_writable(out)
-    runs = run_overlap(list(MACHINES), replications, workers=workers, progress=True)
+    runs = run_overlap(list(CASES), replications, workers=workers, progress=True)
     judged = judge_overlap(runs)
     data = write_runs(out, judged, runs)
     with tables(as_json):

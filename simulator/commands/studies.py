@@ -31,7 +31,10 @@ WITH_OFFERS = SHOWN[-3:]  # shown where a draft budget or a lookup decides what 
 IF_ANY = (  # shown where they are not 0
     "censored", "cut_outputs", "draft_share", "realign_share", "longest_wait_rounds", "preemptions", "cache_hit_rate",
 )  # fmt: skip
-SUMMARY_LEGEND = "mean: over replications; low … high: its 95 % interval; p05 … p95: the range of single replications"
+SUMMARY_LEGEND = (
+    "mean: over replications; low … high: its 95 % interval; p05 … p95: holds 90 % of single replications, known "
+    "from 19 of them on"
+)
 COMPARISON_LEGEND = (
     "means over replications; low … high: 95 % interval of the paired differences b - a; ratio: b / a; verdict: of the "
     "model, whose costs may be off"
@@ -40,7 +43,10 @@ ATTRIBUTION_LEGEND = (
     "contribution: what taking the factor from b adds to {}, a mean over all orders; low … high: its 95 % interval; "
     "verdict: of the model, whose costs may be off"
 )
-CAPACITY_LEGEND = "means over replications; low … high: 95 % interval of slo_attainment"
+CAPACITY_LEGEND = (
+    "means over replications; low … high: 95 % interval of slo_attainment; behind: share of the later half of the "
+    "requests by which finishes fall behind"
+)
 
 
 @app.command(epilog="Example: [bold]raggedspec sim init[/bold]")
@@ -58,7 +64,7 @@ def init(
 def run(
     scenario: ScenarioPath = None,
     sets: Sets = None,
-    replications: Replications = 10,
+    replications: Replications = 20,
     workers: Workers = 1,
     precision: Annotated[
         float | None,
@@ -261,9 +267,14 @@ def capacity(
             f"{given.name}: {100 * attainment:g} % of the requests finish within the limits at {found.rate_per_s:.3g} "
             f"requests/s{' while on' * (given.study.arrivals.kind == 'on_off')}, fewer at {found.broken_at_per_s:.3g}"
         )
+        if found.queue_grew:
+            print(
+                f"at {found.rate_per_s:.3g} requests/s the queue was still growing when the last request came: the "
+                "server does not keep up with that rate; ask for more requests (study.num_requests)"
+            )
     if as_json:
         print_json(
-            {"rate_per_s": found.rate_per_s, "broken_at_per_s": found.broken_at_per_s}
+            {"rate_per_s": found.rate_per_s, "broken_at_per_s": found.broken_at_per_s, "queue_grew": found.queue_grew}
             | {"rates": found.table.reset_index().to_dict(orient="records")}
         )
 

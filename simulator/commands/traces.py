@@ -154,6 +154,7 @@ def latency(
 ) -> None:
     """Compare a served run with the simulator's prediction for the same requests, priced by a calibration."""
     from simulator.engine_runs.latency import predict, write_latency
+    from simulator.intervals import MIDDLE, share_held
     from simulator.settings.fields import Spec
     from simulator.settings.traces import read_engine_trace
 
@@ -165,8 +166,9 @@ def latency(
         write_latency(out, found, calibration)
     with tables(as_json):
         for name, table in found.items():
-            print(f"{Path(name).name}: measured, and simulated with costs of {calibration} (mean, 5 … 95 % of runs)")
+            print(f"{Path(name).name}: measured, and simulated with costs of {calibration}")
             show(table, 3)
+        print(f"low … high: holds {100 * share_held(replications, MIDDLE):.3g} % of single runs")
     if as_json:
         print_json({name: table.to_dict(orient="index") for name, table in found.items()})
 
@@ -178,7 +180,8 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Fit every acceptance model to an engine trace and check the mean and the raggedness of each."""
-    from simulator.engine_runs.acceptance_fit import fit_all
+    from simulator.engine_runs.acceptance_fit import HELD, fit_all
+    from simulator.intervals import share_held
     from simulator.settings.traces import read_engine_trace
 
     fits = fit_all(read_engine_trace(engine_trace), replications)
@@ -187,6 +190,7 @@ def fit(
             values = {key: value for key, value in found.spec.values if key != "path"}
             print(f"{name} {values}, log-likelihood {found.log_likelihood:.1f}")
             show(found.table)
+        print(f"low … high: holds {100 * share_held(replications, HELD):.3g} % of single replications")
     if as_json:
         print_json(
             {

@@ -15,12 +15,13 @@ from scipy.special import betaln
 
 from refimpl.core.errors import require
 from simulator.engine_runs.parity import replay_scenario
+from simulator.intervals import range_of_runs
 from simulator.service.simulation import simulate_once
 from simulator.settings.fields import REPLICATIONS, Spec
 from simulator.settings.traces import EngineTrace
 
 STATISTICS = ("draft_acceptance_rate", "mean_acceptance_length", "sd_rounds", "sd_kept")
-LEVEL = 0.95
+HELD = 0.95  # share of replications between low and high
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,8 @@ class Fit:
         spec: the model with its parameters, as a scenario takes it.
         log_likelihood: of all compared drafts, in nats, so that models can be ranked by it; NaN for the bootstrap,
             which has no parameters.
-        table: statistic → trace, model, low, high (95 % of replications), inside.
+        table: statistic → trace, model, low and high (95 % of single replications lie between them; of fewer than 39,
+            the least and the greatest), inside.
     """
 
     spec: Spec
@@ -177,10 +179,10 @@ def statistics(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def compare_spread(trace: EngineTrace, spec: Spec, replications: int) -> pd.DataFrame:
-    """Statistics of the trace beside their 95 % range over replications of the model on the same requests."""
+    """Statistics of the trace beside the range of 95 % of single replications of the model on the same requests."""
     observed = statistics(trace.rows)
     drawn = pd.DataFrame(list(_replicate(trace, spec, replications)))
-    low, high = drawn.quantile((1 - LEVEL) / 2), drawn.quantile((1 + LEVEL) / 2)
+    low, high = (pd.Series(end, drawn.columns) for end in range_of_runs(drawn, HELD))
     table = pd.DataFrame({"trace": pd.Series(observed), "model": drawn.mean(), "low": low, "high": high})
     table["inside"] = (table["trace"] >= table["low"]) & (table["trace"] <= table["high"])
     return table.loc[list(STATISTICS)]

@@ -53,11 +53,6 @@ class AcceptanceModel(ABC):
         block, place = divmod(index, TILE_REQUESTS)
         return self._runs(block, number)[place].tobytes()
 
-    def runs(self, index: int, positions: int) -> list[int]:
-        """Run from each of a request's first positions ``[positions]``."""
-        tiles = [self.tile(index, number) for number in range(-(-positions // TILE_POSITIONS))]
-        return [run for tile in tiles for run in tile][:positions]
-
     def count(self, block: int, number: int) -> np.ndarray:
         """Runs of a tile ``[TILE_REQUESTS, TILE_POSITIONS]``."""
         bits = np.concatenate([self._right(block, number), self._right(block, number + 1)], axis=1)

@@ -54,12 +54,14 @@ class Sessions(Common):
 
     def before(self, index: int) -> Iterable[int]:
         """The earlier turns of its conversation."""
-        turn = index // self.sessions % self.turns
-        return range(index - turn * self.sessions, index, self.sessions)
+        return range(self._first(index), index, self.sessions)
 
     def content(self, index: int, start: int, stop: int) -> Hashable:
         """The key of its conversation, which is named by its first turn."""
-        return next(iter([*self.before(index), index])), start
+        return self._first(index), start
+
+    def _first(self, index: int) -> int:
+        return index - index // self.sessions % self.turns * self.sessions
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from simulator.settings.kinds import CONFIDENCE
 from simulator.settings.traces import read_engine_trace
 
 LEAST = 1e-9  # distance of a probability from 0 and 1
-KEPT_TILES = 4096
+KEPT_TILES, KEPT_BLOCKS = 4096, 256  # a block takes 128 KiB
 
 
 class Confidence(Protocol):
@@ -44,7 +44,7 @@ class DrawnConfidence:
     def __init__(self, acceptance: AcceptanceModel, *, information: float, noise: float):
         self.acceptance, self.information, self.noise = acceptance, information, noise
         self._tile = lru_cache(KEPT_TILES)(self.tile)
-        self._block = lru_cache(KEPT_TILES // TILE_REQUESTS)(self.block)
+        self._block = lru_cache(KEPT_BLOCKS)(self.block)
 
     def survival(self, request: Request, count: int) -> list[float]:
         """Products along the drafts from the next token on."""

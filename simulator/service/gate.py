@@ -72,6 +72,11 @@ class Gate:
         return need <= self.capacity_tokens
 
 
+def room_bytes(scenario: Scenario, cost: CostModel) -> float | None:
+    """Room for K/V of a replica: as given, else in the memory of the device where costs know it; None for no limit."""
+    return scenario.service.kv_capacity_bytes or cost.kv_capacity_bytes
+
+
 def require_room(scenario: Scenario, cost: CostModel) -> None:
     """Raise InputError where blocks or bytes for K/V are more than a device has room for, where that is known."""
     engine, given_bytes = scenario.engine, scenario.service.kv_capacity_bytes or 0.0

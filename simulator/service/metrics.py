@@ -1,5 +1,6 @@
 """Metrics of one replication, all computed from the event log; definitions stand beside their names."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,8 +44,9 @@ DEFINITIONS = {
     "the wait for the first round counts in queueing_mean_s",
     "occupancy": "unfinished rows over rows that a full batch would have, over all rounds; of overlapped execution a "
     "full cohort, half a batch",
-    "busy_share": "seconds in rounds over observed seconds, mean of the replicas; the part of a round that "
-    "lies outside of them is left out, of the shares of stages and of kv_mean_bytes, too",
+    "busy_share": "seconds in rounds over observed seconds, mean of the replicas: near 1 with a single row at any "
+    "time, and no load; how full rounds are is occupancy. The part of a round that lies outside of these seconds is "
+    "left out, of the shares of stages and of kv_mean_bytes, too",
     "grouping_rate": "grouped rounds of at least two rows over rounds",
     "{stage}_share": "seconds of a stage over seconds in rounds",
     "draft_acceptance_rate": "accepted over drafted tokens",
@@ -115,21 +117,29 @@ def _keep(columns: Columns, mask: np.ndarray) -> Columns:
 
 
 def warmup_s(simulation: Simulation, requests: Columns) -> float:
-    """Seconds to leave out at the beginning."""
+    """Seconds to leave out at the beginning: up to the first arrival after those of all that MSER-5 leaves out.
+
+    Raises:
+        InputError: as `mser5`, or nobody who finished came after them.
+    """
     if simulation.scenario.study.warmup == "none":
         return 0.0
     done = _keep(requests, ~np.isnan(requests["finished_s"]))
     order = np.lexsort((done["request"], done["arrival_s"]))
     arrival_s = done["arrival_s"][order]
     cut = mser5(done["finished_s"][order] - arrival_s)
-    return float(arrival_s[cut]) if cut else 0.0
+    if not cut:
+        return 0.0
+    later = arrival_s[arrival_s > arrival_s[cut - 1]]  # others may have come together with the last that is left out
+    require(len(later) > 0, "study.warmup: nobody who finished came after those that mser5 leaves out")
+    return float(later[0])
 
 
 def measure(simulation: Simulation) -> dict[str, float]:
     """All metrics of a replication that has run, by name (see `DEFINITIONS`)."""
-    requests, rounds = simulation.log.request_columns(), simulation.log.round_columns()
+    requests, rounds = simulation.log.request_columns, simulation.log.round_columns
     start_s = warmup_s(simulation, requests)
-    observed = _clipped(simulation.log.round_columns(cut=True), start_s, simulation.log.end_s)
+    observed = _clipped(simulation.log.columns_with_cut, start_s, simulation.log.end_s)
     finishing = _keep(requests, requests["finished_s"] >= start_s)  # not those that never finish
     gaps_s = inter_token_s(simulation.log, rounds, start_s)
     tokens = rounds["kept"][rounds["start_s"] + rounds["round_s"] > start_s].sum()
@@ -153,7 +163,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
         "goodput_per_s": float(_meets(finishing, service).sum()) / span_s,
         "slo_attainment": float(_meets(done, service).sum()) / arrived if arrived else float("nan"),
     }
-    result |= _rounds(simulation, rounds) | _seconds(simulation, observed, span_s)
+    result |= _rounds(simulation, rounds) | _seconds(simulation, observed, start_s, span_s)
     return result | _rows(rounds, requests)
 
 
@@ -257,20 +267,26 @@ def _rounds(simulation: Simulation, rounds: Columns) -> dict[str, float]:
     }
 
 
-def _seconds(simulation: Simulation, rounds: Columns, span_s: float) -> dict[str, float]:
+def _seconds(simulation: Simulation, rounds: Columns, start_s: float, span_s: float) -> dict[str, float]:
     """Of rounds clipped to the observed seconds."""
     observed_s = span_s * simulation.scenario.service.replicas
     busy_s = max(float(rounds["round_s"].sum()), 1e-300)
-    kv = rounds["kv_tokens"] * simulation.cost.kv_bytes_per_token
+    kv, token_bytes = rounds["kv_tokens"], simulation.cost.kv_bytes_per_token or math.nan  # unknown where it is 0
+    kv_s = float((kv * rounds["round_s"]).sum()) + _held_s(simulation.log, start_s)
     result = {
         "busy_share": busy_s / observed_s,
         "preemptions": float(simulation.log.num_preemptions),
         "cache_hit_rate": simulation.log.num_found / max(simulation.log.num_to_cache, 1),
-        "kv_peak_bytes": float(kv[rounds["round_s"] > 0].max(initial=0)),
-        "kv_mean_bytes": float((kv * rounds["round_s"]).sum()) / observed_s,
-        "kv_allocated_bytes": simulation.cost.kv_bytes_per_token * allocated_tokens(simulation),
+        "kv_peak_bytes": token_bytes * float(kv[rounds["round_s"] > 0].max(initial=0)),
+        "kv_mean_bytes": token_bytes * kv_s / observed_s,
+        "kv_allocated_bytes": token_bytes * allocated_tokens(simulation),
     }
     return result | {f"{name.removesuffix('_s')}_share": float(rounds[name].sum()) / busy_s for name in STAGES}
+
+
+def _held_s(log: EventLog, start_s: float) -> float:
+    """Slots times seconds of what servers hold while they wait for a further row, from `start_s` on."""
+    return sum([slots * max(0.0, end_s - max(begin_s, start_s)) for begin_s, end_s, slots in log.holds])
 
 
 def allocated_tokens(simulation: Simulation) -> int:

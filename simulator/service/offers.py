@@ -14,7 +14,7 @@ from simulator.settings.scenario import Scenario
 
 
 class Offer(NamedTuple):
-    """Of one row and round.
+    """What a row verifies in a round.
 
     Attributes:
         drafted: drafts that are verified.
@@ -26,7 +26,7 @@ class Offer(NamedTuple):
 
 
 class Offers(NamedTuple):
-    """Of one round.
+    """What all rows verify in a round, and what drafting it took.
 
     Attributes:
         of: those of each request that has not finished, by its index.
@@ -51,7 +51,7 @@ class Head(NamedTuple):
     step_s_per_row: float
 
     def seconds(self, members: Seq[Request], steps: int) -> float:
-        """Of so many steps."""
+        """Seconds of so many steps for these members."""
         return steps * (self.step_s + self.step_s_per_row * len(members))
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from refimpl.core.errors import require
-from simulator.service.cost import TableCost
 from simulator.service.roofline import RooflineCost
+from simulator.service.table_cost import TableCost
 from simulator.settings.calibration import Calibration
 
 

@@ -18,7 +18,8 @@ Members = tuple[Request, ...]
 Stages = tuple[float, float, float, float, float]  # seconds of prefill, draft, verify, realign, host
 Passes = tuple[float, float, float]  # of them those of draft, verify and host
 Priced = tuple[int, int, Stages]  # drafts of the batch, passes of the draft, seconds
-COMPONENTS = {"load": "concat", "grow": "concat", "realign": "realign", "compact": "compact"}  # of the cost, by move
+# kind of move -> component of the cost
+COMPONENT_OF = {"load": "concat", "grow": "concat", "realign": "realign", "compact": "compact"}
 
 
 class Pricing:
@@ -144,7 +145,7 @@ class Pricing:
 
     def _move_s(self, move: Move, before: Members) -> float:
         """Seconds of a move, and of writing back what has not finished of the members before."""
-        seconds = self.gather_s(COMPONENTS[move.kind], len(move.shifts), self.placement.width)
+        seconds = self.gather_s(COMPONENT_OF[move.kind], len(move.shifts), self.placement.width)
         unsaved = len([row for row in before if not row.finished]) if move.kind == "load" else 0
         return seconds + (self.cost.point("split", unsaved, 0) if unsaved else 0.0)
 
@@ -278,7 +279,10 @@ class OverlappedPricing(Pricing):
 
 
 def make_pricing(engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None) -> Pricing:
-    """The engine's pricing, of its execution, unless a switch departs from it in what a round costs."""
+    """The engine's pricing, of its execution; that of the published code where a switch beside `aging_from` is changed.
+
+    With switches that change no seconds, the latter prices rounds as the former does.
+    """
     same = replace(switches, aging_from=Switches().aging_from) == Switches()
     kind = OverlappedPricing if engine.execution == "overlapped" else Pricing if same else PublishedPricing
     return kind(engine, switches, cost, drafting)

@@ -1,6 +1,7 @@
 """What a simulation writes down: one record per request, one line per round, optionally one line per row."""
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -8,10 +9,10 @@ import pandas as pd
 
 from refimpl.core.sequence import MOST_LAG
 from simulator.service.streams import TILE_POSITIONS
+from simulator.settings.trace_checks import STAGES as STAGES
 
 Columns = dict[str, np.ndarray]
 
-STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
 ROW_COLUMNS = (
     "replica", "round", "mode", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept",
     "finished", "slot",
@@ -93,7 +94,7 @@ class Request:
         last_round: round in which it last ran, or the one before it was admitted.
         last_end_s: end of that round; NaN before the first.
         longest_gap_s: longest time between two rounds so far.
-        on_finish: told once, when it finishes.
+        on_finish: called once, when the request has finished.
     """
 
     __slots__ = (
@@ -197,7 +198,7 @@ class Request:
         return self.runs[self.generated]
 
     def answer(self) -> None:
-        """Tell whom it concerns that it has finished."""
+        """Call `on_finish`: the client has its answer."""
         if self.on_finish is not None:
             self.on_finish()
             self.on_finish = None
@@ -217,6 +218,7 @@ class EventLog:
     Attributes:
         lines: fields of `RoundLine`, round by round, in order of their ends.
         cut_lines: the same of the rounds that ran when the clock was stopped, with no tokens.
+        holds: start, end and slots in use of each wait for a further row.
         rows: tuples of `ROW_COLUMNS`, kept only when asked for.
         chunks: replica, round, request and tokens of each chunk of a prompt, kept with the rows.
         ends_before: of each live row of each line, the second at which its round before ended; NaN before its first.
@@ -230,6 +232,7 @@ class EventLog:
     def __init__(self, *, keep_rows: bool = False):
         self.lines: list[tuple[Any, ...]] = []
         self.cut_lines: list[tuple[Any, ...]] = []
+        self.holds: list[tuple[float, float, int]] = []
         self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
         self.chunks: list[tuple[int, int, int, int]] | None = [] if keep_rows else None
         self.ends_before: list[float] = []
@@ -249,28 +252,34 @@ class EventLog:
         """`lines` with names."""
         return [RoundLine._make(line) for line in self.lines]
 
+    @cached_property
     def request_columns(self) -> Columns:
-        """`REQUEST_COLUMNS` of every request that has arrived; NaN times where it has not come so far (censored)."""
+        """`REQUEST_COLUMNS` of every request that has arrived; NaN times where it has not come so far (censored).
+
+        These and those of the rounds are for after the run: what is written down later is not in them.
+        """
         return _columns([request.as_row() for request in self.requests], REQUEST_COLUMNS)
 
-    def round_columns(self, *, cut: bool = False) -> Columns:
-        """Fields of `RoundLine` and ``round_s`` of every round; the noise is multiplied into the stage seconds.
-
-        Args:
-            cut: add the rounds that ran when the clock was stopped, as long as they would have become.
-        """
-        columns = _columns(self.lines + self.cut_lines if cut else self.lines, RoundLine._fields)
+    @cached_property
+    def columns_with_cut(self) -> Columns:
+        """As `round_columns`, and behind them the rounds that ran when the clock stopped, as long as they would be."""
+        columns = _columns(self.lines + self.cut_lines, RoundLine._fields)
         for name in STAGES:
             columns[name] = columns[name] * columns["noise"]
         return columns | {"round_s": np.sum([columns[name] for name in STAGES], axis=0)}
 
+    @property
+    def round_columns(self) -> Columns:
+        """Fields of `RoundLine` and ``round_s`` of every round; the noise is multiplied into the stage seconds."""
+        return {name: values[: len(self.lines)] for name, values in self.columns_with_cut.items()}
+
     def request_frame(self) -> pd.DataFrame:
         """One line per request."""
-        return pd.DataFrame(self.request_columns())
+        return pd.DataFrame(self.request_columns)
 
     def round_frame(self) -> pd.DataFrame:
         """One line per round."""
-        return pd.DataFrame(self.round_columns())
+        return pd.DataFrame(self.round_columns)
 
     def row_frame(self) -> pd.DataFrame:
         """One line per row per round."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -11,8 +10,9 @@ import simpy
 from refimpl.core.errors import require
 from refimpl.scheduling import Chunk, RoundPlan
 from simulator.service.cost import CostModel, lognormal_factors
-from simulator.service.gate import Gate, require_room
+from simulator.service.gate import Gate, require_room, room_bytes
 from simulator.service.offers import Drafting, note_drafts
+from simulator.service.patience import Patience
 from simulator.service.pricing import make_pricing
 from simulator.service.records import ROWS, START_S, Begun, EventLog, Request
 from simulator.service.schedulers import end_padded, pad_rows, room_of, scheduler_of
@@ -21,20 +21,6 @@ from simulator.settings.scenario import Scenario
 
 NOISE_BLOCK = 4096
 SLOT = attrgetter("slot")
-
-
-@dataclass
-class Arrivals:
-    """What a server has seen arrive: how many, the first and the last of them."""
-
-    count: int = 0
-    first_s: float = 0.0
-    last_s: float = 0.0
-
-    def note(self, now_s: float, count: int) -> None:
-        """So many more, now."""
-        self.first_s = self.first_s if self.count else now_s
-        self.last_s, self.count = now_s, self.count + count
 
 
 class Replica:
@@ -61,13 +47,13 @@ class Replica:
         drafting: Drafting | None = None,
     ):
         self.env, self.log, self.number = env, log, number
-        self.engine, self.switches = scenario.engine, scenario.switches
+        self.switches = scenario.switches
         self.padded_key = scenario.switches.group_key == "padded_length"
         self.least_lag = 1 if scenario.has_draft else 0
         self.marks_rows = self.padded_key or scenario.switches.pad_ends or drafting is not None or not self.least_lag
         self.pricing = make_pricing(scenario.engine, scenario.switches, cost, drafting)
         self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
-        capacity = scenario.service.kv_capacity_bytes or cost.kv_capacity_bytes
+        capacity = room_bytes(scenario, cost)
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
         require_room(scenario, cost)
         self.scheduler.room = room_of(scenario.engine, capacity_tokens)
@@ -75,6 +61,7 @@ class Replica:
         self.in_chunks = self.scheduler.token_budget is not None
         self.paged = self.scheduler.room.num_blocks is not None
         self.gate = Gate(self.scheduler, scenario.engine, None if self.paged else capacity_tokens)
+        self.patience = Patience(scenario.engine, scenario.switches, self.scheduler, self.gate, self.pricing)
         self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
         self.kv_tokens = self.load_tokens = self.round_index = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]
@@ -83,7 +70,7 @@ class Replica:
         self.chosen: tuple[Request, ...] = ()  # members of the latest round, as the scheduler named them
         self.members: tuple[Request, ...] = ()  # the same, in the order of their slots
         self.closing = False
-        self.arrivals = Arrivals()
+        self.held_from_s = math.nan  # since when it waits for a further row
         self.wake = env.event()
         self.process = env.process(self.serve())
 
@@ -91,7 +78,7 @@ class Replica:
 
     def submit(self, requests: list[Request]) -> None:
         """Take requests in; they queue at the gate until their K/V fits."""
-        self.arrivals.note(self.env.now, len(requests))
+        self.patience.note(self.env.now, len(requests))
         for request in requests:
             self._require_room(request)
             request.replica, request.k, request.draft_lag = self.number, self.pricing.k, self.least_lag
@@ -129,8 +116,8 @@ class Replica:
                     return
                 yield from self._idle()
                 continue
-            if self.switches.cost_aware and (gap_s := self._worth_waiting_s()):
-                yield from self._wait(gap_s)
+            if self.switches.cost_aware and not self.closing and (gap_s := self.patience.worth_waiting_s()):
+                yield from self._hold(gap_s)
             prefill_s = self._admit() if waiting and len(window) < size else 0.0
             plan, preempted = scheduler.choose()
             for request in preempted:
@@ -148,7 +135,7 @@ class Replica:
             self._finish_round(plan, live, k, passes)
 
     def _in_pool_order(self, chosen: tuple[Request, ...]) -> tuple[Request, ...]:
-        """As the engine runs them."""
+        """The members by their slots in the pool, in which order the engine runs them."""
         if chosen != self.chosen:
             self.chosen, self.members = chosen, tuple(sorted(chosen, key=SLOT))
         return self.members
@@ -162,29 +149,21 @@ class Replica:
             yield from self._wait(deadline - self.env.now)
 
     def _wait(self, patience_s: float) -> Generator[Any, Any, None]:
-        """Until a request comes, or nobody will, or so long."""
+        """Wait until a request comes, until none can come any more, or for so many seconds."""
         self.wake = self.env.event()
         yield self.wake | (self.env.timeout(patience_s) if patience_s < float("inf") else self.env.event())
 
-    def _worth_waiting_s(self) -> float:
-        """Mean gap between arrivals if one more row after it yields more tokens per second than a round now, else 0.
+    def _hold(self, patience_s: float) -> Generator[Any, Any, None]:
+        """Wait so many seconds for a further row, while the rows of the window keep their K/V."""
+        self.held_from_s = self.env.now
+        yield from self._wait(patience_s)
+        self._note_hold()
 
-        Myopic: it weighs the next round only, and a wait is followed by a round.
-        """
-        pool, log = self.scheduler.pool, self.arrivals
-        rows = tuple(pool.window.values()) + tuple(pool.waiting)
-        if self.closing or log.count < 2 or not 0 < len(rows) < self.scheduler.batch_size or not self._takes_more():
-            return 0.0
-        gap_s = (log.last_s - log.first_s) / (log.count - 1)
-        now_s, later_s = (self.pricing.seconds_per_row(rows, len(rows) + more) for more in (0, 1))
-        return gap_s if later_s + gap_s / (len(rows) + 1) < now_s else 0.0
-
-    def _takes_more(self) -> bool:
-        """Whether a request that comes now may join the next round: nobody waits for room, nor for a batch's end."""
-        pool = self.scheduler.pool
-        batch_is_closed = self.engine.scheduler == "static" or not self.switches.refill
-        no_room = bool(self.gate.queue) or (self.paged and bool(pool.waiting))
-        return not (pool.window and (batch_is_closed or no_room))
+    def _note_hold(self) -> None:
+        """Write down a wait that is over, or in which the clock has stopped."""
+        slots = self._load(len(self.members))[0] if self.scheduler.pool.window else 0
+        self.log.holds.append((self.held_from_s, self.env.now, slots))
+        self.held_from_s = math.nan
 
     def _admit(self) -> float:
         entered = self.scheduler.admit()
@@ -198,14 +177,14 @@ class Replica:
         return self.pricing.prefill_s(entered) if entered and not self.in_chunks else 0.0
 
     def _preempt(self, request: Request) -> None:
-        """Its tokens stay, and are prefilled when it enters again."""
+        """Free its slot. It keeps its tokens; they are prefilled when it is admitted again."""
         self.kv_tokens -= request.seq_len
         self.free_slots.append(request.slot)
         request.slot, request.draft_lag, request.has_state = -1, self.least_lag, False
         self.log.num_preemptions += 1
 
     def _finish_round(self, plan: RoundPlan[Request], live: Sequence[Request], k: int, passes: int) -> None:
-        """Commit, write the round's line, and let go who has finished."""
+        """Commit the round, write its line, and release the requests that have finished."""
         scheduler, begun = self.scheduler, self.begun
         assert begun is not None
         self.log.last_round_s = self.env.now
@@ -257,11 +236,13 @@ class Replica:
         return slots, len(self.gate.queue) + len(pool.waiting), len(pool.window)
 
     def stop(self) -> None:
-        """The clock has stopped: hand the round that runs to the log."""
+        """The clock has stopped: hand the round that runs, or a wait, to the log."""
         if self.begun is not None and self.plan is not None:
             for row in (*self.plan.members, *[chunk.sequence for chunk in self.plan.chunks]):
                 row.begin(self.begun[START_S])
             self.log.cut_lines.append((*self.begun, 0, 0, 0, *self._load(self.begun[ROWS])))
+        if self.held_from_s == self.held_from_s:  # not NaN
+            self._note_hold()
 
     def _advance(self, live: Sequence[Request], k: int, passes: int, mode: str, start_s: float) -> tuple[int, int, int]:
         """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""

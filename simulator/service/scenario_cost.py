@@ -1,9 +1,10 @@
 """The cost model that a scenario names, as one replication draws it."""
 
-from simulator.service.cost import CostModel, LinearCost, TableCost, draw_factors
+from simulator.service.cost import CostModel, LinearCost, draw_factors
 from simulator.service.overlay import OverlaidCost
 from simulator.service.roofline import RooflineCost
-from simulator.service.streams import Streams
+from simulator.service.streams import Purpose, Streams
+from simulator.service.table_cost import TableCost
 from simulator.settings.calibration import Calibration, load_calibration
 from simulator.settings.kinds import COST
 from simulator.settings.scenario import Scenario
@@ -17,15 +18,18 @@ def make_cost(scenario: Scenario, streams: Streams) -> CostModel:
         factors = draw_factors(streams, {}, values["run_cv"], scenario.noise)
         return LinearCost(spec, factors)
     if spec.kind == "table":
-        measured = _measured(values["calibration"], scenario, streams)
+        measured = _measured(values["calibration"], scenario, streams, Purpose.CALIBRATION)
         return TableCost(*measured, extrapolate=values["outside"] == "extrapolate")
     roofline = RooflineCost(spec, streams if scenario.noise else None)
     name = values["from_calibration"]
-    return OverlaidCost(*_measured(name, scenario, streams), roofline) if name else roofline
+    return OverlaidCost(*_measured(name, scenario, streams, Purpose.OVERLAY), roofline) if name else roofline
 
 
-def _measured(name: str, scenario: Scenario, streams: Streams) -> tuple[Calibration, str, dict[str, float]]:
+def _measured(
+    name: str, scenario: Scenario, streams: Streams, purpose: Purpose
+) -> tuple[Calibration, str, dict[str, float]]:
     """A calibration, the layout whose points are used, and the factor of each component."""
     calibration = load_calibration(name)
-    factors = draw_factors(streams, calibration.meta["component_cv"], calibration.meta["run_cv"], scenario.noise)
+    meta = calibration.meta
+    factors = draw_factors(streams, meta["component_cv"], meta["run_cv"], scenario.noise, purpose)
     return calibration, scenario.engine.layout, factors

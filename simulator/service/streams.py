@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     CONFIDENCE = 11
     FOUND = 12
     LOOKUP = 13
+    OVERLAY = 14
 
 
 class Streams:

@@ -241,7 +241,7 @@ def _sinusoidal(kind: str, values: dict[str, Any], streams: Streams) -> Iterator
 
 
 def _on_off(kind: str, values: dict[str, Any], streams: Streams) -> Iterator[list[float]]:
-    """Poisson arrivals at `rate_per_s` while on, none while off; exponential on and off times."""
+    """Poisson arrivals at `rate_per_s` while on, none while off; exponential times, in their steady state."""
     phases = _phases(values, streams)
     start_s, length_s, used_s = 0.0, 0.0, 0.0
     for busy in _renewal("poisson", values, streams):  # arrivals on the clock that only runs while on
@@ -255,11 +255,18 @@ def _on_off(kind: str, values: dict[str, Any], streams: Streams) -> Iterator[lis
 
 
 def _phases(values: dict[str, Any], streams: Streams) -> Iterator[tuple[float, float]]:
-    """Start and length of the on phases, in seconds."""
-    now, block = 0.0, 0
+    """Start and length of the on phases, in seconds.
+
+    Time 0 lies in one as often as any other time does. What is left of a phase then is as long as a
+    whole one.
+    """
+    on_s, off_s = values["mean_on_s"], values["mean_off_s"]
+    first = streams.generator(Purpose.PHASE, 0, 1)  # whatever the phases behind it are
+    now = 0.0 if first.random() * (on_s + off_s) < on_s else float(first.exponential(off_s))
+    block = 0
     while True:
         uniform = streams.per_request(Purpose.PHASE, block * REQUEST_BLOCK, (block + 1) * REQUEST_BLOCK)
         for on, off in -np.log1p(-uniform.reshape(-1, 2)):
-            yield now, on * values["mean_on_s"]
-            now += on * values["mean_on_s"] + off * values["mean_off_s"]
+            yield now, on * on_s
+            now += on * on_s + off * off_s
         block += 1

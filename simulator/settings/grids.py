@@ -38,9 +38,23 @@ class Grid:
         return _line(self.axes[2], values, widths)
 
     def nearest(self, rows: int, tokens: float, widths: np.ndarray) -> tuple[int, float, np.ndarray]:
-        """The point between the ends of each axis that is nearest to the one given, at each width ``[widths]``."""
-        (least_rows, most_rows), (least, most), ends = ((int(axis[0]), int(axis[-1])) for axis in self.axes)
-        return min(max(rows, least_rows), most_rows), min(max(tokens, least), most), np.clip(widths, *ends)
+        """The nearest place between measured points to the one given, at each width ``[widths]``.
+
+        Rows and tokens keep within their axes; then widths, within what was measured of so many rows; of so many rows
+        of which nothing was, the next fewer are taken.
+        """
+        (least_rows, most_rows), (least, most) = ((int(axis[0]), int(axis[-1])) for axis in self.axes[:2])
+        rows, tokens = min(max(rows, least_rows), most_rows), min(max(tokens, least), most)
+        while not (measured := self._measured(rows, tokens)).any():
+            rows = int(self.axes[0][self.axes[0] < rows][-1])
+        return rows, tokens, np.clip(widths, int(self.axes[2][0]), int(self.axes[2][measured][-1]))
+
+    def _measured(self, rows: float, tokens: float) -> np.ndarray:
+        """Which widths were measured of the rows and tokens on both sides of these ``[width_tokens]``."""
+        low, high, share = _bracket(self.axes[0], rows)
+        plane = self.measured[low] if not share else self.measured[low] & self.measured[high]
+        low, high, share = _bracket(self.axes[1], tokens)
+        return plane[low] if not share else plane[low] & plane[high]
 
     def outside(self, rows: float, tokens: float, width: float) -> str:
         """Where the point lies outside of what was measured; empty when inside."""

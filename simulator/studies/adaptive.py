@@ -8,7 +8,8 @@ import pandas as pd
 
 from refimpl.core.errors import require
 from simulator.analytic import tokens_per_round
-from simulator.runner import Progress, mean_interval, run_points
+from simulator.intervals import mean_interval
+from simulator.runner import Progress, run_points
 from simulator.service.cost import CostModel
 from simulator.service.roofline import RooflineCost
 from simulator.settings.fields import Spec

@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import InputError, require
-from simulator.runner import Progress, mean_interval, reporting, run_parallel, run_replication
+from simulator.intervals import mean_interval
+from simulator.runner import Progress, reporting, run_parallel, run_replication
 from simulator.service.metrics import ROUNDING, check_metric
 from simulator.settings.effects import drop_idle
 from simulator.settings.fields import LEVEL, PAIRED, to_mapping

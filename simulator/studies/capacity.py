@@ -4,10 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, log, log1p, log2
 
+import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import InputError, require
-from simulator.runner import Progress, metric_interval, reporting, simulate
+from simulator.intervals import metric_interval
+from simulator.runner import Progress, reporting, simulate
 from simulator.settings.fields import SHARE, Range
 from simulator.settings.kinds import ARRIVALS
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
@@ -15,7 +17,11 @@ from simulator.settings.tables import Table
 
 TOLERANCE = Range(1e-6, 1)  # below it, bisection would not end
 MAX_STEPS = 24  # doublings or halvings until a rate is found on either side
-COLUMNS = ("slo_attainment", "tokens_per_s", "busy_share", "queueing_mean_s", "first_token_p99_s", "per_token_mean_s")
+COLUMNS = (
+    "slo_attainment", "tokens_per_s", "busy_share", "occupancy", "queueing_mean_s", "first_token_p99_s",
+    "per_token_mean_s",
+)  # fmt: skip
+FAR_BEHIND = 0.1  # share of the later half of the arrivals by which a server falls behind that they are too many for
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,7 +31,8 @@ class Capacity(Table):
     Attributes:
         rate_per_s: the largest rate tried at which the promise was kept; of ``on_off``, while on.
         broken_at_per_s: the smallest rate tried at which it was not.
-        table: rate → `COLUMNS`, means over the replications, and the 95 % interval of the attainment; in order of rate.
+        table: rate → `COLUMNS`, means over the replications, the 95 % interval of the attainment, and `behind`, see
+            `share_behind`; in order of rate.
     """
 
     rate_per_s: float
@@ -33,7 +40,13 @@ class Capacity(Table):
     table: pd.DataFrame
 
     def __repr__(self) -> str:
-        return f"Capacity({self.rate_per_s:.4g} requests/s, broken at {self.broken_at_per_s:.4g})"
+        growing = ", where the queue was still growing" if self.queue_grew else ""
+        return f"Capacity({self.rate_per_s:.4g} requests/s{growing}, broken at {self.broken_at_per_s:.4g})"
+
+    @property
+    def queue_grew(self) -> bool:
+        """Whether the server could not finish as many requests as came at `rate_per_s`: more of them would break it."""
+        return bool(self.table.loc[self.rate_per_s, "behind"] > FAR_BEHIND)
 
     def to_frame(self) -> pd.DataFrame:
         """The table of the rates that were tried."""
@@ -93,17 +106,33 @@ class _Trials:
     def keeps(self, rate_per_s: float) -> bool:
         """Simulate a rate; whether the promise is kept there."""
         tried = self.scenario.but({"study.arrivals.rate_per_s": rate_per_s})
-        metrics = simulate(tried, self.replications, workers=self.workers, keep_frames=False).metrics
+        results = simulate(tried, self.replications, workers=self.workers)
+        metrics = results.metrics
         mean, low, high, _ = metric_interval(metrics["slo_attainment"], 0.95)
-        self.lines[rate_per_s] = metrics[list(COLUMNS)].mean().to_dict() | {"low": low, "high": high}
+        line = metrics[list(COLUMNS)].mean().to_dict() | {"low": low, "high": high}
+        self.lines[rate_per_s] = line | {"behind": share_behind(results.frame("requests"))}
         self.report(len(self.lines), max(len(self.lines), self.planned))
         return mean >= self.attainment
 
     def table(self) -> pd.DataFrame:
-        """Rate → `COLUMNS`, with the interval behind the attainment."""
+        """Rate → `COLUMNS`, with the interval behind the attainment, and `behind` at the end."""
         first, *rest = COLUMNS
         frame = pd.DataFrame.from_dict(self.lines, orient="index").sort_index()
-        return frame[[first, "low", "high", *rest]].rename_axis("rate_per_s")
+        return frame[[first, "low", "high", *rest, "behind"]].rename_axis("rate_per_s")
+
+
+def share_behind(requests: pd.DataFrame) -> float:
+    """How far finishes fall behind arrivals while the later half of the requests come, mean over replications.
+
+    As a share of the requests that arrive in it: about 0 where the queue is as long at its end as at its beginning. The
+    first half, in which an empty server fills, is left out.
+    """
+    shares = []
+    for _, run in requests.groupby("replication"):
+        begin_s, end_s = run["arrival_s"].quantile([0.5, 1.0])
+        came, done = (((run[name] > begin_s) & (run[name] <= end_s)).sum() for name in ("arrival_s", "finished_s"))
+        shares.append((came - done) / max(came, 1))
+    return float(np.mean(shares))
 
 
 def _require_a_rate_and_a_limit(scenario: Scenario) -> None:

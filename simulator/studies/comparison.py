@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import require, shown
-from simulator.runner import Progress, Results, mean_interval, reporting, simulate
+from simulator.intervals import mean_interval
+from simulator.runner import Progress, Results, reporting, simulate
 from simulator.service.metrics import ROUNDING, check_metric
 from simulator.settings.fields import LEVEL, PAIRED
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
@@ -85,11 +86,11 @@ class Comparison(Table):
         `UNDECIDED` with a single replication, `UNKNOWN` with none. How far the costs are off for a method: see
         `validate`.
         """
-        lines = [self._line(name) for name in self.a.known]
+        lines = [self._line(name) for name in self.a.metrics if name != "replication"]
         return pd.DataFrame(lines).set_index("metric")
 
     def _line(self, name: str) -> dict[str, Any]:
-        a, b = self.a.known[name].to_numpy(), self.b.known[name].to_numpy()
+        a, b = self.a.metrics[name].to_numpy(), self.b.metrics[name].to_numpy()
         both = np.isfinite(a) & np.isfinite(b)
         mean_a, mean_b = (float(each[both].mean()) if both.any() else np.nan for each in (a, b))
         difference = np.where(np.isclose(a, b, rtol=ROUNDING, atol=0), 0.0, b - a)

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
 
 from refimpl.core.errors import require
 from simulator.analytic import tokens_per_round
+from simulator.intervals import MIDDLE, range_of_runs
 from simulator.service.roofline import RooflineCost
 from simulator.service.streams import Streams
 from simulator.settings.fields import PROBABILITY, Spec
@@ -36,7 +38,7 @@ class Crossing:
     Attributes:
         device, context_tokens: where.
         batch_size: largest batch up to which `NUM_DRAFTS` drafts pay, of `BATCH_SIZES`; 0 where they never do.
-        low, high: 5 % and 95 % of what it may be, given the uncertainty of the constants.
+        low, high: 90 % of what it may be lies between them, given the uncertainty of the constants.
         any_drafts: the same with the best number of drafts for each batch, from 1 to `MOST_DRAFTS`.
         fits: largest batch whose K/V fit into the memory.
         gain: speed over plain decoding at batch 1, with `NUM_DRAFTS`.
@@ -95,10 +97,17 @@ def find_crossings(
         for place, context in enumerate(CONTEXTS):
             fits = int(room // (models[0].kv_bytes_per_token * (context + MOST_DRAFTS + 1)))
             last = [_last_gain(gain[NUM_DRAFTS - 1, :, place], fits) for gain in gains]
-            low, high = np.quantile(last[1:], [0.05, 0.95], method="nearest")
+            low, high = _range(last[1:])
             any_drafts = _last_gain(gains[0].max(axis=0)[:, place], fits)
             gain = float(gains[0][NUM_DRAFTS - 1, 0, place])
-            yield Crossing(device, context, last[0], int(low), int(high), any_drafts, fits, gain)
+            yield Crossing(device, context, last[0], low, high, any_drafts, fits, gain)
+
+
+def _range(sizes: Sequence[int]) -> tuple[int, int]:
+    """Sizes between which 90 % of single draws lie, rounded outwards; of fewer than 19, the least and the greatest."""
+    known = (0, *BATCH_SIZES)
+    low, high = range_of_runs([known.index(size) for size in sizes], MIDDLE)
+    return known[floor(low)], known[ceil(high)]
 
 
 def _last_gain(gains: np.ndarray, fits: int) -> int:

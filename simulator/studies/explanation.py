@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from simulator.runner import mean_interval, simulate
+from simulator.intervals import mean_interval
+from simulator.runner import simulate
 from simulator.settings.scenario import Scenario
 from simulator.studies.published import (
     OVERHEAD_PROMPTS,

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from simulator.runner import Progress, mean_interval, run_points
+from simulator.intervals import mean_interval
+from simulator.runner import Progress, run_points
 from simulator.service.scenario_cost import make_cost
 from simulator.service.streams import Streams
 from simulator.settings.fields import Spec
@@ -19,7 +20,7 @@ QWEN = {"device": "h100", "target": "qwen3-32b", "draft": "qwen3-1.7b", "tensor_
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Case:
     """Costs, and the rows that overlapped execution has.
 
     Attributes:
@@ -35,66 +36,66 @@ class Machine:
     layout: Literal["inplace", "paged"] = "inplace"
 
 
-MACHINES = {
-    "25 ms to verify, 3 ms a draft": Machine(Spec.of("linear", verify_base_s=0.025, draft_base_s=0.003), 32, 60.0),
-    "5 ms and 0.1 ms a token to verify, 3 ms a draft": Machine(
+CASES = {
+    "25 ms to verify, 3 ms a draft": Case(Spec.of("linear", verify_base_s=0.025, draft_base_s=0.003), 32, 60.0),
+    "5 ms and 0.1 ms a token to verify, 3 ms a draft": Case(
         Spec.of("linear", verify_base_s=0.005, verify_s_per_token=1e-4, draft_base_s=0.003), 32, 60.0
     ),
-    "Qwen3 32B on 4 H100, 1.7B on one more": Machine(Spec.of("roofline", **QWEN), 32, 30.0, "paged"),
-    "the same, passes launched one by one": Machine(Spec.of("roofline", **QWEN, graphs=False), 32, 200.0, "paged"),
-    "bundled pair, one CPU thread": Machine(Spec.of("table", calibration="cpu/tiny", outside="extrapolate"), 8, 60.0),
+    "Qwen3 32B on 4 H100, 1.7B on one more": Case(Spec.of("roofline", **QWEN), 32, 30.0, "paged"),
+    "the same, passes launched one by one": Case(Spec.of("roofline", **QWEN, graphs=False), 32, 200.0, "paged"),
+    "bundled pair, one CPU thread": Case(Spec.of("table", calibration="cpu/tiny", outside="extrapolate"), 8, 60.0),
 }
 OTHERS = ("half", "equal")  # half as many rows as overlapped execution has, or as many
 
 
-def scenario_of(machine: Machine) -> Scenario:
+def scenario_of(case: Case) -> Scenario:
     """Chat-like requests, more than there are rows at any time, on two devices that do not disturb each other."""
     return Scenario(
-        study=Study(kind="closed", clients=2 * machine.rows, duration_s=machine.duration_s),
+        study=Study(kind="closed", clients=2 * case.rows, duration_s=case.duration_s),
         workload=Workload(
             prompt_tokens=Spec.of("uniform", low_tokens=50, high_tokens=150),
             output_tokens=Spec.of("geometric", mean_tokens=100),
         ),
         engine=Engine(
-            layout=machine.layout,
-            batch_size=machine.rows,
+            layout=case.layout,
+            batch_size=case.rows,
             num_speculative_tokens=K,
             max_new_tokens=200,
             execution="overlapped",
         ),
         acceptance=Spec.of("beta", a=5.83, b=2.5),
-        cost=machine.cost,
+        cost=case.cost,
     )
 
 
-def variants(machine: Machine) -> dict[str, Scenario]:
+def variants(case: Case) -> dict[str, Scenario]:
     """Overlapped execution, and serial with half as many rows and with as many."""
-    base, serial = scenario_of(machine), {"engine.execution": "serial"}
+    base, serial = scenario_of(case), {"engine.execution": "serial"}
     return {
         "overlapped": base,
-        "half": base.but({**serial, "engine.batch_size": machine.rows // 2}),
+        "half": base.but({**serial, "engine.batch_size": case.rows // 2}),
         "equal": base.but(serial),
     }
 
 
-def pass_seconds(machine: Machine, rows: int) -> tuple[float, float]:
+def pass_seconds(case: Case, rows: int) -> tuple[float, float]:
     """Seconds of drafting and of verifying for so many rows."""
-    scenario = scenario_of(machine).but(noise=False)
+    scenario = scenario_of(case).but(noise=False)
     cost, width = make_cost(scenario, Streams(0, 0)), np.array([CONTEXT])
     passes = (("draft", K), ("verify", K + 1))
-    draft_s, verify_s = (cost.seconds(name, rows, n, width, machine.layout == "paged")[0] for name, n in passes)
+    draft_s, verify_s = (cost.seconds(name, rows, n, width, case.layout == "paged")[0] for name, n in passes)
     return float(draft_s), float(verify_s)
 
 
-def expected_ratios(machine: Machine) -> dict[str, float]:
+def expected_ratios(case: Case) -> dict[str, float]:
     """What passes alone let expect of overlapped over serial execution, without prompts, host and partial batches.
 
     A pair of rounds commits tokens of all n rows and takes 2 max(t, V) of half of them; a serial round takes the sum
     of both for n rows. With a fixed cost V0 of each verify pass, and no more drafting than verifying, the second ratio
     is above 1 where V0 is below the seconds of drafting for n rows.
     """
-    draft_s, verify_s = pass_seconds(machine, machine.rows)
-    half_draft_s, half_verify_s = pass_seconds(machine, machine.rows // 2)
+    draft_s, verify_s = pass_seconds(case, case.rows)
+    half_draft_s, half_verify_s = pass_seconds(case, case.rows // 2)
     pair_s = 2 * max(half_draft_s, half_verify_s)
     return {
         "draft_s": draft_s,
@@ -109,7 +110,7 @@ def run_overlap(
     names: Sequence[str], replications: int, *, workers: int = 1, progress: Progress | bool | None = None
 ) -> pd.DataFrame:
     """One line per machine, variant and replication with its tokens per second; variants meet the same requests."""
-    jobs = {(name, kind): each for name in names for kind, each in variants(MACHINES[name]).items()}
+    jobs = {(name, kind): each for name in names for kind, each in variants(CASES[name]).items()}
     columns = ("machine", "variant")
     return run_points(jobs, replications, columns, ("tokens_per_s",), workers=workers, progress=progress)
 
@@ -117,7 +118,7 @@ def run_overlap(
 def judge_overlap(runs: pd.DataFrame) -> pd.DataFrame:
     """Tokens per second of overlapped over serial execution: paired ratios with 95 % intervals, a line a machine."""
     return pd.DataFrame(
-        {"machine": name, "rows": MACHINES[name].rows} | expected_ratios(MACHINES[name]) | dict(_ratios(part))
+        {"machine": name, "rows": CASES[name].rows} | expected_ratios(CASES[name]) | dict(_ratios(part))
         for name, part in runs.groupby("machine", sort=False)
     )
 

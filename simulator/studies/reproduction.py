@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from simulator.intervals import range_of_runs
 from simulator.runner import Results, simulate
 from simulator.settings.hardware import load_architecture
 from simulator.studies.published import (
@@ -20,7 +21,7 @@ from simulator.studies.published import (
 )
 from simulator.studies.targets import METHODS, RATIO, Targets
 
-LEVEL = (0.025, 0.975)  # share of single runs below low, and below high
+HELD = 0.95  # share of single runs between low and high
 FIT_STEPS, WHOLE_FILE_REPLICATIONS = 5, 6
 FITTED = ("ms_per_verify", "draft_s", "verify_s", "align_s", "draft_acceptance_rate")  # of EQSPEC, per round
 FITTED_WITH = (*FITTED, "verify_calls", "tokens_per_s", "total_s")  # figures that a fit reads
@@ -35,7 +36,8 @@ class Row:
     Attributes:
         target: where it stands in the file of targets.
         published: the figure.
-        simulated: mean over the replications; 95 % of them lie from `low` to `high`.
+        simulated: mean over the replications.
+        low, high: 95 % of single runs lie between them; with fewer than 39 replications, the least and the greatest.
         fitted: whether constants were fitted to it.
     """
 
@@ -97,7 +99,7 @@ class Reproduction:
     def __init__(
         self,
         targets: Targets,
-        replications: int = 20,
+        replications: int = 40,
         constants: Constants | None = None,
         lengths: tuple[int, ...] | None = None,
     ):
@@ -147,7 +149,7 @@ class Reproduction:
 
 def make_row(target: str, published: float, values: np.ndarray, *, fitted: bool = False) -> Row:
     """A row from the values of single runs."""
-    low, high = np.quantile(values, LEVEL)
+    low, high = range_of_runs(values, HELD)
     return Row(target, float(published), float(values.mean()), float(low), float(high), fitted)
 
 

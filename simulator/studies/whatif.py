@@ -7,7 +7,8 @@ import pandas as pd
 
 from refimpl.core.errors import require, shown
 from refimpl.core.shown import Shown
-from simulator.runner import Results, mean_interval, simulate
+from simulator.intervals import mean_interval
+from simulator.runner import Results, simulate
 from simulator.service.metrics import MANY_CENSORED, censored_share
 from simulator.settings.fields import COUNT, LEVEL, NON_NEGATIVE, PAIRED, PROBABILITY, WHOLE, check_fields, number_field
 from simulator.settings.kinds import DEFAULT_PROBABILITY
@@ -132,7 +133,14 @@ class Outlook(Shown):
         decided = f"take {best}:" if low > 0 else f"{best} or {second}, not decided: {best}"
         better = "lower P99 latency than" if self.judged_by == "latency_p99_s" else "more tokens/s than"
         interval = f"(95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
-        return f"{decided} {100 * gain:.1f} % {better} {second} {interval}"
+        return f"{decided} {100 * gain:.1f} % {better} {second} {interval}, {self._runs}"
+
+    @property
+    def _runs(self) -> str:
+        """What was simulated: nobody is there at the beginning, which a server that runs all day has seldom."""
+        study = next(iter(self.results.values())).scenario.study
+        what = f"{study.duration_s:g} s" if study.num_requests is None else f"{study.num_requests} requests"
+        return f"of {what} from an empty server"
 
     @property
     def judged_by(self) -> str:

@@ -6,7 +6,7 @@ import pytest
 from refimpl.core.errors import InputError
 from simulator.service.acceptance import make_acceptance
 from simulator.service.simulation import simulate_once
-from simulator.service.streams import Purpose, Streams
+from simulator.service.streams import TILE_POSITIONS, Purpose, Streams
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
 
@@ -19,9 +19,15 @@ KINDS = [
 ]
 
 
+def runs_of(model, index, positions):
+    """Run from each of a request's first positions."""
+    tiles = [model.tile(index, number) for number in range(-(-positions // TILE_POSITIONS))]
+    return [run for tile in tiles for run in tile][:positions]
+
+
 def test_models_degenerate_to_independence():
     draws = [make_acceptance(spec, STREAMS, 5) for spec in KINDS]
-    runs = [[model.runs(i, 50) for i in range(40)] for model in draws]
+    runs = [[runs_of(model, i, 50) for i in range(40)] for model in draws]
     assert runs[0] == runs[1] == runs[2]
     assert np.mean(np.array(runs[0]) == np.array(runs[3])) > 0.98
 
@@ -31,7 +37,7 @@ def test_models_degenerate_to_independence():
 )
 def test_models_keep_their_mean(kind):
     model = make_acceptance(kind, STREAMS, 1)
-    runs = np.array([model.runs(i, 200) for i in range(1000)])
+    runs = np.array([runs_of(model, i, 200) for i in range(1000)])
     assert runs.mean() == pytest.approx(0.7, abs=0.03)
 
 
@@ -56,7 +62,7 @@ def test_a_mean_length_may_be_compared_with_no_drafts(drafts):
 def test_correlated_models_spread_more():
     def spread(spec):
         model = make_acceptance(spec, STREAMS, 1)
-        return np.array([model.runs(i, 100) for i in range(2000)]).sum(axis=1).std()
+        return np.array([runs_of(model, i, 100) for i in range(2000)]).sum(axis=1).std()
 
     independent = spread(KINDS[0])
     assert spread(Spec.of("markov", probability=0.7, correlation=0.4)) > 1.3 * independent
@@ -66,7 +72,7 @@ def test_correlated_models_spread_more():
 def test_runs_count_consecutive_right_proposals():
     model = make_acceptance(Spec.of("iid", probability=0.6), STREAMS, 4)
     bits = np.concatenate([STREAMS.tile(Purpose.ACCEPT, 0, number)[3] for number in range(2)]) < 0.6
-    for at, run in enumerate(model.runs(3, 80)):
+    for at, run in enumerate(runs_of(model, 3, 80)):
         expected = next((n for n in range(4) if not bits[at + n]), 4)
         assert run == expected
 
@@ -74,7 +80,7 @@ def test_runs_count_consecutive_right_proposals():
 @pytest.mark.parametrize("kind", [*KINDS, Spec.of("markov", probability=0.7, correlation=0.5)])
 def test_a_tile_is_the_same_whatever_was_asked_before(kind):
     asked_in_order, asked_at_once = (make_acceptance(kind, STREAMS, 5) for _ in range(2))
-    runs = asked_in_order.runs(300, 64 * 5)
+    runs = runs_of(asked_in_order, 300, 64 * 5)
     assert list(asked_at_once.tile(300, 4)) == runs[256:]
 
 

@@ -16,6 +16,7 @@ BASE = Scenario().but(
         "workload.prompt_tokens.tokens": 64,
         "workload.output_tokens.tokens": 20,
         "cost.prefill_s_per_token": 0.001,
+        "cost.kv_bytes_per_token": 1.0,
     }
 )
 

@@ -12,8 +12,9 @@ from refimpl.calibrate.grid import MIXED_DRAFTS, MIXED_ROW_TOKENS
 from refimpl.core.errors import InputError
 from simulator.engine_runs import validation
 from simulator.runner import simulate
-from simulator.service.cost import MEASURED_ROW, UNMEASURED, Fed
+from simulator.service.cost import MEASURED_ROW, Fed
 from simulator.service.simulation import Simulation, simulate_once
+from simulator.service.table_cost import UNMEASURED
 from simulator.settings.scenario import Scenario
 from simulator.settings.traces import EngineTrace
 

@@ -9,14 +9,14 @@ import pytest
 from simulator.cli import main
 from simulator.settings.fields import Spec
 from simulator.studies import overlap
-from simulator.studies.overlap import MACHINES, Machine, expected_ratios, judge_overlap, run_overlap, variants
+from simulator.studies.overlap import CASES, Case, expected_ratios, judge_overlap, run_overlap, variants
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "results" / "overlap.json"
 
 
 def linear(base_s, per_token_s=0.0, draft_s=0.003):
     cost = Spec.of("linear", verify_base_s=base_s, verify_s_per_token=per_token_s, draft_base_s=draft_s)
-    return Machine(cost, 16, 20.0)
+    return Case(cost, 16, 20.0)
 
 
 def test_the_baseline_has_half_of_the_rows():
@@ -37,8 +37,8 @@ def test_what_passes_let_expect():
 @pytest.mark.parametrize("base_ms", [2, 8, 12, 18, 30])
 def test_it_pays_at_equal_rows_where_the_fixed_cost_is_below_drafting(monkeypatch, base_ms):
     """Drafting takes 15 ms for all rows, and verifying 30 ms, of which so much is fixed."""
-    machine = linear(base_ms / 1000, (0.030 - base_ms / 1000) / (16 * 6))
-    monkeypatch.setitem(MACHINES, "this", machine)
+    case = linear(base_ms / 1000, (0.030 - base_ms / 1000) / (16 * 6))
+    monkeypatch.setitem(CASES, "this", case)
     (line,) = judge_overlap(run_overlap(["this"], 2)).to_dict(orient="records")
     assert (line["expected_equal"] > 1) == (base_ms < 15)
     assert line["equal"] == pytest.approx(line["expected_equal"], rel=0.03)
@@ -47,7 +47,7 @@ def test_it_pays_at_equal_rows_where_the_fixed_cost_is_below_drafting(monkeypatc
 
 def test_runs_are_judged_pair_by_pair():
     speeds = {"overlapped": 1.5, "half": 1.0, "equal": 2.0}
-    name = next(iter(MACHINES))
+    name = next(iter(CASES))
     lines = [(name, v, i, speed * day) for v, speed in speeds.items() for i, day in enumerate((0.5, 1.0, 3.0))]
     judged = judge_overlap(pd.DataFrame(lines, columns=["machine", "variant", "replication", "tokens_per_s"]))
     assert judged[["half", "half_low", "half_high"]].to_numpy() == pytest.approx(1.5)
@@ -55,7 +55,7 @@ def test_runs_are_judged_pair_by_pair():
 
 
 def test_the_command_writes_every_run(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(overlap, "MACHINES", {"this": linear(0.025)})
+    monkeypatch.setattr(overlap, "CASES", {"this": linear(0.025)})
     path = tmp_path / "o.json"
     assert main(["overlap", "-n", "2", "--out", str(path), "--json"]) == 0
     printed, data = json.loads(capsys.readouterr().out), json.loads(path.read_text())
@@ -77,7 +77,7 @@ def test_the_committed_judgement_is_that_of_the_committed_runs():
 
 def test_the_committed_runs_say_what_the_page_says():
     lines = {line["machine"]: line for line in json.loads(COMMITTED.read_text())["judged"]}
-    assert set(lines) == set(MACHINES)
+    assert set(lines) == set(CASES)
     assert all(line["half_low"] > 1 for line in lines.values())
     gains = [name for name, line in lines.items() if line["equal_low"] > 1]
     assert gains[0] == "5 ms and 0.1 ms a token to verify, 3 ms a draft"

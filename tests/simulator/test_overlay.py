@@ -9,7 +9,9 @@ from synthetic_inputs import synthetic_points, write_calibration
 from refimpl.core.errors import InputError
 from simulator.runner import simulate
 from simulator.service.cost import Fed
+from simulator.service.scenario_cost import make_cost
 from simulator.service.simulation import Simulation
+from simulator.service.streams import Streams
 from simulator.settings.fields import Spec
 from simulator.settings.hardware import hardware_file
 from simulator.settings.inputs import input_files
@@ -62,6 +64,20 @@ def test_beyond_the_points_they_grow_as_the_roofline_does(scenario, calibration,
     assert overlaid.extrapolated
 
 
+@pytest.mark.parametrize(("rows", "width"), [(8, 512), (8, 300), (5, 512), (16, 9000)])
+def test_a_corner_that_was_not_measured_grows_as_the_roofline_does(scenario, calibration, rows, width):
+    """Many wide rows did not fit: growth begins at the widest rows that did, of as many."""
+    points = [p for p in synthetic_points() if p[0] != "verify" or (p[2], p[4]) != (8, 512)]
+    write_calibration(calibration, points=points)
+    overlaid, table, roofline = costs_of(scenario, calibration)
+    most = min(rows, 8)
+    growth = roofline.line("verify", rows, 9)[width] / roofline.line("verify", most, 9)[8]
+    assert overlaid.line("verify", rows, 9).at(width) == pytest.approx(table.line("verify", most, 9)[8] * growth)
+    assert overlaid.line("verify", 1, 9)[512] == pytest.approx(table.line("verify", 1, 9)[512])
+    overlaid.check_widths()
+    assert overlaid.extrapolated
+
+
 def test_prompts_look_back_though_they_were_measured_alone(scenario, calibration):
     overlaid, table, roofline = costs_of(scenario, calibration)
     growth = roofline.point("prefill", 4, 63, 8192) / roofline.point("prefill", 4, 63)
@@ -97,3 +113,13 @@ def test_chunks_beside_rows_are_measured_within_the_points_and_grow_beyond_them(
     far, near = overlaid.beside(Fed(8, 4, 64), [Fed(1, 4096, 9000)]), table.beside(Fed(8, 4, 64), [Fed(1, 64, 512)])
     assert all(farther > nearer for farther, nearer in zip(far, near, strict=True))
     assert overlaid.extrapolated
+
+
+def test_what_the_points_are_off_says_nothing_about_the_roofline(scenario):
+    """Both are drawn for each replication: their correlation over 400 of them is within five standard errors of 0."""
+    noisy = scenario.but(noise=True)
+    costs = [make_cost(noisy, Streams(0, replication)) for replication in range(400)]
+    points = [cost.factors["prefill"] for cost in costs]
+    constants = [cost.roofline.machine.factors["linear"] for cost in costs]
+    assert np.std(points) > 0 < np.std(constants)
+    assert abs(np.corrcoef(points, constants)[0, 1]) < 5 / 400**0.5

@@ -13,6 +13,7 @@ from simulator.cli import main
 from simulator.runner import simulate
 from simulator.service.records import Request
 from simulator.service.schedulers import end_padded
+from simulator.studies.crossing import _range as crossing_range
 from simulator.studies.crossing import find_crossings
 from simulator.studies.published import (
     CONSTANTS,
@@ -76,10 +77,10 @@ def test_grouping_rates_and_shares(frame):
 
 
 def test_an_interval_holds_single_runs():
-    row = make_row("x", 3.0, values := np.arange(101.0))
-    assert (row.low, row.simulated, row.high) == (2.5, 50.0, 97.5)
+    row = make_row("x", 3.0, values := np.arange(1.0, 80.0))
+    assert (row.low, row.simulated, row.high) == pytest.approx((2.0, 40.0, 78.0))
     assert row.inside
-    assert not make_row("x", 2.0, values).inside
+    assert not make_row("x", 1.5, values).inside
 
 
 def test_targets_of_one_s_own(tmp_path, capsys):
@@ -205,3 +206,10 @@ def test_an_output_that_a_pad_has_ended_is_not_cut_at_the_budget_and_its_row_say
 @pytest.mark.skipif(not SPEC_BENCH, reason="set SPEC_BENCH to Spec-Bench's question.jsonl")
 def test_the_committed_lengths_are_those_of_spec_bench():
     assert read_lengths(SPEC_BENCH) == committed_lengths()
+
+
+def test_a_range_of_crossings_holds_90_percent_of_single_draws():
+    """Of 20 draws, all but what lies beyond the least and the greatest; sizes are those that were tried."""
+    assert crossing_range([1, *[64] * 18, 512]) == (1, 512)
+    assert crossing_range([1, *[64] * 38, 512]) == (64, 64)
+    assert crossing_range([0, 4, *[64] * 17, 96]) == (0, 96)

@@ -29,6 +29,22 @@ def test_regular_arrivals_can_fill_the_server():
     assert (found.table.loc[found.broken_at_per_s :, "slo_attainment"] < 0.99).all()
 
 
+def test_a_rate_that_no_server_keeps_up_with_is_told(capsys, tmp_path):
+    """A limit of 3 s: 100 requests keep it at up to 14 a second, though 10 a second are served; 1000 do not."""
+    patient = ONE_SERVER.but({"service.slo_first_token_s": 3.0, "study.num_requests": 100})
+    found = find_capacity(patient, tolerance=0.1, replications=3)
+    assert found.rate_per_s > 12
+    assert found.queue_grew
+    assert found.table.loc[found.rate_per_s, "behind"] == pytest.approx(1 - 10 / found.rate_per_s, abs=0.1)
+    assert "still growing" in repr(found)
+    enough = find_capacity(patient.but({"study.num_requests": 1000}), tolerance=0.1, replications=2)
+    assert enough.rate_per_s < 11
+    assert not enough.queue_grew
+    patient.save(tmp_path / "a.yaml")
+    assert main(["capacity", str(tmp_path / "a.yaml"), "-n", "2", "--tolerance", "0.2"]) == 0
+    assert "the queue was still growing when the last request came" in capsys.readouterr().out
+
+
 def test_random_arrivals_leave_the_server_partly_idle():
     told = []
     found = find_capacity(ONE_SERVER, replications=4, progress=lambda done, planned: told.append((done, planned)))
@@ -69,7 +85,7 @@ def test_the_command_tells_rates(capsys, tmp_path):
     printed = capsys.readouterr()
     assert "99 % of the requests finish within the limits at" in printed.err
     assert printed.out.startswith('{"rate_per_s": ')
-    assert "low … high: 95 % interval of slo_attainment\n" in printed.err
+    assert "low … high: 95 % interval of slo_attainment; behind: " in printed.err
     rates = [line.split()[0] for line in printed.err.splitlines() if line[0].isdigit()]
     assert len(rates) > 2
     assert max(len(rate) for rate in rates) <= len("1.234")

@@ -212,7 +212,7 @@ def test_a_precision_of_what_no_run_has_is_not_reached(capsys):
     data = run_json(capsys, *arguments, "--metric", "per_token_mean_s")[1]
     assert not data["precision_reached"]
     assert main([*arguments, "--metric", "per_token_mean_s"]) == 0
-    assert "precision 0.1 is not reached: after 10 replications per_token_mean_s is known in" in capsys.readouterr().out
+    assert "precision 0.1 is not reached: after 20 replications per_token_mean_s is known in" in capsys.readouterr().out
     assert main(["run", "-n", "2", "--metric", "latency_p99_s"]) == 2
     assert "--metric latency_p99_s is what --precision refers to: give one, too" in capsys.readouterr().err
 

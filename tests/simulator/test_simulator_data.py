@@ -13,8 +13,8 @@ from simulator.engine_runs.parity import check_parity
 from simulator.engine_runs.validation import FIT, read_validation, speed_cv, validate
 from simulator.runner import simulate
 from simulator.service.acceptance import BootstrapAcceptance
-from simulator.service.cost import UNMEASURED
 from simulator.service.streams import Streams
+from simulator.service.table_cost import UNMEASURED
 from simulator.settings.calibration import available_calibrations, load_calibration
 from simulator.settings.folders import DATA, VALIDATION
 from simulator.settings.scenario import Scenario

@@ -9,13 +9,14 @@ from refimpl.core.config import LAYOUTS, SCHEDULERS
 from simulator.runner import simulate
 from simulator.service.acceptance import MODELS, make_acceptance
 from simulator.service.confidence import DrawnConfidence
-from simulator.service.cost import UNMEASURED_LAG, Fed
+from simulator.service.cost import Fed
 from simulator.service.metrics import frames_of, measure
 from simulator.service.pricing import Pricing
 from simulator.service.records import Request
 from simulator.service.scenario_cost import make_cost
 from simulator.service.simulation import simulate_once
 from simulator.service.streams import TILE_REQUESTS, Streams
+from simulator.service.table_cost import UNMEASURED_LAG
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario
 

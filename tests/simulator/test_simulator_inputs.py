@@ -71,6 +71,15 @@ def test_on_off_arrivals_are_burstier_than_poisson_and_only_come_while_on():
     assert gaps.std() / gaps.mean() > 1.5
 
 
+def test_on_off_arrivals_are_as_dense_at_the_beginning_as_later():
+    """On for a quarter of the time: 5 standard errors of the share of 4,000 runs, false alarm below 1e-6."""
+    spec = Spec.of("on_off", rate_per_s=1000.0, mean_on_s=1.0, mean_off_s=3.0)
+    first_s = np.array([take(spec, 1, Streams(7, replication))[0] for replication in range(4000)])
+    share = np.mean(first_s < 0.02)  # at once, or an off phase ends so soon: 1 - exp(-0.02 / 3)
+    assert share == pytest.approx(0.25 + 0.75 * 0.0066, abs=5 * (0.25 * 0.75 / 4000) ** 0.5)
+    assert first_s[first_s > 0.02].mean() == pytest.approx(3.0, rel=0.15)
+
+
 def test_sinusoidal_arrivals_follow_the_rate():
     times = take(Spec.of("sinusoidal", rate_per_s=50.0, amplitude=0.9, period_s=4.0), 20000)
     counts = np.histogram(times % 4.0, bins=4, range=(0, 4))[0]

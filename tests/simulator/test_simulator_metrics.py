@@ -8,7 +8,8 @@ import pytest
 
 from refimpl.core.errors import InputError
 from simulator.cli import main
-from simulator.runner import simulate, summarize
+from simulator.intervals import summarize
+from simulator.runner import simulate
 from simulator.service.metrics import measure
 from simulator.service.records import ROWS, START_S, RoundLine
 from simulator.service.simulation import simulate_once
@@ -35,6 +36,15 @@ def test_requests_per_second_are_tokens_per_second_over_the_length_with_warm_up_
         found = simulate(CLOSED.but({"study.warmup": warmup}), 1)
         assert found["requests_per_s"] == pytest.approx(found["tokens_per_s"] / 10, rel=0.01)
         assert found["goodput_per_s"] == found["requests_per_s"]
+        assert (found["warmup_s"] > 0) == (warmup == "mser5")
+
+
+def test_a_warm_up_after_which_nobody_comes_is_refused(tmp_path):
+    """All are served at once, the first 20 for longer: those that mser5 keeps came with those that it leaves out."""
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n" + "0,5,10\n" * 20 + "0,5,1\n" * 100)
+    rest = {"arrivals": {"kind": "trace", "path": str(tmp_path / "t.csv")}, "warmup": "mser5"}
+    with pytest.raises(InputError, match="nobody who finished came after"):
+        simulate(CLOSED.but({"engine.batch_size": 120}, study={"kind": "open", "num_requests": 120, **rest}), 1)
 
 
 def test_first_tokens_of_unfinished_requests_count():
@@ -52,6 +62,15 @@ def test_mean_memory_is_over_all_observed_seconds():
     assert found["busy_share"] == pytest.approx(4 * 0.01 / 20.02)
     tokens = 2 * (6 + 7) * 0.01  # two requests, two rounds each
     assert found["kv_mean_bytes"] == pytest.approx(2.0 * tokens / 20.02)
+
+
+def test_bytes_of_tokens_of_unknown_size_are_not_known(tmp_path):
+    """Not in a replication, nor in its files."""
+    found = simulate(CLOSED.but({"cost.kv_bytes_per_token": 0.0}), 2)
+    found.write(tmp_path)
+    for table in (found.metrics, pd.read_csv(tmp_path / "metrics.csv")):
+        assert table[["kv_peak_bytes", "kv_mean_bytes", "kv_allocated_bytes"]].isna().all(axis=None)
+        assert table["tokens_per_s"].notna().all()
 
 
 def test_who_always_runs_was_never_passed_over():
@@ -157,6 +176,21 @@ def test_censoring_and_impossible_room_are_told(capsys):
     assert room in told(capsys, *cost, "-s", "service.kv_capacity_bytes=900")
     assert room not in told(capsys, *cost, "-s", "service.kv_capacity_bytes=90000")
     assert room not in told(capsys, *cost, "-s", "method=paged", "-s", "service.kv_capacity_bytes=900")
+    pair = ("-s", "engine.batch_size=96", "-s", "study.num_requests=96", "-s")
+    roofline = "cost={{kind: roofline, device: {}, target: qwen3-8b, draft: qwen3-0.6b}}"
+    assert room in told(capsys, *pair, roofline.format("rtx-4090"))
+    assert room not in told(capsys, *pair, roofline.format("h100"))
+
+
+def test_budgets_that_no_server_knows_are_told(capsys, tmp_path):
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n0,3,4\n1,3,4\n")
+    study = f"study={{kind: open, num_requests: 2, arrivals: {{kind: trace, path: {tmp_path / 't.csv'}}}}}"
+    cost = "cost={kind: linear, verify_base_s: 0.01, kv_bytes_per_token: 1.0}"
+    bounded = ("-s", study, "-s", cost, "-s", "service.kv_capacity_bytes=900")
+    note = "the budget of a request is the output that the trace has"
+    assert note in told(capsys, *bounded)
+    assert note not in told(capsys, *bounded, "-s", "engine.max_new_tokens=9")
+    assert note not in told(capsys, *bounded[:4])
 
 
 def test_a_window_that_is_never_full_is_told(capsys):
@@ -243,6 +277,24 @@ def test_the_round_that_runs_when_the_clock_stops_counts_as_far_as_it_has_come()
     assert found["busy_share"] == pytest.approx(2.5 / 3.5)
     assert (found["verify_share"], found["host_share"]) == (pytest.approx(0.75), pytest.approx(0.25))
     assert found["kv_mean_bytes"] == pytest.approx(2.0 * (6 + 7 + 7 * 0.5) / 3.5)
+
+
+def test_rows_keep_their_memory_while_the_server_waits_for_another(tmp_path):
+    """Rounds of 1 s for any rows, a second request after 0.4 s: two or fewer of three rows are worth a wait of 0.4 s.
+
+    It waits at 1.0, 2.4 and 3.8 s; when the last request has come, at 10 s, no more.
+    """
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n0,5,3\n0.4,5,3\n10,5,3\n")
+    arrivals = Spec.of("trace", path=str(tmp_path / "t.csv"))
+    engine = Engine(batch_size=3, num_speculative_tokens=0)
+    cost = Spec.of("linear", verify_base_s=1.0, kv_bytes_per_token=2.0)
+    study = Study(kind="open", num_requests=3, arrivals=arrivals)
+    found = simulate(Scenario(study=study, engine=engine, cost=cost).but({"switches.cost_aware": True}), 1)
+    assert found.frame("rounds")["start_s"].tolist() == pytest.approx([0, 1.4, 2.8, 4.2, 10, 11, 12])
+    rounds, waits = 6 + 13 + 15 + 8 + 6 + 7 + 8, 0.4 * (6 + 13 + 7)
+    assert found["kv_mean_bytes"] == pytest.approx(2.0 * (rounds + waits) / 13)
+    cut = found.scenario.but({"study.duration_s": 4.0, "study.num_requests": None})
+    assert simulate(cut, 1)["kv_mean_bytes"] == pytest.approx(2.0 * (6 + 13 + 15 + 0.4 * (6 + 13) + 0.2 * 7) / 4)
 
 
 def test_queueing_lasts_from_arrival_to_the_first_round():

@@ -8,7 +8,8 @@ import pytest
 
 from refimpl.core.errors import InputError
 from simulator import plots, read_validation
-from simulator.runner import mean_interval, simulate
+from simulator.intervals import mean_interval
+from simulator.runner import simulate
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
 from simulator.studies.attribution import attribute
@@ -105,7 +106,7 @@ def test_bands_hold_the_middle_of_the_replications():
     for window, line, band in zip(range(10, 18), axes.lines, axes.collections, strict=True):
         values = [100 * rows + window + np.arange(REPLICATIONS) for rows in (1, 2, 4)]
         np.testing.assert_allclose(line.get_ydata(), np.median(values, axis=1))
-        ends = np.quantile(values, [0.25, 0.75], axis=1)
+        ends = np.quantile(values, [0.25, 0.75], axis=1, method="weibull")
         edges = band.get_paths()[0].vertices[:, 1]
         assert (edges.min(), edges.max()) == pytest.approx((ends[0].min(), ends[1].max()))
     named = plots.band_against(frame, ROWS, by=WINDOW, labels={10: "ten"})
@@ -138,9 +139,67 @@ def test_every_latency_curve_is_drawn_with_its_band():
         latency = (requests["finished_s"] - requests["arrival_s"]).groupby(requests["replication"])
         curves = np.array([np.quantile(values, line.get_ydata()) for _, values in latency])
         np.testing.assert_allclose(line.get_xdata(), curves.mean(axis=0))
-        expected = np.quantile(curves[:, 0], 0.25), np.quantile(curves[:, -1], 0.75)
+        expected = curves[:, 0].min(), curves[:, -1].max()  # a quarter of three runs
         edges = band.get_paths()[0].vertices[:, 0]
         assert (edges.min(), edges.max()) == pytest.approx(expected)
+
+
+def test_requests_of_the_warm_up_are_in_no_curve_of_latencies():
+    """A rush at the beginning, of which metrics know nothing: the slowest that the curve shows came after it."""
+    study = {"kind": "closed", "clients": 60, "duration_s": 40.0, "warmup": "mser5"}
+    engine = Engine(batch_size=8, num_speculative_tokens=0)
+    rush = Scenario(engine=engine, cost=Spec.of("linear", verify_base_s=0.01)).but(
+        {"workload.output_tokens.tokens": 10}, study=study
+    )
+    found = simulate(rush, 1)
+    requests = found.frame("requests")
+    later = requests[requests["arrival_s"] >= found["warmup_s"]]
+    assert 0 < len(later) < len(requests)
+    times, shares = plots.latency_cdf(found).lines[0].get_data()
+    middle = np.nanquantile(later["finished_s"] - later["arrival_s"], 0.5 * len(later) / later["finished_s"].count())
+    assert np.interp(0.5, shares, times) == pytest.approx(middle, rel=0.01)
+    assert (times[np.isfinite(times)] >= (later["finished_s"] - later["arrival_s"]).min()).all()
+
+
+def unfinished(share):
+    """Of three batch sizes, at the largest of which so many requests did not finish; latencies fall with the size."""
+    frame = frame_of(engine__batch_size=[1, 2, 4]).rename(columns={"tokens_per_s": "latency_p99_s"})
+    frame["censored"] = np.where(frame[ROWS] == 4, 100 * share, 0)
+    return frame.assign(completed=100 - frame["censored"], tokens_per_s=frame[ROWS], latency_p99_s=4 / frame[ROWS])
+
+
+def test_points_whose_requests_did_not_finish_show_no_latency():
+    for share, sizes in ((0.005, [1, 2, 4]), (0.5, [1, 2])):
+        frame = unfinished(share)
+        ((x, *_),) = drawn_lines(plots.throughput_against(frame, ROWS, metric="latency_p99_s")).values()
+        assert x.tolist() == sizes
+        assert plots.band_against(frame, ROWS, "latency_p99_s").lines[0].get_xdata().tolist() == sizes
+        grid = plots.heat_map(frame.assign(seed=0), "seed", ROWS, "latency_p99_s")
+        assert [label.get_text() for label in grid.get_yticklabels()] == [str(size) for size in sizes]
+        axes = plots.pareto(frame)
+        assert axes.lines[0].get_xdata().tolist() == [4 / max(sizes)]
+        left_out = [text.get_text() for text in axes.get_legend().get_texts() if "left out" in text.get_text()]
+        assert left_out == ([] if len(sizes) == 3 else ["scenarios (1 with unfinished requests left out)"])
+        ((x, *_),) = drawn_lines(plots.throughput_against(frame, ROWS)).values()
+        assert x.tolist() == [1, 2, 4], "how many tokens are made is known"
+    never = unfinished(0.5).assign(censored=100, completed=0)
+    with pytest.raises(InputError, match="latency_p99_s is known at no point: more than 1% of the requests"):
+        plots.pareto(never)
+    nothing = unfinished(0.0).assign(latency_p99_s=lambda frame: frame["latency_p99_s"].where(frame[ROWS] < 4))
+    assert plots.pareto(nothing).lines[0].get_xdata().tolist() == [2.0]
+
+
+def test_the_rows_of_any_replica_are_drawn():
+    two = Scenario(study=Study(num_requests=12), engine=Engine(batch_size=2), service={"replicas": 2})
+    results = simulate(two, 1, keep_rows=True)
+    rows = results.frame("rows")
+    for replica in (0, 1):
+        axes = plots.raggedness_map(results, replica=replica)
+        mine = rows[rows["replica"] == replica]
+        assert axes.images[0].get_array().shape == (mine["slot"].nunique(), mine["round"].nunique())
+        assert axes.get_ylabel() == f"slot of replica {replica}"
+    with pytest.raises(InputError, match="replica 2 ran no rows: replicas are 0 … 1"):
+        plots.raggedness_map(results, replica=2)
 
 
 def test_a_backlog_counts_who_has_arrived_and_not_finished():

@@ -8,7 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from simulator.engine_runs.acceptance_fit import fit_markov
-from simulator.runner import simulate, summarize
+from simulator.intervals import range_of_runs, share_held, summarize
+from simulator.runner import simulate
+from simulator.service.cost import Fed
 from simulator.service.metrics import measure
 from simulator.service.simulation import simulate_once
 from simulator.settings.calibration import POINT_COLUMNS, load_calibration
@@ -60,9 +62,24 @@ def test_quantiles_are_those_of_the_requests():
 
 
 def test_the_range_of_replications_is_from_5_to_95_percent():
-    values = np.random.default_rng(0).normal(size=100)
+    """The i-th of n in order is at i / (n + 1)."""
+    values = np.random.default_rng(0).normal(size=99)
+    ordered = sorted(values)
     line = summarize(pd.DataFrame({"x": values}), 0.95).loc["x"]
-    assert (line["p05"], line["p95"]) == pytest.approx((plain_quantile(values, 0.05), plain_quantile(values, 0.95)))
+    assert (line["p05"], line["p95"]) == pytest.approx((ordered[5 - 1], ordered[95 - 1]))
+    few = summarize(pd.DataFrame({"x": [*values[:18], np.nan]}), 0.95).loc["x"]
+    assert np.isnan(few[["p05", "p95"]]).all()
+    assert summarize(pd.DataFrame({"x": values[:19]}), 0.95).loc["x", "p05"] == values[:19].min()
+
+
+@pytest.mark.parametrize(("count", "share"), [(19, 0.9), (40, 0.95), (25, 0.8), (6, 0.95)])
+def test_a_further_replication_falls_into_the_range_as_often_as_it_says(count, share):
+    """Of 20,000 ranges; false alarm below 1e-6 (five standard errors)."""
+    drawn = np.random.default_rng(3).exponential(size=(count + 1, 20_000))
+    low, high = range_of_runs(drawn[:count], share)
+    inside, held = float(np.mean((low <= drawn[-1]) & (drawn[-1] <= high))), share_held(count, share)
+    assert held == pytest.approx(share if count > 6 else 5 / 7)
+    assert inside == pytest.approx(held, abs=5 * (held * (1 - held) / 20_000) ** 0.5)
 
 
 def after_a_rush(folder):
@@ -181,6 +198,18 @@ def test_the_last_prompt_token_is_fed_by_the_first_round(prompt_tokens):
     prompts = {"kind": "fixed", "tokens": prompt_tokens}
     first = simulate_once(OFFLINE.but({"workload.prompt_tokens": prompts}, cost=cost, noise=False)).log.rounds[0]
     assert first.prefill_s == pytest.approx(1.0 + 0.1 * 4 * (prompt_tokens - 1) if prompt_tokens > 1 else 0.0)
+
+
+def test_rows_that_feed_nothing_are_no_rows_of_a_prefill():
+    """Prompts of one and of two tokens: two rows feed a token each, after nothing; measured points begin at a token."""
+    prompts = {"kind": "values", "tokens": [1, 2, 2, 1]}
+    cost = {"kind": "linear", "prefill_base_s": 1.0, "context_s_per_token": 0.5, "verify_base_s": 0.02}
+    short = OFFLINE.but({"workload.prompt_tokens": prompts}, cost=cost, noise=False)
+    model = simulate_once(short).cost
+    assert model.prefill_s([Fed(1, 0, 9), Fed(1, 3, 4)]) == pytest.approx(1.0 + 0.5 * 4)
+    assert simulate_once(short).log.rounds[0].prefill_s == pytest.approx(1.0)
+    measured = simulate(short.but(cost={"kind": "table", "calibration": "cpu/tiny"}), 1)
+    assert measured["completed"] == 40
 
 
 def test_a_move_is_paid_where_the_rows_are_equally_long_too():

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from refimpl.core.errors import InputError
+from simulator.intervals import mean_interval
 from simulator.panel import SLIDERS, ahead_html, answer_html, panel
-from simulator.runner import Replication, Results, mean_interval, simulate
+from simulator.runner import Replication, Results, simulate
 from simulator.settings.hardware import shipped
 from simulator.settings.scenario import Scenario
 from simulator.studies import whatif
@@ -62,6 +63,11 @@ def test_the_requests_are_those_of_the_scenario_unless_a_rate_is_asked_for():
     found = outlook(WhatIf(batch_size=2), served, TWO, 2)
     assert found.judged_by == "latency_p99_s"
     assert found.results["inplace"]["completed"] == 9
+
+
+def test_an_answer_says_how_long_it_was_simulated_where_nothing_counts_requests():
+    closed = DEAR.but(study={"kind": "closed", "clients": 4, "duration_s": 5.0})
+    assert repr(outlook(WhatIf(batch_size=2), closed, TWO, 2)).endswith(", of 5 s from an empty server")
 
 
 def test_everything_that_is_shown_has_a_label():
@@ -117,6 +123,7 @@ def test_the_recommendation_is_the_paired_difference(rate):
     assert expected[1] > 0
     better = "lower P99 latency" if rate else "more tokens/s"
     assert repr(found).startswith(f"take inplace: {100 * expected[0]:.1f} % {better} than eqspec (95 % interval ")
+    assert repr(found).endswith(" %), of 64 requests from an empty server")
     assert list(found.to_frame().columns) == list(METRICS)
 
 

@@ -156,7 +156,7 @@ def test_a_broken_engine_is_watched_until_its_invariant_breaks(llama):
 
 def test_every_picture_shows_a_call():
     pictures = [ragged_batch, mask_map, position_map, timeline, regret_histogram, captioned, watch]
-    drawn = [each for each in vars(plots).values() if getattr(each, "__module__", "") == plots.__name__]
+    drawn = [each for each in vars(plots).values() if getattr(each, "__module__", "").startswith(f"{plots.__name__}.")]
     pictures += [each for each in drawn if not each.__name__.startswith("_") and each.__annotations__["return"] is Axes]
     for picture in pictures:
         _, found, example = (picture.__doc__ or "").partition("Example::\n\n")

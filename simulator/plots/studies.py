@@ -1,0 +1,64 @@
+"""Figures of what studies have found: an attribution, a validation."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from refimpl.viz.style import BLUE, GREY, ORANGE, new_axes
+from simulator.engine_runs.validation import Validation
+from simulator.studies.attribution import Attribution
+
+
+def waterfall(attribution: Attribution, axes: Axes | None = None) -> Axes:
+    """From a to b: each factor's share as a step, with its 95 % interval.
+
+    Example::
+
+        plots.waterfall(attribute(scenario.but(method="eqspec"), scenario.but(method="inplace")))
+    """
+    axes = axes or new_axes()
+    table = attribution.table.drop(index="total")
+    names = ["a", *table.index, "b"]
+    base = attribution.a
+    axes.bar(0, base, color=GREY)
+    for at, (_, line) in enumerate(table.iterrows(), start=1):
+        color = BLUE if line["share"] >= 0 else ORANGE
+        axes.bar(at, line["share"], bottom=base, color=color)
+        base += line["share"]
+        error = [[line["share"] - line["low"]], [line["high"] - line["share"]]]
+        axes.errorbar(at, base, error, color="black", capsize=3, linewidth=1)
+    axes.bar(len(names) - 1, attribution.b, color=GREY)
+    axes.set_xticks(range(len(names)), names, rotation=25, ha="right")
+    axes.set_ylabel(attribution.metric)
+    return axes
+
+
+def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptance: bool = True) -> Axes:
+    """Measured over simulated seconds of every held-out run, with the simulated 90 % band around 1.
+
+    Example::
+
+        plots.held_out_runs(read_validation("cpu/tiny"))
+
+    Args:
+        validation: from `validate` or `read_validation`.
+        axes: where to draw.
+        acceptance: whether acceptance is fitted to other prompts, or replayed, so that only costs are predicted.
+    """
+    axes = axes or new_axes(6.0, 3.6)
+    table = validation.table.sort_values(["study", "measured_s"])
+    prefix, simulated = ("band", table["simulated_s"]) if acceptance else ("cost_band", None)
+    if simulated is None:
+        simulated = table["measured_s"] * (1 + table["cost_error"])
+    low, high = (table[f"{prefix}_{end}_s"] / simulated for end in ("low", "high"))
+    inside = table[f"in_{prefix}"].to_numpy(dtype=bool)
+    at, ratio = np.arange(len(table)), (table["measured_s"] / simulated).to_numpy()
+    axes.vlines(at, low, high, color=GREY, linewidth=3, alpha=0.5, label="simulated, 90 % of replications")
+    axes.scatter(at[inside], ratio[inside], s=12, color=BLUE, zorder=3, label="measured, inside")
+    axes.scatter(at[~inside], ratio[~inside], s=12, color=ORANGE, zorder=3, label="measured, outside")
+    axes.axhline(1, color="black", linewidth=0.8)
+    middles = pd.Series(at).groupby(table["study"].to_numpy()).mean()
+    axes.set_xticks(middles, middles.index, rotation=60, ha="right", fontsize=7)
+    axes.set_ylabel("measured over\nsimulated seconds")
+    axes.legend(frameon=False, fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
+    return axes
