@@ -38,6 +38,7 @@ class Row:
         published: the figure.
         simulated: mean over the replications.
         low, high: 95 % of single runs lie between them; with fewer than 39 replications, the least and the greatest.
+            Of the headline, which is of the whole file of prompts, there are at most `WHOLE_FILE_REPLICATIONS`.
         fitted: whether constants were fitted to it.
     """
 

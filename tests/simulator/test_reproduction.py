@@ -87,7 +87,9 @@ def test_targets_of_one_s_own(tmp_path, capsys):
     path = tmp_path / "targets.json"
     path.write_text('{"grouping_rate_all_mean": {"batch_size": [4], "percent": [50.0]}}')
     assert main(["reproduce", "--targets", str(path), "--replications", "2", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert "low … high: holds 33.3 % of single runs, of the headline 33.3 %\n" in printed.err
+    data = json.loads(printed.out)
     assert set(data["rows"][0]) == {
         "target", "published", "simulated", "low", "high", "fitted", "relative_error", "inside",
     }  # fmt: skip
