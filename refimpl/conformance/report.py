@@ -87,12 +87,8 @@ def tell_calls(verdict: Verdict) -> list[str]:
 
 def hint(verdict: Verdict, reference: str) -> list[str]:
     """What else may explain that an engine differs from its own run without drafts."""
-    if (
-        verdict.property != DECIDING
-        or verdict.status != "fail"
-        or verdict.no_answer
-        or not reference.startswith(ITSELF)
-    ):
+    wrong_tokens = (verdict.property, verdict.status, verdict.no_answer) == (DECIDING, "fail", False)
+    if not wrong_tokens or not reference.startswith(ITSELF):
         return []
     return [
         "the engine differs from its own run, one prompt at a time: does it round? In 16 bit, batches change the "
