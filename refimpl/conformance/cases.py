@@ -16,11 +16,13 @@ BUDGETS = (1, 2, 3, *2 * tuple(range(4, 13)))  # short ones end before anything 
 DRAFTS = (1, 2, 2, 3, 3, 4, 4, 5, 6, 8)
 BATCHES, WIDE_BATCHES = (1, 2, 2, 3, 3, 4, 4, 5), (2, 4, 6, 8, 8)
 TEMPERATURES = (1.0, 0.5, 2.0)  # at 1 alone, a temperature that is applied twice cannot be told
+LAW_PROMPTS = ((4, 1), (4, 1, 4, 1, 4))  # nothing to look up, and something
 LAW_TOKENS, LAW_BATCH, LAW_DRAFTS = 3, 64, 2
 LAW_TEMPERATURE = 0.7  # sharp, so that drafts are rejected and what replaces them counts
 SEED_ROWS, SEED_TOKENS = 8, 32
+CONTROL_ROWS, CONTROL_PROMPT_TOKENS = 16, 8
 LONG_BATCH = 4
-MOST = {"prompt_tokens": 2**17, "new_tokens": 2**17, "law_samples": 10**6, "max_batch": 4096, "max_k": 1024}
+MOST = {"prompt_tokens": 2**17, "new_tokens": 2**17, "law_samples": 10**6, "max_batch": 4096, "max_k": 1024, "k": 1024}
 MOST_PROMPT_TOKENS = 2**22  # of the long case
 LATE = 1000  # rounds after which any row of the cases has ended
 WARM_ROWS, WARM_TOKENS, HOT = 256, 2, 2.0
@@ -123,9 +125,11 @@ class Limits:
         law_samples: continuations that the law of samples is judged by.
         max_batch, max_k: no larger batch or number of drafts is asked for, and the long case has these; None: 8 in the
             cases that are searched, and what the fixed ones have.
+        k: the only number of drafts that is asked for, beside 0; None: several.
 
     Raises:
-        InputError: a limit beyond `MOST`, or prompts of more than `MOST_PROMPT_TOKENS` together.
+        InputError: a limit beyond `MOST`, `k` together with `max_k`, or prompts of more than `MOST_PROMPT_TOKENS`
+            together.
     """
 
     prompt_tokens: int = 32
@@ -133,11 +137,13 @@ class Limits:
     law_samples: int = 4096
     max_batch: int | None = None
     max_k: int | None = None
+    k: int | None = None
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1, most)
+        require(self.k is None or self.max_k is None, "k and max_k exclude each other: give one of them")
         tokens = max(self.max_batch or 0, LONG_BATCH) * self.prompt_tokens
         require(
             tokens <= MOST_PROMPT_TOKENS,
@@ -148,7 +154,8 @@ class Limits:
     def bounded(self, settings: EngineSettings) -> EngineSettings:
         """The settings, within the largest batch and number of drafts."""
         batch_size = min(settings.batch_size, self.max_batch or settings.batch_size)
-        drafts = min(settings.num_speculative_tokens, self.max_k or settings.num_speculative_tokens)
+        asked = settings.num_speculative_tokens
+        drafts = self.k if self.k and asked else min(asked, self.max_k or asked)
         return replace(settings, batch_size=batch_size, num_speculative_tokens=drafts)
 
     def long_case(self, vocab_size: int, *, sampled: bool = False) -> EngineCase:
@@ -163,19 +170,25 @@ class Limits:
         settings = EngineSettings(self.new_tokens, size, self.max_k or 3, temperature=1.0 if sampled else 0.0)
         return EngineCase(prompts, settings, (self.new_tokens - 1,))
 
-    def law_case(self, vocab_size: int) -> EngineCase:
-        """One prompt very often, with few new tokens."""
-        prompt = (4 % vocab_size, 1)
+    def law_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
+        """One prompt very often, with few new tokens; then another one."""
         settings = EngineSettings(LAW_TOKENS, LAW_BATCH, LAW_DRAFTS, temperature=LAW_TEMPERATURE, seed=1)
-        return EngineCase((prompt,) * self.law_samples, settings)
+        prompts = [tuple(token % vocab_size for token in prompt) for prompt in LAW_PROMPTS]
+        return tuple(EngineCase((prompt,) * self.law_samples, settings) for prompt in prompts)
 
-    def warm_case(self, vocab_size: int) -> EngineCase:
+    def warm_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
         """One prompt often, at a high temperature."""
         settings = EngineSettings(WARM_TOKENS, LAW_BATCH, LAW_DRAFTS, temperature=HOT, seed=1)
-        return EngineCase(((4 % vocab_size, 1),) * WARM_ROWS, settings)
+        return (EngineCase(((4 % vocab_size, 1),) * WARM_ROWS, settings),)
 
-    def seed_case(self, vocab_size: int) -> EngineCase:
+    def seed_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
         """Enough tokens that two seeds do not give the same ones by chance."""
         prompts = tuple((i % vocab_size, 1) for i in range(SEED_ROWS))
         settings = EngineSettings(SEED_TOKENS, SEED_ROWS, 3, temperature=max(TEMPERATURES), seed=1)
-        return EngineCase(prompts, settings)
+        return (EngineCase(prompts, settings),)
+
+    def control_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
+        """Many prompts that have nothing in common."""
+        rng = random.Random(0)
+        prompts = tuple(tuple(rng.choices(range(vocab_size), k=CONTROL_PROMPT_TOKENS)) for _ in range(CONTROL_ROWS))
+        return (EngineCase(prompts, EngineSettings()),)

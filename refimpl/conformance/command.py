@@ -25,6 +25,9 @@ class EngineUnderTest:
         str | None,
         option(ENGINE, "module:make of an engine that decodes plainly.", none="the engine's own"),
     ] = None
+    reference_command: Annotated[
+        str | None, option(ENGINE, "Command of a server that decodes plainly, in place of --reference.")
+    ] = None
     timeout_s: Annotated[float, option(ENGINE, "Seconds an answer may take.", min=0.01)] = 60.0
 
 
@@ -36,6 +39,10 @@ class LimitOptions:
         int | None, option(ENGINE, "Largest batch. 1 tests an engine that takes one row at a time.", min=1)
     ] = None
     max_k: Annotated[int | None, option(ENGINE, "Most tokens drafted per row and round.", min=1)] = None
+    k: Annotated[
+        int | None,
+        option(ENGINE, "An engine built for one number of drafts: ask for it alone, and for 0.", "--k", min=1),
+    ] = None
     prompt_tokens: Annotated[
         int, option(PROMPTS, "Longest prompt of the long case, in tokens.", "--prompt-length", "--long-prompt", min=1)
     ] = 32

@@ -151,7 +151,10 @@ class CommandEngine:
             answer = json.loads(line)
         except (ValueError, RecursionError):  # no JSON, or JSON nested too deep
             answer = None
-        if not isinstance(answer, dict) or answer.get("id") != self._number:
+        if not isinstance(answer, dict):
+            self.close()
+            raise EngineLost(f"the engine printed {shown(line.strip())} on stdout; print logs to stderr")
+        if answer.get("id") != self._number:
             self.close()
             raise EngineLost(f"expected a JSON object with id {self._number}, got the line {shown(line.strip())}")
         return answer

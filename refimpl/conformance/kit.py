@@ -28,6 +28,7 @@ from refimpl.core.errors import InputError
 
 RAGGEDNESS = "raggedness"
 ALL_PROPERTIES = (*ENGINE_PROPERTIES, RAGGEDNESS)
+MOST_SEEDS = 2**16  # of samples in fixed cases
 SHORT = 4  # new tokens; of the cases that are searched, a quarter has fewer
 MAX_LOSSES = 5  # crashes of a process in one property; each costs a start, so that shrinking ends there
 
@@ -114,14 +115,14 @@ class Trial:
         self.subject, self.name = subject, name
         self.profile: Raggedness | None = None
         self.gone = ""
-        self._asked, self._planned, self._refusals = 0, 0, list[str]()
+        self._asked, self._planned, self._refusals, self._told = 0, 0, list[str](), list[str]()
         self._shapes = set[tuple[tuple[int, ...], EngineSettings]]()
         self._failures, self._losses = list[CaseFailure](), list[CaseFailure]()
 
     def verdict(self, max_examples: int, *, shrink: bool, seed: int) -> Verdict:
         """Judge the property."""
         batches_before = self.subject.num_batches
-        self._planned = 1 if self.name in FIXED or self.name == RAGGEDNESS else max_examples + 1
+        self._planned = 1 if self.name == RAGGEDNESS else max_examples + 1
         try:
             self._run(max_examples, shrink, seed)
             verdict = self._without_failure(self.subject.num_batches > batches_before)
@@ -145,7 +146,7 @@ class Trial:
         if self.name == RAGGEDNESS:
             self._check(self._measure)
         elif self.name in FIXED:
-            self._check_case(FIXED[self.name](limits, vocab_size))
+            self._check_fixed(FIXED[self.name](limits, vocab_size), seed)
         elif self.name in SERVED:
             block_size = getattr(self.subject.engine, "block_size", BLOCK_SIZE)
             self._search(serving_cases(vocab_size, block_size), max_examples, shrink, seed)
@@ -153,6 +154,13 @@ class Trial:
             sampled = self.name in SAMPLED
             self._search(engine_cases(vocab_size, sampled=sampled), max_examples, shrink, seed)
             self._check_case(limits.long_case(vocab_size, sampled=sampled))
+
+    def _check_fixed(self, cases: tuple[EngineCase, ...], seed: int) -> None:
+        """Check cases whose samples alone depend on the seed of the search."""
+        self._planned = len(cases)
+        for case in cases:
+            own = case.settings.seed + seed % MOST_SEEDS
+            self._check_case(replace(case, settings=replace(case.settings, seed=own)))
 
     def _search(self, cases: Any, max_examples: int, shrink: bool, seed: int) -> None:
         @hypothesis.seed(int.from_bytes(hashlib.sha256(f"{seed}:{self.name}".encode()).digest()[:8]))
@@ -191,13 +199,14 @@ class Trial:
         if failure:
             raise failure
 
-    def _check(self, ask: Callable[[], None]) -> None:
+    def _check(self, ask: Callable[[], str | None]) -> None:
         self.subject.watch.require_time()
         self.subject.watch.tell(self.name, self._asked, self._planned)
         self._asked += 1
         self.subject.calls.clear()
         try:
-            ask()
+            told = ask()
+            self._told += [told] if told else []
         except TimeUp:
             self._asked -= 1
             raise
@@ -206,7 +215,7 @@ class Trial:
         except CaseFailure as failure:
             raise self._noted(failure) from None
         except EngineFailure as broken:
-            lost = self._noted(CaseFailure(str(broken)))
+            lost = self._noted(CaseFailure(str(broken), no_answer=True))
             if isinstance(broken, EngineLost | EngineGone):
                 self._lose(lost, broken)
             raise lost from broken
@@ -225,7 +234,8 @@ class Trial:
             raise _Enough from broken
 
     def _failed(self, failure: CaseFailure, before: str = "") -> Verdict:
-        return Verdict(self.name, "fail", before + failure.reason, failure.calls, failure.row, failure.token)
+        told = (before + failure.reason, failure.calls, failure.row, failure.token, failure.no_answer)
+        return Verdict(self.name, "fail", *told)
 
     def _out_of_time(self) -> Verdict:
         if self._failures:
@@ -240,7 +250,7 @@ class Trial:
         if self.name in OF_BATCHES and not in_batches and self.subject.limits.max_batch != 1:
             why = refusal or "none was among the cases, ask for more"
             return Verdict(self.name, "not supported", f"no batch of several rows was answered: {why}")
-        return Verdict(self.name, "pass")
+        return Verdict(self.name, "pass", "; ".join(self._told))
 
 
 def _size(failure: CaseFailure) -> int:

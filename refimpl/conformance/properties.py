@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from refimpl.conformance.cases import LATE, EngineCase, Limits
-from refimpl.conformance.laws import law_p_value
+from refimpl.conformance.cases import LATE, LAW_PROMPTS, EngineCase, Limits
+from refimpl.conformance.laws import compare_laws
 from refimpl.conformance.protocol import NotSupported
 from refimpl.conformance.subject import CaseFailure, Subject
 from refimpl.core.tokens import first_difference
 
-LAW_FALSE_ALARM_RATE = 1e-6
+LAW_FALSE_ALARM_RATE = 1e-6 / len(LAW_PROMPTS)  # of one prompt
 COLD = 0.05
 
 
@@ -75,6 +75,8 @@ def batch_size_does_not_matter(subject: Subject, case: EngineCase) -> None:
 
 def draft_length_does_not_matter(subject: Subject, case: EngineCase) -> None:
     """One draft a round, or several."""
+    if subject.limits.k:
+        raise NotSupported(f"another number of drafts than {subject.limits.k}")
     one = subject.run(case.prompts, replace(case.settings, num_speculative_tokens=1))
     found = subject.run(case.prompts, case.settings)
     require_equal(found, one, f"k = {case.settings.num_speculative_tokens} and 1 differ")
@@ -92,6 +94,19 @@ def runs_repeat(subject: Subject, case: EngineCase) -> None:
     """The same call gives the same tokens."""
     first = subject.run(case.prompts, case.settings)
     require_equal(subject.run(case.prompts, case.settings), first, "a second run differs")
+
+
+def prompts_matter(subject: Subject, case: EngineCase) -> None:
+    """Many different prompts do not all get the same tokens, as from an engine that ignores them (one fixed test)."""
+    if not _all_equal(subject.run(case.prompts, case.settings)):
+        return
+    if not subject.judges_itself and _all_equal(subject.reference(case.prompts, case.settings)):
+        raise NotSupported("the reference gives the same tokens after every prompt")
+    raise CaseFailure(f"{len(case.prompts)} different prompts get the same tokens: prompts are ignored")
+
+
+def _all_equal(outputs: list[list[int]]) -> bool:
+    return all(tokens == outputs[0] for tokens in outputs)
 
 
 def samples_are_keyed(subject: Subject, case: EngineCase) -> None:
@@ -136,23 +151,27 @@ def temperature_matters(subject: Subject, case: EngineCase) -> None:
     hot, cool = (subject.run(case.prompts, settings) for settings in (case.settings, cold))
     keyed = "keyed_sampling" in subject.engine.supports
     samples = ([tuple(tokens) for tokens in outputs] for outputs in (hot, cool))
-    if hot == cool or (not keyed and law_p_value(*samples) >= LAW_FALSE_ALARM_RATE):
+    if hot == cool or (not keyed and compare_laws(*samples).p_value >= LAW_FALSE_ALARM_RATE):
         raise CaseFailure(
             f"{len(case.prompts)} continuations at temperatures {COLD:g} and {case.settings.temperature:g} are alike: "
             "temperature is ignored"
         )
 
 
-def samples_follow_the_law(subject: Subject, case: EngineCase) -> None:
-    """Many continuations of one prompt are distributed as the reference's (one fixed test)."""
+def samples_follow_the_law(subject: Subject, case: EngineCase) -> str:
+    """Many continuations of one prompt are distributed as the reference's (a fixed test of two prompts)."""
     _needs_sampling(subject)
     found = subject.run(case.prompts, case.settings)
     wanted = subject.plain(case.prompts, replace(case.settings, seed=case.settings.seed + 1))
-    p_value = law_p_value(*([tuple(tokens) for tokens in outputs] for outputs in (found, wanted)))
-    if p_value < LAW_FALSE_ALARM_RATE:
-        many = f"{len(case.prompts)} continuations of {list(case.prompts[0])}"
-        at = f"at temperature {case.settings.temperature:g}"
-        raise CaseFailure(f"{many} {at} are not distributed as the reference's (p = {p_value:.1e})")
+    law = compare_laws(*([tuple(tokens) for tokens in outputs] for outputs in (found, wanted)))
+    prompt = list(case.prompts[0])
+    if law.p_value < LAW_FALSE_ALARM_RATE:
+        many = f"{len(case.prompts)} continuations of {prompt} at temperature {case.settings.temperature:g}"
+        raise CaseFailure(f"{many} are not distributed as the reference's (p = {law.p_value:.1e})")
+    if law.num_cells == 1:
+        raise NotSupported(f"the reference's samples after {prompt} hardly vary")
+    visible = law.visible_difference(LAW_FALSE_ALARM_RATE)
+    return f"after {prompt} {law.num_cells} outcomes told apart; a total variation of {visible:.2f} is surely seen"
 
 
 def serving_equals_reference(subject: Subject, case: EngineCase) -> None:
@@ -183,7 +202,7 @@ def _needs_sampling(subject: Subject) -> None:
         raise NotSupported("sampling")
 
 
-Property = Callable[[Subject, EngineCase], None]
+Property = Callable[[Subject, EngineCase], str | None]  # returns what a pass is worth, where that can be told
 ENGINE_PROPERTIES: dict[str, Property] = {
     p.__name__: p
     for p in (
@@ -196,6 +215,7 @@ ENGINE_PROPERTIES: dict[str, Property] = {
         draft_length_does_not_matter,
         larger_budget_extends,
         runs_repeat,
+        prompts_matter,
         samples_are_keyed,
         seeds_give_different_samples,
         temperature_matters,
@@ -208,8 +228,9 @@ SERVED = {"serving_equals_reference"}  # their prompts come and go while others 
 OF_BATCHES = SERVED | {  # say nothing of an engine that answers for one prompt at a time
     "equals_reference", "rows_are_independent", "order_does_not_matter", "batch_size_does_not_matter",
 }  # fmt: skip
-FIXED: dict[str, Callable[[Limits, int], EngineCase]] = {  # these have one case; the others are searched
-    "seeds_give_different_samples": Limits.seed_case,
-    "temperature_matters": Limits.warm_case,
-    "samples_follow_the_law": Limits.law_case,
+FIXED: dict[str, Callable[[Limits, int], tuple[EngineCase, ...]]] = {  # the cases of others are searched
+    "prompts_matter": Limits.control_cases,
+    "seeds_give_different_samples": Limits.seed_cases,
+    "temperature_matters": Limits.warm_cases,
+    "samples_follow_the_law": Limits.law_cases,
 }

@@ -1,53 +1,87 @@
 """One pytest item per property: ``pytest -p refimpl.conformance.pytest_plugin --conformance-engine module:factory``.
 
-`--conformance-command "a server"` tests an engine in another process, `--conformance-examples` sets the cases per
-property, `--conformance-seed` chooses others. Without an engine the plugin adds nothing.
+The options are those of `raggedspec conformance`, with ``--conformance-`` before each; `--conformance-examples` sets
+the cases per property. Without an engine the plugin adds nothing.
 """
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from refimpl.conformance.cases import Limits
 from refimpl.conformance.kit import check_property, known_properties
-from refimpl.conformance.report import tell_calls
-from refimpl.conformance.runner import close_engine, open_engine
+from refimpl.conformance.report import REFERENCES, hint, tell_calls
+from refimpl.conformance.runner import opened
 from refimpl.conformance.subject import Subject
 from refimpl.conformance.verdicts import DECIDING, Verdict
 from refimpl.core.errors import InputError
 
 SUBJECT = pytest.StashKey[Subject]()
+ENGINES = {
+    "engine": "module:factory or module:factory:argument",
+    "command": "command of a server that speaks JSON lines",
+    "reference": "module:factory of an engine that decodes plainly",
+    "reference-command": "command of a server that decodes plainly",
+}
+LIMITS = {
+    "max-batch": ("max_batch", "largest batch"),
+    "max-k": ("max_k", "most tokens drafted per row and round"),
+    "k": ("k", "number of drafts that the engine was built for"),
+    "prompt-length": ("prompt_tokens", "longest prompt of the long case, in tokens"),
+    "long-output": ("new_tokens", "new tokens of the long case"),
+    "law-samples": ("law_samples", "continuations that judge the law of samples"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("conformance", "conformance of a decoding engine")
-    group.addoption("--conformance-engine", help="module:factory or module:factory:argument")
-    group.addoption("--conformance-command", help="command of a server that speaks JSON lines")
+    for name, text in ENGINES.items():
+        group.addoption(f"--conformance-{name}", help=text)
+    for name, (field, text) in LIMITS.items():
+        group.addoption(f"--conformance-{name}", type=int, default=getattr(Limits, field), help=text)
     group.addoption("--conformance-examples", type=int, default=20, help="cases per property")
     group.addoption("--conformance-seed", type=int, default=0, help="of the search for cases")
     group.addoption("--conformance-properties", help="names, separated by commas; all by default")
     group.addoption("--conformance-timeout", type=float, default=60.0, help="seconds for an answer")
 
 
+def _option(config: pytest.Config, name: str) -> Any:
+    return config.getoption(f"--conformance-{name}")
+
+
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Open the engine that was named and append its items."""
-    engine, command = config.getoption("conformance_engine"), config.getoption("conformance_command")
+    engine, command = _option(config, "engine"), _option(config, "command")
     if not (engine or command):
         return
     if engine and command:
         raise pytest.UsageError("give either --conformance-engine or --conformance-command, not both")
     try:
-        names = known_properties(config.getoption("conformance_properties"))
-        config.stash[SUBJECT] = Subject(open_engine(engine, command, config.getoption("conformance_timeout")))
+        names = known_properties(_option(config, "properties"))
+        config.stash[SUBJECT] = _subject(config)
     except InputError as error:
         raise pytest.UsageError(str(error)) from error
     items += [PropertyItem.from_parent(session, name=f"conformance[{name}]", rule=name) for name in names]
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the server."""
-    if SUBJECT in config.stash:
-        close_engine(config.stash[SUBJECT].engine)
+def _subject(config: pytest.Config) -> Subject:
+    """The engine and its reference, open until the session ends."""
+    limits = Limits(**{field: _option(config, name) for name, (field, _) in LIMITS.items()})
+    stack = ExitStack()
+    named = {name.replace("-", "_"): _option(config, name) for name in ENGINES}
+    engine, reference = stack.enter_context(opened(**named, timeout_s=_option(config, "timeout")))
+    config.add_cleanup(stack.close)
+    return Subject(engine, limits, reference)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Say what the engine is compared with."""
+    if SUBJECT not in config.stash:
+        return []
+    kind = config.stash[SUBJECT].reference_kind
+    return [f"conformance: reference: {REFERENCES.get(kind, kind)}"]
 
 
 class PropertyBroken(Exception):  # noqa: N818 (carries a verdict to the report)
@@ -67,8 +101,10 @@ class PropertyItem(pytest.Item):
 
     def runtest(self) -> None:
         """Search for a failing case; skip what the engine does not support, unless all depends on it."""
-        options, subject = self.config.getoption, self.config.stash[SUBJECT]
-        verdict = check_property(subject, self.rule, options("conformance_examples"), seed=options("conformance_seed"))
+        subject = self.config.stash[SUBJECT]
+        verdict = check_property(
+            subject, self.rule, _option(self.config, "examples"), seed=_option(self.config, "seed")
+        )
         if verdict.status == "not supported" and self.rule != DECIDING:
             pytest.skip(f"not supported: {verdict.reason}")
         if verdict.status != "pass":
@@ -78,8 +114,8 @@ class PropertyItem(pytest.Item):
         """Show the reason and the failing case instead of a traceback."""
         if not isinstance(excinfo.value, PropertyBroken):
             return super().repr_failure(excinfo, style)
-        verdict = excinfo.value.verdict
-        return "\n".join([f"{verdict.property}: {verdict.reason}", *tell_calls(verdict)])
+        verdict, kind = excinfo.value.verdict, self.config.stash[SUBJECT].reference_kind
+        return "\n".join([f"{verdict.property}: {verdict.reason}", *tell_calls(verdict), *hint(verdict, kind)])
 
     def reportinfo(self) -> tuple[Any, int, str]:
         """Name the property, not a line of this file."""

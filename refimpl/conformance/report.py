@@ -10,6 +10,7 @@ from rich.table import Table
 
 from refimpl.conformance.kit import ALL_PROPERTIES
 from refimpl.conformance.protocol import Call, EngineSettings, Prompts
+from refimpl.conformance.subject import ITSELF
 from refimpl.conformance.verdicts import DECIDING, NOT_FINISHED, Report, Verdict
 from refimpl.core.files import write_whole
 
@@ -38,9 +39,9 @@ def show(report: Report, console: Console | None = None) -> None:
         table.add_row(verdict.property, status, answered, _where(verdict))
     console.print(table)
     for verdict in report.verdicts:
-        if verdict.status in ("fail", "not supported") and verdict.reason:
+        if verdict.status in ("pass", "fail", "not supported") and verdict.reason:
             console.print(f"{verdict.property}: {_why(verdict)}", markup=False, highlight=False)
-            for line in tell_calls(verdict):
+            for line in [*tell_calls(verdict), *hint(verdict, report.reference)]:
                 console.print(f"  {line}", markup=False, highlight=False)
     if report.raggedness.rows:
         console.print(_raggedness(report), markup=False, highlight=False)
@@ -57,7 +58,7 @@ def show(report: Report, console: Console | None = None) -> None:
 def conclusion(report: Report) -> str:
     """Does the engine conform? One line, with what is missing where nothing has failed."""
     if report.conforms:
-        return f"conforms{_how_far(report)}{', one row at a time' * (report.limits.max_batch == 1)}"
+        return f"conforms{_how_far(report)}"
     if report.passed:
         return f"passes what was asked; whether it conforms only {DECIDING} can tell"
     if report.exit_code == NOT_FINISHED:
@@ -67,9 +68,11 @@ def conclusion(report: Report) -> str:
 
 
 def _how_far(report: Report) -> str:
-    """Where not all properties were asked for: how many were."""
+    """How many properties were asked for, where not all were, and what the limits leave out."""
     checked, of = len({verdict.property for verdict in report.verdicts}), len(ALL_PROPERTIES)
-    return "" if checked == of else f" in the {checked} of {of} properties that were checked"
+    some = "" if checked == of else f" in the {checked} of {of} properties that were checked"
+    one_row = ", one row at a time" * (report.limits.max_batch == 1)
+    return some + one_row + (f", at k = {report.limits.k} alone" if report.limits.k else "")
 
 
 def _why(verdict: Verdict) -> str:
@@ -80,6 +83,18 @@ def tell_calls(verdict: Verdict) -> list[str]:
     """What the engine was asked in the failing case, a line for each call."""
     several, case = len(verdict.calls) > 1, "smallest case found" if verdict.shrunk else "failing case"
     return [f"{case}{f', call {i + 1}' if several else ''}: {describe(call)}" for i, call in enumerate(verdict.calls)]
+
+
+def hint(verdict: Verdict, reference: str) -> list[str]:
+    """What else may explain that an engine differs from its own run without drafts."""
+    wrong_tokens = (verdict.property, verdict.status, verdict.no_answer) == (DECIDING, "fail", False)
+    if not wrong_tokens or not reference.startswith(ITSELF):
+        return []
+    return [
+        "the engine differs from its own run, one prompt at a time: does it round? In 16 bit, batches change the "
+        "tokens of a right engine. Test it in float32 or batch-invariant, or judge it with raggedspec tie-or-bug "
+        "(docs/conformance.md, If your engine rounds)"
+    ]
 
 
 def describe(call: Call) -> str:

@@ -1,5 +1,7 @@
 """Open an engine, test it, show and write the report: what the command does."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from refimpl.conformance.report import show, write_json
 from refimpl.conformance.verdicts import Report
 from refimpl.conformance.watch import Watch
 from refimpl.core.console import ended_by_sigterm
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require
 from refimpl.core.files import check_writable
 from refimpl.core.progress import progress_bars
 
@@ -21,6 +23,7 @@ def run_conformance(
     command: str | None,
     *,
     reference: str | None = None,
+    reference_command: str | None = None,
     timeout_s: float = 60.0,
     properties: str | None = None,
     output: Path | None = None,
@@ -31,7 +34,7 @@ def run_conformance(
 
     Args:
         engine, command: what to test.
-        reference: ``module:factory`` of what plain decoding generates.
+        reference, reference_command: what generates what plain decoding does, in Python or as a server.
         timeout_s: seconds that an answer may take.
         properties: names, separated by commas; None means all.
         output: where to write the report.
@@ -46,36 +49,40 @@ def run_conformance(
         check_writable(output)
     with ended_by_sigterm(KeyboardInterrupt("SIGTERM")), progress_bars() as bars:
         watch = Watch(bars, total_time_s)
-        report = _tested(engine, command, timeout_s, reference, properties=chosen, watch=watch, **options)
+        with opened(engine, command, reference, reference_command, timeout_s) as (subject, plain):
+            options |= {"properties": chosen, "watch": watch, "reference": plain}
+            report = check_engine(subject, name=engine or command or "", **options)
     show(report)
     if output is not None:
         write_json(report, output)
     return report
 
 
-def _tested(engine: str | None, command: str | None, timeout_s: float, reference: str | None, **options: Any) -> Report:
-    subject = open_engine(engine, command, timeout_s)
-    try:
-        plain = load_engine(reference, timeout_s) if reference else None
-        if plain and plain.vocab_size != subject.vocab_size:
-            raise InputError(f"{reference!r} has a vocabulary of {plain.vocab_size}, the engine {subject.vocab_size}")
-        return check_engine(subject, name=engine or command or "", reference=plain, **options)
-    finally:
-        close_engine(subject)
-
-
-def open_engine(engine: str | None, command: str | None, timeout_s: float) -> EngineUnderTest:
-    """Make the engine that one of the two options names.
+@contextmanager
+def opened(
+    engine: str | None, command: str | None, reference: str | None, reference_command: str | None, timeout_s: float
+) -> Iterator[tuple[EngineUnderTest, EngineUnderTest | None]]:
+    """Make the engine under test, and the reference if one is named; end the servers that this starts.
 
     Raises:
-        InputError: none or both are given, or there is no such engine.
+        InputError: none or several are named, there is no such engine, or their vocabularies differ.
     """
     if bool(engine) == bool(command):
         raise InputError("give either --engine module:factory or --command 'a server'")
-    return load_engine(engine, timeout_s) if engine else CommandEngine(command or "", timeout_s)
+    require(not (reference and reference_command), "give the reference as module:factory or as a command, not both")
+    with ExitStack() as stack:
+        subject = _open(stack, engine, command, timeout_s)
+        plain = _open(stack, reference, reference_command, timeout_s)
+        if plain and plain.vocab_size != subject.vocab_size:
+            name = reference or reference_command
+            raise InputError(f"{name!r} has a vocabulary of {plain.vocab_size}, the engine {subject.vocab_size}")
+        yield subject, plain
 
 
-def close_engine(engine: EngineUnderTest) -> None:
-    """End what opening has started."""
-    if isinstance(engine, CommandEngine):
-        engine.close()
+def _open(stack: ExitStack, name: str | None, server: str | None, timeout_s: float) -> Any:
+    """Make what one of the two names, None if neither does."""
+    if not server:
+        return load_engine(name, timeout_s) if name else None
+    engine = CommandEngine(server, timeout_s)
+    stack.callback(engine.close)
+    return engine

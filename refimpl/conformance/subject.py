@@ -17,6 +17,8 @@ from refimpl.conformance.protocol import (
 )
 from refimpl.conformance.watch import Watch
 
+ITSELF = "itself"  # as a reference
+
 
 class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a failed assertion)
     """A case breaks a property.
@@ -24,11 +26,12 @@ class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a f
     Attributes:
         reason: one line.
         row, token: where outputs part first, None when that is not what is wrong.
+        no_answer: the engine raised an error or gave something that is no answer, so that no tokens could be compared.
         calls: what the engine was asked, in order.
     """
 
-    def __init__(self, reason: str, row: int | None = None, token: int | None = None):
-        self.reason, self.row, self.token = reason, row, token
+    def __init__(self, reason: str, row: int | None = None, token: int | None = None, *, no_answer: bool = False):
+        self.reason, self.row, self.token, self.no_answer = reason, row, token, no_answer
         self.calls: tuple[Call, ...] = ()
         super().__init__(reason)
 
@@ -66,7 +69,14 @@ class Subject:
     @property
     def reference_kind(self) -> str:
         """What serves as the reference."""
-        return self._own_kind if self._own else "itself with k=1" if self._plain_refused else "itself with k=0"
+        if self._own:
+            return self._own_kind
+        return f"{ITSELF} with k={(self.limits.k or 1) if self._plain_refused else 0}"
+
+    @property
+    def judges_itself(self) -> bool:
+        """Whether the engine is its own reference."""
+        return self._own is None
 
     def run(self, prompts: Iterable[Iterable[int]], settings: EngineSettings) -> list[list[int]]:
         """Ask the engine; every exception but NotSupported becomes an EngineFailure."""

@@ -19,9 +19,10 @@ class Verdict:
 
     Attributes:
         status: a failure comes with the smallest case that was found; one answered case is enough for a pass.
-        reason: one line, empty on a pass.
+        reason: one line; on a pass how much the property could see, where that can be told.
         calls: what the engine was asked in the smallest failing case, in order; the last one where it failed to answer.
         row, token: where the outputs part first.
+        no_answer: the failure is an error, or something that is no answer; otherwise the tokens are wrong.
         asked, answered: cases that the engine was given, those of shrinking included, and those it did not refuse.
         shrunk: whether the search for a failing case goes on to smaller ones.
     """
@@ -32,6 +33,7 @@ class Verdict:
     calls: tuple[Call, ...] = ()
     row: int | None = None
     token: int | None = None
+    no_answer: bool = False
     asked: int = 0
     answered: int = 0
     shrunk: bool = False

@@ -48,6 +48,17 @@ class Notice:
     examples: int
 
 
+@dataclass(frozen=True)
+class KitNotice:
+    """The conformance kit noticed: the first property that failed, and the error in place of an answer.
+
+    Without an error the tokens were wrong, so any engine that gives such tokens fails.
+    """
+
+    property: str
+    error: str = ""
+
+
 def example(fault: Fault | None, number: int) -> Case:
     """Draw the case number `number` for a fault; None stands for the healthy engine."""
     rng = random.Random(f"{fault.name if fault else 'healthy'}:{number}")
@@ -89,8 +100,8 @@ def detect(fault: Fault | None, detector: str, num_examples: int = NUM_EXAMPLES)
     return None
 
 
-def kit_property(fault: Fault | None, properties: Iterable[str] = ALL_PROPERTIES, *, seed: int = 0) -> str | None:
-    """The first property of the conformance kit that fails for a broken engine whose checks are off.
+def kit_notice(fault: Fault | None, properties: Iterable[str] = ALL_PROPERTIES, *, seed: int = 0) -> KitNotice | None:
+    """What the conformance kit notices first in a broken engine whose checks are off.
 
     `seed` is of the kit's search.
 
@@ -102,7 +113,14 @@ def kit_property(fault: Fault | None, properties: Iterable[str] = ALL_PROPERTIES
     failed = next((verdict for verdict in report.verdicts if verdict.status == "fail"), None)
     if failed and failed.reason.startswith(MISFITS):
         raise TypeError(failed.reason)
-    return failed.property if failed else None
+    return KitNotice(failed.property, _error(failed.reason) if failed.no_answer else "") if failed else None
+
+
+def _error(reason: str) -> str:
+    """The invariant that a reason names, the kind of exception, or that the engine did not answer in time."""
+    if reason.startswith("no answer"):
+        return "no answer"
+    return reason.removeprefix(f"{InvariantViolation.__name__}: ").split()[0].rstrip(":")
 
 
 def _injected(fault: Fault | None) -> AbstractContextManager:

@@ -44,7 +44,7 @@ def faulty(name: str) -> FaultyEngine:
 
 
 def faulty_unchecked(name: str) -> FaultyEngine:
-    """Test the engine with the fault `name`, checks off: only outputs can tell."""
+    """Test the engine with the fault `name`, checks off: its outputs tell, and the errors that it still raises."""
     return FaultyEngine(_find(name), checks="off")
 
 

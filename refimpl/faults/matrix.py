@@ -19,12 +19,13 @@ from refimpl.core.files import write_whole
 from refimpl.decoding.invariants import STATEMENTS
 from refimpl.faults import FAULTS
 from refimpl.faults.base import Fault
-from refimpl.faults.detection import DETECTORS, NUM_EXAMPLES, applies, detect, kit_property
+from refimpl.faults.detection import DETECTORS, NUM_EXAMPLES, applies, detect, kit_notice
 
-SCHEMA = "raggedspec.detection/3"
+SCHEMA = "raggedspec.detection/4"
 DOCS = Path(__file__).parents[2] / "docs"
 HEALTHY = "(healthy engine)"
 NOT_ASKED = "not asked"
+HIDDEN = ("acceptance", "report", "nothing")  # effects that tokens alone do not show
 Matrix = dict[str, Any]
 
 
@@ -34,7 +35,13 @@ def build_row(fault: Fault | None) -> dict[str, Any]:
     for detector in DETECTORS:
         notice = detect(fault, detector) if applies(fault, detector) else None
         cells[detector] = asdict(notice) if notice else None if applies(fault, detector) else NOT_ASKED
-    return about(fault) | {"first": first_invariant(cells), "cells": cells, "kit": kit_property(fault)}
+    return about(fault) | {"first": first_invariant(cells), "cells": cells, "kit": kit_cell(fault)}
+
+
+def kit_cell(fault: Fault | None) -> dict[str, str] | None:
+    """What the kit notices first, JSON-ready."""
+    notice = kit_notice(fault)
+    return asdict(notice) if notice else None
 
 
 def about(fault: Fault | None) -> dict[str, Any]:
@@ -92,18 +99,23 @@ def as_markdown(matrix: Matrix) -> str:
         "  sums over the rounds; *sampling* compares the distribution of sampled tokens with the target's. These four",
         "  run without checks. Two faults of block verification move the law by a percent or two; exact enumeration",
         "  sees them (tests/statistical/test_block_rule.py).",
-        "- *kit* is the first property that fails when `raggedspec conformance` tests the broken engine by its outputs",
-        "  alone, checks off, with the default settings; · means that the engine conforms. The last one to be asked is",
-        "  `serving_equals_reference`: prompts come and are cancelled while others run.",
+        "- *kit* is the first property that fails when `raggedspec conformance` tests the broken engine, checks off,",
+        "  with the default settings; · means that the engine conforms. Where nothing is added, tokens were wrong: any",
+        "  engine that gives such tokens fails. *error* means that this engine broke off, by one of the few checks",
+        "  that are never off (INV-…) or because its own data did not fit together, or gave no answer within 60 s.",
+        "  Another engine may go on with such a fault, so errors count for this engine alone. In",
+        "  `serving_equals_reference` prompts come and are cancelled while others run.",
         "- *changes* is what the fault does to a run without checks; a crash ends it with an error, or never.",
         "- *seen in* is a public issue or pull request about a fault of this kind in another engine.",
+        "",
+        kit_summary(matrix),
         "",
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),
     ]
     for row in matrix["rows"]:
         cells = [_cell(row["cells"][detector]) for detector in DETECTORS]
-        cells.append(f"`{row['kit']}`" if row["kit"] else "·")
+        cells.append(_kit_cell(row["kit"]))
         lines.append("| " + " | ".join([f"`{row['fault']}`", _link(row["source"]), row["effect"], *cells]) + " |")
     lines += [
         "",
@@ -120,11 +132,29 @@ def as_markdown(matrix: Matrix) -> str:
     return "\n".join(lines)
 
 
+def kit_summary(matrix: Matrix) -> str:
+    """How many faults the kit sees, by what, and how many it could see."""
+    rows = [row for row in matrix["rows"] if row["fault"] != HEALTHY]
+    errors = [bool(row["kit"]["error"]) for row in rows if row["kit"]]
+    unseen = [row["effect"] in HIDDEN for row in rows if not row["kit"]]
+    return (
+        f"Of {len(rows)} faults the kit sees {errors.count(False)} by wrong tokens, which would give any engine away,\n"
+        f"and {sum(errors)} by an error of this engine. Of the {len(unseen)} others, {sum(unseen)} change neither\n"
+        "tokens nor their distribution."
+    )
+
+
 def _link(source: str | None) -> str:
     if source is None:
         return ""
     repository, _, number = source.partition("#")
     return f"[{source}](https://github.com/{repository}/issues/{number})"
+
+
+def _kit_cell(cell: dict[str, str] | None) -> str:
+    if cell is None:
+        return "·"
+    return f"`{cell['property']}`" + (f", error ({cell['error']})" if cell["error"] else "")
 
 
 def _cell(cell: Any) -> str:

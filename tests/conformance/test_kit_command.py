@@ -84,6 +84,44 @@ def test_a_reference_has_the_vocabulary_of_the_engine() -> None:
     assert "has a vocabulary of 17, the engine 40" in text
 
 
+SERVERS = f"{sys.executable} {HERE / 'bad_servers.py'}"  # of a kind that is none, a server is right
+ONE = ["--properties", "equals_reference", "--max-examples", "5"]
+
+
+@pytest.mark.parametrize(("kind", "code"), [("right", 0), ("wrong", 1)])
+def test_a_server_can_be_the_reference(kind: str, code: int) -> None:
+    found, text = run_command("--command", f"{SERVERS} {kind}", "--reference-command", f"{SERVERS} right", *ONE)
+    assert found == code
+    assert "reference: another engine" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--reference", "toy_engines:make", "--reference-command", SERVERS], "as a command, not both"),
+        (["--reference-command", f"{SERVERS} right"], "has a vocabulary of 61, the engine 40"),
+        (["--reference-command", "no-such-engine-anywhere"], "cannot start 'no-such-engine-anywhere'"),
+        (["--k", "3", "--max-k", "4"], "k and max_k exclude each other"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(options: list[str], told: str) -> None:
+    code, text = run_command("--engine", "toy_engines:make", *options)
+    assert (code, text.count("\n")) == (2, 1)
+    assert told in text
+
+
+def said_to_round(*arguments: str) -> bool:
+    return "does it round?" in " ".join(run_command(*arguments)[1].split())
+
+
+def test_an_engine_that_differs_from_its_own_run_may_round() -> None:
+    engine = ["--engine", "refimpl.faults.engine:faulty_unchecked:dsd-next-token-from-draft", *ONE]
+    assert not said_to_round(*engine)  # it has a reference of its own
+    assert said_to_round("--command", f"{SERVERS} wrong", *ONE)
+    assert not said_to_round("--command", f"{SERVERS} garbage", *ONE)
+    assert not said_to_round("--command", f"{SERVERS} right", *ONE)
+
+
 # --- plugin ------------------------------------------------------------------------------------------------------
 
 
@@ -114,6 +152,17 @@ def test_the_pytest_plugin_reports_one_item_a_property(tmp_path: Path) -> None:
     assert "1 failed, 2 passed" in done.stdout
 
 
+def test_the_pytest_plugin_has_the_limits_and_the_reference_of_the_command(tmp_path: Path) -> None:
+    chosen = ["--conformance-properties", "equals_reference,draft_length_does_not_matter", "--conformance-k", "3"]
+    engine = ["--conformance-engine", "toy_engines:make", *chosen]
+    done = run_plugin(tmp_path, *engine, "--conformance-reference", "toy_engines:make")
+    assert "conformance: reference: another engine" in done.stdout
+    assert "1 passed, 1 skipped" in done.stdout
+    assert "conformance: reference: itself with k=0" in run_plugin(tmp_path, *engine).stdout
+    wrong = run_plugin(tmp_path, "--conformance-command", f"{SERVERS} wrong", *chosen)
+    assert "does it round?" in wrong.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -121,6 +170,11 @@ def test_the_pytest_plugin_reports_one_item_a_property(tmp_path: Path) -> None:
         (["--conformance-engine", "nowhere:make"], "cannot load the engine 'nowhere:make'"),
         (["--conformance-command", "no-such-engine-anywhere"], "cannot start 'no-such-engine-anywhere'"),
         (["--conformance-engine", "toy_engines:make", "--conformance-command", "x"], "not both"),
+        (
+            ["--conformance-engine", "toy_engines:make", "--conformance-law-samples", "0"],
+            "law_samples must be an integer",
+        ),
+        (["--conformance-engine", "toy_engines:make", "--conformance-reference", "nowhere:make"], "cannot load"),
     ],
 )
 def test_the_pytest_plugin_refuses_wrong_options_in_one_line(tmp_path: Path, options: list[str], told: str) -> None:

@@ -19,7 +19,8 @@ from refimpl.conformance.protocol import EngineFailure, EngineSettings
 from refimpl.core.errors import InputError
 
 HERE = Path(__file__).parent
-EXAMPLE = f"{sys.executable} -m refimpl.conformance.example_server"
+SERVER = Path(adapters.__file__).with_name("example_server.py")
+EXAMPLE = f"{sys.executable} -I -S {SERVER}"  # the standard library alone
 
 
 def test_the_example_server_conforms_through_the_command(tmp_path: Path) -> None:
@@ -34,8 +35,15 @@ def test_the_example_server_conforms_through_the_command(tmp_path: Path) -> None
 
 
 def test_the_example_server_is_short() -> None:
-    source = Path(adapters.__file__).with_name("example_server.py").read_text()
-    assert len(source.splitlines()) <= 40
+    assert len(SERVER.read_text().splitlines()) <= 40
+
+
+def test_what_the_example_server_prints_beside_its_answers_goes_to_stderr(tmp_path: Path) -> None:
+    noisy = "print('loading')\n    os.system('echo compiled')\n    tokens = list(prompt)"
+    (tmp_path / "server.py").write_text(SERVER.read_text().replace("tokens = list(prompt)", noisy))
+    engine = CommandEngine(f"{sys.executable} {tmp_path / 'server.py'}", 20.0)
+    assert len(engine([[1, 2]], EngineSettings(5))[0]) == 5
+    engine.close()
 
 
 def bad_server(kind: str, timeout_s: float = 20.0) -> CommandEngine:
@@ -46,9 +54,9 @@ def bad_server(kind: str, timeout_s: float = 20.0) -> CommandEngine:
     ("kind", "told"),
     [
         ("crash", "closed its output with status 1: out of memory"),
-        ("garbage", "got the line 'Loading checkpoint shards: 100%'"),
-        ("deep", "got the line '[[[["),
-        ("endless", "got the line '[[[["),
+        ("garbage", "the engine printed 'Loading checkpoint shards: 100%' on stdout; print logs to stderr"),
+        ("deep", "the engine printed '[[[["),
+        ("endless", "the engine printed '[[[["),
         ("wrong-form", "not a list of token ids: ['a']"),
     ],
 )
@@ -121,7 +129,7 @@ def test_a_command_that_does_not_exist_is_an_input_error() -> None:
     ("kind", "told"),
     [
         ("late-crash", "closed its output with status 1: out of memory"),
-        ("late-log", "got the line 'WARNING: a batch of"),
+        ("late-log", "the engine printed 'WARNING: a batch of"),
     ],
 )
 def test_crashes_keep_their_text_and_case_and_the_other_properties_run(kind: str, told: str) -> None:
@@ -175,7 +183,7 @@ def test_a_server_loads_again_under_the_long_limit() -> None:
         ("no-abilities", "supports must be a list of abilities, not None"),
         ("fraction", "vocab_size must be an integer of at least 2, not 61.0"),
         ("refuses-to-tell", "does not describe itself: describe"),
-        ("log-first", "does not describe itself: expected a JSON object with id 0, got the line 'INFO loading'"),
+        ("log-first", "does not describe itself: the engine printed 'INFO loading' on stdout; print logs to stderr"),
     ],
 )
 def test_a_server_that_does_not_describe_itself_is_an_input_error(kind: str, told: str) -> None:
