@@ -51,16 +51,17 @@ python_stages() {
 # Two lanes for two cores.
 stages=(z3 z3-faults schedulers laws reach)
 if [ "$pip_only" = 1 ]; then
-  stages+=(runs)
+  stages+=(runs register)
   python_stages
 else
-  stages=(coq coqchk spin "${stages[@]}" traces replay books drift)
+  stages=(coq coqchk spin "${stages[@]}" traces replay books drift register)
   python_stages &
   stage coq proofs/coq/check.sh "$log/coq"
   stage coqchk proofs/coq/recheck.sh "$log/coq"
   stage spin proofs/spin/check.sh
   wait
 fi
+stage register "$python" -m proofs.register "$log"
 
 claims=0 failures=0
 for name in "${stages[@]}"; do

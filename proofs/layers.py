@@ -12,7 +12,7 @@ their text has changed. Without a replayer nothing is measured, and rows of chan
 | enumeration | the exact law of small runs by rejection or block, and of the keyed numbers                    |
 | runs        | tokens of small runs, every layout, greedy and coupled, cancelled, preempted, recorded, asked  |
 | replay      | small runs, with tokens, slots and blocks, before the machines extracted from Coq              |
-| checks      | the same runs with the run-time checks on                                                      |
+| checks      | the same runs with the run-time checks on, and what the engine raises without them             |
 | test        | the tests that name the error; asked where no other layer sees it                              |
 
 Theorems are about relations and formulas, not about the code, so no error in the code can break one.
@@ -25,119 +25,29 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
-from unittest.mock import patch
 
+from proofs.layer_claims import (
+    ENDLESS,
+    NO_FINDING,
+    RAISED,
+    Seen,
+    by_checks,
+    by_law,
+    by_replay,
+    by_runs,
+    by_search,
+    by_solver,
+    proved,
+)  # fmt: skip
 from proofs.layer_errors import HERE, ROOT, Error, Mutant, errors, in_child, planted
 
 DATA, PAGE = HERE / "layers.json", HERE / "layers.md"
 LIMIT_S = 60  # of processor time, for each layer
-NOT_ASKED, ENDLESS = "not asked", "does not end"
-NO_FINDING = (ImportError, NameError, AttributeError, TypeError)  # the layer does not fit the altered code
-Seen = str | None
+NOT_ASKED = "not asked"
 Cells = dict[str, Seen]
 Rows = dict[str, Cells]  # by the name of the error
-
-
-# --- layers ------------------------------------------------------------------------------------------------------
-# Imports are inside: a child must load the altered code.
-
-SAMPLED = ("inplace+fifo", "realigned+static", "rollback+fifo", "masked+grouped", "paged+grouped")
-
-
-def by_solver(about: str) -> Seen:
-    """The first claim, on `kernels` or on the `placement` of rows, that Z3 refutes."""
-    from proofs.z3 import claims, placements
-    from proofs.z3.obligation import prove
-    from refimpl import placement
-    from refimpl.core import kernels
-
-    some = claims.obligations(kernels) if about == "kernels" else placements.obligations(placement)
-    found = (prove(claim, second_opinion=False) for claim in some)
-    return next((v.name for v in found if "z3: sat" in v.detail), None)  # no answer in time is no counterexample
-
-
-def by_search() -> Seen:
-    """The first of a third of the searches that meets a wrong transition."""
-    from collections import Counter
-
-    from proofs.conformance import cohorts
-    from proofs.conformance import schedulers as s
-
-    some = [*islice(s.with_blocks(), 0, None, 3), *islice(s.configurations(), 0, None, 3)]
-    found = chain(cohorts.check(), s.verdicts(iter(some), Counter()), [s.by_default(Counter())])
-    return next((v.name for v in found if not v.ok), None)
-
-
-def by_law() -> Seen:
-    """The first law that is off."""
-    from proofs.conformance import filtered, laws, numbers
-    from refimpl.core.drafting import DraftingConfig
-
-    methods = ("inplace+fifo", "realigned+static", "masked+grouped", "paged+fifo", "rollback+static")
-    draftings = (DraftingConfig("ngram"), laws.CAPACITY, laws.CONFIDENCE)
-    rejection = chain(
-        (laws.verdict(method, "model", laws.RAGGED) for method in methods),
-        (laws.verdict("inplace+fifo", *shape) for shape in laws.LARGER.items()),
-        (laws.verdict("paged+continuous", f"{d.drafter}, {d.draft_budget}", laws.REPEATED, d) for d in draftings),
-    )
-    block = (laws.verdict("inplace+fifo", *shape, acceptance="block") for shape in laws.BLOCKS.items())
-    found = chain(rejection, block, numbers.check(), filtered.check())
-    return next((v.detail or v.name for v in found if not v.ok), None)
-
-
-def small_runs(checks: str) -> Iterator[tuple[str, Any]]:
-    """Names and runs of the layers `runs` and `checks`: some of each kind, every layout."""
-    from collections import Counter
-
-    from proofs.conformance import reach, runs
-    from proofs.conformance.borders import small_borders
-
-    original = runs.engine_for
-
-    def engine_for(*arguments: Any, **settings: Any) -> Any:
-        return original(*arguments, **{"checks": checks} | settings)
-
-    with small_borders(), patch.object(runs, "engine_for", engine_for):
-        for method in SAMPLED:
-            yield method, islice(runs.greedy_runs(method), 3, None, 4)
-            yield method, islice(runs.coupled_runs(method), 0, None, 5)
-            for kind, some in reach.KINDS.items():
-                if reach.applies(kind, method):
-                    yield f"{method}, {kind}", islice(some(method, Counter()), 0, None, 1 if kind in reach.FEW else 3)
-        for method, kind in (("paged+fifo", "overlapped"), ("paged+continuous", "long prompts")):
-            yield f"{method}, {kind}", reach.KINDS[kind](method, Counter())
-
-
-def by_runs(checks: str = "off") -> Seen:
-    """The first run with other tokens, or other drafts accepted."""
-    from proofs.conformance import reach, runs
-
-    found = chain((runs.verdict(name, some)[0] for name, some in small_runs(checks)), reach.refusals())
-    return next((f"{v.name}: {v.detail}" for v in found if not v.ok), None)
-
-
-def by_checks() -> Seen:
-    """The first invariant that a check finds broken."""
-    found = by_runs("device")
-    return found[found.index("INV-") :].split(":")[0] if found and "INV-" in found else None
-
-
-def by_replay(replayer: str) -> Seen:
-    """The first run that the machine does not replay."""
-    from proofs.conformance import books, replay
-    from proofs.conformance.borders import small_borders
-
-    machines = [(replayer, replay.small_runs, method) for method in SAMPLED]
-    machines += [(f"{replayer}_blocks", books.small_runs, "paged+continuous")]
-    for machine, small_runs, method in machines:
-        with small_borders():
-            some = list(small_runs(method))
-        for answer in replay.judge(machine, some):
-            if answer != "valid":
-                return f"{method}: {answer}"
-    return None
 
 
 def by_tests(tests: list[str]) -> Seen:
@@ -163,7 +73,7 @@ def time_limit() -> Iterator[None]:
 
 
 def asked(layer: Callable[[], Seen]) -> Seen:
-    """What a layer sees; what the engine raises is seen, too.
+    """What a layer sees, or what the engine raised.
 
     Raises:
         NO_FINDING: an error that says that the layer could not be asked.
@@ -176,7 +86,7 @@ def asked(layer: Callable[[], Seen]) -> Seen:
     except TimeoutError:
         return ENDLESS
     except Exception as error:
-        return f"{type(error).__name__}: {str(error)[:80]}"
+        return f"{RAISED}{type(error).__name__}: {str(error)[:80]}"
 
 
 def layers_of(file: str, replayer: str) -> dict[str, Callable[[], Seen]]:
@@ -204,7 +114,7 @@ def judge(mutant: Mutant | None, layers: dict[str, Callable[[], Seen]], tests: l
         importlib.import_module("torch").set_num_threads(1)
         try:
             finder = planted.plant(mutant) if mutant else None
-            cells: Cells = {name: asked(layer) for name, layer in layers.items()}
+            cells = with_refusals({name: asked(layer) for name, layer in layers.items()})
             if tests and not any(cells.values()):
                 cells["test"] = asked(lambda: by_tests(tests))
         except NO_FINDING as error:
@@ -217,6 +127,12 @@ def judge(mutant: Mutant | None, layers: dict[str, Callable[[], Seen]], tests: l
     return dict(found)
 
 
+def with_refusals(cells: Cells) -> Cells:
+    """Let what the engine itself has raised count for its checks."""
+    refused = (cell for name, cell in cells.items() if name != "checks" and cell and cell.startswith(RAISED))
+    return cells | {"checks": cells.get("checks") or next(refused, None)}
+
+
 # --- the table ---------------------------------------------------------------------------------------------------
 
 
@@ -225,9 +141,9 @@ def seen(cell: Seen) -> bool:
     return cell is not None and cell != NOT_ASKED
 
 
-def num_seen(rows: Rows, layers: tuple[str, ...]) -> int:
-    """How many errors one of the layers sees."""
-    return sum(any(seen(cells[layer]) for layer in layers) for cells in rows.values())
+def by_proof(cells: Cells) -> bool:
+    """Whether a claim of a proof stage fails."""
+    return any(cells[layer] != NOT_ASKED and proved(cells[layer]) for layer in PROOFS)
 
 
 def read_rows() -> Rows:
@@ -255,8 +171,10 @@ def as_markdown(rows: Rows) -> str:
         "# Which layer sees which error",
         "",
         "Written by `python -m proofs.layers REPLAYER`, with one row for each planted error (`proofs/errors.toml`,",
-        "`tools/planted.toml`). ✓: the layer notices; ∞: it does not end; ·: it does not notice; an empty cell: it was",
-        f"not asked. A layer that uses {LIMIT_S} s of processor time does not end; the engine as it is needs less.",
+        "`tools/planted.toml`). ✓: a claim of the layer fails; !: none does, but the engine itself raises an error,",
+        "which counts for its checks; ∞: it does not end; ·: it does not notice; an empty cell: it was not asked.",
+        "A proof stage has its runs with all run-time checks off, and only ✓ counts as seen by it.",
+        f"A layer that uses {LIMIT_S} s of processor time does not end; the engine as it is needs less.",
         "A row is measured when its error is new or its text has changed; layers have grown since the first.",
         "",
         "| " + " | ".join(["layer", "what it does with the altered code"]) + " |",
@@ -265,8 +183,8 @@ def as_markdown(rows: Rows) -> str:
         "",
         "Theorems are about relations and formulas, not about the code, so no error in the code can break one.",
         "",
-        f"**{len(rows)} of {len(every)} errors measured. Of these, {num_seen(rows, PROOFS)} are seen by a proof stage, "
-        f"{num_seen(rows, LAYERS)} by something.**",
+        f"**{len(rows)} of {len(every)} errors measured. Of these, {sum(map(by_proof, rows.values()))} are seen by a "
+        f"proof stage, {sum(any(map(seen, cells.values())) for cells in rows.values())} by something.**",
         "",
         "| error | file | " + " | ".join(LAYERS) + " |",
         "|---" * (len(LAYERS) + 2) + "|",
@@ -288,13 +206,18 @@ def as_markdown(rows: Rows) -> str:
 
 
 def _line(error: Error, cells: Cells) -> str:
-    signs = {NOT_ASKED: "", ENDLESS: "∞", None: "·"}
-    marks = [signs.get(cells[name], "✓") for name in LAYERS]
-    return "| " + " | ".join([error.name, f"`{error.file().removeprefix('refimpl/')}`", *marks]) + " |"
+    file = f"`{error.file().removeprefix('refimpl/')}`"
+    return f"| {' | '.join([error.name, file, *(_sign(cells, layer) for layer in LAYERS)])} |"
+
+
+def _sign(cells: Cells, layer: str) -> str:
+    refused = layer in PROOFS and (cells[layer] or "").startswith(RAISED)
+    return {NOT_ASKED: "", ENDLESS: "∞", None: "·"}.get(cells[layer], "!" if refused else "✓")
 
 
 def _first(cells: Cells) -> str:
-    name, cell = next(((name, cells[name]) for name in LAYERS if seen(cells[name])), ("nothing", ""))
+    found = [(name, cells[name]) for name in LAYERS if seen(cells[name])]
+    name, cell = next(chain((each for each in found if proved(each[1])), found), ("nothing", ""))
     return f"{name}: {' '.join(str(cell).split())[:100]}".replace("|", "/")
 
 

@@ -1,16 +1,19 @@
-"""``python -m proofs.register``: write the register of README.md from register.toml, or find names that are gone.
+"""``python -m proofs.register [LOGS]``: write the register of README.md from register.toml.
 
-Also which faults of the engine's zoo are given to which stage.
+Also which faults of the engine's zoo are given to which stage. With LOGS, a folder of what stages have printed, each in
+NAME.out: whether every claim that the register names has been made there, and held.
 """
 
 import importlib
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from proofs.conformance import books, laws, reach, renamed, scheduler_faults
+from proofs.report import Verdict, report
 from refimpl.core import kernels
 from refimpl.core.files import write_whole
 from refimpl.decoding.invariants import STATEMENTS
@@ -52,7 +55,7 @@ def problems(register: list[Entry]) -> list[str]:
     for entry in register:
         missing = [
             *(name for name in entry.theorems if name not in theorems),
-            *(name for name in entry.claims + entry.variants if not _is_in_file(HERE, *name.split(": ", 1))),
+            *(name for name in entry.claims + entry.variants if name.split(": ")[0] not in stage_names()),
             *(name for name in entry.checks if not _exists(name)),
             *(name for name in entry.tests if not _is_test(name)),
             *(name for name in entry.faults if name not in FAULTS),
@@ -63,14 +66,26 @@ def problems(register: list[Entry]) -> list[str]:
     return found
 
 
-def _is_in_file(folder: Path, file: str, text: str) -> bool:
-    path = folder / file
-    return path.exists() and text in path.read_text()
+def stage_names() -> set[str]:
+    """Of proofs/check.sh."""
+    return set(re.findall(r"^ +stage ([a-z0-9-]+) ", (HERE / "check.sh").read_text(), re.MULTILINE))
+
+
+def not_claimed(register: list[Entry], logs: Path) -> list[str]:
+    """Claims and variants that their stage did not make, or that did not hold; those of stages without a log apart."""
+    held = {path.stem: re.findall(r"^  ok    (.*)", path.read_text(), re.MULTILINE) for path in logs.glob("*.out")}
+    named = ((entry.id, *name.split(": ", 1)) for entry in register for name in entry.claims + entry.variants)
+    return [
+        f"{id}: {stage}: {text}"
+        for id, stage, text in named
+        if stage in held and not any(text in claim for claim in held[stage])
+    ]
 
 
 def _is_test(name: str) -> bool:
     file, _, function = name.partition("::")
-    return _is_in_file(HERE.parent, file, f"def {function}(")
+    path = HERE.parent / file
+    return path.exists() and f"def {function}(" in path.read_text()
 
 
 def _exists(dotted: str) -> bool:
@@ -106,9 +121,8 @@ def _cells(entry: Entry) -> Iterator[str]:
 
 
 def _quoted(name: str) -> str:
-    file, text = name.split(": ", 1)
-    text = f"`{text.removeprefix('def ')}`" if text.startswith("def ") else f"“{text}”"
-    return f"{text}, {file}"
+    stage, text = name.split(": ", 1)
+    return f"“{text}”, {stage}"
 
 
 def _fault(name: str) -> str:
@@ -151,5 +165,14 @@ def page(register: list[Entry]) -> str:
     return text
 
 
-if __name__ == "__main__":
+def main(logs: str = "") -> int:
+    """See the head of this file."""
+    if logs:
+        missing = not_claimed(entries(), Path(logs))
+        return report("register", [Verdict("every claim of the register was made and held", not missing, f"{missing}")])
     write_whole(README, page(entries()).removesuffix("\n").split("\n"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -8,13 +8,26 @@ from dataclasses import dataclass
 FINDINGS = (IndexError, RuntimeError)
 
 
+class FoundError(RuntimeError):
+    """What a stage itself finds wrong in the middle of a run."""
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, whether it holds, and why not."""
+    """A claim, whether it holds, and why not.
+
+    `raised` says that the engine ended the run with an error, and that nothing of what it did before was wrong.
+    """
 
     name: str
     ok: bool
     detail: str = ""
+    raised: bool = False
+
+
+def ended_by(error: Exception, name: str) -> Verdict:
+    """A claim about a run that an error has ended."""
+    return Verdict(name, False, f"{type(error).__name__}: {error}", raised=not isinstance(error, FoundError))
 
 
 def report(stage: str, verdicts: Iterable[Verdict], *, show_details: bool = False) -> int:

@@ -1,8 +1,13 @@
-"""Results of mutation testing: data for machines, a page for readers."""
+"""Results of mutation testing: data for machines, a page for readers.
+
+python tools/mutation_report.py   how many outcomes are of files that have changed since
+"""
 
 import json
 from pathlib import Path
 from typing import Any
+
+from mutants import digest
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "results" / "mutation.json"
@@ -66,6 +71,19 @@ def survivors(data: dict[str, Any]) -> list[dict[str, str]]:
     return [row for row in data["outcomes"] if row["fate"] not in KILLED]
 
 
+def stale(data: dict[str, Any]) -> list[dict[str, str]]:
+    """Outcomes of files that have changed since."""
+    now = {file: digest(file) for file in data["mutants"]}
+    return [row for row in data["outcomes"] if now[row["mutant"].partition(":")[0]] != row["file"]]
+
+
+def told_stale(data: dict[str, Any]) -> str:
+    """How many, and of which files."""
+    some = stale(data)
+    files = ", ".join(dict.fromkeys(row["mutant"].partition(":")[0] for row in some)) or "none"
+    return f"{len(some)} of {len(data['outcomes'])} mutants were judged in files that have changed since: {files}"
+
+
 def share_killed(data: dict[str, Any]) -> float:
     """Killed among the judged; equivalent mutants count as survivors here."""
     return 1 - len(survivors(data)) / len(data["outcomes"])
@@ -90,7 +108,8 @@ def as_markdown(data: dict[str, Any], reasons: dict[str, dict[str, str]]) -> str
         "proofs do not take part.",
         "",
         "Files are listed as they were at the commits named at the end of this page, with the lines of that time. A",
-        "file that has changed since is judged anew by `make nightly`; until then its row says what was, not what is.",
+        "file that has changed since is judged anew by `make nightly`; until then its row says what was, not what is:",
+        "`python tools/mutation_report.py` counts those mutants.",
         *([data["meta"]["revised"]] if "revised" in data["meta"] else []),
         "",
         f"**{killed} of {len(rows)} judged mutants are killed ({_percent(killed, len(rows))})**; there were "
@@ -140,3 +159,7 @@ def _origin(data: dict[str, Any]) -> str:
         f"`{meta['command']}`, seed {data['seed']} · {meta['device']} · {libraries} · judged at commit {commits} · "
         f"{meta['utc_time']}"
     )
+
+
+if __name__ == "__main__":
+    print(told_stale(json.loads(DATA.read_text())))

@@ -16,25 +16,10 @@ from typing import Any
 
 from pages import markdown_table
 from readme_measured import (
-    Table,
-    anatomy_table,
-    bench_table,
-    bitwise_table,
-    capacity_table,
-    curve_table,
-    drafters_table,
-    joining_table,
-    law_table,
-    pieces_table,
-    plans_table,
-    rates_line,
-    residents_table,
-    rooms_table,
-    scaling_fits,
-    scaling_legend,
-    scaling_table,
-    ties_table,
-)
+    Table, anatomy_table, bench_table, bitwise_table, capacity_table, curve_table, drafters_table, joining_table,
+    law_table, pieces_table, plans_table, rates_line, residents_table, rooms_table, scaling_fits, scaling_legend,
+    scaling_table, ties_table,
+)  # fmt: skip
 
 from refimpl.bench.demo import DEMO_HEADINGS, NO_DRAFTS, PLAIN, demo_cells, demo_legend
 from refimpl.commands.acceptance import HEADINGS as ACCEPTANCE_HEADINGS

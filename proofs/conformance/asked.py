@@ -78,7 +78,7 @@ def run(method: str, requests: list[Request], pair: Pair, **settings: Any) -> Ru
     rounds = list(engine.rounds())
     outputs = [[*row.generated, REASONS.get(str(row.stop_reason), 0)] for row in engine.sequences]
     expected = [decoded(alone(request, place)) for place, request in enumerate(requests)]
-    remark = wrong_logprob(rounds, requests) if config.logprobs else ""
+    remark = wrong_logprob(rounds, requests) if config.logprobs else over_budget(rounds, config.token_budget)
     return Run(method, SHAPES[0], rounds, outputs, expected, remark=remark)
 
 
@@ -117,6 +117,15 @@ def chunked_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
         done = run(method, some, pair_with_text(kind))
         seen["chunks"] += any(record.chunks for record in done.rounds)
         yield done
+
+
+def over_budget(rounds: list[Any], budget: int | None) -> str:
+    """The first round of more tokens than its budget (INV-17); a row that decodes feeds its drafts and one token."""
+    for record in rounds:
+        tokens = sum(row.drafted + 1 for row in record.rows) + sum(count for _, count in record.chunks)
+        if budget and tokens > budget:
+            return f"{tokens} tokens in a round, of {budget}"
+    return ""
 
 
 def wrong_logprob(rounds: list[Any], requests: list[Request]) -> str:

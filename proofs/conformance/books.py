@@ -22,7 +22,7 @@ import torch
 
 from proofs.conformance import reach, runs
 from proofs.conformance.borders import small_borders
-from proofs.conformance.recorder import Recorder, listening
+from proofs.conformance.recorder import Recorder, ended, listening
 from proofs.conformance.replay import Lines, judge
 from proofs.conformance.runs import SAMPLINGS, Shape
 from proofs.report import Verdict, report
@@ -213,7 +213,7 @@ def _asking(books: Books, name: str) -> Callable:
 def recorded(engine_of: Callable[[], Engine], cancel: tuple[int, int] | None = None) -> Lines:
     """Lines of a whole run; `cancel` names a sequence and the round before which it is cancelled."""
     books = Books()
-    with listening(books), ExitStack() as stack:
+    with listening(books), ended(books.lines), ExitStack() as stack:
         for each in _listeners(books):
             stack.enter_context(patch.object(*each))
         engine = engine_of()
@@ -226,7 +226,7 @@ def recorded(engine_of: Callable[[], Engine], cancel: tuple[int, int] | None = N
             books.round(engine.run_one_round(), engine.scheduler.room.pool)  # type: ignore[attr-defined]
         for sequence in engine.sequences:
             books.left("left", sequence)
-    return [*books.lines, "end"]
+    return books.lines
 
 
 def small_runs(method: str) -> Iterator[Lines]:

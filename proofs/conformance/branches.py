@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import torch
 
+from proofs.report import FoundError
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import sampling
 from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys
@@ -69,7 +70,7 @@ class BranchSource(RandomSource):
         """What the numbers are for.
 
         Raises:
-            RuntimeError: a stream that is asked for something else, too.
+            FoundError: a stream that is asked for something else, too.
         """
         streams, sequences = sampling._stream(keys, position, purpose).tolist(), keys.sequence.tolist()
         rows = zip(sequences, position.tolist(), streams, strict=True)
@@ -79,7 +80,7 @@ class BranchSource(RandomSource):
         for place in (place for row in places for place in row):
             owner = self._owners.setdefault(place.stream, place)
             if owner != place:
-                raise RuntimeError(f"{owner} and {place} share a stream")
+                raise FoundError(f"{owner} and {place} share a stream")
         return places
 
     def _matters(self, place: Place) -> bool:

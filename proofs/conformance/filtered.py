@@ -11,7 +11,7 @@ from fractions import Fraction
 from proofs.conformance import laws
 from proofs.conformance.laws import Job, Shape, Text
 from proofs.conformance.perfect_memory import Table, pair_of
-from proofs.report import FINDINGS, Verdict
+from proofs.report import FINDINGS, Verdict, ended_by
 from refimpl.core.config import SamplingConfig
 
 ROUNDING = Fraction(1, 2**40)
@@ -62,7 +62,7 @@ def verdict(method: str, sampling: SamplingConfig) -> Verdict:
     try:
         law, paths = laws.engine_law(config, jobs, pair)
     except FINDINGS as error:
-        return Verdict(name, False, f"{type(error).__name__}: {error}")
+        return ended_by(error, name)
     tv = laws.total_variation(law, laws.autoregressive_law(jobs, wanted))
     return Verdict(f"{name}: total variation below 2^-40 over {paths} paths", tv < ROUNDING, f"{float(tv)}")
 

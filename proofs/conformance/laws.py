@@ -18,7 +18,7 @@ import torch
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
 from proofs.conformance.branches import BranchSource, scripts
 from proofs.conformance.perfect_memory import Table, Text, halving_table, pair_of, random_table
-from proofs.report import FINDINGS, Verdict, report
+from proofs.report import FINDINGS, Verdict, ended_by, report
 from refimpl import faults as zoo
 from refimpl.core import kernels
 from refimpl.core.config import LAYOUTS, SCHEDULERS, AcceptanceName, DecodeConfig, SamplingConfig
@@ -190,7 +190,7 @@ def verdict(
     try:
         tv, paths = distance(method, *shape, drafting=drafting, acceptance=acceptance)
     except FINDINGS as error:
-        return Verdict(f"{method}, {name}", False, f"{type(error).__name__}: {error}")
+        return ended_by(error, f"{method}, {name}")
     return Verdict(f"{method}, {name}: total variation {tv} over {paths} paths", tv == 0)
 
 

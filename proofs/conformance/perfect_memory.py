@@ -24,7 +24,7 @@ Text = tuple[int, ...]
 Table = Callable[[Text], tuple[float | Fraction, ...]]
 Write = Callable[[int, Tensor, Tensor], list[tuple[Tensor, Tensor]]]
 LAYERS = HEADS = 2
-JUNK = -1  # first token of the text that a query reads when what it sees is not one whole prefix
+JUNK = -1  # first token of the text of a query that does not see one whole prefix, or whose mask is of another width
 
 
 def random_table(role: str, vocab_size: int, *, zeros: bool, denominator: int = 16) -> Table:
@@ -99,6 +99,8 @@ class PerfectMemory:
         return [torch.cat([part[:, 0], each.transpose(1, 2)], dim=-1) for part, each in zip(told, agree, strict=True)]
 
     def _answer(self, slots: Tensor, visible: Tensor, position: int) -> tuple[float, ...]:
+        if len(slots) != len(visible):
+            return self.table((JUNK,))
         seen = sorted((int(p), int(token), bool(agree)) for token, p, agree in slots[visible].tolist())
         text = tuple(token for _, token, _ in seen)
         whole = [p for p, _, _ in seen] == list(range(position + 1)) and all(agree for *_, agree in seen)
@@ -120,7 +122,8 @@ class PackingMemory(PerfectMemory):
 
 
 def _rectangles(block: PackedBlock) -> list[Rectangle | None]:
-    return [None] * (len(block.counts) - 1) + [block.rectangle]
+    """Of each part; a block without tokens has no part."""
+    return [*[None] * len(block.counts), block.rectangle][-len(block.counts) :] if block.counts else []
 
 
 def _query(rows: Rectangle | None, at: int, count: int, width: int) -> tuple[int, Tensor]:

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from torch import Tensor
 
+from proofs.report import FINDINGS
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.trace import RoundRecord
@@ -220,10 +221,20 @@ def listening(recorder: Recorder) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def ended(lines: list[str]) -> Iterator[None]:
+    """Give the lines of a run their end: where the engine raises an error, what it did before is still to be judged."""
+    try:
+        yield
+        lines.append("end")
+    except FINDINGS as error:
+        lines.append(" ".join(f"raised {type(error).__name__}: {error}".split()))
+
+
 def recorded(engine_of: Any, *, exact: bool, cancel: tuple[int, int] | None = None) -> list[str]:
     """Lines of a whole run; `cancel` names a sequence and the round before which it is cancelled."""
     recorder = Recorder(exact)
-    with listening(recorder):
+    with listening(recorder), ended(recorder.lines):
         engine = engine_of()
         recorder.begin(engine.sequences)
         for number in count():
@@ -233,4 +244,4 @@ def recorded(engine_of: Any, *, exact: bool, cancel: tuple[int, int] | None = No
             if engine.scheduler.done:
                 break
             recorder.committed(engine.run_one_round(), engine.sequences)
-    return [*recorder.lines, "end"]
+    return recorder.lines

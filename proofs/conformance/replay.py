@@ -116,16 +116,17 @@ def _is_needed(lines: Lines, at: int) -> bool:
 
 
 def judge(replayer: str, some: list[Lines]) -> list[str]:
-    """What the machine says of each run.
+    """What the machine says of each run; of one that the engine has ended with an error: a fault before, or the error.
 
     Raises:
         RuntimeError: it has not answered for each.
     """
-    text = "\n".join(itertools.chain(*some)) + "\n"
+    text = "\n".join(itertools.chain(*([*lines[:-1], "end"] for lines in some))) + "\n"
     answers = subprocess.run([replayer], input=text, capture_output=True, text=True, check=True).stdout.splitlines()
     if len(answers) != len(some):
         raise RuntimeError(f"{len(answers)} answers for {len(some)} runs")
-    return answers
+    ends = [lines[-1] for lines in some]
+    return [a if end == "end" or a.startswith("fault") else end for a, end in zip(answers, ends, strict=True)]
 
 
 def rounds_of(lines: Lines) -> int:

@@ -196,14 +196,17 @@ EQUAL = "equal to autoregressive decoding"
 
 
 def verdict(name: str, runs: Iterator[Run], equal: str = EQUAL) -> tuple[Verdict, list[Run]]:
+    """Whether all runs are right, and those that were finished; an error of the engine ends the others."""
     done: list[Run] = []
+    raised = ""
     try:
         done.extend(runs)
     except FINDINGS as error:
-        return Verdict(name, False, f"run {len(done)}: {type(error).__name__}: {error}"), done
+        raised = f"run {len(done)}: {type(error).__name__}: {error}"
     wrong = [r.fault for r in done if r.fault]
-    detail = f"{len(wrong)} wrong, first {wrong[0]}" if wrong else ""
-    return Verdict(f"{name}: {len(done)} runs {equal}", not wrong and bool(done), detail), done
+    detail = "; ".join([*[f"{len(wrong)} wrong, first {fault}" for fault in wrong[:1]], *[raised] * bool(raised)])
+    ok = not wrong and not raised and bool(done)
+    return Verdict(f"{name}: {len(done)} runs {equal}", ok, detail, raised=bool(raised) and not wrong), done
 
 
 def check() -> tuple[list[Verdict], list[Run]]:

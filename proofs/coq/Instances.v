@@ -1,10 +1,9 @@
-(** A theorem whose premises cannot hold says nothing. Each theorem that rests on hypotheses is applied here to one
-    small case, so that they can. Those about traces and replayed runs are applied to recorded runs by their stages. *)
+(** A theorem whose premises cannot hold says nothing. Here, and in InstancesOfRounds.v, theorems with premises are applied to
+    one small case each, so that they can. exempt.txt says of every other theorem why it needs no case. *)
 From Coq Require Import ZArith QArith Arith List Lia Lqa Bool.
-From Coq Require Permutation.
 From RaggedSpec Require Import FiniteLaw Rejection Autoregressive BlockRule BlockRound BlockGain Batch EngineRound Keyed Layouts
   Machine Cases Draws Law.
-From RaggedSpec Require Selection Room Chunks Cohorts FreshLaw.
+From RaggedSpec Require Selection FreshLaw.
 Import ListNotations.
 Open Scope Q_scope.
 
@@ -42,6 +41,17 @@ Example joint_law_applies F :
 Proof.
   apply joint_law; [apply scheduled_round_exact, round_plan_moves|].
   unfold always. vm_compute. repeat constructor.
+Qed.
+
+(** One of two rows runs, and is cut to the batch minimum. *)
+Example rollback_exact_applies F :
+  let offered := ys <- round bool coins alike_draft 1 [] ;; ret (Some ys) in
+  expect (product [offered; ret None]) (fun os => expect (finish bool coins [toss; toss]
+    (commit bool coins _ (take bool coins (common bool 2 os)) [toss; toss] [[]; []] os)) F)
+  == expect (finish bool coins [toss; toss] [[]; []]) F.
+Proof.
+  intro offered. apply rollback_exact. split; [apply (offers_round bool coins toss [] alike_draft 1)|].
+  split; [apply offers_nothing|exact I].
 Qed.
 
 (** *** BlockGain.v: two drafts of a model that takes one of two tokens for the other *)
@@ -170,16 +180,22 @@ Proof.
 Qed.
 
 (** The row has the slots 8 … 11. *)
+Definition eight_to_eleven (c : Z) : Z := if ((8 <=? c) && (c <? 12))%Z then (c - 8)%Z else (-1)%Z.
+
+Lemma own_eight_to_eleven : own_slots eight_to_eleven (fun p => p + 8)%Z 4.
+Proof.
+  intros p P. cbn. unfold eight_to_eleven. split.
+  - destruct (Z.leb_spec 8 (p + 8)), (Z.ltb_spec (p + 8) 12); cbn; lia.
+  - intros c E. destruct (Z.leb_spec 8 c), (Z.ltb_spec c 12); cbn in E; lia.
+Qed.
+
 Example paged_text_applies : [true; true] = Selection.complete bool (job_of bool by_position no_stop two 0) [true].
 Proof.
-  set (at_slot := fun c => (if (8 <=? c) && (c <? 12) then c - 8 else -1)%Z).
-  apply (one_round (paged bool) tt (paged_store bool at_slot (fun _ => [])) tt (written_store at_slot)
-    tt (written_store at_slot)).
+  apply (one_round (paged bool) tt (paged_store bool eight_to_eleven (fun _ => [])) tt (written_store eight_to_eleven)
+    tt (written_store eight_to_eleven)).
   - intros p P. cbn in P. lia.
-  - exists (fun p => p + 8)%Z, 4%Z. split; [|split; [cbn; lia|intros c _; split; reflexivity]].
-    intros p P. cbn. unfold at_slot. split.
-    + destruct (Z.leb_spec 8 (p + 8)), (Z.ltb_spec (p + 8) 12); cbn; lia.
-    + intros c E. destruct (Z.leb_spec 8 c), (Z.ltb_spec c 12); cbn in E; lia.
+  - exists (fun p => p + 8)%Z, 4%Z.
+    split; [exact own_eight_to_eleven|split; [cbn; lia|intros c _; split; reflexivity]].
   - intros c _. split; reflexivity.
 Qed.
 
@@ -191,7 +207,7 @@ Proof.
   apply L; [cbn; lia|apply le_n].
 Qed.
 
-(** *** Law.v: two rows in place, one round with one draft that is tossed, accepted, and followed by a toss *)
+(** *** Law.v: two rows, one round with one draft that is tossed, accepted, and followed by a toss *)
 Definition unseen (_ : store bool) (_ : Z) : unit := tt.
 Definition toss_number (_ : nat) (_ : list bool) (u : bool) : bool := u.
 Definition toss_answer (_ : nat) (_ : unit) (_ : list bool) (u : bool) : bool := u.
@@ -199,34 +215,92 @@ Definition accepts (_ : nat) (_ : unit) (_ : list bool) (_ _ : bool) : bool := t
 Definition one_draft (_ : list (list (list bool))) (_ : nat) : option nat := Some 1%nat.
 Definition blank : numbers bool := {| of_draft := true; of_test := true; of_next := true |}.
 
-Definition before_toss (_ : nat) : list bool * store bool * mark bool (inplace bool) := ([], padded bool 0 (fun _ => []), tt).
-Definition fed_toss (css : list (list (numbers bool))) (i : nat) : store bool :=
-  written bool 0 (fun _ => []) ([true] ++ drafts_ahead bool bool (toss_number i) (numbers_of bool blank css i) 1 []) 0 2.
+Definition lawful (l : layout bool) (outcome : list (list (numbers bool)) -> nat -> list bool * store bool * mark bool l) : Prop :=
+  forall F, expect (world bool (numbers bool) (three bool cells) (state bool coins 2 (fun _ => toss) 1 (fun _ => [])))
+    (fun css => F (texts bool 2 l (outcome css)))
+  == expect (finish bool coins [toss; toss] [[]; []]) F.
+
+(** A layout in which a row of one token stands, is fed one draft, and keeps it. *)
+Section Tossed.
+Variable l : layout bool.
+Variables (begun fed_mark left_mark : mark bool l) (before : store bool) (fed_with kept_with : bool -> store bool).
+Hypothesis standing : ok bool l begun before [true].
+Hypothesis feeding : forall x, fed bool l begun before [true] [x] fed_mark (fed_with x).
+Hypothesis keeping : forall x y, kept bool l fed_mark (fed_with x) [true; x; y] left_mark (kept_with x).
+
+Definition drafted (css : list (list (numbers bool))) (i : nat) : bool :=
+  hd true (drafts_ahead bool bool (toss_number i) (numbers_of bool blank css i) 1 []).
 Definition offered_toss (css : list (list (numbers bool))) (i : nat) : list bool :=
   read_round bool unit unseen [true] bool (toss_number i) (accepts i) (toss_answer i) (toss_answer i)
-    (numbers_of bool blank css i) (fed_toss css i) 1 1 [].
-Definition after_toss (css : list (list (numbers bool))) (i : nat) : list bool * store bool * mark bool (inplace bool) :=
-  (extend bool coins toss [] (firstn 2 (offered_toss css i)), fed_toss css i, tt).
+    (numbers_of bool blank css i) (fed_with (drafted css i)) 1 1 [].
+Definition before_toss (_ : nat) : list bool * store bool * mark bool l := ([], before, begun).
+Definition after_toss (css : list (list (numbers bool))) (i : nat) : list bool * store bool * mark bool l :=
+  (extend bool coins toss [] (firstn 2 (offered_toss css i)), kept_with (drafted css i), left_mark).
 
-Example layout_law_applies (rolls_back : bool) F :
-  expect (world bool (numbers bool) (three bool cells) (state bool coins 2 (fun _ => toss) 1 (fun _ => [])))
-    (fun css => F (texts bool 2 (inplace bool) (after_toss css)))
-  == expect (finish bool coins [toss; toss] [[]; []]) F.
+Lemma toss_law (rolls_back : bool) : lawful l after_toss.
 Proof.
-  apply (inplace_law bool coins unit unseen (fun _ _ _ _ => eq_refl) 2 (fun _ => [true]) (fun _ => le_n 1) (fun _ => toss)
+  intro F.
+  apply (layout_law bool coins unit unseen (fun _ _ _ _ => eq_refl) 2 (fun _ => [true]) (fun _ => le_n 1) (fun _ => toss)
     (fun _ => alike_draft) bool blank cells cells_mass toss_number accepts toss_answer toss_answer) with
-    (policy := one_draft) (rolls_back := rolls_back) (n := 1%nat) (h := []) (rs := before_toss) (outcome := after_toss).
+    (policy := one_draft) (rolls_back := rolls_back) (l := l) (n := 1%nat) (h := []) (rs := before_toss) (outcome := after_toss).
   - intros i g. split; intros; try reflexivity. unfold passes, accepts. cbn. unfold half. ring.
-  - intro i. split; [intro; reflexivity|]. intros p P. cbn in P. lia.
+  - intro i. exact standing.
   - reflexivity.
   - intro css. apply (one_more _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ (offered_toss css) _ (after_toss css)); [|apply no_round].
     intro i. cbv zeta. match goal with |- context [cut ?rows ?back ?n ?offered] =>
       assert (Two : cut rows back n offered = 2%nat) by (destruct rolls_back; reflexivity); rewrite Two end.
     apply (runs_round bool coins unit unseen [true] toss bool (toss_number i) (accepts i) (toss_answer i) (toss_answer i)
-      (numbers_of bool blank css i) (inplace bool) 2 [] (padded bool 0 (fun _ => [])) tt 1 1 tt (fed_toss css i) tt (fed_toss css i) (le_n 1)).
-    + split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
-    + split; reflexivity.
+      (numbers_of bool blank css i) l 2 [] before begun 1 1 fed_mark (fed_with (drafted css i)) left_mark
+      (kept_with (drafted css i)) (le_n 1)).
+    + exact (feeding (drafted css i)).
+    + exact (keeping (drafted css i) (nth 1 (offered_toss css i) true)).
   - intros css i _. reflexivity.
+Qed.
+End Tossed.
+
+Definition tossed_store cl (x : bool) : store bool :=
+  {| claims := cl; entry := write bool (fun _ => []) [true; x] cl 0 2 |}.
+
+Example inplace_law_applies (rolls_back : bool) :
+  lawful (inplace bool) (after_toss (inplace bool) tt (tossed_store (padded_claims 0)) (tossed_store (padded_claims 0))).
+Proof.
+  apply (toss_law (inplace bool) tt tt tt (padded bool 0 (fun _ => []))); [| | |exact rolls_back].
+  - split; [intro; reflexivity|]. intros p P. cbn in P. lia.
+  - intro x. split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
+  - intros x y. split; reflexivity.
+Qed.
+
+Example left_padded_law_applies (pad : Z) (rolls_back : bool) : let s := tossed_store (padded_claims pad) in
+  lawful (left_padded bool) (after_toss (left_padded bool) pad s s).
+Proof.
+  apply (toss_law (left_padded bool) pad pad pad (padded bool pad (fun _ => []))); [| | |exact rolls_back].
+  - split; [intro; reflexivity|]. intros p P. cbn in P. lia.
+  - intro x. split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
+  - intros x y. split; reflexivity.
+Qed.
+
+(** The block has a third slot, of no token. *)
+Example masked_law_applies (rolls_back : bool) :
+  let block x := loose bool (append_claims (fun _ => (-1)%Z) 0 0 0 2) (append_entry bool (fun _ => []) [true; x] 0 0 2) in
+  lawful (masked bool) (after_toss (masked bool) 3%Z block
+    (fun x => loose bool (kill (claims bool (block x)) 2) (entry bool (block x)))).
+Proof.
+  intro block.
+  apply (toss_law (masked bool) 0%Z 3%Z 3%Z (loose bool (fun _ => (-1)%Z) (fun _ => []))); [| | |exact rolls_back].
+  - split; [intro c; cbn; lia|]. intros p P. cbn in P. lia.
+  - intro x. exists 0%Z. cbn. split; [lia|]. split; [lia|]. split; intros; reflexivity.
+  - intros x y. split; [reflexivity|]. intro c. split; reflexivity.
+Qed.
+
+(** The row has the slots 8 … 11. *)
+Example paged_law_applies (rolls_back : bool) :
+  let s := tossed_store eight_to_eleven in lawful (paged bool) (after_toss (paged bool) tt s s).
+Proof.
+  apply (toss_law (paged bool) tt tt tt (paged_store bool eight_to_eleven (fun _ => []))); [| | |exact rolls_back].
+  - intros p P. cbn in P. lia.
+  - intro x. exists (fun p => p + 8)%Z, 4%Z.
+    split; [exact own_eight_to_eleven|split; [cbn; lia|intros c _; split; reflexivity]].
+  - intros x y c _. split; reflexivity.
 Qed.
 
 (** *** FreshLaw.v: the same under block verification, with two new numbers for each round *)
@@ -235,6 +309,7 @@ Definition toss_draft (_ _ : nat) (_ : list bool) (w : bool * bool) : list bool 
 Definition takes_it (_ _ : nat) (_ _ : list bool) (_ : list unit) (w : bool * bool) : nat * bool := (1%nat, snd w).
 Definition one_of_one (_ : list (list (list bool))) (_ : nat) : option (nat * nat) := Some (1, 1)%nat.
 
+Definition before_fresh (_ : nat) : list bool * store bool * mark bool (inplace bool) := ([], padded bool 0 (fun _ => []), tt).
 Definition fed_fresh (ws : list (bool * bool)) (i : nat) : store bool :=
   written bool 0 (fun _ => []) ([true] ++ [fst (nth i ws (true, true))]) 0 2.
 Definition after_fresh (wss : list (list (bool * bool))) (i : nat) : list bool * store bool * mark bool (inplace bool) :=
@@ -262,7 +337,7 @@ Proof.
   apply (FreshLaw.fresh_layout_law bool coins unit unseen (fun _ _ _ _ => eq_refl) 2 (fun _ => [true]) (fun _ => le_n 1)
     (fun _ => toss) (fun _ => alike_draft) (fun _ => true) (bool * bool) (true, true) two_tosses) with
     (propose := toss_draft) (decide := takes_it) (policy := one_of_one) (width := 2%nat) (rolls_back := rolls_back)
-    (n := 1%nat) (h := []) (rs := before_toss) (outcome := after_fresh).
+    (n := 1%nat) (h := []) (rs := before_fresh) (outcome := after_fresh).
   - reflexivity.
   - intros h i k limit g E. injection E as <- <-. split; [apply le_n|]. intro f. apply tosses_are_block.
   - intro i. split; [intro; reflexivity|]. intros p P. cbn in P. lia.
@@ -278,77 +353,4 @@ Proof.
     + split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
     + split; reflexivity.
   - intros [|ws [|]] i L I; try discriminate L. reflexivity.
-Qed.
-
-(** ** Room.v: three blocks of two tokens; the younger row is sent back *)
-Definition younger : Room.row := {| Room.len := 3; Room.most := 4; Room.table := [0%nat] |}.
-Definition older : Room.row := {| Room.len := 5; Room.most := 6; Room.table := [1; 2]%nat |}.
-
-Example round_has_members_applies :
-  Room.stay 3 2 1 (fun rs => rs) [younger; older] = [older] /\ Room.fits 3 2 1 [older] [older] = true.
-Proof.
-  destruct (Room.round_has_members 3 2 1 (fun rs => rs)) with (rs := [younger; older]) as (_ & _ & _ & F).
-  - intros rs N. split; [exact N|]. exists []. rewrite app_nil_r. apply Permutation.Permutation_refl.
-  - discriminate.
-  - intros r [<-|[<-|[]]]; unfold Room.fits_alone; cbn; lia.
-  - split; [reflexivity|exact F].
-Qed.
-
-Example blocks_of_what_is_cached_applies : length (Room.table older) = Room.held 2 (Room.len older).
-Proof.
-  apply (Room.blocks_of_what_is_cached 2 1 [older]); [|now left]. eapply Room.after; [apply Room.nobody|].
-  apply (Room.enters 2 1 5 6 [1%nat] [2%nat]); cbn; lia.
-Qed.
-
-(** ** Chunks.v: a row decodes, a prompt gets what is left *)
-Definition decoding : Chunks.row := {| Chunks.verify := 2; Chunks.to_prefill := 0 |}.
-Definition prefilled : Chunks.row := {| Chunks.verify := 2; Chunks.to_prefill := 9 |}.
-
-Example token_budget_applies : (1 <= nth 1 (Chunks.prompts 5 [decoding; prefilled]) 0)%nat.
-Proof.
-  assert (R : Chunks.reachable 5 [decoding; prefilled]).
-  { eapply Chunks.after; [eapply Chunks.after; [apply Chunks.nobody|]|].
-    - apply (Chunks.enters 5 [] decoding). cbn. lia.
-    - apply (Chunks.enters 5 [decoding] prefilled). cbn. lia. }
-  apply (proj2 (Chunks.token_budget 5 [decoding; prefilled] R) [decoding] prefilled []); cbn; try lia; [reflexivity|].
-  intros o [<-|[]]. reflexivity.
-Qed.
-
-(** ** Cohorts.v: of four rows one has drafts, two are drafted for, and the last waits for two rounds *)
-Definition cohort (rounds : nat) (drafted : list nat) : Cohorts.state nat :=
-  let said (n : nat) (r : nat) : nat := length (filter (fun rs => Cohorts.isin rs r) (firstn n [[0]; [1; 2]]%nat)) in
-  {| Cohorts.window := [0; 1; 2; 3]%nat; Cohorts.said := said rounds;
-     Cohorts.drafts := map (fun r => (r, said (pred rounds) r)) drafted |}.
-
-Lemma cohort_goes_on n drafted : let a := cohort n drafted in let b := cohort (S n) (Cohorts.next nat a) in
-  (forall r, ~ In r (Cohorts.members nat a) -> Cohorts.said nat b r = Cohorts.said nat a r) -> Cohorts.lossless nat a b.
-Proof.
-  intros a b C. exists b, []. split; [split; [exact C|split]|].
-  - reflexivity.
-  - exists (fun _ => true). split; [reflexivity|]. intros r _. reflexivity.
-  - split; [reflexivity|]. split; [reflexivity|]. split; [reflexivity|]. repeat constructor; cbn; intuition discriminate.
-Qed.
-
-Example two_rounds_at_most_applies : In 3%nat (Cohorts.members nat (cohort 2 [0; 3]%nat)).
-Proof.
-  destruct (Cohorts.two_rounds_at_most nat (cohort 0 [0%nat]) (cohort 1 [1; 2]%nat) (cohort 2 [0; 3]%nat) 3) as [H|[H|H]].
-  - repeat constructor; cbn; intuition discriminate.
-  - apply (cohort_goes_on 0 [0%nat]). intros [|[|[|r]]] N; cbn; try reflexivity. destruct N. now left.
-  - apply (cohort_goes_on 1 [1; 2]%nat). intros [|[|[|r]]] N; cbn; try reflexivity; destruct N; cbn; auto.
-  - cbn. auto.
-  - cbn in H. intuition discriminate.
-  - cbn in H. intuition discriminate.
-  - exact H.
-Qed.
-
-(** ** Names of tokens: each is called by the other's *)
-Example renaming_applies rounds g :
-  let j choose : Selection.job bool := {| Selection.choose := choose; Selection.stops := no_stop 0; Selection.budget := 3 |} in
-  let even (h : list bool) := Nat.even (length h) in
-  Selection.speculate bool bool_dec (j (fun h => negb (even h))) (map (fun r => (map negb (fst r), snd r)) rounds) (map negb g)
-  = map negb (Selection.speculate bool bool_dec (j even) rounds g).
-Proof.
-  intros j even. apply Selection.renaming; try reflexivity.
-  - intros [|] [|]; cbn; congruence.
-  - intro h. cbn. unfold even. rewrite map_length. reflexivity.
 Qed.

@@ -2,7 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from inspect import isfunction
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
+
+import z3
 
 from proofs.report import Verdict
 from proofs.z3 import claims
@@ -29,6 +34,7 @@ def verdicts() -> Iterator[Verdict]:
             yield judge(f"zoo: {fault.name}", fault.injected())
     for name, (kernel, wrong) in WRONG.items():
         yield judge(name, patch.object(kernels, kernel, wrong))
+    yield about_kernels()
 
 
 def judge(name: str, injected: AbstractContextManager) -> Verdict:
@@ -46,6 +52,24 @@ def judge(name: str, injected: AbstractContextManager) -> Verdict:
     if broken is None:
         return Verdict(name, False, "no claim notices")
     return Verdict(name, True, f"breaks «{broken.name}»: {broken.detail.removeprefix('z3: sat ')}")
+
+
+def about_kernels() -> Verdict:
+    """Demand that every claim is another one when all kernels may answer anything."""
+    anything = SimpleNamespace(**{name: _anything(f) for name, f in vars(kernels).items() if isfunction(f)})
+    both = zip(claims.obligations(kernels), claims.obligations(anything), strict=True)
+    without = [claim.name for claim, other in both if _same(claim, other)]
+    return Verdict("every claim has a kernel in it", not without, f"none in {without}")
+
+
+def _anything(kernel: Callable) -> Callable:
+    """A kernel whose answers are unknowns of the same kind."""
+
+    def answer(*arguments: Any) -> z3.ExprRef:
+        found = kernel(*arguments)
+        return z3.FreshConst(found.sort() if isinstance(found, z3.ExprRef) else z3.IntSort())
+
+    return answer
 
 
 def _same(one: Obligation, other: Obligation) -> bool:

@@ -26,7 +26,7 @@ MAX_WINDOW = 2**20  # sequences
 MAX_TOKEN_BUDGET = 2**20  # tokens of a round
 CHUNK_TOKENS = 256  # of prompts, in a round whose budget is not given
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens
-SHAPE_STABLE = ("inplace", "paged")  # layouts in which each token has a column of its own
+SHAPE_STABLE: tuple[str, ...] = ("inplace", "paged")  # layouts in which each token has a column of its own
 RECORDABLE = (("inplace", "static"), ("inplace", "fifo"))  # rows stay in their places from round to round
 
 
@@ -326,11 +326,8 @@ def default_token_budget(batch_size: int, num_speculative_tokens: int) -> int:
 
 def require_verify_tokens(token_budget: int, num_speculative_tokens: int) -> None:
     """Raise InputError where a row's drafts, and the token before them, would not fit into a round."""
-    require(
-        token_budget > num_speculative_tokens,
-        f"token_budget {token_budget} is too small: a row with {num_speculative_tokens} drafts takes "
-        f"{num_speculative_tokens + 1} tokens",
-    )
+    row = f"a row with {num_speculative_tokens} drafts takes {num_speculative_tokens + 1} tokens"
+    require(token_budget > num_speculative_tokens, f"token_budget {token_budget} is too small: {row}")
 
 
 def make_config(**settings: Any) -> DecodeConfig:

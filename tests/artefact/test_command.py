@@ -221,45 +221,6 @@ def test_a_table_of_draft_costs():
             EngineOptions(draft_costs=text).settings()
 
 
-@pytest.mark.parametrize(
-    ("words", "completions"),
-    [
-        ("sim cap", {"capacity"}),
-        ("generate --checks ", {"off", "host", "device", "oracle"}),
-        ("generate --method ex", {"exspec"}),
-        ("verify --methods masked", {"masked", "masked+static", "masked+fifo", "masked+grouped"}),
-        ("generate --pair q", {"qwen3"}),
-        ("verify --methods eqspec,in", {"eqspec,inplace"}),
-    ],
-)
-def test_shells_complete(words, completions):
-    environment = {
-        "_RAGGEDSPEC_COMPLETE": "complete_zsh",
-        "_TYPER_COMPLETE_ARGS": f"raggedspec {words}",
-    }
-    found = run(f"{RUN}; sys.argv[1:] = []; main()", **environment)
-    assert completions <= set(re.findall(r'"([\w+,-]+)"', found.stdout.replace('":"', '" "'))), (
-        found.stdout + found.stderr
-    )
-
-
-def test_bash_completes():
-    words = "raggedspec generate --method in"
-    environment = {"_RAGGEDSPEC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "3"}
-    found = run(f"{RUN}; sys.argv[1:] = []; main()", **environment)
-    assert "inplace" in found.stdout.split(), found.stdout + found.stderr
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_can_be_shown(shell):
-    found = run(
-        f"{RUN}; sys.argv[1:] = ['--show-completion', '{shell}']; main()",
-        _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1",
-    )
-    assert found.returncode == 0, found.stderr
-    assert "_RAGGEDSPEC_COMPLETE" in found.stdout
-
-
 WRONG = [
     ("frobnicate", "no such command 'frobnicate': choose generate, verify, "),
     ("generat", "no such command 'generat'"),

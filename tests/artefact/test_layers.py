@@ -5,8 +5,11 @@ import json
 
 import pytest
 
-from proofs import layers
+from proofs import layer_claims, layers
+from proofs.conformance import runs
 from proofs.layer_errors import Error, engine, errors
+from proofs.report import FoundError, Verdict, ended_by
+from refimpl.core.config import DecodeConfig
 
 ERRORS = errors()
 ROWS = layers.read_rows()
@@ -36,14 +39,14 @@ def test_every_error_is_measured_and_seen():
 
 
 def test_as_many_are_seen_by_a_proof_stage_as_the_page_says():
-    seen = layers.num_seen(ROWS, layers.PROOFS)
+    seen = sum(map(layers.by_proof, ROWS.values()))
     assert seen == len(ROWS) - sum(bool(error.why) for error in ERRORS) >= 0.9 * len(ROWS)
     page = " ".join((layers.HERE / "README.md").read_text().split())
     assert f"says which layer sees which planted error: a proof stage sees {seen} of {len(ROWS)}" in page
 
 
 def test_there_is_a_reason_for_each_error_that_no_proof_stage_sees_and_for_no_other():
-    by_proofs = {name for name, cells in ROWS.items() if any(layers.seen(cells[layer]) for layer in layers.PROOFS)}
+    by_proofs = {name for name, cells in ROWS.items() if layers.by_proof(cells)}
     measured = [error for error in ERRORS if error.name in ROWS]
     assert [error.name for error in measured if bool(error.why) == (error.name in by_proofs)] == []
 
@@ -68,10 +71,42 @@ def raising(error):
     return layer
 
 
-def test_what_the_engine_raises_is_seen():
-    assert layers.asked(raising(IndexError("out of bounds"))) == "IndexError: out of bounds"
-    assert layers.asked(raising(ValueError("wrong"))) == "ValueError: wrong"
+def test_what_the_engine_raises_counts_for_its_checks_and_proves_nothing():
+    assert layers.asked(raising(IndexError("out of bounds"))) == "raised IndexError: out of bounds"
     assert layers.asked(lambda: None) is None
+    unasked = dict.fromkeys(layers.LAYERS, layers.NOT_ASKED)
+    cells = unasked | layers.with_refusals({"runs": "raised ValueError: wrong", "replay": None})
+    assert cells["checks"] == "raised ValueError: wrong"
+    assert not layers.by_proof(cells)
+    assert "| ! | · | ✓ |" in layers.as_markdown({ERRORS[0].name: cells})
+    assert layers.by_proof(cells | {"replay": "paged+grouped: fault 98"})
+
+
+def wrong(detail, raised):
+    return lambda: [Verdict("equal", False, detail, raised)]
+
+
+def test_a_claim_that_fails_is_told_before_what_the_engine_raised():
+    refused, off = wrong("IndexError: out of bounds", True), wrong("3 wrong", False)
+    assert layer_claims.first_seen([refused, raising(ValueError("wrong")), off]) == "equal: 3 wrong"
+    assert layer_claims.first_seen([raising(ValueError("wrong")), refused]) == "raised ValueError: wrong"
+    assert layer_claims.first_seen([refused, raising(TimeoutError())]) == "raised equal: IndexError: out of bounds"
+    assert layer_claims.first_seen([raising(TimeoutError())]) == layers.ENDLESS
+    assert layer_claims.first_seen([lambda: [Verdict("equal", True)]]) is None
+
+
+def test_a_run_that_an_error_has_ended_is_no_wrong_run():
+    def broken(error):
+        raise error
+        yield
+
+    assert runs.verdict("a run", broken(IndexError("out of bounds")))[0].raised
+    assert not ended_by(FoundError("a stream is shared"), "").raised
+
+
+def test_the_runs_of_the_proofs_are_unchecked():
+    with layer_claims.unchecked():
+        assert DecodeConfig(checks="oracle").check_level("cpu") == "off"
 
 
 @pytest.mark.parametrize("kind", [ImportError, NameError, AttributeError, TypeError, SystemExit])

@@ -26,9 +26,8 @@ def test_the_table_is_that_of_the_data():
     ("kind", "name"),
     [
         ("theorems", "round_exactly"),
-        ("claims", "z3/layouts.py: the moon is round"),
-        ("claims", "z3/nowhere.py: rows are rectangular (INV-1)"),
-        ("variants", "conformance/laws.py: the moon is round"),
+        ("claims", "moon: rows are rectangular (INV-1)"),
+        ("variants", "z3/layouts.py: rows are rectangular (INV-1)"),
         ("checks", "refimpl.decoding.invariants.check_moon"),
         ("checks", "refimpl.scheduling.BlockPool.check_moon"),
         ("tests", "tests/unit/test_fed.py::test_moon"),
@@ -40,6 +39,13 @@ def test_a_name_that_is_gone_is_noticed(kind, name):
     first, *rest = ENTRIES
     broken = replace(first, **{kind: [*getattr(first, kind), name]})
     assert register.problems([broken, *rest]) == [f"INV-1: {name}"]
+
+
+def test_a_claim_that_no_stage_has_made_or_that_did_not_hold_is_noticed(tmp_path):
+    (tmp_path / "z3.out").write_text("  ok    left-padded: rows are rectangular (INV-1)\n  FAIL  pads are masked\n")
+    some = ["z3: rows are rectangular (INV-1)", "z3: pads are masked", "z3: the moon is round", "spin: no log of it"]
+    entry = replace(ENTRIES[0], claims=some, variants=[])
+    assert register.not_claimed([entry], tmp_path) == ["INV-1: z3: pads are masked", "INV-1: z3: the moon is round"]
 
 
 def test_an_invariant_without_a_fault_or_an_entry_is_noticed():

@@ -1,4 +1,4 @@
-"""The code stays short: functions that fit on a screen, files that can be read in one go."""
+"""The code stays short: functions of the packages fit on a screen, files of all kinds can be read in one go."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path for package in ("raggedspec", "refimpl", "simulator") for path in (ROOT / package).rglob("*.py"))
+PACKAGES, BESIDE = ("raggedspec", "refimpl", "simulator"), ("tests", "tools", "proofs", "notebooks")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+OTHERS = sorted(path for folder in BESIDE for path in (ROOT / folder).rglob("*.py"))
 MEDIAN_LINES, NINE_OF_TEN_LINES, LONGEST_FUNCTION_LINES, LONGEST_FILE_LINES = 6, 17, 50, 350
 
 
@@ -35,7 +37,8 @@ def test_functions_are_short():
 
 
 def test_files_are_short():
-    assert [path.name for path in FILES if len(path.read_text().splitlines()) > LONGEST_FILE_LINES] == []
+    assert len(OTHERS) > 200
+    assert [path.name for path in FILES + OTHERS if len(path.read_text().splitlines()) > LONGEST_FILE_LINES] == []
 
 
 @pytest.mark.parametrize(

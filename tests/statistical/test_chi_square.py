@@ -12,7 +12,6 @@ import torch
 import wrong_rules
 from scipy.stats import chi2
 
-from refimpl import generate
 from refimpl.core.config import SamplingConfig
 from refimpl.decoding.acceptance import AcceptanceRule, CoupledRule, Proposal, RejectionRule, RowNumbers
 from refimpl.decoding.sampling import RowKeys
@@ -84,23 +83,6 @@ def test_rejection_draws_the_target_law(rollback):
 
 def test_coupled_noise_draws_the_target_law():
     assert p_value(decode(CoupledRule(SAMPLING))) > FALSE_ALARM
-
-
-@pytest.mark.filterwarnings("ignore:mean acceptance length")
-@pytest.mark.parametrize("method", ["inplace+grouped", "rollback+fifo", "autoregressive"])
-def test_the_whole_engine_draws_the_target_law(method):
-    result = generate(
-        PAIR,
-        [[0]] * (400 if method == "autoregressive" else 1000),
-        method=method,
-        batch_size=64,
-        acceptance="rejection",
-        sampling=SAMPLING,
-        num_speculative_tokens=K,
-        max_new_tokens=BUDGET,
-        checks="off",
-    )
-    assert p_value([tuple(s.token_ids) for s in result.sequences]) > FALSE_ALARM
 
 
 UNSEEN = {

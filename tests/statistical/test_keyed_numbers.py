@@ -1,7 +1,7 @@
 """The keyed generator: uniform, and independent across seed, sequence, position, purpose and token.
 
-One chi-square or binomial statistic each, fixed keys; a good generator fails one of them with probability 1e-8, all
-together with less than 1e-6.
+One chi-square or binomial statistic each, fixed keys; a good generator fails one of them with probability 1e-8 or less,
+numbers that must be distinct with 3e-8, all together with less than 1e-6.
 """
 
 import math
@@ -21,7 +21,7 @@ AXES = ["seed", "sequence", "position", "purpose", "token"]
 
 def numbers(axis: str, step: int = 1, start: int = 0) -> torch.Tensor:
     """COUNT numbers in [0, 1) whose keys differ in one part; purposes are few, so sequences vary beside them."""
-    run = torch.arange(start, start + COUNT * step, step)
+    run = start + torch.arange(COUNT) * step
     same = torch.full((COUNT,), 7)
     if axis == "token":
         one = torch.tensor([7])
@@ -103,16 +103,10 @@ def test_neighbouring_keys_are_independent(axis):
 
 
 @pytest.mark.parametrize("axis", ["seed", "sequence", "position"])
-@pytest.mark.parametrize("step", [1 << 20, 0x1E3779B97F4A7C15])
-def test_distant_keys_are_uniform_too(axis, step):
-    u = numbers(axis, start=-3) if step is None else _stepped(axis, step)
+@pytest.mark.parametrize(("step", "start"), [(1, -COUNT), (1 << 20, 0), (0x1E3779B97F4A7C15, 0)])
+def test_negative_and_distant_keys_are_uniform_too(axis, step, start):
+    u = numbers(axis, step, start)
     assert chi_square_p((u * 256).long().bincount(minlength=256)) > FALSE_ALARM
-
-
-def _stepped(axis: str, step: int) -> torch.Tensor:
-    run, same = torch.arange(COUNT) * step, torch.full((COUNT,), 7)
-    parts = {"seed": same, "sequence": same, "position": same} | {axis: run}
-    return uniform(RowKeys(parts["seed"], parts["sequence"]), parts["position"][:, None], Purpose.ACCEPT)[:, 0]
 
 
 @pytest.mark.parametrize("axis", AXES)
@@ -128,9 +122,9 @@ def test_flipping_any_bit_of_the_key_flips_half_of_the_number():
     same = torch.full((64,), 3)
     for first, second in (((base, same), (flipped, same)), ((same, base), (same, flipped))):
         pair = [uniform(RowKeys(*keys), same[:, None], Purpose.NEXT)[:, 0] for keys in (first, second)]
-        changed = [(a ^ b).bit_count() for a, b in zip(*((u * 2**32).long().tolist() for u in pair), strict=True)]
-        assert abs(sum(changed) / (64 * 32) - 0.5) < 6.6 * 0.5 / math.sqrt(64 * 32)
-        assert min(changed) > 2
+        changed = [(a ^ b).bit_count() for a, b in zip(*((u * 2**53).long().tolist() for u in pair), strict=True)]
+        assert abs(sum(changed) / (64 * 53) - 0.5) < 6.6 * 0.5 / math.sqrt(64 * 53)
+        assert min(changed) > 4  # of 128 fair rows of 53 bits, one has so few with probability 4.5e-9
 
 
 def test_exponentials_have_their_law():
@@ -142,7 +136,7 @@ def test_exponentials_have_their_law():
 def test_no_two_keys_share_numbers():
     """A position's noise must not come back, not even shifted by some tokens."""
     keys = RowKeys(torch.zeros(4, dtype=torch.long), torch.arange(4))
-    noise = exponentials(keys, torch.arange(8).expand(4, 8), Purpose.COUPLED, 2000)
+    noise = exponentials(keys, torch.arange(8).expand(4, 8), Purpose.COUPLED, 500)
     assert len(noise.flatten().unique()) == noise.numel()
 
 

@@ -1,12 +1,6 @@
 """Bad input: one clear line, and nothing half-written."""
 
-import errno
-import io
 import json
-import os
-import pickle
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +12,6 @@ from refimpl import DecodeConfig, InputError, Request, generate, load_pair, make
 from refimpl.cli import main
 from refimpl.commands.measure import engine_options
 from refimpl.core.config import make_config
-from refimpl.core.errors import InvariantViolation
 from refimpl.judging.equivalence import verify
 from refimpl.judging.method_runs import runs_to_verify
 from refimpl.judging.tie_or_bug import judge_method
@@ -248,118 +241,3 @@ def test_no_character(tiny):
 def test_what_is_no_pair():
     with pytest.raises(InputError, match="pair must be one of load_pair or make_pair, not 'tiny'"):
         generate("tiny", [[1]])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--prompts", "p.txt", "--output", "p.txt"), "cannot write p.txt: another option reads or writes it"),
-        (("--prompts", "p.txt", "--trace", "./p.txt"), "cannot write p.txt: another option reads or writes it"),
-        (("--trace", "new", "--output", "new"), "cannot write new: another option reads or writes it"),
-        (("--limit", "1", "--max-new-tokens", "1", "--trace", "/dev/full"), "No space left on device"),
-    ],
-)
-def test_no_file_is_lost_or_half_written(monkeypatch, capsys, tmp_path, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "p.txt").write_text("import os\n")
-    code, output = run_cli(monkeypatch, capsys, "generate", *arguments)
-    assert code == 2
-    assert message in output.err.splitlines()[-1]
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("p.txt", "import os\n")]
-
-
-def test_violations_survive_a_process_boundary():
-    violation = InvariantViolation("INV-3", "statement", row=2, expected=4, found=5)
-    copy = pickle.loads(pickle.dumps(violation))
-    assert (str(copy), vars(copy)) == (str(violation), vars(violation))
-
-
-def test_help_in_a_locale_of_ascii_alone():
-    ascii_ = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
-    for command in ("generate", "bench"):
-        arguments = [sys.executable, "-m", "refimpl", command, "--help"]
-        done = subprocess.run(arguments, capture_output=True, text=True, env=os.environ | ascii_)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "--help" in done.stdout
-
-
-class NoReader(io.TextIOWrapper):
-    """Standard output whose reader has left."""
-
-    def __init__(self):
-        super().__init__(io.BytesIO(), encoding="utf-8")
-
-    def write(self, text):
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-
-@pytest.mark.parametrize(
-    ("command", "name"), [("generate", "--trace"), ("verify", "--output"), ("tie-or-bug", "--output")]
-)
-def test_files_are_written_though_nobody_reads_the_output(monkeypatch, tmp_path, command, name):
-    some = ("--limit", "1", "--max-new-tokens", "1", name, str(tmp_path / "file"))
-    methods = () if command == "generate" else ("--methods", "inplace")
-    monkeypatch.setattr("sys.argv", ["refimpl", command, *some, *methods])
-    monkeypatch.setattr("sys.stdout", NoReader())
-    with pytest.raises(SystemExit):
-        main()
-    monkeypatch.undo()
-    assert (tmp_path / "file").read_text().startswith("{")
-
-
-def test_with_json_stdout_holds_nothing_else(monkeypatch, capsys):
-    arguments = (
-        "verify",
-        "--limit",
-        "1",
-        "--max-new-tokens",
-        "1",
-        "--methods",
-        "inplace",
-        "--batch-sizes",
-        "1",
-        "--json",
-    )
-    code, output = run_cli(monkeypatch, capsys, *arguments)
-    assert not code
-    assert json.loads(output.out)["prompts"] == 1
-    assert "one-at-a-time" in output.err
-
-
-def test_processes_share_the_work(llama):
-    report = verify(llama, [[1, 2, 3], [4]], methods="inplace,eqspec", batch_sizes=[2], max_new_tokens=4, jobs=8)
-    assert [row.method for row in report.results] == ["inplace", "eqspec"]
-    assert report.exact
-
-
-def test_generate_command(monkeypatch, capsys, tmp_path):
-    prompts, output, trace = tmp_path / "p.txt", tmp_path / "out.jsonl", tmp_path / "trace.ndjson"
-    prompts.write_text("import os\ndef main(\nclass A:\n")
-    code, _ = run_cli(
-        monkeypatch,
-        capsys,
-        *("generate", "--prompts", str(prompts), "--method", "exspec", "--batch-size", "2"),
-        *("--max-new-tokens", "6", "--output", str(output), "--trace", str(trace)),
-    )
-    assert not code
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [line["index"] for line in lines] == [0, 1, 2]
-    header, *rows = (json.loads(line) for line in trace.read_text().splitlines())
-    assert (header["schema"], header["scheduler"]) == ("raggedspec.trace/1", "grouped")
-    assert sum(row["kept"] for row in rows) == sum(header["output_lens"])
-
-
-def test_verify_command(monkeypatch, capsys):
-    code, output = run_cli(
-        monkeypatch,
-        capsys,
-        *("verify", "--limit", "3", "--methods", "eqspec,inplace", "--batch-sizes", "2"),
-        *("--max-new-tokens", "8", "--json"),
-    )
-    assert not code
-    last = json.loads(output.out.splitlines()[-1])
-    assert last["prompts"] == 3
-    assert [(r["method"], r["exact"], r["violations"]) for r in last["results"]] == [
-        ("eqspec", 3, []),
-        ("inplace", 3, []),
-    ]

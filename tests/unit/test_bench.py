@@ -85,8 +85,9 @@ class TestBench:
             if row.engine in (PLAIN, ASSISTED):
                 assert row.ms_per_round == 0
                 continue
-            assert sum(getattr(row, f"ms_{s}") for s in SHARES) == pytest.approx(row.ms_per_round, rel=0.3)
-            assert sum(getattr(row, f"share_{s}") for s in SHARES) == pytest.approx(1, abs=0.2)
+            # Of two repeats, the median is the mean: stages add up, however long they took.
+            assert sum(getattr(row, f"ms_{s}") for s in SHARES) == pytest.approx(row.ms_per_round)
+            assert sum(getattr(row, f"share_{s}") for s in SHARES) == pytest.approx(1)
             assert 0 < row.share_outside_forward < 1
             assert row.kv_bytes > 0
             assert 1 <= row.rows_per_round <= row.batch_size
