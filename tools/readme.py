@@ -14,12 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import readme_measured as tables
 from pages import markdown_table
-from readme_measured import (
-    Table, anatomy_table, bench_table, bitwise_table, capacity_table, curve_table, drafters_table, joining_table,
-    law_table, pieces_table, plans_table, rates_line, residents_table, rooms_table, scaling_fits, scaling_legend,
-    scaling_table, ties_table,
-)  # fmt: skip
 
 from refimpl.bench.demo import DEMO_HEADINGS, NO_DRAFTS, PLAIN, demo_cells, demo_legend
 from refimpl.commands.acceptance import HEADINGS as ACCEPTANCE_HEADINGS
@@ -96,26 +92,26 @@ def verify(data: dict[str, Any]) -> str:
     return markdown_table(headings, rows) + origin(data["meta"])
 
 
-def measured(data: dict[str, Any], table: Table) -> str:
+def measured(data: dict[str, Any], table: tables.Table) -> str:
     """A table, the rates of the device where they were measured, and where it all comes from."""
-    return markdown_table(*table) + rates_line(data["meta"]) + origin(data["meta"])
+    return markdown_table(*table) + tables.rates_line(data["meta"]) + origin(data["meta"])
 
 
 def drafters(data: dict[str, Any]) -> str:
     """Drafters beside each other and beside none, as ratios to plain batched generation in the same interleaved run."""
-    return measured(data, drafters_table(data["rows"]))
+    return measured(data, tables.drafters_table(data["rows"]))
 
 
 def memory(data: dict[str, Any]) -> str:
     """Throughput against memory: plans of the engine, and a simulated server."""
     server = "A server with the costs of an H100, Qwen3 8B and 0.6B, simulated; 95 % intervals:"
-    plans, rooms = plans_table(data["engine"]), rooms_table(data["server"])
+    plans, rooms = tables.plans_table(data["engine"]), tables.rooms_table(data["server"])
     return f"{markdown_table(*plans)}\n{server}\n\n{markdown_table(*rooms)}{origin(data['meta'])}"
 
 
 def capacity(data: dict[str, Any]) -> str:
     """A number of drafts for the round beside as many for each row."""
-    return measured(data, capacity_table(data["rows"]))
+    return measured(data, tables.capacity_table(data["rows"]))
 
 
 def acceptance(data: dict[str, Any]) -> str:
@@ -126,7 +122,7 @@ def acceptance(data: dict[str, Any]) -> str:
 def budgets(data: dict[str, Any]) -> str:
     """Tokens per second of adaptive budgets over the best fixed number of drafts and none, by rate or batch size."""
     if "judged" not in data:
-        return measured(data, curve_table(data["rows"]))
+        return measured(data, tables.curve_table(data["rows"]))
     names = list(dict.fromkeys(row["budget"] for row in data["judged"]))
     lines: dict[float, list[str]] = {}
     for row in data["judged"]:
@@ -180,13 +176,13 @@ def passes(data: dict[str, Any]) -> str:
 
 def law(data: dict[str, Any]) -> str:
     """Total variation of every combination of drafter, budget and rule, one column a rule."""
-    return measured(data, law_table(data["rows"]))
+    return measured(data, tables.law_table(data["rows"]))
 
 
 def scaling(data: dict[str, Any]) -> str:
     """Drafts by size and training, and the law fitted to them."""
-    lengths, fits = (markdown_table(*table) for table in (scaling_table(data), scaling_fits(data)))
-    return f"{lengths}{scaling_legend(data)}{fits}{origin(data['meta'])}"
+    lengths, fits = (markdown_table(*table) for table in (tables.scaling_table(data), tables.scaling_fits(data)))
+    return f"{lengths}{tables.scaling_legend(data)}{fits}{origin(data['meta'])}"
 
 
 VALIDATION_METRICS = {
@@ -270,13 +266,13 @@ def _error_cells(errors: Any) -> list[str]:
     return [*sizes, f"{100 * errors['worst']:+.0f} %", f"{errors['count']:.0f}"]
 
 
-MEASURED: dict[str, Callable[[dict[str, Any]], Table]] = {
-    "bench": bench_table,
-    "anatomy": anatomy_table,
-    "bitwise": bitwise_table,
-    "residents": residents_table,
-    "joining": joining_table,
-    "ties": ties_table,
+MEASURED: dict[str, Callable[[dict[str, Any]], tables.Table]] = {
+    "bench": tables.bench_table,
+    "anatomy": tables.anatomy_table,
+    "bitwise": tables.bitwise_table,
+    "residents": tables.residents_table,
+    "joining": tables.joining_table,
+    "ties": tables.ties_table,
 }
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "brief": brief_demo,
@@ -285,7 +281,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "drafters": drafters,
     "capacity": capacity,
     "memory": memory,
-    "gpu": lambda data: markdown_table(*pieces_table(data)),
+    "gpu": lambda data: markdown_table(*tables.pieces_table(data)),
     "acceptance": acceptance,
     "budgets": budgets,
     "overlap": overlap,
