@@ -4,12 +4,16 @@ import ast
 import json
 
 import pytest
+import torch
 
 from proofs import layer_claims, layers
 from proofs.conformance import runs
 from proofs.layer_errors import Error, engine, errors
 from proofs.report import FoundError, Verdict, ended_by
 from refimpl.core.config import DecodeConfig
+from refimpl.core.errors import InvariantViolation
+from refimpl.decoding.acceptance.records import DrawnMass
+from refimpl.scheduling import BlockPool
 
 ERRORS = errors()
 ROWS = layers.read_rows()
@@ -107,6 +111,11 @@ def test_a_run_that_an_error_has_ended_is_no_wrong_run():
 def test_the_runs_of_the_proofs_are_unchecked():
     with layer_claims.unchecked():
         assert DecodeConfig(checks="oracle").check_level("cpu") == "off"
+        BlockPool(1, 1).give_back([0])  # nobody's
+        one = torch.ones(1, 1, 1)
+        DrawnMass.of("target", 0 * one, one[..., 0].long() - 1, one[0, 0].long()).require()
+    with pytest.raises(InvariantViolation, match="INV-13"):
+        BlockPool(1, 1).give_back([0])
 
 
 @pytest.mark.parametrize("kind", [ImportError, NameError, AttributeError, TypeError, SystemExit])
