@@ -4,6 +4,7 @@
     python tools/mutate.py --jobs 2                  judge all, two at a time
     python tools/mutate.py --again                   judge the survivors anew, after tests were added
     python tools/mutate.py --report                  write docs/results/mutation.json and docs/mutation.md
+    python tools/mutate.py --stale                   count what was judged in files that have changed since
 
 Outcomes are appended to a log as they come, so a run that was killed goes on where it was; those of files that have not
 changed since the last report are not judged again. Files take turns, each in a random order of fixed seed, so any
@@ -36,7 +37,7 @@ from typing import Any
 
 from mutant_runs import LineTracer, MutantFinder, Ordered, Trace, in_child, preload, run_pytest
 from mutants import ROOT, Mutant, digest, mutants_of
-from mutation_report import reported, write_report
+from mutation_report import DATA, reported, told_stale, write_report
 
 FILES = [
     "refimpl/core/kernels.py",
@@ -219,9 +220,13 @@ def main() -> None:
     parser.add_argument("--enough", type=float, default=ENOUGH_S, help="seconds of tests that a survivor has passed")
     parser.add_argument("--again", action="store_true", help="judge the survivors anew")
     parser.add_argument("--report", action="store_true", help="write the results from the log")
+    parser.add_argument("--stale", action="store_true", help="count outcomes of files that have changed since")
     parser.add_argument("--seed", type=int, default=0, help="order of the mutants")
     parser.add_argument("--log", type=Path, default=LOG)
     arguments = parser.parse_args()
+    if arguments.stale:
+        print(told_stale(json.loads(DATA.read_text())))
+        return
     mutants = in_turns([m for file in arguments.files for m in mutants_of(file)], arguments.seed)
     judged = read_log(arguments.log, mutants)
     if arguments.report:

@@ -1,7 +1,4 @@
-"""Results of mutation testing: data for machines, a page for readers.
-
-python tools/mutation_report.py   how many outcomes are of files that have changed since
-"""
+"""Results of mutation testing: data for machines, a page for readers."""
 
 import json
 from pathlib import Path
@@ -109,7 +106,7 @@ def as_markdown(data: dict[str, Any], reasons: dict[str, dict[str, str]]) -> str
         "",
         "Files are listed as they were at the commits named at the end of this page, with the lines of that time. A",
         "file that has changed since is judged anew by `make nightly`; until then its row says what was, not what is:",
-        "`python tools/mutation_report.py` counts those mutants.",
+        "`python tools/mutate.py --stale` counts those mutants.",
         *([data["meta"]["revised"]] if "revised" in data["meta"] else []),
         "",
         f"**{killed} of {len(rows)} judged mutants are killed ({_percent(killed, len(rows))})**; there were "
@@ -159,7 +156,3 @@ def _origin(data: dict[str, Any]) -> str:
         f"`{meta['command']}`, seed {data['seed']} · {meta['device']} · {libraries} · judged at commit {commits} · "
         f"{meta['utc_time']}"
     )
-
-
-if __name__ == "__main__":
-    print(told_stale(json.loads(DATA.read_text())))
