@@ -32,17 +32,15 @@ def throughput_against(
         InputError: a column that is not there, a setting without a value, or points that differ in a further setting,
             which no interval over replications may pool.
     """
-    _require_columns(frame, setting, metric, by)
-    axes = axes or new_axes()
-    groups = _series(_known(frame, metric, setting, by or setting), by, sort=True)
-    for style, (value, group) in zip(series_styles(len(groups)), groups, strict=True):
+    lines, axes = _lines(frame, setting, metric, by, sort=True), axes or new_axes()
+    for style, value, group in lines:
         points = [(x, *mean_interval(part[metric].to_numpy(), 0.95)) for x, part in group.groupby(setting)]
         x, mean, low, high, _ = (np.array(column) for column in zip(*points, strict=True))
         label = f"{by.rpartition('.')[2]} {value}" if by else None
         axes.errorbar(x, mean, [mean - low, high - mean], marker="o", markersize=3, capsize=2, label=label, **style)
     axes.set(xlabel=setting, ylabel=metric, ylim=(0, None))
     if by:
-        add_legend(axes, len(groups))
+        add_legend(axes, len(lines))
     return axes
 
 
@@ -70,10 +68,8 @@ def band_against(
         InputError: as for `throughput_against`.
     """
     LEVEL.check(level, "level")
-    _require_columns(frame, setting, metric, by)
-    axes = axes or new_axes()
-    groups = _series(_known(frame, metric, setting, by or setting), by, sort=False)
-    for style, (value, group) in zip(series_styles(len(groups)), groups, strict=True):
+    lines, axes = _lines(frame, setting, metric, by, sort=False), axes or new_axes()
+    for style, value, group in lines:
         points = group.groupby(setting)[metric]
         middle = points.median()
         low, high = np.transpose([range_of_runs(values.dropna(), level) for _, values in points])
@@ -82,7 +78,7 @@ def band_against(
         axes.plot(middle.index, middle, marker="o", markersize=3, label=label, **style)
     axes.set(xlabel=setting, ylabel=metric)
     if by:
-        add_legend(axes, len(groups))
+        add_legend(axes, len(lines))
     return axes
 
 
@@ -154,6 +150,19 @@ def _known(frame: pd.DataFrame, metric: str, *settings: str) -> pd.DataFrame:
         f"{metric} is known at no point: more than {MANY_CENSORED:.0%} of the requests did not finish",
     )
     return frame[known]
+
+
+def _lines(
+    frame: pd.DataFrame, setting: str, metric: str, by: str | None, *, sort: bool
+) -> list[tuple[dict[str, Any], Any, pd.DataFrame]]:
+    """Style, value of `by` and points of each line to draw.
+
+    Raises:
+        InputError: as for `throughput_against`.
+    """
+    _require_columns(frame, setting, metric, by)
+    groups = _series(_known(frame, metric, setting, by or setting), by, sort=sort)
+    return [(style, *group) for style, group in zip(series_styles(len(groups)), groups, strict=True)]
 
 
 def _series(frame: pd.DataFrame, by: str | None, *, sort: bool) -> list[tuple[Any, pd.DataFrame]]:

@@ -113,7 +113,7 @@ def test_the_runs_of_the_proofs_are_unchecked():
         assert DecodeConfig(checks="oracle").check_level("cpu") == "off"
         BlockPool(1, 1).give_back([0])  # nobody's
         one = torch.ones(1, 1, 1)
-        DrawnMass.of("target", 0 * one, one[..., 0].long() - 1, one[0, 0].long()).require()
+        DrawnMass.of("target", 0 * one, one[..., 0].long() - 1, one[0, 0].long()).require([0])
     with pytest.raises(InvariantViolation, match="INV-13"):
         BlockPool(1, 1).give_back([0])
 
