@@ -14,6 +14,7 @@ from refimpl.conformance.service import serve
 from refimpl.core.config import AcceptanceName, CheckLevel, DecodeConfig, make_config, resolve_method
 from refimpl.core.request import Request
 from refimpl.core.stats import AcceptanceCollapseWarning
+from refimpl.core.tokens import until_stop
 from refimpl.generation import generate
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.table_model import VOCAB_SIZE, table_pair, unrelated_pair
@@ -155,12 +156,6 @@ class AssistedEngine(GenerateEngine):
         if settings.batch_size > 1 and len(prompts) > 1:
             raise NotSupported("assisted generation at batch sizes above 1")
         return super().__call__(prompts, settings)
-
-
-def until_stop(tokens: list[int], stops: tuple[int, ...]) -> list[int]:
-    """Tokens up to and with the first stop token."""
-    end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
-    return tokens[:end]
 
 
 def _transformers_models(kind: str) -> list[Any]:

@@ -7,7 +7,7 @@ from refimpl.conformance.cases import LATE, LAW_PROMPTS, EngineCase, Limits
 from refimpl.conformance.laws import compare_laws
 from refimpl.conformance.protocol import NotSupported
 from refimpl.conformance.subject import CaseFailure, Subject
-from refimpl.core.tokens import first_difference
+from refimpl.core.tokens import first_difference, until_stop
 
 LAW_FALSE_ALARM_RATE = 1e-6 / len(LAW_PROMPTS)  # of one prompt
 COLD = 0.05
@@ -19,12 +19,6 @@ def require_equal(found: list[list[int]], wanted: list[list[int]], what: str) ->
         at = first_difference(tokens, expected)
         if at is not None:
             raise CaseFailure(f"{what}: row {row} differs from token {at} on: {tokens} instead of {expected}", row, at)
-
-
-def cut_at_stop(tokens: list[int], stops: tuple[int, ...]) -> list[int]:
-    """Tokens up to and with the first stop token."""
-    end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
-    return tokens[:end]
 
 
 def equals_reference(subject: Subject, case: EngineCase) -> None:
@@ -49,7 +43,7 @@ def stop_is_exact(subject: Subject, case: EngineCase) -> None:
     stops = tuple(dict.fromkeys(free[offset] for offset in case.stop_at))
     prompts = (*case.prompts[:-1], (*case.prompts[-1], stops[0]))
     settings = replace(case.settings, stop_token_ids=stops)
-    wanted = [cut_at_stop(tokens, stops) for tokens in subject.reference(prompts, settings)]
+    wanted = [until_stop(tokens, stops) for tokens in subject.reference(prompts, settings)]
     require_equal(subject.run(prompts, settings), wanted, f"stop tokens {list(stops)}")
 
 

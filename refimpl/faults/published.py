@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from refimpl.conformance.adapters import until_stop
 from refimpl.conformance.protocol import EngineSettings, NotSupported
+from refimpl.core.tokens import until_stop
 from refimpl.models.adapter import HuggingFaceLM
 from refimpl.pairs.random_pairs import random_pair
 
