@@ -84,6 +84,7 @@ class SequenceMaker:
         self.num_given = self.num_sequences = 0  # prompts given, refused ones among them; sequences noted
         self._last_s = 0.0
         self._keys: set[tuple[int, int]] = set()
+        self._num_skipped = 0  # places whose keys were taken before they were reached
 
     def make(self, prompts: Iterable[Prompt]) -> Prepared:
         """Sequences of the next prompts, if they can follow those that were noted.
@@ -112,6 +113,8 @@ class SequenceMaker:
         for sample in range(request.n):
             index = self.num_sequences + len(made.sequences)
             sequence = _sequence(self.pair, request, token_ids[cut:], self.config, place, index, sample)
+            if request.sequence_id is None:
+                sequence.sequence_id = self._free_id(sequence.seed, index)
             self._require_possible(sequence, place)
             made.extend(Prepared([sequence], [cut], [sample], [request.arrival_s]))
 
@@ -129,6 +132,12 @@ class SequenceMaker:
                 f"prompt {place} asks for {drafts} drafts a round: with max_model_len, num_speculative_tokens {most} "
                 "is the most"
             )
+
+    def _free_id(self, seed: int, index: int) -> int:
+        """The place in the results, or behind it the next whose key no earlier request has been given."""
+        while (seed, index + self._num_skipped) in self._keys:
+            self._num_skipped += 1
+        return index + self._num_skipped
 
     def _require_new_keys(self, made: Prepared) -> None:
         """Raise InputError where two sequences would draw the same numbers."""

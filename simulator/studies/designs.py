@@ -253,4 +253,5 @@ def sobol_indices(spec: SweepSpec, frame: pd.DataFrame, metric: str = "tokens_pe
     with np.errstate(invalid="ignore"):  # of a metric that is the same at all points, nothing has a share
         found = sobol.analyze(spec.sobol, values, calc_second_order=False, seed=0)
     columns = {"first": "S1", "first_half_width": "S1_conf", "total": "ST", "total_half_width": "ST_conf"}
-    return pd.DataFrame({name: found[key] for name, key in columns.items()}, index=spec.sobol["names"])  # type: ignore[index]
+    indices = pd.DataFrame({name: found[key] for name, key in columns.items()}, index=spec.sobol["names"])  # type: ignore[index]
+    return indices if np.ptp(values) else indices.fillna(0.0)  # some versions of SALib leave 0 / 0

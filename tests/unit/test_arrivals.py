@@ -255,6 +255,14 @@ def test_random_numbers_of_who_was_there_are_taken(llama):
         run.submit([Request([3], sequence_id=8)])
 
 
+def test_who_comes_later_is_given_a_key_that_is_free(llama):
+    settings = {"temperature": 0.9, **SETTINGS}
+    run = stream(llama, [Request([1], sequence_id=1)], **settings, **OPEN)
+    assert [run.submit([[2]]), run.submit([[3], [4]])] == [[1], [2, 3]]
+    keyed = [Request([token], sequence_id=token) for token in (1, 2, 3, 4)]
+    assert tokens_of(run) == wanted(llama, keyed, temperature=0.9)
+
+
 def test_a_run_that_knows_all_its_prompts_takes_no_others(llama):
     run = stream(llama, [[1, 2]], **SETTINGS)
     with pytest.raises(InputError, match="give max_model_len, so that more may come"):
