@@ -182,7 +182,7 @@ def encode(pair: Pair, prompt: str | Seq[int], index: int) -> list[int]:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"prompt {index} is no text: {error.reason} at character {error.start}") from error
-        token_ids = list(pair.tokenizer(prompt)["input_ids"])
+        token_ids = list(pair.tokenizer(prompt, verbose=False)["input_ids"])
     elif isinstance(prompt, Mapping) and "input_ids" in prompt:
         raise InputError(f"prompt {index} is a {type(prompt).__name__}: pass its input_ids")
     elif isinstance(prompt, bytes | bytearray | Mapping | Set):

@@ -55,6 +55,11 @@ def test_random_arrivals_leave_the_server_partly_idle():
     assert stricter.rate_per_s < found.rate_per_s
 
 
+def test_a_promise_that_is_kept_exactly_is_kept():
+    exactly, just_below = (find_capacity("example", share, replications=2) for share in (0.9, 0.9 - 1e-9))
+    assert exactly.rate_per_s == just_below.rate_per_s  # a mean of two shares there is 0.8999…
+
+
 def test_the_start_does_not_matter():
     rates = [
         find_capacity(ONE_SERVER.but({"study.arrivals.rate_per_s": rate}), replications=2).rate_per_s
