@@ -1,6 +1,7 @@
 """From what a caller hands in (texts, token lists, Requests) to sequences that the engine can run."""
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ class SequenceMaker:
         self.num_given = self.num_sequences = 0  # prompts given, refused ones among them; sequences noted
         self._last_s = 0.0
         self._keys: set[tuple[int, int]] = set()
-        self._num_skipped = 0  # places whose keys were taken before they were reached
+        self._skipped = Counter[int]()  # seed → places whose keys were taken before they were reached
 
     def make(self, prompts: Iterable[Prompt]) -> Prepared:
         """Sequences of the next prompts, if they can follow those that were noted.
@@ -135,9 +136,9 @@ class SequenceMaker:
 
     def _free_id(self, seed: int, index: int) -> int:
         """The place in the results, or behind it the next whose key no earlier request has been given."""
-        while (seed, index + self._num_skipped) in self._keys:
-            self._num_skipped += 1
-        return index + self._num_skipped
+        while (seed, index + self._skipped[seed]) in self._keys:
+            self._skipped[seed] += 1
+        return index + self._skipped[seed]
 
     def _require_new_keys(self, made: Prepared) -> None:
         """Raise InputError where two sequences would draw the same numbers."""

@@ -67,6 +67,7 @@ TESTS = [
     "unit/test_memory.py",
     "unit/test_overlapped.py",
     "unit/test_packed.py",
+    "unit/test_pool_sizes.py",
     "unit/test_shape_stable.py",
     "unit/test_varlen.py",
     "unit/test_varlen_runs.py",

@@ -24,7 +24,7 @@ class Request:
         stop_strings: generation ends when the generated text contains one of them.
         seed: replaces SamplingConfig.seed.
         sequence_id: key of the random numbers; None takes the place in the results. Where prompts come while a run goes
-            on, places are skipped whose key an earlier request was given.
+            on, those that come later skip places whose key one of the same seed was given before.
         n: samples to draw, each a sequence of its own. The i-th of them has the key `sequence_id` + i. At temperature 0
             all are equal.
         arrival_s: seconds after the start of the run at which it comes, in ascending order over the prompts; until then

@@ -15,9 +15,8 @@ from simulator.settings.kinds import ARRIVALS
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table
 
-ROUNDING = 1e-9  # a mean of shares that is the promise exactly may come out below it
-
 TOLERANCE = Range(1e-6, 1)  # below it, bisection would not end
+ROUNDING = 1e-9  # a mean of shares that is the promise exactly may come out below it
 MAX_STEPS = 24  # doublings or halvings until a rate is found on either side
 COLUMNS = (
     "slo_attainment", "tokens_per_s", "busy_share", "occupancy", "queueing_mean_s", "first_token_p99_s",

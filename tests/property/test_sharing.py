@@ -135,6 +135,14 @@ def test_who_must_wait_uses_no_block():
         assert (list(room.pool.idle) == idle, bool(waiting.blocks)) == (not enters, enters)
 
 
+@pytest.mark.parametrize(("taken", "enters"), [(1, True), (2, False)])
+def test_blocks_that_are_found_are_no_longer_free_for_the_rest(taken, enters):
+    room = PagedRoom(BlockPool(5, 2), 0, "texts")
+    room.leave(entered(room, [1, 1, 1, 1, 1]))  # leaves two blocks that nobody holds
+    room.pool.take(taken)
+    assert room.enter(Sequence(0, [1, 1, 1, 1, 1, 1, 1], 4), []) == enters  # it needs two blocks more
+
+
 def test_of_two_equal_texts_one_is_found():
     room = PagedRoom(BlockPool(9, 2), 2, "texts")
     rows = [entered(room, [1, 2]), entered(room, [1, 2])]

@@ -116,3 +116,9 @@ def test_impossible_tokens_stay_impossible_and_nan_stays_nan():
     assert mass[0, 1] == 0
     assert mass[0].sum() == pytest.approx(1)
     assert mass[1].isnan().all()
+
+
+def test_nan_spoils_its_own_row_alone_at_temperature_zero():
+    mass = probabilities(torch.tensor([[0.0, torch.nan, 1.0], [0.0, 2.0, 1.0]]), SamplingConfig(temperature=0.0))
+    assert mass[0].isnan().all()
+    assert mass[1].tolist() == [0, 1, 0]

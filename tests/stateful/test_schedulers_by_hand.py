@@ -7,7 +7,14 @@ import pytest
 from test_scheduling import Item
 
 from refimpl.core.errors import InvariantViolation
-from refimpl.scheduling import GroupedScheduler, SchedulingOptions, SequencePool, StaticScheduler, make_scheduler
+from refimpl.scheduling import (
+    GroupedScheduler,
+    SchedulingOptions,
+    SequencePool,
+    StaticScheduler,
+    groups,
+    make_scheduler,
+)
 from refimpl.scheduling.grouped import default_aging_bound
 from refimpl.scheduling.groups import MOST_EMPTY, GroupIndex
 
@@ -113,6 +120,15 @@ def test_waiting_is_counted_in_rounds_and_bounded():
         scheduler.complete(scheduler._plan([0, 1], "grouped"))
 
 
+def test_who_waits_just_as_long_as_it_may_breaks_nothing():
+    scheduler = grouped([5, 5, 7], aging_bound=2, aging_from="admission")
+    for members in ([2], [0, 1], [0, 1], [0, 1]):
+        scheduler.complete(scheduler._plan(members, "grouped"))
+    assert scheduler.waited(scheduler.pool.window[2]) == scheduler.waiting_bound
+    with pytest.raises(InvariantViolation, match=r"INV-10.*expected at most 3 rounds, found 4"):
+        scheduler.complete(scheduler._plan([0, 1], "grouped"))
+
+
 def test_the_longest_waiting_run_when_one_of_them_is_due():
     scheduler = grouped([5, 5, 7, 8], aging_bound=2, aging_from="admission")
     assert rounds(scheduler, 4) == [("grouped", [0, 1]), ("grouped", [0, 1]), ("aged", [2, 3]), ("grouped", [0, 1])]
@@ -177,6 +193,19 @@ def test_groups_that_have_lost_their_members_are_not_kept_forever():
         index.move([(0, (length, 1)), (1, (length, 1))])
         assert index.best() == [0, 1]
     assert len(index._groups) <= MOST_EMPTY + 3
+
+
+def test_groups_that_have_members_outlive_those_that_have_none(monkeypatch):
+    monkeypatch.setattr(groups, "MOST_EMPTY", 3)
+    index = GroupIndex(full=2, least=2, choice="first")
+    index.move([(0, (99, 1))])
+    kept = []
+    for length in range(9):
+        index.move([(1, (length, 1))])
+        kept.append(len(index._groups))
+    assert kept == [2, 3, 4, 5, 2, 3, 4, 5, 2]
+    index.move([(1, (99, 1))])
+    assert index.best() == [0, 1]
 
 
 def looked_up(scheduler: GroupedScheduler) -> tuple[str, tuple[Item, ...]]:

@@ -259,7 +259,8 @@ def test_who_comes_later_is_given_a_key_that_is_free(llama):
     settings = {"temperature": 0.9, **SETTINGS}
     run = stream(llama, [Request([1], sequence_id=1)], **settings, **OPEN)
     assert [run.submit([[2]]), run.submit([[3], [4]])] == [[1], [2, 3]]
-    keyed = [Request([token], sequence_id=token) for token in (1, 2, 3, 4)]
+    run.submit([Request([5], seed=7)])  # another seed has all of its places
+    keyed = [*(Request([token], sequence_id=token) for token in (1, 2, 3, 4)), Request([5], seed=7, sequence_id=4)]
     assert tokens_of(run) == wanted(llama, keyed, temperature=0.9)
 
 

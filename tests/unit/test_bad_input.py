@@ -1,6 +1,7 @@
 """Bad input: one clear line, and nothing half-written."""
 
 import json
+import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -241,3 +242,16 @@ def test_no_character(tiny):
 def test_what_is_no_pair():
     with pytest.raises(InputError, match="pair must be one of load_pair or make_pair, not 'tiny'"):
         generate("tiny", [[1]])
+
+
+def test_a_long_prompt_that_is_cut_raises_no_alarm():
+    records: list[logging.LogRecord] = []
+    handler, logger = logging.Handler(), logging.getLogger("transformers")
+    handler.emit = records.append  # type: ignore[method-assign]
+    pair = load_pair("tiny")
+    logger.addHandler(handler)
+    try:
+        generate(pair, ["word " * 3000], max_prompt_tokens=20, max_new_tokens=2, method="autoregressive")
+    finally:
+        logger.removeHandler(handler)
+    assert [record.getMessage() for record in records] == []
