@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, run_state_machine_as_test
 from hypothesis.stateful import rule as step
 
-from refimpl import InputError, Request, generate, verify
+from refimpl import InputError, Request, generate
 from refimpl.core.errors import InvariantViolation
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import engine
@@ -308,9 +308,6 @@ def test_k_v_that_are_shared_are_those_of_a_fresh_pass(llama):
     assert result.stats.num_found > 0
 
 
-# --- several samples of a prompt ---------------------------------------------------------------------------------
-
-
 def test_samples_are_those_of_as_many_prompts_and_share_their_blocks(llama):
     settings = {"max_new_tokens": 10, "batch_size": 5, "temperature": 0.9, "seed": 2, "block_size": 4}
     prompt, other = [*range(3, 16)], [9, 8, 7]
@@ -320,33 +317,6 @@ def test_samples_are_those_of_as_many_prompts_and_share_their_blocks(llama):
     assert [(s.index, s.sample) for s in found.sequences] == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
     assert len({tuple(s.token_ids) for s in found.sequences}) == 5
     assert found.stats.num_found == 2 * 12
-
-
-def test_a_sample_has_the_key_that_it_is_given(llama):
-    settings = {"max_new_tokens": 10, "temperature": 0.9}
-    found = generate(llama, [Request([3, 4], n=3, sequence_id=7)], **settings)
-    for i, sequence in enumerate(found.sequences):
-        alone = generate(llama, [Request([3, 4], sequence_id=7 + i)], **settings)
-        assert alone.sequences[0].token_ids == sequence.token_ids
-    with pytest.raises(InputError, match="share seed 0 and sequence id 8"):
-        generate(llama, [Request([3, 4], n=3, sequence_id=7), Request([5], sequence_id=8)], **settings)
-
-
-def test_samples_are_verified_one_by_one(llama):
-    settings = {"temperature": 0.9, "max_new_tokens": 6}
-    report = verify(llama, [Request([3, 4, 5], n=3)], methods="paged,inplace", batch_sizes=[2], **settings)
-    assert repr(report) == "VerifyReport(3 sequences: 2 of 2 runs exact)"
-
-
-@pytest.mark.parametrize("n", [0, -1, 4097, 1.5, "2", True, None])
-def test_a_number_of_samples_is_one_or_more(n):
-    with pytest.raises(InputError, match=r"^n must be an integer"):
-        Request([1], n=n)
-
-
-def test_the_last_key_is_a_key(llama):
-    with pytest.raises(InputError, match="sequence_id"):
-        Request([1], n=2, sequence_id=2**63 - 1)
 
 
 @pytest.mark.parametrize("sharing", [1, "no", None])
