@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 
 from refimpl.requests import Prepared
 
@@ -14,9 +15,9 @@ class Arrivals:
             and an error that it raises leaves those behind it.
     """
 
-    def __init__(self, coming: Iterator[Prepared]):
+    def __init__(self, coming: Iterator[Seq[Prepared]]):
         self._coming = coming
-        self._next: Prepared | None = None
+        self._next: Seq[Prepared] | None = None
 
     @property
     def next_s(self) -> float:
@@ -27,14 +28,14 @@ class Arrivals:
         """
         if self._next is None:
             self._next = next(self._coming, None)
-        return math.inf if self._next is None else self._next.arrival_s[0]
+        return math.inf if self._next is None else self._next[0].arrival_s
 
     @property
     def ended(self) -> bool:
         """Whether nothing comes any more."""
         return self.next_s == math.inf
 
-    def due(self, now_s: float) -> Iterator[Prepared]:
+    def due(self, now_s: float) -> Iterator[Seq[Prepared]]:
         """Requests that have come by now."""
         while self.next_s <= now_s:
             assert self._next is not None

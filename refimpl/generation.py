@@ -4,11 +4,11 @@ from collections.abc import Sequence as Seq
 from typing import Unpack
 
 from refimpl.core.config import make_config
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require, shown
 from refimpl.core.keywords import Settings
 from refimpl.models.adapter import Pair
 from refimpl.oracle.one_by_one import ProgressCallback, decode_one_by_one
-from refimpl.requests import Prompt, listed, prepare
+from refimpl.requests import Prompt, SequenceMaker, listed
 from refimpl.results import Result
 from refimpl.streaming import Prompts, Stream
 
@@ -38,8 +38,9 @@ def generate(
         InvariantViolation: the engine's state broke an invariant that `checks` covers.
     """
     config = make_config(**settings)
+    require(progress is None or callable(progress), f"progress must be a function, not {shown(progress)}")
     if config.resolved_method.layout is None:
-        return decode_one_by_one(pair, prepare(pair, prompts, config, max_prompt_tokens), config, progress)
+        return decode_one_by_one(pair, SequenceMaker(pair, config, max_prompt_tokens).make(prompts), config, progress)
     run = Stream(pair, listed(prompts), config, max_prompt_tokens)
     while not run.done:
         run.run_one_round()

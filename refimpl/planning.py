@@ -70,7 +70,7 @@ def plan_memory(
     config, budget, prompts = make_config(**settings), int(budget_gib * GIB), listed(prompts)
     _require_plannable(config)
     _require_no_own_drafts(prompts)
-    work = _Work(pair, prepare(pair, prompts, config, max_prompt_tokens).sequences)
+    work = _Work(pair, prepare(pair, prompts, config, max_prompt_tokens))
     for wish in _wishes(config):
         if footprint := work.within(_with(config, wish), budget):
             asked = settings if max_prompt_tokens is None else {"max_prompt_tokens": max_prompt_tokens, **settings}

@@ -2,9 +2,9 @@
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from refimpl.core.config import DecodeConfig, require_verify_tokens
@@ -19,34 +19,24 @@ Prompt = str | Seq[int] | Request
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Sequences ready to run.
+    """A sequence that is ready to run.
 
     Attributes:
-        sequences: the samples of the first request, then those of the second, and so on.
-        num_cut: prompt tokens cut from the front of each.
-        samples: which of its request's samples each is, from 0.
-        arrival_s: seconds after the start of the run at which each comes, in ascending order.
+        sequence: tokens and settings.
+        num_cut: tokens cut from the front of its prompt.
+        sample: which of its request's samples it is, from 0.
+        arrival_s: seconds after the start of the run at which it comes.
     """
 
-    sequences: list[Sequence] = field(default_factory=list)
-    num_cut: list[int] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-    arrival_s: list[float] = field(default_factory=list)
-
-    def apart(self) -> Iterator["Prepared"]:
-        """Each sequence by itself."""
-        for place, sequence in enumerate(self.sequences):
-            yield Prepared([sequence], [self.num_cut[place]], [self.samples[place]], [self.arrival_s[place]])
-
-    def extend(self, others: "Prepared") -> None:
-        """Add those that come after these."""
-        self.sequences.extend(others.sequences)
-        self.num_cut.extend(others.num_cut)
-        self.samples.extend(others.samples)
-        self.arrival_s.extend(others.arrival_s)
+    sequence: Sequence
+    num_cut: int
+    sample: int
+    arrival_s: float
 
 
-def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_tokens: int | None = None) -> Prepared:
+def prepare(
+    pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_tokens: int | None = None
+) -> list[Sequence]:
     """Tokenize, validate and give every prompt its settings.
 
     Args:
@@ -55,12 +45,15 @@ def prepare(pair: Pair, prompts: Seq[Prompt], config: DecodeConfig, max_prompt_t
         config: defaults for what a Request leaves open.
         max_prompt_tokens: keep only the last so many tokens of a prompt; None keeps all.
 
+    Returns:
+        The samples of the first request, then those of the second, and so on.
+
     Raises:
         InputError: no prompts, an empty one, one too long for the models' context or for `max_model_len`, ids outside
             the vocabulary, more log-probabilities asked for than there are tokens, stop strings that no text can hold,
             samples that would be tied, no draft for a drafter that needs one, arrivals that go backwards.
     """
-    return SequenceMaker(pair, config, max_prompt_tokens).make(prompts)
+    return [each.sequence for each in SequenceMaker(pair, config, max_prompt_tokens).make(prompts)]
 
 
 class SequenceMaker:
@@ -87,12 +80,12 @@ class SequenceMaker:
         self._keys: set[tuple[int, int]] = set()
         self._skipped = Counter[int]()  # seed → places whose keys were taken before they were reached
 
-    def make(self, prompts: Iterable[Prompt]) -> Prepared:
+    def make(self, prompts: Iterable[Prompt]) -> list[Prepared]:
         """Sequences of the next prompts, if they can follow those that were noted.
 
         Errors name a prompt by its place among all that were given, refused ones included.
         """
-        made, prompts, first = Prepared(), listed(prompts), self.num_given
+        made, prompts, first = list[Prepared](), listed(prompts), self.num_given
         self.num_given += len(prompts)
         for place, prompt in enumerate(prompts, start=first):
             self._add(made, prompt if isinstance(prompt, Request) else Request(prompt), place)
@@ -100,24 +93,24 @@ class SequenceMaker:
             self._require_new_keys(made)
         return made
 
-    def note(self, made: Prepared) -> None:
+    def note(self, made: Seq[Prepared]) -> None:
         """These sequences belong to the run: the next ones follow them."""
-        self.num_sequences += len(made.sequences)
-        self._last_s = made.arrival_s[-1]
-        self._keys.update((s.seed, s.sequence_id) for s in made.sequences)
+        self.num_sequences += len(made)
+        self._last_s = made[-1].arrival_s
+        self._keys.update((each.sequence.seed, each.sequence.sequence_id) for each in made)
 
-    def _add(self, made: Prepared, request: Request, place: int) -> None:
+    def _add(self, made: list[Prepared], request: Request, place: int) -> None:
         """Add the samples of a request to what was made before it."""
-        self._require_time(request.arrival_s, made.arrival_s[-1] if made.arrival_s else self._last_s, place)
+        self._require_time(request.arrival_s, made[-1].arrival_s if made else self._last_s, place)
         token_ids = encode(self.pair, request.prompt, place)
         cut = 0 if self.max_prompt_tokens is None else max(0, len(token_ids) - self.max_prompt_tokens)
         for sample in range(request.n):
-            index = self.num_sequences + len(made.sequences)
+            index = self.num_sequences + len(made)
             sequence = _sequence(self.pair, request, token_ids[cut:], self.config, place, index, sample)
             if request.sequence_id is None:
                 sequence.sequence_id = self._free_id(sequence.seed, index)
             self._require_possible(sequence, place)
-            made.extend(Prepared([sequence], [cut], [sample], [request.arrival_s]))
+            made.append(Prepared(sequence, cut, sample, request.arrival_s))
 
     def _require_time(self, arrival_s: float, last_s: float, place: int) -> None:
         if arrival_s < last_s:
@@ -140,11 +133,11 @@ class SequenceMaker:
             self._skipped[seed] += 1
         return index + self._skipped[seed]
 
-    def _require_new_keys(self, made: Prepared) -> None:
+    def _require_new_keys(self, made: Seq[Prepared]) -> None:
         """Raise InputError where two sequences would draw the same numbers."""
         taken = set[tuple[int, int]]()
-        for sequence in made.sequences:
-            key = sequence.seed, sequence.sequence_id
+        for each in made:
+            key = each.sequence.seed, each.sequence.sequence_id
             if key in self._keys or key in taken:
                 raise InputError(
                     f"two prompts share seed {key[0]} and sequence id {key[1]}, so their samples would be tied: "
@@ -200,18 +193,19 @@ def encode(pair: Pair, prompt: str | Seq[int], index: int) -> list[int]:
 
 def _integers(prompt: Seq[int], index: int) -> list[int]:
     try:
-        return [_integer(token) for token in prompt]
+        return as_token_ids(prompt)
     except TypeError:
         raise InputError(
             f"prompts must be a list of texts or of lists of token ids: prompt {index} is {shown(prompt)}"
         ) from None
 
 
-def _integer(token: Any) -> int:
-    """The number; raises TypeError for what is none, True and False included."""
-    if isinstance(token, bool):
+def as_token_ids(tokens: Iterable[Any]) -> list[int]:
+    """The numbers, of any library; raises TypeError for what is none, True and False included."""
+    found = list(tokens)
+    if any(isinstance(token, bool) for token in found):
         raise TypeError("a truth value is no token")
-    return operator.index(token)
+    return [operator.index(token) for token in found]
 
 
 def _sequence(

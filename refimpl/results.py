@@ -118,7 +118,7 @@ class SequenceRecord:
 
 def make_result(
     pair: Pair,
-    prepared: Prepared,
+    prepared: Seq[Prepared],
     config: DecodeConfig,
     records: Seq[SequenceRecord],
     stats: RunStats,
@@ -126,25 +126,20 @@ def make_result(
     arrivals: dict[str, Any] | None = None,
 ) -> Result:
     """Put a finished run together; `stats` gets what follows from prompts and records, the header also `arrivals`."""
-    each = [record.stats for record in records]
+    each, sequences = [record.stats for record in records], [each.sequence for each in prepared]
     environment = environment_of(pair, config)
     known = replace(
         stats,
         request_weighted_length=request_weighted_length(each),
         request_weighted_rate=request_weighted_rate(each),
-        num_sequences=len(prepared.sequences),
-        num_prompt_tokens=sum(s.prompt_len for s in prepared.sequences),
-        num_prompt_tokens_cut=sum(prepared.num_cut),
+        num_sequences=len(sequences),
+        num_prompt_tokens=sum(s.prompt_len for s in sequences),
+        num_prompt_tokens_cut=sum(each.num_cut for each in prepared),
     )
-    sequences = [
-        _generated(pair, sequence, record, cut, sample)
-        for sequence, record, cut, sample in zip(
-            prepared.sequences, records, prepared.num_cut, prepared.samples, strict=True
-        )
-    ]
-    further = environment | blocks_of(config, prepared.sequences, known.num_blocks) | (arrivals or {})
-    header = trace_header(config, prepared.sequences, further)
-    return Result(sequences, known, rounds, config, environment, header)
+    generated = [_generated(pair, each, record) for each, record in zip(prepared, records, strict=True)]
+    further = environment | blocks_of(config, sequences, known.num_blocks) | (arrivals or {})
+    header = trace_header(config, sequences, further)
+    return Result(generated, known, rounds, config, environment, header)
 
 
 def blocks_of(config: DecodeConfig, sequences: Seq[Sequence], num_blocks: int | None) -> dict[str, Any]:
@@ -179,7 +174,8 @@ def _packed_attention(pair: Pair, config: DecodeConfig, checks: CheckLevel) -> s
     return f"{found} (prompts alone)" if prompts_alone else found
 
 
-def _generated(pair: Pair, sequence: Sequence, record: SequenceRecord, cut: int, sample: int) -> GeneratedSequence:
+def _generated(pair: Pair, prepared: Prepared, record: SequenceRecord) -> GeneratedSequence:
+    sequence = prepared.sequence
     assert sequence.stop_reason is not None
     return GeneratedSequence(
         index=sequence.index,
@@ -189,9 +185,9 @@ def _generated(pair: Pair, sequence: Sequence, record: SequenceRecord, cut: int,
         stats=record.stats,
         logprobs=record.logprobs,
         num_prompt_tokens=sequence.prompt_len,
-        num_prompt_tokens_cut=cut,
+        num_prompt_tokens_cut=prepared.num_cut,
         prompt=None if pair.tokenizer is None else pair.decode(sequence.token_ids[: sequence.prompt_len]),
-        sample=sample,
+        sample=prepared.sample,
     )
 
 

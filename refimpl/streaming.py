@@ -60,21 +60,22 @@ class Stream:
         self._pair, self._config, self._maker = pair, config, SequenceMaker(pair, config, max_prompt_tokens)
         self._incoming = Incoming(prompts if isinstance(prompts, AsyncIterator) else None)
         known = self._known(prompts)
-        coming = map(self._make_next, prompts) if isinstance(prompts, Iterator) else known.apart()
-        self._prepared, self._arrivals = Prepared(), Arrivals(coming)
-        self._engine, self._watch = Engine(pair, [], config, expected=known.sequences), CollapseWatch()
+        coming = map(self._make_next, prompts) if isinstance(prompts, Iterator) else ([each] for each in known)
+        self._prepared, self._arrivals = list[Prepared](), Arrivals(coming)
+        self._engine = Engine(pair, [], config, expected=[each.sequence for each in known])
+        self._watch = CollapseWatch()
         self._events: deque[TokenEvent] = deque()
         self._rounds: list[RoundRecord] = []
         self._round_end_s: list[float] = []
         self._wall_s = 0.0
         self._began: float | None = None
-        self._most_waiting = math.inf if known.sequences else self._engine.scheduler.window_size
-        if known.sequences:
+        self._most_waiting = math.inf if known else self._engine.scheduler.window_size
+        if known:
             self._let_in()
 
-    def _known(self, prompts: Prompts) -> Prepared:
+    def _known(self, prompts: Prompts) -> list[Prepared]:
         """Sequences of all prompts, where they are known at the start."""
-        known = Prepared()
+        known = list[Prepared]()
         if not isinstance(prompts, Iterator | AsyncIterator):
             known = self._maker.make(prompts)
             self._maker.note(known)
@@ -84,7 +85,7 @@ class Stream:
             )
         return known
 
-    def _make_next(self, prompt: Prompt) -> Prepared:
+    def _make_next(self, prompt: Prompt) -> list[Prepared]:
         """Sequences of the next prompt of an iterator."""
         made = self._maker.make([prompt])
         self._maker.note(made)
@@ -94,7 +95,8 @@ class Stream:
         """Yield events until every sequence has finished or was cancelled, and no more can come.
 
         Raises:
-            InputError: the next request is no good one, or comes before the last; iterate again to go on without it.
+            InputError: the next request is no good one, or comes before the last; iterate again to go on without it. Or
+                a round was interrupted, also where all that was left has been cancelled since.
         """
         if not self._incoming.ended:
             raise InputError("the prompts come asynchronously: use `async for`")
@@ -104,6 +106,7 @@ class Stream:
                 self._queue_one_round()
             if self._events:
                 yield self._events.popleft()
+        self._engine.require_whole()
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """As `__iter__`, with requests from an asynchronous iterator, too. Other tasks run between rounds and in waits.
@@ -119,6 +122,7 @@ class Stream:
                 await self._wait_for_work()
                 if not self._engine.scheduler.done:  # another task may have cancelled what there was
                     self._queue_one_round()
+        self._engine.require_whole()
 
     async def _submit_next(self) -> bool:
         """Submit the next prompt of an asynchronous iterator; False if it has not come, or a window of others waits."""
@@ -142,9 +146,10 @@ class Stream:
         """Add requests that come now; return the indices of their sequences.
 
         Raises:
-            InputError: they are not fit for the run, see `max_model_len`, have an `arrival_s`, or others are still to
-                come; none is added then.
+            InputError: they are not fit for the run, see `max_model_len`, have an `arrival_s`, others are still to
+                come, or a round was interrupted; none is added then.
         """
+        self._engine.require_whole()
         if not self._arrivals.ended:
             raise InputError("requests of a list or an iterator are still to come: submit others after them")
         now_s = self.elapsed_s
@@ -155,7 +160,7 @@ class Stream:
         self._add(come)
         self._maker.note(come)
         self._incoming.wake()
-        return [sequence.index for sequence in come.sequences]
+        return [each.sequence.index for each in come]
 
     def _let_in(self) -> None:
         """Submit what has come by now; prompts of an iterator while less than a window waits."""
@@ -170,8 +175,8 @@ class Stream:
         waits = self._engine.scheduler.done and not self._arrivals.ended
         return max(0.0, self._arrivals.next_s - self.elapsed_s) if waits else None
 
-    def _add(self, come: Prepared) -> None:
-        self._engine.submit(come.sequences)
+    def _add(self, come: Seq[Prepared]) -> None:
+        self._engine.submit([each.sequence for each in come])
         self._prepared.extend(come)
 
     @property
@@ -183,7 +188,7 @@ class Stream:
     def done(self) -> bool:
         """Whether every sequence that has come has finished or was cancelled, and no other comes but by `submit`.
 
-        Where nothing else is left to do, this asks an iterator for its next prompt.
+        Where nothing else is left to do, this asks an iterator for its next prompt, and raises what that raises.
         """
         return self._incoming.ended and self._idle
 
@@ -291,13 +296,13 @@ class Stream:
 
     def _arrived(self) -> dict[str, Any]:
         """When requests came and rounds ended, where not all were there at the start; fields of a trace's header."""
-        submitted_at, arrival_s = list(self._engine.submitted_at), list(self._prepared.arrival_s)
+        submitted_at, arrival_s = list(self._engine.submitted_at), [each.arrival_s for each in self._prepared]
         times = {"arrival_s": arrival_s, "submitted_at": submitted_at, "round_end_s": list(self._round_end_s)}
         return times if any(arrival_s) or any(submitted_at) else {}
 
     def _records(self) -> list[SequenceRecord]:
         """What the rounds say of each sequence."""
-        rows: list[list[RowOutcome]] = [[] for _ in self._prepared.sequences]
+        rows: list[list[RowOutcome]] = [[] for _ in self._prepared]
         for record in self._rounds:
             for row in record.rows:
                 rows[row.sequence].append(row)

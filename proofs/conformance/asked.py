@@ -74,7 +74,7 @@ def run(method: str, requests: list[Request], pair: Pair, **settings: Any) -> Ru
         block_size=BLOCK_SIZE,
         **({"checks": "host"} | budget | settings),
     )
-    engine = Engine(pair, prepare(pair, requests, config).sequences, config)
+    engine = Engine(pair, prepare(pair, requests, config), config)
     rounds = list(engine.rounds())
     outputs = [[*row.generated, REASONS.get(str(row.stop_reason), 0)] for row in engine.sequences]
     expected = [decoded(alone(request, place)) for place, request in enumerate(requests)]

@@ -181,7 +181,7 @@ def real_runs(
         sampling = SamplingConfig(temperature=float(acceptance == "rejection"), seed=number)
         batch = {"batch_size": BATCH, "window_size": 2 * BATCH}
         config = DecodeConfig(method=method, acceptance=acceptance, sampling=sampling, checks="off", **batch)
-        sequences = prepare(pair, chosen, config, LONGEST).sequences
+        sequences = prepare(pair, chosen, config, LONGEST)
         yield method, recorded(lambda s=sequences, c=config: Engine(pair, s, c), exact=acceptance == "greedy")
 
 

@@ -130,7 +130,7 @@ def _run(pair: Pair, settings: AnatomySettings, method: str, batch_size: int, co
         forced_lengths=settings.forced_lengths,
     )  # fmt: skip
     count = batch_size * (2 if config.resolved_method.scheduler == "grouped" else 1)
-    engine = Engine(pair, prepare(pair, _prompts(pair, count, context, settings.seed), config).sequences, config)
+    engine = Engine(pair, prepare(pair, _prompts(pair, count, context, settings.seed), config), config)
     for _ in range(settings.warm_rounds):
         engine.run_one_round()
     with counted_bytes() as moved, timed_checks() as checks_s:

@@ -154,7 +154,7 @@ def busy_s_per_round(
     """
     settings = bench.settings.engine_settings(method, batch_size) | changes
     config = bench.settings.config(method, batch_size, **changes)
-    engine = Engine(bench.pair, prepare(bench.pair, prompts, config).sequences, config)
+    engine = Engine(bench.pair, prepare(bench.pair, prompts, config), config)
     num_rounds = min(BUSY_ROUNDS, settings["max_new_tokens"] // (2 * settings["num_speculative_tokens"] + 2)) or 1
     _next_rounds(engine, BUSY_WARM_ROUNDS)
     for _ in range(BUSY_TRIES):

@@ -69,7 +69,7 @@ class PassBench:
             token_budget=sum(map(len, prompts)) + len(prompts) * span,
         )  # fmt: skip
         require_packed(pair)
-        self.engine = Engine(pair, prepare(pair, prompts, config).sequences, config)
+        self.engine = Engine(pair, prepare(pair, prompts, config), config)
         self.engine.run_one_round()  # caches all prompts
         *self.rows, self.prompt = self.engine.sequences
         self.engine.scheduler.room.reserve(self.rows)

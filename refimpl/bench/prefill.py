@@ -37,7 +37,7 @@ class PrefillBench:
             method=layout, batch_size=len(prompts), num_speculative_tokens=1, max_new_tokens=2, stop_token_ids=[],
             checks=checks, prefix_sharing=False,
         )  # fmt: skip
-        self.engine = Engine(pair, prepare(pair, prompts, config).sequences, config)
+        self.engine = Engine(pair, prepare(pair, prompts, config), config)
         with torch.inference_mode():
             self.engine.admit()
         models = self.engine.context.models

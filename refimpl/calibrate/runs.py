@@ -74,7 +74,7 @@ class Runner:
     def _run(self, study: StudySettings, prompts: list[Piece], seed: int) -> Run:
         config = self._config(study, seed)
         ids: list[Prompt] = [piece.ids for piece in prompts]
-        engine = Engine(self.pair, prepare(self.pair, ids, config, study.max_prompt_tokens).sequences, config)
+        engine = Engine(self.pair, prepare(self.pair, ids, config, study.max_prompt_tokens), config)
         records, speed = [], [self.reference.time()]
         while not engine.scheduler.done:
             speed += self.reference.time_when_due()

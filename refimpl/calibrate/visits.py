@@ -221,7 +221,7 @@ class Visitor:
             **options,
         )  # fmt: skip
         prompts = [self._prompt(cell.prompt_len) for _ in range(count)]
-        engine = Engine(self.pair, prepare(self.pair, prompts, config).sequences, config)
+        engine = Engine(self.pair, prepare(self.pair, prompts, config), config)
         if variant.rotating:  # all rows take turns, those that have not begun included
             engine.scheduler.options = SchedulingOptions(aging_from="admission")
         return engine

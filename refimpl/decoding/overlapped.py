@@ -63,7 +63,7 @@ class OverlappedPasses:
         self._ahead = self._draft(ahead) if ahead else None
 
     def _draft(self, rows: Seq[Sequence]) -> _Ahead:
-        with self._streams.aside():
+        with self._streams.aside(), self._eager.target.timer.ahead():
             drafted = self._eager.draft(rows, [m.draft_limit for m in rows])
         return _Ahead(tuple(rows), tuple([m.seq_len for m in rows]), *drafted)
 

@@ -106,7 +106,8 @@ class RecordedPasses:
 
     def after(self, ahead: Seq[Sequence]) -> None:
         """Launch the next round's drafts, if there are such that can be used."""
-        with self._draft.timer.stage("draft", ahead=True):
+        timer = self._draft.timer
+        with timer.ahead(), timer.stage("draft"):
             self.draft_ahead()
 
     def load(self, members: Seq[Sequence], limits: list[int]) -> None:

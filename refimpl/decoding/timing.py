@@ -20,12 +20,22 @@ class StageTimer:
     def __init__(self, device: torch.device):
         self._cuda = device.type == "cuda"
         self._round, self._next = _Stages(), _Stages()
+        self._charged = self._round
         self._round_start = time.perf_counter()
 
     @contextmanager
-    def stage(self, name: Stage, *, ahead: bool = False) -> Iterator[None]:
-        """Charge the body to a stage of this round, or of the next if it works ahead."""
-        stages = self._next if ahead else self._round
+    def ahead(self) -> Iterator[None]:
+        """Charge stages in the body to the next round on CUDA, which may still run them when this round is taken."""
+        self._charged = self._next if self._cuda else self._round
+        try:
+            yield
+        finally:
+            self._charged = self._round
+
+    @contextmanager
+    def stage(self, name: Stage) -> Iterator[None]:
+        """Charge the body to a stage."""
+        stages = self._charged
         if self._cuda:
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
@@ -52,6 +62,7 @@ class StageTimer:
         result = {f"{name}_s": seconds for name, seconds in stages.items()}
         result |= {"host_s": max(0.0, total - sum(stages.values())), "round_s": total}
         self._round, self._next, self._round_start = self._next, _Stages(), now
+        self._charged = self._round
         return result
 
 

@@ -41,7 +41,7 @@ from refimpl.core.values import is_list
 from refimpl.generation import generate
 from refimpl.layouts.store import Block
 from refimpl.models.adapter import CausalLM, Pair
-from refimpl.requests import Prompt, listed, prepare
+from refimpl.requests import Prompt, as_token_ids, listed, prepare
 from refimpl.results import Result
 from refimpl.viz.regrets import Regrets, regret_histogram
 
@@ -169,11 +169,12 @@ def judge_method(
         **settings: as for `generate`, at temperature 0.
 
     Raises:
-        InputError: impossible settings or prompts.
+        InputError: impossible settings or prompts, or a reference that is not of these prompts.
     """
     prepared = _prepare(pair, prompts, max_prompt_tokens, settings)
+    known = None if reference is None else _token_lists(pair, prepared, reference, "reference")
     found = generate(pair, prepared, **settings)
-    return _against_oracle(pair, prepared, tokens_of(found), reference, settings)
+    return _against_oracle(pair, prepared, tokens_of(found), known, settings)
 
 
 def judge_outputs(
@@ -186,13 +187,7 @@ def judge_outputs(
 ) -> Judgement:
     """Judge what any engine has generated greedily after these prompts; the rest is as for `judge_method`."""
     prepared = _prepare(pair, prompts, max_prompt_tokens, settings)
-    require(is_list(outputs), f"outputs must be lists of token ids, one a prompt, not {shown(outputs)}")
-    if len(outputs) != len(prepared):
-        raise InputError(f"there are {len(prepared)} prompts, but {len(outputs)} outputs")
-    for index, output in enumerate(outputs):
-        are_ids = is_list(output) and all(isinstance(token, int) and 0 <= token < pair.vocab_size for token in output)
-        require(are_ids and bool(output), f"output {index} is not a list of token ids below {pair.vocab_size}")
-    return _against_oracle(pair, prepared, outputs, None, settings)
+    return _against_oracle(pair, prepared, _token_lists(pair, prepared, outputs, "output"), None, settings)
 
 
 def tokens_of(result: Result) -> list[list[int]]:
@@ -209,7 +204,30 @@ def _prepare(
     prompts = listed(prompts)
     if any(isinstance(prompt, Request) for prompt in prompts):
         raise InputError("give texts or token ids: all prompts share their settings here")
-    return [s.token_ids for s in prepare(pair, prompts, config, max_prompt_tokens).sequences]
+    return [s.token_ids for s in prepare(pair, prompts, config, max_prompt_tokens)]
+
+
+def _token_lists(pair: Pair, prompts: Seq[Seq[int]], given: Seq[Seq[int]], name: str) -> list[list[int]]:
+    """What follows each prompt; raises InputError unless it is one list of token ids a prompt, within the context."""
+    require(is_list(given), f"{name}s must be lists of token ids, one a prompt, not {shown(given)}")
+    require(len(given) == len(prompts), f"there are {len(prompts)} prompts, but {len(given)} {name}s")
+    rows = enumerate(zip(prompts, given, strict=True))
+    return [_token_list(pair, prompt, tokens, f"{name} {index}") for index, (prompt, tokens) in rows]
+
+
+def _token_list(pair: Pair, prompt: Seq[int], tokens: Seq[int], name: str) -> list[int]:
+    try:
+        found = as_token_ids(tokens) if is_list(tokens) else []
+    except TypeError:
+        found = []
+    are_ids = bool(found) and all(0 <= token < pair.vocab_size for token in found)
+    require(are_ids, f"{name} is not a list of token ids below {pair.vocab_size}")
+    context, prompt_len = pair.target.max_positions, len(prompt)
+    fits = prompt_len + len(found) <= context
+    require(
+        fits, f"{name} has {len(found)} tokens: after {prompt_len} of its prompt they exceed the context of {context}"
+    )
+    return found
 
 
 def _against_oracle(
@@ -222,8 +240,6 @@ def _against_oracle(
     config = make_config(**settings)
     if reference is None:
         reference = tokens_of(generate(pair, prompts, **settings | {"method": "autoregressive"}))
-    if len(reference) != len(prompts):
-        raise InputError(f"there are {len(prompts)} prompts, but {len(reference)} outputs of the oracle")
     stops = pair.stop_token_ids if config.stop_token_ids is None else config.stop_token_ids
     return judge(
         pair,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from functools import partial
 
 import torch
@@ -24,18 +25,19 @@ ProgressCallback = Callable[[int, int], None]  # finished sequences, all sequenc
 
 
 def decode_one_by_one(
-    pair: Pair, prepared: Prepared, config: DecodeConfig, progress: ProgressCallback | None = None
+    pair: Pair, prepared: Seq[Prepared], config: DecodeConfig, progress: ProgressCallback | None = None
 ) -> Result:
     """Run the oracle over the prompts; every token counts as a row-round without drafts."""
     timer, begun = StageTimer(pair.device), time.perf_counter()
-    feed = _windowed_rows(pair, prepared, config) if config.shape_stable else pair.target.fresh_row
+    sequences = [each.sequence for each in prepared]
+    feed = _windowed_rows(pair, sequences, config) if config.shape_stable else pair.target.fresh_row
     records = []
-    for done, sequence in enumerate(prepared.sequences, start=1):
+    for done, sequence in enumerate(sequences, start=1):
         entries = _decode(feed(), sequence, pair.vocab_size, config, timer)
         records.append(SequenceRecord(plain_stats(sequence.num_generated), entries))
         if progress:
-            progress(done, len(prepared.sequences))
-    total = sum(sequence.num_generated for sequence in prepared.sequences)
+            progress(done, len(sequences))
+    total = sum(sequence.num_generated for sequence in sequences)
     stats = RunStats(
         acceptance=plain_stats(total),
         num_rounds=total,
@@ -71,9 +73,9 @@ def _timed(steps: Iterator[tuple[int, Tensor]], timer: StageTimer) -> Iterator[t
         stage = "verify"
 
 
-def _windowed_rows(pair: Pair, prepared: Prepared, config: DecodeConfig) -> Callable[[], FeedRow]:
+def _windowed_rows(pair: Pair, sequences: Seq[Sequence], config: DecodeConfig) -> Callable[[], FeedRow]:
     """Starts rows in the same shapes as the engine's shape-stable passes."""
-    demand = Demand.of(prepared.sequences, config)
+    demand = Demand.of(sequences, config)
     return partial(
         autoregressive.WindowedRow,
         pair.target,

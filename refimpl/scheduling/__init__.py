@@ -28,11 +28,13 @@ def make_scheduler(
     execution: str = "serial",
     options: SchedulingOptions = DEFAULT_OPTIONS,
 ) -> Scheduler:
-    """Build a scheduler by name: one of `SCHEDULER_CLASSES`, or its form with two cohorts for overlapped execution.
+    """Build a scheduler by name: one of `SCHEDULER_CLASSES`, or ``"fifo"`` with two cohorts for overlapped execution.
 
     `window_size` and `aging_bound` matter to ``"grouped"`` only, `token_budget` to ``"continuous"``, which needs one.
     """
     if execution == "overlapped":
+        if name != "fifo":
+            raise ValueError(f"overlapped execution runs rows in turns, as fifo does, not as {name}")
         return OverlappedScheduler(batch_size, batch_size, options=options)
     if name == "grouped":
         return GroupedScheduler(batch_size, window_size, aging_bound, options=options)

@@ -206,7 +206,7 @@ def run_case(case: Case, *, checks: str = "off", pair: Pair | None = None, **ove
 
 
 def _run_with_cancellations(case: Case, pair: Pair, config: DecodeConfig, limit: int) -> Run:
-    engine = Engine(pair, prepare(pair, case.requests, config).sequences, config)
+    engine = Engine(pair, prepare(pair, case.requests, config), config)
     rounds: list[RoundRecord] = []
     pending = list(case.cancellations)
     while not engine.scheduler.done:

@@ -117,7 +117,7 @@ def engine_law(pair: Pair, requests: list[Request], config: DecodeConfig) -> Joi
     """Exact joint law of the outputs of the real engine."""
     law: JointLaw = {}
     for source in scripts():
-        source.sequences = sequences = prepare(pair, requests, config).sequences
+        source.sequences = sequences = prepare(pair, requests, config)
         for _ in Engine(pair, sequences, config, source).rounds():
             pass
         outputs = tuple(tuple(s.generated) for s in sequences)

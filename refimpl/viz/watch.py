@@ -10,15 +10,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from refimpl.core.config import make_config
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require
 from refimpl.core.keywords import Settings
 from refimpl.core.records import RowOutcome
+from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
 from refimpl.layouts.store import Block
 from refimpl.models.adapter import CausalLM, Pair
-from refimpl.requests import Prompt, prepare
+from refimpl.requests import Prompt, listed, prepare
 
 KINDS = ("pad", "free", "hole", "prompt", "committed", "accepted", "dropped", "rejected")
 
@@ -92,7 +93,7 @@ class WatchedRound:
 def watch(
     pair: Pair, prompts: Seq[Prompt], *, max_prompt_tokens: int | None = None, **settings: Unpack[Settings]
 ) -> Iterator[WatchedRound]:
-    """Decode prompts round by round; see `refimpl.generate` for the arguments.
+    """Decode prompts round by round; see `refimpl.generate` for the arguments, with no `arrival_s` in a Request.
 
     Example::
 
@@ -106,12 +107,15 @@ def watch(
     config = make_config(**{"checks": "device", **settings})
     if config.resolved_method.layout is None or config.cuda_graphs or config.checks in ("off", "host"):
         raise InputError("only a method with rounds can be watched, not recorded, with checks of device or oracle")
-    prepared = prepare(pair, prompts, config, max_prompt_tokens)
+    prompts = listed(prompts)
+    in_time = any(isinstance(prompt, Request) and prompt.arrival_s for prompt in prompts)
+    require(not in_time, "watched prompts are all there at the start: leave out their arrival_s")
+    sequences = prepare(pair, prompts, config, max_prompt_tokens)
     model = _WatchedModel(pair.target)
-    engine = Engine(replace(pair, target=model), prepared.sequences, config)
+    engine = Engine(replace(pair, target=model), sequences, config)
     layout = engine.context.target.layout
     return (
-        _watched(record, model.block, [prepared.sequences[row.sequence] for row in layout.rows])
+        _watched(record, model.block, [sequences[row.sequence] for row in layout.rows])
         if record.rows
         else WatchedRound(record, ())
         for record in engine.rounds()

@@ -113,7 +113,7 @@ def test_shape_stable_execution_keeps_every_bit(dtype, sampling, cuda_graphs):
 def test_a_replayed_round_waits_for_nothing_but_its_decision(pair):
     """The decision's arrival is an event; no other call of a round may synchronise with the device."""
     config = make_config(method="inplace", batch_size=4, cuda_graphs=True, checks="off", max_new_tokens=60)
-    engine = Engine(pair, prepare(pair, [[1, 2, 3], [4, 5], [6]], config).sequences, config)
+    engine = Engine(pair, prepare(pair, [[1, 2, 3], [4, 5], [6]], config), config)
     engine.run_one_round()  # prefill and recording
     rounds = len(engine.context.passes._recordings)
     torch.cuda.set_sync_debug_mode("error")

@@ -107,7 +107,7 @@ def test_sequences_preempted_in_the_middle_of_a_prompt_give_the_same_tokens(llam
     settings = {"batch_size": 4, "max_new_tokens": 12, **rules}
     wanted = [s.token_ids for s in generate(llama, PROMPTS, **settings).sequences]
     config = make_config(method="paged+continuous", block_size=2, token_budget=24, **settings)
-    engine = Engine(llama, prepare(llama, PROMPTS, config).sequences, config)
+    engine = Engine(llama, prepare(llama, PROMPTS, config), config)
     in_prompt = Counter()
     for number, _ in enumerate(engine.rounds()):
         residents = list(engine.scheduler.pool.window.values())[1:]

@@ -134,7 +134,7 @@ def test_bits_are_those_of_inplace(llama, scheduler, block_size):
     prompts = [[3 + i, 1, 4, 1, 5, 9, 2][: 1 + i % 7] * (1 + i) for i in range(6)]
     wanted = generate(llama, prompts, method=f"inplace+{scheduler}", **SETTINGS)
     config = make_config(method=f"paged+{scheduler}", block_size=block_size, **SETTINGS)
-    engine = Engine(llama, prepare(llama, prompts, config).sequences, config)
+    engine = Engine(llama, prepare(llama, prompts, config), config)
     random.Random(0).shuffle(engine.scheduler.room.pool.free)
     records = list(engine.rounds())
     found = [
@@ -151,7 +151,7 @@ def test_every_sequence_preempted_gives_the_same_tokens(llama, rules, monkeypatc
     settings = {"batch_size": 6, "max_new_tokens": 30, **rules}
     wanted = [s.token_ids for s in generate(llama, prompts, **settings).sequences]
     config = make_config(method="paged", block_size=2, **settings)
-    engine = Engine(llama, prepare(llama, prompts, config).sequences, config)
+    engine = Engine(llama, prepare(llama, prompts, config), config)
     away: list[int] = []
     monkeypatch.setattr(Engine, "_preempt", counting(Engine._preempt, away))
     for number, _ in enumerate(engine.rounds()):
@@ -176,7 +176,7 @@ def test_a_short_pool_preempts_and_is_never_exceeded(llama):
     prompts = [[7, 1 + i, 2] for i in range(8)]
     settings = {"method": "paged", "batch_size": 4, "max_new_tokens": 40, "block_size": 4}
     config = make_config(**settings, kv_memory_gib=pool_gib(llama, 20, 4))
-    engine = Engine(llama, prepare(llama, prompts, config).sequences, config)
+    engine = Engine(llama, prepare(llama, prompts, config), config)
     outputs = [list(engine.rounds()), [s.generated for s in engine.sequences]][1]
     assert engine.num_preemptions > 0
     assert engine.scheduler.room.pool.num_blocks == 20
@@ -217,8 +217,8 @@ def test_compared_with_rectangles_blocks_hold_more_rows(llama):
     lengths = [4] * 7 + [120]
     requests = [Request([5] * 8, max_new_tokens=n) for n in lengths]
     config = make_config(method="paged", batch_size=8, block_size=16)
-    engine = Engine(llama, prepare(llama, requests, config).sequences, config)
-    inplace = Engine(llama, prepare(llama, requests, make_config(batch_size=8)).sequences, make_config(batch_size=8))
+    engine = Engine(llama, prepare(llama, requests, config), config)
+    inplace = Engine(llama, prepare(llama, requests, make_config(batch_size=8)), make_config(batch_size=8))
     assert engine.kv_bytes * 3 < inplace.kv_bytes
     assert torch.isfinite(engine.context.target.layout.pool.data).all()
 

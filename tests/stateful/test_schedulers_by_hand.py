@@ -246,6 +246,11 @@ def test_a_static_batch_keeps_its_finished_rows_until_the_last_has_finished():
     assert scheduler.round_index == 2
 
 
+def test_overlapped_execution_is_no_form_of_groups():
+    with pytest.raises(ValueError, match="runs rows in turns, as fifo does, not as grouped"):
+        make_scheduler("grouped", 2, 2, execution="overlapped")
+
+
 @pytest.mark.parametrize("kind", ["fifo", "grouped"])
 def test_a_free_place_is_filled_at_once_unless_refilling_is_off(kind):
     for refill, entered in ((True, [2]), (False, [])):

@@ -41,7 +41,7 @@ class Service(RuleBasedStateMachine):
             token_budget=k + 3 if scheduler == "continuous" else None,
             checks="device",
         )
-        self.rows = prepare(PAIR, PROMPTS, config).sequences
+        self.rows = prepare(PAIR, PROMPTS, config)
         self.engine = Engine(PAIR, [], config, expected=self.rows)
         self.outside, self.cancelled = list(self.rows), set()
 

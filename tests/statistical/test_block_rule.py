@@ -26,7 +26,7 @@ def expected_accepted(pair: Pair, rule: str, k: int) -> Fraction:
     """Mean number of accepted drafts of a round, over every branch of it."""
     config, mean = law_config(acceptance=rule), Fraction(0)
     for source in scripts():
-        source.sequences = sequences = prepare(pair, [Request([0], k + 1, k)], config).sequences
+        source.sequences = sequences = prepare(pair, [Request([0], k + 1, k)], config)
         record = Engine(pair, sequences, config, source).run_one_round()
         mean += source.weight * record.rows[0].accepted
     return mean

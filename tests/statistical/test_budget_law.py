@@ -80,7 +80,7 @@ def runs(config, requests):
     """Every branch of the engine's runs, one after the other."""
     for seed in SEEDS:
         for source in scripts():
-            source.sequences = prepare(pair := fraction_pair(2, seed), requests, config).sequences
+            source.sequences = prepare(pair := fraction_pair(2, seed), requests, config)
             yield list(Engine(pair, source.sequences, config, source).rounds())
 
 

@@ -29,7 +29,7 @@ def main(method: str, rounds: int) -> None:
     torch.set_num_threads(1)
     pair = Pair(TableModel(11), TableModel(11), vocab_size=11, name="table")
     config = make_config(method=method, batch_size=1, num_speculative_tokens=1, max_new_tokens=8, checks="off")
-    engine = Engine(pair, prepare(pair, [[1, 2]] * (rounds // 4), config).sequences, config)
+    engine = Engine(pair, prepare(pair, [[1, 2]] * (rounds // 4), config), config)
     for _ in range(WARM_ROUNDS):
         engine.run_one_round()
     pools, before = [layout.pool.data.data_ptr() for layout in engine.layouts], tensor_bytes()

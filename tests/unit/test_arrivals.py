@@ -308,7 +308,7 @@ def test_the_longest_sequence_must_fit_the_models(llama):
 
 def test_an_engine_takes_sequences_between_rounds(llama, ragged_prompts):
     config = make_config(method="paged", **SETTINGS)
-    sequences = prepare(llama, ragged_prompts, config).sequences
+    sequences = prepare(llama, ragged_prompts, config)
     engine = Engine(llama, sequences[:2], config, expected=sequences[2:])
     for i, _ in enumerate(engine.rounds()):
         if i < 9:

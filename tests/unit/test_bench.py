@@ -264,7 +264,7 @@ class TestBusyTime:
 
     def test_a_real_prefill_is_told_from_none(self, llama):
         config = make_config(method="eqspec", batch_size=1, max_new_tokens=4, num_speculative_tokens=1)
-        engine = Engine(llama, prepare(llama, [[5, 6, 7] * 20], config).sequences, config)
+        engine = Engine(llama, prepare(llama, [[5, 6, 7] * 20], config), config)
         found = [engines._only_decodes(engine.run_one_round()) for _ in range(2)]
         assert found == [False, True]
 

@@ -75,7 +75,7 @@ def run_rounds(monkeypatch):
             lm.model.to(META)
             lm.kv_shape = replace(lm.kv_shape, device=META)
         config = make_config(cuda_graphs=True, stop_token_ids=(), **{"num_speculative_tokens": 4, **settings})
-        engine = Engine(pair, prepare(pair, PROMPTS, config).sequences, config)
+        engine = Engine(pair, prepare(pair, PROMPTS, config), config)
         return [engine.run_one_round() for _ in range(3)]
 
     monkeypatch.setattr("refimpl.decoding.recorded.Recording", WatchedRecording)

@@ -1,11 +1,14 @@
 """A run that was interrupted in the middle of a round cannot go on: its sequences and K/V may be out of step."""
 
+import asyncio
+
 import pytest
 
 from refimpl import InputError, stream
 from refimpl.decoding.cached import CachedModel
 
 PROMPTS = [[5, 6, 7], [8], [9, 4, 3, 2]]
+REFUSED = "was interrupted in the middle of a round and cannot continue"
 METHODS = ("inplace", "masked", "eqspec", "exspec", "rollback")
 
 
@@ -29,9 +32,25 @@ def test_it_is_refused_and_a_new_one_is_right(llama, monkeypatch, method, number
     interrupt_at(monkeypatch, number)
     with pytest.raises(KeyboardInterrupt):
         list(run)
-    for again in (lambda: list(run), run.result, run.run_one_round):
-        with pytest.raises(InputError, match="was interrupted in the middle of a round and cannot continue"):
+    for again in (lambda: list(run), run.result, run.run_one_round, lambda: run.submit([[1]])):
+        with pytest.raises(InputError, match=REFUSED):
             again()
     fresh = stream(llama, PROMPTS, **settings)
     assert sum(len(event.token_ids) for event in fresh) == 30
     assert all(len(sequence.token_ids) == 10 for sequence in fresh.result().sequences)
+
+
+async def all_of(run):
+    return [event async for event in run]
+
+
+@pytest.mark.parametrize("read", [list, lambda run: asyncio.run(all_of(run))])
+def test_it_has_no_end_even_if_all_that_was_left_is_cancelled(llama, monkeypatch, read):
+    run = stream(llama, PROMPTS, batch_size=2, max_new_tokens=10)
+    interrupt_at(monkeypatch, 6)
+    with pytest.raises(KeyboardInterrupt):
+        list(run)
+    for index in range(3):
+        run.cancel(index)
+    with pytest.raises(InputError, match=REFUSED):
+        read(run)

@@ -68,7 +68,7 @@ def test_what_a_row_has_no_block_for_goes_behind_all_blocks(llama):
 def test_gathers_take_turns_in_two_buffers(llama, method):
     """Each is allocated once, and together with the pool they are what was reckoned."""
     config = make_config(method=method, batch_size=3, window_size=6, max_new_tokens=60)
-    engine = Engine(llama, prepare(llama, PROMPTS, config).sequences, config)
+    engine = Engine(llama, prepare(llama, PROMPTS, config), config)
     layout, places = engine.context.target.layout, []
     for _ in engine.rounds():
         if not places or layout.batch.data.data_ptr() != places[-1]:
@@ -180,7 +180,7 @@ def test_the_bound_of_a_container_counts(monkeypatch, tmp_path, own, groups, fre
 def test_pools_go_with_their_engine(llama, settings):
     """At once: no cycle of references waits for the collector."""
     config = make_config(batch_size=3, max_new_tokens=8, checks="off", **settings)
-    engine = Engine(llama, prepare(llama, PROMPTS, config).sequences, config)
+    engine = Engine(llama, prepare(llama, PROMPTS, config), config)
     for _ in engine.rounds():
         pass
     pools = [weakref.ref(layout.pool) for layout in engine.layouts]

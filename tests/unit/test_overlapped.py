@@ -115,7 +115,7 @@ def test_drafts_are_made_behind_the_verify_pass_and_before_its_outcome(llama, mo
 
         monkeypatch.setattr(EagerPasses, name, noted)
     config = make_config(method="inplace", batch_size=5, **OVERLAPPED)
-    engine = Engine(llama, prepare(llama, [[7, 1], [2], [3, 9], [4], [6]], config).sequences, config)
+    engine = Engine(llama, prepare(llama, [[7, 1], [2], [3, 9], [4], [6]], config), config)
     starts = [(s.index, s.seq_len) for s in engine.sequences]
     first, second = engine.run_one_round(), engine.run_one_round()
     third = [(row.sequence, row.seq_len + row.kept) for row in first.rows]
@@ -197,8 +197,47 @@ def test_what_it_cannot_have(settings, message):
 
 def test_a_draft_ahead_does_not_touch_the_layout_of_the_target(llama):
     config = make_config(method="inplace", batch_size=4, **OVERLAPPED)
-    engine = Engine(llama, prepare(llama, [[1], [2], [3], [4]], config).sequences, config)
+    engine = Engine(llama, prepare(llama, [[1], [2], [3], [4]], config), config)
     engine.run_one_round()
     assert [row.sequence for row in engine.context.target.layout.rows] == [0, 1]
     assert [row.sequence for row in engine.context.drafter.cached.layout.rows] == [2, 3]
     assert not torch.equal(engine.context.drafter.cached.layout.pool.data[..., 2, :, :], torch.zeros(1).double())
+
+
+def test_the_timer_of_a_gpu_does_not_wait_for_drafts_made_ahead(llama, monkeypatch):
+    """Taking a round's times waits for its events: none of work that is launched for the next round is among them."""
+    ahead, known = set(), []
+
+    class Event:
+        def __init__(self, enable_timing):
+            known.append(self)
+
+        def record(self):
+            pass
+
+        def synchronize(self):
+            assert self not in ahead
+
+        def elapsed_time(self, stop):
+            return 1.0
+
+    def noted(self, rows):
+        first = len(known)
+        after(self, rows)
+        ahead.update(known[first:])
+
+    def run(self, members, *arguments):
+        ahead.clear()
+        return verified(self, members, *arguments)
+
+    after, verified = OverlappedPasses.after, OverlappedPasses.run
+    monkeypatch.setattr(OverlappedPasses, "after", noted)
+    monkeypatch.setattr(OverlappedPasses, "run", run)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    config = make_config(batch_size=4, **OVERLAPPED)
+    engine = Engine(llama, prepare(llama, [[7, 1], [2], [3, 9], [4], [6]], config), config)
+    monkeypatch.setattr(engine.timer, "_cuda", True)
+    records = list(engine.rounds())
+    drafted = [record for record in records if any(row.drafted for row in record.rows)]
+    assert len(drafted) > 3
+    assert all(record.stage_s["draft_s"] > 0 for record in drafted)

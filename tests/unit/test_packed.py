@@ -20,7 +20,7 @@ PROMPTS = [[5, 3, 8, 1, 9, 2, 7], [4], [6, 2], [1, 1, 2, 3, 5, 8, 13, 21, 34, 3,
 def prefilled(pair: Pair, method: str = "inplace", **settings) -> list[torch.Tensor]:
     """K/V of the prompts' tokens but the last, from the target's pool."""
     config = make_config(method=method, batch_size=len(PROMPTS), checks="device", max_new_tokens=8, **settings)
-    engine = Engine(pair, prepare(pair, PROMPTS, config).sequences, config)
+    engine = Engine(pair, prepare(pair, PROMPTS, config), config)
     with torch.inference_mode():
         engine.admit()
     assert engine.scheduler.room.reserve(engine.sequences)

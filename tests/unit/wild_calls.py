@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from refimpl import Request, generate, judge_outputs, load_pair, make_pair, read_prompts, verify
+from refimpl import Request, generate, judge_method, judge_outputs, load_pair, make_pair, read_prompts, verify, watch
 from refimpl.bench.forced import parse_forced
 from refimpl.core.config import make_config
 from refimpl.decoding.trace import write_trace
@@ -56,6 +56,11 @@ CALLS = [  # of the library
     (lambda pair: verify(pair, [[1]], bitwise="no"), "bitwise must be true or false, not 'no'"),
     (lambda pair: judge_outputs(pair, [[1]], None), "outputs must be lists of token ids, one a prompt, not None"),
     (lambda pair: judge_outputs(pair, [[1]], ["x"]), "output 0 is not a list of token ids below 61"),
+    (lambda pair: judge_outputs(pair, [[1]], [[3, True]]), "output 0 is not a list of token ids below 61"),
+    (lambda pair: judge_outputs(pair, [[1]], [[1] * 9999]), "output 0 has 9999 tokens: after 1 of its"),
+    (lambda pair: judge_method(pair, [[1]], reference=[[61]]), "reference 0 is not a list of token ids below 61"),
+    (lambda pair: generate(pair, [[1]], progress=5), "progress must be a function, not 5"),
+    (lambda pair: watch(pair, [Request([1], arrival_s=1)]), "watched prompts are all there at the start: leave out"),
     (lambda pair: make_pair(pair.target.model, tokenizer="x"), "the tokenizer must be one of transformers, not str"),
     (lambda pair: make_pair(pair.target.model).decode([1]), "the pair 'pair' has no tokenizer"),
     (lambda _: simulate(SMALL, 1, keep_rows="no"), "keep_rows must be true or false, not 'no'"),
