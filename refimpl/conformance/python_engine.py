@@ -95,6 +95,9 @@ def load_engine(name: str, timeout_s: float = 60.0) -> PythonEngine:
     return PythonEngine(engine, name, timeout_s)
 
 
+RING_AGAIN_S = 0.1
+
+
 class _OutOfTimeError(BaseException):
     """Not an `Exception`, so that an engine that swallows those does not swallow it."""
 
@@ -102,6 +105,8 @@ class _OutOfTimeError(BaseException):
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Run the body; end it after so many seconds, where the timer signal exists and this is the main thread.
+
+    The timer goes on ringing until the body ends: what is raised in a finalizer or while garbage is collected is lost.
 
     Raises:
         EngineGone: it took longer.
@@ -115,7 +120,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, ring)
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds, RING_AGAIN_S)
         try:
             yield
         finally:

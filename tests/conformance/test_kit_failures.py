@@ -129,6 +129,22 @@ def test_an_engine_that_hangs_is_bounded_and_ends_the_run() -> None:
     assert len(first.calls[0].prompts) > 1
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_time_that_runs_out_in_a_finalizer_ends_the_run_all_the_same() -> None:
+    """What is raised there is lost."""
+
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(0.5)
+
+    def body() -> None:
+        Slow()
+        time.sleep(5)
+
+    with pytest.raises(EngineGone), time_limit(0.05):
+        body()
+
+
 def test_the_limit_of_time_is_that_of_the_main_thread() -> None:
     with pytest.raises(EngineGone), time_limit(0.05):
         time.sleep(5)
