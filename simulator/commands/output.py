@@ -1,8 +1,9 @@
 """What the commands print: tables, notes, and one line of JSON that has stdout for itself."""
 
 import json
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,29 @@ def write_runs(out: Path | None, judged: Any, runs: Any, **more: Any) -> dict[st
 
 
 def show(frame: Any, digits: int = 4) -> None:
-    """Print a table with so many significant digits, those of its index included."""
+    """Print a table with so many significant digits, those of its index included.
+
+    On a terminal that is too narrow, columns that do not fit beside the others follow below them.
+    """
 
     def written(value: Any) -> Any:
         return f"{value:.{digits}g}" if isinstance(value, float) else value
 
-    print(frame.rename(index=written).to_string(float_format=written, na_rep="–"))
+    def text(part: Any) -> str:
+        return part.to_string(float_format=written, na_rep="–")
+
+    frame = frame.rename(index=written)
+    parts = _beside(frame, text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else [frame]
+    print("\n\n".join(map(text, parts)))
+
+
+def _beside(frame: Any, text: Callable[[Any], str], most: int) -> Iterator[Any]:
+    """Parts of a table, each of as many columns as fit into `most` characters, at least one; `text` writes a part."""
+    first, size = 0, frame.shape[1]
+    for last in range(1, size + 1):
+        if last == size or max(map(len, text(frame.iloc[:, first : last + 1]).splitlines())) > most:
+            yield frame.iloc[:, first:last]
+            first = last
 
 
 def show_extrapolated(found: Iterable[str]) -> None:

@@ -1,0 +1,53 @@
+"""What the commands of the simulator print for people: tables that fit, notes, counts, one line of what is wrong."""
+
+import io
+import re
+
+import pandas as pd
+import pytest
+
+from simulator.cli import main
+from simulator.commands.output import show
+
+FRAME = pd.DataFrame(
+    {f"a long name of column {i}": [i + 0.123456, float("nan")] for i in range(6)}, index=["first", "second"]
+)
+
+
+class Terminal(io.StringIO):
+    """A stdout that is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def printed_to(stream, work):
+    """What is printed to a stream, the terminals among which have 80 columns."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sys.stdout", stream)
+        patched.setenv("COLUMNS", "80")
+        work()
+    return stream.getvalue()
+
+
+def test_a_table_that_a_terminal_is_too_narrow_for_goes_on_below():
+    shown = printed_to(Terminal(), lambda: show(FRAME))
+    parts = [part.splitlines() for part in shown.rstrip("\n").split("\n\n")]
+    assert len(parts) == 3
+    assert all(len(line) <= 80 for part in parts for line in part)
+    assert [[line.split()[0] for line in part[1:]] for part in parts] == [["first", "second"]] * 3
+    headings = [re.findall(r"a long name of column \d", part[0]) for part in parts]
+    assert headings == [[*FRAME.columns[at : at + 2]] for at in (0, 2, 4)]
+    assert [line.split()[1:] for line in parts[1][1:]] == [["2.123", "3.123"], ["–", "–"]]
+
+
+def test_a_table_that_fits_or_is_piped_is_printed_as_one():
+    assert len(printed_to(Terminal(), lambda: show(FRAME.iloc[:, :2])).splitlines()) == 3
+    assert len(printed_to(io.StringIO(), lambda: show(FRAME)).splitlines()) == 3
+
+
+def test_tables_of_a_comparison_fit_a_terminal_of_80_columns():
+    shown = printed_to(Terminal(), lambda: main(["compare", "example", "-n", "2", "-s", "method=exspec"]))
+    assert len(re.findall(r"^tokens_per_s .*", shown, re.M)) == 2
+    assert max(map(len, shown.partition("means over")[0].splitlines())) <= 80
+    assert re.search(r"\bverdict$", shown, re.M)
