@@ -19,12 +19,13 @@ BAD_INPUT, NO_READER, INTERRUPTED, TERMINATED = 2, 1, 128 + signal.SIGINT, 128 +
 def run_application(application: Callable[..., Any], arguments: list[str] | None = None) -> int:
     """Run an application of typer and return its exit code. Bad options, too, are one line on stderr and `BAD_INPUT`.
 
-    Characters that the terminal's encoding lacks become question marks.
+    Characters that the terminal's encoding lacks become question marks. What goes to a closed stream is lost.
 
     Args:
         application: a `typer.Typer`.
         arguments: words of the command line, those of this process by default.
     """
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -38,6 +39,13 @@ def run_application(application: Callable[..., Any], arguments: list[str] | None
     if code == INTERRUPTED:
         print("interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
+
+
+def _open_closed_streams() -> None:
+    """Let stdout and stderr lead nowhere where the caller has closed them (``>&-``), for which Python has None."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
 
 
 def _usage_error(error: Exception) -> int:
