@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from refimpl.core.console import as_folder
 from refimpl.core.errors import require
 from simulator.settings.fields import to_mapping
 from simulator.settings.paths import apply_settings
@@ -20,6 +21,8 @@ Sets = Annotated[
 Replications = Annotated[int, typer.Option("--replications", "-n", help="Runs with different random numbers.")]
 Workers = Annotated[int, typer.Option(min=1, help="Worker processes; results do not depend on them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout, tables on stderr.")]
+
+FOLDER: dict[str, Any] = {"parser": as_folder, "metavar": "PATH"}  # of an option that names one
 
 
 def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from refimpl.core.errors import require
-from simulator.commands.options import Json, Replications, ScenarioPath, Sets, Workers, read_scenario
+from simulator.commands.options import FOLDER, Json, Replications, ScenarioPath, Sets, Workers, read_scenario
 from simulator.commands.output import notes, print_json, show, show_extrapolated, tables
 from simulator.settings.folders import EXAMPLES
 from simulator.settings.scenario import Scenario, load_scenario
@@ -74,7 +74,7 @@ def run(
         str | None, typer.Option(help="Metric that --precision refers to.", show_default="tokens_per_s")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write metrics, requests and rounds as CSV files to this folder.")
+        Path | None, typer.Option(**FOLDER, help="Write metrics, requests and rounds as CSV files to this folder.")
     ] = None,
     metrics: Annotated[bool, typer.Option("--all", help="Show every metric.")] = False,
     as_json: Json = False,
@@ -168,7 +168,9 @@ def sweep(
     spec: Annotated[
         Path, typer.Argument(help="Sweep YAML (base, replications, and grid, latin or sobol), or the word example.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the results; scenarios that are there are not run again.")],
+    out: Annotated[
+        Path, typer.Option(**FOLDER, help="Folder of the results; scenarios that are there are not run again.")
+    ],
     workers: Workers = 1,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, or local.")] = None,
     metric: Annotated[

@@ -51,3 +51,29 @@ def test_tables_of_a_comparison_fit_a_terminal_of_80_columns():
     assert len(re.findall(r"^tokens_per_s .*", shown, re.M)) == 2
     assert max(map(len, shown.partition("means over")[0].splitlines())) <= 80
     assert re.search(r"\bverdict$", shown, re.M)
+
+
+SHARED = ["-s", "workload.common={kind: system_prompt, tokens: 16}", "-s", "cost.kv_bytes_per_token=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "-n", "1", "--out", ""], "--out: must name a folder, and is empty"),
+        (["sweep", "example", "--out", ""], "--out: must name a folder, and is empty"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_nothing_is_written(capsys, monkeypatch, tmp_path, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"error: .*\n", printed.err)
+    assert said in printed.err
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_results_go_into_the_folder_that_one_is_in_where_a_dot_says_so(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "-n", "1", "--out", "."]) == 0
+    assert (tmp_path / "metrics.csv").is_file()
