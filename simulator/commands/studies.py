@@ -206,7 +206,10 @@ def sweep(
         )
 
 
-@app.command(epilog="Example: [bold]raggedspec sim attribute example -s method=exspec --plot gain.png[/bold]")
+@app.command(
+    epilog="Example: [bold]raggedspec sim attribute example -s method=exspec --metric latency_mean_s "
+    "--plot gain.png[/bold]"
+)
 def attribute(
     first: Annotated[Path, typer.Argument(help="Scenario a: its YAML file, or the word example.")],
     second: Annotated[
