@@ -31,6 +31,10 @@ WITH_OFFERS = SHOWN[-3:]  # shown where a draft budget or a lookup decides what 
 IF_ANY = (  # shown where they are not 0
     "censored", "cut_outputs", "draft_share", "realign_share", "longest_wait_rounds", "preemptions", "cache_hit_rate",
 )  # fmt: skip
+PRECISION_HELP = (
+    "Begin with -n replications, at least 10, and add more, up to 1000, until half of the 95 % interval is at most "
+    "this share of --metric."
+)
 SUMMARY_LEGEND = (
     "mean: over replications; low … high: its 95 % interval; p05 … p95: holds 90 % of single replications, known "
     "from 19 of them on"
@@ -68,7 +72,7 @@ def run(
     workers: Workers = 1,
     precision: Annotated[
         float | None,
-        typer.Option(help="Add replications until half of the 95 % interval is at most this share of --metric."),
+        typer.Option(help=PRECISION_HELP),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="Metric that --precision refers to.", show_default="tokens_per_s")

@@ -77,3 +77,9 @@ def test_results_go_into_the_folder_that_one_is_in_where_a_dot_says_so(monkeypat
     monkeypatch.chdir(tmp_path)
     assert main(["run", "-n", "1", "--out", "."]) == 0
     assert (tmp_path / "metrics.csv").is_file()
+
+
+def test_help_says_what_a_precision_does_with_the_number_of_replications(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["run", "--help"]) == 0
+    assert "Begin with -n replications, at least 10" in " ".join(re.sub("│", " ", capsys.readouterr().out).split())
