@@ -163,8 +163,8 @@ def latency(data: dict[str, Any]) -> str:
         rows.append([run["method"], *cells])
     run = data["runs"][0]
     setting = (
-        f"\n{run['num_sequences']} requests, {run['rate_per_s']:.2g} a second, batch size {run['batch_size']}, "
-        f"{run['device']}; measured / simulated, waits in ms.\n"
+        f"\n{run['num_sequences']} requests that came at {run['rate_per_s']:.2g} a second, "
+        f"batch size {run['batch_size']}, {run['device']}; measured / simulated, waits in ms.\n"
     )
     return markdown_table(headings, rows) + setting + origin(data["environment"])
 
