@@ -66,7 +66,7 @@ def _usage_error(error: Exception) -> int:
 def _usage_message(error: Any) -> str:
     """What the option parser says, in the form of other errors, for example ``--limit must be a valid integer``."""
     message = " ".join(error.format_message().split()).rstrip(".")
-    message = re.sub(r"^Invalid value for '([^']+)': (?:Value error, )?", r"\1: ", message)
+    message = re.sub(r"^Invalid value for '([^']+)'(?: / '[^']+')*: (?:Value error, )?", r"\1: ", message)
     message = re.sub(r": Input should be ([^,]*).*", r" must be \1", message)
     message = re.sub(r"\.? (?:\(Possible options: (.*)\)|Did you mean (.*)\?)$", r". Did you mean \1\2?", message)
     message = message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")

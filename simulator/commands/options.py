@@ -34,7 +34,7 @@ def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:
     data, changes = to_mapping(load_scenario(path) if path else Scenario()), dict[str, Any]()
     for change in sets or []:
         name, equals, value = change.partition("=")
-        require(bool(equals), f"--set {change}: must be PATH=VALUE")
+        require(bool(equals and name.strip()), f"--set {change}: must be PATH=VALUE")
         changes.pop(name.strip(), None)  # the later one counts, in its place
         changes[name.strip()] = parse_yaml(value, f"--set {change}")
     apply_settings(data, changes)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from refimpl.core.errors import require
+from refimpl.core.shown import counted
 from simulator.commands.options import FOLDER, Json, Replications, ScenarioPath, Sets, Workers, read_scenario
 from simulator.commands.output import notes, print_json, show, show_extrapolated, tables
 from simulator.settings.folders import EXAMPLES
@@ -100,7 +101,7 @@ def run(
     summary, count = results.summary(), len(results.replications)
     reached = results.relative_error(judged)
     with tables(as_json):
-        print(f"{given.name}: {count} replications, costs: {_origin(results)}")
+        print(f"{given.name}: {counted(count, 'replication')}, costs: {_origin(results)}")
         show(summary if metrics else summary.loc[_shown([given], summary["mean"])])
         print(SUMMARY_LEGEND)
         show_extrapolated(results.extrapolated)
@@ -200,7 +201,9 @@ def sweep(
     with tables(as_json):
         for reason in skipped:
             print(f"left out {reason}")
-        print(f"{points} points, {scenarios} scenarios, {len(frame)} replications in {out / 'results.parquet'}")
+        found = {"point": points, "scenario": scenarios, "replication": len(frame)}
+        told = ", ".join(counted(number, noun) for noun, number in found.items())
+        print(f"{told} in {out / 'results.parquet'}")
         if indices is not None:
             show(indices)
     if as_json:

@@ -61,6 +61,8 @@ SHARED = ["-s", "workload.common={kind: system_prompt, tokens: 16}", "-s", "cost
     [
         (["run", "-n", "1", "--out", ""], "--out: must name a folder, and is empty"),
         (["sweep", "example", "--out", ""], "--out: must name a folder, and is empty"),
+        (["run", "-s", "=4"], "--set =4: must be PATH=VALUE"),
+        (["run", "-n", "1e9"], "error: --replications"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_nothing_is_written(capsys, monkeypatch, tmp_path, words, said):
@@ -77,6 +79,12 @@ def test_results_go_into_the_folder_that_one_is_in_where_a_dot_says_so(monkeypat
     monkeypatch.chdir(tmp_path)
     assert main(["run", "-n", "1", "--out", "."]) == 0
     assert (tmp_path / "metrics.csv").is_file()
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "1 replication,"), (2, "2 replications,")])
+def test_one_replication_is_no_plural(capsys, count, told):
+    assert main(["run", "-n", str(count)]) == 0
+    assert capsys.readouterr().out.startswith(f"scenario: {told} costs: ")
 
 
 def test_help_says_what_a_precision_does_with_the_number_of_replications(capsys, monkeypatch):
