@@ -88,9 +88,24 @@ def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
             f"the engine would allocate {means['kv_allocated_bytes']:.3g} bytes of K/V, more than the {room:.3g} that "
             "there is room for, and refuse the run; simulated is a server with paged K/V"
         )
+    if lacking := _lacking_to_share(scenario, room):
+        yield f"workload.common {scenario.workload.common.kind}: requests share no blocks without {lacking}"
     of_trace = scenario.study.kind == "open" and scenario.study.arrivals.kind == "trace"
     if of_trace and scenario.engine.max_new_tokens is None and (room or scenario.engine.num_blocks):
         yield (
             "without engine.max_new_tokens the budget of a request is the output that the trace has: who gets room "
             "depends on what no server knows"
         )
+
+
+def _lacking_to_share(scenario: Scenario, room: float | None) -> str:
+    """What requests that begin with the same tokens lack to share them; empty if nothing, or if none do."""
+    engine = scenario.engine
+    has_pool = engine.num_blocks is not None or room is not None
+    needed = {
+        "engine.layout paged": engine.layout == "paged",
+        "engine.prefix_sharing": engine.prefix_sharing,
+        "engine.num_blocks (or room: service.kv_capacity_bytes, costs of kind roofline)": has_pool,
+    }
+    lacking = [name for name, is_there in needed.items() if not is_there]
+    return " and ".join(lacking) if scenario.workload.common.kind != "none" else ""

@@ -57,6 +57,29 @@ SHARED = ["-s", "workload.common={kind: system_prompt, tokens: 16}", "-s", "cost
 
 
 @pytest.mark.parametrize(
+    ("settings", "lacking"),
+    [
+        (["method=inplace"], "engine.layout paged and engine.num_blocks (or room"),
+        (["method=paged"], "engine.num_blocks (or room: service.kv_capacity_bytes, costs of kind roofline)"),
+        (["method=paged", "engine.num_blocks=400", "engine.prefix_sharing=false"], "engine.prefix_sharing"),
+        (["method=paged", "engine.num_blocks=400"], None),
+        (["method=paged", "service.kv_capacity_bytes=1e6"], None),
+    ],
+)
+def test_common_tokens_that_no_request_can_share_are_told(capsys, settings, lacking):
+    changes = [word for setting in settings for word in ("-s", setting)]
+    assert main(["run", "-n", "1", *SHARED, *changes]) == 0
+    told = re.findall(r"^workload\.common .*", capsys.readouterr().out, re.M)
+    start = f"workload.common system_prompt: requests share no blocks without {lacking}"
+    assert [line[: len(start)] for line in told] == ([start] if lacking else [])
+
+
+def test_without_common_tokens_nothing_is_said_of_sharing(capsys):
+    assert main(["run", "-n", "1"]) == 0
+    assert "share no blocks" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["run", "-n", "1", "--out", ""], "--out: must name a folder, and is empty"),
