@@ -46,7 +46,7 @@ def _draw_ends(axes: Axes, attribution: Attribution, levels: list[float], last: 
 
 
 def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptance: bool = True) -> Axes:
-    """Measured over simulated seconds of every held-out run, with the simulated 90 % band around 1.
+    """Measured over simulated seconds of every held-out run, with the band that most replications lie in around 1.
 
     Example::
 
@@ -64,8 +64,9 @@ def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptanc
         simulated = table["measured_s"] * (1 + table["cost_error"])
     low, high = (table[f"{prefix}_{end}_s"] / simulated for end in ("low", "high"))
     inside = table[f"in_{prefix}"].to_numpy(dtype=bool)
+    held = f"{100 * validation.share_held:.3g}"
     at, ratio = np.arange(len(table)), (table["measured_s"] / simulated).to_numpy()
-    axes.vlines(at, low, high, color=GREY, linewidth=3, alpha=0.5, label="simulated, 90 % of replications")
+    axes.vlines(at, low, high, color=GREY, linewidth=3, alpha=0.5, label=f"simulated, {held} % of replications")
     axes.scatter(at[inside], ratio[inside], s=12, color=BLUE, zorder=3, label="measured, inside")
     axes.scatter(at[~inside], ratio[~inside], s=12, color=ORANGE, zorder=3, label="measured, outside")
     axes.axhline(1, color="black", linewidth=0.8)

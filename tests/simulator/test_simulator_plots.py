@@ -1,6 +1,7 @@
 """What the figures show, read back from what matplotlib has drawn."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -223,6 +224,13 @@ def test_every_study_is_named_once_at_the_middle_of_its_runs():
     assert names == list(counts.index)
     ends = counts.cumsum()
     assert axes.get_xticks().tolist() == ((ends - counts + ends - 1) / 2).tolist()
+
+
+@pytest.mark.parametrize(("replications", "held"), [(200, 90), (9, 80)])
+def test_a_legend_says_what_share_of_replications_bands_hold(replications, held):
+    found = read_validation("cpu/tiny")
+    axes = plots.held_out_runs(replace(found, table=found.table.assign(replications=replications)))
+    assert axes.get_legend().get_texts()[0].get_text() == f"simulated, {held} % of replications"
 
 
 def attribution_of(a, *shares):
