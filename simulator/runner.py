@@ -13,6 +13,7 @@ import pandas as pd
 from refimpl.core.errors import require, shown
 from refimpl.core.files import check_folder, write_whole
 from refimpl.core.progress import progress_bars
+from refimpl.core.shown import counted
 from refimpl.core.values import require_bool
 from simulator.intervals import mean_interval, metric_interval, summarize
 from simulator.service.metrics import Frames, check_metric, frames_of, measure
@@ -58,7 +59,8 @@ class Results(Table):
     def __repr__(self) -> str:
         mean, low, high, n = metric_interval(self.metrics["tokens_per_s"], 0.95)
         known = f" [{low:.4g}, {high:.4g}]" if n > 1 else ""
-        return f"Results({self.scenario.name!r}: {len(self.replications)} replications, {mean:.4g}{known} tokens/s)"
+        count = counted(len(self.replications), "replication")
+        return f"Results({self.scenario.name!r}: {count}, {mean:.4g}{known} tokens/s)"
 
     def to_frame(self, table: str = "summary") -> pd.DataFrame:
         """One of the tables.

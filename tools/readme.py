@@ -163,8 +163,8 @@ def latency(data: dict[str, Any]) -> str:
         rows.append([run["method"], *cells])
     run = data["runs"][0]
     setting = (
-        f"\n{run['num_sequences']} requests, {run['rate_per_s']:.2g} a second, batch size {run['batch_size']}, "
-        f"{run['device']}; measured / simulated, waits in ms.\n"
+        f"\n{run['num_sequences']} requests that came at {run['rate_per_s']:.2g} a second, "
+        f"batch size {run['batch_size']}, {run['device']}; measured / simulated, waits in ms.\n"
     )
     return markdown_table(headings, rows) + setting + origin(data["environment"])
 
@@ -219,7 +219,8 @@ def _bands(found: Validation) -> str:
         study: f"{100 * errors[study]:+.1f} % off on average{_verify(found, study)}" for study in found.missed_studies
     }
     return (
-        f"Decisions agree in {100 * found.parity:.0f} % of row-rounds. 90 % bands cover {_share_of(found, 'in_band')} "
+        f"Decisions agree in {100 * found.parity:.0f} % of row-rounds. {100 * found.share_held:.3g} % bands cover "
+        f"{_share_of(found, 'in_band')} "
         f"(95 % interval {100 * low:.0f} … {100 * high:.0f} %) at the speed measured during the run, and "
         f"{_share_of(found, 'in_planner_band')} if the speed is drawn. Bands of the costs alone cover "
         f"{_share_of(found, 'in_cost_band')}: the error of the costs depends on the study"

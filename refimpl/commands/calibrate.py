@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from refimpl.commands.options import PairOptions, PromptOptions, SeedOption
+from refimpl.core.console import as_folder
 from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, command, option
 
 app = typer.Typer()
@@ -33,7 +34,9 @@ def calibrate(
         float | None, option(ENGINE, "Stop after this many minutes, with what has been measured.", min=0.1)
     ] = None,
     threads: Annotated[int | None, option(ENGINE, "Threads of the tensor library.", min=1)] = None,
-    out: Annotated[Path, option(OUTPUT, "Data folder of the simulator.")] = SIMULATOR_DATA,
+    out: Annotated[
+        Path, option(OUTPUT, "Data folder of the simulator.", parser=as_folder, metavar="PATH")
+    ] = SIMULATOR_DATA,
 ) -> None:
     """Measure what each stage of a round costs, with held-out runs in between, for the simulator."""
     from refimpl.calibrate import calibrate as run

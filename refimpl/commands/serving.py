@@ -9,6 +9,7 @@ from rich.table import Table
 
 from refimpl.commands.options import EngineOptions, ModelOptions, PromptOptions, SeedOption
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
+from refimpl.core.console import as_folder
 from refimpl.core.files import check_folder
 from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, command, option
 from refimpl.core.progress import progress_bars
@@ -33,7 +34,10 @@ def bench_serving(
     batch_size: Annotated[int, option(ENGINE, "Rows decoded together.")] = 8,
     engine: EngineOptions = EngineOptions(checks="off"),
     seed: SeedOption = 0,
-    traces: Annotated[Path | None, option(OUTPUT, "Write the trace of every method's run into this folder.")] = None,
+    traces: Annotated[
+        Path | None,
+        option(OUTPUT, "Write the trace of every method's run into this folder.", parser=as_folder, metavar="PATH"),
+    ] = None,
     output: ReportOptions,
 ) -> None:
     """Serve requests that arrive in real time: time to first token, inter-token latency, tokens per second.

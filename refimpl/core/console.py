@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from refimpl.core.errors import InputError
@@ -19,12 +20,13 @@ BAD_INPUT, NO_READER, INTERRUPTED, TERMINATED = 2, 1, 128 + signal.SIGINT, 128 +
 def run_application(application: Callable[..., Any], arguments: list[str] | None = None) -> int:
     """Run an application of typer and return its exit code. Bad options, too, are one line on stderr and `BAD_INPUT`.
 
-    Characters that the terminal's encoding lacks become question marks.
+    Characters that the terminal's encoding lacks become question marks. What goes to a closed stream is lost.
 
     Args:
         application: a `typer.Typer`.
         arguments: words of the command line, those of this process by default.
     """
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -38,6 +40,13 @@ def run_application(application: Callable[..., Any], arguments: list[str] | None
     if code == INTERRUPTED:
         print("interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
+
+
+def _open_closed_streams() -> None:
+    """Let stdout and stderr lead nowhere where the caller has closed them (``>&-``), for which Python has None."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
 
 
 def _usage_error(error: Exception) -> int:
@@ -57,13 +66,22 @@ def _usage_error(error: Exception) -> int:
 def _usage_message(error: Any) -> str:
     """What the option parser says, in the form of other errors, for example ``--limit must be a valid integer``."""
     message = " ".join(error.format_message().split()).rstrip(".")
-    message = re.sub(r"^Invalid value for '([^']+)': (?:Value error, )?", r"\1: ", message)
+    message = re.sub(r"^Invalid value for '([^']+)'(?: / '[^']+')*: (?:Value error, )?", r"\1: ", message)
     message = re.sub(r": Input should be ([^,]*).*", r" must be \1", message)
     message = re.sub(r"\.? (?:\(Possible options: (.*)\)|Did you mean (.*)\?)$", r". Did you mean \1\2?", message)
     message = message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     if message.startswith("No such command") and "Did you mean" not in message:
         message += f": choose {', '.join(error.ctx.command.commands)}"
     return message[0].lower() + message[1:]
+
+
+def as_folder(text: str) -> Path:
+    """What an option says, as the path of a folder; the folder that one is in is a dot, and not nothing."""
+    from typer import BadParameter
+
+    if not text:
+        raise BadParameter("must name a folder, and is empty")
+    return Path(text)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _is_terminal() -> bool:
-    return sys.stderr.isatty()
+    return sys.stderr is not None and sys.stderr.isatty()  # None: closed, or a program without a console
 
 
 def _line_now_and_then() -> Callable[[str, int, int], None]:

@@ -98,7 +98,7 @@ def find_device(device: str) -> torch.device:
         raise InputError(f"models cannot run on {parsed.type}: choose cpu, cuda or cuda:N")
     if parsed.type == "cuda":
         if not torch.cuda.is_available():
-            raise InputError("device 'cuda' was asked for, but no CUDA device is available; use --device cpu")
+            raise InputError("device 'cuda' was asked for, but no CUDA device is available: choose cpu")
         count = torch.cuda.device_count()
         if parsed.index is not None and parsed.index >= count:
             raise InputError(f"device {device!r} was asked for, but there are {count} CUDA devices, counted from 0")

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from refimpl.core.console import as_folder
 from refimpl.core.errors import require
 from simulator.settings.fields import to_mapping
 from simulator.settings.paths import apply_settings
@@ -21,6 +22,8 @@ Replications = Annotated[int, typer.Option("--replications", "-n", help="Runs wi
 Workers = Annotated[int, typer.Option(min=1, help="Worker processes; results do not depend on them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout, tables on stderr.")]
 
+FOLDER: dict[str, Any] = {"parser": as_folder, "metavar": "PATH"}  # of an option that names one
+
 
 def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:
     """Scenario from a file and ``PATH=VALUE`` changes.
@@ -31,7 +34,7 @@ def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:
     data, changes = to_mapping(load_scenario(path) if path else Scenario()), dict[str, Any]()
     for change in sets or []:
         name, equals, value = change.partition("=")
-        require(bool(equals), f"--set {change}: must be PATH=VALUE")
+        require(bool(equals and name.strip()), f"--set {change}: must be PATH=VALUE")
         changes.pop(name.strip(), None)  # the later one counts, in its place
         changes[name.strip()] = parse_yaml(value, f"--set {change}")
     apply_settings(data, changes)

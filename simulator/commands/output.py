@@ -1,8 +1,9 @@
 """What the commands print: tables, notes, and one line of JSON that has stdout for itself."""
 
 import json
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,29 @@ def write_runs(out: Path | None, judged: Any, runs: Any, **more: Any) -> dict[st
 
 
 def show(frame: Any, digits: int = 4) -> None:
-    """Print a table with so many significant digits, those of its index included."""
+    """Print a table with so many significant digits, those of its index included.
+
+    On a terminal that is too narrow, columns that do not fit beside the others follow below them.
+    """
 
     def written(value: Any) -> Any:
         return f"{value:.{digits}g}" if isinstance(value, float) else value
 
-    print(frame.rename(index=written).to_string(float_format=written, na_rep="–"))
+    def text(part: Any) -> str:
+        return part.to_string(float_format=written, na_rep="–")
+
+    frame = frame.rename(index=written)
+    parts = _beside(frame, text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else [frame]
+    print("\n\n".join(map(text, parts)))
+
+
+def _beside(frame: Any, text: Callable[[Any], str], most: int) -> Iterator[Any]:
+    """Parts of a table, each of as many columns as fit into `most` characters, at least one; `text` writes a part."""
+    first, size = 0, frame.shape[1]
+    for last in range(1, size + 1):
+        if last == size or max(map(len, text(frame.iloc[:, first : last + 1]).splitlines())) > most:
+            yield frame.iloc[:, first:last]
+            first = last
 
 
 def show_extrapolated(found: Iterable[str]) -> None:
@@ -70,9 +88,24 @@ def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
             f"the engine would allocate {means['kv_allocated_bytes']:.3g} bytes of K/V, more than the {room:.3g} that "
             "there is room for, and refuse the run; simulated is a server with paged K/V"
         )
+    if lacking := _lacking_to_share(scenario, room):
+        yield f"workload.common {scenario.workload.common.kind}: requests share no blocks without {lacking}"
     of_trace = scenario.study.kind == "open" and scenario.study.arrivals.kind == "trace"
     if of_trace and scenario.engine.max_new_tokens is None and (room or scenario.engine.num_blocks):
         yield (
             "without engine.max_new_tokens the budget of a request is the output that the trace has: who gets room "
             "depends on what no server knows"
         )
+
+
+def _lacking_to_share(scenario: Scenario, room: float | None) -> str:
+    """What requests that begin with the same tokens lack to share them; empty if nothing, or if none do."""
+    engine = scenario.engine
+    has_pool = engine.num_blocks is not None or room is not None
+    needed = {
+        "engine.layout paged": engine.layout == "paged",
+        "engine.prefix_sharing": engine.prefix_sharing,
+        "engine.num_blocks (or room: service.kv_capacity_bytes, costs of kind roofline)": has_pool,
+    }
+    lacking = [name for name, is_there in needed.items() if not is_there]
+    return " and ".join(lacking) if scenario.workload.common.kind != "none" else ""

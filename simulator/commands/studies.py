@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from refimpl.core.errors import require
-from simulator.commands.options import Json, Replications, ScenarioPath, Sets, Workers, read_scenario
+from refimpl.core.shown import counted
+from simulator.commands.options import FOLDER, Json, Replications, ScenarioPath, Sets, Workers, read_scenario
 from simulator.commands.output import notes, print_json, show, show_extrapolated, tables
 from simulator.settings.folders import EXAMPLES
 from simulator.settings.scenario import Scenario, load_scenario
@@ -31,6 +32,10 @@ WITH_OFFERS = SHOWN[-3:]  # shown where a draft budget or a lookup decides what 
 IF_ANY = (  # shown where they are not 0
     "censored", "cut_outputs", "draft_share", "realign_share", "longest_wait_rounds", "preemptions", "cache_hit_rate",
 )  # fmt: skip
+PRECISION_HELP = (
+    "Begin with -n replications, at least 10, and add more, up to 1000, until half of the 95 % interval is at most "
+    "this share of --metric."
+)
 SUMMARY_LEGEND = (
     "mean: over replications; low … high: its 95 % interval; p05 … p95: holds 90 % of single replications, known "
     "from 19 of them on"
@@ -68,13 +73,13 @@ def run(
     workers: Workers = 1,
     precision: Annotated[
         float | None,
-        typer.Option(help="Add replications until half of the 95 % interval is at most this share of --metric."),
+        typer.Option(help=PRECISION_HELP),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="Metric that --precision refers to.", show_default="tokens_per_s")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write metrics, requests and rounds as CSV files to this folder.")
+        Path | None, typer.Option(**FOLDER, help="Write metrics, requests and rounds as CSV files to this folder.")
     ] = None,
     metrics: Annotated[bool, typer.Option("--all", help="Show every metric.")] = False,
     as_json: Json = False,
@@ -96,7 +101,7 @@ def run(
     summary, count = results.summary(), len(results.replications)
     reached = results.relative_error(judged)
     with tables(as_json):
-        print(f"{given.name}: {count} replications, costs: {_origin(results)}")
+        print(f"{given.name}: {counted(count, 'replication')}, costs: {_origin(results)}")
         show(summary if metrics else summary.loc[_shown([given], summary["mean"])])
         print(SUMMARY_LEGEND)
         show_extrapolated(results.extrapolated)
@@ -168,7 +173,9 @@ def sweep(
     spec: Annotated[
         Path, typer.Argument(help="Sweep YAML (base, replications, and grid, latin or sobol), or the word example.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the results; scenarios that are there are not run again.")],
+    out: Annotated[
+        Path, typer.Option(**FOLDER, help="Folder of the results; scenarios that are there are not run again.")
+    ],
     workers: Workers = 1,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, or local.")] = None,
     metric: Annotated[
@@ -194,7 +201,9 @@ def sweep(
     with tables(as_json):
         for reason in skipped:
             print(f"left out {reason}")
-        print(f"{points} points, {scenarios} scenarios, {len(frame)} replications in {out / 'results.parquet'}")
+        found = {"point": points, "scenario": scenarios, "replication": len(frame)}
+        told = ", ".join(counted(number, noun) for noun, number in found.items())
+        print(f"{told} in {out / 'results.parquet'}")
         if indices is not None:
             show(indices)
     if as_json:
@@ -204,7 +213,10 @@ def sweep(
         )
 
 
-@app.command(epilog="Example: [bold]raggedspec sim attribute example -s method=exspec --plot gain.png[/bold]")
+@app.command(
+    epilog="Example: [bold]raggedspec sim attribute example -s method=exspec --metric latency_mean_s "
+    "--plot gain.png[/bold]"
+)
 def attribute(
     first: Annotated[Path, typer.Argument(help="Scenario a: its YAML file, or the word example.")],
     second: Annotated[

@@ -116,7 +116,7 @@ def validate(
         print_json(
             {"parity": found.parity, "coverage": found.coverage, "coverage_interval": found.interval()}
             | {"planner_coverage": found.planner_coverage, "cost_coverage": found.cost_coverage, **noise}
-            | {"missed_studies": found.missed_studies}
+            | {"bands_hold": found.share_held, "missed_studies": found.missed_studies}
             | {"summary": found.summary.to_dict(orient="index"), "studies": found.studies.to_dict(orient="index")}
             | {"runs": found.table.to_dict(orient="index")}
         )
@@ -133,7 +133,8 @@ def _show_validation(found: "Validation") -> None:
     show(found.summary, 3)
     speed, meta, (low, high) = found.table["speed"], found.meta, found.interval()
     print(
-        f"\ndecision parity {100 * found.parity:.4g} % of row-rounds; of {len(speed)} runs, 90 % bands cover "
+        f"\ndecision parity {100 * found.parity:.4g} % of row-rounds; of {len(speed)} runs, bands that hold "
+        f"{100 * found.share_held:.3g} % of single replications cover "
         f"{100 * found.coverage:.3g} % (95 % interval {100 * low:.0f} … {100 * high:.0f} %); "
         f"{100 * found.planner_coverage:.3g} % where the machine's speed is drawn instead of known; "
         f"{100 * found.cost_coverage:.3g} % where it is known and the run's own acceptance is replayed\n"

@@ -37,6 +37,7 @@ from refimpl.core.files import write_whole
 from refimpl.core.shown import Shown
 from simulator.engine_runs.latency import measured_waits
 from simulator.engine_runs.parity import check_parity, replay_scenario
+from simulator.intervals import MIDDLE, range_of_runs, share_held
 from simulator.runner import Progress, Results, reporting, run_parallel, simulate
 from simulator.service.records import STAGES
 from simulator.settings.calibration import META_FIELDS, find_calibration, read_meta
@@ -47,7 +48,6 @@ from simulator.settings.tables import read_table
 from simulator.settings.traces import EngineTrace, read_engine_trace
 
 SCHEMA = "raggedspec.validation/3"
-BAND = 0.9
 META = (*META_FIELDS, "reference_s", "reference_cv")
 MIN_STAGE_SHARE = 0.02  # stages below this share of a run are not judged one by one
 FIT = "fit/acceptance.ndjson.gz"
@@ -99,8 +99,13 @@ class Validation(Shown):
 
     @property
     def coverage(self) -> float:
-        """Share of runs whose makespan lies in the simulated 90 % band."""
+        """Share of runs whose makespan lies in the simulated band, which holds `share_held` of single replications."""
         return float(self.table["in_band"].mean())
+
+    @property
+    def share_held(self) -> float:
+        """Share of single replications that every band holds: 90 %, less where there were fewer than 19."""
+        return share_held(int(self.table["replications"].min()), MIDDLE)
 
     @property
     def planner_coverage(self) -> float:
@@ -124,7 +129,8 @@ class Validation(Shown):
     def cost_coverage(self) -> float:
         """The same, at known speed, for the narrower band without uncertainty of acceptance.
 
-        It falls short of 90 % where the costs of a study are off by more than the calibration says of its own error.
+        It falls short of `share_held` where the costs of a study are off by more than the calibration says of its own
+        error.
         """
         return float(self.table["in_cost_band"].mean())
 
@@ -143,7 +149,7 @@ def validate(
     Args:
         calibration: ``device/pair``, or a folder when `folder` is given.
         folder: where the held-out traces are; None for the ones that are shipped with the calibration.
-        replications: per run, for the bands.
+        replications: per run, for the bands; with fewer than 19 they hold less than 90 % of single ones.
         workers: processes; the results do not depend on it.
         runs: which of the held-out runs, in order of their names.
         progress: True draws a bar; a function is called with (done, planned) after every run.
@@ -211,6 +217,7 @@ def _judge(
         "same_rows": parity.same_rows,
         "same_moves": parity.same_moves,
         "interrupted_rounds": trace.header.get("interrupted_rounds", 0),
+        "replications": replications,
         "speed": speed,
         "measured_s": measured_s,
         "simulated_s": speed * fitted["makespan_s"],
@@ -237,7 +244,7 @@ def _judge(
 
 def _band(results: Results, speed: float | np.ndarray) -> tuple[float, float]:
     seconds = speed * results.metrics["makespan_s"].to_numpy()
-    low, high = np.quantile(seconds, [(1 - BAND) / 2, (1 + BAND) / 2])
+    low, high = range_of_runs(seconds, MIDDLE)
     return float(low), float(high)
 
 
@@ -303,13 +310,14 @@ def read_validation(name: str = "cpu/tiny") -> Validation:
     """Read the shipped table of a calibration, ``device/pair``, as `write_table` has written it.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or it does not say how many replications its bands are of.
     """
-    folder = VALIDATION / name
-    require((folder / "validation.csv").is_file(), f"{folder / 'validation.csv'}: no such file; run validate --write")
-    frame = read_table(folder / "validation.csv").set_index("run")
+    path = VALIDATION / name / "validation.csv"
+    require(path.is_file(), f"{path}: no such file; run validate --write")
+    frame = read_table(path).set_index("run")
+    require("replications" in frame, f"{path}: missing column replications; run validate --write")
     staged = [column for column in frame.columns if column.endswith("_stage_error")]
     stages = frame[staged].rename(columns=lambda column: column.removesuffix("_stage_error"))
     table = frame.drop(columns=staged)
     parity = float(table["same_rows"].sum() / table["rows"].sum())
-    return Validation(table, stages, parity, read_meta(folder / "meta.json", META, SCHEMA))
+    return Validation(table, stages, parity, read_meta(path.with_name("meta.json"), META, SCHEMA))

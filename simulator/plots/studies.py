@@ -8,33 +8,45 @@ from refimpl.viz.style import BLUE, GREY, ORANGE, new_axes
 from simulator.engine_runs.validation import Validation
 from simulator.studies.attribution import Attribution
 
+SEEN = 0.1  # of the highest level: smaller differences are shown on an axis that does not begin at 0
+
 
 def waterfall(attribution: Attribution, axes: Axes | None = None) -> Axes:
-    """From a to b: each factor's share as a step, with its 95 % interval.
+    """From a to b: each factor's share as a step, with its 95 % interval; see `SEEN` for where the axis begins.
 
     Example::
 
         plots.waterfall(attribute(scenario.but(method="eqspec"), scenario.but(method="inplace")))
     """
     axes = axes or new_axes()
-    table = attribution.table.drop(index="total")
-    names = ["a", *table.index, "b"]
-    base = attribution.a
-    axes.bar(0, base, color=GREY)
-    for at, (_, line) in enumerate(table.iterrows(), start=1):
-        color = BLUE if line["share"] >= 0 else ORANGE
-        axes.bar(at, line["share"], bottom=base, color=color)
-        base += line["share"]
-        error = [[line["share"] - line["low"]], [line["high"] - line["share"]]]
-        axes.errorbar(at, base, error, color="black", capsize=3, linewidth=1)
-    axes.bar(len(names) - 1, attribution.b, color=GREY)
-    axes.set_xticks(range(len(names)), names, rotation=25, ha="right")
+    steps = attribution.table.drop(index="total")
+    levels = [attribution.a, *(attribution.a + steps["share"].cumsum())]
+    for at, (base, (_, step)) in enumerate(zip(levels, steps.iterrows(), strict=False), start=1):
+        axes.bar(at, step["share"], bottom=base, color=BLUE if step["share"] >= 0 else ORANGE)
+        error = [[step["share"] - step["low"]], [step["high"] - step["share"]]]
+        axes.errorbar(at, base + step["share"], error, color="black", capsize=3, linewidth=1)
+    _draw_ends(axes, attribution, [*levels, attribution.b], len(levels))
+    axes.set_xticks(range(len(levels) + 1), ["a", *steps.index, "b"], rotation=25, ha="right")
     axes.set_ylabel(attribution.metric)
     return axes
 
 
+def _draw_ends(axes: Axes, attribution: Attribution, levels: list[float], last: int) -> None:
+    """a and b as bars from 0; as lines, with the axis cut, where steps would be too small to be seen beside them."""
+    low, high = min(levels), max(levels)
+    ends = {0: attribution.a, last: attribution.b}
+    if high - low > SEEN * high:
+        axes.bar([*ends], [*ends.values()], color=GREY)
+        return
+    axes.hlines([*ends.values()], [at - 0.4 for at in ends], [at + 0.4 for at in ends], color=GREY, linewidth=4)
+    for at, level in ends.items():
+        axes.annotate(f"{level:.4g}", (at, level), (0, 5), textcoords="offset points", ha="center")
+    axes.use_sticky_edges = False  # else the lowest line would be the axis
+    axes.margins(y=0.15)
+
+
 def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptance: bool = True) -> Axes:
-    """Measured over simulated seconds of every held-out run, with the simulated 90 % band around 1.
+    """Measured over simulated seconds of every held-out run, with the band that most replications lie in around 1.
 
     Example::
 
@@ -52,8 +64,9 @@ def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptanc
         simulated = table["measured_s"] * (1 + table["cost_error"])
     low, high = (table[f"{prefix}_{end}_s"] / simulated for end in ("low", "high"))
     inside = table[f"in_{prefix}"].to_numpy(dtype=bool)
+    held = f"{100 * validation.share_held:.3g}"
     at, ratio = np.arange(len(table)), (table["measured_s"] / simulated).to_numpy()
-    axes.vlines(at, low, high, color=GREY, linewidth=3, alpha=0.5, label="simulated, 90 % of replications")
+    axes.vlines(at, low, high, color=GREY, linewidth=3, alpha=0.5, label=f"simulated, {held} % of replications")
     axes.scatter(at[inside], ratio[inside], s=12, color=BLUE, zorder=3, label="measured, inside")
     axes.scatter(at[~inside], ratio[~inside], s=12, color=ORANGE, zorder=3, label="measured, outside")
     axes.axhline(1, color="black", linewidth=0.8)

@@ -143,8 +143,8 @@ def _pool(kind: str, values: tuple[tuple[str, Any], ...], stamp: int) -> np.ndar
     require(column in frame, f"{path}: no column {column!r}; it has {', '.join(frame.columns)}")
     require(len(frame) > 0, f"{path}: holds no lengths")
     lengths = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=float)
-    right = bool(np.all((lengths >= 1) & (lengths <= MAX_TOKENS)))
-    require(right, f"{path}: {column} must be at least 1 token throughout, at most {MAX_TOKENS}")
+    right = bool(np.all((lengths >= 1) & (lengths <= MAX_TOKENS) & (lengths == np.floor(lengths))))
+    require(right, f"{path}: {column} must be whole numbers of tokens throughout, from 1 to {MAX_TOKENS}")
     return lengths.astype(int)
 
 

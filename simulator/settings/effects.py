@@ -1,4 +1,4 @@
-"""Settings of workload, engine, switches and service with an effect only beside others; refused where they have none.
+"""Settings with an effect only beside others, refused where they have none: of parts, and of drafts that are modelled.
 
 The table knows what follows from the kind of engine and study. Whether requests share tokens, or a cost is 0, is a fact
 of what is simulated: a setting that then changes nothing is a result, and no mistake.
@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
+from refimpl.core.drafting import OF_PROBABILITIES
 from refimpl.core.errors import InputError
-from simulator.settings.fields import as_data
+from simulator.settings.fields import Spec, as_data
 from simulator.settings.methods import engine_settings
 from simulator.settings.parts import Engine, Service, Switches, Workload
 
@@ -47,6 +48,9 @@ EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed
     ({"engine.draft_budget": ("goodput",)}, ("engine.draft_costs",)),
     ({"engine.draft_budget": ("row_rate",)}, ("engine.draft_cost",)),
     ({"engine.draft_budget": ("confidence", "confidence_keep")}, ("engine.draft_threshold",)),
+    ({"engine.draft_budget": OF_PROBABILITIES}, ("confidence",)),
+    ({"engine.drafter": ("ngram", "suffix", "hybrid")}, ("lookup",)),
+    ({"engine.drafter": ("head",)}, ("head",)),
     ({"switches.group_key": ("length_and_lag",)}, ("switches.bucket_tokens",)),
     ({"engine.scheduler": ("grouped",), "study.kind": ("open", "closed")}, ("switches.cost_aware",)),
     ({"study.kind": ("open", "closed")}, ("switches.wait_for_rows",)),
@@ -58,8 +62,14 @@ EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed
         "switches.copy_launch_s": ANY,
     }, ("switches.free_realign",)),
 )  # fmt: skip
+OF_DRAFTS = {  # what is modelled of drafts, where nothing says
+    "confidence": Spec.of("drawn"),
+    "lookup": Spec.of("iid", found=0.25, probability=0.5),
+    "head": Spec.of("steps", step_s=5e-4),
+}
 PARTS = {"workload": Workload, "engine": Engine, "switches": Switches, "service": Service}
 DEFAULTS = {f"{part}.{item.name}": as_data(item.default) for part, cls in PARTS.items() for item in fields(cls)}
+DEFAULTS |= {name: as_data(spec) for name, spec in OF_DRAFTS.items()}
 
 
 def require_effects(scenario: Any) -> None:
@@ -77,10 +87,15 @@ def drop_idle(data: dict[str, Any], kept: Collection[str] = ()) -> None:
         kept: paths of settings, or of parts, that stay as they are.
     """
     data["engine"] = engine_settings(data["engine"])
-    while idle := [path for path, _ in _idle(data) if not {path, path.partition(".")[0]} & set(kept)]:
+    while idle := [path for path, _ in _idle(data) if not _is_asked_for(path, kept)]:
         for path in idle:
             part, _, name = path.partition(".")
-            data[part] = {**data[part], name: DEFAULTS[path]}
+            data[part] = {**data[part], name: DEFAULTS[path]} if name else DEFAULTS[path]
+
+
+def _is_asked_for(path: str, kept: Collection[str]) -> bool:
+    """Whether a setting, the part that it belongs to, or something within it is among the paths that are kept."""
+    return any(f"{path}.".startswith(f"{asked}.") or f"{asked}.".startswith(f"{path}.") for asked in kept)
 
 
 def _asked(path: str, values: tuple[str | None, ...]) -> str:

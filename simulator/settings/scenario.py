@@ -13,7 +13,7 @@ import yaml
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import write_whole
 from refimpl.core.values import as_path
-from simulator.settings.effects import require_effects
+from simulator.settings.effects import OF_DRAFTS, require_effects
 from simulator.settings.fields import Range, Spec, check_fields, from_mapping, number_field, spec_field, to_mapping
 from simulator.settings.folders import or_example
 from simulator.settings.kinds import ACCEPTANCE, CONFIDENCE, COST, DEFAULT_PROBABILITY, HEAD, LOOKUP
@@ -47,9 +47,9 @@ class Scenario:
     engine: Engine = Engine()
     switches: Switches = Switches()
     acceptance: Spec = spec_field(ACCEPTANCE, Spec.of("iid", probability=DEFAULT_PROBABILITY))
-    confidence: Spec = spec_field(CONFIDENCE, Spec.of("drawn"))
-    lookup: Spec = spec_field(LOOKUP, Spec.of("iid", found=0.25, probability=0.5))
-    head: Spec = spec_field(HEAD, Spec.of("steps", step_s=5e-4))
+    confidence: Spec = spec_field(CONFIDENCE, OF_DRAFTS["confidence"])
+    lookup: Spec = spec_field(LOOKUP, OF_DRAFTS["lookup"])
+    head: Spec = spec_field(HEAD, OF_DRAFTS["head"])
     cost: Spec = spec_field(COST, Spec.of("linear", verify_base_s=0.025, draft_base_s=0.003))
     service: Service = Service()
     noise: bool = True

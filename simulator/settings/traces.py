@@ -249,7 +249,7 @@ def _times(path: Path, column: pd.Series) -> np.ndarray:
 
 def _lengths(path: Path, column: pd.Series, name: str) -> np.ndarray:
     values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
-    bad = np.flatnonzero(~((values >= 1) & (values <= MAX_TOKENS)))
+    bad = np.flatnonzero(~((values >= 1) & (values <= MAX_TOKENS) & (values == np.floor(values))))
     place = bad[0] + 1 if bad.size else 0
-    require(bad.size == 0, f"{path}: {name} must be a number of tokens in [1, {MAX_TOKENS}] in record {place}")
+    require(bad.size == 0, f"{path}: {name} must be a whole number of tokens in [1, {MAX_TOKENS}] in record {place}")
     return values.astype(int)

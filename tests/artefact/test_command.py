@@ -15,6 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import raggedspec.__main__
 import refimpl
 import refimpl.cli
 import simulator.cli
@@ -55,7 +56,7 @@ def test_help_loads_nothing_heavy(words):
 
 def test_it_is_installed_as_a_script():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert EntryPoint("raggedspec", scripts["raggedspec"], "console_scripts").load() is main
+    assert EntryPoint("raggedspec", scripts["raggedspec"], "console_scripts").load() is raggedspec.__main__.main
 
 
 def names(application):

@@ -13,8 +13,11 @@ from refimpl.calibrate.runs import Runner, write_run
 from refimpl.core.errors import InputError
 from refimpl.pairs.random_pairs import random_pair
 from simulator.cli import main
+from simulator.engine_runs.parity import replay_scenario
 from simulator.engine_runs.validation import META, WAITS, validate
+from simulator.runner import simulate
 from simulator.settings.calibration import META_FIELDS, load_calibration
+from simulator.settings.fields import Spec
 from simulator.settings.traces import read_engine_trace
 
 
@@ -66,10 +69,26 @@ def test_held_out_runs_are_judged_and_decided_alike(data, capsys):
     assert all((values > 0).all() for values in width.values())
     code = main(["validate", "--calibration", calibration, "--runs", str(runs), "-n", "3", "--write", "--json"])
     assert code == 0
-    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    printed = capsys.readouterr()
+    shown = json.loads(printed.out.splitlines()[-1])
     assert len(shown["runs"]) == len(found.table)
     assert {"drift_cv", "run_cv", "round_cv", "reference_cv", "coverage"} <= set(shown)
+    assert "bands that hold 50 % of single replications cover " in printed.err
+    assert shown["bands_hold"] == 0.5
     assert (runs / "validation.csv").is_file()
+
+
+def test_bands_of_few_replications_go_from_the_least_to_the_greatest(data):
+    """The run's own acceptance and its speed are known: four replications and their ends are simulated again."""
+    calibration, runs = str(folder_of(data, "calibration")), folder_of(data, "validation")
+    found = validate(calibration, runs, replications=4, runs=slice(1))
+    (run,) = found.table.index
+    trace = read_engine_trace(runs / f"{run}.ndjson.gz")
+    again = replay_scenario(trace, Spec.of("table", calibration=calibration), None).but({"noise": True})
+    seconds = found.table.loc[run, "speed"] * simulate(again, 4).metrics["makespan_s"]
+    ends = found.table.loc[run, ["cost_band_low_s", "cost_band_high_s"]]
+    assert ends.tolist() == pytest.approx([seconds.min(), seconds.max()])
+    assert found.share_held == pytest.approx(3 / 5)
 
 
 def test_part_of_the_runs_is_judged_as_in_the_whole(data):

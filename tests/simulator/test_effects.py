@@ -1,5 +1,6 @@
 """A setting that would be ignored is refused, and no other: each is tried in scenarios of every kind."""
 
+import re
 from functools import cache
 from itertools import product
 
@@ -47,6 +48,8 @@ TRIED = {  # setting -> another value than its default
     "switches.pad_ends": True, "switches.free_realign": True, "service.router": "least_loaded",
     "service.kv_capacity_bytes": 1.5e5, "workload.sort_prompts": True, "engine.draft_budget": "row_rate",
     "engine.drafts_by_load": [[1, 1]], "engine.draft_capacity": 1, "engine.draft_costs": [[1, [9.0, 9.0, 9.0]]],
+    "confidence": {"kind": "drawn", "information": 1.0},
+    "lookup": {"kind": "iid", "found": 0.9, "probability": 0.5}, "head": {"kind": "steps", "step_s": 1.0},
 }  # fmt: skip
 BESIDE = {  # setting -> others that it may need
     "service.router": {"service.replicas": 2},
@@ -63,6 +66,9 @@ BESIDE = {  # setting -> others that it may need
     "switches.draft_cache": {"engine.num_speculative_tokens": 0},
     "engine.draft_cost": {"engine.draft_budget": "row_rate"},
     "engine.draft_threshold": {"engine.draft_budget": "confidence"},
+    "confidence": {"engine.draft_budget": "confidence"},
+    "lookup": {"engine.drafter": "ngram"},
+    "head": {"engine.drafter": "head"},
     "switches.wait_at_most_s": {"switches.wait_for_rows": 3},
     "switches.aging_from": {"engine.aging_bound": 2},
     "switches.bucket_tokens": {"switches.group_key": "padded_length"},
@@ -143,13 +149,17 @@ def test_every_setting_of_the_table_is_tried():
             "engine.draft_budget has no effect without engine.num_speculative_tokens other than 0: leave it out",
         ),
         (
+            {"lookup.found": 0.9},
+            "lookup has no effect without engine.drafter ngram|suffix|hybrid: leave it out",
+        ),
+        (
             {"workload.sort_prompts": True},
             "workload.sort_prompts has no effect without study.kind offline: leave it out",
         ),
     ],
 )
 def test_settings_without_effect_are_refused_in_one_line(changes, message):
-    with pytest.raises(InputError, match=f"^{message}$"):
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         BASE.but(changes)
 
 
@@ -163,6 +173,9 @@ def test_a_change_takes_with_it_what_has_no_effect_any_more():
     by_load = BASE.but({"engine.draft_budget": "by_load", "engine.drafts_by_load": [[2, 1]]})
     assert by_load.but({"engine.num_speculative_tokens": 0}) == BASE.but({"engine.num_speculative_tokens": 0})
     assert by_load.but({"engine.draft_budget": "fixed"}) == BASE
+    looked = BASE.but({"engine.drafter": "ngram", "lookup.found": 0.9})
+    assert looked.lookup["found"] == 0.9
+    assert looked.but({"engine.drafter": "model"}) == BASE
     offline = BASE.but({"study": {"num_requests": 16}, "workload.sort_prompts": True})
     assert not offline.but({"study.kind": "open"}).workload.sort_prompts
     assert BASE.but({"study.warmup": "mser5"}).but({"study.kind": "offline"}).study.warmup == "none"

@@ -113,7 +113,7 @@ def test_memory_that_is_not_known_is_not_zero(capsys):
 )
 def test_the_first_line_says_where_costs_come_from(capsys, cost, told):
     assert main(["run", "-n", "1", *cost, "-s", "engine.batch_size=2"]) == 0
-    assert capsys.readouterr().out.startswith(f"scenario: 1 replications, costs: {told}")
+    assert capsys.readouterr().out.startswith(f"scenario: 1 replication, costs: {told}")
 
 
 def test_attribute_and_its_plot(capsys, path, tmp_path):

@@ -208,7 +208,8 @@ def test_requests_of_one_time_come_together(tmp_path, second_s):
     [
         ("time_s,prompt_tokens,output_tokens\n3,1,1\n1,1,1\n", "time_s decreases at record 2"),
         ("time_s,prompt_tokens,output_tokens\n1,0,1\n", r"prompt_tokens must be .* in \[1, 1000000000\] in record 1"),
-        ("time_s,prompt_tokens,output_tokens\n1,1,1e999\n", "output_tokens must be a number of tokens in"),
+        ("time_s,prompt_tokens,output_tokens\n1,1,1e999\n", "output_tokens must be a whole number of tokens in"),
+        ("time_s,prompt_tokens,output_tokens\n1,10.5,3\n", "prompt_tokens must be a whole number of tokens in"),
         ("time_s,prompt_tokens,output_tokens\ninf,1,1\n", "time_s: missing or infinite in record 1"),
         ("time,prompt_tokens,output_tokens\n1,1,1\n", "columns time, prompt_tokens, output_tokens fit no known format"),
         ("time_s,prompt_tokens,output_tokens\n", "contains no requests"),
@@ -232,10 +233,11 @@ def test_tables_that_cannot_be_read_are_one_line(tmp_path, name, content):
         assert "\n" not in str(error.value)
 
 
-def test_a_column_of_texts_holds_no_lengths(tmp_path):
-    (tmp_path / "l.csv").write_text("tokens\nmany\n")
+@pytest.mark.parametrize("value", ["many", "10.5", "0"])
+def test_a_column_of_other_than_whole_numbers_holds_no_lengths(tmp_path, value):
+    (tmp_path / "l.csv").write_text(f"tokens\n7\n{value}\n")
     spec = Spec.of("file", path=str(tmp_path / "l.csv"), column="tokens")
-    with pytest.raises(InputError, match="tokens must be at least 1 token throughout"):
+    with pytest.raises(InputError, match="tokens must be whole numbers of tokens throughout, from 1 to "):
         draw_lengths(spec, STREAMS, Purpose.PROMPT, 0, 5)
 
 

@@ -1,6 +1,7 @@
 """What the figures show, read back from what matplotlib has drawn."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ from simulator.intervals import mean_interval
 from simulator.runner import simulate
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
-from simulator.studies.attribution import attribute
+from simulator.studies.attribution import Attribution, attribute
 from simulator.studies.designs import build_sweep
 from simulator.studies.sweeps import sweep
 
@@ -223,6 +224,36 @@ def test_every_study_is_named_once_at_the_middle_of_its_runs():
     assert names == list(counts.index)
     ends = counts.cumsum()
     assert axes.get_xticks().tolist() == ((ends - counts + ends - 1) / 2).tolist()
+
+
+@pytest.mark.parametrize(("replications", "held"), [(200, 90), (9, 80)])
+def test_a_legend_says_what_share_of_replications_bands_hold(replications, held):
+    found = read_validation("cpu/tiny")
+    axes = plots.held_out_runs(replace(found, table=found.table.assign(replications=replications)))
+    assert axes.get_legend().get_texts()[0].get_text() == f"simulated, {held} % of replications"
+
+
+def attribution_of(a, *shares):
+    """From a by steps of these heights, each known to a tenth of itself."""
+    names = [f"factor {i}" for i in range(len(shares))]
+    lines = pd.Series([*shares, sum(shares)], [*names, "total"])
+    ends = {"low": lines - abs(lines) / 10, "high": lines + abs(lines) / 10}
+    return Attribution("tokens_per_s", a, a + sum(shares), pd.DataFrame({"share": lines, **ends}), pd.DataFrame())
+
+
+def test_steps_of_a_waterfall_fill_an_axis_that_is_cut_where_they_are_small():
+    axes = plots.waterfall(attribution_of(100.0, 0.5, -0.2))
+    low, high = axes.get_ylim()
+    assert 99.5 < low < 100 < 100.55 < high < 101
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx([0.5, -0.2])
+    assert [text.get_text() for text in axes.texts] == ["100", "100.3"]
+    assert [level for (_, level), _ in axes.collections[-1].get_segments()] == pytest.approx([100.0, 100.3])
+
+
+def test_a_waterfall_begins_at_0_where_its_steps_are_seen_beside_the_ends():
+    axes = plots.waterfall(attribution_of(100.0, 50.0, -20.0))
+    assert axes.get_ylim()[0] == 0
+    assert sorted(bar.get_height() for bar in axes.patches) == pytest.approx([-20.0, 50.0, 100.0, 130.0])
 
 
 def test_every_plot_draws(tmp_path):

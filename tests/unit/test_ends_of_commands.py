@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,6 +38,33 @@ def test_a_reader_that_leaves_ends_a_command_quietly(command):
     assert "Traceback" not in done.stderr
     assert "Broken pipe" not in done.stderr
     assert "error" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("simulator run -n 1", 0),
+        ("raggedspec --help", 0),
+        ("raggedspec generate --limit 1 --max-new-tokens 1", 0),
+        ("raggedspec sim run none.yaml", 2),
+    ],
+)
+def test_closed_streams_end_a_command_quietly(command, code, closed):
+    shell = f"exec {shlex.join(PYTHON)} {command} {closed}"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") <= 1
+
+
+def test_an_interrupt_while_commands_are_loaded_is_quiet(tmp_path):
+    """A module that every command imports sends the signal."""
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    arguments = [*PYTHON, "raggedspec", "sim", "run"]
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "interrupted\n")
 
 
 def full_disk(*_, **__):

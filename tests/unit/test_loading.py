@@ -204,6 +204,12 @@ def test_bad_arguments(arguments, message):
         load_pair(**arguments)
 
 
+def test_a_device_that_is_not_there_is_told_without_an_option_of_a_command(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InputError, match=r"^device 'cuda' was asked for, but no CUDA device is available: choose cpu$"):
+        load_pair("tiny", device="cuda")
+
+
 @pytest.mark.parametrize("kind", TINY_ARCHITECTURES)
 def test_random_pairs_are_always_the_same_and_leave_the_generator_alone(kind):
     pairs = []

@@ -92,7 +92,7 @@ SETTINGS = [  # of a scenario
     ("study={kind: open, num_requests: 2, arrivals: {kind: trace, path: a.csv, speedup: 1e-300}}", "speedup must be"),
     ("cost={kind: table, calibration: mars/tiny}", "calibration 'mars/tiny' not found"),
     ("study={kind: open, num_requests: 50, warmup: mser5}", "mser5 needs 100 finished requests"),
-    ("=1", "no such setting"),
+    ("=1", "--set =1: must be PATH=VALUE"),
     ("....=1", "no such setting"),
     ("engine=5", "engine must be a mapping, not a number"),
 ]  # fmt: skip
@@ -298,7 +298,7 @@ TABLES = [  # name and content of a service trace
     ("t.csv", "time_s,prompt_tokens,output_tokens\n", "t.csv: contains no requests"),
     ("t.csv", "time_s,prompt_tokens,output_tokens\n0,1,1,1,1\n", "more values than the first line has names"),
     ("t.csv", "Timestamp,Request tokens,Response tokens\n1,5,0\n", "t.csv: contains no requests but failed ones"),
-    ("t.csv", "Timestamp,Request tokens,Response tokens\n1,5,x\n", "Response tokens must be a number of tokens"),
+    ("t.csv", "Timestamp,Request tokens,Response tokens\n1,5,x\n", "Response tokens must be a whole number of tokens"),
     ("t.jsonl", '{"time_s": null, "prompt_tokens": 1, "output_tokens": 1}', "missing, or numbers .* in record 1"),
     ("t.jsonl", '{"time_s": 1%s, "prompt_tokens": 1, "output_tokens": 1}' % ("0" * 98), "time_s: missing, or numbers"),
     ("t.jsonl", '{"time_s": [1], "prompt_tokens": 1, "output_tokens": 1}', "time_s: missing, or numbers"),

@@ -1,0 +1,116 @@
+"""What the commands of the simulator print for people: tables that fit, notes, counts, one line of what is wrong."""
+
+import io
+import re
+
+import pandas as pd
+import pytest
+
+from simulator.cli import main
+from simulator.commands.output import show
+
+FRAME = pd.DataFrame(
+    {f"a long name of column {i}": [i + 0.123456, float("nan")] for i in range(6)}, index=["first", "second"]
+)
+
+
+class Terminal(io.StringIO):
+    """A stdout that is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def printed_to(stream, work):
+    """What is printed to a stream, the terminals among which have 80 columns."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sys.stdout", stream)
+        patched.setenv("COLUMNS", "80")
+        work()
+    return stream.getvalue()
+
+
+def test_a_table_that_a_terminal_is_too_narrow_for_goes_on_below():
+    shown = printed_to(Terminal(), lambda: show(FRAME))
+    parts = [part.splitlines() for part in shown.rstrip("\n").split("\n\n")]
+    assert len(parts) == 3
+    assert all(len(line) <= 80 for part in parts for line in part)
+    assert [[line.split()[0] for line in part[1:]] for part in parts] == [["first", "second"]] * 3
+    headings = [re.findall(r"a long name of column \d", part[0]) for part in parts]
+    assert headings == [[*FRAME.columns[at : at + 2]] for at in (0, 2, 4)]
+    assert [line.split()[1:] for line in parts[1][1:]] == [["2.123", "3.123"], ["–", "–"]]
+
+
+def test_a_table_that_fits_or_is_piped_is_printed_as_one():
+    assert len(printed_to(Terminal(), lambda: show(FRAME.iloc[:, :2])).splitlines()) == 3
+    assert len(printed_to(io.StringIO(), lambda: show(FRAME)).splitlines()) == 3
+
+
+def test_tables_of_a_comparison_fit_a_terminal_of_80_columns():
+    shown = printed_to(Terminal(), lambda: main(["compare", "example", "-n", "2", "-s", "method=exspec"]))
+    assert len(re.findall(r"^tokens_per_s .*", shown, re.M)) == 2
+    assert max(map(len, shown.partition("means over")[0].splitlines())) <= 80
+    assert re.search(r"\bverdict$", shown, re.M)
+
+
+SHARED = ["-s", "workload.common={kind: system_prompt, tokens: 16}", "-s", "cost.kv_bytes_per_token=1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "lacking"),
+    [
+        (["method=inplace"], "engine.layout paged and engine.num_blocks (or room"),
+        (["method=paged"], "engine.num_blocks (or room: service.kv_capacity_bytes, costs of kind roofline)"),
+        (["method=paged", "engine.num_blocks=400", "engine.prefix_sharing=false"], "engine.prefix_sharing"),
+        (["method=paged", "engine.num_blocks=400"], None),
+        (["method=paged", "service.kv_capacity_bytes=1e6"], None),
+    ],
+)
+def test_common_tokens_that_no_request_can_share_are_told(capsys, settings, lacking):
+    changes = [word for setting in settings for word in ("-s", setting)]
+    assert main(["run", "-n", "1", *SHARED, *changes]) == 0
+    told = re.findall(r"^workload\.common .*", capsys.readouterr().out, re.M)
+    start = f"workload.common system_prompt: requests share no blocks without {lacking}"
+    assert [line[: len(start)] for line in told] == ([start] if lacking else [])
+
+
+def test_without_common_tokens_nothing_is_said_of_sharing(capsys):
+    assert main(["run", "-n", "1"]) == 0
+    assert "share no blocks" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "-n", "1", "--out", ""], "--out: must name a folder, and is empty"),
+        (["sweep", "example", "--out", ""], "--out: must name a folder, and is empty"),
+        (["run", "-s", "=4"], "--set =4: must be PATH=VALUE"),
+        (["run", "-n", "1e9"], "error: --replications"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_nothing_is_written(capsys, monkeypatch, tmp_path, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"error: .*\n", printed.err)
+    assert said in printed.err
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_results_go_into_the_folder_that_one_is_in_where_a_dot_says_so(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "-n", "1", "--out", "."]) == 0
+    assert (tmp_path / "metrics.csv").is_file()
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "1 replication,"), (2, "2 replications,")])
+def test_one_replication_is_no_plural(capsys, count, told):
+    assert main(["run", "-n", str(count)]) == 0
+    assert capsys.readouterr().out.startswith(f"scenario: {told} costs: ")
+
+
+def test_help_says_what_a_precision_does_with_the_number_of_replications(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["run", "--help"]) == 0
+    assert "Begin with -n replications, at least 10" in " ".join(re.sub("│", " ", capsys.readouterr().out).split())
