@@ -31,7 +31,9 @@ def check_writable(path: str | Path, *others: str | Path | None) -> None:
     if file.is_dir():
         raise InputError(f"cannot write {path}: it is a folder")
     if not file.parent.is_dir():
-        raise InputError(f"cannot write {path}: the folder {Path(path).parent} does not exist")
+        folder = Path(path).parent
+        told = f"{folder} is not a folder" if file.parent.exists() else f"the folder {folder} does not exist"
+        raise InputError(f"cannot write {path}: {told}")
     if (is_replaced and not os.access(file.parent, os.W_OK)) or (file.exists() and not os.access(file, os.W_OK)):
         raise InputError(f"cannot write {path}: permission denied")
     if is_replaced and any(other and file == Path(other).resolve() for other in others):

@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import inspect
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from refimpl.faults import FAULTS
 from refimpl.faults.base import Fault
 from refimpl.faults.detection import DETECTORS, NUM_EXAMPLES, applies, detect, kit_notice
 
+SEARCHES = 3  # of the kit, with seeds of their own
 SCHEMA = "raggedspec.detection/4"
 DOCS = Path(__file__).parents[2] / "docs"
 HEALTHY = "(healthy engine)"
@@ -39,9 +41,13 @@ def build_row(fault: Fault | None) -> dict[str, Any]:
 
 
 def kit_cell(fault: Fault | None) -> dict[str, str] | None:
-    """What the kit notices first, JSON-ready."""
-    notice = kit_notice(fault)
-    return asdict(notice) if notice else None
+    """What the kit notices first in most of its searches, JSON-ready; None where the first of them notices nothing."""
+    first = kit_notice(fault)
+    if first is None:
+        return None
+    further = [kit_notice(fault, [first.property], seed=seed) for seed in range(1, SEARCHES)]
+    [(usual, _)] = Counter(notice for notice in [first, *further] if notice).most_common(1)
+    return asdict(usual)
 
 
 def about(fault: Fault | None) -> dict[str, Any]:
@@ -100,7 +106,8 @@ def as_markdown(matrix: Matrix) -> str:
         "  run without checks. Two faults of block verification move the law by a percent or two; exact enumeration",
         "  sees them (tests/statistical/test_block_rule.py).",
         "- *kit* is the first property that fails when `raggedspec conformance` tests the broken engine, checks off,",
-        "  with the default settings; · means that the engine conforms. Where nothing is added, tokens were wrong: any",
+        "  with the default settings; · means that the engine conforms. How it fails is what most of three searches",
+        "  say, each with a seed of its own. Where nothing is added, tokens were wrong: any",
         "  engine that gives such tokens fails. *error* means that this engine broke off, by one of the few checks",
         "  that are never off (INV-…) or because its own data did not fit together, or gave no answer within 60 s.",
         "  Another engine may go on with such a fault, so errors count for this engine alone. In",

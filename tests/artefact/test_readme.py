@@ -98,9 +98,6 @@ def test_faults_are_counted():
     faults = len(json.loads((DOCS / "detection_matrix.json").read_text())["rows"]) - 1  # one row is the healthy engine
     pages = [ROOT / "README.md", DOCS / "conformance.md"]
     assert [re.findall(r"(\d+) deliberately broken", page.read_text()) for page in pages] == [[str(faults)]] * 2
-    seen = re.compile(r"(\d+)\s+by\s+(?:wrong|their)\s+tokens\D+(\d+)\s")
-    matrix = DOCS / "detection_matrix.md"
-    assert [seen.search(page.read_text()).groups() for page in pages] == [seen.search(matrix.read_text()).groups()] * 2
 
 
 def test_properties_are_those_of_the_kit():

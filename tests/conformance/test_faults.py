@@ -13,7 +13,17 @@ from refimpl.decoding.invariants import STATEMENTS
 from refimpl.faults import FAULTS, Fault
 from refimpl.faults.detection import DETECTORS, KitNotice, Notice, applies, detect, kit_notice
 from refimpl.faults.law import check_law
-from refimpl.faults.matrix import DOCS, HEALTHY, HIDDEN, NOT_ASKED, about, as_markdown, fingerprint, first_invariant
+from refimpl.faults.matrix import (
+    DOCS,
+    HEALTHY,
+    HIDDEN,
+    NOT_ASKED,
+    SEARCHES,
+    about,
+    as_markdown,
+    fingerprint,
+    first_invariant,
+)
 from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
 
 COMMITTED = json.loads((DOCS / "detection_matrix.json").read_text())
@@ -32,6 +42,7 @@ BY_ERROR_ALONE = {  # the engine breaks off before it gives wrong tokens
     "no-aging",
     "pad-found-by-token-value",
     "draft-drawn-from-another-q",
+    "shared-block-freed-with-its-first-owner",  # in most searches
 }
 BY_ENUMERATION = {  # they move the law by a percent or two: see tests/statistical/test_block_rule.py
     "block-with-the-residual-of-a-token",
@@ -173,10 +184,9 @@ def kit_rows() -> list[Any]:
 
 @pytest.mark.parametrize("name", kit_rows())
 def test_the_kit_fails_what_the_matrix_says(name: str) -> None:
-    """With some seed: what a fault does first in a search depends on the version of Hypothesis."""
+    """In one of the searches at least: what a fault does first in each depends on the version of Hypothesis."""
     wanted = KitNotice(**ROWS[name]["kit"])
-    found = (kit_notice(FAULTS[name], [wanted.property], seed=seed) for seed in range(3))
-    assert wanted in found
+    assert wanted in (kit_notice(FAULTS[name], [wanted.property], seed=seed) for seed in range(SEARCHES))
 
 
 def test_the_kit_lets_pass_what_changes_no_output() -> None:
@@ -194,6 +204,6 @@ def test_the_kit_sees_wrong_tokens_where_a_run_ends_without_an_error() -> None:
 @pytest.mark.parametrize("page", [DOCS.parent / "README.md", DOCS / "conformance.md"])
 def test_pages_count_what_tokens_show_and_what_only_errors_do(page: Path) -> None:
     errors = [bool(row["kit"]["error"]) for row in ROWS.values() if row["kit"]]
-    told = re.search(r"(\d+) (?:fail )?by their tokens\D+ (\d+) ", " ".join(page.read_text().split()))
+    told = re.search(r"(\d+) by (?:their|wrong) tokens\D+ (\d+) ", " ".join(page.read_text().split()))
     assert told
     assert told.groups() == (str(errors.count(False)), str(errors.count(True)))

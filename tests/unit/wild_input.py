@@ -202,6 +202,7 @@ COMMANDS = [  # of either program
     (refimpl_main, "generate --prompts .", "cannot be read: Is a directory"),
     (refimpl_main, "generate --method magic", "unknown method 'magic'"),
     (refimpl_main, "generate --output no/such/folder/out.jsonl", "the folder no/such/folder does not exist"),
+    (refimpl_main, f"generate --output {__file__}/out.jsonl", "wild_input.py is not a folder"),
     (refimpl_main, "generate --output " + "x" * 300, "File name too long"),
     (refimpl_main, "generate --device cuda:99", "CUDA"),
     (refimpl_main, "generate --device meta", "cannot run on meta"),
