@@ -95,8 +95,6 @@ class CommandEngine:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             self._requests.put("")
-            if process.stdout is not None:
-                process.stdout.close()
 
     def _open(self) -> dict[str, Any]:
         self._start()
@@ -181,8 +179,11 @@ def _feed(requests: "queue.Queue[str]", stream: Any) -> None:
 
 
 def _pump(stream: Any, lines: "queue.Queue[str]") -> None:
-    """Move lines into the queue; an empty one marks the end. What is longer than `MAX_LINE` comes in pieces."""
-    with contextlib.suppress(ValueError):  # closed while reading
+    """Move lines into the queue; an empty one marks the end. What is longer than `MAX_LINE` comes in pieces.
+
+    A process in a session of its own may hold the pipe open after the server; it holds up this thread alone.
+    """
+    with stream:
         for line in iter(partial(stream.readline, MAX_LINE), ""):
             lines.put(line)
     lines.put("")
