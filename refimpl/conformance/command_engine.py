@@ -22,6 +22,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,7 @@ from refimpl.core.errors import InputError, shown
 from refimpl.core.reading import MAX_LINE
 
 LOADING = 10  # times as long as others may the answer to `describe` take
+LOOK_AGAIN_S = 0.5  # between looks at whether the server has ended
 
 
 class CommandEngine:
@@ -135,14 +137,18 @@ class CommandEngine:
         threading.Thread(target=_pump, args=(self._process.stdout, self._lines), daemon=True).start()
 
     def _receive(self, timeout_s: float) -> str:
-        try:
-            line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            self.close()
-            raise EngineGone(f"no answer within {timeout_s:g} s (timeout_s); the engine was killed") from None
-        if not line:
-            raise self._crash()
-        return line
+        end = time.monotonic() + timeout_s
+        while (left_s := end - time.monotonic()) > 0:
+            assert self._process is not None
+            has_ended = self._process.poll() is not None  # what it has started may hold its stdout open
+            with contextlib.suppress(queue.Empty):
+                if line := self._lines.get(timeout=min(left_s, LOOK_AGAIN_S)):
+                    return line
+                raise self._crash()
+            if has_ended:
+                raise self._crash()
+        self.close()
+        raise EngineGone(f"no answer within {timeout_s:g} s (timeout_s); the engine was killed")
 
     def _parse(self, line: str) -> dict[str, Any]:
         try:

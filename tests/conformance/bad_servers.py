@@ -37,7 +37,7 @@ def misbehave(kind: str, request: dict, rest: list[str]) -> None:
         time.sleep(1000)
     batch = len(request["prompts"]) > 1
     late = kind in ("late-crash", "crash-for-good") and batch
-    if kind == "crash" or late or (kind == "crash-once" and request["id"] == 5):
+    if kind in ("crash", "helper-and-crash") or late or (kind == "crash-once" and request["id"] == 5):
         raise SystemExit("out of memory")
     if kind == "deep":
         print("[" * 200_000, flush=True)
@@ -63,7 +63,7 @@ def load(kind: str, rest: list[str]) -> None:
     """Before the first request."""
     if kind == "log-first":
         print("INFO loading", flush=True)
-    if kind in ("helper", "far-helper"):  # a process that has this one's stdin, stdout and stderr
+    if kind in ("helper-and-crash", "far-helper"):  # a process that has this one's stdin, stdout and stderr
         helper = subprocess.Popen(["sleep", "100"], start_new_session=kind == "far-helper")
         Path(rest[0]).write_text(str(helper.pid))
     if kind == "crash-for-good":

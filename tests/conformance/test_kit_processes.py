@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from refimpl.conformance.command_engine import CommandEngine
-from refimpl.conformance.protocol import EngineSettings
+from refimpl.conformance.protocol import EngineLost, EngineSettings
 
 SERVERS = f"{sys.executable} {Path(__file__).with_name('bad_servers.py')}"
 
@@ -32,3 +32,10 @@ def test_a_process_that_outlives_its_server_holds_nothing_up(helper: Path) -> No
     closing.start()
     closing.join(timeout=20)
     assert not closing.is_alive()
+
+
+def test_a_crash_is_told_while_a_helper_holds_the_output_open(helper: Path) -> None:
+    engine = CommandEngine(f"{SERVERS} helper-and-crash {helper}", 30.0)
+    with pytest.raises(EngineLost, match="with status 1: out of memory"):
+        engine([[1]], EngineSettings())
+    engine.close()
