@@ -156,6 +156,8 @@ class CommandEngine:
         except (ValueError, RecursionError):  # no JSON, or JSON nested too deep
             answer = None
         if not isinstance(answer, dict):
+            if not line.endswith("\n") and len(line) < MAX_LINE:
+                raise self._crash(f" within the line {shown(line)}")
             self.close()
             raise EngineLost(f"the engine printed {shown(line.strip())} on stdout; print logs to stderr")
         if answer.get("id") != self._number:
@@ -163,7 +165,7 @@ class CommandEngine:
             raise EngineLost(f"expected a JSON object with id {self._number}, got the line {shown(line.strip())}")
         return answer
 
-    def _crash(self) -> EngineLost:
+    def _crash(self, where: str = "") -> EngineLost:
         assert self._process is not None
         try:
             status = f"with status {self._process.wait(timeout=5)}"
@@ -173,7 +175,7 @@ class CommandEngine:
         self._errors.seek(0)
         last = self._errors.read()[-400:].strip().splitlines()[-3:]
         self._errors.close()
-        return EngineLost(f"the engine closed its output {status}: {' | '.join(last) or 'nothing on stderr'}")
+        return EngineLost(f"the engine closed its output{where} {status}: {' | '.join(last) or 'nothing on stderr'}")
 
 
 def _feed(requests: "queue.Queue[str]", stream: Any) -> None:

@@ -39,6 +39,10 @@ def misbehave(kind: str, request: dict, rest: list[str]) -> None:
     late = kind in ("late-crash", "crash-for-good") and batch
     if kind in ("crash", "helper-and-crash") or late or (kind == "crash-once" and request["id"] == 5):
         raise SystemExit("out of memory")
+    if kind == "half":
+        sys.stdout.write('{"id": 1, "outp')
+        sys.stdout.flush()
+        raise SystemExit("out of memory")
     if kind == "deep":
         print("[" * 200_000, flush=True)
     if kind == "endless":

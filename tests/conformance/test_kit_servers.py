@@ -54,6 +54,7 @@ def bad_server(kind: str, timeout_s: float = 20.0) -> CommandEngine:
     ("kind", "told"),
     [
         ("crash", "closed its output with status 1: out of memory"),
+        ("half", """closed its output within the line '{"id": 1, "outp' with status 1: out of memory"""),
         ("garbage", "the engine printed 'Loading checkpoint shards: 100%' on stdout; print logs to stderr"),
         ("deep", "the engine printed '[[[["),
         ("endless", "the engine printed '[[[["),
