@@ -42,6 +42,7 @@ from refimpl.core.errors import InputError, shown
 from refimpl.core.reading import MAX_LINE
 
 LOADING = 10  # times as long as others may the answer to `describe` take
+MOST_TOLD = 400  # characters of a message
 LOOK_AGAIN_S = 0.5  # between looks at whether the server has ended
 
 
@@ -110,9 +111,9 @@ class CommandEngine:
         self._requests.put(json.dumps(request) + "\n")
         answer = self._parse(self._receive(timeout_s))
         if answer.get("not_supported") is not None:
-            raise NotSupported(str(answer["not_supported"]))
+            raise NotSupported(_short(answer["not_supported"]))
         if answer.get("error") is not None:
-            raise EngineFailure(f"the engine reports an error: {answer['error']}")
+            raise EngineFailure(f"the engine reports an error: {_short(answer['error'])}")
         return answer
 
     def _start(self) -> None:
@@ -173,9 +174,15 @@ class CommandEngine:
             status = "without an end of the process"
         self._end()
         self._errors.seek(0)
-        last = self._errors.read()[-400:].strip().splitlines()[-3:]
+        last = self._errors.read()[-MOST_TOLD:].strip().splitlines()[-3:]
         self._errors.close()
         return EngineLost(f"the engine closed its output{where} {status}: {' | '.join(last) or 'nothing on stderr'}")
+
+
+def _short(told: Any) -> str:
+    """What a server tells, in one line; of a long text the end, where the report of an exception names it."""
+    text = " ".join(str(told).split())
+    return text if len(text) <= MOST_TOLD else "…" + text[-MOST_TOLD:]
 
 
 def _feed(requests: "queue.Queue[str]", stream: Any) -> None:

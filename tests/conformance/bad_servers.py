@@ -89,6 +89,8 @@ def serve(kind: str, rest: list[str]) -> None:
                 time.sleep(1000)
         else:
             misbehave(kind, request, rest)
+            if kind == "long-error":
+                reply["error"] = "Traceback:\n" + "  a frame\n" * 2000 + "ValueError: no memory"
             if kind == "wrong-form":
                 reply["outputs"] = [*reply["outputs"][:-1], ["a"]]
             if kind == "wrong" and len(request["prompts"]) > 1:
