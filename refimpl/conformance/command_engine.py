@@ -22,6 +22,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,8 @@ from refimpl.core.errors import InputError, shown
 from refimpl.core.reading import MAX_LINE
 
 LOADING = 10  # times as long as others may the answer to `describe` take
+MOST_TOLD = 400  # characters of a message
+LOOK_AGAIN_S = 0.5  # between looks at whether the server has ended
 
 
 class CommandEngine:
@@ -95,8 +98,6 @@ class CommandEngine:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             self._requests.put("")
-            if process.stdout is not None:
-                process.stdout.close()
 
     def _open(self) -> dict[str, Any]:
         self._start()
@@ -110,9 +111,9 @@ class CommandEngine:
         self._requests.put(json.dumps(request) + "\n")
         answer = self._parse(self._receive(timeout_s))
         if answer.get("not_supported") is not None:
-            raise NotSupported(str(answer["not_supported"]))
+            raise NotSupported(_short(answer["not_supported"]))
         if answer.get("error") is not None:
-            raise EngineFailure(f"the engine reports an error: {answer['error']}")
+            raise EngineFailure(f"the engine reports an error: {_short(answer['error'])}")
         return answer
 
     def _start(self) -> None:
@@ -137,14 +138,18 @@ class CommandEngine:
         threading.Thread(target=_pump, args=(self._process.stdout, self._lines), daemon=True).start()
 
     def _receive(self, timeout_s: float) -> str:
-        try:
-            line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            self.close()
-            raise EngineGone(f"no answer within {timeout_s:g} s (timeout_s); the engine was killed") from None
-        if not line:
-            raise self._crash()
-        return line
+        end = time.monotonic() + timeout_s
+        while (left_s := end - time.monotonic()) > 0:
+            assert self._process is not None
+            has_ended = self._process.poll() is not None  # what it has started may hold its stdout open
+            with contextlib.suppress(queue.Empty):
+                if line := self._lines.get(timeout=min(left_s, LOOK_AGAIN_S)):
+                    return line
+                raise self._crash()
+            if has_ended:
+                raise self._crash()
+        self.close()
+        raise EngineGone(f"no answer within {timeout_s:g} s (timeout_s); the engine was killed")
 
     def _parse(self, line: str) -> dict[str, Any]:
         try:
@@ -152,6 +157,8 @@ class CommandEngine:
         except (ValueError, RecursionError):  # no JSON, or JSON nested too deep
             answer = None
         if not isinstance(answer, dict):
+            if not line.endswith("\n") and len(line) < MAX_LINE:
+                raise self._crash(f" within the line {shown(line)}")
             self.close()
             raise EngineLost(f"the engine printed {shown(line.strip())} on stdout; print logs to stderr")
         if answer.get("id") != self._number:
@@ -159,7 +166,7 @@ class CommandEngine:
             raise EngineLost(f"expected a JSON object with id {self._number}, got the line {shown(line.strip())}")
         return answer
 
-    def _crash(self) -> EngineLost:
+    def _crash(self, where: str = "") -> EngineLost:
         assert self._process is not None
         try:
             status = f"with status {self._process.wait(timeout=5)}"
@@ -167,9 +174,15 @@ class CommandEngine:
             status = "without an end of the process"
         self._end()
         self._errors.seek(0)
-        last = self._errors.read()[-400:].strip().splitlines()[-3:]
+        last = self._errors.read()[-MOST_TOLD:].strip().splitlines()[-3:]
         self._errors.close()
-        return EngineLost(f"the engine closed its output {status}: {' | '.join(last) or 'nothing on stderr'}")
+        return EngineLost(f"the engine closed its output{where} {status}: {' | '.join(last) or 'nothing on stderr'}")
+
+
+def _short(told: Any) -> str:
+    """What a server tells, in one line; of a long text the end, where the report of an exception names it."""
+    text = " ".join(str(told).split())
+    return text if len(text) <= MOST_TOLD else "…" + text[-MOST_TOLD:]
 
 
 def _feed(requests: "queue.Queue[str]", stream: Any) -> None:
@@ -181,8 +194,11 @@ def _feed(requests: "queue.Queue[str]", stream: Any) -> None:
 
 
 def _pump(stream: Any, lines: "queue.Queue[str]") -> None:
-    """Move lines into the queue; an empty one marks the end. What is longer than `MAX_LINE` comes in pieces."""
-    with contextlib.suppress(ValueError):  # closed while reading
+    """Move lines into the queue; an empty one marks the end. What is longer than `MAX_LINE` comes in pieces.
+
+    A process in a session of its own may hold the pipe open after the server; it holds up this thread alone.
+    """
+    with stream:
         for line in iter(partial(stream.readline, MAX_LINE), ""):
             lines.put(line)
     lines.put("")

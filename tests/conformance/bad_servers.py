@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -36,7 +37,11 @@ def misbehave(kind: str, request: dict, rest: list[str]) -> None:
         time.sleep(1000)
     batch = len(request["prompts"]) > 1
     late = kind in ("late-crash", "crash-for-good") and batch
-    if kind == "crash" or late or (kind == "crash-once" and request["id"] == 5):
+    if kind in ("crash", "helper-and-crash") or late or (kind == "crash-once" and request["id"] == 5):
+        raise SystemExit("out of memory")
+    if kind == "half":
+        sys.stdout.write('{"id": 1, "outp')
+        sys.stdout.flush()
         raise SystemExit("out of memory")
     if kind == "deep":
         print("[" * 200_000, flush=True)
@@ -62,6 +67,9 @@ def load(kind: str, rest: list[str]) -> None:
     """Before the first request."""
     if kind == "log-first":
         print("INFO loading", flush=True)
+    if kind in ("helper-and-crash", "far-helper"):  # a process that has this one's stdin, stdout and stderr
+        helper = subprocess.Popen(["sleep", "100"], start_new_session=kind == "far-helper")
+        Path(rest[0]).write_text(str(helper.pid))
     if kind == "crash-for-good":
         mark = Path(rest[0])
         if mark.exists():
@@ -81,6 +89,8 @@ def serve(kind: str, rest: list[str]) -> None:
                 time.sleep(1000)
         else:
             misbehave(kind, request, rest)
+            if kind == "long-error":
+                reply["error"] = "Traceback:\n" + "  a frame\n" * 2000 + "ValueError: no memory"
             if kind == "wrong-form":
                 reply["outputs"] = [*reply["outputs"][:-1], ["a"]]
             if kind == "wrong" and len(request["prompts"]) > 1:

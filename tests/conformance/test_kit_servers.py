@@ -54,9 +54,11 @@ def bad_server(kind: str, timeout_s: float = 20.0) -> CommandEngine:
     ("kind", "told"),
     [
         ("crash", "closed its output with status 1: out of memory"),
+        ("half", """closed its output within the line '{"id": 1, "outp' with status 1: out of memory"""),
         ("garbage", "the engine printed 'Loading checkpoint shards: 100%' on stdout; print logs to stderr"),
         ("deep", "the engine printed '[[[["),
         ("endless", "the engine printed '[[[["),
+        ("long-error", "a frame a frame ValueError: no memory"),
         ("wrong-form", "not a list of token ids: ['a']"),
     ],
 )
@@ -66,6 +68,8 @@ def test_a_bad_server_is_told_clearly(kind: str, told: str) -> None:
         engine([[1, 2]], EngineSettings())
     engine.close()
     assert told in str(failure.value)
+    assert "\n" not in str(failure.value)
+    assert len(str(failure.value)) < 600
 
 
 def test_a_hanging_server_ends_the_run() -> None:
