@@ -5,7 +5,7 @@ from wild_calls import CALLS
 from refimpl.cli import main as refimpl_main
 from simulator.cli import main as simulator_main
 
-DEEP, LONG = 5000, "9" * 5000
+DEEP, LONG = 20_000, "9" * 5000
 BOMB = "a: &a [0,0,0,0,0,0,0,0,0]\n" + "".join(
     f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
 )
