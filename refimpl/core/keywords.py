@@ -49,7 +49,7 @@ class _Common(TypedDict, total=False):
 
 
 class Settings(_Common, total=False):
-    """Fields of `DecodeConfig`; those of its `sampling` and `drafting` can be given directly, in place of these."""
+    """Fields of `DecodeConfig`; those of its `SamplingConfig` and `DraftingConfig` can be given in place of these."""
 
     method: str
     batch_size: int
