@@ -96,6 +96,10 @@ def serve(kind: str, rest: list[str]) -> None:
             if kind == "wrong" and len(request["prompts"]) > 1:
                 reply["outputs"][-1] = [0] * len(reply["outputs"][-1])
         print(json.dumps(reply), flush=True)
+    if kind == "farewell":
+        Path(rest[0]).touch()
+    if kind == "stays":
+        time.sleep(1000)
 
 
 if __name__ == "__main__":
