@@ -107,7 +107,7 @@ def check_description(name: str, vocab_size: Any, supports: Any) -> tuple[int, f
     Raises:
         InputError: they are something else; the message begins with the engine's name.
     """
-    if isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral) or vocab_size < 2:
+    if not _is_integer(vocab_size) or vocab_size < 2:
         raise InputError(f"{name!r}: vocab_size must be an integer of at least 2, not {shown(vocab_size)}")
     if isinstance(supports, str) or not isinstance(supports, Collection):
         raise InputError(f"{name!r}: supports must be a list of abilities, not {shown(supports)}")
@@ -123,10 +123,14 @@ def check_block_size(name: str, block_size: Any) -> int:
     Raises:
         InputError: it is no positive integer.
     """
-    is_integer = isinstance(block_size, Integral) and not isinstance(block_size, bool)
-    if not is_integer or not 1 <= int(block_size) <= MAX_BLOCK_SIZE:
+    if not _is_integer(block_size) or not 1 <= int(block_size) <= MAX_BLOCK_SIZE:
         raise InputError(f"{name!r}: block_size must be an integer from 1 to {MAX_BLOCK_SIZE}, not {shown(block_size)}")
     return int(block_size)
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether the value is an integer of any library; true and false are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[int]]:
@@ -140,7 +144,7 @@ def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[in
             f"{num_prompts} prompts need a list of {num_prompts} lists of token ids, not {shown(answer)}"
         )
     for tokens in answer:
-        if not isinstance(tokens, list | tuple) or not all(isinstance(t, Integral) for t in tokens):
+        if not isinstance(tokens, list | tuple) or not all(map(_is_integer, tokens)):
             raise EngineFailure(f"a row of the answer is not a list of token ids: {shown(tokens)}")
         if not all(0 <= t < vocab_size for t in tokens):
             raise EngineFailure(f"a row of the answer has ids outside the vocabulary of {vocab_size}: {shown(tokens)}")

@@ -1,0 +1,23 @@
+"""What engines give back: tokens, and what looks like them."""
+
+import numpy as np
+import pytest
+from toy_engines import Prompts, Toy
+
+from refimpl.conformance.kit import check_engine
+from refimpl.conformance.protocol import EngineSettings
+
+
+def test_truth_values_are_no_tokens() -> None:
+    def truths(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        return [[True] * settings.max_new_tokens for _ in prompts]
+
+    (verdict,) = check_engine(Toy(truths), max_examples=1, properties=["equals_reference"]).verdicts
+    assert (verdict.status, verdict.no_answer) == ("fail", True)
+    assert "not a list of token ids: [True" in verdict.reason
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, np.int64])
+def test_integers_of_numpy_are_tokens(kind: type) -> None:
+    engine = Toy(lambda prompts, settings, outputs: [[kind(token) for token in row] for row in outputs])
+    assert check_engine(engine, max_examples=1, properties=["equals_reference"]).conforms
