@@ -17,6 +17,7 @@ from refimpl.core.errors import InputError, shown
 ABILITIES = ("sampling", "keyed_sampling", "serving")
 BLOCK_SIZE = 16  # tokens of a block of K/V, where an engine does not say
 MAX_BLOCK_SIZE = 4096
+MAX_VOCAB_SIZE = 2**31
 Prompts = tuple[tuple[int, ...], ...]
 
 
@@ -109,6 +110,8 @@ def check_description(name: str, vocab_size: Any, supports: Any) -> tuple[int, f
     """
     if not _is_integer(vocab_size) or vocab_size < 2:
         raise InputError(f"{name!r}: vocab_size must be an integer of at least 2, not {shown(vocab_size)}")
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise InputError(f"{name!r}: vocab_size must be at most {MAX_VOCAB_SIZE}, not {shown(vocab_size)}")
     if isinstance(supports, str) or not isinstance(supports, Collection):
         raise InputError(f"{name!r}: supports must be a list of abilities, not {shown(supports)}")
     for ability in supports:

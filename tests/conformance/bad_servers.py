@@ -58,6 +58,8 @@ def describe(kind: str, reply: dict) -> dict:
     """Say something else than what the engine is."""
     if kind == "fraction":
         reply["vocab_size"] = 61.0
+    if kind == "too-many-tokens":
+        reply["vocab_size"] = 10**30
     if kind == "no-abilities":
         reply["supports"] = None
     return {"id": reply["id"], "not_supported": "describe"} if kind == "refuses-to-tell" else reply
