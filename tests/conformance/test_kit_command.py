@@ -95,6 +95,13 @@ def test_a_server_can_be_the_reference(kind: str, code: int) -> None:
     assert "reference: another engine" in " ".join(text.split())
 
 
+def test_a_command_is_shown_as_it_was_given() -> None:
+    server = f"{SERVERS} right [/x] :key: [red]"
+    code, text = run_command("--command", server, "--properties", "runs_repeat", "--max-examples", "1")
+    assert code == 0
+    assert "right [/x] :key: [red]" in " ".join(text.split())
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
