@@ -64,8 +64,10 @@ def conclusion(report: Report) -> str:
         return f"passes what was asked; whether it conforms only {DECIDING} can tell"
     if report.exit_code == NOT_FINISHED:
         return f"not finished: the time was up before all was checked of {', '.join(report.unfinished)}"
-    missing = "" if any(v.status == "fail" for v in report.verdicts) else f": {DECIDING} must pass"
-    return f"does not conform{missing}"
+    if any(v.status == "fail" for v in report.verdicts):
+        return "does not conform"
+    decides = any(v.property == DECIDING for v in report.verdicts)
+    return f"does not conform: {f'{DECIDING} must pass' if decides else 'nothing that was asked is supported'}"
 
 
 def _how_far(report: Report) -> str:

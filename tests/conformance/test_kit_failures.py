@@ -64,7 +64,7 @@ def test_single_prompts_say_nothing_of_batches(rule: str) -> None:
         ({"equals_reference": "pass", "runs_repeat": "not run"}, False, "does not conform"),
         ({"equals_reference": "pass", "raggedness": "fail"}, False, "does not conform"),
         ({"runs_repeat": "pass"}, True, "passes what was asked; whether it conforms only equals_reference can tell"),
-        ({"runs_repeat": "not supported"}, False, "does not conform"),
+        ({"runs_repeat": "not supported"}, False, "does not conform: nothing that was asked is supported"),
         ({}, False, "does not conform"),
     ],
 )
