@@ -37,6 +37,7 @@ from refimpl.conformance.protocol import (
     check_answer,
     check_block_size,
     check_description,
+    check_timeout,
 )
 from refimpl.core.errors import InputError, shown
 from refimpl.core.reading import MAX_LINE
@@ -55,11 +56,11 @@ class CommandEngine:
         timeout_s: seconds that an answer may take; `describe`, sent after every start, may take ten times as long.
 
     Raises:
-        InputError: it does not start, or does not describe itself.
+        InputError: it does not start, does not describe itself, or the time cannot be counted.
     """
 
     def __init__(self, command: str, timeout_s: float = 60.0):
-        self.command, self.timeout_s = command, timeout_s
+        self.command, self.timeout_s = command, check_timeout(timeout_s)
         self._process: subprocess.Popen[str] | None = None
         self._is_asked = False  # and has not answered yet
         try:

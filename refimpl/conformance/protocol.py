@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any, Protocol
 
-from refimpl.core.errors import InputError, shown
+from refimpl.core.errors import InputError, require, shown
 
 ABILITIES = ("sampling", "keyed_sampling", "serving")
 BLOCK_SIZE = 16  # tokens of a block of K/V, where an engine does not say
 MAX_BLOCK_SIZE = 4096
 MAX_VOCAB_SIZE = 2**31
+LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 0.01, 1e8  # loading may take ten times as long, and locks wait 9.2e9 s at most
 Prompts = tuple[tuple[int, ...], ...]
 
 
@@ -129,6 +130,17 @@ def check_block_size(name: str, block_size: Any) -> int:
     if not _is_integer(block_size) or not 1 <= int(block_size) <= MAX_BLOCK_SIZE:
         raise InputError(f"{name!r}: block_size must be an integer from 1 to {MAX_BLOCK_SIZE}, not {shown(block_size)}")
     return int(block_size)
+
+
+def check_timeout(timeout_s: float) -> float:
+    """Return the seconds that an answer may take.
+
+    Raises:
+        InputError: a timer cannot count them.
+    """
+    told = f"timeout_s must be from {LEAST_TIMEOUT_S:g} to {MOST_TIMEOUT_S:g} seconds, not {timeout_s}"
+    require(LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S, told)
+    return timeout_s
 
 
 def _is_integer(value: Any) -> bool:

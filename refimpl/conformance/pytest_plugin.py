@@ -16,6 +16,7 @@ from refimpl.conformance.runner import opened
 from refimpl.conformance.subject import Subject
 from refimpl.conformance.verdicts import DECIDING, Verdict
 from refimpl.core.errors import InputError
+from refimpl.core.values import require_int
 
 SUBJECT = pytest.StashKey[Subject]()
 ENGINES = {
@@ -60,6 +61,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         raise pytest.UsageError("give either --conformance-engine or --conformance-command, not both")
     try:
         names = known_properties(_option(config, "properties"))
+        require_int("examples", _option(config, "examples"), 1)
         config.stash[SUBJECT] = _subject(config)
     except InputError as error:
         raise pytest.UsageError(str(error)) from error

@@ -21,6 +21,7 @@ from refimpl.conformance.protocol import (
     NotSupported,
     check_block_size,
     check_description,
+    check_timeout,
     one_line,
 )
 from refimpl.core.errors import InputError, shown
@@ -48,7 +49,7 @@ class PythonEngine:
         own = getattr(engine, "reference", None)
         if own is not None and not callable(own):
             raise InputError(f"{name!r}: reference must be a function, not {shown(own)}")
-        self.engine, self.timeout_s = engine, timeout_s
+        self.engine, self.timeout_s = engine, check_timeout(timeout_s)
         self.reference = self._bounded(own) if own is not None else None
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> Any:

@@ -6,6 +6,7 @@ from toy_engines import Prompts, Toy
 
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.protocol import EngineSettings
+from refimpl.core.errors import InputError
 
 
 def test_truth_values_are_no_tokens() -> None:
@@ -15,6 +16,11 @@ def test_truth_values_are_no_tokens() -> None:
     (verdict,) = check_engine(Toy(truths), max_examples=1, properties=["equals_reference"]).verdicts
     assert (verdict.status, verdict.no_answer) == ("fail", True)
     assert "not a list of token ids: [True" in verdict.reason
+
+
+def test_no_case_is_no_test() -> None:
+    with pytest.raises(InputError, match="max_examples must be an integer at least 1, not 0"):
+        check_engine(Toy(), max_examples=0)
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.uint8, np.int64])
