@@ -30,7 +30,7 @@ Ask = Callable[[list[list[int]], EngineSettings], Any]
 
 
 class PythonEngine:
-    """A Python object whose exceptions, `SystemExit` among them, become failures, and whose answers may not take long.
+    """A Python object whose exceptions become failures, but for `KeyboardInterrupt`, and whose answers are timed.
 
     Args:
         engine: see `refimpl.conformance.protocol`.
@@ -61,9 +61,9 @@ class PythonEngine:
             try:
                 with time_limit(self.timeout_s):
                     return ask(prompts, settings)
-            except (NotSupported, EngineFailure):
+            except (NotSupported, EngineFailure, KeyboardInterrupt):
                 raise
-            except (Exception, SystemExit) as error:
+            except BaseException as error:  # an exit, a cancelled task, a panic of Rust
                 raise EngineFailure(one_line(error)) from error
 
         return bounded
@@ -85,13 +85,15 @@ def load_engine(name: str, timeout_s: float = 60.0) -> PythonEngine:
         sys.path.insert(0, here)
     try:
         factory = getattr(importlib.import_module(module_name), factory_name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise InputError(f"cannot load the engine {name!r}: {one_line(error)}") from error
     try:
         engine = factory(argument) if argument else factory()
-    except InputError:
+    except (InputError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise InputError(f"{name!r} fails to make an engine: {one_line(error)}") from error
     return PythonEngine(engine, name, timeout_s)
 
