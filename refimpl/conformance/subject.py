@@ -116,7 +116,7 @@ class Subject:
         none = replace(settings, num_speculative_tokens=0)
         if self._own is not None:
             try:
-                return self._ask(self._own, Call(prompts, none))
+                return self._ask(self._own, Call(prompts, self.limits.bounded(none)))
             except EngineFailure as failure:
                 raise type(failure)(f"the reference fails: {failure}") from failure
         try:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from toy_engines import Prompts, Toy
 
+from refimpl.conformance.cases import Limits
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.protocol import EngineSettings
 from refimpl.core.errors import InputError
@@ -27,3 +28,13 @@ def test_no_case_is_no_test() -> None:
 def test_integers_of_numpy_are_tokens(kind: type) -> None:
     engine = Toy(lambda prompts, settings, outputs: [[kind(token) for token in row] for row in outputs])
     assert check_engine(engine, max_examples=1, properties=["equals_reference"]).conforms
+
+
+def test_the_limits_hold_for_the_reference() -> None:
+    def one_row(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        assert settings.batch_size == 1
+        return outputs
+
+    engine, limits = Toy(one_row), Limits(max_batch=1, law_samples=100)
+    report = check_engine(engine, max_examples=1, limits=limits, reference=Toy(one_row))
+    assert not [v.reason for v in report.verdicts if v.no_answer]
