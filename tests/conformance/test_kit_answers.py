@@ -38,3 +38,8 @@ def test_the_limits_hold_for_the_reference() -> None:
     engine, limits = Toy(one_row), Limits(max_batch=1, law_samples=100)
     report = check_engine(engine, max_examples=1, limits=limits, reference=Toy(one_row))
     assert not [v.reason for v in report.verdicts if v.no_answer]
+
+
+def test_abilities_may_be_a_list_as_servers_give_them() -> None:
+    (verdict,) = check_engine(Toy(supports=["sampling"]), properties=["seeds_give_different_samples"]).verdicts
+    assert verdict.status == "pass"
