@@ -184,8 +184,10 @@ def test_the_pytest_plugin_has_the_limits_and_the_reference_of_the_command(tmp_p
             "law_samples must be an integer",
         ),
         (["--conformance-engine", "toy_engines:make", "--conformance-reference", "nowhere:make"], "cannot load"),
-        (["--conformance-engine", "toy_engines:make", "--conformance-examples", "0"], "examples must be an integer"),
+        (["--conformance-engine", "toy_engines:make", "--conformance-examples", "0"], "max_examples must be an"),
         (["--conformance-engine", "toy_engines:make", "--conformance-timeout", "0"], "timeout_s must be from 0.01"),
+        (["--conformance-engine", "toy_engines:make", "--conformance-max-examples", "0"], "max_examples must be an"),
+        (["--conformance-engine", "toy_engines:make", "--conformance-timeout-s", "0"], "timeout_s must be from 0.01"),
         (["--conformance-engine", "toy_engines:make", "--conformance-timeout", "nan"], "timeout_s must be from 0.01"),
     ],
 )
