@@ -10,7 +10,7 @@ One request is one line, one answer is one line; `id` comes back unchanged. Ever
 | what the engine cannot do                                                   | ``{"id": 1, "not_supported": "why"}``   |
 | what went wrong                                                             | ``{"id": 1, "error": "what"}``          |
 
-The process ends when its stdin closes. `refimpl/conformance/example_server.py` is a complete server.
+The process ends when its stdin closes, or is killed soon after. `refimpl/conformance/example_server.py` is a complete server.
 """  # noqa: E501 (a request is one line)
 
 import contextlib
@@ -37,12 +37,14 @@ from refimpl.conformance.protocol import (
     check_answer,
     check_block_size,
     check_description,
+    check_timeout,
 )
 from refimpl.core.errors import InputError, shown
 from refimpl.core.reading import MAX_LINE
 
 LOADING = 10  # times as long as others may the answer to `describe` take
 MOST_TOLD = 400  # characters of a message
+LEAVE_S = 2.0  # that a server has to end after its stdin has closed
 LOOK_AGAIN_S = 0.5  # between looks at whether the server has ended
 
 
@@ -54,12 +56,13 @@ class CommandEngine:
         timeout_s: seconds that an answer may take; `describe`, sent after every start, may take ten times as long.
 
     Raises:
-        InputError: it does not start, or does not describe itself.
+        InputError: it does not start, does not describe itself, or the time cannot be counted.
     """
 
     def __init__(self, command: str, timeout_s: float = 60.0):
-        self.command, self.timeout_s = command, timeout_s
+        self.command, self.timeout_s = command, check_timeout(timeout_s)
         self._process: subprocess.Popen[str] | None = None
+        self._is_asked = False  # and has not answered yet
         try:
             about = self._open()
             self.vocab_size, self.supports = check_description(
@@ -86,9 +89,15 @@ class CommandEngine:
         return check_answer(self._ask(request, self.timeout_s).get("outputs"), len(prompts), self.vocab_size)
 
     def close(self) -> None:
-        """End the server and everything that it started."""
-        self._end()
-        self._errors.close()
+        """End the server and everything that it started; one that waits for requests may end by itself first."""
+        try:
+            if self._process is not None and not self._is_asked:
+                self._requests.put("")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=LEAVE_S)
+        finally:
+            self._end()
+            self._errors.close()
 
     def _end(self) -> None:
         """End the server; what it wrote to stderr stays."""
@@ -107,9 +116,10 @@ class CommandEngine:
             raise InputError(f"{self.command!r} does not describe itself: {failure}") from failure
 
     def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        self._number = request["id"]
+        self._number, self._is_asked = request["id"], True
         self._requests.put(json.dumps(request) + "\n")
         answer = self._parse(self._receive(timeout_s))
+        self._is_asked = False
         if answer.get("not_supported") is not None:
             raise NotSupported(_short(answer["not_supported"]))
         if answer.get("error") is not None:

@@ -25,6 +25,7 @@ from refimpl.conformance.subject import CaseFailure, Subject
 from refimpl.conformance.verdicts import Report, Verdict
 from refimpl.conformance.watch import TimeUp, Watch
 from refimpl.core.errors import InputError
+from refimpl.core.values import require_int
 
 RAGGEDNESS = "raggedness"
 ALL_PROPERTIES = (*ENGINE_PROPERTIES, RAGGEDNESS)
@@ -61,7 +62,7 @@ def check_engine(
         watch: sees every case and ends the run when its time is up; later properties are then not finished.
 
     Raises:
-        InputError: an unknown property.
+        InputError: an unknown property, or less than one case.
     """
     subject = Subject(engine, limits, reference, watch)
     verdicts: list[Verdict] = []
@@ -120,7 +121,12 @@ class Trial:
         self._failures, self._losses = list[CaseFailure](), list[CaseFailure]()
 
     def verdict(self, max_examples: int, *, shrink: bool, seed: int) -> Verdict:
-        """Judge the property."""
+        """Judge the property.
+
+        Raises:
+            InputError: less than one case is asked for.
+        """
+        require_int("max_examples", max_examples, 1)
         batches_before = self.subject.num_batches
         self._planned = 1 if self.name == RAGGEDNESS else max_examples + 1
         try:

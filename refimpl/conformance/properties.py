@@ -192,7 +192,7 @@ def _begun(found: list[int], wanted: list[int], cancel_at: int | None) -> list[i
 
 
 def _needs_sampling(subject: Subject) -> None:
-    if not subject.engine.supports & {"sampling", "keyed_sampling"}:
+    if not {"sampling", "keyed_sampling"}.intersection(subject.engine.supports):
         raise NotSupported("sampling")
 
 

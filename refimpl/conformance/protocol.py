@@ -12,11 +12,13 @@ from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any, Protocol
 
-from refimpl.core.errors import InputError, shown
+from refimpl.core.errors import InputError, require, shown
 
 ABILITIES = ("sampling", "keyed_sampling", "serving")
 BLOCK_SIZE = 16  # tokens of a block of K/V, where an engine does not say
 MAX_BLOCK_SIZE = 4096
+MAX_VOCAB_SIZE = 2**31
+LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 0.01, 1e8  # loading may take ten times as long, and locks wait 9.2e9 s at most
 Prompts = tuple[tuple[int, ...], ...]
 
 
@@ -107,8 +109,10 @@ def check_description(name: str, vocab_size: Any, supports: Any) -> tuple[int, f
     Raises:
         InputError: they are something else; the message begins with the engine's name.
     """
-    if isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral) or vocab_size < 2:
+    if not _is_integer(vocab_size) or vocab_size < 2:
         raise InputError(f"{name!r}: vocab_size must be an integer of at least 2, not {shown(vocab_size)}")
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise InputError(f"{name!r}: vocab_size must be at most {MAX_VOCAB_SIZE}, not {shown(vocab_size)}")
     if isinstance(supports, str) or not isinstance(supports, Collection):
         raise InputError(f"{name!r}: supports must be a list of abilities, not {shown(supports)}")
     for ability in supports:
@@ -123,10 +127,25 @@ def check_block_size(name: str, block_size: Any) -> int:
     Raises:
         InputError: it is no positive integer.
     """
-    is_integer = isinstance(block_size, Integral) and not isinstance(block_size, bool)
-    if not is_integer or not 1 <= int(block_size) <= MAX_BLOCK_SIZE:
+    if not _is_integer(block_size) or not 1 <= int(block_size) <= MAX_BLOCK_SIZE:
         raise InputError(f"{name!r}: block_size must be an integer from 1 to {MAX_BLOCK_SIZE}, not {shown(block_size)}")
     return int(block_size)
+
+
+def check_timeout(timeout_s: float) -> float:
+    """Return the seconds that an answer may take.
+
+    Raises:
+        InputError: a timer cannot count them.
+    """
+    told = f"timeout_s must be from {LEAST_TIMEOUT_S:g} to {MOST_TIMEOUT_S:g} seconds, not {timeout_s}"
+    require(LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S, told)
+    return timeout_s
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether the value is an integer of any library; true and false are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[int]]:
@@ -140,7 +159,7 @@ def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[in
             f"{num_prompts} prompts need a list of {num_prompts} lists of token ids, not {shown(answer)}"
         )
     for tokens in answer:
-        if not isinstance(tokens, list | tuple) or not all(isinstance(t, Integral) for t in tokens):
+        if not isinstance(tokens, list | tuple) or not all(map(_is_integer, tokens)):
             raise EngineFailure(f"a row of the answer is not a list of token ids: {shown(tokens)}")
         if not all(0 <= t < vocab_size for t in tokens):
             raise EngineFailure(f"a row of the answer has ids outside the vocabulary of {vocab_size}: {shown(tokens)}")

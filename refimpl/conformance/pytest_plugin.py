@@ -1,7 +1,8 @@
 """One pytest item per property: ``pytest -p refimpl.conformance.pytest_plugin --conformance-engine module:factory``.
 
-The options are those of `raggedspec conformance`, with ``--conformance-`` before each; `--conformance-examples` sets
-the cases per property. Without an engine the plugin adds nothing.
+The options are those of `raggedspec conformance`, with ``--conformance-`` before each, but for `--no-shrink`,
+`--fail-fast`, `--total-time` and `--output`; `--conformance-examples` and `--conformance-timeout` are short for two of
+them. Without an engine the plugin adds nothing.
 """
 
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from refimpl.conformance.runner import opened
 from refimpl.conformance.subject import Subject
 from refimpl.conformance.verdicts import DECIDING, Verdict
 from refimpl.core.errors import InputError
+from refimpl.core.values import require_int
 
 SUBJECT = pytest.StashKey[Subject]()
 ENGINES = {
@@ -41,10 +43,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(f"--conformance-{name}", help=text)
     for name, (field, text) in LIMITS.items():
         group.addoption(f"--conformance-{name}", type=int, default=getattr(Limits, field), help=text)
-    group.addoption("--conformance-examples", type=int, default=20, help="cases per property")
+    group.addoption(
+        "--conformance-max-examples", "--conformance-examples", type=int, default=20, help="cases per property"
+    )
     group.addoption("--conformance-seed", type=int, default=0, help="of the search for cases")
     group.addoption("--conformance-properties", help="names, separated by commas; all by default")
-    group.addoption("--conformance-timeout", type=float, default=60.0, help="seconds for an answer")
+    group.addoption(
+        "--conformance-timeout-s", "--conformance-timeout", type=float, default=60.0, help="seconds for an answer"
+    )
 
 
 def _option(config: pytest.Config, name: str) -> Any:
@@ -60,6 +66,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         raise pytest.UsageError("give either --conformance-engine or --conformance-command, not both")
     try:
         names = known_properties(_option(config, "properties"))
+        require_int("max_examples", _option(config, "max-examples"), 1)
         config.stash[SUBJECT] = _subject(config)
     except InputError as error:
         raise pytest.UsageError(str(error)) from error
@@ -71,7 +78,7 @@ def _subject(config: pytest.Config) -> Subject:
     limits = Limits(**{field: _option(config, name) for name, (field, _) in LIMITS.items()})
     stack = ExitStack()
     named = {name.replace("-", "_"): _option(config, name) for name in ENGINES}
-    engine, reference = stack.enter_context(opened(**named, timeout_s=_option(config, "timeout")))
+    engine, reference = stack.enter_context(opened(**named, timeout_s=_option(config, "timeout-s")))
     config.add_cleanup(stack.close)
     return Subject(engine, limits, reference)
 
@@ -103,7 +110,7 @@ class PropertyItem(pytest.Item):
         """Search for a failing case; skip what the engine does not support, unless all depends on it."""
         subject = self.config.stash[SUBJECT]
         verdict = check_property(
-            subject, self.rule, _option(self.config, "examples"), seed=_option(self.config, "seed")
+            subject, self.rule, _option(self.config, "max-examples"), seed=_option(self.config, "seed")
         )
         if verdict.status == "not supported" and self.rule != DECIDING:
             pytest.skip(f"not supported: {verdict.reason}")

@@ -21,6 +21,7 @@ from refimpl.conformance.protocol import (
     NotSupported,
     check_block_size,
     check_description,
+    check_timeout,
     one_line,
 )
 from refimpl.core.errors import InputError, shown
@@ -29,7 +30,7 @@ Ask = Callable[[list[list[int]], EngineSettings], Any]
 
 
 class PythonEngine:
-    """A Python object whose exceptions, `SystemExit` among them, become failures, and whose answers may not take long.
+    """A Python object whose exceptions become failures, but for `KeyboardInterrupt`, and whose answers are timed.
 
     Args:
         engine: see `refimpl.conformance.protocol`.
@@ -48,7 +49,7 @@ class PythonEngine:
         own = getattr(engine, "reference", None)
         if own is not None and not callable(own):
             raise InputError(f"{name!r}: reference must be a function, not {shown(own)}")
-        self.engine, self.timeout_s = engine, timeout_s
+        self.engine, self.timeout_s = engine, check_timeout(timeout_s)
         self.reference = self._bounded(own) if own is not None else None
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> Any:
@@ -60,9 +61,9 @@ class PythonEngine:
             try:
                 with time_limit(self.timeout_s):
                     return ask(prompts, settings)
-            except (NotSupported, EngineFailure):
+            except (NotSupported, EngineFailure, KeyboardInterrupt):
                 raise
-            except (Exception, SystemExit) as error:
+            except BaseException as error:  # an exit, a cancelled task, a panic of Rust
                 raise EngineFailure(one_line(error)) from error
 
         return bounded
@@ -84,13 +85,15 @@ def load_engine(name: str, timeout_s: float = 60.0) -> PythonEngine:
         sys.path.insert(0, here)
     try:
         factory = getattr(importlib.import_module(module_name), factory_name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise InputError(f"cannot load the engine {name!r}: {one_line(error)}") from error
     try:
         engine = factory(argument) if argument else factory()
-    except InputError:
+    except (InputError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise InputError(f"{name!r} fails to make an engine: {one_line(error)}") from error
     return PythonEngine(engine, name, timeout_s)
 

@@ -1,12 +1,14 @@
 """Show a report: a table for readers, JSON for programs."""
 
 import json
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from refimpl.conformance.kit import ALL_PROPERTIES
 from refimpl.conformance.protocol import Call, EngineSettings, Prompts
@@ -30,7 +32,8 @@ def write_json(report: Report, path: Path) -> None:
 def show(report: Report, console: Console | None = None) -> None:
     """Print the table, the failing cases and the raggedness profile."""
     console = console or Console()
-    table = Table(title=report.engine, title_justify="left")
+    tell = partial(console.print, markup=False, highlight=False, emoji=False)
+    table = Table(title=Text(report.engine), title_justify="left")
     for column in ("property", "verdict", "answered", "first different token"):
         table.add_column(column, justify="right" if column == "answered" else "left", no_wrap=column == "property")
     for verdict in report.verdicts:
@@ -40,19 +43,17 @@ def show(report: Report, console: Console | None = None) -> None:
     console.print(table)
     for verdict in report.verdicts:
         if verdict.status in ("pass", "fail", "not supported") and verdict.reason:
-            console.print(f"{verdict.property}: {_why(verdict)}", markup=False, highlight=False)
+            tell(f"{verdict.property}: {_why(verdict)}")
             for line in [*tell_calls(verdict), *hint(verdict, report.reference)]:
-                console.print(f"  {line}", markup=False, highlight=False)
+                tell(f"  {line}")
     if report.raggedness.rows:
-        console.print(_raggedness(report), markup=False, highlight=False)
-    console.print(
+        tell(_raggedness(report))
+    tell(
         "cases: up to 9 prompts of 10 tokens, 12 new ones, while serving of two blocks and 3; and a long one, "
         f"{report.limits.prompt_tokens} and {report.limits.new_tokens}; seed {report.seed}; "
-        f"reference: {REFERENCES.get(report.reference, report.reference)}",
-        markup=False,
-        highlight=False,
+        f"reference: {REFERENCES.get(report.reference, report.reference)}"
     )
-    console.print(conclusion(report), markup=False, highlight=False)
+    tell(conclusion(report))
 
 
 def conclusion(report: Report) -> str:
@@ -63,8 +64,10 @@ def conclusion(report: Report) -> str:
         return f"passes what was asked; whether it conforms only {DECIDING} can tell"
     if report.exit_code == NOT_FINISHED:
         return f"not finished: the time was up before all was checked of {', '.join(report.unfinished)}"
-    missing = "" if any(v.status == "fail" for v in report.verdicts) else f": {DECIDING} must pass"
-    return f"does not conform{missing}"
+    if any(v.status == "fail" for v in report.verdicts):
+        return "does not conform"
+    decides = any(v.property == DECIDING for v in report.verdicts)
+    return f"does not conform: {f'{DECIDING} must pass' if decides else 'nothing that was asked is supported'}"
 
 
 def _how_far(report: Report) -> str:

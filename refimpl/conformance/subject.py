@@ -1,5 +1,6 @@
 """The engine under test as properties see it: answers are checked, calls recorded, its reference remembered."""
 
+from asyncio import CancelledError
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -115,7 +116,7 @@ class Subject:
         none = replace(settings, num_speculative_tokens=0)
         if self._own is not None:
             try:
-                return self._ask(self._own, Call(prompts, none))
+                return self._ask(self._own, Call(prompts, self.limits.bounded(none)))
             except EngineFailure as failure:
                 raise type(failure)(f"the reference fails: {failure}") from failure
         try:
@@ -134,5 +135,5 @@ class Subject:
             return check_answer(engine(prompts, call.settings), len(call.prompts), self.engine.vocab_size)
         except (NotSupported, EngineFailure):
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, CancelledError) as error:
             raise EngineFailure(one_line(error)) from error

@@ -58,6 +58,8 @@ def describe(kind: str, reply: dict) -> dict:
     """Say something else than what the engine is."""
     if kind == "fraction":
         reply["vocab_size"] = 61.0
+    if kind == "too-many-tokens":
+        reply["vocab_size"] = 10**30
     if kind == "no-abilities":
         reply["supports"] = None
     return {"id": reply["id"], "not_supported": "describe"} if kind == "refuses-to-tell" else reply
@@ -96,6 +98,10 @@ def serve(kind: str, rest: list[str]) -> None:
             if kind == "wrong" and len(request["prompts"]) > 1:
                 reply["outputs"][-1] = [0] * len(reply["outputs"][-1])
         print(json.dumps(reply), flush=True)
+    if kind == "farewell":
+        Path(rest[0]).touch()
+    if kind == "stays":
+        time.sleep(1000)
 
 
 if __name__ == "__main__":

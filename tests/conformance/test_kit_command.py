@@ -95,6 +95,13 @@ def test_a_server_can_be_the_reference(kind: str, code: int) -> None:
     assert "reference: another engine" in " ".join(text.split())
 
 
+def test_a_command_is_shown_as_it_was_given() -> None:
+    server = f"{SERVERS} right [/x] :key: [red]"
+    code, text = run_command("--command", server, "--properties", "runs_repeat", "--max-examples", "1")
+    assert code == 0
+    assert "right [/x] :key: [red]" in " ".join(text.split())
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -102,6 +109,8 @@ def test_a_server_can_be_the_reference(kind: str, code: int) -> None:
         (["--reference-command", f"{SERVERS} right"], "has a vocabulary of 61, the engine 40"),
         (["--reference-command", "no-such-engine-anywhere"], "cannot start 'no-such-engine-anywhere'"),
         (["--k", "3", "--max-k", "4"], "k and max_k exclude each other"),
+        (["--timeout-s", "inf"], "timeout_s must be from 0.01 to 1e+08 seconds, not inf"),
+        (["--timeout-s", "1e12"], "timeout_s must be from 0.01 to 1e+08 seconds"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(options: list[str], told: str) -> None:
@@ -175,6 +184,11 @@ def test_the_pytest_plugin_has_the_limits_and_the_reference_of_the_command(tmp_p
             "law_samples must be an integer",
         ),
         (["--conformance-engine", "toy_engines:make", "--conformance-reference", "nowhere:make"], "cannot load"),
+        (["--conformance-engine", "toy_engines:make", "--conformance-examples", "0"], "max_examples must be an"),
+        (["--conformance-engine", "toy_engines:make", "--conformance-timeout", "0"], "timeout_s must be from 0.01"),
+        (["--conformance-engine", "toy_engines:make", "--conformance-max-examples", "0"], "max_examples must be an"),
+        (["--conformance-engine", "toy_engines:make", "--conformance-timeout-s", "0"], "timeout_s must be from 0.01"),
+        (["--conformance-engine", "toy_engines:make", "--conformance-timeout", "nan"], "timeout_s must be from 0.01"),
     ],
 )
 def test_the_pytest_plugin_refuses_wrong_options_in_one_line(tmp_path: Path, options: list[str], told: str) -> None:

@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -64,7 +65,7 @@ def test_single_prompts_say_nothing_of_batches(rule: str) -> None:
         ({"equals_reference": "pass", "runs_repeat": "not run"}, False, "does not conform"),
         ({"equals_reference": "pass", "raggedness": "fail"}, False, "does not conform"),
         ({"runs_repeat": "pass"}, True, "passes what was asked; whether it conforms only equals_reference can tell"),
-        ({"runs_repeat": "not supported"}, False, "does not conform"),
+        ({"runs_repeat": "not supported"}, False, "does not conform: nothing that was asked is supported"),
         ({}, False, "does not conform"),
     ],
 )
@@ -91,18 +92,36 @@ def test_it_is_said_how_many_properties_were_checked() -> None:
 # --- crashes, exits, hangs, short answers --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize(
-    "error", [SystemExit(0), RuntimeError("out of memory\ntried 2 GiB"), AssertionError("too large")]
+    "error",
+    [
+        SystemExit(0),
+        RuntimeError("out of memory\ntried 2 GiB"),
+        AssertionError("too large"),
+        CancelledError("loop closed"),
+    ],
 )
-def test_whatever_an_engine_raises_is_a_failure_of_its_smallest_case(error: BaseException) -> None:
+def test_whatever_an_engine_raises_is_a_failure_of_its_smallest_case(error: BaseException, timed: bool) -> None:
     def fail(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
         if len(prompts) > 2:
             raise error
         return outputs
 
-    verdict = verdict_of(Toy(fail), "equals_reference")
+    verdict = verdict_of(PythonEngine(Toy(fail)) if timed else Toy(fail), "equals_reference")
     assert (verdict.status, len(verdict.calls[0].prompts)) == ("fail", 3)
     assert verdict.reason == " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def test_a_panic_of_an_engine_in_another_language_is_a_failure() -> None:
+    class PanicException(BaseException):
+        """As PyO3 raises it for a panic of Rust."""
+
+    def panic(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        raise PanicException("called `Option::unwrap()` on a `None` value")
+
+    verdict = verdict_of(PythonEngine(Toy(panic)), "equals_reference")
+    assert verdict.reason == "PanicException: called `Option::unwrap()` on a `None` value"
 
 
 @pytest.mark.parametrize("kept", [0, 3])
@@ -292,7 +311,12 @@ def test_a_wrong_engine_is_an_input_error(name: str, told: str) -> None:
 
 @pytest.mark.parametrize(
     ("source", "told"),
-    [("x = (", "SyntaxError"), ("raise RuntimeError('no GPU')", "no GPU"), ("raise SystemExit(0)", "SystemExit: 0")],
+    [
+        ("x = (", "SyntaxError"),
+        ("raise RuntimeError('no GPU')", "no GPU"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("raise BaseException('panic')", "panic"),
+    ],
 )
 def test_a_module_that_cannot_be_imported_is_an_input_error(tmp_path, monkeypatch, source: str, told: str) -> None:
     (tmp_path / "broken_engine.py").write_text(source)

@@ -39,3 +39,18 @@ def test_a_crash_is_told_while_a_helper_holds_the_output_open(helper: Path) -> N
     with pytest.raises(EngineLost, match="with status 1: out of memory"):
         engine([[1]], EngineSettings())
     engine.close()
+
+
+def test_a_server_may_end_what_it_has_started_when_its_stdin_closes(tmp_path: Path) -> None:
+    engine = CommandEngine(f"{SERVERS} farewell {tmp_path / 'ended'}", 20.0)
+    assert engine([[1]], EngineSettings(max_new_tokens=2))
+    engine.close()
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_server_that_does_not_end_is_killed() -> None:
+    engine = CommandEngine(f"{SERVERS} stays", 20.0)
+    process = engine._process
+    engine.close()
+    assert process is not None
+    assert process.returncode == -signal.SIGKILL

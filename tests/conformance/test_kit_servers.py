@@ -186,6 +186,7 @@ def test_a_server_loads_again_under_the_long_limit() -> None:
     [
         ("no-abilities", "supports must be a list of abilities, not None"),
         ("fraction", "vocab_size must be an integer of at least 2, not 61.0"),
+        ("too-many-tokens", "vocab_size must be at most 2147483648, not 1000000"),
         ("refuses-to-tell", "does not describe itself: describe"),
         ("log-first", "does not describe itself: the engine printed 'INFO loading' on stdout; print logs to stderr"),
     ],
