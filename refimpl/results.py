@@ -126,12 +126,13 @@ def make_result(
     arrivals: dict[str, Any] | None = None,
 ) -> Result:
     """Put a finished run together; `stats` gets what follows from prompts and records, the header also `arrivals`."""
-    each, sequences = [record.stats for record in records], [each.sequence for each in prepared]
+    sequences = [each.sequence for each in prepared]
+    accepted = [record.stats for record in records]
     environment = environment_of(pair, config)
     known = replace(
         stats,
-        request_weighted_length=request_weighted_length(each),
-        request_weighted_rate=request_weighted_rate(each),
+        request_weighted_length=request_weighted_length(accepted),
+        request_weighted_rate=request_weighted_rate(accepted),
         num_sequences=len(sequences),
         num_prompt_tokens=sum(s.prompt_len for s in sequences),
         num_prompt_tokens_cut=sum(each.num_cut for each in prepared),
