@@ -34,6 +34,7 @@ from refimpl.pairs.reading import from_pretrained
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")
+GRAPHS_OF_A_NORM = 64  # one for each kind of shape: of one row, of one token, of heads, of each model
 
 
 def load_pair(
@@ -99,8 +100,11 @@ def compile_elementwise(model: PreTrainedModel) -> None:
     """Let `torch.compile` fuse every MLP, and every norm outside of one.
 
     They hold no state and see no cache, so one compilation serves all layers and any number of rows. Attention and the
-    cache stay as they are. A CPU needs a C++ compiler.
+    cache stay as they are. A CPU needs a C++ compiler. PyTorch's limit of 8 graphs a function is raised for the whole
+    process: the norms of both models are one function, and what comes after the limit would run uncompiled.
     """
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, GRAPHS_OF_A_NORM)
     for module in model.modules():
         if type(module).__name__.endswith(("MLP", "RMSNorm", "LayerNorm")):
             module.compile(dynamic=True)

@@ -254,6 +254,22 @@ def test_what_torch_compile_is_given(saved, monkeypatch):
     assert not any("Attention" in type(child).__name__ for module, _ in compiled for child in module.modules())
 
 
+def test_every_shape_of_a_pass_stays_compiled(monkeypatch):
+    """Passes of one row, of some and of many, of one token and of more: none is beyond the limit of graphs."""
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **settings: compiled(self, backend="eager", **settings)
+    )
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters["frames"]
+    counters.clear()
+    pair = load_pair("tiny", compile_modules=True)
+    for batch_size in (1, 3):
+        generate(pair, ["def area(", "import os", "x = "], method="inplace", batch_size=batch_size, max_new_tokens=8)
+    assert counters["ok"] == counters["total"] > 8
+    torch._dynamo.reset()
+
+
 def test_the_command_takes_the_size_of_the_vocabulary(saved, tmp_path, capsys, monkeypatch):
     (tmp_path / "ids.jsonl").write_text('{"prompt": [1, 5, 9]}\n')
     options = ["--target", saved / "target", "--draft", saved / "draft", "--prompts", tmp_path / "ids.jsonl"]
