@@ -1,7 +1,5 @@
 """Every random branch of a run in turn, each with its probability as a fraction."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 from unittest.mock import patch
@@ -11,7 +9,8 @@ import torch
 from proofs.report import FoundError
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import sampling
-from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys
+from refimpl.decoding.sampling import Purpose, RowKeys
+from refimpl.selfcheck.enumeration import ScriptedSource
 
 CERTAIN = 1e-30  # a number in the race that no other token wins against
 
@@ -25,22 +24,19 @@ class Place(NamedTuple):
     stream: int
 
 
-@dataclass
-class BranchSource(RandomSource):
-    """Answers by a script of branch numbers; beyond it takes the first branch, and notes how many there were.
+class BranchSource(ScriptedSource):
+    """Answers by a script of branch numbers.
 
     The engine's own race and its own test run; only the numbers that they ask for are replaced. One stream has one
     number, whoever asks. What can no longer matter (rows that have finished, positions past a row's budget) gets a
     fixed answer.
     """
 
-    script: list[int]
-    sequences: list[Sequence]
-    branches: list[int] = field(default_factory=list)
-    weight: Fraction = Fraction(1)
-    _drawn: dict = field(default_factory=dict)
-    _uniform: dict = field(default_factory=dict)
-    _owners: dict = field(default_factory=dict)
+    def __init__(self, script: list[int], sequences: list[Sequence]):
+        super().__init__(script, sequences)
+        self._drawn: dict = {}
+        self._uniform: dict = {}
+        self._owners: dict = {}
 
     def draw(self, weights, keys, position, purpose):
         """The engine's own race, with numbers in which the token of the branch wins."""
@@ -83,52 +79,24 @@ class BranchSource(RandomSource):
                 raise FoundError(f"{owner} and {place} share a stream")
         return places
 
-    def _matters(self, place: Place) -> bool:
-        row = self.sequences[place.sequence]
-        end = row.prompt_len + row.max_new_tokens
-        return not row.finished and place.position < (end if place.purpose is Purpose.NEXT else end - 1)
-
     def _token(self, weights: torch.Tensor, place: Place) -> int:
         masses = tuple(Fraction(w) for w in weights.tolist())
         tokens = [t for t, mass in enumerate(masses) if mass]
-        if not self._matters(place):
+        if not self.matters(place.sequence, place.position, place.purpose):
             return tokens[-1] if tokens else 0
         key = (place.stream, masses)
         if key not in self._drawn:
             total = sum(masses)
-            self._drawn[key] = tokens[self._branch([masses[t] / total for t in tokens])]
+            self._drawn[key] = tokens[self.branch([masses[t] / total for t in tokens])]
         return self._drawn[key]
 
     def _number(self, p: float, q: float, place: Place) -> float:
         """The key's uniform number: below p/q or not, by the branch, in the interval that it is known to lie in."""
-        if not self._matters(place):
+        if not self.matters(place.sequence, place.position, place.purpose):
             return 0.0
         low, high = self._uniform.get(place.stream, (Fraction(0), Fraction(1)))
         threshold = min(max(Fraction(p) / Fraction(q), low), high)
         share = (threshold - low) / (high - low)
-        yes = share == 1 or (share > 0 and self._branch([share, 1 - share]) == 0)
+        yes = share == 1 or (share > 0 and self.branch([share, 1 - share]) == 0)
         self._uniform[place.stream] = low, high = (low, threshold) if yes else (threshold, high)
         return float((low + high) / 2)
-
-    def _branch(self, probabilities: list[Fraction]) -> int:
-        if len(probabilities) == 1:
-            return 0
-        at = len(self.branches)
-        chosen = self.script[at] if at < len(self.script) else 0
-        self.branches.append(len(probabilities))
-        self.weight *= probabilities[chosen]
-        return chosen
-
-
-def scripts(run: Callable[[list[int]], list[int]]) -> Iterator[None]:
-    """Call `run` with every script; it returns how many branches there were at each point."""
-    script: list[int] = []
-    while True:
-        counts = run(script)
-        yield
-        script = script + [0] * (len(counts) - len(script))
-        while script and script[-1] == counts[len(script) - 1] - 1:
-            script.pop()
-        if not script:
-            return
-        script[-1] += 1

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
-from proofs.conformance.branches import BranchSource, scripts
+from proofs.conformance.branches import BranchSource
 from proofs.conformance.perfect_memory import Table, Text, halving_table, pair_of, random_table
 from proofs.report import FINDINGS, Verdict, ended_by, report
 from refimpl import faults as zoo
@@ -27,6 +27,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import rejection
 from refimpl.decoding.engine import Engine
 from refimpl.models.adapter import Pair
+from refimpl.selfcheck.enumeration import scripts
 
 Outputs = tuple[Text, ...]
 Law = dict[Outputs, Fraction]
@@ -71,21 +72,21 @@ def config_of(
 def engine_law(config: DecodeConfig, jobs: list[Job], pair: Pair) -> tuple[Law, int]:
     """Law of the outputs of complete runs, and the number of paths."""
     law: Law = defaultdict(Fraction)
+    no_cache = {} if config.drafting.uses_draft else {"draft_cached": None}
 
-    def run(script: list[int]) -> list[int]:
-        no_cache = {} if config.drafting.uses_draft else {"draft_cached": None}
+    def source_of(script: list[int]) -> BranchSource:
         rows = [
             Sequence(i, list(j.prompt), j.budget, j.k, j.stops, sequence_id=i, **no_cache) for i, j in enumerate(jobs)
         ]
-        source = BranchSource(script, rows)
-        for _ in Engine(pair, rows, config, source).rounds():
-            pass
-        law[tuple(tuple(row.generated) for row in rows)] += source.weight
-        return source.branches
+        return BranchSource(script, rows)
 
     paths = 0
     with small_borders():
-        for _ in scripts(run):
+        for source in scripts(source_of):
+            rows = list(source.sequences)
+            for _ in Engine(pair, rows, config, source).rounds():
+                pass
+            law[tuple(tuple(row.generated) for row in rows)] += source.weight
             paths += 1
             if paths >= MAX_PATHS:
                 raise RuntimeError("enumeration truncated")

@@ -86,7 +86,7 @@ def run_method(bench: Bench, prompts: list[list[int]], method: str, batch_size: 
     round_ends: list[int] = []  # forward passes made by the end of each round
     with _peak_memory(bench.device) as peak, _forward_clock(bench) as clock:
         result = generate(bench.pair, prompts, progress=lambda *_: round_ends.append(len(clock)), **settings)
-    stats = result.stats
+    stats, is_serial = result.stats, result.config.execution == "serial"
     stage_s = {stage: stats.stage_s[stage] for stage in STAGES}
     record_s = stats.stage_s.get("record", 0.0)
     return Sample(
@@ -96,7 +96,7 @@ def run_method(bench: Bench, prompts: list[list[int]], method: str, batch_size: 
         passes_s=sum(_round_s(record) for record in result.rounds),
         rounds=stats.num_rounds,
         stage_s=stage_s,
-        forward_s=_forward_s(result.rounds, round_ends, clock) if clock else None,
+        forward_s=_forward_s(result.rounds, round_ends, clock) if clock and is_serial else None,
         acceptance=stats.acceptance,
         peak_bytes=peak[0] if peak else None,
         kv_bytes=stats.kv_bytes,

@@ -38,7 +38,7 @@ def trace_lengths(path: Path, k: int) -> tuple[float, ...]:
         InputError: the file is no trace, or holds no such row-round.
     """
     try:
-        rows = (row for number, row in read_mappings(path) if number > 1)
+        rows = (row for number, row in read_mappings(path) if number > 1 and "chunk" not in row)
         counts = Counter(row["accepted"] for row in rows if row["drafted"] == k)
     except (KeyError, TypeError) as error:
         raise InputError(f"{path} is not a trace of this engine") from error

@@ -29,7 +29,8 @@ class BenchRow:
         ms_idle: of a round, in which a CUDA device ran nothing, inside the stages or between them; None on a CPU.
         share_draft, share_verify, share_realign, share_host, share_idle: of `ms_per_round`.
         share_outside_forward: on a CPU, share of a round not spent in either model's forward pass; on CUDA, where
-            graphs cannot be looked into, the share of realign and host.
+            graphs cannot be looked into, and in overlapped rounds, which draft for the next one, the share of realign
+            and host.
         bytes_per_round, flops_per_round: that the round's forward passes cannot avoid (see `refimpl.bench.work`); per
             run for engines without rounds.
         floor_ms_per_round: the least time for them at the device's rates; per run for engines without rounds.

@@ -93,7 +93,7 @@ def bench(
     """
     from refimpl.bench import run_bench
 
-    check_outputs([output.output], [work.prompts])
+    check_outputs([output.output], [work.prompts, trace_of(work.acceptance)])
     settings = bench_settings(models, work, runs, engine, repeat)
     pair = models.load()
     ids = work.prompt_ids(pair, max(settings.batch_sizes))
@@ -144,6 +144,12 @@ def forced_lengths(text: str, k: int) -> tuple[float, ...]:
     return parse_forced(text.removeprefix("forced:"), k)
 
 
+def trace_of(acceptance: str) -> Path | None:
+    """The file that such a text names, if it names one."""
+    kind, _, file = acceptance.removeprefix("forced:").partition(":")
+    return Path(file) if kind == "trace" and file else None
+
+
 def engine_options(texts: list[str] | None) -> tuple[tuple[str, Any], ...]:
     """Settings of the engine from texts like ``compaction_threshold=0.5``; values are JSON, else text.
 
@@ -189,7 +195,7 @@ def anatomy(
     from refimpl.bench.anatomy import AnatomySettings, run_anatomy
     from refimpl.judging.method_runs import expand_methods
 
-    check_outputs([output.output], [])
+    check_outputs([output.output], [trace_of(acceptance)])
     settings = AnatomySettings(
         forced_lengths=forced_lengths(acceptance, num_speculative_tokens),
         batch_sizes=tuple(runs.sizes),

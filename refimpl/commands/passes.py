@@ -47,7 +47,7 @@ def bench_passes(
         repeats=repeats,
         seed=seed,
     )
-    check_outputs([output.output], [])
+    check_outputs([output.output], [prompts])
     texts = PromptOptions(prompts=prompts).read()
     pair = models.load()
     ids = prompt_ids(pair, texts, max(settings.batch_sizes), context_tokens, seed)

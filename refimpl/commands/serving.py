@@ -49,7 +49,7 @@ def bench_serving(
     from refimpl.bench.settings import plain_texts
     from refimpl.requests import encode
 
-    names = methods.split(",")
+    names = list(dict.fromkeys(map(str.strip, methods.split(","))))
     require_rounds(names, {"batch_size": batch_size} | engine.settings())
     files = {name: traces / f"{name}.ndjson" for name in names} if traces else {}
     check_outputs([output.output], [prompts.prompts])

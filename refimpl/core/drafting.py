@@ -29,8 +29,9 @@ class DraftingConfig:
         drafter: ``"model"``: the pair's draft. ``"ngram"``: what followed the row's last tokens where they occurred
             before, in the prompt or in the output (prompt lookup); no draft is loaded or run. ``"suffix"``:
             what followed the longest earlier match of the row's end, at most as many tokens as agree; no draft either.
-            ``"hybrid"``: as ngram, and the draft for tokens that were not found. ``"head"``: a small network on the
-            target's last hidden state, trained for that target; no draft either. A row's first round has no drafts.
+            ``"hybrid"``: as ngram; where some row finds nothing, the draft goes on from what the rows have found.
+            ``"head"``: a small network on the target's last hidden state, trained for that target; no draft either. A
+            row's first round has no drafts.
         draft_budget: drafts to verify, num_speculative_tokens a row at most. ``"fixed"``: that many. ``"by_load"``:
             fewer in a crowd. ``"row_rate"``: by what the row has accepted. ``"capacity"``: a number for the whole
             round, for the likeliest to survive. ``"goodput"``: by what rows have accepted and rounds cost.

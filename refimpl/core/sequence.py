@@ -8,11 +8,17 @@ from refimpl.core import kernels
 
 MOST_LAG = 2  # tokens that a draft has not cached after a round that it drafted for (INV-6)
 StopReason = Literal["stop", "length", "cancelled"]
+REWRITTEN = 16  # characters before those of a token that it may change: blanks before a sign, an unfinished character
+UNFINISHED = "\ufffd"  # what a character is shown as while some of its bytes are missing
+MOST_PARTS = 4  # tokens that one character is spelt with, at most
 
 
 @dataclass(frozen=True, slots=True)
 class StopStrings:
     """Texts that end a sequence, looked for in all of its generated text at every token.
+
+    A token changes the text at its end alone, so it is there that a stop string appears. All of the text is decoded
+    only where its end has one, or where no part of it can be decoded by itself: not for every token of a long row.
 
     Attributes:
         strings: any of these ends it.
@@ -23,9 +29,22 @@ class StopStrings:
     decode: Callable[[list[int]], str]
 
     def appear_in(self, generated: list[int]) -> bool:
-        """Whether the tokens' text contains a stop string."""
-        text = self.decode(generated)
+        """Whether the tokens' text contains a stop string; without the last token it does not."""
+        return self._stand_in(self._end(generated)) and self._stand_in(self.decode(generated))
+
+    def _stand_in(self, text: str) -> bool:
         return any(stop in text for stop in self.strings)
+
+    def _end(self, generated: list[int]) -> str:
+        """Text of the last tokens: what the last one may have changed, and a stop string before it, at least."""
+        enough = max(map(len, self.strings)) + REWRITTEN + len(self.decode(generated[-1:]))
+        first = len(generated) - enough
+        while True:
+            for begin in range(first, first - MOST_PARTS, -1):
+                text = self.decode(generated[max(0, begin) :])
+                if begin <= 0 or (len(text) >= enough and not text.startswith(UNFINISHED)):
+                    return text
+            first -= len(generated) - first  # twice as many tokens
 
     def cut(self, text: str) -> str:
         """The text before the first stop string in it."""

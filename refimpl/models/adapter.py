@@ -6,6 +6,7 @@ Of this room only this file, `checks`, `probe` and `attention` know transformers
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
@@ -185,12 +186,17 @@ class HuggingFaceLM:
 
     @contextmanager
     def _noting(self, block: Block | PackedBlock) -> Iterator[None]:
-        """Hand what the LM head reads to a block that asks for it."""
+        """Hand what the LM head reads in this thread to a block that asks for it."""
         if block.note_hidden is None:
             yield
             return
-        note = block.note_hidden
-        hook = self.model.get_output_embeddings().register_forward_pre_hook(lambda _, read: note(read[0]))
+        note, thread = block.note_hidden, get_ident()
+
+        def note_own(_: Any, read: tuple[Tensor]) -> None:
+            if get_ident() == thread:
+                note(read[0])
+
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(note_own)
         try:
             yield
         finally:

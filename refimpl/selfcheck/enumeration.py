@@ -1,10 +1,10 @@
 """Run the real engine along every branch of its random choices, with exact probabilities."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from fractions import Fraction
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,18 +28,46 @@ def exact(mass: float) -> Fraction:
     return fraction
 
 
-class BranchingSource(RandomSource):
+class ScriptedSource(RandomSource):
     """Takes scripted branches, the first one beyond the script, and multiplies their probabilities.
+
+    Attributes:
+        script: the branch to take at each point.
+        sequences: of the run.
+        widths: branches that there were at each point.
+        weight: probability of those that were taken.
+    """
+
+    def __init__(self, script: list[int], sequences: Seq[Sequence] = ()):
+        self.script, self.sequences = script, sequences
+        self.widths, self.weight = list[int](), Fraction(1)
+
+    def matters(self, sequence: int, position: int, purpose: Purpose) -> bool:
+        """Whether a number can change the output: the row has not finished, and its budget does not end before."""
+        row, behind = self.sequences[sequence], purpose in (Purpose.DRAFT, Purpose.ACCEPT)  # one more token follows
+        return not row.finished and position + behind < row.most_tokens
+
+    def branch(self, shares: list[Fraction]) -> int:
+        """Take one of several branches, of these probabilities."""
+        if len(shares) == 1:
+            return 0
+        at = len(self.widths)
+        self.widths.append(len(shares))
+        chosen = self.script[at] if at < len(self.script) else 0
+        self.weight *= shares[chosen]
+        return chosen
+
+
+class BranchingSource(ScriptedSource):
+    """Takes the branches of weights and tests as they are asked for.
 
     What the keyed generator would answer twice alike is answered alike here: a token by its key and weights, and
     acceptance by the interval in which earlier answers have put the key's uniform number. Where the batch is
-    rectangular but a row can emit nothing (it has finished, or its budget ends before), the answer is fixed.
+    rectangular but a row can emit nothing, the answer is fixed.
     """
 
     def __init__(self, script: list[int]):
-        self.script, self.weight = script, Fraction(1)
-        self.widths: list[int] = []
-        self.sequences: Seq[Sequence] = []
+        super().__init__(script)
         self._tokens: dict[tuple[Any, ...], int] = {}
         self._interval: dict[tuple[int, int, int], tuple[Fraction, Fraction]] = {}
 
@@ -68,42 +96,32 @@ class BranchingSource(RandomSource):
     def _token(self, weights: list[float], key: tuple[int, int, Purpose, int]) -> int:
         masses = [exact(w) for w in weights]
         tokens = [t for t, mass in enumerate(masses) if mass]
-        if not self._matters(*key[:2], last=key[2] is not Purpose.DRAFT):
+        if not self.matters(*key[:3]):
             return tokens[-1]
         drawn = (key, *masses)
         if drawn not in self._tokens:
-            self._tokens[drawn] = tokens[self._branch([masses[t] / sum(masses) for t in tokens])]
+            self._tokens[drawn] = tokens[self.branch([masses[t] / sum(masses) for t in tokens])]
         return self._tokens[drawn]
 
     def _accept(self, ratio: Fraction, key: tuple[int, int, int]) -> bool:
-        if not self._matters(*key[:2], last=False):
+        if not self.matters(*key[:2], Purpose.ACCEPT):
             return True
         low, high = self._interval.get(key, (Fraction(0), Fraction(1)))
         cut = min(max(ratio, low), high)
         shares = [(cut - low) / (high - low), (high - cut) / (high - low)]
-        yes = shares[1] == 0 or (shares[0] > 0 and self._branch(shares) == 0)
+        yes = shares[1] == 0 or (shares[0] > 0 and self.branch(shares) == 0)
         self._interval[key] = (low, cut) if yes else (cut, high)
         return yes
 
-    def _matters(self, sequence: int, position: int, last: bool) -> bool:
-        row = self.sequences[sequence]
-        return not row.finished and position < row.prompt_len + row.max_new_tokens - (not last)
 
-    def _branch(self, shares: list[Fraction]) -> int:
-        if len(shares) == 1:
-            return 0
-        at = len(self.widths)
-        self.widths.append(len(shares))
-        chosen = self.script[at] if at < len(self.script) else 0
-        self.weight *= shares[chosen]
-        return chosen
+Source = TypeVar("Source", bound=ScriptedSource)
 
 
-def scripts() -> Iterator[BranchingSource]:
+def scripts(make: Callable[[list[int]], Source]) -> Iterator[Source]:
     """One source per path, depth first, until every branch was taken."""
     script: list[int] = []
     while True:
-        source = BranchingSource(script)
+        source = make(script)
         yield source
         script = script + [0] * (len(source.widths) - len(script))
         while script and script[-1] == source.widths[len(script) - 1] - 1:
@@ -116,7 +134,7 @@ def scripts() -> Iterator[BranchingSource]:
 def engine_law(pair: Pair, requests: list[Request], config: DecodeConfig) -> JointLaw:
     """Exact joint law of the outputs of the real engine."""
     law: JointLaw = {}
-    for source in scripts():
+    for source in scripts(BranchingSource):
         source.sequences = sequences = prepare(pair, requests, config)
         for _ in Engine(pair, sequences, config, source).rounds():
             pass

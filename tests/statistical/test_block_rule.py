@@ -11,7 +11,14 @@ from refimpl.decoding.engine import Engine
 from refimpl.faults import FAULTS
 from refimpl.models.adapter import Pair
 from refimpl.requests import prepare
-from refimpl.selfcheck.enumeration import engine_law, law_config, scripts, target_law, total_variation
+from refimpl.selfcheck.enumeration import (
+    BranchingSource,
+    engine_law,
+    law_config,
+    scripts,
+    target_law,
+    total_variation,
+)
 from refimpl.selfcheck.fraction_model import FractionModel, fraction_pair
 from refimpl.selfcheck.law import variation
 
@@ -25,7 +32,7 @@ FAULTY = [name for name, fault in FAULTS.items() if fault.settings.get("acceptan
 def expected_accepted(pair: Pair, rule: str, k: int) -> Fraction:
     """Mean number of accepted drafts of a round, over every branch of it."""
     config, mean = law_config(acceptance=rule), Fraction(0)
-    for source in scripts():
+    for source in scripts(BranchingSource):
         source.sequences = sequences = prepare(pair, [Request([0], k + 1, k)], config)
         record = Engine(pair, sequences, config, source).run_one_round()
         mean += source.weight * record.rows[0].accepted

@@ -17,7 +17,7 @@ from refimpl.decoding.passes import EagerPasses
 from refimpl.faults import FAULTS
 from refimpl.models.adapter import Pair
 from refimpl.requests import prepare
-from refimpl.selfcheck.enumeration import law_config, scripts
+from refimpl.selfcheck.enumeration import BranchingSource, law_config, scripts
 from refimpl.selfcheck.fraction_model import FractionModel, fraction_pair, random_table
 from refimpl.selfcheck.law import (
     BUDGETS,
@@ -79,7 +79,7 @@ def test_every_setting_offers_drafts_and_cuts_some(monkeypatch, drafter, budget)
 def runs(config, requests):
     """Every branch of the engine's runs, one after the other."""
     for seed in SEEDS:
-        for source in scripts():
+        for source in scripts(BranchingSource):
             source.sequences = prepare(pair := fraction_pair(2, seed), requests, config)
             yield list(Engine(pair, source.sequences, config, source).rounds())
 

@@ -197,6 +197,12 @@ def run_cli(monkeypatch, capsys, *arguments):
     return stopped.value.code, capsys.readouterr()
 
 
+@pytest.mark.parametrize("command", ["verify", "tie-or-bug", "bench-serving"])
+def test_names_of_methods_may_stand_behind_blanks(monkeypatch, capsys, command):
+    _, output = run_cli(monkeypatch, capsys, command, "--methods", "inplace, magic")
+    assert "unknown method 'magic'" in output.err
+
+
 @pytest.mark.parametrize(
     ("command", "wish"), [("verify", "--cuda-graphs"), ("verify", "--bitwise"), ("tie-or-bug", "--cuda-graphs")]
 )

@@ -34,6 +34,21 @@ def test_no_file_is_lost_or_half_written(monkeypatch, capsys, tmp_path, argument
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("p.txt", "import os\n")]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench-passes", "--prompts", "p.txt"),
+        ("bench", "--acceptance", "forced:trace:p.txt"),
+        ("anatomy", "--acceptance", "trace:p.txt"),
+    ],
+)
+def test_no_benchmark_writes_over_what_it_reads(monkeypatch, capsys, tmp_path, arguments):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.txt").write_text("import os\n")
+    code, output = run_cli(monkeypatch, capsys, *arguments, "--output", "p.txt")
+    assert (code, output.err) == (2, "error: cannot write p.txt: another option reads or writes it\n")
+
+
 def test_violations_survive_a_process_boundary():
     violation = InvariantViolation("INV-3", "statement", row=2, expected=4, found=5)
     copy = pickle.loads(pickle.dumps(violation))

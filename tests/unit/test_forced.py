@@ -38,3 +38,14 @@ def test_forced_lengths_do_not_depend_on_the_layout(llama, ragged_prompts, tmp_p
     assert histograms[0] == histograms[1] == histograms[2]
     runs[0].write_trace(tmp_path / "trace.ndjson")
     assert len(parse_forced(f"trace:{tmp_path / 'trace.ndjson'}", 5)) == 6
+
+
+def test_a_trace_of_prompts_in_chunks_has_lines_without_drafts(llama, ragged_prompts, tmp_path):
+    runs = [
+        generate(llama, ragged_prompts, method=method, token_budget=12, max_new_tokens=20, stop_token_ids=[])
+        for method in ("inplace+continuous", "inplace")
+    ]
+    assert any(record.chunks for record in runs[0].rounds)
+    for run in runs:
+        run.write_trace(tmp_path / "trace.ndjson")
+        assert len(parse_forced(f"trace:{tmp_path / 'trace.ndjson'}", 5)) == 6

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -104,6 +105,24 @@ def test_states_are_handed_out_only_where_they_are_asked_for(llama, monkeypatch)
     generate(llama, PROMPTS, **SETTINGS | {"drafter": "model"})
     with pytest.raises(AssertionError, match="asked for"):
         generate(llama, PROMPTS, **SETTINGS)
+
+
+def test_threads_that_share_a_pair_get_their_own_states(llama):
+    """Another thread's pass reaches the LM head while this one's has not ended."""
+    model, alone = llama.target.model, generate(llama, PROMPTS, **SETTINGS)
+    lm_head = model.get_output_embeddings()
+
+    def run_beside(*_):
+        with ThreadPoolExecutor(1) as other:
+            other.submit(lm_head, lm_head.weight[:1]).result()
+
+    hook = model.register_forward_hook(run_beside)
+    try:
+        beside = generate(llama, PROMPTS, **SETTINGS)
+    finally:
+        hook.remove()
+    assert tokens(beside) == tokens(alone)
+    assert beside.stats.acceptance == alone.stats.acceptance
 
 
 @pytest.mark.parametrize("place", [(1, 3, 7), (0, 4, 7), (0, 3, 6)])

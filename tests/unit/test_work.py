@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from refimpl.bench.engines import run_method
+from refimpl.bench.run import make_bench
+from refimpl.bench.settings import BenchSettings
 from refimpl.bench.work import Feed, ModelWork, Rates, Work, round_passes
+from refimpl.core.execution import EXECUTIONS
 from refimpl.core.records import RowOutcome
 from refimpl.decoding.trace import RoundRecord
 from refimpl.pairs.random_pairs import random_pair
@@ -60,3 +64,10 @@ class TestWork:
     def test_the_floor_adds_up_the_slower_side_of_each_pass(self):
         rates = Rates(bytes_per_s=10, flops_per_s=100)
         assert rates.floor_s([Work(20, 100), Work(10, 500)]) == 2 + 5
+
+
+def test_which_passes_are_those_of_a_round_is_not_known_where_it_drafts_for_the_next_one(llama):
+    bench = make_bench(llama, BenchSettings(max_new_tokens=7))
+    times = {name: run_method(bench, [[3], [4]], "inplace", 2, execution=name).forward_s for name in EXECUTIONS}
+    assert times["serial"] > 0
+    assert times["overlapped"] is None
