@@ -74,6 +74,26 @@ def test_common_tokens_that_no_request_can_share_are_told(capsys, settings, lack
     assert [line[: len(start)] for line in told] == ([start] if lacking else [])
 
 
+IDLE = "workload: {common: {kind: system_prompt, tokens: 1}}"
+IDLE_SWEEP = "base: idle.yaml\nreplications: 1\ngrid: {study.num_requests: [3, 4], engine.batch_size: [1, 2]}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sweep sweep.yaml --out .",
+        "attribute idle.yaml -n 2 -s method=exspec",
+        "capacity idle.yaml -n 1 --tolerance 1 -s study.kind=open -s service.slo_first_token_s=1",
+    ],
+)
+def test_every_command_with_results_tells_once_what_is_true_of_all_of_them(capsys, monkeypatch, tmp_path, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "idle.yaml").write_text(IDLE)
+    (tmp_path / "sweep.yaml").write_text(IDLE_SWEEP)
+    assert main(words.split()) == 0
+    assert capsys.readouterr().out.count("requests share no blocks without engine.layout paged") == 1
+
+
 def test_without_common_tokens_nothing_is_said_of_sharing(capsys):
     assert main(["run", "-n", "1"]) == 0
     assert "share no blocks" not in capsys.readouterr().out
