@@ -140,7 +140,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
     requests, rounds = simulation.log.request_columns, simulation.log.round_columns
     start_s = warmup_s(simulation, requests)
     observed = _clipped(simulation.log.columns_with_cut, start_s, simulation.log.end_s)
-    finishing = _keep(requests, requests["finished_s"] >= start_s)  # not those that never finish
+    finishing = _keep(requests, requests["finished_s"] > start_s)  # not those that never finish
     gaps_s = inter_token_s(simulation.log, rounds, start_s)
     tokens = rounds["kept"][rounds["start_s"] + rounds["round_s"] > start_s].sum()
     rounds = _keep(rounds, rounds["start_s"] >= start_s)

@@ -17,6 +17,7 @@ from simulator.settings.scenario import Engine, Scenario, Service, Study, Worklo
 from tests.simulator.synthetic_inputs import synthetic_points, write_calibration
 
 COST = Spec.of("linear", verify_base_s=0.01, kv_bytes_per_token=2.0)
+NOISY = Spec.of("linear", verify_base_s=0.05, prefill_s_per_token=1e-4, noise_cv=0.3)
 PLAIN = Engine(batch_size=8, num_speculative_tokens=0)
 
 
@@ -35,6 +36,15 @@ def test_requests_per_second_are_tokens_per_second_over_the_length_with_warm_up_
         assert found["requests_per_s"] == pytest.approx(found["tokens_per_s"] / 10, rel=0.01)
         assert found["goodput_per_s"] == found["requests_per_s"]
         assert (found["warmup_s"] > 0) == (warmup == "mser5")
+
+
+def test_answers_with_which_the_warm_up_ends_are_no_more_counted_than_their_tokens():
+    """Eight clients that come back at once, for one token each: the warm-up ends with a round of eight answers."""
+    study = Study(kind="closed", clients=8, duration_s=20.0, warmup="mser5")
+    prompts = Workload(Spec.of("lognormal", median_tokens=50, sigma=1.0), Spec.of("fixed", tokens=1))
+    found = simulate(Scenario(study=study, workload=prompts, engine=PLAIN, cost=NOISY), 10).metrics
+    assert (found["warmup_s"] > 0).any()
+    assert found["requests_per_s"].to_numpy() == pytest.approx(found["tokens_per_s"].to_numpy(), rel=1e-9)
 
 
 def test_a_warm_up_after_which_nobody_comes_is_refused(tmp_path):
