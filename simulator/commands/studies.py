@@ -85,13 +85,12 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Simulate one scenario and print each metric with its 95 % interval, and the range of single replications."""
-    from refimpl.core.files import check_folder
-    from simulator.runner import simulate
+    from simulator.runner import check_tables, simulate
 
     require(metric is None or precision is not None, f"--metric {metric} is what --precision refers to: give one, too")
     given, judged = read_scenario(scenario, sets), metric or "tokens_per_s"
     if out:
-        check_folder(out)
+        check_tables(out, given, scenario)
     results = simulate(
         given, replications, precision=precision, metric=judged, workers=workers, keep_frames=out is not None,
         progress=True,

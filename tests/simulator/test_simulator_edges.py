@@ -9,12 +9,13 @@ from matplotlib import pyplot as plt
 
 from refimpl import InputError
 from simulator import Scenario, build_sweep, compare, plots, simulate, sweep
+from simulator.cli import main
 from simulator.engine_runs.trace_export import simulation_events
 from simulator.runner import run_replication
 from simulator.service.metrics import frames_of
 from simulator.service.replica import Replica
 from simulator.service.simulation import simulate_once
-from simulator.settings.folders import VALIDATION
+from simulator.settings.folders import DATA, VALIDATION
 from simulator.settings.inputs import input_files
 from simulator.studies.attribution import attribute
 from simulator.studies.capacity import find_capacity
@@ -27,6 +28,27 @@ RUSH = Scenario(
     workload={"output_tokens": {"kind": "fixed", "tokens": 150}},
     cost={"kind": "linear", "verify_base_s": 0.025, "realign_base_s": 0.05, "concat_base_s": 0.05},
 )
+
+
+def test_results_go_over_nothing_that_they_are_made_from(capsys, tmp_path):
+    """Tables have names that inputs may have, too; devices and traces may be given as files."""
+    requests, device = tmp_path / "requests.csv", tmp_path / "device.yaml"
+    requests.write_text("time_s,prompt_tokens,output_tokens\n0,5,10\n1,6,10\n")
+    device.write_text((DATA / "devices/h100.yaml").read_text())
+    served = {"kind": "open", "num_requests": 2, "arrivals": {"kind": "trace", "path": str(requests)}}
+    pair = f"cost={{kind: roofline, device: {device}, target: qwen3-8b, draft: qwen3-0.6b}}"
+    before = requests.read_text(), device.read_text()
+    for words in (
+        ["run", "-n", "1", "-s", f"study={json.dumps(served)}", "--out", str(tmp_path)],
+        ["panel", "-n", "2", "--axis", "batch_size=1", "-s", pair, "--out", str(device)],
+        ["budgets", "--rate", "5", "--duration", "1", "-n", "2", "--device", str(device), "--out", str(device)],
+    ):
+        assert main(words) == 2
+        assert "another option reads or writes it" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"cannot write .*requests.csv: another option reads or writes it"):
+        simulate(RUSH.but(study=served), 1).write(tmp_path)
+    assert (requests.read_text(), device.read_text()) == before
+    assert sorted(tmp_path.iterdir()) == [device, requests]
 
 
 def test_capacity_counts_no_request_that_the_clock_cuts_off():
