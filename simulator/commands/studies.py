@@ -306,7 +306,8 @@ def bench(
     """Measure rounds per second of the simulator itself, on one core."""
     from simulator.bench import WINDOWS, measure_speed, measure_timeouts
 
-    speeds = [measure_speed(window, batch_size, repeats) for window in WINDOWS]
+    windows = [window for window in WINDOWS if window >= batch_size]
+    speeds = [measure_speed(window, batch_size, repeats) for window in windows]
     timeouts = measure_timeouts(repeats)
     with tables(as_json):
         for speed in speeds:

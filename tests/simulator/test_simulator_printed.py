@@ -6,6 +6,7 @@ import re
 import pandas as pd
 import pytest
 
+from simulator.bench import Speed, bench_scenario
 from simulator.cli import main
 from simulator.commands.output import show
 
@@ -134,3 +135,13 @@ def test_help_says_what_a_precision_does_with_the_number_of_replications(capsys,
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["run", "--help"]) == 0
     assert "Begin with -n replications, at least 10" in " ".join(re.sub("│", " ", capsys.readouterr().out).split())
+
+
+def test_speed_is_measured_with_the_windows_that_hold_a_batch(capsys, monkeypatch):
+    def measured(window, batch_size, _):
+        engine = bench_scenario(window, batch_size).engine
+        return Speed(engine.window_size, engine.batch_size, 1.0, 1.0)
+
+    monkeypatch.setattr("simulator.bench.measure_speed", measured)
+    assert main(["bench", "--batch-size", "65", "--repeats", "1"]) == 0
+    assert re.findall(r"^window (\d+), batch 65", capsys.readouterr().out, re.M) == ["1024", "4096"]
