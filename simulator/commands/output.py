@@ -73,7 +73,7 @@ def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
 
     if (censored := censored_share(means)) > MANY_CENSORED:
         yield (
-            f"{100 * censored:.2g} % of the requests had not finished at the end: latencies are those of the others, "
+            f"{100 * censored:.3g} % of the requests had not finished at the end: latencies are those of the others, "
             "and too short"
         )
     window, requests = scenario.engine.window_size, scenario.study.num_requests

@@ -64,6 +64,19 @@ def test_first_tokens_of_unfinished_requests_count():
     assert np.isnan(found["latency_mean_s"])
 
 
+def test_replications_without_rounds_do_not_enter_means_over_rounds():
+    """About a third of them see no request; in all others every draft is right, and the server was busy for a while."""
+    rare = Study(kind="open", duration_s=10.0, arrivals=Spec.of("poisson", rate_per_s=0.1))
+    right = Scenario(study=rare, workload=fixed(5, 12), acceptance=Spec.of("iid", probability=1.0), cost=COST)
+    found = simulate(right, 20)
+    empty = found.metrics["rounds"] == 0
+    assert 0 < empty.sum() < 20
+    summary = found.summary().loc[["mean_acceptance_length", "tokens_per_round", "verify_share", "cache_hit_rate"]]
+    assert (summary["n"] == 20 - empty.sum()).all()
+    assert summary.loc["mean_acceptance_length", "mean"] == 6
+    assert (found.metrics["busy_share"][empty] == 0).all()
+
+
 def test_mean_memory_is_over_all_observed_seconds():
     study = Study(kind="open", num_requests=2, arrivals=Spec.of("fixed", interval_s=10.0))
     found = simulate(Scenario(study=study, workload=fixed(5, 2), engine=PLAIN, cost=COST), 1)
