@@ -69,6 +69,22 @@ def test_methods_that_leave_requests_unfinished_are_judged_by_their_tokens():
     assert outlook(WhatIf(batch_size=4), done, ("rollback", "inplace"), 2).judged_by == "latency_p99_s"
 
 
+def test_a_clock_that_cannot_tell_the_ends_of_a_round_apart_is_refused():
+    rare = RUSH.but(study={"kind": "open", "num_requests": 3, "arrivals": {"kind": "fixed", "interval_s": 1e9}})
+    assert simulate(rare, 1)["latency_mean_s"] > 1
+    told = r"the study lasts too long: after 3e\+14 s the clock has steps of 0.0625 s, and a round takes 0.025 s"
+    with pytest.raises(InputError, match=told):
+        simulate(rare.but({"study.arrivals.interval_s": 1e14}), 1)
+
+
+def test_where_no_request_arrives_nothing_is_drawn_or_recommended():
+    nobody = RUSH.but({"study.duration_s": 0.1})
+    with pytest.raises(InputError, match="scenario: no request arrived after the warm-up, in any replication"):
+        plots.latency_cdf(simulate(nobody, 2))
+    told = repr(outlook(WhatIf(), nobody, ("eqspec", "inplace"), 2))
+    assert told.startswith("eqspec or inplace, not decided: no replication has latency_p99_s of both, of 0.1 s")
+
+
 def test_a_curve_of_latencies_ends_at_the_share_that_was_answered():
     results = simulate(RUSH, 1)
     share = results["completed"] / (results["completed"] + results["censored"])
