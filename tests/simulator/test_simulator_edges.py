@@ -148,6 +148,19 @@ def test_a_layout_that_never_realigns_is_not_charged_for_it_in_a_choice_by_cost(
     assert run_replication(chosen, 0, keep_frames=False).metrics["tokens_per_s"] > 0
 
 
+def test_room_for_more_blocks_than_memory_holds_books_of_is_refused():
+    endless = Scenario(
+        study={"num_requests": 1},
+        engine="paged",
+        cost={"kind": "linear", "verify_base_s": 0.01, "kv_bytes_per_token": 1.0},
+        service={"kv_capacity_bytes": 16 * (2**24 + 1)},
+    )
+    told = "there is room for 1.68e[+]07 blocks of 16 tokens; at most 16777216 can be simulated: give engine.num_blocks"
+    with pytest.raises(InputError, match=told):
+        simulate(endless, 1)
+    assert simulate(endless.but({"service.kv_capacity_bytes": 2**20}), 1)["completed"] == 1
+
+
 def test_more_blocks_than_a_device_has_room_for_are_refused():
     card = {"kind": "roofline", "device": "rtx-4090", "target": "qwen3-8b", "draft": "qwen3-0.6b"}
     paged = Scenario(engine={"layout": "paged", "num_blocks": 2**20}, cost=card)
