@@ -19,7 +19,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_MSER_BATCHES = 20
 SHARES = ("fairness", "slo_attainment", "occupancy", "grouping_rate", "cache_hit_rate", "draft_acceptance_rate")
 MANY_CENSORED = 0.01  # share of the requests
-ROUNDING = 1e-9  # of the largest value: deviations below are none
+ROUNDING = 1e-9  # share of a value: deviations below are none
 
 DEFINITIONS = {
     "tokens_per_s": "committed tokens over observed seconds: up to the end of the study, or to that of the last round "
@@ -142,7 +142,8 @@ def measure(simulation: Simulation) -> dict[str, float]:
     observed = _clipped(simulation.log.columns_with_cut, start_s, simulation.log.end_s)
     finishing = _keep(requests, requests["finished_s"] > start_s)  # not those that never finish
     gaps_s = inter_token_s(simulation.log, rounds, start_s)
-    tokens = rounds["kept"][rounds["start_s"] + rounds["round_s"] > start_s].sum()
+    ends_s = rounds["start_s"] + rounds["round_s"]
+    tokens = rounds["kept"][ends_s > start_s * (1 + ROUNDING)].sum()
     rounds = _keep(rounds, rounds["start_s"] >= start_s)
     requests = _keep(requests, requests["arrival_s"] >= start_s)
     done = _keep(requests, ~np.isnan(requests["finished_s"]))
