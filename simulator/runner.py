@@ -1,5 +1,6 @@
 """Replications of a scenario: run, stopped when precise enough, summarized."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -239,23 +240,32 @@ def simulate(
 
 
 def run_parallel(
-    function: Callable[..., T], arguments: Iterable[tuple], workers: int, settings: dict[str, Any]
+    function: Callable[..., T],
+    arguments: Iterable[tuple],
+    workers: int,
+    settings: dict[str, Any],
+    *,
+    ordered: bool = True,
 ) -> Iterator[T]:
-    """Call a function on each tuple of arguments; results in order, as they come.
+    """Call a function on each tuple of arguments; results as they come.
 
     Args:
         function, arguments: what is called, and on what.
         workers: processes; 1 for none but this one.
         settings: keywords of every call.
+        ordered: whether a result waits for those of the arguments before.
     """
     WORKERS.check(workers, "workers")
     jobs = list(arguments)
-    if workers == 1 or len(jobs) == 1:
+    if workers == 1 or len(jobs) <= 1:
         yield from (function(*given, **settings) for given in jobs)
         return
     from joblib import Parallel, delayed
 
-    processes = Parallel(n_jobs=min(workers, len(jobs)), return_as="generator")
+    # after an error, which is told, the results of the others are not wanted
+    warnings.filterwarnings("ignore", "[0-9]+ tasks which were still being processed", UserWarning)
+    order = "generator" if ordered else "generator_unordered"
+    processes = Parallel(n_jobs=min(workers, len(jobs)), return_as=order)
     yield from processes(delayed(function)(*given, **settings) for given in jobs)
 
 

@@ -2,6 +2,8 @@
 
 import io
 import re
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -135,6 +137,15 @@ def test_help_says_what_a_precision_does_with_the_number_of_replications(capsys,
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["run", "--help"]) == 0
     assert "Begin with -n replications, at least 10" in " ".join(re.sub("│", " ", capsys.readouterr().out).split())
+
+
+def test_a_sweep_that_is_refused_in_the_middle_says_no_more_than_why(tmp_path):
+    grid = "grid: {engine.num_blocks: [3], seed: [0, 1, 2, 3, 4, 5, 6, 7]}"
+    (tmp_path / "s.yaml").write_text(f"base: {{engine: {{method: paged, num_blocks: 99}}}}\nreplications: 9\n{grid}\n")
+    words = [sys.executable, "-m", "simulator", "sweep", "s.yaml", "--out", ".", "--workers", "2"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: at engine.num_blocks=3, seed=[0-7]: the pool holds 48 tokens; .*\n", done.stderr)
 
 
 def test_speed_is_measured_with_the_windows_that_hold_a_batch(capsys, monkeypatch):
