@@ -1,8 +1,6 @@
 """Command line: ``python -m raggedspec --help``, and the command `raggedspec`."""
 
-import sys
-
-INTERRUPTED = 130  # as `refimpl.core.console`, which is not loaded yet
+from refimpl.core.interrupts import quiet_interrupts
 
 
 def main() -> None:
@@ -11,13 +9,10 @@ def main() -> None:
     Raises:
         SystemExit: always.
     """
-    try:
+    with quiet_interrupts():
         from raggedspec.cli import main as run
 
         run()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 import sys
 
-from simulator.cli import main
+from refimpl.core.interrupts import quiet_interrupts
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with quiet_interrupts():
+        from simulator.cli import main
+
+        sys.exit(main())

@@ -1,5 +1,6 @@
 """Replications of a scenario: run, stopped when precise enough, summarized."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import require, shown
-from refimpl.core.files import check_folder, write_whole
+from refimpl.core.files import check_folder, check_writable, write_whole
 from refimpl.core.progress import progress_bars
 from refimpl.core.shown import counted
 from refimpl.core.values import require_bool
@@ -19,13 +20,14 @@ from simulator.intervals import mean_interval, metric_interval, summarize
 from simulator.service.metrics import Frames, check_metric, frames_of, measure
 from simulator.service.simulation import Simulation
 from simulator.settings.fields import LEVEL, PAIRED, REPLICATIONS, SHARE, WORKERS, to_mapping
-from simulator.settings.inputs import input_digests
+from simulator.settings.inputs import input_digests, input_files
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table, write_parquet
 
 MIN_SEQUENTIAL = 10  # replications before a precision is judged: fewer say too little about their spread
 MOST_SEQUENTIAL = 1000  # replications, unless more are asked for
 FRAMES = ("requests", "rounds", "rows")
+WRITTEN = ("metrics", "requests", "rounds")  # by `Results.write`, a CSV file each
 Progress = Callable[[int, int], None]  # called with (done, planned)
 T = TypeVar("T")
 
@@ -122,12 +124,12 @@ class Results(Table):
         """Write metrics.csv, and requests.csv and rounds.csv of all replications, each file whole or not at all.
 
         Raises:
-            InputError: the tables were not kept, or no files can be made in the folder.
+            InputError: the tables were not kept, no files can be made in the folder, or the scenario reads one of them.
         """
-        tables = {"metrics": self.metrics, "requests": self.frame("requests"), "rounds": self.frame("rounds")}
-        check_folder(folder := Path(folder))
+        tables = [self.to_frame(name) for name in WRITTEN]
+        check_tables(folder := Path(folder), self.scenario)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, table in tables.items():
+        for name, table in zip(WRITTEN, tables, strict=True):
             write_whole(folder / f"{name}.csv", [table.to_csv(index=False, lineterminator="\n").rstrip("\n")])
 
     @property
@@ -148,6 +150,20 @@ class Results(Table):
         """Half the width of the 95 % interval of a metric over its mean; NaN for a single replication."""
         check_metric(metric)
         return _relative_error(self.replications, metric)
+
+
+def check_tables(folder: Path, scenario: Scenario, file: Path | None = None) -> None:
+    """Raise InputError unless `Results.write` can write to a folder, over none of the files that a study reads.
+
+    Args:
+        folder: where to.
+        scenario: what is simulated.
+        file: that it was read from.
+    """
+    check_folder(folder)
+    if folder.is_dir():
+        for name in WRITTEN:
+            check_writable(folder / f"{name}.csv", file, *input_files(scenario).values())
 
 
 def run_replication(scenario: Scenario, index: int, *, keep_frames: bool, keep_rows: bool = False) -> Replication:
@@ -224,23 +240,32 @@ def simulate(
 
 
 def run_parallel(
-    function: Callable[..., T], arguments: Iterable[tuple], workers: int, settings: dict[str, Any]
+    function: Callable[..., T],
+    arguments: Iterable[tuple],
+    workers: int,
+    settings: dict[str, Any],
+    *,
+    ordered: bool = True,
 ) -> Iterator[T]:
-    """Call a function on each tuple of arguments; results in order, as they come.
+    """Call a function on each tuple of arguments; results as they come.
 
     Args:
         function, arguments: what is called, and on what.
         workers: processes; 1 for none but this one.
         settings: keywords of every call.
+        ordered: whether a result waits for those of the arguments before.
     """
     WORKERS.check(workers, "workers")
     jobs = list(arguments)
-    if workers == 1 or len(jobs) == 1:
+    if workers == 1 or len(jobs) <= 1:
         yield from (function(*given, **settings) for given in jobs)
         return
     from joblib import Parallel, delayed
 
-    processes = Parallel(n_jobs=min(workers, len(jobs)), return_as="generator")
+    # after an error, which is told, the results of the others are not wanted
+    warnings.filterwarnings("ignore", "[0-9]+ tasks which were still being processed", UserWarning)
+    order = "generator" if ordered else "generator_unordered"
+    processes = Parallel(n_jobs=min(workers, len(jobs)), return_as=order)
     yield from processes(delayed(function)(*given, **settings) for given in jobs)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from refimpl.core.errors import InputError
 from refimpl.core.extras import missing_extra
+from refimpl.core.interrupts import INTERRUPTED
 
-BAD_INPUT, NO_READER, INTERRUPTED, TERMINATED = 2, 1, 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit codes
+BAD_INPUT, NO_READER, TERMINATED = 2, 1, 128 + signal.SIGTERM  # exit codes
 
 
 def run_application(application: Callable[..., Any], arguments: list[str] | None = None) -> int:

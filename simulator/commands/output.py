@@ -69,43 +69,57 @@ def show_extrapolated(found: Iterable[str]) -> None:
 
 def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
     """What a reader of the metrics should know."""
-    from simulator.service.gate import room_bytes
     from simulator.service.metrics import MANY_CENSORED, censored_share
-    from simulator.service.scenario_cost import make_cost
-    from simulator.service.streams import Streams
 
     if (censored := censored_share(means)) > MANY_CENSORED:
         yield (
-            f"{100 * censored:.2g} % of the requests had not finished at the end: latencies are those of the others, "
+            f"{100 * censored:.3g} % of the requests had not finished at the end: latencies are those of the others, "
             "and too short"
         )
     window, requests = scenario.engine.window_size, scenario.study.num_requests
     if window is not None and requests is not None and window > requests:
         yield f"engine.window_size {window} is more than the {requests} requests: it is never full"
-    room = room_bytes(scenario, make_cost(scenario, Streams(scenario.seed, 0)))
+    room = _room_bytes(scenario)
     if room is not None and scenario.engine.layout != "paged" and means["kv_allocated_bytes"] > room:
         yield (
             f"the engine would allocate {means['kv_allocated_bytes']:.3g} bytes of K/V, more than the {room:.3g} that "
             "there is room for, and refuse the run; simulated is a server with paged K/V"
         )
-    if lacking := _lacking_to_share(scenario, room):
-        yield f"workload.common {scenario.workload.common.kind}: requests share no blocks without {lacking}"
-    of_trace = scenario.study.kind == "open" and scenario.study.arrivals.kind == "trace"
-    if of_trace and scenario.engine.max_new_tokens is None and (room or scenario.engine.num_blocks):
+    yield from notes_on_settings(scenario)
+
+
+def notes_on_settings(*scenarios: Scenario) -> Iterator[str]:
+    """What a reader of any result of these scenarios should know; what several of them share is said once."""
+    yield from dict.fromkeys(note for scenario in scenarios for note in _of_settings(scenario))
+
+
+def _of_settings(scenario: Scenario) -> Iterator[str]:
+    common, study = scenario.workload.common.kind, scenario.study
+    if common != "none" and (lacking := _lacking_to_share(scenario)):
+        yield f"workload.common {common}: requests share no blocks without {lacking}"
+    unlimited = study.kind == "open" and study.arrivals.kind == "trace" and scenario.engine.max_new_tokens is None
+    if unlimited and (scenario.engine.num_blocks or _room_bytes(scenario)):
         yield (
             "without engine.max_new_tokens the budget of a request is the output that the trace has: who gets room "
             "depends on what no server knows"
         )
 
 
-def _lacking_to_share(scenario: Scenario, room: float | None) -> str:
-    """What requests that begin with the same tokens lack to share them; empty if nothing, or if none do."""
+def _room_bytes(scenario: Scenario) -> float | None:
+    from simulator.service.gate import room_bytes
+    from simulator.service.scenario_cost import make_cost
+    from simulator.service.streams import Streams
+
+    return room_bytes(scenario, make_cost(scenario, Streams(scenario.seed, 0)))
+
+
+def _lacking_to_share(scenario: Scenario) -> str:
+    """What requests that begin with the same tokens lack to share them; empty if nothing."""
     engine = scenario.engine
-    has_pool = engine.num_blocks is not None or room is not None
     needed = {
         "engine.layout paged": engine.layout == "paged",
         "engine.prefix_sharing": engine.prefix_sharing,
-        "engine.num_blocks (or room: service.kv_capacity_bytes, costs of kind roofline)": has_pool,
+        "engine.num_blocks (or room: service.kv_capacity_bytes, costs of kind roofline)": engine.num_blocks is not None
+        or _room_bytes(scenario) is not None,
     }
-    lacking = [name for name, is_there in needed.items() if not is_there]
-    return " and ".join(lacking) if scenario.workload.common.kind != "none" else ""
+    return " and ".join([name for name, is_there in needed.items() if not is_there])

@@ -115,11 +115,12 @@ def budgets(
 ) -> None:
     """Let requests arrive at several rates, and compare draft budgets that adapt with fixed numbers of drafts."""
     from refimpl.core.files import check_writable
+    from simulator.settings.inputs import input_files
     from simulator.studies.adaptive import base_scenario, find_budgets, judge_budgets, run_budgets
 
-    if out:
-        check_writable(out)
     base = base_scenario(device, target, draft, batch_size, duration)
+    if out:
+        check_writable(out, *input_files(base).values())
     runs = run_budgets(base, rates or (5, 20, 40, 60, 80, 110), replications, workers=workers, progress=True)
     judged = judge_budgets(runs)
     data = write_runs(out, judged, runs, budgets=find_budgets(base))

@@ -9,7 +9,7 @@ import typer
 from refimpl.core.errors import require
 from refimpl.core.shown import counted
 from simulator.commands.options import FOLDER, Json, Replications, ScenarioPath, Sets, Workers, read_scenario
-from simulator.commands.output import notes, print_json, show, show_extrapolated, tables
+from simulator.commands.output import notes, notes_on_settings, print_json, show, show_extrapolated, tables
 from simulator.settings.folders import EXAMPLES
 from simulator.settings.scenario import Scenario, load_scenario
 
@@ -85,13 +85,12 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Simulate one scenario and print each metric with its 95 % interval, and the range of single replications."""
-    from refimpl.core.files import check_folder
-    from simulator.runner import simulate
+    from simulator.runner import check_tables, simulate
 
     require(metric is None or precision is not None, f"--metric {metric} is what --precision refers to: give one, too")
     given, judged = read_scenario(scenario, sets), metric or "tokens_per_s"
     if out:
-        check_folder(out)
+        check_tables(out, given, scenario)
     results = simulate(
         given, replications, precision=precision, metric=judged, workers=workers, keep_frames=out is not None,
         progress=True,
@@ -206,6 +205,9 @@ def sweep(
         print(f"{told} in {out / 'results.parquet'}")
         if indices is not None:
             show(indices)
+        ran = set(frame["key"])
+        for note in notes_on_settings(*[task.scenario for task in loaded.tasks if task.key in ran]):
+            print(note)
     if as_json:
         print_json(
             {"points": points, "scenarios": scenarios, "replications": len(frame), "skipped": skipped}
@@ -247,6 +249,8 @@ def attribute(
         print(f"{metric}: a {found.a:.4g}, b {found.b:.4g}")
         show(found.table.rename(columns=HEADINGS))
         print(ATTRIBUTION_LEGEND.format(metric))
+        for note in notes_on_settings(a, b):
+            print(note)
     if plot:
         save(waterfall(found), str(plot))
     if as_json:
@@ -284,6 +288,8 @@ def capacity(
                 f"at {found.rate_per_s:.3g} requests/s the queue was still growing when the last request came: the "
                 "server does not keep up with that rate; ask for more requests (study.num_requests)"
             )
+        for note in notes_on_settings(given):
+            print(note)
     if as_json:
         print_json(
             {"rate_per_s": found.rate_per_s, "broken_at_per_s": found.broken_at_per_s, "queue_grew": found.queue_grew}
@@ -300,7 +306,8 @@ def bench(
     """Measure rounds per second of the simulator itself, on one core."""
     from simulator.bench import WINDOWS, measure_speed, measure_timeouts
 
-    speeds = [measure_speed(window, batch_size, repeats) for window in WINDOWS]
+    windows = [window for window in WINDOWS if window >= batch_size]
+    speeds = [measure_speed(window, batch_size, repeats) for window in windows]
     timeouts = measure_timeouts(repeats)
     with tables(as_json):
         for speed in speeds:

@@ -23,6 +23,9 @@ def latency_cdf(results: Results | Mapping[str, Results], axes: Axes | None = No
     Example::
 
         plots.latency_cdf({"exspec": simulate(scenario), "inplace": simulate(scenario.but(method="inplace"))})
+
+    Raises:
+        InputError: no request arrived.
     """
     LEVEL.check(level, "level")
     results, axes = _by_name(results), axes or new_axes()
@@ -30,6 +33,7 @@ def latency_cdf(results: Results | Mapping[str, Results], axes: Axes | None = No
     for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
         requests = _after_warm_up(result)
         latency = (requests["finished_s"] - requests["arrival_s"]).groupby(requests["replication"])
+        require(len(requests) > 0, f"{name}: no request arrived after the warm-up, in any replication")
         curves = np.array([_answered(values.to_numpy(), shares) for _, values in latency])
         low, high = range_of_runs(curves, level)
         axes.fill_betweenx(shares, low, high, color=style["color"], alpha=0.25, linewidth=0)

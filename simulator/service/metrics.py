@@ -19,7 +19,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_MSER_BATCHES = 20
 SHARES = ("fairness", "slo_attainment", "occupancy", "grouping_rate", "cache_hit_rate", "draft_acceptance_rate")
 MANY_CENSORED = 0.01  # share of the requests
-ROUNDING = 1e-9  # of the largest value: deviations below are none
+ROUNDING = 1e-9  # share of a value: deviations below are none
 
 DEFINITIONS = {
     "tokens_per_s": "committed tokens over observed seconds: up to the end of the study, or to that of the last round "
@@ -140,9 +140,10 @@ def measure(simulation: Simulation) -> dict[str, float]:
     requests, rounds = simulation.log.request_columns, simulation.log.round_columns
     start_s = warmup_s(simulation, requests)
     observed = _clipped(simulation.log.columns_with_cut, start_s, simulation.log.end_s)
-    finishing = _keep(requests, requests["finished_s"] >= start_s)  # not those that never finish
+    finishing = _keep(requests, requests["finished_s"] > start_s)  # not those that never finish
     gaps_s = inter_token_s(simulation.log, rounds, start_s)
-    tokens = rounds["kept"][rounds["start_s"] + rounds["round_s"] > start_s].sum()
+    ends_s = rounds["start_s"] + rounds["round_s"]
+    tokens = rounds["kept"][ends_s > start_s * (1 + ROUNDING)].sum()
     rounds = _keep(rounds, rounds["start_s"] >= start_s)
     requests = _keep(requests, requests["arrival_s"] >= start_s)
     done = _keep(requests, ~np.isnan(requests["finished_s"]))
@@ -161,7 +162,7 @@ def measure(simulation: Simulation) -> dict[str, float]:
     result |= _latencies(requests, done) | _spread("inter_token", gaps_s)
     result |= {
         "goodput_per_s": float(_meets(finishing, service).sum()) / span_s,
-        "slo_attainment": float(_meets(done, service).sum()) / arrived if arrived else float("nan"),
+        "slo_attainment": float(_meets(done, service).sum()) / (arrived or math.nan),
     }
     result |= _rounds(simulation, rounds) | _seconds(simulation, observed, start_s, span_s)
     return result | _rows(rounds, requests)
@@ -253,7 +254,7 @@ def _clipped(rounds: Columns, start_s: float, end_s: float) -> Columns:
 
 def _rounds(simulation: Simulation, rounds: Columns) -> dict[str, float]:
     total, engine = len(rounds["start_s"]), simulation.scenario.engine
-    count = max(total, 1)
+    count = total or math.nan  # a mean over no rounds is not known
     most = -(-engine.batch_size // 2) if engine.execution == "overlapped" else engine.batch_size
     grouped = (rounds["mode"] == "grouped") & (rounds["rows"] > 1)
     return {
@@ -270,18 +271,19 @@ def _rounds(simulation: Simulation, rounds: Columns) -> dict[str, float]:
 def _seconds(simulation: Simulation, rounds: Columns, start_s: float, span_s: float) -> dict[str, float]:
     """Of rounds clipped to the observed seconds."""
     observed_s = span_s * simulation.scenario.service.replicas
-    busy_s = max(float(rounds["round_s"].sum()), 1e-300)
+    busy_s = float(rounds["round_s"].sum())
     kv, token_bytes = rounds["kv_tokens"], simulation.cost.kv_bytes_per_token or math.nan  # unknown where it is 0
     kv_s = float((kv * rounds["round_s"]).sum()) + _held_s(simulation.log, start_s)
     result = {
         "busy_share": busy_s / observed_s,
         "preemptions": float(simulation.log.num_preemptions),
-        "cache_hit_rate": simulation.log.num_found / max(simulation.log.num_to_cache, 1),
+        "cache_hit_rate": simulation.log.num_found / (simulation.log.num_to_cache or math.nan),
         "kv_peak_bytes": token_bytes * float(kv[rounds["round_s"] > 0].max(initial=0)),
         "kv_mean_bytes": token_bytes * kv_s / observed_s,
         "kv_allocated_bytes": token_bytes * allocated_tokens(simulation),
     }
-    return result | {f"{name.removesuffix('_s')}_share": float(rounds[name].sum()) / busy_s for name in STAGES}
+    all_s = busy_s or math.nan
+    return result | {f"{name.removesuffix('_s')}_share": float(rounds[name].sum()) / all_s for name in STAGES}
 
 
 def _held_s(log: EventLog, start_s: float) -> float:
@@ -313,8 +315,8 @@ def _run_slots(engine: Engine, lengths: list[int]) -> int:
 def _rows(rounds: Columns, requests: Columns) -> dict[str, float]:
     drafted, accepted, pairs = (float(rounds[name].sum()) for name in ("drafted", "accepted", "live"))
     return {
-        "draft_acceptance_rate": accepted / drafted if drafted else float("nan"),
-        "mean_acceptance_length": 1 + accepted / max(pairs, 1),
+        "draft_acceptance_rate": accepted / (drafted or math.nan),
+        "mean_acceptance_length": 1 + accepted / (pairs or math.nan),
         "longest_wait_rounds": float(requests["longest_wait_rounds"].max(initial=0)),
         "longest_gap_s": float(requests["longest_gap_s"].max(initial=0)),
     }

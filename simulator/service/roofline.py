@@ -107,7 +107,7 @@ class ModelCost:
     def _matrices_s(self, fed: float) -> float:
         model, experts = self.model, self.model.experts
         dense_s = self.machine.matrix_s(model.dense_weights, fed)
-        if experts is None:
+        if experts is None or not fed:
             return dense_s
         touched = experts.count * (1 - (1 - experts.active / experts.count) ** fed)
         weights = model.expert_layers * touched * model.expert_weights

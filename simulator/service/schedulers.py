@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
+from refimpl.core.errors import require
 from refimpl.scheduling import (
     BlockPool,
     GroupedScheduler,
@@ -16,6 +17,7 @@ from refimpl.scheduling import (
     make_scheduler,
 )
 from simulator.service.records import Request
+from simulator.settings.parts import BLOCKS
 from simulator.settings.scenario import Engine, Switches
 
 
@@ -85,12 +87,17 @@ def room_of(engine: Engine, capacity_tokens: float | None) -> Room[Request]:
     Args:
         engine: settings.
         capacity_tokens: tokens whose K/V fit, where the settings do not say how many blocks there are.
+
+    Raises:
+        InputError: more blocks fit than can be counted one by one.
     """
     count = engine.num_blocks
     if count is None and capacity_tokens is not None:
         count = int(capacity_tokens // engine.block_size)
     if engine.layout != "paged" or count is None:
         return Room()
+    given = f"there is room for {count:.3g} blocks of {engine.block_size} tokens"
+    require(count <= BLOCKS.high, f"{given}; at most {BLOCKS.high} can be simulated: give engine.num_blocks")
     sharing: Sharing = "texts" if engine.prefix_sharing else "nothing"
     pool, in_chunks = BlockPool(count, engine.block_size), engine.scheduler == "continuous"
     return PagedRoom(pool, engine.num_speculative_tokens, sharing, in_chunks=in_chunks)

@@ -1,6 +1,7 @@
 """One replication: requests, a router, replicas, and the clock."""
 
 import gc
+import math
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterator
@@ -15,7 +16,7 @@ from refimpl.core.errors import require
 from simulator.service.acceptance import make_acceptance
 from simulator.service.cost import CostModel
 from simulator.service.offers import make_drafting
-from simulator.service.records import EventLog, Request
+from simulator.service.records import STAGES, EventLog, Request, RoundLine
 from simulator.service.replica import Replica
 from simulator.service.scenario_cost import make_cost
 from simulator.service.streams import Purpose, Streams
@@ -24,6 +25,7 @@ from simulator.settings.fields import REQUESTS
 from simulator.settings.scenario import Scenario
 
 ENOUGH_ANSWERS = 2**13  # to foresee how many requests the clients of a closed study will make
+COARSE = 1e-3  # share of a round by which the clock may be off
 
 
 class Simulation:
@@ -58,7 +60,7 @@ class Simulation:
         """Run to the end of the study.
 
         Raises:
-            InputError: the study left the calibrated range and the scenario does not allow that.
+            InputError: the study left the calibrated range and the scenario does not allow that, or lasted too long.
         """
         study = self.scenario.study
         start = {"offline": self._start_offline, "open": self._start_open, "closed": self._start_closed}[study.kind]
@@ -69,7 +71,16 @@ class Simulation:
             replica.stop()
         self.log.end_s = float(self.env.now) if self._may_go_on() else self.log.last_round_s
         self.cost.check_widths()
+        self._refuse_coarse_clock()
         return self.log
+
+    def _refuse_coarse_clock(self) -> None:
+        """The clock is one number: the larger it is, the longer its steps, which rounds must not vanish between."""
+        if self.log.lines:
+            last, end_s = RoundLine._make(self.log.lines[-1]), self.log.last_round_s
+            round_s, step_s = last.noise * sum([getattr(last, stage) for stage in STAGES]), math.ulp(end_s)
+            given = f"after {end_s:.3g} s the clock has steps of {step_s:.3g} s, and a round takes {round_s:.3g} s"
+            require(round_s == 0 or step_s <= COARSE * round_s, f"the study lasts too long: {given}")
 
     def _may_go_on(self) -> bool:
         """Whether a request is unfinished, or could still come: else nothing is observed after the last round."""

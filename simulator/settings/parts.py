@@ -35,6 +35,7 @@ from simulator.settings.methods import engine_settings
 
 DEFAULT_BUDGET = 128
 WINDOW = Range(1, integer=True, most=MAX_WINDOW, bytes_each=2**11)
+BLOCKS = Range(1, 2**24, integer=True)
 REPLICAS = Range(1, integer=True, most=2**12, bytes_each=2**14)
 MIN_PHASE = 1e-3  # requests that an on phase brings
 MAX_BUDGET = 2**18  # tokens; a number is drawn for each of them, for hundreds of requests at a time
@@ -164,7 +165,7 @@ class Engine:
     max_new_tokens: int | None = number_field(Range(1, MAX_BUDGET, integer=True), None)
     compaction_threshold: float = number_field(Range(0, 1, open_low=True), 0.25)
     block_size: int = number_field(Range(1, max(BLOCK_SIZES), integer=True), 16)
-    num_blocks: int | None = number_field(Range(1, 2**24, integer=True), None)
+    num_blocks: int | None = number_field(BLOCKS, None)
     prefix_sharing: bool = True
     token_budget: int | None = number_field(Range(1, MAX_TOKEN_BUDGET, integer=True), None)
     execution: ExecutionName = "serial"

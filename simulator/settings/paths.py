@@ -1,6 +1,6 @@
 """Dotted paths into the plain data of a scenario, such as ``engine.batch_size``."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import fields
 from typing import Any
@@ -16,11 +16,11 @@ METHOD_PATHS = ("method", "engine.method")
 PARTS = {"study": Study, "workload": Workload, "engine": Engine, "switches": Switches, "service": Service}
 
 
-def set_path(data: dict[str, Any], path: str, value: Any) -> None:
+def set_path(data: dict[str, Any], path: str, value: Any, kept: Collection[str] = ()) -> None:
     """Set a dotted path in nested mappings; ``method`` is short for the layout, scheduler and so on that it names.
 
-    A new kind drops the parameters, and the settings of a study, that it does not know. Where a whole part is set, what
-    it leaves out has its default.
+    A new kind drops the parameters, and the settings of a study, that it does not know, but for those `kept`. Where a
+    whole part is set, what it leaves out has its default.
 
     Raises:
         InputError: no such path.
@@ -37,7 +37,7 @@ def set_path(data: dict[str, Any], path: str, value: Any) -> None:
     require(known, f"{path}: no such setting; allowed: {_allowed(here, parents)}")
     here[last] = _whole(path, deepcopy(as_data(value)))
     if last == "kind":
-        _drop_unknown(here, ".".join(parents), str(value))
+        _drop_unknown(here, ".".join(parents), str(value), kept)
 
 
 def _whole(path: str, given: Any) -> Any:
@@ -55,19 +55,22 @@ def _allowed(here: Any, parents: list[str]) -> str:
     return ", ".join([*here, *(["method"] if ".".join([*parents, "method"]) in METHOD_PATHS else [])])
 
 
-def _drop_unknown(here: dict[str, Any], path: str, kind: str) -> None:
-    """Leave to the setting at `path`, which is now of another kind, what that kind knows."""
+def _drop_unknown(here: dict[str, Any], path: str, kind: str, kept: Collection[str]) -> None:
+    """Leave to the setting at `path`, which is now of another kind, what that kind knows, and what is to be kept."""
+    stays = {name for name in here if any(f"{asked}.".startswith(f"{path}.{name}.") for asked in kept)}
     if path == "study":
-        here.update({item.name: as_data(item.default) for item in fields(Study) if item.name in IGNORED.get(kind, ())})
+        idle = set(IGNORED.get(kind, ())) - stays
+        here.update({item.name: as_data(item.default) for item in fields(Study) if item.name in idle})
     elif kind in KINDS[path]:
-        for name in set(here) - {"kind", *KINDS[path][kind]}:
+        for name in set(here) - stays - {"kind", *KINDS[path][kind]}:
             del here[name]
 
 
 def apply_settings(data: dict[str, Any], settings: Mapping[str, Any]) -> None:
     """Set dotted paths in nested mappings, one after the other, see `set_path`.
 
-    What has no effect any more beside them goes back to its default, unless it is one of them.
+    What has no effect any more beside them goes back to its default, unless it is one of them: whatever their order,
+    none is left out without a word.
 
     Raises:
         InputError: no such path, or a method beside a setting that it fixes otherwise.
@@ -75,7 +78,7 @@ def apply_settings(data: dict[str, Any], settings: Mapping[str, Any]) -> None:
     for path, value in settings.items():
         if method := _method(path, value):
             require_agreement(method, {name.removeprefix("engine."): given for name, given in settings.items()})
-        set_path(data, path, value)
+        set_path(data, path, value, kept=settings)
     drop_idle(data, kept=settings)
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import check_folder
-from simulator.runner import Progress, reporting, run_replication
+from simulator.runner import Progress, reporting, run_parallel, run_replication
 from simulator.settings.fields import WORKERS, to_mapping
 from simulator.settings.inputs import input_digests
 from simulator.settings.tables import write_parquet
@@ -177,14 +177,8 @@ class _Folder:
 def _execute(workers: int, dask: str | None, tasks: dict[str, Task]) -> Iterator[Found]:
     """Results as they come."""
     if dask is not None:
-        yield from _execute_dask(tasks, dask, workers)
-    elif workers == 1:
-        yield from map(run_task, tasks, tasks.values())
-    else:
-        from joblib import Parallel, delayed
-
-        jobs = (delayed(run_task)(key, task) for key, task in tasks.items())
-        yield from Parallel(n_jobs=min(workers, max(len(tasks), 1)), return_as="generator_unordered")(jobs)
+        return _execute_dask(tasks, dask, workers)
+    return run_parallel(run_task, tasks.items(), workers, {}, ordered=False)
 
 
 def _execute_dask(tasks: dict[str, Task], address: str, workers: int) -> Iterator[Found]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import require, shown
@@ -130,6 +131,8 @@ class Outlook(Shown):
     def __repr__(self) -> str:
         best, second = self.ranking[:2]
         gain, low, high = self.margin()
+        if np.isnan(gain):
+            return f"{best} or {second}, not decided: no replication has {self.judged_by} of both, {self._runs}"
         decided = f"take {best}:" if low > 0 else f"{best} or {second}, not decided: {best}"
         better = "lower P99 latency than" if self.judged_by == "latency_p99_s" else "more tokens/s than"
         interval = f"(95 % interval {100 * low:.1f} to {100 * high:.1f} %)"

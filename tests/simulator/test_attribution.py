@@ -45,6 +45,15 @@ def test_studies_of_two_kinds_are_one_factor():
     assert set(found.table.index) == {"study", "total"}
 
 
+def test_studies_that_last_for_requests_and_for_seconds_are_one_factor():
+    arrivals = {"kind": "fixed", "interval_s": 0.5}
+    served, timed = (
+        scenario().but(study={"kind": "open", **end}) for end in ({"num_requests": 4}, {"duration_s": 3.0})
+    )
+    found = attribute(served, timed.but({"study.arrivals": arrivals}), 2)
+    assert set(found.table.index) == {"study", "total"}
+
+
 def test_shares_are_of_the_replications_in_which_every_mixture_has_the_metric():
     a, b = rarely_finishing(1.0), rarely_finishing(1.6).but({"workload.output_tokens.mean_tokens": 8.0})
     found = attribute(a, b, 12, metric="latency_mean_s")

@@ -110,6 +110,8 @@ def test_laws_of_a_pass():
     assert verify_s(device="b200") < verify_s(device="h200") < verify_s() < verify_s(device="l40s")
     few, many = (cost_of(target="qwen3-30b-a3b").line("verify", rows, 1)[512] for rows in (1, 64))
     assert many > 2.5 * few  # more tokens meet more experts
+    for draft in ("qwen3-0.6b", "qwen3-30b-a3b"):  # points without a chunk feed the draft nothing
+        assert 0 < cost_of(draft=draft, device="h200").point("draft_chunk", 4, 0, 64) < 2e-3
 
 
 def test_a_model_of_one_s_own_is_one_file(tmp_path):

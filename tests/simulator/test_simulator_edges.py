@@ -9,12 +9,13 @@ from matplotlib import pyplot as plt
 
 from refimpl import InputError
 from simulator import Scenario, build_sweep, compare, plots, simulate, sweep
+from simulator.cli import main
 from simulator.engine_runs.trace_export import simulation_events
 from simulator.runner import run_replication
 from simulator.service.metrics import frames_of
 from simulator.service.replica import Replica
 from simulator.service.simulation import simulate_once
-from simulator.settings.folders import VALIDATION
+from simulator.settings.folders import DATA, VALIDATION
 from simulator.settings.inputs import input_files
 from simulator.studies.attribution import attribute
 from simulator.studies.capacity import find_capacity
@@ -27,6 +28,27 @@ RUSH = Scenario(
     workload={"output_tokens": {"kind": "fixed", "tokens": 150}},
     cost={"kind": "linear", "verify_base_s": 0.025, "realign_base_s": 0.05, "concat_base_s": 0.05},
 )
+
+
+def test_results_go_over_nothing_that_they_are_made_from(capsys, tmp_path):
+    """Tables have names that inputs may have, too; devices and traces may be given as files."""
+    requests, device = tmp_path / "requests.csv", tmp_path / "device.yaml"
+    requests.write_text("time_s,prompt_tokens,output_tokens\n0,5,10\n1,6,10\n")
+    device.write_text((DATA / "devices/h100.yaml").read_text())
+    served = {"kind": "open", "num_requests": 2, "arrivals": {"kind": "trace", "path": str(requests)}}
+    pair = f"cost={{kind: roofline, device: {device}, target: qwen3-8b, draft: qwen3-0.6b}}"
+    before = requests.read_text(), device.read_text()
+    for words in (
+        ["run", "-n", "1", "-s", f"study={json.dumps(served)}", "--out", str(tmp_path)],
+        ["panel", "-n", "2", "--axis", "batch_size=1", "-s", pair, "--out", str(device)],
+        ["budgets", "--rate", "5", "--duration", "1", "-n", "2", "--device", str(device), "--out", str(device)],
+    ):
+        assert main(words) == 2
+        assert "another option reads or writes it" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"cannot write .*requests.csv: another option reads or writes it"):
+        simulate(RUSH.but(study=served), 1).write(tmp_path)
+    assert (requests.read_text(), device.read_text()) == before
+    assert sorted(tmp_path.iterdir()) == [device, requests]
 
 
 def test_capacity_counts_no_request_that_the_clock_cuts_off():
@@ -45,6 +67,22 @@ def test_methods_that_leave_requests_unfinished_are_judged_by_their_tokens():
     assert found.ranking == ["inplace", "rollback"]
     done = RUSH.but(study={"kind": "open", "num_requests": 4, "arrivals": RUSH.study.arrivals})
     assert outlook(WhatIf(batch_size=4), done, ("rollback", "inplace"), 2).judged_by == "latency_p99_s"
+
+
+def test_a_clock_that_cannot_tell_the_ends_of_a_round_apart_is_refused():
+    rare = RUSH.but(study={"kind": "open", "num_requests": 3, "arrivals": {"kind": "fixed", "interval_s": 1e9}})
+    assert simulate(rare, 1)["latency_mean_s"] > 1
+    told = r"the study lasts too long: after 3e\+14 s the clock has steps of 0.0625 s, and a round takes 0.025 s"
+    with pytest.raises(InputError, match=told):
+        simulate(rare.but({"study.arrivals.interval_s": 1e14}), 1)
+
+
+def test_where_no_request_arrives_nothing_is_drawn_or_recommended():
+    nobody = RUSH.but({"study.duration_s": 0.1})
+    with pytest.raises(InputError, match="scenario: no request arrived after the warm-up, in any replication"):
+        plots.latency_cdf(simulate(nobody, 2))
+    told = repr(outlook(WhatIf(), nobody, ("eqspec", "inplace"), 2))
+    assert told.startswith("eqspec or inplace, not decided: no replication has latency_p99_s of both, of 0.1 s")
 
 
 def test_a_curve_of_latencies_ends_at_the_share_that_was_answered():
@@ -108,6 +146,19 @@ def test_a_layout_that_never_realigns_is_not_charged_for_it_in_a_choice_by_cost(
     measured = {"kind": "table", "calibration": "cpu/tiny"}
     chosen = Scenario(engine=engine, workload=workload, cost=measured, switches={"cost_aware": True})
     assert run_replication(chosen, 0, keep_frames=False).metrics["tokens_per_s"] > 0
+
+
+def test_room_for_more_blocks_than_memory_holds_books_of_is_refused():
+    endless = Scenario(
+        study={"num_requests": 1},
+        engine="paged",
+        cost={"kind": "linear", "verify_base_s": 0.01, "kv_bytes_per_token": 1.0},
+        service={"kv_capacity_bytes": 16 * (2**24 + 1)},
+    )
+    told = "there is room for 1.68e[+]07 blocks of 16 tokens; at most 16777216 can be simulated: give engine.num_blocks"
+    with pytest.raises(InputError, match=told):
+        simulate(endless, 1)
+    assert simulate(endless.but({"service.kv_capacity_bytes": 2**20}), 1)["completed"] == 1
 
 
 def test_more_blocks_than_a_device_has_room_for_are_refused():

@@ -10,6 +10,7 @@ from refimpl.core.errors import InputError
 from simulator.cli import main
 from simulator.intervals import summarize
 from simulator.runner import simulate
+from simulator.service.metrics import measure
 from simulator.service.simulation import simulate_once
 from simulator.settings.calibration import POINT_COLUMNS
 from simulator.settings.fields import Spec
@@ -37,6 +38,23 @@ def test_requests_per_second_are_tokens_per_second_over_the_length_with_warm_up_
         assert (found["warmup_s"] > 0) == (warmup == "mser5")
 
 
+def test_answers_with_which_the_warm_up_ends_are_no_more_counted_than_their_tokens():
+    """Clients come back at once, for one token each, and the warm-up ends with a round of answers.
+
+    The end of that round is a sum of its stages, which rounding puts behind the warm-up in the last replications.
+    """
+    stages = Spec.of("linear", verify_base_s=0.05, host_base_s=0.0071, draft_base_s=0.0013, concat_base_s=0.0011,
+                     prefill_s_per_token=1e-4, noise_cv=0.3)  # fmt: skip
+    engine = {"method": "realigned+fifo", "num_speculative_tokens": 2, "max_new_tokens": 5}
+    prompts = Workload(Spec.of("lognormal", median_tokens=50, sigma=1.0), Spec.of("fixed", tokens=1))
+    for clients, numbers in ((8, range(10)), (1, (29, 100, 136, 239))):
+        study = Study(kind="closed", clients=clients, duration_s=20.0, warmup="mser5")
+        made = Scenario(seed=7, study=study, workload=prompts, engine=engine | {"batch_size": clients}, cost=stages)
+        found = pd.DataFrame([measure(simulate_once(made, number)) for number in numbers])
+        assert (found["warmup_s"] > 0).any()
+        assert found["requests_per_s"].to_numpy() == pytest.approx(found["tokens_per_s"].to_numpy(), rel=1e-9)
+
+
 def test_a_warm_up_after_which_nobody_comes_is_refused(tmp_path):
     """All are served at once, the first 20 for longer: those that mser5 keeps came with those that it leaves out."""
     (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n" + "0,5,10\n" * 20 + "0,5,1\n" * 100)
@@ -52,6 +70,19 @@ def test_first_tokens_of_unfinished_requests_count():
     assert (found["completed"], found["censored"]) == (0, 1)
     assert found["first_token_p50_s"] == pytest.approx(0.01)
     assert np.isnan(found["latency_mean_s"])
+
+
+def test_replications_without_rounds_do_not_enter_means_over_rounds():
+    """About a third of them see no request; in all others every draft is right, and the server was busy for a while."""
+    rare = Study(kind="open", duration_s=10.0, arrivals=Spec.of("poisson", rate_per_s=0.1))
+    right = Scenario(study=rare, workload=fixed(5, 12), acceptance=Spec.of("iid", probability=1.0), cost=COST)
+    found = simulate(right, 20)
+    empty = found.metrics["rounds"] == 0
+    assert 0 < empty.sum() < 20
+    summary = found.summary().loc[["mean_acceptance_length", "tokens_per_round", "verify_share", "cache_hit_rate"]]
+    assert (summary["n"] == 20 - empty.sum()).all()
+    assert summary.loc["mean_acceptance_length", "mean"] == 6
+    assert (found.metrics["busy_share"][empty] == 0).all()
 
 
 def test_mean_memory_is_over_all_observed_seconds():

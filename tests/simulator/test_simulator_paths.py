@@ -58,6 +58,22 @@ def test_later_changes_see_earlier_ones(sets, expected):
     assert read_scenario(None, sets) == Scenario(**expected)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"study.duration_s": 5.0, "study.kind": "offline"}, "duration_s has no effect in a study of kind off"),
+        ({"study.arrivals.rate_per_s": 5.0, "study.kind": "offline"}, "arrivals has no effect in a study of kind off"),
+        ({"acceptance.probability": 0.5, "acceptance.kind": "beta", "acceptance.a": 4.0, "acceptance.b": 2.0},
+         "acceptance: unknown key probability; allowed: a, b"),
+    ],
+)  # fmt: skip
+def test_no_order_of_changes_leaves_one_of_them_out(changes, message):
+    """Else a sweep would label its points with a setting that none of them has."""
+    for ordered in (changes, dict(reversed(changes.items()))):
+        with pytest.raises(InputError, match=message):
+            Scenario().but(ordered)
+
+
 def test_a_whole_engine_agrees_with_what_is_set_beside_it():
     with pytest.raises(InputError, match=r"engine.batch_size: method speculative has 1, not 4; leave one of them out"):
         read_scenario(None, ["engine=speculative", "engine.batch_size=4"])

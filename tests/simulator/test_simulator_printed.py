@@ -2,10 +2,13 @@
 
 import io
 import re
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
 
+from simulator.bench import Speed, bench_scenario
 from simulator.cli import main
 from simulator.commands.output import show
 
@@ -74,6 +77,26 @@ def test_common_tokens_that_no_request_can_share_are_told(capsys, settings, lack
     assert [line[: len(start)] for line in told] == ([start] if lacking else [])
 
 
+IDLE = "workload: {common: {kind: system_prompt, tokens: 1}}"
+IDLE_SWEEP = "base: idle.yaml\nreplications: 1\ngrid: {study.num_requests: [3, 4], engine.batch_size: [1, 2]}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sweep sweep.yaml --out .",
+        "attribute idle.yaml -n 2 -s method=exspec",
+        "capacity idle.yaml -n 1 --tolerance 1 -s study.kind=open -s service.slo_first_token_s=1",
+    ],
+)
+def test_every_command_with_results_tells_once_what_is_true_of_all_of_them(capsys, monkeypatch, tmp_path, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "idle.yaml").write_text(IDLE)
+    (tmp_path / "sweep.yaml").write_text(IDLE_SWEEP)
+    assert main(words.split()) == 0
+    assert capsys.readouterr().out.count("requests share no blocks without engine.layout paged") == 1
+
+
 def test_without_common_tokens_nothing_is_said_of_sharing(capsys):
     assert main(["run", "-n", "1"]) == 0
     assert "share no blocks" not in capsys.readouterr().out
@@ -114,3 +137,22 @@ def test_help_says_what_a_precision_does_with_the_number_of_replications(capsys,
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["run", "--help"]) == 0
     assert "Begin with -n replications, at least 10" in " ".join(re.sub("│", " ", capsys.readouterr().out).split())
+
+
+def test_a_sweep_that_is_refused_in_the_middle_says_no_more_than_why(tmp_path):
+    grid = "grid: {engine.num_blocks: [3], seed: [0, 1, 2, 3, 4, 5, 6, 7]}"
+    (tmp_path / "s.yaml").write_text(f"base: {{engine: {{method: paged, num_blocks: 99}}}}\nreplications: 9\n{grid}\n")
+    words = [sys.executable, "-m", "simulator", "sweep", "s.yaml", "--out", ".", "--workers", "2"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: at engine.num_blocks=3, seed=[0-7]: the pool holds 48 tokens; .*\n", done.stderr)
+
+
+def test_speed_is_measured_with_the_windows_that_hold_a_batch(capsys, monkeypatch):
+    def measured(window, batch_size, _):
+        engine = bench_scenario(window, batch_size).engine
+        return Speed(engine.window_size, engine.batch_size, 1.0, 1.0)
+
+    monkeypatch.setattr("simulator.bench.measure_speed", measured)
+    assert main(["bench", "--batch-size", "65", "--repeats", "1"]) == 0
+    assert re.findall(r"^window (\d+), batch 65", capsys.readouterr().out, re.M) == ["1024", "4096"]

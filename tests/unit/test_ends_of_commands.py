@@ -58,14 +58,14 @@ def test_closed_streams_end_a_command_quietly(command, code, closed):
     assert done.stderr.count("\n") <= 1
 
 
-def test_an_interrupt_while_commands_are_loaded_is_quiet(tmp_path):
+@pytest.mark.parametrize("command", ["raggedspec sim run", "refimpl generate", "simulator run"])
+def test_an_interrupt_while_commands_are_loaded_is_quiet(tmp_path, command):
     """A module that every command imports sends the signal; in the background it may have been ignored before."""
     (tmp_path / "typer.py").write_text(
         "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nsignal.raise_signal(signal.SIGINT)\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    arguments = [*PYTHON, "raggedspec", "sim", "run"]
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run([*PYTHON, *command.split()], capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "interrupted\n")
 
 

@@ -1,0 +1,21 @@
+"""What Ctrl-C does from the first import of a command on. Nothing else is loaded here, so that this comes first."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+INTERRUPTED = 130  # exit code: 128 + SIGINT
+
+
+@contextmanager
+def quiet_interrupts() -> Iterator[None]:
+    """End with one word on stderr and `INTERRUPTED` where Ctrl-C stops the body, in which commands are loaded and run.
+
+    Raises:
+        SystemExit: instead of KeyboardInterrupt.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
