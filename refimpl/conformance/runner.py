@@ -12,7 +12,7 @@ from refimpl.conformance.python_engine import load_engine
 from refimpl.conformance.report import show, write_json
 from refimpl.conformance.verdicts import Report
 from refimpl.conformance.watch import Watch
-from refimpl.core.console import ended_by_sigterm
+from refimpl.core.console import ended_by_signals
 from refimpl.core.errors import InputError, require
 from refimpl.core.files import check_writable
 from refimpl.core.progress import progress_bars
@@ -47,7 +47,7 @@ def run_conformance(
     chosen = known_properties(properties)
     if output is not None:
         check_writable(output)
-    with ended_by_sigterm(KeyboardInterrupt("SIGTERM")), progress_bars() as bars:
+    with ended_by_signals(KeyboardInterrupt), progress_bars() as bars:
         watch = Watch(bars, total_time_s)
         with opened(engine, command, reference, reference_command, timeout_s) as (subject, plain):
             options |= {"properties": chosen, "watch": watch, "reference": plain}

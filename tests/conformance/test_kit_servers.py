@@ -97,7 +97,7 @@ def test_a_server_that_does_not_read_ends_the_run() -> None:
     assert process.poll() is not None
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_server_ends_with_the_command(tmp_path: Path, number: int, code: int) -> None:
     mark = tmp_path / "pid"
     server = f"{sys.executable} {HERE / 'bad_servers.py'} hang {mark}"
