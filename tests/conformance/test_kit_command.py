@@ -131,6 +131,20 @@ def test_an_engine_that_differs_from_its_own_run_may_round() -> None:
     assert not said_to_round("--command", f"{SERVERS} right", *ONE)
 
 
+def test_the_command_leaves_its_report_and_nothing_else(tmp_path: Path) -> None:
+    """An engine may change the folder; the report is where it was asked for."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "moving.py").write_text(
+        "import os, toy_engines\ndef make():\n    os.chdir('elsewhere')\n    return toy_engines.make()\n"
+    )
+    command = [sys.executable, "-B", "-m", "refimpl.conformance", "--engine", "moving:make", *ONE]
+    path = os.pathsep.join([str(HERE), os.environ["PYTHONPATH"]])
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([*command, "--output", "report.json"], cwd=tmp_path, env=environment, check=True, timeout=120)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {"elsewhere", "moving.py", "report.json"}
+
+
 # --- plugin ------------------------------------------------------------------------------------------------------
 
 
