@@ -13,7 +13,6 @@ from refimpl.conformance.kit import check_engine
 from refimpl.conformance.laws import Tokens, compare_laws
 from refimpl.conformance.properties import ENGINE_PROPERTIES, equals_reference
 from refimpl.conformance.protocol import EngineSettings, NotSupported
-from refimpl.conformance.raggedness import Raggedness
 from refimpl.conformance.report import conclusion
 from refimpl.conformance.subject import Subject
 from refimpl.core.config import NAMED_METHODS
@@ -116,24 +115,6 @@ def test_a_failure_is_shrunk_and_names_the_first_different_token() -> None:
     (prompt,) = call.prompts
     for length in range(1, len(prompt)):
         equals_reference(Subject(engine), EngineCase((prompt[:length],), call.settings))
-
-
-@pytest.mark.parametrize(
-    ("wrong_rows", "grows"), [((1, 2, 1, 3), False), ((8, 7, 7, 9), False), ((4, 5, 7, 6), False), ((0, 3, 6, 9), True)]
-)
-def test_growth_is_told_from_chance(wrong_rows: tuple[int, ...], grows: bool) -> None:
-    found = Raggedness((0, 2, 6, 12), wrong_rows, (12,) * 4)
-    assert (found.verdict == "grows with raggedness") == grows
-
-
-def test_errors_that_grow_with_raggedness_are_told_from_those_that_do_not() -> None:
-    ragged = check_engine(faulty_unchecked("pads-visible"), properties=["raggedness"]).raggedness
-    constant = check_engine(faulty_unchecked("positions-off-by-one"), properties=["raggedness"]).raggedness
-    healthy = check_engine(adapters.method("eqspec"), properties=["raggedness"]).raggedness
-    assert ragged.verdict == "grows with raggedness"
-    assert constant.verdict == "does not grow with raggedness"
-    assert healthy.verdict == "no wrong rows at any spread"
-    assert Raggedness().verdict == "not measured"
 
 
 def test_transformers_generate_conforms_where_it_can() -> None:

@@ -196,7 +196,7 @@ def test_wrong_rows_of_the_raggedness_profile_count() -> None:
     verdict = report.verdicts[1]
     assert [v.status for v in report.verdicts] == ["pass", "fail"]
     assert not report.passed
-    assert report.raggedness.wrong_rows == (0, 0, 3, 0)
+    assert report.raggedness.wrong_rows == (0, 0, 5, 0)
     assert (verdict.row, verdict.token) == (0, 11)
     assert sorted(map(len, verdict.calls[0].prompts)) == [4, 6, 8, 10]
 
