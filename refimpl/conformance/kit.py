@@ -19,6 +19,7 @@ from refimpl.conformance.protocol import (
     EngineSettings,
     EngineUnderTest,
     NotSupported,
+    check_engine_is_one,
 )
 from refimpl.conformance.raggedness import Raggedness, measure_raggedness
 from refimpl.conformance.subject import CaseFailure, Subject
@@ -62,20 +63,19 @@ def check_engine(
         watch: sees every case and ends the run when its time is up; later properties are then not finished.
 
     Raises:
-        InputError: an unknown property, or less than one case.
+        InputError: no engine, an unknown property, or less than one case.
     """
+    check_engine_is_one(engine, name)
     subject = Subject(engine, limits, reference, watch)
     verdicts: list[Verdict] = []
-    profile, why_not = Raggedness(), ""
+    profile = Raggedness()
     for wanted in known_properties(properties):
-        if why_not:
-            verdicts.append(Verdict(wanted, "not run", why_not))
+        if fail_fast and any(verdict.status == "fail" for verdict in verdicts):
+            verdicts.append(Verdict(wanted, "not run", subject.gone or "after a failure"))
             continue
         trial = Trial(subject, wanted)
         verdicts.append(trial.verdict(max_examples, shrink=shrink, seed=seed))
         profile = trial.profile or profile
-        if verdicts[-1].status == "fail" and (fail_fast or trial.gone):
-            why_not = trial.gone or "after a failure"
     return Report(name, tuple(verdicts), profile, subject.num_calls, subject.limits, subject.reference_kind, seed)
 
 
@@ -109,24 +109,24 @@ class Trial:
 
     Attributes:
         profile: raggedness, where that is the property.
-        gone: why the engine cannot be asked any more, empty while it can.
     """
 
     def __init__(self, subject: Subject, name: str):
         self.subject, self.name = subject, name
         self.profile: Raggedness | None = None
-        self.gone = ""
         self._asked, self._planned, self._refusals, self._told = 0, 0, list[str](), list[str]()
         self._shapes = set[tuple[tuple[int, ...], EngineSettings]]()
         self._failures, self._losses = list[CaseFailure](), list[CaseFailure]()
 
     def verdict(self, max_examples: int, *, shrink: bool, seed: int) -> Verdict:
-        """Judge the property.
+        """Judge the property, unless the engine has gone in an earlier trial.
 
         Raises:
             InputError: less than one case is asked for.
         """
         require_int("max_examples", max_examples, 1)
+        if self.subject.gone:
+            return Verdict(self.name, "not run", self.subject.gone)
         batches_before = self.subject.num_batches
         self._planned = 1 if self.name == RAGGEDNESS else max_examples + 1
         try:
@@ -233,10 +233,11 @@ class Trial:
 
     def _lose(self, failure: CaseFailure, broken: EngineFailure) -> None:
         """End the search where the engine cannot be asked again, or was lost too often."""
-        self.gone = str(broken) if isinstance(broken, EngineGone) else ""
-        if not self.gone or not self._losses:
+        if isinstance(broken, EngineGone):
+            self.subject.gone = str(broken)
+        if not self.subject.gone or not self._losses:
             self._losses.append(failure)
-        if self.gone or len(self._losses) >= MAX_LOSSES:
+        if self.subject.gone or len(self._losses) >= MAX_LOSSES:
             raise _Enough from broken
 
     def _failed(self, failure: CaseFailure, before: str = "") -> Verdict:

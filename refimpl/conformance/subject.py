@@ -1,6 +1,5 @@
 """The engine under test as properties see it: answers are checked, calls recorded, its reference remembered."""
 
-from asyncio import CancelledError
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from refimpl.conformance.protocol import (
     NotSupported,
     Prompts,
     check_answer,
+    is_own,
     one_line,
 )
 from refimpl.conformance.watch import Watch
@@ -47,6 +47,7 @@ class Subject:
         watch: asked before every call whether there is time.
 
     Attributes:
+        gone: why there is no use in asking the engine or its reference again, empty while there is.
         calls: what the engine was asked since the case began. Calls of the reference are left out once answered.
         num_calls: calls of the engine.
         num_batches: answered calls with several rows at a batch size above 1.
@@ -62,6 +63,7 @@ class Subject:
         self.engine, self.limits, self.watch = engine, limits or Limits(), watch or Watch()
         self.calls: list[Call] = []
         self.num_calls = self.num_batches = 0
+        self.gone = ""
         self._own = reference or getattr(engine, "reference", None)
         self._own_kind = "another engine" if reference else "own"
         self._known: dict[Any, list[int]] = {}
@@ -80,7 +82,7 @@ class Subject:
         return self._own is None
 
     def run(self, prompts: Iterable[Iterable[int]], settings: EngineSettings) -> list[list[int]]:
-        """Ask the engine; every exception but NotSupported becomes an EngineFailure."""
+        """Ask the engine; whatever it raises but NotSupported becomes an EngineFailure."""
         call = Call(tuple(map(tuple, prompts)), self.limits.bounded(settings))
         self.num_calls += 1
         tokens = self._ask(self.engine, call)
@@ -133,7 +135,7 @@ class Subject:
         prompts = [list(prompt) for prompt in call.prompts]
         try:
             return check_answer(engine(prompts, call.settings), len(call.prompts), self.engine.vocab_size)
-        except (NotSupported, EngineFailure):
-            raise
-        except (Exception, SystemExit, CancelledError) as error:
+        except BaseException as error:
+            if isinstance(error, NotSupported | EngineFailure) or not is_own(error):
+                raise
             raise EngineFailure(one_line(error)) from error

@@ -186,6 +186,21 @@ def test_the_pytest_plugin_has_the_limits_and_the_reference_of_the_command(tmp_p
     assert "does it round?" in wrong.stdout
 
 
+def test_the_pytest_plugin_asks_an_engine_that_hangs_once(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    chosen = [
+        "--conformance-properties",
+        "equals_reference,budget_is_exact,runs_repeat",
+        "--conformance-timeout",
+        "0.5",
+    ]
+    done = run_plugin(tmp_path, "--conformance-command", f"{SERVERS} hang {mark}", *chosen)
+    assert done.returncode == 1
+    assert "3 failed" in done.stdout
+    assert "equals_reference: no answer within 0.5 s (timeout_s)" in done.stdout
+    assert "runs_repeat: not run: no answer within 0.5 s (timeout_s)" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

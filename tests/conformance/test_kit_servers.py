@@ -170,6 +170,15 @@ def test_a_server_that_does_not_start_again_ends_the_run(tmp_path: Path) -> None
     assert "does not start again" in second.reason
 
 
+def test_a_server_that_starts_again_as_another_one_ends_the_run(tmp_path: Path) -> None:
+    engine = CommandEngine(f"{sys.executable} {HERE / 'bad_servers.py'} another-again {tmp_path / 'mark'}", 20.0)
+    first, second = check_engine(engine, max_examples=10, properties=["budget_is_exact", "runs_repeat"]).verdicts
+    engine.close()
+    assert (first.status, second.status) == ("fail", "not run")
+    now, before = ("vocab_size 61, supports ['serving'], block_size 16", "vocab_size 61, supports [], block_size 16")
+    assert second.reason == f"the engine starts again as another one: {now}, not {before}"
+
+
 def test_a_server_loads_again_under_the_long_limit() -> None:
     engine, limits = bad_server("late-crash", timeout_s=20.0), []
     receive = engine._receive
