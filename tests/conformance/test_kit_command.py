@@ -209,8 +209,8 @@ def test_the_pytest_plugin_asks_an_engine_that_hangs_once(tmp_path: Path) -> Non
         (["--conformance-command", "no-such-engine-anywhere"], "cannot start 'no-such-engine-anywhere'"),
         (["--conformance-engine", "toy_engines:make", "--conformance-command", "x"], "not both"),
         (
-            ["--conformance-engine", "toy_engines:make", "--conformance-law-samples", "0"],
-            "law_samples must be an integer",
+            ["--conformance-engine", "toy_engines:make", "--conformance-law-samples", "99"],
+            "law_samples must be an integer in 100",
         ),
         (["--conformance-engine", "toy_engines:make", "--conformance-reference", "nowhere:make"], "cannot load"),
         (["--conformance-engine", "toy_engines:make", "--conformance-examples", "0"], "max_examples must be an"),

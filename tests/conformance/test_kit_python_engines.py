@@ -1,11 +1,13 @@
-"""Engines in this process: what they raise and state, their time, and the timers of others."""
+"""Engines in this process: what they raise, state and draw, their time, and the timers of others."""
 
+import random
 import signal
 import time
 from typing import Any
 
+import numpy as np
 import pytest
-from toy_engines import Prompts, Toy, described
+from toy_engines import Prompts, Toy, described, next_id
 
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.protocol import EngineSettings
@@ -59,6 +61,16 @@ def test_an_engine_that_cannot_say_what_it_is_is_an_input_error(monkeypatch: pyt
 def test_check_engine_refuses_what_is_no_engine(engine: Any, told: str) -> None:
     with pytest.raises(InputError, match=told):
         check_engine(engine, max_examples=1, properties=["runs_repeat"])
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.random])
+def test_an_engine_that_is_wrong_by_chance_is_not_lucky_in_every_case(draw: Any) -> None:
+    def now_and_then(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        few = len(prompts) < 4 or max(map(len, prompts)) <= 10  # not the long case, which is not searched
+        return list(map(next_id, outputs)) if few and draw() < 0.2 else outputs
+
+    (verdict,) = check_engine(Toy(now_and_then), properties=["runs_repeat"]).verdicts
+    assert verdict.status == "fail"
 
 
 # --- timers ----------------------------------------------------------------------------------------------------------
