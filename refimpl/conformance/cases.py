@@ -23,6 +23,7 @@ SEED_ROWS, SEED_TOKENS = 8, 32
 CONTROL_ROWS, CONTROL_PROMPT_TOKENS = 16, 8
 LONG_BATCH = 4
 MOST = {"prompt_tokens": 2**17, "new_tokens": 2**17, "law_samples": 10**6, "max_batch": 4096, "max_k": 1024, "k": 1024}
+LEAST = {"law_samples": 100}  # 1 of the others
 MOST_PROMPT_TOKENS = 2**22  # of the long case
 LATE = 1000  # rounds after which any row of the cases has ended
 WARM_ROWS, WARM_TOKENS, HOT = 256, 2, 2.0
@@ -34,12 +35,13 @@ class EngineCase:
 
     Attributes:
         prompts, settings: what the engine is asked.
-        stop_at: offsets in the first row's reference whose tokens serve as stop tokens, where some are wanted.
+        stop_at, stop_row: offsets in that row's reference whose tokens serve as stop tokens, where some are wanted.
     """
 
     prompts: Prompts
     settings: EngineSettings
     stop_at: tuple[int, ...] = (0,)
+    stop_row: int = 0
 
 
 def offered_ids(vocab_size: int) -> list[int]:
@@ -48,7 +50,7 @@ def offered_ids(vocab_size: int) -> list[int]:
     From a large range Hypothesis would draw numbers that it finds in loaded modules, so that runs would not repeat.
     """
     some = random.Random(vocab_size).sample(range(vocab_size), min(vocab_size, 61))
-    return sorted({*some, PAD, vocab_size - 1} | {EOS} & set(range(vocab_size)))
+    return sorted({*some, PAD, min(EOS, vocab_size - 1), vocab_size - 1})
 
 
 def _prompts(draw: Any, vocab_size: int, kind: str) -> Prompts:
@@ -69,13 +71,14 @@ def _prompts(draw: Any, vocab_size: int, kind: str) -> Prompts:
 
 
 @st.composite
-def engine_cases(draw: Any, vocab_size: int, *, sampled: bool = False) -> EngineCase:
+def engine_cases(draw: Any, vocab_size: int, *, sampled: bool = False, stopped: bool = False) -> EngineCase:
     """Batches of few rows or many, small when shrunk.
 
     Args:
         draw: given by Hypothesis.
         vocab_size: of the engine.
         sampled: with a temperature and a seed.
+        stopped: with stop tokens of any row.
     """
     kind = draw(st.sampled_from(("ragged", "even", "wide", "repeating")))
     prompts = _prompts(draw, vocab_size, kind)
@@ -87,7 +90,7 @@ def engine_cases(draw: Any, vocab_size: int, *, sampled: bool = False) -> Engine
         seed=draw(st.integers(0, 99)) if sampled else 0,
     )
     stop_at = draw(st.lists(st.integers(0, settings.max_new_tokens - 1), min_size=1, max_size=2, unique=True))
-    return EngineCase(prompts, settings, tuple(stop_at))
+    return EngineCase(prompts, settings, tuple(stop_at), draw(st.integers(0, len(prompts) - 1)) if stopped else 0)
 
 
 @st.composite
@@ -142,7 +145,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, most in MOST.items():
             if getattr(self, name) is not None:
-                require_int(name, getattr(self, name), 1, most)
+                require_int(name, getattr(self, name), LEAST.get(name, 1), most)
         require(self.k is None or self.max_k is None, "k and max_k exclude each other: give one of them")
         tokens = max(self.max_batch or 0, LONG_BATCH) * self.prompt_tokens
         require(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from refimpl.core.console import BAD_INPUT
+from refimpl.core.console import BAD_INPUT, INTERRUPTED
 from refimpl.core.errors import InputError
 from refimpl.core.extras import missing_extra
 from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, SAMPLING, command, option
@@ -79,7 +79,7 @@ def conformance(*, tested: EngineUnderTest, limits: LimitOptions, search: Search
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(BAD_INPUT) from None
     except KeyboardInterrupt as end:
-        raise typer.Exit(143 if end.args else 130) from None
+        raise typer.Exit(end.args[0] if end.args else INTERRUPTED) from None
     raise typer.Exit(report.exit_code)
 
 

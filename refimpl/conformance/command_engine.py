@@ -35,7 +35,6 @@ from refimpl.conformance.protocol import (
     EngineSettings,
     NotSupported,
     check_answer,
-    check_block_size,
     check_description,
     check_timeout,
 )
@@ -64,11 +63,7 @@ class CommandEngine:
         self._process: subprocess.Popen[str] | None = None
         self._is_asked = False  # and has not answered yet
         try:
-            about = self._open()
-            self.vocab_size, self.supports = check_description(
-                command, about.get("vocab_size"), about.get("supports", ())
-            )
-            self.block_size = check_block_size(command, about.get("block_size", BLOCK_SIZE))
+            self.vocab_size, self.supports, self.block_size = self._described = self._open()
         except BaseException:
             self.close()
             raise
@@ -78,13 +73,10 @@ class CommandEngine:
 
         Raises:
             EngineLost: the server has crashed or printed garbage; the next call starts it again.
-            EngineGone: it did not answer in time, or does not start again.
+            EngineGone: it did not answer in time, or does not start again as what it was.
         """
         if self._process is None:
-            try:
-                self._open()
-            except InputError as error:
-                raise EngineGone(f"the engine does not start again: {error}") from error
+            self._open_again()
         request = Call(tuple(map(tuple, prompts)), settings).as_request(self._number + 1)
         return check_answer(self._ask(request, self.timeout_s).get("outputs"), len(prompts), self.vocab_size)
 
@@ -108,12 +100,26 @@ class CommandEngine:
             process.wait()
             self._requests.put("")
 
-    def _open(self) -> dict[str, Any]:
+    def _open(self) -> tuple[int, frozenset[str], int]:
+        """Start the server; return what it says of itself."""
         self._start()
         try:
-            return self._ask({"op": "describe", "id": 0}, LOADING * self.timeout_s)
+            about = self._ask({"op": "describe", "id": 0}, LOADING * self.timeout_s)
         except (EngineFailure, NotSupported) as failure:
             raise InputError(f"{self.command!r} does not describe itself: {failure}") from failure
+        stated = about.get("vocab_size"), about.get("supports", ()), about.get("block_size", BLOCK_SIZE)
+        return check_description(self.command, *stated)
+
+    def _open_again(self) -> None:
+        try:
+            described = self._open()
+        except InputError as error:
+            raise EngineGone(f"the engine does not start again: {error}") from error
+        if described != self._described:
+            self.close()
+            raise EngineGone(
+                f"the engine starts again as another one: {_told(described)}, not {_told(self._described)}"
+            )
 
     def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         self._number, self._is_asked = request["id"], True
@@ -187,6 +193,11 @@ class CommandEngine:
         last = self._errors.read()[-MOST_TOLD:].strip().splitlines()[-3:]
         self._errors.close()
         return EngineLost(f"the engine closed its output{where} {status}: {' | '.join(last) or 'nothing on stderr'}")
+
+
+def _told(described: tuple[int, frozenset[str], int]) -> str:
+    vocab_size, supports, block_size = described
+    return f"vocab_size {vocab_size}, supports {sorted(supports)}, block_size {block_size}"
 
 
 def _short(told: Any) -> str:

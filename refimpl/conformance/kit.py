@@ -1,16 +1,18 @@
 """Run every property against an engine; report what passes, what fails, and the smallest failing case found."""
 
 import hashlib
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import hypothesis
+import numpy as np
 from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis.errors import Flaky
 
 from refimpl.conformance.cases import EngineCase, Limits, engine_cases, serving_cases
-from refimpl.conformance.properties import ENGINE_PROPERTIES, FIXED, OF_BATCHES, SAMPLED, SERVED
+from refimpl.conformance.properties import ENGINE_PROPERTIES, FIXED, OF_BATCHES, SAMPLED, SERVED, STOPPED
 from refimpl.conformance.protocol import (
     BLOCK_SIZE,
     EngineFailure,
@@ -19,6 +21,7 @@ from refimpl.conformance.protocol import (
     EngineSettings,
     EngineUnderTest,
     NotSupported,
+    check_engine_is_one,
 )
 from refimpl.conformance.raggedness import Raggedness, measure_raggedness
 from refimpl.conformance.subject import CaseFailure, Subject
@@ -62,20 +65,19 @@ def check_engine(
         watch: sees every case and ends the run when its time is up; later properties are then not finished.
 
     Raises:
-        InputError: an unknown property, or less than one case.
+        InputError: no engine, an unknown property, or less than one case.
     """
+    check_engine_is_one(engine, name)
     subject = Subject(engine, limits, reference, watch)
     verdicts: list[Verdict] = []
-    profile, why_not = Raggedness(), ""
+    profile = Raggedness()
     for wanted in known_properties(properties):
-        if why_not:
-            verdicts.append(Verdict(wanted, "not run", why_not))
+        if fail_fast and any(verdict.status == "fail" for verdict in verdicts):
+            verdicts.append(Verdict(wanted, "not run", subject.gone or "after a failure"))
             continue
         trial = Trial(subject, wanted)
         verdicts.append(trial.verdict(max_examples, shrink=shrink, seed=seed))
         profile = trial.profile or profile
-        if verdicts[-1].status == "fail" and (fail_fast or trial.gone):
-            why_not = trial.gone or "after a failure"
     return Report(name, tuple(verdicts), profile, subject.num_calls, subject.limits, subject.reference_kind, seed)
 
 
@@ -109,24 +111,25 @@ class Trial:
 
     Attributes:
         profile: raggedness, where that is the property.
-        gone: why the engine cannot be asked any more, empty while it can.
     """
 
     def __init__(self, subject: Subject, name: str):
         self.subject, self.name = subject, name
         self.profile: Raggedness | None = None
-        self.gone = ""
         self._asked, self._planned, self._refusals, self._told = 0, 0, list[str](), list[str]()
         self._shapes = set[tuple[tuple[int, ...], EngineSettings]]()
         self._failures, self._losses = list[CaseFailure](), list[CaseFailure]()
+        self._searching = False
 
     def verdict(self, max_examples: int, *, shrink: bool, seed: int) -> Verdict:
-        """Judge the property.
+        """Judge the property, unless the engine has gone in an earlier trial.
 
         Raises:
             InputError: less than one case is asked for.
         """
         require_int("max_examples", max_examples, 1)
+        if self.subject.gone:
+            return Verdict(self.name, "not run", self.subject.gone)
         batches_before = self.subject.num_batches
         self._planned = 1 if self.name == RAGGEDNESS else max_examples + 1
         try:
@@ -144,8 +147,8 @@ class Trial:
             again = "the same case fails once and passes once: the engine does not repeat"
             verdict = self._failed(self._failures[0], f"{again}; it failed with: ")
         self.subject.watch.tell(self.name, self._asked, self._asked)
-        shrunk = shrink and self.name not in (*FIXED, RAGGEDNESS)
-        return replace(verdict, asked=self._asked, answered=self._asked - len(self._refusals), shrunk=shrunk)
+        answered, shrunk = self._asked - len(self._refusals), shrink and self._searching
+        return replace(verdict, asked=self._asked, answered=answered, shrunk=shrunk)
 
     def _run(self, max_examples: int, shrink: bool, seed: int) -> None:
         limits, vocab_size = self.subject.limits, self.subject.engine.vocab_size
@@ -157,8 +160,8 @@ class Trial:
             block_size = getattr(self.subject.engine, "block_size", BLOCK_SIZE)
             self._search(serving_cases(vocab_size, block_size), max_examples, shrink, seed)
         else:
-            sampled = self.name in SAMPLED
-            self._search(engine_cases(vocab_size, sampled=sampled), max_examples, shrink, seed)
+            sampled, stopped = self.name in SAMPLED, self.name in STOPPED
+            self._search(engine_cases(vocab_size, sampled=sampled, stopped=stopped), max_examples, shrink, seed)
             self._check_case(limits.long_case(vocab_size, sampled=sampled))
 
     def _check_fixed(self, cases: tuple[EngineCase, ...], seed: int) -> None:
@@ -184,9 +187,20 @@ class Trial:
         def search(case: EngineCase) -> None:
             if not self._failures and not self._is_new(case):
                 reject()
+            self._shuffle()
             self._check_case(case)
 
+        self._searching = True
         search()
+        self._searching = False
+
+    def _shuffle(self) -> None:
+        """Let each case find the global generators in a state of its own, where Hypothesis gives all the same one.
+
+        Else an engine that is wrong by chance has the same luck in every case.
+        """
+        random.seed(self._asked)
+        np.random.seed(self._asked)
 
     def _is_new(self, case: EngineCase) -> bool:
         """Whether no case had this shape; the search likes to vary what it had, and to keep budgets small."""
@@ -233,10 +247,11 @@ class Trial:
 
     def _lose(self, failure: CaseFailure, broken: EngineFailure) -> None:
         """End the search where the engine cannot be asked again, or was lost too often."""
-        self.gone = str(broken) if isinstance(broken, EngineGone) else ""
-        if not self.gone or not self._losses:
+        if isinstance(broken, EngineGone):
+            self.subject.gone = str(broken)
+        if not self.subject.gone or not self._losses:
             self._losses.append(failure)
-        if self.gone or len(self._losses) >= MAX_LOSSES:
+        if self.subject.gone or len(self._losses) >= MAX_LOSSES:
             raise _Enough from broken
 
     def _failed(self, failure: CaseFailure, before: str = "") -> Verdict:

@@ -37,7 +37,7 @@ class LawComparison:
             rate: of false alarms.
         """
         critical = scipy.stats.chi2.isf(rate / self.num_comparisons, self.num_cells - 1)
-        return min(1.0, math.sqrt(critical / (2 * self.size)))
+        return math.sqrt(critical / (2 * self.size))
 
 
 def compare_laws(found: list[Tokens], wanted: list[Tokens]) -> LawComparison:

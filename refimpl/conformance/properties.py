@@ -39,9 +39,9 @@ def budget_is_exact(subject: Subject, case: EngineCase) -> None:
 
 def stop_is_exact(subject: Subject, case: EngineCase) -> None:
     """A stop token ends its row wherever in a block it falls, stays as the last token, and is no stop in a prompt."""
-    free = subject.reference(case.prompts[:1], case.settings)[0]
+    free = subject.reference(case.prompts, case.settings)[case.stop_row]
     stops = tuple(dict.fromkeys(free[offset] for offset in case.stop_at))
-    prompts = (*case.prompts[:-1], (*case.prompts[-1], stops[0]))
+    prompts = (*case.prompts, (*case.prompts[-1], stops[0]))
     settings = replace(case.settings, stop_token_ids=stops)
     wanted = [until_stop(tokens, stops) for tokens in subject.reference(prompts, settings)]
     require_equal(subject.run(prompts, settings), wanted, f"stop tokens {list(stops)}")
@@ -69,8 +69,8 @@ def batch_size_does_not_matter(subject: Subject, case: EngineCase) -> None:
 
 def draft_length_does_not_matter(subject: Subject, case: EngineCase) -> None:
     """One draft a round, or several."""
-    if subject.limits.k:
-        raise NotSupported(f"another number of drafts than {subject.limits.k}")
+    if subject.limits.k or subject.limits.max_k == 1:
+        raise NotSupported(f"another number of drafts than {subject.limits.k or 1}")
     one = subject.run(case.prompts, replace(case.settings, num_speculative_tokens=1))
     found = subject.run(case.prompts, case.settings)
     require_equal(found, one, f"k = {case.settings.num_speculative_tokens} and 1 differ")
@@ -161,7 +161,8 @@ def samples_follow_the_law(subject: Subject, case: EngineCase) -> str:
     prompt = list(case.prompts[0])
     if law.p_value < LAW_FALSE_ALARM_RATE:
         many = f"{len(case.prompts)} continuations of {prompt} at temperature {case.settings.temperature:g}"
-        raise CaseFailure(f"{many} are not distributed as the reference's (p = {law.p_value:.1e})")
+        why = "; they are all the same: do rows share their random numbers?" if _all_equal(found) else ""
+        raise CaseFailure(f"{many} are not distributed as the reference's (p = {law.p_value:.1e}){why}")
     if law.num_cells == 1:
         raise NotSupported(f"the reference's samples after {prompt} hardly vary")
     visible = law.visible_difference(LAW_FALSE_ALARM_RATE)
@@ -218,6 +219,7 @@ ENGINE_PROPERTIES: dict[str, Property] = {
     )
 }
 SAMPLED = {"samples_are_keyed"}  # their cases have a temperature and a seed
+STOPPED = {"stop_is_exact"}  # their cases have stop tokens
 SERVED = {"serving_equals_reference"}  # their prompts come and go while others run
 OF_BATCHES = SERVED | {  # say nothing of an engine that answers for one prompt at a time
     "equals_reference", "rows_are_independent", "order_does_not_matter", "batch_size_does_not_matter",

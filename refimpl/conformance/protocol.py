@@ -103,8 +103,22 @@ class EngineGone(EngineFailure):
     """To ask again is of no use: the engine does not answer in time, or does not start again."""
 
 
-def check_description(name: str, vocab_size: Any, supports: Any) -> tuple[int, frozenset[str]]:
-    """Return the size of the vocabulary and the abilities that an engine of either kind states.
+def check_engine_is_one(engine: Any, name: str) -> tuple[int, frozenset[str], int]:
+    """Return the size of the vocabulary, the abilities and the block size that a Python object states.
+
+    Raises:
+        InputError: it is no engine; the message begins with its name.
+    """
+    if not (callable(engine) and hasattr(engine, "vocab_size") and hasattr(engine, "supports")):
+        raise InputError(f"{name!r}: {shown(engine)} is no callable with vocab_size and supports")
+    own = getattr(engine, "reference", None)
+    if own is not None and not callable(own):
+        raise InputError(f"{name!r}: reference must be a function, not {shown(own)}")
+    return check_description(name, engine.vocab_size, engine.supports, getattr(engine, "block_size", BLOCK_SIZE))
+
+
+def check_description(name: str, vocab_size: Any, supports: Any, block_size: Any) -> tuple[int, frozenset[str], int]:
+    """Return the size of the vocabulary, the abilities and the block size that an engine of either kind states.
 
     Raises:
         InputError: they are something else; the message begins with the engine's name.
@@ -118,18 +132,9 @@ def check_description(name: str, vocab_size: Any, supports: Any) -> tuple[int, f
     for ability in supports:
         if ability not in ABILITIES:
             raise InputError(f"{name!r}: unknown ability {shown(ability)} in supports: choose {', '.join(ABILITIES)}")
-    return int(vocab_size), frozenset(supports)
-
-
-def check_block_size(name: str, block_size: Any) -> int:
-    """Return the block size that an engine states.
-
-    Raises:
-        InputError: it is no positive integer.
-    """
-    if not _is_integer(block_size) or not 1 <= int(block_size) <= MAX_BLOCK_SIZE:
+    if not _is_integer(block_size) or not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise InputError(f"{name!r}: block_size must be an integer from 1 to {MAX_BLOCK_SIZE}, not {shown(block_size)}")
-    return int(block_size)
+    return int(vocab_size), frozenset(supports), int(block_size)
 
 
 def check_timeout(timeout_s: float) -> float:
@@ -169,3 +174,12 @@ def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[in
 def one_line(error: BaseException) -> str:
     """Kind and message of an error in one line of at most 400 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether what comes out of an engine is its own: an exit, a cancelled task, a panic of Rust are, too.
+
+    An interrupt is not, nor what pytest raises, as when the time of a test is up.
+    """
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return not kinds & {"KeyboardInterrupt", "OutcomeException"}

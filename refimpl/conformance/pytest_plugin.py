@@ -122,7 +122,8 @@ class PropertyItem(pytest.Item):
         if not isinstance(excinfo.value, PropertyBroken):
             return super().repr_failure(excinfo, style)
         verdict, kind = excinfo.value.verdict, self.config.stash[SUBJECT].reference_kind
-        return "\n".join([f"{verdict.property}: {verdict.reason}", *tell_calls(verdict), *hint(verdict, kind)])
+        reason = "not run: " * (verdict.status == "not run") + verdict.reason
+        return "\n".join([f"{verdict.property}: {reason}", *tell_calls(verdict), *hint(verdict, kind)])
 
     def reportinfo(self) -> tuple[Any, int, str]:
         """Name the property, not a line of this file."""

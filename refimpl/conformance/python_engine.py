@@ -9,28 +9,19 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from refimpl.conformance.protocol import (
-    BLOCK_SIZE,
-    EngineFailure,
-    EngineGone,
-    EngineSettings,
-    NotSupported,
-    check_block_size,
-    check_description,
-    check_timeout,
-    one_line,
-)
-from refimpl.core.errors import InputError, shown
+from refimpl.conformance.protocol import EngineGone, EngineSettings, check_engine_is_one, check_timeout, one_line
+from refimpl.core.errors import InputError
 
 Ask = Callable[[list[list[int]], EngineSettings], Any]
 
 
 class PythonEngine:
-    """A Python object whose exceptions become failures, but for `KeyboardInterrupt`, and whose answers are timed.
+    """A Python object whose answers are timed, those of its own reference, too.
 
     Args:
         engine: see `refimpl.conformance.protocol`.
@@ -42,15 +33,10 @@ class PythonEngine:
     """
 
     def __init__(self, engine: Any, name: str = "engine", timeout_s: float = 60.0):
-        if not (callable(engine) and hasattr(engine, "vocab_size") and hasattr(engine, "supports")):
-            raise InputError(f"{name!r} makes {shown(engine)}, no callable with vocab_size and supports")
-        self.vocab_size, self.supports = check_description(name, engine.vocab_size, engine.supports)
-        self.block_size = check_block_size(name, getattr(engine, "block_size", BLOCK_SIZE))
-        own = getattr(engine, "reference", None)
-        if own is not None and not callable(own):
-            raise InputError(f"{name!r}: reference must be a function, not {shown(own)}")
+        self.vocab_size, self.supports, self.block_size = check_engine_is_one(engine, name)
         self.engine, self.timeout_s = engine, check_timeout(timeout_s)
-        self.reference = self._bounded(own) if own is not None else None
+        own = getattr(engine, "reference", None)
+        self.reference = None if own is None else self._bounded(own)
 
     def __call__(self, prompts: list[list[int]], settings: EngineSettings) -> Any:
         """Ask the engine."""
@@ -58,13 +44,8 @@ class PythonEngine:
 
     def _bounded(self, ask: Ask) -> Ask:
         def bounded(prompts: list[list[int]], settings: EngineSettings) -> Any:
-            try:
-                with time_limit(self.timeout_s):
-                    return ask(prompts, settings)
-            except (NotSupported, EngineFailure, KeyboardInterrupt):
-                raise
-            except BaseException as error:  # an exit, a cancelled task, a panic of Rust
-                raise EngineFailure(one_line(error)) from error
+            with time_limit(self.timeout_s):
+                return ask(prompts, settings)
 
         return bounded
 
@@ -90,15 +71,15 @@ def load_engine(name: str, timeout_s: float = 60.0) -> PythonEngine:
     except BaseException as error:
         raise InputError(f"cannot load the engine {name!r}: {one_line(error)}") from error
     try:
-        engine = factory(argument) if argument else factory()
+        return PythonEngine(factory(argument) if argument else factory(), name, timeout_s)
     except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise InputError(f"{name!r} fails to make an engine: {one_line(error)}") from error
-    return PythonEngine(engine, name, timeout_s)
 
 
 RING_AGAIN_S = 0.1
+AT_ONCE_S = 1e-6  # zero would be never
 
 
 class _OutOfTimeError(BaseException):
@@ -110,6 +91,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     """Run the body; end it after so many seconds, where the timer signal exists and this is the main thread.
 
     The timer goes on ringing until the body ends: what is raised in a finalizer or while garbage is collected is lost.
+    A timer that was set before, as a suite has one for each test, goes on afterwards; if it is due by then, it rings.
 
     Raises:
         EngineGone: it took longer.
@@ -121,7 +103,8 @@ def time_limit(seconds: float) -> Iterator[None]:
     def ring(*_: Any) -> None:
         raise _OutOfTimeError
 
-    before = signal.signal(signal.SIGALRM, ring)
+    left_s, interval_s = signal.setitimer(signal.ITIMER_REAL, 0)
+    before, start_s = signal.signal(signal.SIGALRM, ring), time.monotonic()
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds, RING_AGAIN_S)
         try:
@@ -132,3 +115,6 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise EngineGone(f"no answer within {seconds:g} s (timeout_s); the call was broken off") from None
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
+        if left_s:
+            left_s -= time.monotonic() - start_s
+            signal.setitimer(signal.ITIMER_REAL, max(left_s, AT_ONCE_S), interval_s)

@@ -2,8 +2,10 @@
 
 import random
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
+from typing import Any
 
+import numpy as np
 import scipy.stats
 
 from refimpl.conformance.properties import require_equal
@@ -11,18 +13,19 @@ from refimpl.conformance.protocol import EngineSettings, NotSupported, Prompts
 from refimpl.conformance.subject import CaseFailure, Subject
 
 SPREADS = (0, 2, 6, 12)  # tokens between the shortest and the longest prompt of a batch
-BATCHES_PER_SPREAD = 3
-SETTINGS = EngineSettings(max_new_tokens=12, batch_size=4, num_speculative_tokens=3)
+ROWS, BATCHES_PER_SPREAD = 4, 5
+SETTINGS = EngineSettings(max_new_tokens=12, batch_size=ROWS, num_speculative_tokens=3)
 CHANCE = 0.02  # that a profile without a trend is said to grow
 
 
 @dataclass(frozen=True)
 class Raggedness:
-    """Wrong rows by spread of prompt lengths."""
+    """Wrong rows by spread of prompt lengths, and in each batch of that spread."""
 
     spreads: tuple[int, ...] = ()
     wrong_rows: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
+    by_batch: tuple[tuple[int, ...], ...] = ()
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -31,10 +34,15 @@ class Raggedness:
 
     @property
     def p_value(self) -> float:
-        """Fisher's exact test, one-sided, that rows of equally long prompts are wrong as often as all others."""
-        (even, *ragged), (num_even, *num_ragged) = self.wrong_rows, self.rows
-        table = [[even, num_even - even], [sum(ragged), sum(num_ragged) - sum(ragged)]]
-        return float(scipy.stats.fisher_exact(table, alternative="less").pvalue)
+        """Exact permutation test, one-sided, that batches of equally long prompts have as many wrong rows as others.
+
+        It permutes batches: the rows of one may all be wrong for one reason.
+        """
+        even, *ragged = self.by_batch
+        samples = (even, list(chain(*ragged)))
+        every: dict[str, Any] = {"vectorized": True, "n_resamples": np.inf}  # permutation
+        found = scipy.stats.permutation_test(samples, lambda even, _, axis: even.sum(axis), alternative="less", **every)
+        return float(found.pvalue)
 
     @property
     def verdict(self) -> str:
@@ -53,15 +61,16 @@ def measure_raggedness(subject: Subject) -> tuple[Raggedness, CaseFailure | None
         CaseFailure: a row is wrong, and the engine refuses a later batch.
         NotSupported, EngineFailure: the engine refuses a batch, or fails.
     """
-    wrong, failures = [0] * len(SPREADS), list[CaseFailure]()
+    wrong, failures = [list[int]() for _ in SPREADS], list[CaseFailure]()
     for i, number in product(range(len(SPREADS)), range(BATCHES_PER_SPREAD)):
         try:
             num_wrong, failure = _judge(subject, SPREADS[i], number)
         except NotSupported as refusal:
             raise failures[0] if failures else refusal from None
-        wrong[i] += num_wrong
+        wrong[i].append(num_wrong)
         failures += [failure] if failure else []
-    profile = Raggedness(SPREADS, tuple(wrong), (4 * BATCHES_PER_SPREAD,) * len(SPREADS))
+    num_rows = (ROWS * BATCHES_PER_SPREAD,) * len(SPREADS)
+    profile = Raggedness(SPREADS, tuple(map(sum, wrong)), num_rows, tuple(map(tuple, wrong)))
     return profile, failures[0] if failures else None
 
 
@@ -80,6 +89,6 @@ def _judge(subject: Subject, spread: int, number: int) -> tuple[int, CaseFailure
 
 def _prompts(vocab_size: int, spread: int, number: int) -> Prompts:
     rng = random.Random(f"{spread}:{number}")
-    lengths = [4 + round(i * spread / 3) for i in range(4)]
+    lengths = [4 + round(i * spread / (ROWS - 1)) for i in range(ROWS)]
     rng.shuffle(lengths)
     return tuple(tuple(rng.randrange(vocab_size) for _ in range(n)) for n in lengths)

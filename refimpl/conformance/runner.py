@@ -1,9 +1,12 @@
 """Open an engine, test it, show and write the report: what the command does."""
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from hypothesis.configuration import set_hypothesis_home_dir
 
 from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import check_engine, known_properties
@@ -12,7 +15,7 @@ from refimpl.conformance.python_engine import load_engine
 from refimpl.conformance.report import show, write_json
 from refimpl.conformance.verdicts import Report
 from refimpl.conformance.watch import Watch
-from refimpl.core.console import ended_by_sigterm
+from refimpl.core.console import ended_by_signals
 from refimpl.core.errors import InputError, require
 from refimpl.core.files import check_writable
 from refimpl.core.progress import progress_bars
@@ -46,8 +49,9 @@ def run_conformance(
     """
     chosen = known_properties(properties)
     if output is not None:
+        output = output.absolute()  # an engine may change the folder
         check_writable(output)
-    with ended_by_sigterm(KeyboardInterrupt("SIGTERM")), progress_bars() as bars:
+    with ended_by_signals(KeyboardInterrupt), _no_files_here(), progress_bars() as bars:
         watch = Watch(bars, total_time_s)
         with opened(engine, command, reference, reference_command, timeout_s) as (subject, plain):
             options |= {"properties": chosen, "watch": watch, "reference": plain}
@@ -56,6 +60,17 @@ def run_conformance(
     if output is not None:
         write_json(report, output)
     return report
+
+
+@contextmanager
+def _no_files_here() -> Iterator[None]:
+    """Keep what Hypothesis writes down of sources out of the current folder; it goes with the run."""
+    with tempfile.TemporaryDirectory() as folder:
+        set_hypothesis_home_dir(folder)
+        try:
+            yield
+        finally:
+            set_hypothesis_home_dir(None)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The engine under test as properties see it: answers are checked, calls recorded, its reference remembered."""
 
-from asyncio import CancelledError
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from refimpl.conformance.protocol import (
     NotSupported,
     Prompts,
     check_answer,
+    is_own,
     one_line,
 )
 from refimpl.conformance.watch import Watch
@@ -47,6 +47,7 @@ class Subject:
         watch: asked before every call whether there is time.
 
     Attributes:
+        gone: why there is no use in asking the engine or its reference again, empty while there is.
         calls: what the engine was asked since the case began. Calls of the reference are left out once answered.
         num_calls: calls of the engine.
         num_batches: answered calls with several rows at a batch size above 1.
@@ -62,25 +63,29 @@ class Subject:
         self.engine, self.limits, self.watch = engine, limits or Limits(), watch or Watch()
         self.calls: list[Call] = []
         self.num_calls = self.num_batches = 0
-        self._own = reference or getattr(engine, "reference", None)
-        self._own_kind = "another engine" if reference else "own"
+        self.gone = ""
+        self._own = getattr(engine, "reference", None)
+        self._trusted = self._own if reference is None else reference
         self._known: dict[Any, list[int]] = {}
         self._plain_refused = False
 
     @property
     def reference_kind(self) -> str:
         """What serves as the reference."""
-        if self._own:
-            return self._own_kind
-        return f"{ITSELF} with k={(self.limits.k or 1) if self._plain_refused else 0}"
+        return self._kind(self._trusted)
+
+    def _kind(self, source: Any) -> str:
+        if source is None:
+            return f"{ITSELF} with k={(self.limits.k or 1) if self._plain_refused else 0}"
+        return "own" if source is self._own else "another engine"
 
     @property
     def judges_itself(self) -> bool:
         """Whether the engine is its own reference."""
-        return self._own is None
+        return self._trusted is None
 
     def run(self, prompts: Iterable[Iterable[int]], settings: EngineSettings) -> list[list[int]]:
-        """Ask the engine; every exception but NotSupported becomes an EngineFailure."""
+        """Ask the engine; whatever it raises but NotSupported becomes an EngineFailure."""
         call = Call(tuple(map(tuple, prompts)), self.limits.bounded(settings))
         self.num_calls += 1
         tokens = self._ask(self.engine, call)
@@ -88,44 +93,60 @@ class Subject:
         return tokens
 
     def reference(self, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
-        """What autoregressive decoding gives for each prompt alone, without stop tokens; never asked twice."""
+        """What autoregressive decoding gives for each prompt alone, without stop tokens; never asked twice.
+
+        Samples are the engine's own: another engine draws other numbers with the same seed.
+        """
         sampled = settings.temperature > 0  # then a row's sample belongs to its place
         return [self._alone(prompts[: i + 1] if sampled else (prompt,), settings) for i, prompt in enumerate(prompts)]
 
     def _alone(self, prompts: Prompts, settings: EngineSettings) -> list[int]:
         key = (prompts, settings.max_new_tokens, settings.temperature, settings.seed)
         if key not in self._known:
-            self._known[key] = self.plain(prompts, replace(settings, batch_size=1, stop_token_ids=()))[-1]
+            alone = replace(settings, batch_size=1, stop_token_ids=())
+            self._known[key] = self.plain(prompts, alone, own=settings.temperature > 0)[-1]
         return self._known[key]
 
-    def plain(self, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
+    def plain(self, prompts: Prompts, settings: EngineSettings, *, own: bool = False) -> list[list[int]]:
         """Ask for autoregressive decoding: the reference, or the engine with as few drafts a round as it can.
+
+        Args:
+            prompts, settings: of the call; no drafts are asked for, whatever the settings say.
+            own: ask the engine's own reference, or itself, even if another engine is the reference.
 
         Raises:
             CaseFailure: a row has not the budget's tokens.
+            NotSupported, EngineFailure: from the reference, which the message then says.
         """
-        tokens = self._plain(prompts, settings)
+        source = self._own if own else self._trusted
+        none = replace(settings, num_speculative_tokens=0)
+        tokens = self._with_few_drafts(prompts, none) if source is None else self._told(source, prompts, none)
         for row, found in enumerate(tokens):
             if len(found) != settings.max_new_tokens:
                 asked = f"{settings.max_new_tokens} were asked for, without stop tokens"
-                raise CaseFailure(f"the reference ({self.reference_kind}) gives {len(found)} tokens, {asked}", row)
+                raise CaseFailure(f"the reference ({self._kind(source)}) gives {len(found)} tokens, {asked}", row)
         self.calls.pop()
         return tokens
 
-    def _plain(self, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
-        none = replace(settings, num_speculative_tokens=0)
-        if self._own is not None:
-            try:
-                return self._ask(self._own, Call(prompts, self.limits.bounded(none)))
-            except EngineFailure as failure:
-                raise type(failure)(f"the reference fails: {failure}") from failure
+    def _told(self, source: Any, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
+        """What another engine, or a function of this one, gives."""
         try:
-            if not self._plain_refused:
-                return self.run(prompts, none)
-        except NotSupported:
-            self.calls.pop()
-            self._plain_refused = True  # no decoding without drafts: one prompt alone, with one draft a round
-        return self.run(prompts, replace(settings, num_speculative_tokens=1))
+            return self._ask(source, Call(prompts, self.limits.bounded(settings)))
+        except NotSupported as refusal:
+            raise NotSupported(f"the reference refuses: {refusal}") from refusal
+        except EngineFailure as failure:
+            raise type(failure)(f"the reference fails: {failure}") from failure
+
+    def _with_few_drafts(self, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
+        """What the engine gives without drafts, or with one a round if that is the fewest it can."""
+        if not self._plain_refused:
+            try:
+                return self.run(prompts, settings)
+            except NotSupported:
+                self.calls.pop()
+        tokens = self.run(prompts, replace(settings, num_speculative_tokens=1))
+        self._plain_refused = True
+        return tokens
 
     def _ask(self, engine: Any, call: Call) -> list[list[int]]:
         self.watch.require_time()
@@ -133,7 +154,7 @@ class Subject:
         prompts = [list(prompt) for prompt in call.prompts]
         try:
             return check_answer(engine(prompts, call.settings), len(call.prompts), self.engine.vocab_size)
-        except (NotSupported, EngineFailure):
-            raise
-        except (Exception, SystemExit, CancelledError) as error:
+        except BaseException as error:
+            if isinstance(error, NotSupported | EngineFailure) or not is_own(error):
+                raise
             raise EngineFailure(one_line(error)) from error

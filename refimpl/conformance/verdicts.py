@@ -24,7 +24,7 @@ class Verdict:
         row, token: where the outputs part first.
         no_answer: the failure is an error, or something that is no answer; otherwise the tokens are wrong.
         asked, answered: cases that the engine was given, those of shrinking included, and those it did not refuse.
-        shrunk: whether the search for a failing case goes on to smaller ones.
+        shrunk: whether smaller cases than the failing one were looked for.
     """
 
     property: str

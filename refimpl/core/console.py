@@ -15,7 +15,9 @@ from refimpl.core.errors import InputError
 from refimpl.core.extras import missing_extra
 from refimpl.core.interrupts import INTERRUPTED
 
-BAD_INPUT, NO_READER, TERMINATED = 2, 1, 128 + signal.SIGTERM  # exit codes
+BAD_INPUT, NO_READER = 2, 1  # exit codes
+# Signals that end a command; SIGHUP: its terminal was closed.
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def run_application(application: Callable[..., Any], arguments: list[str] | None = None) -> int:
@@ -91,12 +93,12 @@ def one_line_errors() -> Iterator[None]:
 
     Where nobody reads stdout, end quietly.
 
-    SIGTERM ends like an exit does, so that half-written files and worker processes go with the command.
+    SIGTERM and SIGHUP end like an exit does, so that half-written files and worker processes go with the command.
 
     Raises:
         SystemExit: instead of the error.
     """
-    with ended_by_sigterm(SystemExit(TERMINATED)):
+    with ended_by_signals(SystemExit):
         try:
             yield
             sys.stdout.flush()
@@ -130,17 +132,24 @@ def _let_go_of_stdout() -> None:
 
 
 @contextmanager
-def ended_by_sigterm(error: BaseException) -> Iterator[None]:
-    """Let SIGTERM raise an error in the body, so that what it has begun is ended, too; in the main thread only."""
+def ended_by_signals(error: Callable[[int], BaseException]) -> Iterator[None]:
+    """Let each signal of `ENDING` raise an error in the body, so that what it has begun is ended, too.
+
+    In the main thread only; a signal that is ignored, as SIGHUP under `nohup`, stays so.
+
+    Args:
+        error: makes it of the exit code.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def end(*_: Any) -> None:
-        raise error
+    def end(number: int, _: Any) -> None:
+        raise error(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {n: signal.signal(n, end) for n in ENDING if signal.getsignal(n) != signal.SIG_IGN}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

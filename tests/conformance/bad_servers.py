@@ -37,7 +37,9 @@ def misbehave(kind: str, request: dict, rest: list[str]) -> None:
         time.sleep(1000)
     batch = len(request["prompts"]) > 1
     late = kind in ("late-crash", "crash-for-good") and batch
-    if kind in ("crash", "helper-and-crash") or late or (kind == "crash-once" and request["id"] == 5):
+    if kind == "another-again":
+        Path(rest[0]).touch()
+    if kind in ("crash", "another-again", "helper-and-crash") or late or (kind == "crash-once" and request["id"] == 5):
         raise SystemExit("out of memory")
     if kind == "half":
         sys.stdout.write('{"id": 1, "outp')
@@ -54,7 +56,7 @@ def misbehave(kind: str, request: dict, rest: list[str]) -> None:
         print(f"WARNING: a batch of {len(request['prompts'])}", flush=True)
 
 
-def describe(kind: str, reply: dict) -> dict:
+def describe(kind: str, reply: dict, rest: list[str]) -> dict:
     """Say something else than what the engine is."""
     if kind == "fraction":
         reply["vocab_size"] = 61.0
@@ -62,6 +64,8 @@ def describe(kind: str, reply: dict) -> dict:
         reply["vocab_size"] = 10**30
     if kind == "no-abilities":
         reply["supports"] = None
+    if kind == "another-again" and Path(rest[0]).exists():
+        reply["supports"] = ["serving"]
     return {"id": reply["id"], "not_supported": "describe"} if kind == "refuses-to-tell" else reply
 
 
@@ -85,7 +89,7 @@ def serve(kind: str, rest: list[str]) -> None:
         request = json.loads(line)
         reply = {"id": request["id"], **answer(request)}
         if request["op"] == "describe":
-            reply = describe(kind, reply)
+            reply = describe(kind, reply, rest)
             if kind == "deaf":
                 print(json.dumps(reply), flush=True)
                 time.sleep(1000)

@@ -12,12 +12,12 @@ from refimpl.conformance.cases import EngineCase, Limits, offered_ids
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.laws import Tokens, compare_laws
 from refimpl.conformance.properties import ENGINE_PROPERTIES, equals_reference
-from refimpl.conformance.protocol import EngineSettings, NotSupported
-from refimpl.conformance.raggedness import Raggedness
+from refimpl.conformance.protocol import MAX_VOCAB_SIZE, EngineSettings, NotSupported
 from refimpl.conformance.report import conclusion
 from refimpl.conformance.subject import Subject
 from refimpl.core.config import NAMED_METHODS
 from refimpl.core.stats import AcceptanceCollapseWarning
+from refimpl.core.tokens import until_stop
 from refimpl.faults.engine import faulty, faulty_unchecked
 from refimpl.generation import generate
 from refimpl.models.table_model import VOCAB_SIZE, table_pair
@@ -118,24 +118,6 @@ def test_a_failure_is_shrunk_and_names_the_first_different_token() -> None:
         equals_reference(Subject(engine), EngineCase((prompt[:length],), call.settings))
 
 
-@pytest.mark.parametrize(
-    ("wrong_rows", "grows"), [((1, 2, 1, 3), False), ((8, 7, 7, 9), False), ((4, 5, 7, 6), False), ((0, 3, 6, 9), True)]
-)
-def test_growth_is_told_from_chance(wrong_rows: tuple[int, ...], grows: bool) -> None:
-    found = Raggedness((0, 2, 6, 12), wrong_rows, (12,) * 4)
-    assert (found.verdict == "grows with raggedness") == grows
-
-
-def test_errors_that_grow_with_raggedness_are_told_from_those_that_do_not() -> None:
-    ragged = check_engine(faulty_unchecked("pads-visible"), properties=["raggedness"]).raggedness
-    constant = check_engine(faulty_unchecked("positions-off-by-one"), properties=["raggedness"]).raggedness
-    healthy = check_engine(adapters.method("eqspec"), properties=["raggedness"]).raggedness
-    assert ragged.verdict == "grows with raggedness"
-    assert constant.verdict == "does not grow with raggedness"
-    assert healthy.verdict == "no wrong rows at any spread"
-    assert Raggedness().verdict == "not measured"
-
-
 def test_transformers_generate_conforms_where_it_can() -> None:
     wanted = ["equals_reference", "stop_is_exact", "rows_are_independent", "samples_are_keyed"]
     plain = check_engine(adapters.hf_generate("llama"), max_examples=2, properties=wanted)
@@ -178,6 +160,7 @@ def test_cases_do_not_depend_on_what_is_loaded() -> None:
     few = offered_ids(32000)
     assert {0, 2, 31999} <= set(few)
     assert len(few) <= 64
+    assert {0, 2, MAX_VOCAB_SIZE - 1} <= set(offered_ids(MAX_VOCAB_SIZE))  # and not by counting that far
     cases = cases_of("runs_repeat", vocab_size=32000)
     assert {token for case in cases[:-1] for prompt in case.prompts for token in prompt} <= set(few)
 
@@ -236,6 +219,41 @@ def seed_ignored(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -
 def test_what_small_greedy_cases_cannot_see(change, rule: str) -> None:
     verdict = check_engine(Toy(change), properties=[rule]).verdicts[0]
     assert verdict.status == "fail", change.__name__
+
+
+def rare(prompt: list[int], settings: EngineSettings, *, stops: bool) -> list[int]:
+    """Tokens of a large vocabulary, none of which comes twice by chance."""
+    free = continuation(prompt, replace(settings, stop_token_ids=()))
+    ids = [hash((*prompt, *free[: i + 1])) % 2**31 for i in range(len(free))]
+    return until_stop(ids, settings.stop_token_ids if stops else ())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_a_stop_that_only_the_first_rows_heed_is_seen_in_a_large_vocabulary(rows: int) -> None:
+    engine = Toy(
+        lambda p, settings, _: [rare(p[i], settings, stops=i < rows) for i in range(len(p))], vocab_size=MAX_VOCAB_SIZE
+    )
+    assert check_engine(engine, properties=["stop_is_exact"]).verdicts[0].status == "fail"
+    engine.change = lambda p, settings, _: [rare(prompt, settings, stops=True) for prompt in p]
+    assert check_engine(engine, properties=["stop_is_exact"]).verdicts[0].status == "pass"
+
+
+def test_one_draft_a_round_at_most_says_nothing_of_other_numbers() -> None:
+    wanted = ["draft_length_does_not_matter"]
+    (verdict,) = check_engine(Toy(), properties=wanted, limits=Limits(max_k=1)).verdicts
+    assert (verdict.status, verdict.reason) == ("not supported", "another number of drafts than 1")
+
+
+def test_a_case_that_was_not_searched_is_not_called_the_smallest() -> None:
+    far = Toy(lambda p, _, outputs: list(map(next_id, outputs)) if len(outputs[0]) > 40 else outputs, reference=Toy())
+    (verdict,) = check_engine(far, properties=["equals_reference"]).verdicts
+    assert (verdict.status, verdict.shrunk) == ("fail", False)
+
+
+def test_rows_that_share_their_random_numbers_are_named() -> None:
+    same = Toy(lambda p, settings, _: [continuation(x, settings, keyed_noise(settings, 0)) for x in p])
+    (verdict,) = check_engine(same, properties=["samples_follow_the_law"], limits=Limits(law_samples=512)).verdicts
+    assert verdict.reason.endswith("they are all the same: do rows share their random numbers?")
 
 
 def test_samples_that_hardly_vary_show_no_law() -> None:

@@ -131,6 +131,20 @@ def test_an_engine_that_differs_from_its_own_run_may_round() -> None:
     assert not said_to_round("--command", f"{SERVERS} right", *ONE)
 
 
+def test_the_command_leaves_its_report_and_nothing_else(tmp_path: Path) -> None:
+    """An engine may change the folder; the report is where it was asked for."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "moving.py").write_text(
+        "import os, toy_engines\ndef make():\n    os.chdir('elsewhere')\n    return toy_engines.make()\n"
+    )
+    command = [sys.executable, "-B", "-m", "refimpl.conformance", "--engine", "moving:make", *ONE]
+    path = os.pathsep.join([str(HERE), os.environ["PYTHONPATH"]])
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([*command, "--output", "report.json"], cwd=tmp_path, env=environment, check=True, timeout=120)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {"elsewhere", "moving.py", "report.json"}
+
+
 # --- plugin ------------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +186,21 @@ def test_the_pytest_plugin_has_the_limits_and_the_reference_of_the_command(tmp_p
     assert "does it round?" in wrong.stdout
 
 
+def test_the_pytest_plugin_asks_an_engine_that_hangs_once(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    chosen = [
+        "--conformance-properties",
+        "equals_reference,budget_is_exact,runs_repeat",
+        "--conformance-timeout",
+        "0.5",
+    ]
+    done = run_plugin(tmp_path, "--conformance-command", f"{SERVERS} hang {mark}", *chosen)
+    assert done.returncode == 1
+    assert "3 failed" in done.stdout
+    assert "equals_reference: no answer within 0.5 s (timeout_s)" in done.stdout
+    assert "runs_repeat: not run: no answer within 0.5 s (timeout_s)" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -180,8 +209,8 @@ def test_the_pytest_plugin_has_the_limits_and_the_reference_of_the_command(tmp_p
         (["--conformance-command", "no-such-engine-anywhere"], "cannot start 'no-such-engine-anywhere'"),
         (["--conformance-engine", "toy_engines:make", "--conformance-command", "x"], "not both"),
         (
-            ["--conformance-engine", "toy_engines:make", "--conformance-law-samples", "0"],
-            "law_samples must be an integer",
+            ["--conformance-engine", "toy_engines:make", "--conformance-law-samples", "99"],
+            "law_samples must be an integer in 100",
         ),
         (["--conformance-engine", "toy_engines:make", "--conformance-reference", "nowhere:make"], "cannot load"),
         (["--conformance-engine", "toy_engines:make", "--conformance-examples", "0"], "max_examples must be an"),

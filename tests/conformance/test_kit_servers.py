@@ -97,7 +97,7 @@ def test_a_server_that_does_not_read_ends_the_run() -> None:
     assert process.poll() is not None
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_server_ends_with_the_command(tmp_path: Path, number: int, code: int) -> None:
     mark = tmp_path / "pid"
     server = f"{sys.executable} {HERE / 'bad_servers.py'} hang {mark}"
@@ -168,6 +168,15 @@ def test_a_server_that_does_not_start_again_ends_the_run(tmp_path: Path) -> None
     assert "status 1: out of memory" in first.reason
     assert len(first.calls[-1].prompts) > 1
     assert "does not start again" in second.reason
+
+
+def test_a_server_that_starts_again_as_another_one_ends_the_run(tmp_path: Path) -> None:
+    engine = CommandEngine(f"{sys.executable} {HERE / 'bad_servers.py'} another-again {tmp_path / 'mark'}", 20.0)
+    first, second = check_engine(engine, max_examples=10, properties=["budget_is_exact", "runs_repeat"]).verdicts
+    engine.close()
+    assert (first.status, second.status) == ("fail", "not run")
+    now, before = ("vocab_size 61, supports ['serving'], block_size 16", "vocab_size 61, supports [], block_size 16")
+    assert second.reason == f"the engine starts again as another one: {now}, not {before}"
 
 
 def test_a_server_loads_again_under_the_long_limit() -> None:

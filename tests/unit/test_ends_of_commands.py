@@ -16,6 +16,7 @@ import pytest
 
 from refimpl import InputError
 from refimpl.core import reading
+from refimpl.core.console import ended_by_signals
 from refimpl.core.reading import read_lines, read_mapping, read_mappings, read_text
 from refimpl.judging.tie_or_bug import plot_regrets
 from simulator import plots
@@ -106,6 +107,16 @@ def test_sigterm_ends_the_worker_processes_too(tmp_path):
         for process in processes_of(run.pid):
             os.kill(process, signal.SIGKILL)
     assert not [file for file in (tmp_path / "out").rglob("*") if file.is_file()]
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """As SIGHUP is under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ended_by_signals(SystemExit):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def wait_until(true, seconds=60):

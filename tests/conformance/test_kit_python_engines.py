@@ -1,0 +1,96 @@
+"""Engines in this process: what they raise, state and draw, their time, and the timers of others."""
+
+import random
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_engines import Prompts, Toy, described, next_id
+
+from refimpl.conformance.kit import check_engine
+from refimpl.conformance.protocol import EngineSettings
+from refimpl.conformance.python_engine import PythonEngine, load_engine, time_limit
+from refimpl.core.errors import InputError
+
+
+class PanicException(BaseException):
+    """As PyO3 raises it for a panic of Rust."""
+
+
+@pytest.mark.parametrize("wrap", [PythonEngine, lambda engine: engine])
+def test_a_panic_of_an_engine_in_another_language_is_a_failure(wrap: Any) -> None:
+    def panic(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        raise PanicException("called `Option::unwrap()` on a `None` value")
+
+    (verdict,) = check_engine(wrap(Toy(panic)), properties=["equals_reference"]).verdicts
+    assert verdict.reason == "PanicException: called `Option::unwrap()` on a `None` value"
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, pytest.fail.Exception])
+def test_an_interrupt_and_the_end_of_a_tests_time_are_no_failures(end: Any) -> None:
+    def interrupted(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        raise end("Timeout")
+
+    with pytest.raises(end):
+        check_engine(Toy(interrupted), properties=["prompts_matter"])
+
+
+class NotLoaded(Toy):
+    @property
+    def vocab_size(self) -> int:
+        raise RuntimeError("no GPU")
+
+
+def test_an_engine_that_cannot_say_what_it_is_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toy_engines.make", NotLoaded)
+    with pytest.raises(InputError, match="'toy_engines:make' fails to make an engine: RuntimeError: no GPU"):
+        load_engine("toy_engines:make")
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        (described(vocab_size=None)(), "vocab_size must be an integer of at least 2, not None"),
+        (described(supports="sampling")(), "supports must be a list of abilities, not 'sampling'"),
+        (described(block_size=0)(), "block_size must be an integer from 1 to 4096, not 0"),
+        (len, "no callable with vocab_size and supports"),
+    ],
+)
+def test_check_engine_refuses_what_is_no_engine(engine: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        check_engine(engine, max_examples=1, properties=["runs_repeat"])
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.random])
+def test_an_engine_that_is_wrong_by_chance_is_not_lucky_in_every_case(draw: Any) -> None:
+    def now_and_then(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        few = len(prompts) < 4 or max(map(len, prompts)) <= 10  # not the long case, which is not searched
+        return list(map(next_id, outputs)) if few and draw() < 0.2 else outputs
+
+    (verdict,) = check_engine(Toy(now_and_then), properties=["runs_repeat"]).verdicts
+    assert verdict.status == "fail"
+
+
+# --- timers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_limit_of_time_gives_back_a_timer_that_was_set_before() -> None:
+    rung: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1000, 7)
+        with time_limit(500):
+            assert signal.getitimer(signal.ITIMER_REAL)[0] <= 500
+        left_s, interval_s = signal.setitimer(signal.ITIMER_REAL, 0.01)
+        assert 500 < left_s <= 1000
+        assert interval_s == 7
+        with time_limit(500):
+            time.sleep(0.05)
+            assert not rung
+        while not rung:
+            time.sleep(0.01)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
