@@ -41,8 +41,9 @@ def show(report: Report, console: Console | None = None) -> None:
         answered = f"{verdict.answered}/{verdict.asked}" if verdict.asked else ""
         table.add_row(verdict.property, status, answered, _where(verdict))
     console.print(table)
+    not_run = next((verdict for verdict in report.verdicts if verdict.status == "not run"), None)  # one reason for all
     for verdict in report.verdicts:
-        if verdict.status in ("pass", "fail", "not supported") and verdict.reason:
+        if verdict.reason and (verdict.status in ("pass", "fail", "not supported") or verdict is not_run):
             tell(f"{verdict.property}: {_why(verdict)}")
             for line in [*tell_calls(verdict), *hint(verdict, report.reference)]:
                 tell(f"  {line}")
@@ -79,7 +80,7 @@ def _how_far(report: Report) -> str:
 
 
 def _why(verdict: Verdict) -> str:
-    return f"not supported ({verdict.reason})" if verdict.status == "not supported" else verdict.reason
+    return verdict.reason if verdict.status in ("pass", "fail") else f"{verdict.status} ({verdict.reason})"
 
 
 def tell_calls(verdict: Verdict) -> list[str]:

@@ -119,6 +119,15 @@ def test_what_does_not_go_together_is_refused_in_one_line(options: list[str], to
     assert told in text
 
 
+def test_it_is_said_once_why_properties_are_not_run(tmp_path: Path) -> None:
+    server = f"{SERVERS} crash-for-good {tmp_path / 'mark'}"
+    some = ["--properties", "budget_is_exact,runs_repeat,order_does_not_matter", "--max-examples", "5"]
+    code, text = run_command("--command", server, *some)
+    assert code == 1
+    assert "runs_repeat: not run (the engine does not start again" in " ".join(text.split())
+    assert "order_does_not_matter: not run" not in text
+
+
 def said_to_round(*arguments: str) -> bool:
     return "does it round?" in " ".join(run_command(*arguments)[1].split())
 
