@@ -21,13 +21,26 @@ def _named(path: str | Path) -> Iterator[None]:
         raise InputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
+def _is_there(path: Path) -> bool:
+    """Whether a file or folder exists; newer Pythons' `exists` also says no to a name that is too long or hidden.
+
+    Raises:
+        OSError: the system does not tell.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def check_writable(path: str | Path, *others: str | Path | None) -> None:
     """Raise InputError, before any work is done, unless a file can be made at `path`, and is none of `others`."""
     if "\0" in str(path):
         raise InputError(f"cannot write {shown(str(path))}: no name holds a NUL")
     with _named(path):
         file = Path(path).resolve()
-        is_replaced = not file.exists() or file.is_file()
+        is_replaced = not _is_there(file) or file.is_file()
     if file.is_dir():
         raise InputError(f"cannot write {path}: it is a folder")
     if not file.parent.is_dir():
@@ -85,7 +98,7 @@ def _mode(path: Path) -> int:
 def check_folder(path: Path) -> None:
     """Raise InputError, before any work is done, unless files can be made in a folder `path`."""
     with _named(path):
-        there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+        there = next(folder for folder in (path.absolute(), *path.absolute().parents) if _is_there(folder))
     if not there.is_dir():
         raise InputError(f"cannot write to {path}: {there} is not a folder")
     if not os.access(there, os.W_OK):

@@ -6,11 +6,11 @@ A bound is far above what a file in use needs, and low enough that reading ends 
 import gzip
 import io
 import json
-import sys
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +25,9 @@ MAX_LINE = 2**26  # characters
 MAX_DOCUMENT = 2**26  # bytes of a file that is read as one
 MAX_DEPTH = 64  # lists and mappings within each other
 MAX_DIGITS = 100  # of an integer
+
+TEXTS = re.compile(r'"(?:[^"\\]|\\.)*+["\\]?', re.DOTALL)  # in JSON: from a quote to the next, or to the end
+NO_BRACKET = re.compile(r"[^][{}]+")
 
 
 def is_file(path: str | Path) -> bool:
@@ -131,19 +134,14 @@ def parse_json(text: str, where: str) -> Any:
         InputError: not JSON, a key given twice, an integer of more than `MAX_DIGITS` digits, or nested deeper than
             `MAX_DEPTH`; one line that begins with `where`.
     """
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(text):
+        raise InputError(f"{where}: lists and mappings are nested deeper than {MAX_DEPTH}")
     try:
-        data = json.loads(text, object_pairs_hook=_mapping, parse_int=_integer)
+        return json.loads(text, object_pairs_hook=_mapping, parse_int=_integer)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    except RecursionError:
-        data, depth = None, sys.getrecursionlimit()
     except ValueError as error:
         raise InputError(f"{where}: not JSON: {str(error) or type(error).__name__}") from None
-    else:
-        depth = _depth(data) if text.count("[") + text.count("{") > MAX_DEPTH else 0
-    if depth > MAX_DEPTH:
-        raise InputError(f"{where}: lists and mappings are nested deeper than {MAX_DEPTH}")
-    return data
 
 
 def parse_mapping(text: str, where: str) -> dict[str, Any]:
@@ -186,11 +184,7 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _depth(data: Any) -> int:
-    """Levels of lists and mappings; beyond `MAX_DEPTH` it stops counting."""
-    level, depth = [data], 0
-    while level and depth <= MAX_DEPTH:
-        inner = [item for item in level if isinstance(item, list | dict)]
-        level = [value for item in inner for value in (item.values() if isinstance(item, dict) else item)]
-        depth += bool(inner)
-    return depth
+def _is_deep(text: str) -> bool:
+    """Whether lists and mappings are nested deeper than `MAX_DEPTH`, told from brackets: parsers differ by Python."""
+    brackets = NO_BRACKET.sub("", TEXTS.sub("", text))
+    return any(depth > MAX_DEPTH for depth in accumulate(1 if bracket in "[{" else -1 for bracket in brackets))

@@ -304,7 +304,7 @@ def test_numbers_are_read_as_yaml_1_2_writes_them(tmp_path):
     [
         ("seed: 1\nname: [a", r"s.yaml: not YAML: while parsing a flow sequence, .* expected .* in line 2$"),
         ("seed: 1\nname: a: b", r"s.yaml: not YAML: mapping values are not allowed in this context in line 2$"),
-        ("name: 2001-99-99", r"s.yaml: not YAML: month must be in 1..12$"),
+        ("name: 2001-99-99", r"s.yaml: not YAML: month must be in 1..12(, not 99)?$"),
     ],
 )
 def test_what_is_no_yaml_is_named_with_its_line(tmp_path, text, message):

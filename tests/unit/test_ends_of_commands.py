@@ -17,7 +17,7 @@ import pytest
 from refimpl import InputError
 from refimpl.core import reading
 from refimpl.core.console import ended_by_signals
-from refimpl.core.reading import read_lines, read_mapping, read_mappings, read_text
+from refimpl.core.reading import parse_json, read_lines, read_mapping, read_mappings, read_text
 from refimpl.judging.tie_or_bug import plot_regrets
 from simulator import plots
 from simulator.settings.scenario import Scenario, Study
@@ -170,6 +170,17 @@ def test_documents_are_bounded(tmp_path):
     assert read_mapping(tmp_path / "a.json") == {"a": 1}
     with pytest.raises(InputError, match="has more than 7 bytes"):
         read_text(tmp_path / "a.json", limit=7)
+
+
+@pytest.mark.parametrize("text", ["[" * 99, '{"a": ' * 99, '"\\"" ' + "[" * 99, "[" * 200_000 + "]" * 200_000])
+def test_what_is_too_deep_is_said_before_it_is_parsed(text):
+    with pytest.raises(InputError, match=r"^here: lists and mappings are nested deeper than 64$"):
+        parse_json(text, "here")
+
+
+def test_brackets_in_texts_are_not_nested():
+    for text in ("[" * 99, '"[' * 99, "\\" + "{" * 99):
+        assert parse_json(json.dumps({text: [text]}), "here") == {text: [text]}
 
 
 def test_the_deepest_that_is_read(tmp_path):
