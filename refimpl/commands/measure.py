@@ -24,6 +24,7 @@ from refimpl.core.errors import InputError
 from refimpl.core.option_groups import ENGINE, PROMPTS, SAMPLING, command, option
 from refimpl.core.progress import progress_bars
 from refimpl.core.reading import parse_json
+from refimpl.core.values import split_names
 
 app = typer.Typer()
 
@@ -116,7 +117,7 @@ def bench_settings(
     from refimpl.bench import BenchSettings
     from refimpl.bench.settings import takes_graphs
 
-    drafters = tuple(repeat.drafters.split(",")) if repeat.drafters else ()
+    drafters = tuple(split_names(repeat.drafters)) if repeat.drafters else ()
     options = engine_options(repeat.engine_option)
     recordable = not drafters and takes_graphs("inplace", **engine.settings() | dict(options))
     on_gpu = models.device.startswith("cuda") and engine.checks in ("off", "host") and recordable
@@ -125,7 +126,7 @@ def bench_settings(
     forced = work.acceptance != "natural"
     return BenchSettings(
         batch_sizes=tuple(runs.sizes),
-        methods=tuple(runs.methods.split(",")),
+        methods=tuple(split_names(runs.methods)),
         repeats=repeat.repeats,
         drafters=drafters,  # type: ignore[arg-type]
         forced_lengths=forced_lengths(work.acceptance, engine.num_speculative_tokens) if forced else (),

@@ -14,6 +14,7 @@ from refimpl.core.files import check_folder
 from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, command, option
 from refimpl.core.progress import progress_bars
 from refimpl.core.shown import counted
+from refimpl.core.values import split_names
 
 app = typer.Typer()
 
@@ -49,7 +50,7 @@ def bench_serving(
     from refimpl.bench.settings import plain_texts
     from refimpl.requests import encode
 
-    names = list(dict.fromkeys(map(str.strip, methods.split(","))))
+    names = split_names(methods)
     require_rounds(names, {"batch_size": batch_size} | engine.settings())
     files = {name: traces / f"{name}.ndjson" for name in names} if traces else {}
     check_outputs([output.output], [prompts.prompts])

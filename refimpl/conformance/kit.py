@@ -28,7 +28,7 @@ from refimpl.conformance.subject import CaseFailure, Subject
 from refimpl.conformance.verdicts import Report, Verdict
 from refimpl.conformance.watch import TimeUp, Watch
 from refimpl.core.errors import InputError
-from refimpl.core.values import require_int
+from refimpl.core.values import require_int, split_names
 
 RAGGEDNESS = "raggedness"
 ALL_PROPERTIES = (*ENGINE_PROPERTIES, RAGGEDNESS)
@@ -87,8 +87,7 @@ def known_properties(names: Iterable[str] | str | None) -> list[str]:
     Raises:
         InputError: one is not; the message lists what exists.
     """
-    names = ALL_PROPERTIES if names is None else names.split(",") if isinstance(names, str) else names
-    chosen = [name.strip() for name in names]
+    chosen = split_names(names if isinstance(names, str) else ",".join(ALL_PROPERTIES if names is None else names))
     unknown = [name for name in chosen if name not in ALL_PROPERTIES]
     if unknown:
         raise InputError(f"unknown property {unknown[0]!r}: choose {', '.join(ALL_PROPERTIES)}")

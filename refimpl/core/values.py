@@ -32,6 +32,11 @@ def as_path(value: Any) -> Path:
     return Path(value)
 
 
+def split_names(text: str) -> list[str]:
+    """Names in a text with commas, without blanks around them, each once."""
+    return list(dict.fromkeys(map(str.strip, text.split(","))))
+
+
 def use_plain_numbers(settings: Any) -> None:
     """Replace numpy's numbers in the fields, and in tables there, by Python's, which JSON and comparisons know."""
     for entry in fields(settings):

@@ -17,7 +17,7 @@ from refimpl.core.config import (
 )
 from refimpl.core.errors import InputError, shown
 from refimpl.core.execution import OVERLAPPABLE
-from refimpl.core.values import require_int
+from refimpl.core.values import require_int, split_names
 
 
 def expand_methods(methods: str | Seq[str]) -> list[str]:
@@ -25,7 +25,7 @@ def expand_methods(methods: str | Seq[str]) -> list[str]:
     listed_names = list(methods) if isinstance(methods, Iterable) else [methods]
     if not all(isinstance(name, str) for name in listed_names):
         raise InputError(f"methods must be names, not {shown(methods)}")
-    names = methods.split(",") if isinstance(methods, str) else listed_names
+    names = split_names(methods) if isinstance(methods, str) else listed_names
     expanded = [n for name in map(str.strip, names) for n in (NAMED_METHODS if name == "all" else [name])]
     for name in expanded:
         resolve_method(name)

@@ -207,7 +207,7 @@ def _prepare(
     return [s.token_ids for s in prepare(pair, prompts, config, max_prompt_tokens)]
 
 
-def _token_lists(pair: Pair, prompts: Seq[Seq[int]], given: Seq[Seq[int]], name: str) -> list[list[int]]:
+def _token_lists(pair: Pair, prompts: Seq[Seq[int]], given: Any, name: str) -> list[list[int]]:
     """What follows each prompt; raises InputError unless it is one list of token ids a prompt, within the context."""
     require(is_list(given), f"{name}s must be lists of token ids, one a prompt, not {shown(given)}")
     require(len(given) == len(prompts), f"there are {len(prompts)} prompts, but {len(given)} {name}s")
@@ -215,7 +215,7 @@ def _token_lists(pair: Pair, prompts: Seq[Seq[int]], given: Seq[Seq[int]], name:
     return [_token_list(pair, prompt, tokens, f"{name} {index}") for index, (prompt, tokens) in rows]
 
 
-def _token_list(pair: Pair, prompt: Seq[int], tokens: Seq[int], name: str) -> list[int]:
+def _token_list(pair: Pair, prompt: Seq[int], tokens: Any, name: str) -> list[int]:
     try:
         found = as_token_ids(tokens) if is_list(tokens) else []
     except TypeError:

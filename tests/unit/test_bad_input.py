@@ -197,10 +197,15 @@ def run_cli(monkeypatch, capsys, *arguments):
     return stopped.value.code, capsys.readouterr()
 
 
-@pytest.mark.parametrize("command", ["verify", "tie-or-bug", "bench-serving"])
+@pytest.mark.parametrize("command", ["verify", "tie-or-bug", "bench", "bench-serving"])
 def test_names_of_methods_may_stand_behind_blanks(monkeypatch, capsys, command):
     _, output = run_cli(monkeypatch, capsys, command, "--methods", "inplace, magic")
     assert "unknown method 'magic'" in output.err
+
+
+def test_names_of_drafters_may_stand_behind_blanks(monkeypatch, capsys):
+    _, output = run_cli(monkeypatch, capsys, "bench", "--drafters", "model, magic", "--limit", "1")
+    assert "not 'magic'" in output.err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Careless and hostile calls of the library, each with what the one line about it says."""
 
+from inspect import unwrap
 from pathlib import Path
 
 from refimpl import Request, generate, judge_method, judge_outputs, load_pair, make_pair, read_prompts, verify, watch
@@ -18,9 +19,9 @@ from simulator.studies.comparison import compare
 from simulator.studies.designs import build_sweep
 from simulator.studies.sweeps import sweep
 from simulator.studies.whatif import WhatIf, outlook
-from tests.shapes import CHECKED
 
 SMALL = Scenario(study=Study(num_requests=2))
+UNTYPED = unwrap(judge_outputs)  # itself, also where a check of types is put before it
 CALLS = [  # of the library
     (lambda _: make_config(method=["inplace"]), r"unknown method \['inplace'\]"),
     (lambda _: make_config(method={}), "unknown method {}"),
@@ -55,6 +56,8 @@ CALLS = [  # of the library
     (lambda _: load_pair("qwen3", random_weights="yes"), "random_weights must be true or false"),
     (lambda _: load_pair(seed="x"), "seed must be an integer in .* not 'x'"),
     (lambda pair: verify(pair, [[1]], bitwise="no"), "bitwise must be true or false, not 'no'"),
+    (lambda pair: UNTYPED(pair, [[1]], None), "outputs must be lists of token ids, one a prompt, not None"),
+    (lambda pair: UNTYPED(pair, [[1]], ["x"]), "output 0 is not a list of token ids below 61"),
     (lambda pair: judge_outputs(pair, [[1]], [[3, True]]), "output 0 is not a list of token ids below 61"),
     (lambda pair: judge_outputs(pair, [[1]], [[1] * 9999]), "output 0 has 9999 tokens: after 1 of its"),
     (lambda pair: judge_method(pair, [[1]], reference=[[61]]), "reference 0 is not a list of token ids below 61"),
@@ -99,8 +102,3 @@ CALLS = [  # of the library
     (lambda _: read_engine_trace("x" * 5000), "no such trace"),
     (lambda _: read_service_trace("x" * 5000), "no such trace"),
 ]  # fmt: skip
-if not CHECKED:  # else the check of types speaks first
-    CALLS += [
-        (lambda pair: judge_outputs(pair, [[1]], None), "outputs must be lists of token ids, one a prompt, not None"),
-        (lambda pair: judge_outputs(pair, [[1]], ["x"]), "output 0 is not a list of token ids below 61"),
-    ]
