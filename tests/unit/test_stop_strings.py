@@ -48,7 +48,7 @@ SPELLINGS = {
 
 
 def row_until_stop(decode, tokens, stop):
-    row = Sequence(0, [1], len(tokens), stop_strings=StopStrings((stop, "not in the text"), decode))
+    row = Sequence(0, [1], len(tokens), stop_strings=StopStrings(("\0", stop), decode))
     row.extend(tokens)
     return row.generated
 
@@ -70,6 +70,16 @@ def test_a_row_ends_with_the_first_token_that_completes_a_stop_string(spelling):
             assert row_until_stop(decoder.decode, tokens, stop) == tokens[:end], (stop, texts[-1])
             found += end < len(tokens)
     assert found > 40
+
+
+def test_a_token_that_changes_the_text_before_it_ends_a_row():
+    def cleaned(tokens):  # one of the rules of transformers' clean_up_tokenization
+        return "".join(tokens).replace(" do not", " don't")
+
+    tokens = list("we do not know")
+    assert cleaned(tokens[:8]) == "we do no"
+    assert cleaned(tokens[:9]) == "we don't"
+    assert row_until_stop(cleaned, tokens, "don") == tokens[:9]
 
 
 def test_of_a_long_row_few_tokens_are_decoded_again_and_again(tiny):
