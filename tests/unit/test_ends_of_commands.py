@@ -122,6 +122,27 @@ def test_a_signal_that_is_ignored_stays_so():
         signal.signal(signal.SIGHUP, before)
 
 
+class EndsTheProcess:
+    """Asks the process to end while it is being forgotten, where Python drops what is raised."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_whose_error_python_drops_ends_the_body_soon_after():
+    told, before = [], (sys.unraisablehook, signal.getsignal(signal.SIGALRM))
+    sys.unraisablehook = told.append
+    try:
+        with pytest.raises(SystemExit) as end, ended_by_signals(SystemExit):  # noqa: PT012
+            EndsTheProcess()
+            time.sleep(60)
+        assert end.value.code == 128 + signal.SIGTERM
+        assert not told
+    finally:
+        sys.unraisablehook = before[0]
+    assert signal.getsignal(signal.SIGALRM) == before[1]
+
+
 def wait_until(true, seconds=60):
     end = time.monotonic() + seconds
     while not true():
