@@ -122,6 +122,13 @@ def test_the_readme_has_every_question_answer_and_figure():
     assert text == tool.rendered(text, tool.tables({name: tool.read_made(name) for name in NAMES}))
 
 
+def test_a_run_that_warns_is_refused():
+    """Its figure may be wrong: a division by zero left a box without a single guess."""
+    source = "import numpy as np\nnp.zeros(1) / 0"
+    with pytest.raises(ValueError, match=r"a cell writes to stderr: .*invalid value"):
+        tool.run(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]))
+
+
 FIGURE = """
 from refimpl.viz.style import captioned, new_axes
 captioned(new_axes(), "It shows 1 thing.")
