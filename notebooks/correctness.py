@@ -51,7 +51,7 @@ report.to_frame()
 # %% [markdown]
 # ## One round, token by token
 #
-# Four rows go through one round with the layout `realigned`. Their ends stand in one column, so shorter rows have pads in front. The
+# All prompts go through one round with the layout `realigned`. Their ends stand in one column, so shorter rows have pads in front. The
 # target checks all drafts in one pass. Each row keeps its accepted drafts and gets one token from the target.
 
 # %%
@@ -88,7 +88,7 @@ captioned(mask_map(row), f"What sequence {row.sequence} sees: {row.visible[-1].s
 # %%
 result = refimpl.generate(pair, PROMPTS * 2, method="exspec", batch_size=2, **settings)
 length = result.stats.acceptance.mean_acceptance_length
-captioned(timeline(result.rounds), f"EXSPEC decodes 8 prompts, two rows at a time, in {result.stats.num_rounds} rounds; a row gets {length:.1f} tokens a round.")
+captioned(timeline(result.rounds), f"EXSPEC decodes {len(result.sequences)} prompts, two rows at a time, in {result.stats.num_rounds} rounds; a row gets {length:.1f} tokens a round.")
 
 # %% [markdown]
 # ## Break it

@@ -72,7 +72,8 @@ errors = [simulated["gain"] - simulated["low"], simulated["high"] - simulated["g
 axes.errorbar(simulated.index, simulated["gain"], errors, fmt="s", capsize=3, color="black", label="3 drafts, simulated")
 axes.legend(frameon=False)
 ends = [f"{gains[3][size]:.2f} × as fast at batch {size} (simulated: {simulated['gain'][size]:.2f} ×)" for size in (1, 128)]
-plots.captioned(axes, f"By formula, three drafts make decoding {ends[0]} and {ends[1]}.")
+apart = (simulated["gain"] - gains.loc[simulated.index, 3]).abs().idxmax()
+plots.captioned(axes, f"By formula, three drafts make decoding {ends[0]} and {ends[1]}; the two differ most at batch {apart}, {gains[3][apart]:.2f} × and {simulated['gain'][apart]:.2f} ×.")
 
 # %% [markdown]
 # ## By measurement
@@ -170,10 +171,15 @@ drafters = pd.DataFrame(lines).T.rename_axis("rounds that find something").round
 # %%
 over = judged.loc["by_load"].reset_index()
 below = over[over["over"].str.startswith("best")]["token_speed"].min()
-pays = int(gains[3][gains[3] > 1].index.max())
+best = {size: int(gains.loc[size].idxmax()) if gains.loc[size].max() > 1 else 0 for size in (1, 64)}
+take = [f"{k or 'no'} draft{'s' * (k != 1)} at batch {size}" for size, k in best.items()]
+pays = gains.index[gains[3] > 1]
+reach = f"3 drafts pay up to batch {pays.max()}" if len(pays) else "3 drafts pay at no batch size"
+
+# %%
 Markdown(
-    f"On {DEVICE} with {TARGET} and {DRAFT}, take {int(gains.loc[1].idxmax())} drafts at batch 1 and {int(gains.loc[64].idxmax())} at batch 64; 3 drafts pay up to batch {pays}, and a table by load (by_load) gives tokens at least {below:.2f} × as fast as the best fixed number at every rate tried.\n\n"
+    f"On {DEVICE} with {TARGET} and {DRAFT}, take {take[0]} and {take[1]}; {reach}. In the runs of {Path(RUNS).stem}, a table by load (by_load) gives tokens at least {below:.2f} × as fast as the best fixed number at every rate tried.\n\n"
     f"- Where it loses: 8 drafts at batch 128 have {gains[8][128]:.2f} × the speed of plain decoding; measured at batch {many}, rollback has {engine.loc['rollback', many]:.2f} ×, in place {engine.loc['inplace', many]:.2f} ×.\n"
-    f"- goodput, which is not told how many drafts are accepted, makes {none['goodput', fast]:.2f} × the tokens of no drafts at {fast:g} requests per second, where by_load makes {none['by_load', fast]:.2f} ×.\n"
+    f"- In these runs goodput, which is not told how many drafts are accepted, makes {none['goodput', fast]:.2f} × the tokens of no drafts at {fast:g} requests per second, where by_load makes {none['by_load', fast]:.2f} ×.\n"
     f"- A lookup that finds something in a quarter of the rounds makes {drafters.loc[0.25, 'ngram']:.2f} × of the draft model's tokens/s, one that always does {drafters.loc[1.0, 'ngram']:.2f} ×."
 )

@@ -140,7 +140,8 @@ plots.captioned(axes, f"On equal prompts, EQSPEC makes {shares.a:.0f} tokens/s; 
 # %% [markdown]
 # ## Waiting
 #
-# A sequence that fits no group is passed over. After `aging_bound` rounds the next round takes it, grouped or not.
+# A sequence that fits no group is passed over. After `aging_bound` rounds the next round takes it, grouped or not. These rounds are counted
+# from its first one, or from when it is the oldest: one that has not run yet may wait longer in the window.
 
 # %%
 bounds = [4, 8, 16, 32, 64, 128]

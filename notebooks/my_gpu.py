@@ -59,7 +59,8 @@ plain_rows = int(means[0].idxmin())
 axes = plots.heat_map(tried, K, ROWS, P99, numbers="{:.2f}", cmap="viridis_r")
 axes.set(xlabel="drafts per row and round", ylabel="batch size (rows)")
 axes.figure.colorbar(axes.images[0], ax=axes, label="99th percentile of latency (s)")
-plots.captioned(axes, f"With {drafts} drafts and at most {rows} rows at a time, 1 % of the requests take longer than {means[drafts, rows]:.2f} s; without drafts, {means[0, plain_rows]:.2f} s with {plain_rows} rows.")
+some = f"{drafts} draft{'s' * (drafts != 1)}"
+plots.captioned(axes, f"With {some} and at most {rows} rows at a time, 1 % of the requests take longer than {means[drafts, rows]:.2f} s; without drafts, {means[0, plain_rows]:.2f} s with {plain_rows} rows.")
 
 # %% [markdown]
 # ## Which method, which window
@@ -107,7 +108,7 @@ changes = pd.DataFrame(lines, index=["drafts", "share", "low", "high"]).T.iloc[:
 # %%
 axes = plots.new_axes()
 errors = [changes["share"] - changes["low"], changes["high"] - changes["share"]]
-axes.errorbar(changes["share"], [f"{name} ({line['drafts']:.0f} drafts)" for name, line in changes.iterrows()], xerr=errors, fmt="o", capsize=3, color=plots.BLUE)
+axes.errorbar(changes["share"], [f"{name} ({line['drafts']:.0f} {'draft' if line['drafts'] == 1 else 'drafts'})" for name, line in changes.iterrows()], xerr=errors, fmt="o", capsize=3, color=plots.BLUE)
 axes.axvline(1, color=plots.ORANGE)
 axes.set(xlabel="99th percentile of latency over that without drafts", xlim=(0, None))
 ends = [f"{changes['share'][name]:.2f} × with {name}" for name in (changes["share"].idxmin(), changes["share"].idxmax())]
@@ -127,7 +128,7 @@ gain, least, most = speedup(replace(chosen, rate_per_s=0.0), base)
 
 # %%
 Markdown(
-    f"On {machine} at {RATE_PER_S:g} requests per second, speculation {verdict}: with {best}, {drafts} drafts and {rows} rows 1 % of the requests take longer than {now['b']:.2f} s, without drafts {now['a']:.2f} s (95 % interval of the difference {now['low']:+.2f} to {now['high']:+.2f} s).\n\n"
+    f"On {machine} at {RATE_PER_S:g} requests per second, speculation {verdict}: with {best}, {some} and {rows} rows 1 % of the requests take longer than {now['b']:.2f} s, without drafts {now['a']:.2f} s (95 % interval of the difference {now['low']:+.2f} to {now['high']:+.2f} s).\n\n"
     f"- **Window**: only EXSPEC has one. Its best is {pool.split()[-1]}, with which 1 % take longer than {exspec['b']:.2f} s (difference to no drafts {exspec['low']:+.2f} to {exspec['high']:+.2f} s).\n"
     f"- **Another number of drafts** is best with: {', '.join(other) or 'none of these changes'}.\n"
     f"- **Drafts may not pay** with: {', '.join(lost) or 'none of these changes'}.\n"

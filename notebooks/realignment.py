@@ -152,11 +152,12 @@ captioned(axes, f"Simulated, EQSPEC makes {shares.a:.0f} tokens/s; not moving K/
 
 # %%
 needed = floor / at["realign_ms_per_round"]
+mostly = {name: "for the bytes" if share > 0.5 else "to start operations" for name, share in needed.items()}
 Markdown(
-    f"At batch {BATCH} and {CONTEXT} tokens of context, moving K/V takes {100 * at.loc['per_row', 'share_realign']:.0f} % of a round row by row, most of it to start operations, and {100 * at.loc['eqspec', 'share_realign']:.0f} % fused, most of it for the bytes.\n\n"
+    f"At batch {BATCH} and {CONTEXT} tokens of context, moving K/V takes {100 * at.loc['per_row', 'share_realign']:.0f} % of a round row by row, most of it {mostly['per_row']}, and {100 * at.loc['eqspec', 'share_realign']:.0f} % fused, most of it {mostly['eqspec']}.\n\n"
     f"- The bytes alone would take {100 * needed['per_row']:.0f} % of the time row by row, and {100 * needed['eqspec']:.0f} % of the time fused.\n"
-    f"- Both move about the same: {at.loc['per_row', 'bytes_per_round'] / 1e6:.0f} MB and {at.loc['eqspec', 'bytes_per_round'] / 1e6:.0f} MB a round. One operation costs {over:.1f} µs beyond its bytes on this CPU.\n"
+    f"- Row by row, {at.loc['per_row', 'bytes_per_round'] / 1e6:.0f} MB are moved a round, and fused {at.loc['eqspec', 'bytes_per_round'] / 1e6:.0f} MB. One operation costs {over:.1f} µs beyond its bytes on this CPU.\n"
     f"- In place nothing moves: {100 * at.loc['inplace', 'share_realign']:.1f} % of a round.\n"
-    f"- For throughput, refilling free rows matters more ({refill:+.0f} tokens/s) than not moving ({moves:+.0f}), in the simulation of batch {BATCH}.\n"
+    f"- For throughput, refilling free rows matters {'more' if refill > moves else 'less'} ({refill:+.0f} tokens/s) than not moving ({moves:+.0f}), in the simulation of batch {BATCH}.\n"
     f"- Measured on {anatomy['meta']['device']}; on another device, operations and bytes have other prices."
 )

@@ -48,7 +48,8 @@ for component, grid in [(name, grid) for (name, _), grid in calibration.grids.it
     sizes, seconds = grid.axes[0], grid.mean_s
     weight = (sizes[1:-1] - sizes[:-2]) / (sizes[2:] - sizes[:-2])
     guess = seconds[:-2] + weight[:, None, None] * (seconds[2:] - seconds[:-2])
-    residuals.setdefault(component, []).extend((100 * (guess / seconds[1:-1] - 1)).ravel())
+    costs = seconds[1:-1] > 0  # a piece of no tokens takes no time, so there is nothing to guess
+    residuals.setdefault(component, []).extend(100 * (guess[costs] / seconds[1:-1][costs] - 1))
 spread = {component: np.median(np.abs(values)) for component, values in residuals.items()}
 
 # %%

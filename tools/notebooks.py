@@ -47,7 +47,8 @@ def read_made(name: str) -> Any:
 def run(notebook: Any) -> Any:
     """Run all cells in a fresh kernel with the working tree as the package; keep pictures, and the last cell's answer.
 
-    What differs from run to run is dropped: counters, metadata, and every other output.
+    What differs from run to run is dropped: counters, metadata, and every other output. Warnings are refused, as nobody
+    would see them.
     """
     os.environ["PYTHONPATH"] = str(ROOT)
     where = {"metadata": {"path": str(FOLDER)}}
@@ -56,6 +57,8 @@ def run(notebook: Any) -> Any:
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict({})
         if cell.cell_type == "code":
+            if warned := "".join(output.text for output in cell.outputs if output.get("name") == "stderr"):
+                raise ValueError(f"a cell writes to stderr: {warned}")
             cell.execution_count = None
             kinds = (PICTURE, ANSWER) if cell is notebook.cells[-1] else (PICTURE,)
             cell.outputs = [_kept(output) for output in cell.outputs if set(kinds) & set(output.get("data", {}))]

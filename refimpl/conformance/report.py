@@ -91,7 +91,7 @@ def tell_calls(verdict: Verdict) -> list[str]:
 
 def hint(verdict: Verdict, reference: str) -> list[str]:
     """What else may explain that an engine differs from its own run without drafts."""
-    wrong_tokens = (verdict.property, verdict.status, verdict.no_answer) == (DECIDING, "fail", False)
+    wrong_tokens = (verdict.property, verdict.status) == (DECIDING, "fail") and verdict.token is not None
     if not wrong_tokens or not reference.startswith(ITSELF):
         return []
     return [

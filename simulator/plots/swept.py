@@ -120,8 +120,9 @@ def heat_map(
 
 
 def _require_in(frame: pd.DataFrame, *columns: str) -> None:
-    """Raise InputError unless a sweep's frame has the columns."""
+    """Raise InputError unless a sweep's frame has lines, and the columns."""
     require(isinstance(frame, pd.DataFrame), f"give the frame of a sweep, not {type(frame).__name__}")
+    require(len(frame) > 0, "the frame has no lines, so there is nothing to draw")
     for column in columns:
         require(column in frame, f"{column} is no column of the sweep")
 

@@ -164,6 +164,8 @@ def _grid_points(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
     require(all(isinstance(v, tuple) and v for v in axes.values()), "grid: every path needs a list of values")
     _require_few(math.prod(map(len, axes.values())))
     values = [[as_data(value) for value in axis] for axis in axes.values()]
+    for name, axis in zip(axes, values, strict=True):
+        require(len(set(map(repr, axis))) == len(axis), f"grid: {name} has a value twice, whose runs would count twice")
     return [dict(zip(axes, point, strict=True)) for point in itertools.product(*values)]
 
 

@@ -140,6 +140,14 @@ def test_an_engine_that_differs_from_its_own_run_may_round() -> None:
     assert not said_to_round("--command", f"{SERVERS} right", *ONE)
 
 
+def test_an_engine_that_returns_its_prompts_too_is_not_said_to_round() -> None:
+    """Its reference gives more tokens than were asked for: no two outputs were compared."""
+    code, text = run_command("--engine", "toy_engines:with_prompts", *ONE)
+    assert code == 1
+    assert "gives 2 tokens, 1 were asked for" in " ".join(text.split())
+    assert "does it round?" not in text
+
+
 def test_the_command_leaves_its_report_and_nothing_else(tmp_path: Path) -> None:
     """An engine may change the folder; the report is where it was asked for."""
     (tmp_path / "elsewhere").mkdir()

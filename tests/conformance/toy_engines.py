@@ -150,3 +150,8 @@ LIARS: dict[str, tuple[Callable[[], Toy], dict[str, int]]] = {  # factory, and t
     "big k only": (_lie(lambda _, s: s.num_speculative_tokens > 8), {"max_k": 12}),
     "long prompts only": (_lie(lambda p, _: max(map(len, p)) > 64), {"prompt_tokens": 96}),
 }
+
+
+def with_prompts() -> Toy:
+    """A careless engine that returns each prompt before its output."""
+    return Toy(lambda prompts, _, outputs: [prompt + output for prompt, output in zip(prompts, outputs, strict=True)])

@@ -92,16 +92,17 @@ def test_a_sweep_in_memory_gives_what_a_folder_keeps(tmp_path):
 def test_grids_take_ranges_arrays_and_specs():
     axes = {
         "engine.batch_size": range(1, 3),
-        "acceptance": [Spec.of("iid", probability=0.5), {"kind": "iid", "probability": 0.5}],
+        "acceptance": [Spec.of("iid", probability=0.5), {"kind": "iid", "probability": 0.6}],
         "cost.verify_base_s": np.linspace(0.01, 0.02, 2),
         "study.num_requests": (3, np.int64(4)),
     }
     spec = build_sweep(SMALL, replications=1, grid=axes)
     assert len(spec.tasks) == 16
-    assert len({task.key for task in spec.tasks}) == 8
+    assert len({task.key for task in spec.tasks}) == 16
     lists = {name: [simulator.settings.fields.as_data(v) for v in axis] for name, axis in axes.items()}
     again = build_sweep(SMALL, replications=1, grid=lists | {"cost.verify_base_s": [0.01, 0.02]})
     assert [task.settings for task in spec.tasks] == [task.settings for task in again.tasks]
+    assert [task.key for task in spec.tasks] == [task.key for task in again.tasks]
     ranges = {"engine.batch_size": np.array([1, 3]), "acceptance.probability": (np.float64(0.2), 0.4)}
     points = build_sweep(SMALL, latin={"samples": 3, "ranges": ranges}).tasks
     assert {type(task.settings["engine.batch_size"]) for task in points} == {int}

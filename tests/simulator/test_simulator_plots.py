@@ -100,6 +100,15 @@ def test_what_the_frame_does_not_hold_is_refused():
         plots.throughput_against(frame, WINDOW, by=ROWS)
 
 
+@pytest.mark.parametrize("draw", [plots.throughput_against, plots.band_against, plots.heat_map, plots.pareto])
+def test_a_frame_of_which_nothing_is_left_is_refused(draw):
+    """As a name that is not in the sweep leaves it; it was an empty figure, or a word on unfinished requests."""
+    frame = frame_of(engine__batch_size=[1, 2], engine__window_size=[8])
+    settings = {plots.pareto: [], plots.heat_map: [ROWS, WINDOW]}.get(draw, [ROWS])
+    with pytest.raises(InputError, match=r"^the frame has no lines, so there is nothing to draw$"):
+        draw(frame[frame[ROWS] == 3], *settings)
+
+
 def test_bands_hold_the_middle_of_the_replications():
     frame = frame_of(engine__batch_size=[1, 2, 4], engine__window_size=list(range(10, 18)))
     axes = plots.band_against(frame, ROWS, by=WINDOW, level=0.5)

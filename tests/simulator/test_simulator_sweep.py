@@ -166,6 +166,7 @@ def test_sobol_indices_need_the_metric_at_every_point():
         ({"grid": {"engine.windowsize": [1]}}, "engine.windowsize: no such setting; allowed: layout"),
         ({"grid": {"engine.window_size": [1]}}, "at engine.window_size=1: engine.window_size 1 is smaller"),
         ({"grid": {"seed": []}}, "grid: every path needs a list of values"),
+        ({"grid": {"seed": [3, 4, 3]}}, "grid: seed has a value twice, whose runs would count twice"),
         ({}, "give exactly one of grid, latin, sobol"),
         ({"gird": {}}, "unknown key gird; allowed: base, replications"),
         ({"sobol": {"samples": 10, "ranges": {"seed": [0, 9]}}}, "sobol.samples must be a power of two"),
