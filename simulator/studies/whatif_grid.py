@@ -9,6 +9,7 @@ from typing import Any
 from refimpl.core.errors import InputError, require
 from simulator.runner import run_parallel
 from simulator.settings.fields import PAIRED
+from simulator.settings.hardware import load_architecture, load_device
 from simulator.settings.plain_yaml import parse_yaml
 from simulator.settings.scenario import Scenario
 from simulator.studies.whatif import LABELS, METHODS, METRICS, Outlook, WhatIf, check_methods, outlook
@@ -85,6 +86,7 @@ def answer_grid(
     """
     PAIRED.check(replications, "replications")
     check_methods(methods)
+    _check_axes(axes)
     count = prod(map(len, axes.values()))
     require(count <= MOST_QUESTIONS, f"{count} questions are more than {MOST_QUESTIONS}: give fewer values")
     jobs = [(question, base, tuple(methods), replications) for question in _questions(axes)]
@@ -96,6 +98,21 @@ def answer_grid(
     grid = WhatIfGrid(base, axes, answers)
     require(grid.num_answered > 0, answers[0]["answer"])
     return grid
+
+
+def _check_axes(axes: dict[str, tuple[Any, ...]]) -> None:
+    """Raise InputError for a value that stands twice, and for a device or a model that is not there.
+
+    What else a question cannot have is told by its answer.
+    """
+    for name, values in axes.items():
+        require(len(set(map(repr, values))) == len(values), f"{name} has a value twice")
+    named = {name: [value for value in axes.get(name, ()) if isinstance(value, str)] for name in ("device", "models")}
+    for device in named["device"]:
+        load_device(device)
+    for model in "+".join(named["models"]).split("+"):
+        if model:
+            load_architecture(model)
 
 
 def _questions(axes: dict[str, tuple[Any, ...]]) -> list[WhatIf]:
