@@ -4,8 +4,11 @@
 #   proofs/check.sh --pip-only   Z3, cvc5 and enumeration; needs no Coq and no Spin
 set -uo pipefail
 cd "$(dirname "$0")/.."
-pip_only=0
-[ "${1:-}" = "--pip-only" ] && pip_only=1
+case "$*" in
+  "") pip_only=0 ;;
+  --pip-only) pip_only=1 ;;
+  *) echo "usage: proofs/check.sh [--pip-only], not $*" >&2; exit 2 ;;
+esac
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 export PYTHONPATH=. OMP_NUM_THREADS=1
 log=$(mktemp -d)
@@ -48,19 +51,33 @@ python_stages() {
   fi
 }
 
-# Two lanes for two cores.
-stages=(z3 z3-faults schedulers laws reach)
-if [ "$pip_only" = 1 ]; then
-  stages+=(runs register)
-  python_stages
-else
-  stages=(coq coqchk spin "${stages[@]}" traces replay books drift register)
-  python_stages &
+tool_stages() {
   stage coq proofs/coq/check.sh "$log/coq"
   stage coqchk proofs/coq/recheck.sh "$log/coq"
   stage spin proofs/spin/check.sh
+}
+
+# Two lanes for two cores, each a group of processes, so that all of them end with this script.
+set -m
+lanes=()
+stop() {
+  kill -- "${lanes[@]/#/-}" 2> /dev/null
   wait
+  exit "$1"
+}
+trap 'stop 130' INT
+trap 'stop 143' TERM
+stages=(z3 z3-faults schedulers laws reach)
+python_stages &
+lanes+=($!)
+if [ "$pip_only" = 1 ]; then
+  stages+=(runs register)
+else
+  stages=(coq coqchk spin "${stages[@]}" traces replay books drift register)
+  tool_stages &
+  lanes+=($!)
 fi
+wait
 stage register "$python" -m proofs.register "$log"
 
 claims=0 failures=0

@@ -64,9 +64,12 @@ class Node:
         return {row.ticket: tuple(row.blocks) for row in self.rows}
 
     def fingerprint(self) -> tuple:
-        """All that decides how it goes on; which blocks a row has does not."""
+        """What decides how it goes on; not which blocks a row has, nor what is kept to find groups and waits sooner.
+
+        What is observed is part of it: a wrong step to a state that is known already makes a new one, and is met.
+        """
         rows = tuple((r.seq_len, r.cache_state, r.finished) for r in self.rows)
-        return self.state, rows, tuple(getattr(self.real, "_last_run", ()))
+        return self.state, rows, tuple(getattr(self.real, "_last_run", ())), repr(self.observed())
 
     def observed(self) -> tuple:
         pool, waited = self.real.pool, getattr(self.real, "waited", None)
@@ -234,6 +237,8 @@ def with_blocks() -> Iterator[tuple[int, spec.Rules, int, bool]]:
     yield 2, spec.Rules("fifo", 2, 2, math.inf, room_spec.Blocks(7, 1, span, 7)), 7, True
     # A round may write more than the budget leaves.
     yield 3, spec.Rules("fifo", 2, 2, math.inf, room_spec.Blocks(7, 1, 2, limit)), limit, True
+    # Some wait while others are sent back.
+    yield 4, spec.Rules("grouped", 2, 3, 1, room_spec.Blocks(4, 2, span, limit)), limit, False
 
 
 def verdicts(some: Iterator[tuple[int, spec.Rules, int, bool]], reached: Counter[str]) -> Iterator[Verdict]:

@@ -133,12 +133,12 @@ Definition no_stop (_ : nat) (_ : list bool) : bool := false.
 Definition two (_ : nat) : nat := 2.
 
 (** A round after [true]: the draft [false] is not what the network chooses there. *)
-Lemma one_round (l : layout bool) m s m' f m'' s'' : ok bool l m s [true] -> fed bool l m s [true] [false] m' f ->
+Lemma one_round (l : layout bool) (right : right_text bool bool_dec l) m s m' f m'' s'' : ok bool l m s [true] -> fed bool l m s [true] [false] m' f ->
   kept bool l m' f [true; true] m'' s'' ->
   [true; true] = Selection.complete bool (job_of bool by_position no_stop two 0) [true].
 Proof.
   intros O F K.
-  apply (layout_text bool bool_dec l by_position no_stop two by_position_sees_only
+  apply (right by_position no_stop two by_position_sees_only
     [fun _ => Some ([false], 0%nat)] (fun _ => ({| said := [true]; held := s |}, m))
     (fun _ => ({| said := [true; true]; held := s'' |}, m'')) 0%nat).
   - eapply runs_on; [|apply stays_on]. intro i.
@@ -152,7 +152,7 @@ Notation written_store cl := {| claims := cl; entry := write bool (fun _ => []) 
 Example left_padded_text_applies (pad : Z) :
   [true; true] = Selection.complete bool (job_of bool by_position no_stop two 0) [true].
 Proof.
-  apply (one_round (left_padded bool) pad (padded bool pad (fun _ => [])) pad (written_store (padded_claims pad))
+  apply (one_round (left_padded bool) (left_padded_text bool bool_dec) pad (padded bool pad (fun _ => [])) pad (written_store (padded_claims pad))
     pad (written_store (padded_claims pad))).
   - split; [intro; reflexivity|]. intros p P. cbn in P. lia.
   - split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
@@ -161,7 +161,7 @@ Qed.
 
 Example inplace_text_applies : [true; true] = Selection.complete bool (job_of bool by_position no_stop two 0) [true].
 Proof.
-  apply (one_round (inplace bool) tt (padded bool 0 (fun _ => [])) tt (written_store (padded_claims 0))
+  apply (one_round (inplace bool) (inplace_text bool bool_dec) tt (padded bool 0 (fun _ => [])) tt (written_store (padded_claims 0))
     tt (written_store (padded_claims 0))).
   - split; [intro; reflexivity|]. intros p P. cbn in P. lia.
   - split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
@@ -173,7 +173,7 @@ Example masked_text_applies : [true; true] = Selection.complete bool (job_of boo
 Proof.
   set (dead := loose bool (fun _ => (-1)%Z) (fun _ => [])).
   set (block := loose bool (append_claims (fun _ => (-1)%Z) 0 0 0 2) (append_entry bool (fun _ => []) [true; false] 0 0 2)).
-  apply (one_round (masked bool) 0%Z dead 3%Z block 3%Z (loose bool (kill (claims bool block) 1) (entry bool block))).
+  apply (one_round (masked bool) (masked_text bool bool_dec) 0%Z dead 3%Z block 3%Z (loose bool (kill (claims bool block) 1) (entry bool block))).
   - split; [intro c; cbn; lia|]. intros p P. cbn in P. lia.
   - exists 0%Z. cbn. split; [lia|]. split; [lia|]. split; intros; reflexivity.
   - split; [reflexivity|]. intro c. split; reflexivity.
@@ -191,7 +191,7 @@ Qed.
 
 Example paged_text_applies : [true; true] = Selection.complete bool (job_of bool by_position no_stop two 0) [true].
 Proof.
-  apply (one_round (paged bool) tt (paged_store bool eight_to_eleven (fun _ => [])) tt (written_store eight_to_eleven)
+  apply (one_round (paged bool) (paged_text bool bool_dec) tt (paged_store bool eight_to_eleven (fun _ => [])) tt (written_store eight_to_eleven)
     tt (written_store eight_to_eleven)).
   - intros p P. cbn in P. lia.
   - exists (fun p => p + 8)%Z, 4%Z.
@@ -199,12 +199,15 @@ Proof.
   - intros c _. split; reflexivity.
 Qed.
 
-Example machine_law_applies s drafts f : feeds bool s [true] drafts f ->
-  cached bool (claims bool s) (entry bool s) [true] 0 -> half = target bool coins toss ([] ++ firstn (length drafts) drafts).
+(** An empty store, which is fed the row's token and a draft. *)
+Example machine_law_applies : half = target bool coins toss ([] ++ firstn 1 [false]).
 Proof.
-  intros F H. pose proof (machine_law bool coins bool (by_position 0) (by_position_sees_only 0) (fun _ => half) [true] toss
-    (fun _ => eq_refl) s [] drafts f (length drafts) F H) as L.
-  apply L; [cbn; lia|apply le_n].
+  apply (machine_law bool coins bool (by_position 0) (by_position_sees_only 0) (fun _ => half) [true] toss (fun _ => eq_refl)
+    (padded bool 0 (fun _ => [])) [] [false] (written bool 0 (fun _ => []) [true; false] 0 2) 1).
+  - apply (padded_feeds bool 0 (fun _ => []) [true] [false]). cbn. lia.
+  - intros p P. cbn in P. lia.
+  - cbn. lia.
+  - apply le_n.
 Qed.
 
 (** *** Law.v: two rows, one round with one draft that is tossed, accepted, and followed by a toss *)
@@ -220,9 +223,21 @@ Definition lawful (l : layout bool) (outcome : list (list (numbers bool)) -> nat
     (fun css => F (texts bool 2 l (outcome css)))
   == expect (finish bool coins [toss; toss] [[]; []]) F.
 
+Lemma toss_uses i g : uses_numbers bool coins toss alike_draft bool cells (toss_number i)
+  (Draws.recover bool unit unseen [true] bool (toss_answer i)) (Draws.choose bool unit unseen [true] bool (toss_answer i))
+  (Draws.passes bool unit unseen [true] bool (accepts i)) g.
+Proof. split; intros; try reflexivity. unfold passes, accepts. cbn. unfold half. ring. Qed.
+
+Notation toss_right back l := (right_law bool coins unit unseen 2 (fun _ => [true]) (fun _ => toss) bool blank cells
+  toss_number accepts toss_answer toss_answer 1 one_draft back l).
+Notation tossed corollary := (fun back : bool => corollary bool coins unit unseen (fun _ _ _ _ => eq_refl) 2%nat
+  (fun _ => [true]) (fun _ => le_n 1) (fun _ => toss) (fun _ => alike_draft) bool blank cells cells_mass toss_number accepts
+  toss_answer toss_answer toss_uses 1%nat one_draft back).
+
 (** A layout in which a row of one token stands, is fed one draft, and keeps it. *)
 Section Tossed.
 Variable l : layout bool.
+Hypothesis right : forall rolls_back : bool, toss_right rolls_back l.
 Variables (begun fed_mark left_mark : mark bool l) (before : store bool) (fed_with kept_with : bool -> store bool).
 Hypothesis standing : ok bool l begun before [true].
 Hypothesis feeding : forall x, fed bool l begun before [true] [x] fed_mark (fed_with x).
@@ -239,11 +254,7 @@ Definition after_toss (css : list (list (numbers bool))) (i : nat) : list bool *
 
 Lemma toss_law (rolls_back : bool) : lawful l after_toss.
 Proof.
-  intro F.
-  apply (layout_law bool coins unit unseen (fun _ _ _ _ => eq_refl) 2 (fun _ => [true]) (fun _ => le_n 1) (fun _ => toss)
-    (fun _ => alike_draft) bool blank cells cells_mass toss_number accepts toss_answer toss_answer) with
-    (policy := one_draft) (rolls_back := rolls_back) (l := l) (n := 1%nat) (h := []) (rs := before_toss) (outcome := after_toss).
-  - intros i g. split; intros; try reflexivity. unfold passes, accepts. cbn. unfold half. ring.
+  intro F. refine (proj2 (right rolls_back 1%nat [] before_toss after_toss _ _ _ F) _).
   - intro i. exact standing.
   - reflexivity.
   - intro css. apply (one_more _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ (offered_toss css) _ (after_toss css)); [|apply no_round].
@@ -264,7 +275,7 @@ Definition tossed_store cl (x : bool) : store bool :=
 Example inplace_law_applies (rolls_back : bool) :
   lawful (inplace bool) (after_toss (inplace bool) tt (tossed_store (padded_claims 0)) (tossed_store (padded_claims 0))).
 Proof.
-  apply (toss_law (inplace bool) tt tt tt (padded bool 0 (fun _ => []))); [| | |exact rolls_back].
+  apply (toss_law (inplace bool) (tossed inplace_law) tt tt tt (padded bool 0 (fun _ => []))); [| | |exact rolls_back].
   - split; [intro; reflexivity|]. intros p P. cbn in P. lia.
   - intro x. split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
   - intros x y. split; reflexivity.
@@ -273,7 +284,7 @@ Qed.
 Example left_padded_law_applies (pad : Z) (rolls_back : bool) : let s := tossed_store (padded_claims pad) in
   lawful (left_padded bool) (after_toss (left_padded bool) pad s s).
 Proof.
-  apply (toss_law (left_padded bool) pad pad pad (padded bool pad (fun _ => []))); [| | |exact rolls_back].
+  apply (toss_law (left_padded bool) (tossed left_padded_law) pad pad pad (padded bool pad (fun _ => []))); [| | |exact rolls_back].
   - split; [intro; reflexivity|]. intros p P. cbn in P. lia.
   - intro x. split; [reflexivity|]. split; [intro; reflexivity|]. intros c _. reflexivity.
   - intros x y. split; reflexivity.
@@ -286,7 +297,7 @@ Example masked_law_applies (rolls_back : bool) :
     (fun x => loose bool (kill (claims bool (block x)) 2) (entry bool (block x)))).
 Proof.
   intro block.
-  apply (toss_law (masked bool) 0%Z 3%Z 3%Z (loose bool (fun _ => (-1)%Z) (fun _ => []))); [| | |exact rolls_back].
+  apply (toss_law (masked bool) (tossed masked_law) 0%Z 3%Z 3%Z (loose bool (fun _ => (-1)%Z) (fun _ => []))); [| | |exact rolls_back].
   - split; [intro c; cbn; lia|]. intros p P. cbn in P. lia.
   - intro x. exists 0%Z. cbn. split; [lia|]. split; [lia|]. split; intros; reflexivity.
   - intros x y. split; [reflexivity|]. intro c. split; reflexivity.
@@ -296,7 +307,7 @@ Qed.
 Example paged_law_applies (rolls_back : bool) :
   let s := tossed_store eight_to_eleven in lawful (paged bool) (after_toss (paged bool) tt s s).
 Proof.
-  apply (toss_law (paged bool) tt tt tt (paged_store bool eight_to_eleven (fun _ => []))); [| | |exact rolls_back].
+  apply (toss_law (paged bool) (tossed paged_law) tt tt tt (paged_store bool eight_to_eleven (fun _ => []))); [| | |exact rolls_back].
   - intros p P. cbn in P. lia.
   - intro x. exists (fun p => p + 8)%Z, 4%Z.
     split; [exact own_eight_to_eleven|split; [cbn; lia|intros c _; split; reflexivity]].

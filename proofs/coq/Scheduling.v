@@ -43,7 +43,10 @@ Inductive step : state -> state -> Prop :=
       step s {| waiting := l ++ r; window := window s; finished := finished s ++ [t] |}
   | cancel_window s t :
       In t (tickets s) ->
-      step s {| waiting := waiting s; window := outside [t] (window s); finished := finished s ++ [t] |}.
+      step s {| waiting := waiting s; window := outside [t] (window s); finished := finished s ++ [t] |}
+  | send_back s t :  (* its room is taken for others; it waits at the head of the queue, and will age anew *)
+      In t (tickets s) ->
+      step s {| waiting := t :: waiting s; window := outside [t] (window s); finished := finished s |}.
 
 Definition start (ts : list nat) : state := {| waiting := ts; window := []; finished := [] |}.
 
@@ -89,7 +92,7 @@ Proof. rewrite map_map. reflexivity. Qed.
 
 Lemma step_conserves s s' : NoDup (everyone s) -> step s s' -> Permutation (everyone s) (everyone s').
 Proof.
-  unfold everyone, tickets. intros N H. destruct H as [s new rest Hw _|s key ages ms out _ I _ _ No Io _|s l t r Hw|s t T]; cbn in *.
+  unfold everyone, tickets. intros N H. destruct H as [s new rest Hw _|s key ages ms out _ I _ _ No Io _|s l t r Hw|s t T|s t T]; cbn in *.
   - rewrite Hw, map_app, map_map. cbn. rewrite map_id, <- !app_assoc.
     rewrite (Permutation_app_comm new). rewrite <- !app_assoc. apply Permutation_app_head.
     apply Permutation_app_head. apply Permutation_app_comm.
@@ -103,6 +106,9 @@ Proof.
   - apply Permutation_app_head. apply NoDup_middle in N.
     rewrite (retire_permutation [t] (window s)); [|repeat constructor; auto|exact N|intros x [<-|[]]; exact T].
     rewrite <- app_assoc. apply Permutation_app_head, Permutation_app_comm.
+  - apply NoDup_middle in N.
+    rewrite (retire_permutation [t] (window s)); [|repeat constructor; auto|exact N|intros x [<-|[]]; exact T].
+    rewrite <- app_assoc. cbn [app]. rewrite !app_assoc. symmetry. apply Permutation_middle.
 Qed.
 
 (** THEOREM (conservation, INV-9). Every submitted sequence is at all times in exactly one of waiting, window and
@@ -167,7 +173,7 @@ Qed.
 
 Lemma step_bounded s s' : bounded (window s) -> step s s' -> bounded (window s').
 Proof.
-  intros [L H] S. destruct S as [s new rest Hw C|s key ages ms out N I Len Ch No Io Fresh|s l t r Hw|s t T]; cbn.
+  intros [L H] S. destruct S as [s new rest Hw C|s key ages ms out N I Len Ch No Io Fresh|s l t r Hw|s t T|s t T]; cbn.
   - assert (L' : length (window s ++ map (fun t => (t, 0)) new) <= capacity) by (rewrite app_length, map_length; exact C).
     split; [exact L'|]. intros t w In0 A. destruct (Nat.le_gt_cases w aging) as [Le|Gt]; [eapply bounded_small; eauto|].
     apply in_app_iff in In0 as [In0|In0]; [|apply in_map_iff in In0 as (u & E & _); injection E; lia].
@@ -198,10 +204,14 @@ Proof.
   - split; [unfold outside; pose proof (filter_le (fun e => negb (member [t] e)) (window s)); lia|].
     intros u w U A. apply filter_In in U as [U _]. specialize (H u w U A).
     pose proof (waited_outside w [t] (window s)). lia.
+  - split; [unfold outside; pose proof (filter_le (fun e => negb (member [t] e)) (window s)); lia|].
+    intros u w U A. apply filter_In in U as [U _]. specialize (H u w U A).
+    pose proof (waited_outside w [t] (window s)). lia.
 Qed.
 
 (** THEOREM (bounded waiting, INV-10). Nobody in the window who has begun to age waits more than A + ⌊(W-1)/B⌋ rounds,
-    hence not more than A + ⌊W/B⌋, whatever the lengths, keys, admissions and cancellations, and whoever ages. *)
+    hence not more than A + ⌊W/B⌋, whatever the lengths, keys, admissions and cancellations, and whoever ages or is sent
+    back. *)
 Theorem bounded_waiting ts s t w : 1 <= batch -> reachable ts s -> In (t, w) (window s) ->
   w <= aging + (capacity - 1) / batch.
 Proof.

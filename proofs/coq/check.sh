@@ -14,22 +14,24 @@ failed=0
 fault() { echo "  FAIL  $*"; failed=$((failed + 1)); }
 
 # Words that would let a theorem rest on something unproved.
-if grep -nE '\b(Admitted|admit|Axioms?|Parameters?|Conjecture|give_up)\b|Unset (Guard|Positivity|Universe)|bypass_check|type-in-type' ./*.v; then
+if grep -nE '\b(Admitted|Abort|admit|Axioms?|Parameters?|Conjecture|give_up)\b|Unset (Guard|Positivity|Universe)|bypass_check|type-in-type' ./*.v; then
   fault "an unproved statement or a disabled check"
 fi
 [ "$(ls ./*.v | wc -l)" = "${#files[@]}" ] || fault "a file that is not compiled"
 # Every theorem is in the register whose assumptions are printed.
-for theorem in $(sed -nE 's/^(Theorem|Corollary) ([A-Za-z_]+).*/\2/p' ./*.v); do
-  grep -qE "@$theorem\b" Audit.v || fault "$theorem is not in Audit.v"
+for theorem in $(sed -nE "s/^ *(Theorem|Corollary) ([A-Za-z0-9_']+).*/\2/p" ./*.v); do
+  grep -qE "@$theorem[,)]" Audit.v || fault "$theorem is not in Audit.v"
 done
 # Each of them is applied to a small case, or exempt for a reason.
-audited() { sed -nE 's/^  @([a-z_]+)[,)].*/\1/p' Audit.v; }
-applied() { sed -nE 's/^Example ([a-z_]+)_applies.*/\1/p' Instances*.v; }
-diff <(audited | sort) <({ applied; sed -nE 's/^([a-z_]+): ..*/\1/p' exempt.txt; } | sort) ||
+audited() { sed -nE "s/^  @([A-Za-z0-9_']+)[,)].*/\1/p" Audit.v; }
+applied() { sed -nE "s/^Example ([A-Za-z0-9_']+)_applies.*/\1/p" Instances*.v; }
+diff <(audited | sort) <({ applied; sed -nE "s/^([A-Za-z0-9_']+): ..*/\1/p" exempt.txt; } | sort) ||
   fault "a theorem is neither applied nor exempt (<), or twice, or no theorem (>)"
 for file in "${files[@]}"; do
   coqc -q -Q . RaggedSpec "$file.v" > "$file.out"
 done
+# What is said to be applied is, and so is what another proof is said to rest on.
+python3 "$here/uses.py" . || fault "what is said of a theorem's use is not so"
 grep -qx "Closed under the global context" Audit.out || { fault "the register has assumptions"; cat Audit.out; }
 ocamlopt -w -a checker.mli checker.ml check_trace.ml -o check_trace
 ocamlopt -w -a machine.mli machine.ml replay.ml -o replay

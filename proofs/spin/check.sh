@@ -31,8 +31,10 @@ search() {
 of -DAGING=2
 search "with aging, no wait exceeds A + W/B, and a round has B members" 0 bounded_waiting
 search "with aging, every sequence runs again and again" 0 no_starvation
-of -DAGING=3 -DW=5 -DBOUND=5
-search "the sharper bound A + (W-1)/B holds, window 5" 0 bounded_waiting
+of -DAGING=2 -DBOUND=3
+search "the sharper bound A + (W-1)/B holds, one less for this window" 0 bounded_waiting
+of -DAGING=3 -DW=5 -DBOUND=3
+search "where nobody is cancelled no wait exceeds A, window 5" 0 bounded_waiting
 of -DAGING=3 -DW=5 -DBOUND=2
 search "expected failure: waits do reach A, window 5" 1 bounded_waiting
 of -DBOUND=8

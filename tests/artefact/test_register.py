@@ -48,6 +48,17 @@ def test_a_claim_that_no_stage_has_made_or_that_did_not_hold_is_noticed(tmp_path
     assert register.not_claimed([entry], tmp_path) == ["INV-1: z3: pads are masked", "INV-1: z3: the moon is round"]
 
 
+def test_claims_of_stages_that_were_left_out_are_not_told_as_held(tmp_path, monkeypatch, capsys):
+    entry = replace(ENTRIES[0], claims=["z3: rows are rectangular (INV-1)", "spin: no log of it"], variants=[])
+    monkeypatch.setattr(register, "entries", lambda: [entry])
+    (tmp_path / "z3.out").write_text("  ok    left-padded: rows are rectangular (INV-1)\n")
+    assert register.main(str(tmp_path)) == 0
+    assert "was made and held, but for 1 of stages that were left out\n" in capsys.readouterr().out
+    (tmp_path / "spin.out").write_text("  ok    no log of it\n")
+    assert register.main(str(tmp_path)) == 0
+    assert "was made and held\n" in capsys.readouterr().out
+
+
 def test_an_invariant_without_a_fault_or_an_entry_is_noticed():
     first, _, *rest = ENTRIES
     assert register.problems([replace(first, faults=[]), *rest]) == ["INV-2 has no entry", "INV-1: faults"]
