@@ -2,13 +2,16 @@
 
 import statistics
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import simpy
 
+from refimpl.core import provenance
 from simulator.service.simulation import Simulation
 from simulator.settings.fields import Spec
+from simulator.settings.json_files import with_environment
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
 
 WINDOWS = (64, 1024, 4096)
@@ -68,3 +71,17 @@ def measure_timeouts(repeats: int) -> float:
 def _wait(environment: simpy.Environment) -> Generator[simpy.Event, None, None]:
     for _ in range(TIMEOUTS):
         yield environment.timeout(1.0)
+
+
+def speed_report(speeds: Sequence[Speed], timeouts_per_s: float) -> dict[str, Any]:
+    """Speeds by window, of CPU time and of the clock, and SimPy's own, with what they were measured on."""
+    return with_environment(
+        {
+            "device": provenance.processor(),
+            "batch_size": speeds[0].batch_size,
+            "rounds_per_s": {str(speed.window_size): speed.rounds_per_cpu_s for speed in speeds},
+            "rounds_per_wall_s": {str(speed.window_size): speed.rounds_per_wall_s for speed in speeds},
+            "simpy_timeouts_per_s": timeouts_per_s,
+            "ratio": {str(speed.window_size): speed.rounds_per_cpu_s / timeouts_per_s for speed in speeds},
+        }
+    )

@@ -174,6 +174,13 @@ def passes(data: dict[str, Any]) -> str:
     return measured(data, (list(PASS_HEADINGS), [pass_cells(row) for row in data["rows"]]))
 
 
+def speed(data: dict[str, Any]) -> str:
+    """How fast the simulator itself is."""
+    bare = f"{data['simpy_timeouts_per_s']:,.0f} bare timeouts per CPU second"
+    setting = f"\n{bare}; batch size {data['batch_size']}, {data['device']}.\n"
+    return markdown_table(*tables.speed_table(data)) + setting + origin(data["environment"])
+
+
 def law(data: dict[str, Any]) -> str:
     """Total variation of every combination of drafter, budget and rule, one column a rule."""
     return measured(data, tables.law_table(data["rows"]))
@@ -290,6 +297,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "law": law,
     "passes": passes,
     "scaling": scaling,
+    "speed": speed,
     **{name: lambda data, table=table: measured(data, table(data)) for name, table in MEASURED.items()},
 }
 

@@ -118,6 +118,15 @@ def _anatomy_cells(place: tuple[str, int], rows: list[dict[str, Any]], fit: dict
     ]
 
 
+def speed_table(data: dict[str, Any]) -> Table:
+    """Rounds of the simulator, in its own seconds and in bare timeouts of SimPy, a line a window."""
+    rows = [
+        [window, f"{speed:,.0f}", f"{1e6 / speed:.1f}", f"{1 / data['ratio'][window]:.0f}"]
+        for window, speed in data["rounds_per_s"].items()
+    ]
+    return ["window", "rounds per CPU second", "µs a round", "bare timeouts a round"], rows
+
+
 def bitwise_table(data: dict[str, Any]) -> Table:
     """Prompts with the oracle's tokens, and with its log-probabilities to the last bit."""
     rows = [

@@ -24,6 +24,14 @@ def utc_time() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def processor() -> str:
+    """Model of the processor, and how many cores of it there are."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {len(names) or 1} cores"
+
+
 @lru_cache(maxsize=8)
 def _versions(libraries: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     installed = {"python": platform.python_version()}

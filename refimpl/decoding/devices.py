@@ -1,13 +1,11 @@
 """The device that a run uses, and where a measured number comes from, the device included."""
 
-import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from refimpl.core.errors import InputError
-from refimpl.core.provenance import command_line, stamp
+from refimpl.core.provenance import command_line, processor, stamp
 
 SCHEMA_VERSION = 1
 
@@ -24,12 +22,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
 def device_name(device: torch.device) -> str:
     """Model of the processor or the GPU."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {len(names) or 1} cores"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
 def require_current(device: torch.device) -> None:

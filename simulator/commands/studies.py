@@ -11,6 +11,7 @@ from refimpl.core.shown import counted
 from simulator.commands.options import FOLDER, Json, Replications, ScenarioPath, Sets, Workers, read_scenario
 from simulator.commands.output import notes, notes_on_settings, print_json, show, show_extrapolated, tables
 from simulator.settings.folders import EXAMPLES
+from simulator.settings.json_files import write_json
 from simulator.settings.scenario import Scenario, load_scenario
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ SHOWN = (
     "mean_acceptance_length", "kv_peak_bytes", "kv_allocated_bytes", "longest_wait_rounds", "preemptions",
     "cache_hit_rate", "drawn_tokens_per_round", "verified_tokens_per_round", "verified_rectangle_per_round",
 )  # fmt: skip
+MOST_PRINTED = 40  # scenarios of a sweep
 WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario has limits
 WITH_GROUPS = ("grouping_rate",)  # shown where the scheduler groups rows
 WITH_DRAFTS = ("draft_acceptance_rate", "mean_acceptance_length")  # shown where there are drafts
@@ -40,6 +42,7 @@ SUMMARY_LEGEND = (
     "mean: over replications; low … high: its 95 % interval; p05 … p95: holds 90 % of single replications, known "
     "from 19 of them on"
 )
+POINTS_LEGEND = "means over replications; low … high: their 95 % intervals; other metrics: --metric"
 COMPARISON_LEGEND = (
     "means over replications; low … high: 95 % interval of the paired differences b - a; ratio: b / a; verdict: of the "
     "model, whose costs may be off"
@@ -178,8 +181,8 @@ def sweep(
     workers: Workers = 1,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, or local.")] = None,
     metric: Annotated[
-        str | None, typer.Option(help="Metric of the Sobol indices.", show_default="tokens_per_s")
-    ] = None,
+        str, typer.Option(help="Metric of the table that is printed, and of the Sobol indices.")
+    ] = "tokens_per_s",
     as_json: Json = False,
 ) -> None:
     """Run many scenarios; results as Parquet, with settings, seed, inputs and commit. A stopped sweep can be resumed.
@@ -189,14 +192,15 @@ def sweep(
     from simulator.service.metrics import check_metric
     from simulator.studies.designs import load_sweep, sobol_indices
     from simulator.studies.sweeps import sweep as run_sweep
+    from simulator.studies.sweeps import table_of_points
 
     loaded = load_sweep(spec)
-    require(metric is None or loaded.sobol is not None, f"--metric {metric} is for sweeps of kind sobol: leave it out")
-    check_metric(metric or "tokens_per_s")
+    check_metric(metric)
     skipped = list(loaded.skipped)
     frame = run_sweep(loaded, out, workers=workers, dask=dask, progress=True, skip=skipped.append)
     scenarios, points = int(frame["key"].nunique()), len(loaded.tasks) + len(loaded.skipped)
-    indices = sobol_indices(loaded, frame, metric or "tokens_per_s") if loaded.sobol else None
+    indices = sobol_indices(loaded, frame, metric) if loaded.sobol else None
+    means = None if loaded.sobol or scenarios > MOST_PRINTED else table_of_points(frame, metric)
     with tables(as_json):
         for reason in skipped:
             print(f"left out {reason}")
@@ -205,6 +209,9 @@ def sweep(
         print(f"{told} in {out / 'results.parquet'}")
         if indices is not None:
             show(indices)
+        if means is not None:
+            show(means)
+            print(POINTS_LEGEND)
         ran = set(frame["key"])
         for note in notes_on_settings(*[task.scenario for task in loaded.tasks if task.key in ran]):
             print(note)
@@ -212,6 +219,7 @@ def sweep(
         print_json(
             {"points": points, "scenarios": scenarios, "replications": len(frame), "skipped": skipped}
             | ({} if indices is None else {"sobol": indices.to_dict(orient="index")})
+            | ({} if means is None else {"means": means.reset_index().to_dict(orient="records")})
         )
 
 
@@ -301,27 +309,28 @@ def capacity(
 def bench(
     batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Rows decoded together.")] = 4,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Runs for each window size; medians are printed.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="Write what was measured to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure rounds per second of the simulator itself, on one core."""
-    from simulator.bench import WINDOWS, measure_speed, measure_timeouts
+    """Measure rounds per second of the simulator itself, on one core, beside what SimPy alone takes."""
+    from refimpl.core.files import check_writable
+    from simulator.bench import WINDOWS, measure_speed, measure_timeouts, speed_report
 
+    if out:
+        check_writable(out)
     windows = [window for window in WINDOWS if window >= batch_size]
     speeds = [measure_speed(window, batch_size, repeats) for window in windows]
     timeouts = measure_timeouts(repeats)
+    data = speed_report(speeds, timeouts)
     with tables(as_json):
         for speed in speeds:
             print(
                 f"window {speed.window_size}, batch {batch_size}: {speed.rounds_per_cpu_s:,.0f} rounds per CPU second, "
-                f"{speed.rounds_per_wall_s:,.0f} per wall-clock second"
+                f"{speed.rounds_per_wall_s:,.0f} per wall-clock second; a round takes as long as "
+                f"{timeouts / speed.rounds_per_cpu_s:.0f} bare timeouts"
             )
         print(f"a bare SimPy process: {timeouts:,.0f} timeouts per CPU second")
+    if out:
+        write_json(data, out)
     if as_json:
-        print_json(
-            {
-                "rounds_per_s": {str(s.window_size): s.rounds_per_cpu_s for s in speeds},
-                "rounds_per_wall_s": {str(s.window_size): s.rounds_per_wall_s for s in speeds},
-                "simpy_timeouts_per_s": timeouts,
-                "batch_size": batch_size,
-            }
-        )
+        print_json(data)

@@ -13,6 +13,7 @@ import pandas as pd
 
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import check_folder
+from simulator.intervals import metric_interval
 from simulator.runner import Progress, reporting, run_parallel, run_replication
 from simulator.settings.fields import WORKERS, to_mapping
 from simulator.settings.inputs import input_digests
@@ -37,6 +38,15 @@ def run_task(key: str, task: Task) -> Found:
     frame["seed"], frame["origin"] = task.scenario.seed, done[0].origin
     frame["extrapolated"] = "; ".join(sorted({what for r in done for what in r.extrapolated}))
     return key, frame
+
+
+def table_of_points(frame: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:
+    """Mean of a metric with its interval over replications: a line for each point of a sweep, under its settings."""
+    settings = list(frame.columns[frame.columns.get_loc("key") + 1 : frame.columns.get_loc("replication")])
+    points = frame.groupby(["key", *settings], sort=False, dropna=False)[metric]
+    lines = {point[1:]: metric_interval(values, level)[:3] for point, values in points}
+    index = pd.MultiIndex.from_tuples(lines, names=settings)
+    return pd.DataFrame(list(lines.values()), index=index, columns=[metric, "low", "high"])
 
 
 def _labelled(frame: pd.DataFrame, task: Task, key: str) -> pd.DataFrame:

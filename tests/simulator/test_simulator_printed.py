@@ -1,6 +1,7 @@
 """What the commands of the simulator print for people: tables that fit, notes, counts, one line of what is wrong."""
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -146,6 +147,35 @@ def test_a_sweep_that_is_refused_in_the_middle_says_no_more_than_why(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert re.fullmatch(r"error: at engine.num_blocks=3, seed=[0-7]: the pool holds 48 tokens; .*\n", done.stderr)
+
+
+def test_the_points_of_a_grid_are_printed_under_their_settings(capsys, tmp_path):
+    (tmp_path / "sweep.yaml").write_text(
+        "base: {study: {num_requests: 8}}\nreplications: 2\ngrid: {service.replicas: [1, 2], engine.batch_size: [1, 2]}"
+    )
+    arguments = ["sweep", str(tmp_path / "sweep.yaml"), "--out", str(tmp_path / "out"), "--metric", "makespan_s"]
+    assert main([*arguments, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "service.replicas engine.batch_size" in printed.err
+    means = json.loads(printed.out)["means"]
+    frame = pd.read_parquet(tmp_path / "out" / "results.parquet")
+    expected = frame.groupby(["service.replicas", "engine.batch_size"])["makespan_s"].mean()
+    found = {(line["service.replicas"], line["engine.batch_size"]): line["makespan_s"] for line in means}
+    assert found == pytest.approx(expected.to_dict())
+    assert all(line["low"] < line["makespan_s"] < line["high"] for line in means)
+
+
+def test_speed_is_told_beside_that_of_simpy(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("simulator.bench.measure_speed", lambda window, batch, _: Speed(window, batch, 500.0, 400.0))
+    monkeypatch.setattr("simulator.bench.measure_timeouts", lambda _: 20_000.0)
+    assert main(["bench", "--out", str(tmp_path / "speed.json"), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("a round takes as long as 40 bare timeouts") == 3
+    written = json.loads((tmp_path / "speed.json").read_text())
+    assert written == json.loads(printed.out)
+    assert written["ratio"] == {"64": 0.025, "1024": 0.025, "4096": 0.025}
+    assert written["rounds_per_wall_s"]["64"] == 400.0
+    assert {"command", "commit", "libraries", "utc_time"} <= set(written["environment"])
 
 
 def test_speed_is_measured_with_the_windows_that_hold_a_batch(capsys, monkeypatch):
