@@ -13,6 +13,7 @@ from numbers import Integral
 from typing import Any, Protocol
 
 from refimpl.core.errors import InputError, require, shown
+from refimpl.core.shown import counted
 
 ABILITIES = ("sampling", "keyed_sampling", "serving")
 BLOCK_SIZE = 16  # tokens of a block of K/V, where an engine does not say
@@ -160,9 +161,8 @@ def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[in
         EngineFailure: it is something else.
     """
     if not isinstance(answer, list | tuple) or len(answer) != num_prompts:
-        raise EngineFailure(
-            f"{num_prompts} prompts need a list of {num_prompts} lists of token ids, not {shown(answer)}"
-        )
+        lists = counted(num_prompts, "list")
+        raise EngineFailure(f"the answer must be a list of {lists} of token ids, one a prompt, not {shown(answer)}")
     for tokens in answer:
         if not isinstance(tokens, list | tuple) or not all(map(_is_integer, tokens)):
             raise EngineFailure(f"a row of the answer is not a list of token ids: {shown(tokens)}")

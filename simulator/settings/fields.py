@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from refimpl.core.errors import InputError, require, shown
+from refimpl.core.errors import InputError, did_you_mean, require, shown
 from refimpl.core.values import require_bool
 
 D = TypeVar("D")
@@ -220,7 +220,8 @@ def _refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: s
     unknown = sorted(str(key) for key in set(given) - set(known))
     where = where.rstrip(".") or "the scenario"
     allowed = ", ".join(known) or "nothing"
-    require(not unknown, f"{where}: unknown key {', '.join(unknown)[:LONGEST]}; allowed: {allowed}")
+    near = did_you_mean(unknown[0], known) if len(unknown) == 1 else ""
+    require(not unknown, f"{where}: unknown key {', '.join(unknown)[:LONGEST]}; allowed: {allowed}{near}")
 
 
 def from_mapping(cls: type[D], data: Any, where: str = "") -> D:

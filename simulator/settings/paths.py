@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import fields
 from typing import Any
 
-from refimpl.core.errors import require
+from refimpl.core.errors import did_you_mean, require
 from simulator.settings.effects import drop_idle
 from simulator.settings.fields import as_data
 from simulator.settings.kinds import KINDS
@@ -34,7 +34,8 @@ def set_path(data: dict[str, Any], path: str, value: Any, kept: Collection[str] 
         require(isinstance(here, dict) and name in here, f"{path}: no such setting; {name!r} is unknown")
         here = here[name]
     known = isinstance(here, dict) and (last in here or "kind" in here)
-    require(known, f"{path}: no such setting; allowed: {_allowed(here, parents)}")
+    allowed = _allowed(here, parents)
+    require(known, f"{path}: no such setting; allowed: {', '.join(allowed) or 'nothing'}{did_you_mean(last, allowed)}")
     here[last] = _whole(path, deepcopy(as_data(value)))
     if last == "kind":
         _drop_unknown(here, ".".join(parents), str(value), kept)
@@ -48,11 +49,11 @@ def _whole(path: str, given: Any) -> Any:
     return {item.name: as_data(item.default) for item in fields(PARTS[path])} | dict(given)
 
 
-def _allowed(here: Any, parents: list[str]) -> str:
+def _allowed(here: Any, parents: list[str]) -> list[str]:
     """What may be set there, `method` included where it is short for other settings."""
     if not isinstance(here, dict):
-        return "nothing"
-    return ", ".join([*here, *(["method"] if ".".join([*parents, "method"]) in METHOD_PATHS else [])])
+        return []
+    return [*here, *(["method"] if ".".join([*parents, "method"]) in METHOD_PATHS else [])]
 
 
 def _drop_unknown(here: dict[str, Any], path: str, kind: str, kept: Collection[str]) -> None:

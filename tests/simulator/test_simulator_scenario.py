@@ -101,6 +101,8 @@ def test_mappings_and_methods_stand_for_what_they_describe(case):
             lambda: Scenario().but(engine__batch_size=4),
             "engine__batch_size: no such setting; allowed: name, seed.*, method",
         ),
+        (lambda: Scenario().but({"engine.batchsize": 4}), r"no such setting; .* \(did you mean batch_size\?\)"),
+        (lambda: Scenario(cost={"kind": "linear", "noise": 1}), r"unknown key noise; .* \(did you mean noise_cv\?\)"),
     ],
 )
 def test_mappings_are_refused_by_their_path(make, message):
