@@ -99,10 +99,9 @@ def test_every_result_is_rendered(dry, tools):
         assert len(lines) > 2
 
 
-def test_the_archive_unpacks_in_place(dry, tmp_path):
+def test_the_archive_unpacks_in_place(dry):
     with tarfile.open(dry[0] / "a.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    packed = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+        packed = {Path(member.name) for member in archive if member.isfile()}
     assert packed == {path.relative_to(dry[0]) for path in dry[0].glob("docs/**/*") if path.is_file()}
 
 
