@@ -2,16 +2,18 @@
 
 ``python tools/budget_curve.py docs/results/budgets-cpu.json`` runs fixed numbers of drafts and budgets that adapt in
 turn, several times. Speeds are tokens per second of CPU time, compared as ratios to that without drafts in the same
-turn. Budgets are told what rounds cost, timed before at each batch size. `by_load` is also told that a draft is right
-with probability 0.7. Beside them is what the simulator makes of each run's trace, with the shipped costs and their
-uncertainty; those of more rows than were calibrated are extrapolated.
+turn. Budgets are told what rounds cost, timed before at each batch size, and `by_load` also what rounds yield, both on
+other prompts than those that are compared. Beside them is what the simulator makes of each run's trace, with the
+shipped costs and their uncertainty; those of more rows than were calibrated are extrapolated.
 """
 
 import json
 import sys
 import time
 from collections import defaultdict
+from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,11 +22,14 @@ import torch
 from output_argument import output_argument
 
 import refimpl
-from refimpl.bench.engines import Bench, run_method
+from refimpl.bench.engines import Bench, round_s, run_method
 from refimpl.bench.run import make_bench
 from refimpl.bench.settings import BenchSettings, prompt_ids, spread
 from refimpl.core.files import write_whole
+from refimpl.core.records import RowOutcome
+from refimpl.core.stats import acceptance_stats
 from refimpl.decoding.devices import provenance
+from refimpl.decoding.trace import RoundRecord
 from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
 from simulator import simulate
@@ -43,24 +48,30 @@ NEVER_DRAFTED = Spec.of("iid", probability=0.0)
 Key = tuple[int, str]  # batch size, budget
 
 
-def timed_rounds(bench: Bench, prompts: list[list[int]]) -> Rounds:
-    """Batch sizes, and least seconds of the passes of a round with 0, 1, … drafts a row, while all rows run."""
-    drafts = range(MOST + 1)
-    return [(size, [_passes_s(bench, spread(prompts, size), k) for k in drafts]) for size in BATCH_SIZES]
+def tried_rounds(bench: Bench, prompts: list[list[int]]) -> tuple[Rounds, list[float]]:
+    """Batch sizes with seconds of a round while all rows run, and tokens of a row and round; by drafts, from none on.
+
+    Seconds are medians over rounds, with prefill left out. Tokens are those of the rounds with the most drafts.
+    """
+    rounds, drafted = [], list[RowOutcome]()
+    for size in BATCH_SIZES:
+        runs = [tried(bench, spread(prompts, size), k) for k in range(MOST + 1)]
+        rounds.append((size, [median(round_s(record) for record in run if len(record.rows) == size) for run in runs]))
+        drafted += [row for record in runs[MOST] for row in record.rows]
+    return rounds, list(accumulate(acceptance_stats(drafted).per_position, initial=1.0))
 
 
-def _passes_s(bench: Bench, prompts: list[list[int]], k: int) -> float:
+def tried(bench: Bench, prompts: list[list[int]], k: int) -> list[RoundRecord]:
+    """Rounds of prompts that are decoded together, with a fixed number of drafts."""
     settings = bench.settings.engine_settings("inplace", len(prompts)) | {"num_speculative_tokens": k}
-    rounds = refimpl.generate(bench.pair, prompts, **settings).rounds
-    full = [record.stage_s for record in rounds if len(record.rows) == len(prompts)]
-    return min(stage_s["draft_s"] + stage_s["verify_s"] for stage_s in full)
+    return refimpl.generate(bench.pair, prompts, **settings).rounds
 
 
-def find_budgets(rounds: Rounds) -> dict[str, dict[str, Any]]:
-    """Settings by name: fixed numbers of drafts, and budgets with what rounds cost."""
+def find_budgets(rounds: Rounds, tokens: list[float]) -> dict[str, dict[str, Any]]:
+    """Settings by name: fixed numbers of drafts, and budgets with what rounds cost and yield."""
     costs = cost_table(rounds)
     adaptive: dict[str, dict[str, Any]] = {
-        "by_load": {"drafts_by_load": load_table(rounds)},
+        "by_load": {"drafts_by_load": load_table(rounds, tokens)},
         "goodput": {"draft_costs": costs},
         "row_rate": {"draft_cost": round((dict(costs)[MIDDLE][-1] - 1) / MOST, 4)},
     }
@@ -120,9 +131,11 @@ def main() -> None:
     output = output_argument(__doc__)
     torch.set_num_threads(1)
     bench = make_bench(refimpl.load_pair("tiny"), SETTINGS)
-    prompts = prompt_ids(bench.pair, read_prompts(TINY / "prompts.jsonl"), max(BATCH_SIZES), 0, 0)
-    rounds = timed_rounds(bench, prompts)
-    budgets = find_budgets(rounds)
+    texts = read_prompts(TINY / "prompts.jsonl")
+    every = prompt_ids(bench.pair, texts, len(texts), 0, 0)
+    prompts = spread(every, max(BATCH_SIZES))
+    rounds, tokens = tried_rounds(bench, [prompt for prompt in every if prompt not in prompts])
+    budgets = find_budgets(rounds, tokens)
     keys = [(size, name) for size in BATCH_SIZES for name in budgets]
     replayed = {(size, name): simulated(bench, prompts, size, budgets[name]) for size, name in keys}
     measured = {key: np.array(values) for key, values in measure(bench, prompts, budgets).items()}
@@ -132,7 +145,7 @@ def main() -> None:
         | {"measured": ours[size, name], "simulated": theirs[size, name]}
         for size, name in measured
     ]
-    data = {"rows": rows, "budgets": budgets, "rounds_s": rounds, "meta": provenance(bench.device)}
+    data = {"rows": rows, "budgets": budgets, "rounds_s": rounds, "tokens": tokens, "meta": provenance(bench.device)}
     write_whole(output, [json.dumps(data, indent=1)])
 
 

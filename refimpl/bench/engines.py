@@ -93,7 +93,7 @@ def run_method(bench: Bench, prompts: list[list[int]], method: str, batch_size: 
         seconds=stats.wall_s - record_s,
         tokens=stats.num_generated,
         passes=tuple(work for record in result.rounds for work in round_passes(record, *bench.works)),
-        passes_s=sum(_round_s(record) for record in result.rounds),
+        passes_s=sum(round_s(record) for record in result.rounds),
         rounds=stats.num_rounds,
         stage_s=stage_s,
         forward_s=_forward_s(result.rounds, round_ends, clock) if clock and is_serial else None,
@@ -105,7 +105,7 @@ def run_method(bench: Bench, prompts: list[list[int]], method: str, batch_size: 
     )
 
 
-def _round_s(record: RoundRecord) -> float:
+def round_s(record: RoundRecord) -> float:
     """Seconds of a round by the clock, its prefill and recording left out."""
     return record.stage_s["round_s"] - record.stage_s["prefill_s"] - record.stage_s["record_s"]
 

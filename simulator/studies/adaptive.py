@@ -56,11 +56,16 @@ def round_table(cost: CostModel, steps: Iterable[int]) -> Rounds:
     return [(rows, [round_s(cost, rows, k) for k in range(max(DRAFTS) + 1)]) for rows in steps]
 
 
-def load_table(rounds: Rounds) -> list[tuple[int, int]]:
-    """Pairs (rows, drafts) of the budget `by_load`: the number with most tokens per second, never more in a crowd."""
+def load_table(rounds: Rounds, tokens: Sequence[float]) -> list[tuple[int, int]]:
+    """Pairs (rows, drafts) of the budget `by_load`: the number with most tokens per second, never more in a crowd.
+
+    Args:
+        rounds: what they cost.
+        tokens: mean tokens of a row and round with 0, 1, … drafts.
+    """
     table, most = [], len(rounds[0][1]) - 1
     for rows, seconds in rounds:
-        speeds = [tokens_per_round(PROBABILITY, k) / seconds[k] for k in range(most + 1)]
+        speeds = [tokens[k] / seconds[k] for k in range(most + 1)]
         if (best := int(np.argmax(speeds))) < most:
             most = best
             table.append((rows, most))
@@ -75,9 +80,10 @@ def cost_table(rounds: Rounds) -> list[tuple[int, list[float]]]:
 def find_budgets(base: Scenario) -> dict[str, dict[str, Any]]:
     """Settings of the engine by name: fixed numbers of drafts, and the budgets with what costs say about them."""
     rounds = round_table(RooflineCost(base.cost, None), row_steps(base.engine.batch_size))
+    tokens = [tokens_per_round(PROBABILITY, k) for k in range(max(DRAFTS) + 1)]
     fixed = {f"fixed {k}": {"engine.num_speculative_tokens": k} for k in DRAFTS}
     tables: dict[str, dict[str, Any]] = {
-        "by_load": {"drafts_by_load": load_table(rounds)},
+        "by_load": {"drafts_by_load": load_table(rounds, tokens)},
         "goodput": {"draft_costs": cost_table(rounds)},
     }
     adaptive = {
