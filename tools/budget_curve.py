@@ -82,8 +82,8 @@ def find_budgets(rounds: Rounds, tokens: list[float]) -> dict[str, dict[str, Any
 
 
 def prompts_at(prompts: list[list[int]], size: int) -> list[list[int]]:
-    """One for each row, four at least."""
-    return spread(prompts, max(4, size))
+    """Three for each row where there are as many, so that rows that have finished are replaced; eight at least."""
+    return spread(prompts, max(8, 3 * size))
 
 
 def measure(bench: Bench, prompts: list[list[int]], budgets: dict[str, dict[str, Any]]) -> dict[Key, list[float]]:
@@ -133,7 +133,7 @@ def main() -> None:
     bench = make_bench(refimpl.load_pair("tiny"), SETTINGS)
     texts = read_prompts(TINY / "prompts.jsonl")
     every = prompt_ids(bench.pair, texts, len(texts), 0, 0)
-    prompts = spread(every, max(BATCH_SIZES))
+    prompts = spread(every, 2 * max(BATCH_SIZES))
     rounds, tokens = tried_rounds(bench, [prompt for prompt in every if prompt not in prompts])
     budgets = find_budgets(rounds, tokens)
     keys = [(size, name) for size in BATCH_SIZES for name in budgets]
