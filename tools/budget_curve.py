@@ -2,18 +2,18 @@
 
 ``python tools/budget_curve.py docs/results/budgets-cpu.json`` runs fixed numbers of drafts and budgets that adapt in
 turn, several times. Speeds are tokens per second of CPU time, compared as ratios to that without drafts in the same
-turn. Budgets are told what rounds cost, timed before at each batch size, and `by_load` also what rounds yield, both on
-other prompts than those that are compared. Beside them is what the simulator makes of each run's trace, with the
-shipped costs and their uncertainty; those of more rows than were calibrated are extrapolated.
+turn. Budgets are told what rounds cost, timed before at each batch size, and `by_load` how many tokens per second each
+fixed number makes then, both on other prompts than those that are compared. Beside them is what the simulator makes of
+each run's trace, with the shipped costs and their uncertainty; those of more rows than were calibrated are
+extrapolated.
 """
 
 import json
 import sys
 import time
 from collections import defaultdict
-from itertools import accumulate
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -26,8 +26,6 @@ from refimpl.bench.engines import Bench, round_s, run_method
 from refimpl.bench.run import make_bench
 from refimpl.bench.settings import BenchSettings, prompt_ids, spread
 from refimpl.core.files import write_whole
-from refimpl.core.records import RowOutcome
-from refimpl.core.stats import acceptance_stats
 from refimpl.decoding.devices import provenance
 from refimpl.decoding.trace import RoundRecord
 from refimpl.pairs.names import TINY
@@ -37,7 +35,7 @@ from simulator.engine_runs.parity import replay_scenario
 from simulator.intervals import mean_interval
 from simulator.settings.fields import Spec
 from simulator.settings.traces import read_engine_trace
-from simulator.studies.adaptive import Rounds, cost_table, load_table
+from simulator.studies.adaptive import Rounds, Speeds, cost_table, load_table
 
 BATCH_SIZES, FIXED, MOST, REPEATS, REPLICATIONS = (1, 4, 8, 16, 32), (0, 1, 3, 5), 5, 5, 20
 MIDDLE = 8  # rows; what a draft costs there is what `row_rate` is told
@@ -48,30 +46,29 @@ NEVER_DRAFTED = Spec.of("iid", probability=0.0)
 Key = tuple[int, str]  # batch size, budget
 
 
-def tried_rounds(bench: Bench, prompts: list[list[int]]) -> tuple[Rounds, list[float]]:
-    """Batch sizes with seconds of a round while all rows run, and tokens of a row and round; by drafts, from none on.
-
-    Seconds are medians over rounds, with prefill left out. Tokens are those of the rounds with the most drafts.
-    """
-    rounds, drafted = [], list[RowOutcome]()
+def tried_rounds(bench: Bench, prompts: list[list[int]]) -> tuple[Rounds, Speeds]:
+    """Batch sizes with seconds of a round, prefill left out, and with tokens per second, while all rows run."""
+    rounds, speeds = [], []
     for size in BATCH_SIZES:
-        runs = [tried(bench, spread(prompts, size), k) for k in range(MOST + 1)]
-        rounds.append((size, [median(round_s(record) for record in run if len(record.rows) == size) for run in runs]))
-        drafted += [row for record in runs[MOST] for row in record.rows]
-    return rounds, list(accumulate(acceptance_stats(drafted).per_position, initial=1.0))
+        tried = [full_rounds(bench, prompts_at(prompts, size), size, k) for k in range(MOST + 1)]
+        seconds = [median(map(round_s, run)) for run in tried]
+        tokens = [mean(sum(row.kept for row in record.rows) for record in run) for run in tried]
+        rounds.append((size, seconds))
+        speeds.append((size, [each / s for each, s in zip(tokens, seconds, strict=True)]))
+    return rounds, speeds
 
 
-def tried(bench: Bench, prompts: list[list[int]], k: int) -> list[RoundRecord]:
-    """Rounds of prompts that are decoded together, with a fixed number of drafts."""
-    settings = bench.settings.engine_settings("inplace", len(prompts)) | {"num_speculative_tokens": k}
-    return refimpl.generate(bench.pair, prompts, **settings).rounds
+def full_rounds(bench: Bench, prompts: list[list[int]], size: int, k: int) -> list[RoundRecord]:
+    """Rounds of so many rows, with a fixed number of drafts."""
+    settings = bench.settings.engine_settings("inplace", size) | {"num_speculative_tokens": k}
+    return [record for record in refimpl.generate(bench.pair, prompts, **settings).rounds if len(record.rows) == size]
 
 
-def find_budgets(rounds: Rounds, tokens: list[float]) -> dict[str, dict[str, Any]]:
-    """Settings by name: fixed numbers of drafts, and budgets with what rounds cost and yield."""
+def find_budgets(rounds: Rounds, speeds: Speeds) -> dict[str, dict[str, Any]]:
+    """Settings by name: fixed numbers of drafts, and budgets with what rounds cost, or how fast they are."""
     costs = cost_table(rounds)
     adaptive: dict[str, dict[str, Any]] = {
-        "by_load": {"drafts_by_load": load_table(rounds, tokens)},
+        "by_load": {"drafts_by_load": load_table(speeds)},
         "goodput": {"draft_costs": costs},
         "row_rate": {"draft_cost": round((dict(costs)[MIDDLE][-1] - 1) / MOST, 4)},
     }
@@ -134,8 +131,8 @@ def main() -> None:
     texts = read_prompts(TINY / "prompts.jsonl")
     every = prompt_ids(bench.pair, texts, len(texts), 0, 0)
     prompts = spread(every, 2 * max(BATCH_SIZES))
-    rounds, tokens = tried_rounds(bench, [prompt for prompt in every if prompt not in prompts])
-    budgets = find_budgets(rounds, tokens)
+    rounds, speeds = tried_rounds(bench, [prompt for prompt in every if prompt not in prompts])
+    budgets = find_budgets(rounds, speeds)
     keys = [(size, name) for size in BATCH_SIZES for name in budgets]
     replayed = {(size, name): simulated(bench, prompts, size, budgets[name]) for size, name in keys}
     measured = {key: np.array(values) for key, values in measure(bench, prompts, budgets).items()}
@@ -145,7 +142,13 @@ def main() -> None:
         | {"measured": ours[size, name], "simulated": theirs[size, name]}
         for size, name in measured
     ]
-    data = {"rows": rows, "budgets": budgets, "rounds_s": rounds, "tokens": tokens, "meta": provenance(bench.device)}
+    data = {
+        "rows": rows,
+        "budgets": budgets,
+        "rounds_s": rounds,
+        "tried_tokens_per_s": speeds,
+        "meta": provenance(bench.device),
+    }
     write_whole(output, [json.dumps(data, indent=1)])
 
 

@@ -23,6 +23,7 @@ METRICS = (
     "drawn_tokens_per_round", "verified_tokens_per_round", "verified_rectangle_per_round",
 )  # fmt: skip
 Rounds = Sequence[tuple[int, Sequence[float]]]  # rows, and seconds of their rounds with 0, 1, … drafts each
+Speeds = Rounds  # the same in tokens per second
 
 
 def base_scenario(device: str, target: str, draft: str, batch_size: int, duration_s: float) -> Scenario:
@@ -56,17 +57,11 @@ def round_table(cost: CostModel, steps: Iterable[int]) -> Rounds:
     return [(rows, [round_s(cost, rows, k) for k in range(max(DRAFTS) + 1)]) for rows in steps]
 
 
-def load_table(rounds: Rounds, tokens: Sequence[float]) -> list[tuple[int, int]]:
-    """Pairs (rows, drafts) of the budget `by_load`: the number with most tokens per second, never more in a crowd.
-
-    Args:
-        rounds: what they cost.
-        tokens: mean tokens of a row and round with 0, 1, … drafts.
-    """
-    table, most = [], len(rounds[0][1]) - 1
-    for rows, seconds in rounds:
-        speeds = [tokens[k] / seconds[k] for k in range(most + 1)]
-        if (best := int(np.argmax(speeds))) < most:
+def load_table(speeds: Speeds) -> list[tuple[int, int]]:
+    """Pairs (rows, drafts) of the budget `by_load`: the number with most tokens per second, never more in a crowd."""
+    table, most = [], len(speeds[0][1]) - 1
+    for rows, tokens_per_s in speeds:
+        if (best := int(np.argmax(tokens_per_s[: most + 1]))) < most:
             most = best
             table.append((rows, most))
     return table
@@ -80,10 +75,10 @@ def cost_table(rounds: Rounds) -> list[tuple[int, list[float]]]:
 def find_budgets(base: Scenario) -> dict[str, dict[str, Any]]:
     """Settings of the engine by name: fixed numbers of drafts, and the budgets with what costs say about them."""
     rounds = round_table(RooflineCost(base.cost, None), row_steps(base.engine.batch_size))
-    tokens = [tokens_per_round(PROBABILITY, k) for k in range(max(DRAFTS) + 1)]
+    speeds = [(rows, [tokens_per_round(PROBABILITY, k) / s for k, s in enumerate(seconds)]) for rows, seconds in rounds]
     fixed = {f"fixed {k}": {"engine.num_speculative_tokens": k} for k in DRAFTS}
     tables: dict[str, dict[str, Any]] = {
-        "by_load": {"drafts_by_load": load_table(rounds, tokens)},
+        "by_load": {"drafts_by_load": load_table(speeds)},
         "goodput": {"draft_costs": cost_table(rounds)},
     }
     adaptive = {

@@ -75,7 +75,8 @@ def test_budgets_are_compared_turn_by_turn(budget_curve):
 
 def test_budgets_of_the_curve_are_settings_of_the_engine(budget_curve):
     rounds = [(rows, [1.0 + k * rows / 8 for k in range(6)]) for rows in (1, 8, 32)]
-    budgets = budget_curve.find_budgets(rounds, [1.0, 1.7, 2.19, 2.53, 2.77, 2.94])
+    speeds = [(1, [1.0, 1.5, 1.8, 1.8, 1.9, 1.7]), (8, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]), (32, [1.0] * 6)]
+    budgets = budget_curve.find_budgets(rounds, speeds)
     assert budgets["by_load"]["drafts_by_load"] == [(1, 4), (8, 0)]
     assert budgets["row_rate"]["draft_cost"] == 1.0
     configs = {name: make_config(method="inplace", **settings) for name, settings in budgets.items()}

@@ -23,12 +23,12 @@ from simulator.studies.adaptive import (
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "results" / "budgets-h100.json"
 BASE = base_scenario("h100", "qwen3-8b", "qwen3-0.6b", 64, 2.0)
-TOKENS = [tokens_per_round(0.7, k) for k in range(9)]
 
 
 def test_the_table_of_by_load_takes_the_fastest_number_and_never_more_in_a_crowd():
     cost = RooflineCost(BASE.cost, None)
-    table = load_table(round_table(cost, row_steps(256)), TOKENS)
+    rounds = round_table(cost, row_steps(256))
+    table = load_table([(rows, [tokens_per_round(0.7, k) / seconds[k] for k in range(9)]) for rows, seconds in rounds])
     rows, drafts = zip(*table, strict=True)
     assert rows[0] == 1
     assert list(rows) == sorted(set(rows))
@@ -36,11 +36,10 @@ def test_the_table_of_by_load_takes_the_fastest_number_and_never_more_in_a_crowd
     assert drafts[0] >= 3 > drafts[-1]
 
 
-def test_the_table_of_by_load_drafts_less_where_fewer_drafts_are_right():
-    rounds = [(1, [1.0, 1.2, 1.4]), (8, [1.0, 1.4, 1.8])]
-    assert load_table(rounds, [1.0, 1.9, 2.7]) == []  # as many as there may be
-    assert load_table(rounds, [1.0, 1.5, 1.7]) == [(1, 1)]
-    assert load_table(rounds, [1.0, 1.3, 1.4]) == [(1, 1), (8, 0)]
+def test_the_table_of_by_load_has_a_line_where_fewer_drafts_are_faster():
+    assert load_table([(1, [1.0, 1.5, 1.9]), (8, [1.0, 1.3, 1.4])]) == []  # as many as there may be
+    assert load_table([(1, [1.0, 1.3, 1.2]), (8, [1.0, 1.2, 1.5])]) == [(1, 1)]
+    assert load_table([(1, [1.0, 1.1, 1.2]), (8, [1.0, 0.9, 0.8])]) == [(8, 0)]
 
 
 def test_the_table_of_goodput_has_the_seconds_of_each_round():
