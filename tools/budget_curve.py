@@ -50,7 +50,7 @@ def tried_rounds(bench: Bench, prompts: list[list[int]]) -> tuple[Rounds, Speeds
     """Batch sizes with seconds of a round, prefill left out, and with tokens per second, while all rows run."""
     rounds, speeds = [], []
     for size in BATCH_SIZES:
-        tried = [full_rounds(bench, prompts_at(prompts, size), size, k) for k in range(MOST + 1)]
+        tried = [full_rounds(bench, prompts, size, k) for k in range(MOST + 1)]
         seconds = [median(map(round_s, run)) for run in tried]
         tokens = [mean(sum(row.kept for row in record.rows) for record in run) for run in tried]
         rounds.append((size, seconds))
@@ -79,8 +79,8 @@ def find_budgets(rounds: Rounds, speeds: Speeds) -> dict[str, dict[str, Any]]:
 
 
 def prompts_at(prompts: list[list[int]], size: int) -> list[list[int]]:
-    """Three for each row where there are as many, so that rows that have finished are replaced; eight at least."""
-    return spread(prompts, max(8, 3 * size))
+    """Three for each row where there are as many, so that rows that have finished are replaced; sixteen at least."""
+    return spread(prompts, max(16, 3 * size))
 
 
 def measure(bench: Bench, prompts: list[list[int]], budgets: dict[str, dict[str, Any]]) -> dict[Key, list[float]]:
@@ -130,8 +130,8 @@ def main() -> None:
     bench = make_bench(refimpl.load_pair("tiny"), SETTINGS)
     texts = read_prompts(TINY / "prompts.jsonl")
     every = prompt_ids(bench.pair, texts, len(texts), 0, 0)
-    prompts = spread(every, 2 * max(BATCH_SIZES))
-    rounds, speeds = tried_rounds(bench, [prompt for prompt in every if prompt not in prompts])
+    prompts = every[::2]
+    rounds, speeds = tried_rounds(bench, every[1::2])
     budgets = find_budgets(rounds, speeds)
     keys = [(size, name) for size in BATCH_SIZES for name in budgets]
     replayed = {(size, name): simulated(bench, prompts, size, budgets[name]) for size, name in keys}
