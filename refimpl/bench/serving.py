@@ -1,5 +1,6 @@
 """Requests that arrive one by one, in real time: how long they wait for their first token, and for each one after."""
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable
@@ -24,16 +25,16 @@ MAX_REQUESTS = 10**6  # each takes about a kilobyte before it comes
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Quantiles over all of a run: 50, 90 and 99 %, in seconds."""
+    """Quantiles over all of a run: 50, 90 and 99 %, in seconds; None where there is nothing to wait for."""
 
-    p50_s: float
-    p90_s: float
-    p99_s: float
+    p50_s: float | None = None
+    p90_s: float | None = None
+    p99_s: float | None = None
 
     @classmethod
     def of(cls, seconds: Seq[float]) -> "Waits":
-        """Quantiles of these; NaN where there are none."""
-        return cls(*(float(q) for q in (np.quantile(seconds, QUANTILES) if len(seconds) else [float("nan")] * 3)))
+        """Quantiles of these."""
+        return cls(*map(float, np.quantile(seconds, QUANTILES))) if seconds else cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,9 @@ def poisson_requests(prompts: Seq[list[int]], rate_per_s: float, count: int, see
     """So many requests with exponential gaps between them, the prompts in turn; the first comes at once.
 
     Raises:
-        InputError: a rate below `MIN_RATE`, or a count beyond `MAX_REQUESTS`.
+        InputError: a rate below `MIN_RATE` or without an end, or a count beyond `MAX_REQUESTS`.
     """
+    require(rate_per_s != math.inf, f"rate must be finite, not {rate_per_s}")
     require(rate_per_s >= MIN_RATE, f"rate must be at least {MIN_RATE} requests per second, not {rate_per_s}")
     require_int("the number of requests", count, 1, MAX_REQUESTS)
     rng, now_s, requests = random.Random(seed), 0.0, []

@@ -15,6 +15,7 @@ from refimpl.requests import Prompt, encode
 
 Item = TypeVar("Item")
 MAX_RANDOM_TOKENS = 2**24  # of all prompts of a benchmark
+OF_ALL_ENGINES = ("method", "batch_size", "num_speculative_tokens", "max_new_tokens", "stop_token_ids")
 EAGER = "_eager"  # suffix of the row of a method without the recordings that it could have
 
 
@@ -51,6 +52,11 @@ class BenchSettings:
     generate_batch: bool = False
     options: tuple[tuple[str, Any], ...] = ()
     drafters: tuple[DrafterName, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, _ in self.options:
+            shared = f"{name} holds for all engines of a benchmark, transformers' own too: it is no option of ours"
+            require(name not in OF_ALL_ENGINES, shared)
 
     def prompts_at(self, batch_size: int, prompts: list[list[int]]) -> list[list[int]]:
         """The prompts that every engine decodes at a batch size."""

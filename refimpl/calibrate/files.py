@@ -8,10 +8,19 @@ from typing import Any
 
 from refimpl.calibrate.points import POINT_COLUMNS, Points
 from refimpl.calibrate.reference import Reference
+from refimpl.core.errors import require, shown
+from refimpl.core.files import check_folder
 from refimpl.decoding.devices import device_name, provenance
 from refimpl.models.adapter import Pair
 
 SCHEMA = "raggedspec.calibration/3"
+
+
+def check_place(out: Path, pair_name: str) -> None:
+    """Raise InputError, before any work is done, unless a pair of that name can have folders of its own in `out`."""
+    check_folder(out)
+    plain = pair_name not in ("", "..") and Path(pair_name).name == pair_name
+    require(plain, f"pair_name must be the name of a folder, not {shown(pair_name)}")
 
 
 def folder_name(pair: Pair, pair_name: str) -> str:

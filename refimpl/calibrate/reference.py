@@ -36,7 +36,9 @@ class Reference:
     """
 
     def __init__(self, pair: Pair, tokens: list[int], checks: str):
-        config = make_config(method="inplace+fifo", batch_size=2, num_speculative_tokens=3, checks=checks)
+        config = make_config(
+            method="inplace+fifo", batch_size=2, num_speculative_tokens=3, stop_token_ids=[], checks=checks
+        )
         engine = Engine(pair, prepare(pair, [tokens, tokens[::-1]], config), config)
         engine.run_one_round()
         target = engine.context.target

@@ -16,7 +16,7 @@ import torch
 
 from refimpl.bench.forced import iid_lengths
 from refimpl.calibrate import grid, studies
-from refimpl.calibrate.files import folder_name, make_meta, write_json, write_points
+from refimpl.calibrate.files import check_place, folder_name, make_meta, write_json, write_points
 from refimpl.calibrate.grid import Axes, Cell, levels_of
 from refimpl.calibrate.points import Points
 from refimpl.calibrate.prompts import Piece, PromptSupply, token_prompts
@@ -25,7 +25,7 @@ from refimpl.calibrate.runs import Run, Runner, run_cv, write_run
 from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Visit, Visitor
 from refimpl.core.errors import InputError, require
-from refimpl.core.files import check_folder, in_place_of
+from refimpl.core.files import in_place_of
 from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt
@@ -293,7 +293,7 @@ def calibrate(
         InputError: too few passes or prompts, too many threads, too little time for the coarsest grid, or no folder to
             write to.
     """
-    check_folder(out)
+    check_place(out, pair_name)
     plan = plan or default_plan(pair)
     plan = replace(plan, passes=passes or plan.passes, repeats=repeats or plan.repeats)
     if plan.passes < 2:

@@ -1,5 +1,6 @@
 """`calibrate`: what the stages of a round cost on this device, for the simulator."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,11 @@ from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, command, option
 
 app = typer.Typer()
 SIMULATOR_DATA = Path("simulator/data")
+
+
+def name_of(target: str) -> str:
+    """The last part of a hub id or of a folder's path, also where that is written as a dot or two."""
+    return Path(os.path.abspath(os.path.expanduser(target))).name
 
 
 @command(app, "calibrate --pair tiny --device cpu --threads 1")
@@ -50,7 +56,7 @@ def calibrate(
             models.load(),
             PromptOptions(prompts=prompts).read() if prompts else None,
             out,
-            pair_name=models.pair if models.target is None else Path(models.target).name,
+            pair_name=models.pair if models.target is None else name_of(models.target),
             passes=passes,
             repeats=repeats,
             minutes=minutes,

@@ -69,7 +69,7 @@ class PairOptions:
         if (self.target is None) != (self.draft is None) and DraftingConfig(drafter).uses_draft:
             raise InputError("--target and --draft go together")
         return load_pair(
-            self.target or self.pair,
+            self.pair if self.target is None else self.target,
             self.draft,
             drafter=drafter,
             device=self.device,

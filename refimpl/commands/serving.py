@@ -84,10 +84,7 @@ def _print_table(rows: list[dict[str, Any]], rate: float, *, json_: bool) -> Non
     for name in ("tokens/s", "busy", "first token", "inter-token", "latency", "preempted"):
         table.add_column(name, justify="right")
     for row in rows:
-        waits = (
-            "/".join(f"{1000 * s:.0f}" for s in row[name].values())
-            for name in ("first_token", "inter_token", "latency")
-        )
+        waits = (_in_ms(row[name]) for name in ("first_token", "inter_token", "latency"))
         table.add_row(
             row["method"],
             f"{row['tokens_per_s']:.0f}",
@@ -96,3 +93,8 @@ def _print_table(rows: list[dict[str, Any]], rate: float, *, json_: bool) -> Non
             str(row["preemptions"]),
         )
     console_for_tables(json_=json_).print(table)
+
+
+def _in_ms(waits: dict[str, float | None]) -> str:
+    """Quantiles, or a dash where there are none."""
+    return "/".join("–" if s is None else f"{1000 * s:.0f}" for s in waits.values())

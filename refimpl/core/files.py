@@ -113,11 +113,11 @@ def in_place_of(folder: Path) -> Iterator[Path]:
         new, old = Path(scratch) / "new", Path(scratch) / "old"
         new.mkdir()
         yield new
-        if folder.exists():
-            os.replace(folder, old)
         try:
+            if folder.exists():
+                os.replace(folder, old)
             os.replace(new, folder)
-        except OSError:
-            if old.exists():
+        except BaseException:  # an interrupt, too: what is still in `scratch` is about to be deleted
+            if old.exists() and not folder.exists():
                 os.replace(old, folder)
             raise

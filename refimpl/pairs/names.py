@@ -49,6 +49,8 @@ def find_models(
             kind = type(given).__name__
             message = f"target, draft and head must be a name or a path, not {kind}: make_pair takes models in memory"
             raise InputError(message)
+        if not str(given):
+            raise InputError("target, draft and head must be a name or a path, and one of them is empty")
     named = _find_named(_at_home(target), None if draft is None else _at_home(draft), drafter)
     named = named if head is None else replace(named, head=_at_home(head))
     if drafter == "head" and named.head is None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require
 from refimpl.decoding.trace import RoundRecord
 from refimpl.viz.style import BLUE, ORANGE, PALE, new_axes
 from refimpl.viz.watch import KINDS, WatchedRound, WatchedRow
@@ -42,10 +42,14 @@ def ragged_batch(seen: WatchedRound, to_text: ToText | None = None, axes: "Axes 
 
         for seen in watch(pair, prompts, method="eqspec", batch_size=4, max_new_tokens=8):
             ragged_batch(seen, pair.decode)
+
+    Raises:
+        InputError: the round has no rows.
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
+    _require_rows(seen)
     axes = axes or new_axes(max(6.0, 0.32 * (seen.width + 2)), 1.3 + 0.3 * len(seen.rows))
     codes = np.array([[KINDS.index(kind) for kind in row.kinds] for row in seen.rows])
     colors = ListedColormap([COLORS[kind] for kind in KINDS])
@@ -61,6 +65,10 @@ def ragged_batch(seen: WatchedRound, to_text: ToText | None = None, axes: "Axes 
     handles.append(Patch(facecolor="white", edgecolor=BLUE, label=LABELS["next"]))
     axes.figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return axes
+
+
+def _require_rows(seen: WatchedRound) -> None:
+    require(bool(seen.rows), f"round {seen.record.round} has cached prompts alone: there is no row to draw")
 
 
 def _draw_next_token(axes: "Axes", column: int, i: int, row: WatchedRow, to_text: ToText | None) -> None:
@@ -121,9 +129,13 @@ def position_map(seen: WatchedRound, axes: "Axes | None" = None) -> "Axes":
     Example::
 
         position_map(next(watch(pair, prompts, method="inplace", batch_size=4)))
+
+    Raises:
+        InputError: the round has no rows.
     """
     from matplotlib.ticker import MaxNLocator
 
+    _require_rows(seen)
     axes = axes or new_axes(max(6.0, 0.32 * seen.width), 1.0 + 0.3 * len(seen.rows))
     values = np.array([np.where(row.visible.any(axis=0), row.slot_positions, -1) for row in seen.rows])
     shown = np.ma.masked_less(values, 0)

@@ -78,7 +78,7 @@ class WatchedRound:
 
     Attributes:
         record: what the engine reports.
-        rows: in the order of the batch, finished ones included.
+        rows: in the order of the batch, finished ones included; none where `continuous` has cached prompts alone.
     """
 
     record: RoundRecord
@@ -86,8 +86,8 @@ class WatchedRound:
 
     @property
     def width(self) -> int:
-        """Slots that the rows can look at."""
-        return len(self.rows[0].slot_positions)
+        """Slots that the rows can look at; 0 for a round without rows, which has cached prompts alone."""
+        return len(self.rows[0].slot_positions) if self.rows else 0
 
 
 def watch(
@@ -141,8 +141,9 @@ def _watched(record: RoundRecord, block: Block, members: Seq[Sequence]) -> Watch
     """The last block of a round is its verify pass, with a row for each member."""
     assert block.tags is not None
     outcomes = {row.sequence: row for row in record.rows}
-    tokens, positions, tags = (values.numpy(force=True) for values in (block.tokens, block.position_ids, block.tags))
-    visible = block.mask[:, 0].numpy(force=True)
+    fed = record.rows[0].k + 1  # what fills up a fixed window is no draft
+    queries = (block.tokens[:, :fed], block.position_ids[:, :fed], block.mask[:, 0, :fed], block.tags)
+    tokens, positions, visible, tags = (values.numpy(force=True) for values in queries)
     rows = []
     for i, member in enumerate(members):
         outcome = outcomes.get(member.index)

@@ -10,12 +10,13 @@ import pytest
 from refimpl.calibrate.grid import CPU, CUDA, cells_of, levels_of
 from refimpl.calibrate.points import Points
 from refimpl.calibrate.prompts import Piece, PromptSupply, token_prompts
-from refimpl.calibrate.reference import uninterrupted
-from refimpl.calibrate.run import Plan
+from refimpl.calibrate.reference import Reference, uninterrupted
+from refimpl.calibrate.run import Plan, calibrate
 from refimpl.calibrate.runs import run_cv
 from refimpl.calibrate.studies import CPU as CPU_STUDIES
 from refimpl.calibrate.studies import CUDA as CUDA_STUDIES
 from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit
+from refimpl.commands.calibrate import name_of
 from refimpl.core.config import default_token_budget, resolve_method
 from refimpl.core.errors import InputError
 from simulator.settings.grids import make_grid
@@ -193,3 +194,25 @@ def test_interruptions_are_left_out():
 def test_a_mixed_visit_caches_its_rows_and_a_prompt():
     visits = [cell for cell in cells_of(CPU[0]) if cell.variant and cell.variant.passes == "mixed"]
     assert {(cell.batch_size, cell.num_sequences) for cell in visits} == {(1, 2), (4, 5), (8, 9)}
+
+
+def test_a_reference_pass_has_its_rows_though_they_would_stop(llama):
+    """As models do that answer what is no text with the end of it."""
+    reference = Reference(replace(llama, stop_token_ids=frozenset(range(llama.vocab_size))), [*range(1, 9)], "device")
+    assert reference.time() > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "name"), [("org/name", "name"), ("a/b/", "b"), ("a/b/..", "a"), (".", "here"), ("../here", "here")]
+)
+def test_a_calibration_is_named_after_its_targets_folder(tmp_path, monkeypatch, target, name):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert name_of(target) == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/"])
+def test_a_calibration_replaces_no_folder_but_its_own(llama, tmp_path, name):
+    """Without a name, it would be the folder of all calibrations of its device."""
+    with pytest.raises(InputError, match="pair_name must be the name of a folder, not"):
+        calibrate(llama, None, tmp_path, pair_name=name)

@@ -33,6 +33,7 @@ def test_gaps_are_exponential_and_prompts_come_in_turn():
     [
         (0, 1, "rate must be at least 0.0001 requests"),
         (float("nan"), 1, "rate must be at least 0.0001 requests"),
+        (float("inf"), 1, "rate must be finite, not inf"),
         (1, 0, "the number of requests must be an integer in 1 … 1000000, not 0"),
         (1, 10**12, "must be an integer in 1 … 1000000"),
         (1e-300, 2, "rate must be at least 0.0001 requests per second, not 1e-300"),
@@ -70,7 +71,7 @@ def test_waits_by_hand():
     found = measured_waits(EngineTrace("run", header, rows))
     assert found["tokens_per_s"] == 2.0
     assert [found[f"{name}_p50_s"] for name in WAITS] == [1.75, 2.0, 2.75]
-    assert Waits.of([]).p50_s != Waits.of([]).p50_s
+    assert Waits.of([]) == Waits(None, None, None)
 
 
 def test_the_command_and_the_simulator_beside_it(monkeypatch, capsys, tmp_path):
@@ -108,6 +109,18 @@ def test_the_command_and_the_simulator_beside_it(monkeypatch, capsys, tmp_path):
         capsys.readouterr()
         measured = next(row for row in rows if row["method"] == method)
         assert table["first_token_p50_s"]["measured"] == pytest.approx(measured["first_token"]["p50_s"])
+
+
+def test_where_nobody_waits_for_a_second_token_the_report_is_json(monkeypatch, capsys):
+    """Requests of one token have no time between tokens."""
+    arguments = ["--rate", "50", "--num-requests", "2", "--max-new-tokens", "1", "--methods", "inplace", "--json"]
+    monkeypatch.setattr(sys, "argv", ["raggedspec", "bench-serving", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    printed = capsys.readouterr()
+    (row,) = json.loads(printed.out, parse_constant=pytest.fail)["rows"]
+    assert row["inter_token"] == {"p50_s": None, "p90_s": None, "p99_s": None}
+    assert "–/–/–" in printed.err
 
 
 def test_a_run_without_arrivals_has_no_times(capsys, tmp_path):

@@ -10,6 +10,7 @@ import torch
 from transformers import BatchEncoding
 
 from refimpl import DecodeConfig, InputError, Request, generate, load_pair, make_pair
+from refimpl.bench.settings import BenchSettings
 from refimpl.cli import main
 from refimpl.commands.measure import engine_options
 from refimpl.core.config import make_config
@@ -243,6 +244,13 @@ def test_a_budget_of_tokens_is_for_the_scheduler_that_has_one(llama):
 def test_values_of_engine_options_that_are_no_json_are_texts():
     deep = "[" * 5000
     assert engine_options(["a=[1]", f"b={deep}", "c=x"]) == (("a", [1]), ("b", deep), ("c", "x"))
+
+
+@pytest.mark.parametrize("name", ["method", "batch_size", "num_speculative_tokens", "max_new_tokens", "stop_token_ids"])
+def test_what_all_engines_of_a_benchmark_share_is_no_option_of_ours(name):
+    """Its rows would say another batch size, or compare outputs of other lengths."""
+    with pytest.raises(InputError, match=f"{name} holds for all engines of a benchmark"):
+        BenchSettings(options=((name, 3),))
 
 
 def test_no_character(tiny):

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from refimpl import InputError, generate, load_pair
 from refimpl.cli import main
+from refimpl.commands.options import HeadOptions
 from refimpl.pairs import PRESETS, make_pair
 from refimpl.pairs.loading import _random_model, compile_elementwise
 from refimpl.pairs.names import TINY
@@ -160,6 +161,21 @@ def test_damaged_weights_are_refused_in_one_line(saved, role, how, message):
         load_pair(saved / "target", saved / "draft")
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("target", "more"),
+    [("", {"drafter": "ngram"}), ("", {"draft": "x"}), ("x", {"draft": ""}), ("tiny", {"head": ""})],
+    ids=str,
+)
+def test_an_empty_name_is_refused(target, more):
+    """As that of a variable which a shell does not know."""
+    message = "target, draft and head must be a name or a path, and one of them is empty"
+    with pytest.raises(InputError, match=message):
+        load_pair(target, **more)
+    if not target:
+        with pytest.raises(InputError, match=message):
+            HeadOptions(target=target, draft=more.get("draft")).load(drafter=more.get("drafter", "model"))
 
 
 def test_a_folder_in_the_home(saved, monkeypatch):

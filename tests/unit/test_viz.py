@@ -83,6 +83,20 @@ def test_rounds_that_run_prompts_alone_can_be_drawn(llama):
     seen = list(watch(llama, [[*range(1, 30)]], method="inplace+continuous", token_budget=8, **SETTINGS))
     assert (seen[0].rows, seen[0].record.rows) == ((), ())
     timeline([each.record for each in seen[:1]])
+    assert [each.width > 0 for each in seen] == [bool(each.rows) for each in seen]
+    for draw in (ragged_batch, position_map):
+        with pytest.raises(InputError, match="round 0 has cached prompts alone: there is no row to draw"):
+            draw(seen[0])
+
+
+@pytest.mark.parametrize("method", ["inplace", "paged"])
+def test_what_fills_up_a_window_is_no_draft(llama, method):
+    """Passes of one shape feed eight tokens a row, of which up to four are drafts."""
+    settings = SETTINGS | {"num_speculative_tokens": 4, "shape_stable": True}
+    for seen in watch(llama, PROMPTS, method=method, **settings):
+        for row in seen.rows:
+            assert len(row.tokens) == len(row.position_ids) == len(row.visible) == row.outcome.k + 1
+            assert row.kinds.count("rejected") == row.outcome.k - row.outcome.accepted
 
 
 def test_the_batch_is_drawn_slot_by_slot_with_the_next_tokens(rounds):
