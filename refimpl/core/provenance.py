@@ -74,6 +74,11 @@ def commit() -> str:
         return "unknown"
 
 
+def code() -> str:
+    """Which code runs: its commit; the version of the installed package where that is unknown."""
+    return commit() if commit() != "unknown" else f"version {dict(_versions(('raggedspec',)))['raggedspec']}"
+
+
 def _git(*words: str) -> str:
     run = subprocess.run(["git", *words], capture_output=True, text=True, check=True, cwd=ROOT)
     return run.stdout.strip()

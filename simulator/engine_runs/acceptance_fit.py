@@ -150,9 +150,15 @@ def fit_all(trace: EngineTrace, replications: int = 40) -> dict[str, Fit]:
     """Fit every model that the trace can tell of, and compare each with it.
 
     Raises:
-        InputError: no replications, or a trace without drafted tokens.
+        InputError: no replications, a trace without drafted tokens, or one whose drafts were looked up, or cut by their
+            probabilities: a model's rounds begin elsewhere, where neither is known.
     """
     REPLICATIONS.check(replications, "replications")
+    drafting = replay_scenario(trace).engine.drafting()
+    known = not (drafting.looks or drafting.reads_probabilities)
+    run = f"drafter {drafting.drafter} and draft_budget {drafting.draft_budget}"
+    message = "what was looked up, or what probabilities said, is known where its own rounds began alone"
+    require(known, f"{trace.path}:1: no model can be held against a run with {run}: {message}")
     fitted = {
         "iid": fit_iid(trace),
         **({} if trace.header["layout"] == "rollback" else {"profile": fit_profile(trace)}),

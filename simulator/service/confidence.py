@@ -12,9 +12,9 @@ from refimpl.core.errors import require
 from simulator.service.acceptance import AcceptanceModel
 from simulator.service.records import Request
 from simulator.service.streams import TILE_POSITIONS, TILE_REQUESTS, Purpose
+from simulator.service.traced import Places
 from simulator.settings.fields import Spec
 from simulator.settings.kinds import CONFIDENCE
-from simulator.settings.traces import read_engine_trace
 
 LEAST = 1e-9  # distance of a probability from 0 and 1
 KEPT_TILES, KEPT_BLOCKS = 4096, 256  # a block takes 128 KiB
@@ -82,15 +82,13 @@ class TracedConfidence:
     """
 
     def __init__(self, path: str):
-        rows = read_engine_trace(path).rows
-        known = rows[rows["survival"].notna()]
-        require(len(known) > 0, f"{path}: does not say how likely drafts were to survive")
-        places = zip(known["sequence"], known["seq_len"], strict=True)
-        self.survivals = dict(zip(places, known["survival"], strict=True))
+        self.survivals = Places(path, "survival")
+        known = any(self.survivals.values.values())
+        require(known, f"{path}: does not say how likely drafts were to survive")
 
     def survival(self, request: Request, count: int) -> list[float]:
         """Those of the round that the sequence began at that length."""
-        return self.survivals.get((request.sequence, request.seq_len), [])[:count]
+        return (self.survivals.at(request) or [])[:count]
 
 
 def make_confidence(spec: Spec, acceptance: AcceptanceModel) -> Confidence:

@@ -5,9 +5,9 @@ from typing import Protocol
 from simulator.service.acceptance import IidAcceptance
 from simulator.service.records import Request
 from simulator.service.streams import TILE_POSITIONS, Purpose, Streams
+from simulator.service.traced import Places
 from simulator.settings.fields import Spec
 from simulator.settings.kinds import LOOKUP
-from simulator.settings.traces import read_engine_trace
 
 
 class Lookups(Protocol):
@@ -78,13 +78,11 @@ class TracedLookups:
 
     def __init__(self, path: str, *, host_s_per_row: float):
         self.host_s_per_row = host_s_per_row
-        rows = read_engine_trace(path).rows
-        places = zip(rows["sequence"], rows["seq_len"], strict=True)
-        self.counts = dict(zip(places, rows["looked_up"], strict=True))
+        self.counts = Places(path, "looked_up")
 
     def found(self, request: Request) -> int:
         """In the round that the sequence began at that length."""
-        return int(self.counts.get((request.sequence, request.seq_len), 0))
+        return int(self.counts.at(request))
 
     def run(self, request: Request) -> int:
         """Those of the model of acceptance."""

@@ -46,13 +46,20 @@ class TableCost(CostModel):
     def prefill_s(self, prompts: Seq[Fed], *, padded: bool = False) -> float:
         """As of prompts from their beginnings, and what chunks beside the fewest rows take longer after cached tokens.
 
+        Where no such chunks were measured, nothing is known of the tokens before: that is marked.
+
         Raises:
             InputError: more tokens are cached than were measured, and the table is not to be extrapolated.
         """
         later = [prompt for prompt in prompts if prompt.context and prompt.tokens]
-        grid = self.calibration.find("mixed", self.layout) if later else None
-        whole_s = super().prefill_s(prompts, padded=padded)
-        return whole_s + sum([self._later_s(grid, prompt) for prompt in later]) if grid else whole_s
+        if not later:
+            return super().prefill_s(prompts, padded=padded)
+        grid = self.calibration.find("mixed", self.layout)
+        if grid is None:
+            self.extrapolated.add(UNMEASURED)
+            return super().prefill_s(prompts, padded=padded)
+        alone = [Fed(prompt.rows, prompt.tokens, 0) for prompt in prompts]  # an overlay grows with what is before them
+        return super().prefill_s(alone, padded=padded) + sum([self._later_s(grid, prompt) for prompt in later])
 
     def _later_s(self, grid: Grid, chunk: Fed) -> float:
         """Seconds that a chunk takes longer after cached tokens than at the beginning of its prompt."""

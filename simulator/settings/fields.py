@@ -2,8 +2,9 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import wraps
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -109,7 +110,7 @@ class Spec:
     values: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, kind: str, **values: Any) -> "Spec":
+    def of(cls, /, kind: str, **values: Any) -> "Spec":
         """Build a Spec from keywords."""
         return cls(kind, tuple(sorted((name, plain(value)) for name, value in values.items())))
 
@@ -190,7 +191,7 @@ def as_spec(given: Any, kinds: Kinds, where: str) -> Spec:
 def _check_spec(spec: Spec, kinds: Kinds, where: str) -> None:
     require(spec.kind in kinds, f"{where}.kind must be one of {', '.join(kinds)}, not {shown(spec.kind)}")
     known, given = kinds[spec.kind], dict(spec.values)
-    _refuse_unknown(given, known, where)
+    refuse_unknown(given, known, where)
     for name, rule in known.items():
         optional = isinstance(rule, tuple)
         if name not in given:
@@ -216,12 +217,26 @@ def _check_value(value: Any, rule: Any, where: str) -> None:
         require(value in rule, f"{where} must be one of {', '.join(map(str, rule))}, not {shown(value)}")
 
 
-def _refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+def refuse_unknown(given: Collection[Any], known: Collection[str], where: str) -> None:
+    """Raise InputError for keys that are not known; it tells all that are, and the nearest to a single one."""
     unknown = sorted(str(key) for key in set(given) - set(known))
     where = where.rstrip(".") or "the scenario"
     allowed = ", ".join(known) or "nothing"
     near = did_you_mean(unknown[0], known) if len(unknown) == 1 else ""
     require(not unknown, f"{where}: unknown key {', '.join(unknown)[:LONGEST]}; allowed: {allowed}{near}")
+
+
+def told_names(cls: type[D]) -> type[D]:
+    """Class decorator: keywords that a dataclass does not know are refused as keys of a file are, with the nearest."""
+    make, known = cls.__init__, {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+
+    @wraps(make)
+    def init(self: D, *args: Any, **given: Any) -> None:
+        refuse_unknown(given, known, cls.__name__)
+        make(self, *args, **given)
+
+    cls.__init__ = init  # type: ignore[assignment]
+    return cls
 
 
 def from_mapping(cls: type[D], data: Any, where: str = "") -> D:
@@ -233,7 +248,7 @@ def from_mapping(cls: type[D], data: Any, where: str = "") -> D:
     data = getattr(cls, "expanded", lambda given: given)(data)
     place, kind = where.rstrip(".") or "the scenario", type(data).__name__
     require(isinstance(data, Mapping), f"{place} must be a mapping, not {NOUNS.get(kind, kind)}")
-    _refuse_unknown(data, {item.name: item for item in fields(cls)}, where)  # type: ignore[arg-type]
+    refuse_unknown(data, {item.name: item for item in fields(cls)}, where)  # type: ignore[arg-type]
     try:
         return cls(**data)
     except InputError as error:

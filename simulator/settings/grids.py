@@ -57,10 +57,13 @@ class Grid:
         return plane[low] if not share else plane[low] & plane[high]
 
     def outside(self, rows: float, tokens: float, width: float) -> str:
-        """Where the point lies outside of what was measured; empty when inside."""
+        """Where the point lies outside of what was measured; empty when inside.
+
+        An axis of the point 0 alone does not matter to the component; one of another point says nothing beyond it.
+        """
         point = (rows, tokens, width)
         for name, axis, value in zip(AXES, self.axes, point, strict=True):
-            if len(axis) > 1 and not axis[0] <= value <= axis[-1]:
+            if axis[-1] and not axis[0] <= value <= axis[-1]:
                 return f"{name} {value:g} is outside {axis[0]:g} … {axis[-1]:g}"
         brackets = [_bracket(axis, value) for axis, value in zip(self.axes, point, strict=True)]
         for corner in CORNERS:

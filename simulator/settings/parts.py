@@ -29,6 +29,7 @@ from simulator.settings.fields import (
     check_fields,
     number_field,
     spec_field,
+    told_names,
 )
 from simulator.settings.kinds import ARRIVALS, COMMON, LENGTHS
 from simulator.settings.methods import engine_settings
@@ -47,6 +48,7 @@ IGNORED = {  # kind of study -> settings that have no effect there
 }
 
 
+@told_names
 @dataclass(frozen=True, slots=True)
 class Study:
     """How requests come, and when the study ends. What a kind of study would ignore is refused.
@@ -102,6 +104,7 @@ class Study:
             require(not idle, f"{item.name} has no effect in a study of kind {self.kind}: leave it out")
 
 
+@told_names
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Lengths of prompts and outputs, in tokens; a service trace of arrivals brings its own.
@@ -130,6 +133,7 @@ class Workload:
             require(low <= high, f"{name}.low_tokens {low} is larger than high_tokens {high}")
 
 
+@told_names
 @dataclass(frozen=True, slots=True)
 class Engine:
     """The engine's settings: layout × scheduler, as in `refimpl`.
@@ -210,6 +214,7 @@ class Engine:
         return self.token_budget or default_token_budget(self.batch_size, self.num_speculative_tokens)
 
 
+@told_names
 @dataclass(frozen=True, slots=True)
 class Switches:
     """What is changed beside the engine's named methods; the defaults are the engine.
@@ -270,6 +275,7 @@ class Switches:
         check_fields(self)
 
 
+@told_names
 @dataclass(frozen=True, slots=True)
 class Service:
     """Limits and promises; None means no limit.

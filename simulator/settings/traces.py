@@ -130,6 +130,11 @@ class EngineTrace:
         kept = self.rows.groupby("sequence")["kept"].sum()
         return [int(kept.get(i, 0)) for i in range(self.header["num_sequences"])]
 
+    def by_place(self, column: str) -> dict[tuple[int, int], Any]:
+        """A column of the rows by sequence and its length before the round, of which it begins no other."""
+        rows = self.rows
+        return dict(zip(zip(rows["sequence"], rows["seq_len"], strict=True), rows[column], strict=True))
+
     def match_bits(self, sequence: int) -> np.ndarray:
         """What is known of the draft's proposals at each generated position: 1 right, 0 wrong, -1 never compared."""
         return self._bits[sequence]

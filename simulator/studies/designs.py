@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pandas as pd
 from refimpl.core import provenance
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.values import is_number, require_bool
-from simulator.settings.fields import REPLICATIONS, Range, as_data, plain, to_mapping
+from simulator.settings.fields import REPLICATIONS, Range, as_data, plain, refuse_unknown, to_mapping
 from simulator.settings.folders import EXAMPLES, or_example
 from simulator.settings.inputs import input_digests
 from simulator.settings.paths import apply_settings
@@ -52,12 +52,13 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Hash of everything that decides the numbers: settings, input files, replications, commit of the code.
+        """Hash of everything that decides the numbers: settings, input files, replications, and the code.
 
-        All uncommitted changes count as one state.
+        That is known by its commit, or by the version of an installed package. All uncommitted changes count as one
+        state.
         """
         config = {name: value for name, value in to_mapping(self.scenario).items() if name != "name"}
-        return content_hash([config, input_digests(self.scenario), self.replications, provenance.commit()])
+        return content_hash([config, input_digests(self.scenario), self.replications, provenance.code()])
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,13 @@ def load_sweep(path: str | Path) -> SweepSpec:
     path = or_example(path, "sweep.yaml")
     data = anchored(read_yaml(path), path.parent)
     require(isinstance(data, dict), f"{path}: must be a mapping with {', '.join(SPEC_KEYS)}")
-    unknown = sorted(set(data) - set(SPEC_KEYS))
-    require(not unknown, f"{path}: unknown key {', '.join(unknown)}; allowed: {', '.join(SPEC_KEYS)}")
+    settings = [item.name for item in fields(Scenario) if item.name in data]
+    alone = bool(settings) and not set(SPEC_KEYS) & set(data)
+    require(
+        not alone, f"{path}: is a scenario, no sweep: it has {', '.join(settings)}; raggedspec sim run simulates it"
+    )
+    require(not settings, f"{path}: {', '.join(settings)}: settings of the scenarios stand under base")
+    refuse_unknown(data, SPEC_KEYS, str(path))
     base = data.get("base", {})
     scenario = _load_base(path.parent, base) if isinstance(base, str) else None
     try:
@@ -195,8 +201,7 @@ def _seed(data: Mapping[str, Any], kind: str) -> int:
 
 
 def _ranges(data: Mapping[str, Any], kind: str) -> Ranges:
-    unknown = sorted(map(str, set(data) - {"samples", "seed", "ranges"}))
-    require(not unknown, f"{kind}: unknown key {', '.join(unknown)}; allowed: samples, seed, ranges")
+    refuse_unknown(data, ("samples", "seed", "ranges"), kind)
     given = data.get("ranges")
     require(isinstance(given, Mapping) and bool(given), f"{kind}.ranges must map paths to [low, high]")
     ranges = {name: plain(ends) for name, ends in given.items()}  # type: ignore[union-attr]

@@ -11,7 +11,17 @@ from refimpl.core.shown import Shown
 from simulator.intervals import mean_interval
 from simulator.runner import Results, simulate
 from simulator.service.metrics import MANY_CENSORED, censored_share
-from simulator.settings.fields import COUNT, LEVEL, NON_NEGATIVE, PAIRED, PROBABILITY, WHOLE, check_fields, number_field
+from simulator.settings.fields import (
+    COUNT,
+    LEVEL,
+    NON_NEGATIVE,
+    PAIRED,
+    PROBABILITY,
+    WHOLE,
+    check_fields,
+    number_field,
+    told_names,
+)
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 from simulator.settings.scenario import Scenario
 
@@ -29,6 +39,7 @@ PAIRS = (  # of models, TARGET+DRAFT, that a panel offers
 )  # fmt: skip
 
 
+@told_names
 @dataclass(frozen=True)
 class WhatIf:
     """What a user may move.

@@ -116,3 +116,15 @@ def test_calibration_uncertainty_is_drawn_per_replication_and_centred(calibratio
     ])  # fmt: skip
     assert factors.mean() == pytest.approx(1, abs=0.006)
     assert factors.std() == pytest.approx(0.02, rel=0.2)
+
+
+def test_one_number_of_rows_says_nothing_about_others(tmp_path):
+    """Where a device has room for one batch size alone, others are outside, too; they cost what that one does."""
+    points = [point for point in synthetic_points() if point[2] == 8]
+    narrow = str(write_calibration(tmp_path / "narrow", points=points))
+    with pytest.raises(InputError, match="batch_size 4 is outside 8 … 8; measure more points, or set"):
+        simulate(study(narrow), 1)
+    results = simulate(study(narrow, outside="extrapolate"), 1)
+    assert any("verify: batch_size 4 is outside 8 … 8" in what for what in results.extrapolated)
+    grid = load_calibration(narrow).grid("verify", "inplace")
+    assert grid.line(4, 5, np.array([77]))[0] == pytest.approx(synthetic_seconds("verify", 8, 5, 77))

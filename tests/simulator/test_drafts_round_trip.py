@@ -6,8 +6,10 @@ import pytest
 
 from refimpl import Request, generate
 from refimpl.core.errors import InputError
+from simulator.engine_runs.acceptance_fit import fit_all
 from simulator.engine_runs.parity import check_parity, replay_scenario
 from simulator.service.simulation import simulate_once
+from simulator.settings.fields import Spec
 from simulator.settings.traces import read_engine_trace
 
 BUDGETS = (3, 17, 1, 9, 24, 5, 12)
@@ -113,3 +115,21 @@ def test_a_budget_that_reads_probabilities_needs_a_trace_with_estimates(llama, t
     path.write_text("\n".join(json.dumps({k: v for k, v in e.items() if k != "survival"}) for e in lines) + "\n")
     with pytest.raises(InputError, match="does not say how likely drafts were to survive"):
         check_parity(path)
+
+
+@pytest.mark.parametrize("name", ["ngram", "hybrid", "capacity", "confidence", "head by capacity"])
+def test_what_a_trace_says_of_its_drafts_goes_with_its_own_rounds(llama, tmp_path, name):
+    """Rounds of another acceptance begin elsewhere. There, rows had no drafts, or a list ended too soon."""
+    traced(llama, tmp_path / "run.ndjson", method="inplace", **DECISIONS[name])
+    trace = read_engine_trace(tmp_path / "run.ndjson")
+    other = replay_scenario(trace, acceptance=Spec.of("iid", probability=0.5))
+    with pytest.raises(InputError, match=r"run\.ndjson: no round of sequence \d began at \d+ tokens, .*: keep the run"):
+        simulate_once(other)
+    with pytest.raises(InputError, match=r"run\.ndjson:1: no model can be held against a run with drafter .* alone$"):
+        fit_all(trace, replications=2)
+
+
+@pytest.mark.parametrize("name", ["by_load", "row_rate", "head"])
+def test_acceptance_is_fitted_to_runs_whose_drafts_are_known_anywhere(llama, tmp_path, name):
+    traced(llama, tmp_path / "run.ndjson", method="inplace", **DECISIONS[name])
+    assert fit_all(read_engine_trace(tmp_path / "run.ndjson"), replications=2)["iid"].table["model"].notna().all()

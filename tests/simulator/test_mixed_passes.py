@@ -94,6 +94,15 @@ def test_chunks_alone_pay_for_the_tokens_that_they_look_back_at(measured):
         cost.prefill_s([Fed(1, 60, 600)])
 
 
+def test_tokens_before_a_prompt_of_which_nothing_was_measured_are_marked(calibration):
+    """Whether found in the cache, or cached by chunks that had no rows beside them."""
+    cost = Simulation(scenario_of(calibration)).cost
+    assert cost.prefill_s([Fed(1, 60, 0)]) > 0
+    assert not cost.extrapolated
+    assert cost.prefill_s([Fed(1, 60, 100)]) == cost.prefill_s([Fed(1, 60, 0)])
+    assert cost.extrapolated == {UNMEASURED}
+
+
 def test_no_draft_is_paid_for_where_none_runs(measured):
     """A chunk costs the draft's pass, but with a lookup there is no draft."""
     drafted, looked_up = (

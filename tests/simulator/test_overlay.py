@@ -115,6 +115,22 @@ def test_chunks_beside_rows_are_measured_within_the_points_and_grow_beyond_them(
     assert overlaid.extrapolated
 
 
+def test_tokens_before_a_chunk_alone_are_paid_once(scenario, calibration):
+    """As measured where chunks were; the roofline's growth of prompts, which knows of them too, is not added."""
+    points = [
+        ("mixed", "any", *place, 5, *[0.02 + place[1] * (1e-4 + 1e-7 * place[2])] * 4)
+        for place in product((1, 8), (0, 64), (0, 512))
+    ]
+    points += [("draft_chunk", *point[1:6], *[1e-5 * point[3]] * 4) for point in points]
+    without, _, _ = costs_of(scenario, calibration)
+    write_calibration(calibration, points=[*synthetic_points(), *points])
+    overlaid, table, _ = costs_of(scenario, calibration)
+    chunk = [Fed(1, 40, 300)]
+    assert overlaid.prefill_s(chunk) == pytest.approx(table.prefill_s(chunk), rel=1e-12)
+    assert table.prefill_s(chunk) - table.prefill_s([Fed(1, 40, 0)]) == pytest.approx(40 * 300 * 1e-7)
+    assert without.prefill_s(chunk) > without.prefill_s([Fed(1, 40, 0)])  # where none were, by the roofline alone
+
+
 def test_what_the_points_are_off_says_nothing_about_the_roofline(scenario):
     """Both are drawn for each replication: their correlation over 400 of them is within five standard errors of 0."""
     noisy = scenario.but(noise=True)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import yaml
@@ -9,8 +11,10 @@ from simulator.settings.kinds import KINDS
 from simulator.settings.scenario import (
     Engine,
     Scenario,
+    Service,
     Study,
     Switches,
+    Workload,
     from_data,
     load_scenario,
 )
@@ -103,6 +107,14 @@ def test_mappings_and_methods_stand_for_what_they_describe(case):
         ),
         (lambda: Scenario().but({"engine.batchsize": 4}), r"no such setting; .* \(did you mean batch_size\?\)"),
         (lambda: Scenario(cost={"kind": "linear", "noise": 1}), r"unknown key noise; .* \(did you mean noise_cv\?\)"),
+        (lambda: Scenario(cost={"kind": "linear", "cls": 1}), "cost: unknown key cls; allowed: verify_base_s"),
+        (lambda: Scenario(engin="exspec"), r"^Scenario: unknown key engin; .* \(did you mean engine\?\)$"),
+        (lambda: Engine(batchsize=4), r"^Engine: unknown key batchsize; .* \(did you mean batch_size\?\)$"),
+        (lambda: Workload(prompt_token=4), r"^Workload: unknown key .* \(did you mean prompt_tokens\?\)$"),
+        (lambda: Study(num_request=4), r"^Study: unknown key .* \(did you mean num_requests\?\)$"),
+        (lambda: Service(replica=4), r"^Service: unknown key .* \(did you mean replicas\?\)$"),
+        (lambda: Switches(refil=False), r"^Switches: unknown key .* \(did you mean refill\?\)$"),
+        (lambda: replace(Scenario(), sed=1), r"^Scenario: unknown key sed; .* \(did you mean seed\?\)$"),
     ],
 )
 def test_mappings_are_refused_by_their_path(make, message):

@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 import yaml
 
+from refimpl.core import provenance
 from refimpl.core.errors import InputError
+from simulator.cli import main
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
 from simulator.settings.tables import read_provenance
@@ -168,7 +170,8 @@ def test_sobol_indices_need_the_metric_at_every_point():
         ({"grid": {"seed": []}}, "grid: every path needs a list of values"),
         ({"grid": {"seed": [3, 4, 3]}}, "grid: seed has a value twice, whose runs would count twice"),
         ({}, "give exactly one of grid, latin, sobol"),
-        ({"gird": {}}, "unknown key gird; allowed: base, replications"),
+        ({"gird": {}}, r"unknown key gird; allowed: base, replications.* \(did you mean grid\?\)"),
+        ({7: 1}, "unknown key 7; allowed: base, replications"),
         ({"sobol": {"samples": 10, "ranges": {"seed": [0, 9]}}}, "sobol.samples must be a power of two"),
         ({"latin": {"samples": 4, "ranges": {"seed": [9, 0]}}}, r"latin.ranges.seed must be \[low, high\]"),
         ({"grid": {"seed": [0]}, "replications": 0}, "replications must be an integer ≥ 1, not 0"),
@@ -204,6 +207,25 @@ def test_broken_files_are_said_so_in_one_line(tmp_path, text, message):
     with pytest.raises(InputError, match=message) as error:
         load_sweep(tmp_path / "sweep.yaml")
     assert "\n" not in str(error.value)
+
+
+def test_a_sweep_and_a_scenario_are_told_apart(capsys, tmp_path):
+    scenario, spec, out = tmp_path / "scenario.yaml", tmp_path / "sweep.yaml", str(tmp_path / "out")
+    BASE.save(scenario)
+    spec.write_text("base: scenario.yaml\ngrid: {seed: [0, 1]}\n")
+    for command in ("run", "compare", "attribute", "capacity", "trace", "panel"):
+        assert main([command, str(spec), *(["-s", "seed=1"] * (command in ("compare", "attribute")))]) == 2
+        told = "is a sweep, no scenario: it has base, grid; raggedspec sim sweep runs it"
+        assert capsys.readouterr().err == f"error: {spec}: {told}\n"
+    assert main(["sweep", str(scenario), "--out", out]) == 2
+    settings = (
+        "name, seed, study, workload, engine, switches, acceptance, confidence, lookup, head, cost, service, noise"
+    )
+    told = f"is a scenario, no sweep: it has {settings}; raggedspec sim run simulates it"
+    assert capsys.readouterr().err == f"error: {scenario}: {told}\n"
+    spec.write_text("base: scenario.yaml\ngrid: {seed: [0, 1]}\nengine: exspec\n")
+    with pytest.raises(InputError, match=r"sweep\.yaml: engine: settings of the scenarios stand under base$"):
+        load_sweep(spec)
 
 
 def test_a_missing_file_is_said_so(tmp_path):
@@ -270,12 +292,25 @@ def test_a_calibration_that_says_something_else_of_itself_is_another_input(calib
     assert task.key != before
 
 
+def test_an_installed_package_of_another_version_is_other_code(monkeypatch):
+    """It has no commit: a sweep in a folder that an older version has filled would be made of both."""
+    task, found = build_sweep(BASE, grid={"seed": [0]}).tasks[0], set()
+    monkeypatch.setattr(provenance, "commit", lambda: "unknown")
+    for version in ("0.2.0", "0.3.0"):
+        monkeypatch.setattr(provenance, "_versions", lambda names, version=version: ((names[0], version),))
+        found.add(task.key)
+    assert len(found) == 2
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
         ({"latin": {"samples": 2, "seed": "abc", "ranges": {"seed": [0, 1]}}}, "latin.seed must be an integer"),
         ({"sobol": {"samples": 2, "seed": -3, "ranges": {"seed": [0, 1]}}}, "sobol.seed must be an integer"),
-        ({"latin": {"sample": 2, "ranges": {"seed": [0, 1]}}}, "latin: unknown key sample"),
+        (
+            {"latin": {"sample": 2, "ranges": {"seed": [0, 1]}}},
+            r"latin: unknown key sample; .* \(did you mean samples\?",
+        ),
         ({"latin": {"samples": 2, "ranges": {"seed": [0, "x"]}}}, r"latin\.ranges\.seed must be \[low, high\]"),
     ],
 )

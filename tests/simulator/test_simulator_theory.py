@@ -5,12 +5,16 @@ is estimated, so its bound is Student's t. Each test says which relative error o
 twice the bound's width is no more than that, and a mean that is so far off is noticed as surely as a right one passes.
 """
 
+from itertools import takewhile
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest, t
 
 from simulator import analytic
 from simulator.runner import simulate
+from simulator.service.streams import Streams
+from simulator.service.workload import arrival_times
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Service, Study, Switches, Workload
 from simulator.studies.comparison import compare
@@ -173,6 +177,17 @@ def test_littles_law_on_the_logged_populations():
     in_rounds = rounds["live"].to_numpy() @ rounds["round_s"].to_numpy() / end_s
     served_s = (requests["finished_s"] - requests["admitted_s"]).mean()
     assert in_rounds == pytest.approx(len(requests) / end_s * served_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("cv", [0.2, 1.0, 3.0])
+def test_requests_of_a_given_time_begin_as_if_one_had_come(cv):
+    """Renewal theory: t seconds bring rate · t + (cv² - 1) / 2 of them, once the first gap is forgotten."""
+    arrivals, end_s = Spec.of("gamma", rate_per_s=5.0, cv=cv), 40.0
+    counts = [
+        sum(1 for _ in takewhile(lambda time_s: time_s < end_s, arrival_times(arrivals, Streams(1, index), None)))
+        for index in range(1000)
+    ]
+    assert_mean(counts, 5.0 * end_s + (cv**2 - 1) / 2, notices=0.1)
 
 
 def test_a_queue_without_steady_state_is_refused():
