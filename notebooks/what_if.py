@@ -75,9 +75,10 @@ loaded
 
 # %%
 less, least, most = loaded.margin()
+makes, has = "makes" if low > 0 else "may make", "has" if least > 0 else "may have"
 Markdown(
-    f"With the costs of {COST.get('calibration', COST.get('device', COST['kind']))}, take {found.ranking[0]}: at batch 8 it makes {100 * gain:.0f} % more tokens/s than the second best, {found.ranking[1]}.\n\n"
+    f"With the costs of {COST.get('calibration', COST.get('device', COST['kind']))}, take {found.ranking[0]}: at batch 8 it {makes} {100 * gain:.0f} % more tokens/s than the second best, {found.ranking[1]}.\n\n"
     f"- The 95 % interval of that difference is {100 * low:.0f} to {100 * high:.0f} %. It is about the model; [trust](trust.ipynb) says how far costs are off.\n"
-    f"- At {loaded.question.rate_per_s:.0f} requests per second, {loaded.ranking[0]} has the lowest 99th percentile of latency, {100 * less:.0f} % below that of {loaded.ranking[1]} (95 % interval {100 * least:.0f} to {100 * most:.0f} %).\n"
+    f"- At {loaded.question.rate_per_s:.0f} requests per second, {loaded.ranking[0]} {has} the lowest 99th percentile of latency, {100 * less:.0f} % below that of {loaded.ranking[1]} (95 % interval {100 * least:.0f} to {100 * most:.0f} %).\n"
     "- Move the panel for your own question."
 )
