@@ -72,7 +72,8 @@ def find_budgets(rounds: Rounds, speeds: Speeds) -> dict[str, dict[str, Any]]:
         "goodput": {"draft_costs": costs},
         "row_rate": {"draft_cost": round((dict(costs)[MIDDLE][-1] - 1) / MOST, 4)},
     }
-    fixed = {f"fixed {k}": {"num_speculative_tokens": k} for k in FIXED}
+    fixed: dict[str, dict[str, Any]] = {f"fixed {k}": {"num_speculative_tokens": k} for k in FIXED}
+    fixed[PLAIN]["drafter"] = "ngram"  # so that no draft caches the prompts
     return fixed | {
         name: {"num_speculative_tokens": MOST, "draft_budget": name, **given} for name, given in adaptive.items()
     }

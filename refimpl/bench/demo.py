@@ -11,7 +11,7 @@ from rich.table import Table
 
 from refimpl.bench.engines import hf_generate
 from refimpl.bench.run import make_bench
-from refimpl.bench.settings import BenchSettings
+from refimpl.bench.settings import PLAIN_DECODING, BenchSettings
 from refimpl.core.config import NAMED_METHODS
 from refimpl.core.stats import RunStats
 from refimpl.generation import generate
@@ -126,7 +126,7 @@ def _engines(pair: Pair, settings: BenchSettings, batch_size: int) -> Engines:
 
         return run
 
-    def ours(method: str, size: int, **changes: int) -> Callable[[list[list[int]]], _Run]:
+    def ours(method: str, size: int, **changes: Any) -> Callable[[list[list[int]]], _Run]:
         config = settings.config(method, size)
         arguments = settings.engine_settings(method, config.resolved_batch_size) | changes
 
@@ -138,7 +138,7 @@ def _engines(pair: Pair, settings: BenchSettings, batch_size: int) -> Engines:
 
     sizes = dict.fromkeys((1, batch_size))
     found: Engines = {(PLAIN, size): plain(size) for size in sizes}
-    found[NO_DRAFTS, batch_size] = ours("inplace", batch_size, num_speculative_tokens=0)
+    found[NO_DRAFTS, batch_size] = ours("inplace", batch_size, **PLAIN_DECODING)
     for method in NAMED_METHODS:
         size = settings.config(method, batch_size).resolved_batch_size
         found[method, size] = ours(method, size)

@@ -14,7 +14,7 @@ from refimpl.bench.engines import Bench, Sample, busy_s_per_round, hf_generate, 
 from refimpl.bench.generate_batch import hf_generate_batch, runs_generate_batch
 from refimpl.bench.probe import measure_rates
 from refimpl.bench.rows import BenchRow, make_row
-from refimpl.bench.settings import EAGER, BenchSettings, takes_graphs
+from refimpl.bench.settings import EAGER, PLAIN_DECODING, BenchSettings, takes_graphs
 from refimpl.bench.work import ModelWork, Rates
 from refimpl.core.errors import InputError
 from refimpl.judging.method_runs import expand_methods
@@ -23,7 +23,6 @@ from refimpl.requests import prepare
 
 PLAIN, ASSISTED, CONTINUOUS = "hf_generate", "hf_assisted", "hf_generate_batch"
 BATCHED = "autoregressive_batched"
-PLAIN_SETTINGS = {"num_speculative_tokens": 0, "acceptance": None, "forced_lengths": ()}
 Run = Callable[[list[list[int]]], Sample]
 
 
@@ -166,7 +165,9 @@ class Interleaved:
 
     def _ours(self, size: int) -> dict[str, tuple[str, dict[str, Any]]]:
         """Rows that our engine runs: name -> method, and what differs from the settings."""
-        ours: dict[str, tuple[str, dict[str, Any]]] = {BATCHED: ("inplace", PLAIN_SETTINGS)}
+        graphs = self.settings.cuda_graphs  # recorded rounds have the pair's draft
+        plain = PLAIN_DECODING | ({"drafter": "model"} if graphs else {})
+        ours: dict[str, tuple[str, dict[str, Any]]] = {BATCHED: ("inplace", plain)}
         for method in expand_methods(list(self.settings.methods)):
             if method != "speculative" or size == 1:
                 ours |= self._rows_of(method)
