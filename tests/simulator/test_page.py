@@ -113,6 +113,15 @@ def test_a_slider_changes_the_numbers_in_a_browser(chrome, grid, page):
     check_shown(chrome, grid.answers[5])
 
 
+def test_what_is_not_known_is_a_dash_in_a_browser(chrome, tmp_path):
+    found = answer_grid(Scenario(study={"num_requests": 8}), METHODS, 2, {"batch_size": (1,)})
+    found.answers[0]["methods"]["inplace"] = [[None] * 3 for _ in METRICS]
+    write_page(found, tmp_path / "panel.html")
+    chrome.get((tmp_path / "panel.html").as_uri())
+    rows = [row.text.split() for row in chrome.find_elements("css selector", "#rows tr")]
+    assert ["inplace", *["–"] * len(METRICS)] in rows
+
+
 def test_another_device_and_other_models_change_the_numbers_in_a_browser(chrome, machines, tmp_path):
     from selenium.webdriver.support.ui import Select
 
