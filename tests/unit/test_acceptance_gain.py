@@ -68,6 +68,20 @@ def test_every_prompt_has_drafts_of_its_own(llama, monkeypatch):
     assert numbers[0] != numbers[1]
 
 
+def test_gains_and_their_error_by_hand():
+    """Two prompts, with two rounds and with one: 1.0 and 0.5 drafts by rejection, 1.2 and 0.9 by block verification.
+
+    Their ratio is 1.4; by it the prompts are 0.2 too low and 0.2 too high, so that its variance is 2 · 0.08 / 1.5².
+    """
+    found = [[([0.5, 9.0], [0.6, 9.0]), ([0.5, 9.0], [0.6, 9.0])], [([0.5, 9.0], [0.9, 9.0])]]
+    row = acceptance._row(0.7, 1, found)
+    assert (row.temperature, row.num_speculative_tokens, row.rounds) == (0.7, 1, 3)
+    assert (row.rejection, row.block, row.gain) == pytest.approx((0.5, 0.7, 0.4))
+    half = 1.96 * (2 * 0.08) ** 0.5 / 1.5
+    assert (row.low, row.high) == pytest.approx((0.4 - half, 0.4 + half))
+    assert row.token_gain == pytest.approx((3 + 2.1) / (3 + 1.5) - 1)
+
+
 def test_a_line_of_the_table():
     row = {"temperature": 1.0, "num_speculative_tokens": 3, "rejection": 1.5, "block": 1.6, "gain": 0.0667,
            "low": 0.04, "high": 0.09, "token_gain": 0.04}  # fmt: skip

@@ -46,13 +46,17 @@ def test_one_line_a_table_a_frame(shown, name):
     assert page.count("<tr") == len(frame) + (2 if frame.index.name or frame.index.nlevels > 1 else 1)
 
 
-def test_what_a_run_says(shown):
+def test_what_a_run_says(shown, tiny):
     result = shown["Result"]
     assert repr(result).startswith("Result(exspec: 2 sequences, 12 tokens in ")
     frame = result.to_frame()
     assert list(frame["text"]) == [s.text for s in result.sequences]
     assert frame["tokens"].sum() == result.stats.num_generated
     assert list(frame["prompt"]) == ["def main(", "x <b> = 1" + "0" * 200]
+    assert list(frame["prompt_tokens"]) == [len(tiny.tokenizer(text)["input_ids"]) for text in frame["prompt"]]
+    counts = [s.stats for s in result.sequences]
+    assert list(frame["draft_acceptance_rate"]) == [s.accepted / s.drafted for s in counts]
+    assert list(frame["mean_acceptance_length"]) == [1 + s.accepted / s.row_rounds for s in counts]
     assert "&lt;b&gt;" in result._repr_html_(), "texts are escaped"
     assert repr(result.sequences[0]).endswith(", 6 tokens, length)")
 

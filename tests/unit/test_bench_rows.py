@@ -1,0 +1,136 @@
+"""Rows of benchmarks, from samples and clocks made by hand."""
+
+from collections import deque
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from refimpl import Request
+from refimpl.bench import demo, serving
+from refimpl.bench.anatomy import _mean_of, counted_bytes
+from refimpl.bench.anatomy_rows import AnatomyRun
+from refimpl.bench.anatomy_rows import make_row as make_anatomy_row
+from refimpl.bench.engines import Sample, _forward_s, _round_s
+from refimpl.bench.rows import make_row
+from refimpl.bench.work import Rates, Work
+from refimpl.core.records import RowOutcome
+from refimpl.core.stats import AcceptanceStats, RunStats
+from refimpl.decoding.trace import RoundRecord
+from refimpl.layouts.store import KVStore
+from refimpl.streaming import TokenEvent
+
+RATES = Rates(bytes_per_s=100.0, flops_per_s=1000.0)
+STAGES = {"draft": 0.5, "verify": 1.0, "realign": 0.25, "host": 0.25}  # of two rounds
+ROUNDS = AcceptanceStats(row_rounds=8, drafted=16, accepted=4, generated=12, histogram=(4, 4))
+
+
+def sample(seconds, **more):
+    """Twelve tokens in two rounds of a second each, whose passes need 10 and 20 bytes, 50 and 500 FLOPs."""
+    passes = (Work(10.0, 50.0), Work(20.0, 500.0))
+    rounds = {"passes_s": 2.0, "rounds": 2, "stage_s": STAGES, "forward_s": 1.25, "acceptance": ROUNDS}
+    return Sample(seconds, 12, passes, **rounds | more)
+
+
+def test_a_row_by_hand():
+    """Speeds of 6, 4 and 3 tokens a second, beside 12, 6 and 2 of plain generation, which makes 24 tokens."""
+    plain = [Sample(seconds, 24) for seconds in (2.0, 4.0, 12.0)]
+    row = make_row("inplace", 8, [sample(2.0), sample(3.0), sample(4.0)], plain, RATES, busy_s=0.75)
+    assert (row.tokens_per_s_min, row.tokens_per_s, row.tokens_per_s_max) == (3, 4, 6)
+    assert row.ratio_to_hf_generate == pytest.approx(4 / 6)  # of 6/12, 4/6 and 3/2
+    assert (row.mean_acceptance_length, row.draft_acceptance_rate) == (1.5, 0.25)
+    assert (row.rounds, row.rows_per_round) == (2, 4)
+    assert (row.ms_per_round, row.ms_draft, row.ms_verify, row.ms_realign, row.ms_host) == (1000, 250, 500, 125, 125)
+    assert (row.share_draft, row.share_verify, row.share_realign, row.share_host) == (0.25, 0.5, 0.125, 0.125)
+    assert (row.ms_idle, row.share_idle, row.share_outside_forward) == (250, 0.25, 0.375)
+    assert (row.bytes_per_round, row.flops_per_round) == (15, 275)
+    assert row.floor_ms_per_round == pytest.approx(1e3 * (0.1 + 0.5) / 2)  # the first pass waits for bytes
+    assert row.fraction_of_floor == pytest.approx(0.3)
+
+
+def test_without_times_of_passes_realignment_and_host_are_what_is_outside():
+    row = make_row("inplace", 8, [sample(2.0, forward_s=None)], [sample(2.0)], RATES)
+    assert (row.share_outside_forward, row.ms_idle, row.ratio_to_hf_generate) == (0.25, None, 1)
+
+
+def record(prefill_s, record_s, round_s, *, passes=2, moves=0):
+    row = RowOutcome(0, 5, 1, passes, passes, 0, 1, "recovered", False, draft_passes=passes)
+    stages = {"prefill_s": prefill_s, "record_s": record_s, "round_s": round_s, "realign_s": 0.5}
+    return RoundRecord(0, "fifo", (row,), stages, moves)
+
+
+def test_a_round_is_timed_without_its_prefill_and_its_recording():
+    assert _round_s(record(1.0, 2.0, 7.0)) == 4
+
+
+def test_passes_of_a_round_are_the_last_before_its_end():
+    """A prompt was cached before the first one, in two passes."""
+    clock = [50.0, 60.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert _forward_s([record(0, 0, 9, passes=2), record(0, 0, 9, passes=1)], [5, 7], clock) == 1 + 2 + 3 + 4 + 5
+
+
+def test_means_of_a_run_of_the_anatomy_leave_prefills_out():
+    found = _mean_of([record(1.0, 0.0, 3.0, moves=2), record(0.0, 0.0, 4.0, moves=1)], num_bytes=80, checks_s=1.0)
+    assert found == AnatomyRun(operations=1.5, num_bytes=40, realign_s=0.5, checks_s=0.5, round_s=3)
+
+
+def test_a_row_of_the_anatomy_by_hand():
+    runs = [AnatomyRun(2.0, 80.0, realign_s, 0.5, 4.0) for realign_s in (1.0, 2.0, 9.0)]
+    row = make_anatomy_row("eqspec", 4, 64, runs, RATES)
+    assert (row.realign_ms_per_round, row.ms_per_round, row.checks_ms_per_round) == (2000, 4000, 500)
+    assert (row.share_realign, row.share_checks) == (0.5, 0.125)
+    assert (row.bytes_per_s, row.fraction_of_bandwidth) == (40, 0.4)
+
+
+def test_bytes_are_read_and_written(llama):
+    shape = llama.target.kv_shape
+    source, other = (KVStore.empty(shape, 2, 5, tagged=False) for _ in range(2))
+    with counted_bytes() as moved:
+        other.copy_slots(source, torch.tensor([0, 7, 3]), torch.tensor([1, 2, 9]))
+        source.gather(torch.tensor([[1, 2], [3, 4]]), torch.empty(4 * shape.elements_per_token, dtype=shape.dtype))
+    assert moved == [2 * 3 * shape.bytes_per_token, 2 * 4 * shape.bytes_per_token]
+
+
+def test_a_row_of_the_demonstration_by_hand():
+    """Three repeats, in one of which an output differs; each ratio is of one repeat."""
+    right, wrong = [[1, 2], [3]], [[1, 2], [4]]
+    stats = [RunStats(stage_s={"verify": 3.0, "realign": 1.0, "prefill": each}) for each in (0.0, 4.0, 12.0)]
+    runs = [
+        demo._Run(speed, out, s) for speed, out, s in zip((8.0, 9.0, 20.0), (right, wrong, right), stats, strict=True)
+    ]
+    plain = [demo._Run(speed, right) for speed in (2.0, 9.0, 10.0)]
+    row = demo._row(("inplace", 8), runs, plain, right)
+    assert (row.exact, row.prompts, row.tokens_per_s, row.ratio_to_transformers) == (1, 2, 9, 2)
+    assert (row.share_prefill, row.share_realign, row.share_verify) == (0.5, 0.125, 0.375)
+
+
+class ServedRun:
+    """Request 0 comes at 0 and has tokens at 1, 2 and 4; request 1 comes at 0.5, and has its only ones at 4."""
+
+    num_finished = 2
+
+    def __iter__(self):
+        for index, time_s, stop in ((0, 1.0, None), (0, 2.0, None), (0, 4.0, "length"), (1, 4.0, "length")):
+            yield TokenEvent(index, (7,), stop, time_s=time_s)
+
+    def result(self):
+        counted = AcceptanceStats(row_rounds=4, generated=4, histogram=(4,))
+        return SimpleNamespace(stats=RunStats(acceptance=counted, wall_s=3.0, num_preemptions=5))
+
+
+def test_waits_of_a_served_run_by_hand(monkeypatch):
+    runs = deque([[], ServedRun()])  # the first one warms up
+    monkeypatch.setattr(serving, "stream", lambda *_, **__: runs.popleft())
+    row, _ = serving.serve(None, [Request([1]), Request([2], arrival_s=0.5)], "inplace")
+    assert (row.requests, row.tokens, row.seconds, row.tokens_per_s) == (2, 4, 4, 1)
+    assert (row.busy_share, row.preemptions) == (0.75, 5)
+    assert (row.first_token.p50_s, row.first_token.p90_s) == pytest.approx((2.25, 3.25))  # of 1 and 3.5
+    assert (row.inter_token.p50_s, row.inter_token.p99_s) == pytest.approx((1.5, 1.99))  # of 1 and 2
+    assert (row.latency.p50_s, row.latency.p90_s) == pytest.approx((3.75, 3.95))  # of 4 and 3.5
+
+
+def test_shares_are_of_all_stages():
+    stats = RunStats(wall_s=100.0, stage_s={"draft": 1.0, "verify": 3.0})
+    assert (stats.share("draft"), stats.share("host"), RunStats().share("draft")) == (0.25, 0, 0)
+    assert replace(stats, acceptance=ROUNDS).tokens_per_s == 0.12
