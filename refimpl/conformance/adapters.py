@@ -21,6 +21,8 @@ from refimpl.models.table_model import VOCAB_SIZE, table_pair, unrelated_pair
 from refimpl.pairs.loading import load_pair
 from refimpl.pairs.random_pairs import LEARNED_POSITIONS, random_pair
 
+SERVED = ("batch_size", "num_speculative_tokens", "max_new_tokens", "stop_token_ids", "temperature", "seed")
+
 
 class MethodEngine:
     """One of our methods on a pair; `settings` are further fields of DecodeConfig.
@@ -53,9 +55,9 @@ class MethodEngine:
             return self._decode(self.method, prompts, settings)
 
     def config(self, settings: EngineSettings) -> DecodeConfig:
-        """Settings of a greedy run."""
-        given = {name: getattr(settings, name) for name in ("batch_size", "num_speculative_tokens", "max_new_tokens")}
-        return make_config(method=self.method, checks=self.checks, stop_token_ids=(), **self.settings | given)
+        """Settings of a run that serves."""
+        given = {name: getattr(settings, name) for name in SERVED}
+        return make_config(method=self.method, checks=self.checks, **self.settings | given)
 
     def reference(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
         """Run the oracle."""

@@ -26,6 +26,7 @@ MOST = {"prompt_tokens": 2**17, "new_tokens": 2**17, "law_samples": 10**6, "max_
 LEAST = {"law_samples": 100}  # 1 of the others
 MOST_PROMPT_TOKENS = 2**22  # of the long case
 LATE = 1000  # rounds after which any row of the cases has ended
+ROUNDS_ALONE = 6  # of a row that is then cancelled
 WARM_ROWS, WARM_TOKENS, HOT = 256, 2, 2.0
 
 
@@ -116,7 +117,7 @@ def serving_cases(draw: Any, vocab_size: int, block_size: int) -> EngineCase:
         submit_at=tuple(draw(st.lists(when, min_size=size, max_size=size))),
         cancel_at=tuple(draw(st.lists(st.none() | when | st.just(LATE), min_size=size, max_size=size))),
     )
-    return EngineCase(tuple(prompts), settings)
+    return EngineCase(tuple(prompts), settings, ())
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,34 @@ class Limits:
         )
         settings = EngineSettings(self.new_tokens, size, self.max_k or 3, temperature=1.0 if sampled else 0.0)
         return EngineCase(prompts, settings, (self.new_tokens - 1,))
+
+    def sharing_case(self, vocab_size: int, block_size: int) -> EngineCase:
+        """Prompts with first tokens in common, up to one around multiples of a block, for engines that share K/V."""
+        size, rng = block_size, random.Random(1)
+        common = [rng.randrange(vocab_size) for _ in range(2 * size)]
+        cuts = ((2 * size, 1), (size, 0), (size + 1, 0), (size - 1, 1), (size, 2), (2 * size - 1, 1))
+        prompts = tuple((*common[:cut], *(i % vocab_size,) * more) for i, (cut, more) in enumerate(cuts))
+        prompts = tuple(prompt[: self.prompt_tokens] for prompt in prompts)
+        return EngineCase(prompts, EngineSettings(8, self.max_batch or LONG_BATCH, self.max_k or 3))
+
+    def alone_case(self, vocab_size: int) -> EngineCase:
+        """One row that is cancelled when it must have begun, and cannot have ended."""
+        drafts = self.bounded(EngineSettings(num_speculative_tokens=1)).num_speculative_tokens
+        settings = EngineSettings(ROUNDS_ALONE * (drafts + 1) + 1, 1, drafts, submit_at=(0,), cancel_at=(ROUNDS_ALONE,))
+        return EngineCase(((4 % vocab_size, 1),), settings, ())
+
+    def busy_cases(self, vocab_size: int, block_size: int, *, keyed: bool) -> tuple[EngineCase, ...]:
+        """Long rows, more than a small pool holds, that end at a stop token; one is cancelled and comes again.
+
+        The same once more with samples, where they are keyed.
+        """
+        rng, lengths = random.Random(2), (2 * block_size + 2, block_size + 1, 3, 2 * block_size + 1, block_size)
+        prompts = [tuple(rng.randrange(vocab_size) for _ in range(length)) for length in lengths]
+        settings = EngineSettings(
+            12, LONG_BATCH, 3, submit_at=(0, 0, 0, 1, 2, 5), cancel_at=(None, 1, None, LATE, None, None)
+        )
+        case = EngineCase((*prompts, prompts[1]), settings, (5,))
+        return (case, replace(case, settings=replace(settings, temperature=1.0))) if keyed else (case,)
 
     def law_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
         """One prompt very often, with few new tokens; then another one."""

@@ -25,7 +25,7 @@ from refimpl.conformance.protocol import (
 )
 from refimpl.conformance.raggedness import Raggedness, measure_raggedness
 from refimpl.conformance.subject import CaseFailure, Subject
-from refimpl.conformance.verdicts import Report, Verdict
+from refimpl.conformance.verdicts import DECIDING, Report, Verdict
 from refimpl.conformance.watch import TimeUp, Watch
 from refimpl.core.errors import InputError
 from refimpl.core.values import require_int, split_names
@@ -33,6 +33,7 @@ from refimpl.core.values import require_int, split_names
 RAGGEDNESS = "raggedness"
 ALL_PROPERTIES = (*ENGINE_PROPERTIES, RAGGEDNESS)
 MOST_SEEDS = 2**16  # of samples in fixed cases
+FURTHER_CASES = {DECIDING: 2} | dict.fromkeys(SERVED, 3)  # fixed ones behind those that are searched; 1 of others
 SHORT = 4  # new tokens; of the cases that are searched, a quarter has fewer
 MAX_LOSSES = 5  # crashes of a process in one property; each costs a start, so that shrinking ends there
 
@@ -130,7 +131,7 @@ class Trial:
         if self.subject.gone:
             return Verdict(self.name, "not run", self.subject.gone)
         batches_before = self.subject.num_batches
-        self._planned = 1 if self.name == RAGGEDNESS else max_examples + 1
+        self._planned = 1 if self.name == RAGGEDNESS else max_examples + FURTHER_CASES.get(self.name, 1)
         try:
             self._run(max_examples, shrink, seed)
             verdict = self._without_failure(self.subject.num_batches > batches_before)
@@ -156,12 +157,20 @@ class Trial:
         elif self.name in FIXED:
             self._check_fixed(FIXED[self.name](limits, vocab_size), seed)
         elif self.name in SERVED:
-            block_size = getattr(self.subject.engine, "block_size", BLOCK_SIZE)
-            self._search(serving_cases(vocab_size, block_size), max_examples, shrink, seed)
+            self._search(serving_cases(vocab_size, self._block_size), max_examples, shrink, seed)
+            keyed = "keyed_sampling" in self.subject.engine.supports
+            for case in (limits.alone_case(vocab_size), *limits.busy_cases(vocab_size, self._block_size, keyed=keyed)):
+                self._check_case(case)
         else:
             sampled, stopped = self.name in SAMPLED, self.name in STOPPED
             self._search(engine_cases(vocab_size, sampled=sampled, stopped=stopped), max_examples, shrink, seed)
             self._check_case(limits.long_case(vocab_size, sampled=sampled))
+            if self.name == DECIDING:
+                self._check_case(limits.sharing_case(vocab_size, self._block_size))
+
+    @property
+    def _block_size(self) -> int:
+        return getattr(self.subject.engine, "block_size", BLOCK_SIZE)
 
     def _check_fixed(self, cases: tuple[EngineCase, ...], seed: int) -> None:
         """Check cases whose samples alone depend on the seed of the search."""
@@ -268,8 +277,7 @@ class Trial:
         if self._asked == len(self._refusals):
             return Verdict(self.name, "not supported", refusal)
         if self.name in OF_BATCHES and not in_batches and self.subject.limits.max_batch != 1:
-            why = refusal or "none was among the cases, ask for more"
-            return Verdict(self.name, "not supported", f"no batch of several rows was answered: {why}")
+            return Verdict(self.name, "not supported", f"no batch of several rows was answered: {refusal}")
         return Verdict(self.name, "pass", "; ".join(self._told))
 
 

@@ -11,6 +11,7 @@ from refimpl.core.tokens import first_difference, until_stop
 
 LAW_FALSE_ALARM_RATE = 1e-6 / len(LAW_PROMPTS)  # of one prompt
 COLD = 0.05
+OTHER_SEEDS = 7  # that a row is asked with whose tokens stay the same
 
 
 def require_equal(found: list[list[int]], wanted: list[list[int]], what: str) -> None:
@@ -112,9 +113,10 @@ def samples_are_keyed(subject: Subject, case: EngineCase) -> None:
 
 
 def seeds_give_different_samples(subject: Subject, case: EngineCase) -> None:
-    """Two seeds do not give the same tokens throughout (one fixed test at a high temperature).
+    """Two seeds do not give the same tokens throughout, nor eight seeds in any row (one fixed test, hot).
 
-    As long as two samples of a token agree with a chance below 94 %, all of 8 × 32 tokens agree with less than 1e-6.
+    As long as two samples of a token agree with a chance below 93 %, all of 8 × 32 tokens agree with less than 1e-6,
+    and so do those of some row with seven other seeds.
     """
     _needs_sampling(subject)
     _seeds_differ(subject, case)
@@ -125,13 +127,19 @@ def seeds_give_different_samples(subject: Subject, case: EngineCase) -> None:
 
 
 def _seeds_differ(subject: Subject, case: EngineCase) -> None:
-    settings, other = case.settings, replace(case.settings, seed=case.settings.seed + 1)
-    if subject.run(case.prompts, settings) == subject.run(case.prompts, other):
-        tokens = len(case.prompts) * settings.max_new_tokens
-        raise CaseFailure(
-            f"seeds {settings.seed} and {other.seed} give the same {tokens} tokens at temperature "
-            f"{settings.temperature:g}, k = {settings.num_speculative_tokens}: seed or temperature is ignored"
-        )
+    first, *others = (replace(case.settings, seed=case.settings.seed + more) for more in range(1 + OTHER_SEEDS))
+    at = f"at temperature {first.temperature:g}, k = {first.num_speculative_tokens}: seed or temperature is ignored"
+    found, same = subject.run(case.prompts, first), list(range(len(case.prompts)))
+    for settings in others:
+        other = subject.run(case.prompts, settings)
+        same = [row for row in same if other[row] == found[row]]
+        if not same:
+            return
+        if len(same) == len(found):
+            tokens = len(found) * first.max_new_tokens
+            raise CaseFailure(f"seeds {first.seed} and {settings.seed} give the same {tokens} tokens {at}")
+    told = f"row {same[0]} has the same {first.max_new_tokens} tokens with {1 + OTHER_SEEDS} seeds"
+    raise CaseFailure(f"{told} {at}", same[0])
 
 
 def temperature_matters(subject: Subject, case: EngineCase) -> None:
@@ -169,22 +177,48 @@ def samples_follow_the_law(subject: Subject, case: EngineCase) -> str:
     return f"after {prompt} {law.num_cells} outcomes told apart; a total variation of {visible:.2f} is surely seen"
 
 
+def samples_end_right(subject: Subject, case: EngineCase) -> None:
+    """When sampling, too, a row ends with its first stop token, or else has its whole budget.
+
+    Stop tokens are taken from samples, so that keyed ones come again, and others often.
+    """
+    _needs_sampling(subject)
+    settings = case.settings
+    free = subject.run(case.prompts, settings)
+    _require_ends(free, (), settings.max_new_tokens)
+    stops = tuple(dict.fromkeys(free[case.stop_row][offset] for offset in case.stop_at))
+    _require_ends(subject.run(case.prompts, replace(settings, stop_token_ids=stops)), stops, settings.max_new_tokens)
+
+
+def _require_ends(found: list[list[int]], stops: tuple[int, ...], budget: int) -> None:
+    for row, tokens in enumerate(found):
+        until = until_stop(tokens, stops)
+        if len(until) < len(tokens):
+            raise CaseFailure(f"row {row} goes on behind the stop token {until[-1]}: {tokens}", row, len(until))
+        if len(tokens) != budget and not (tokens and tokens[-1] in stops and len(tokens) < budget):
+            told = f"row {row} has {len(tokens)} tokens, the budget is {budget}, the stop tokens are {list(stops)}"
+            raise CaseFailure(told, row, min(len(tokens), budget))
+
+
 def serving_equals_reference(subject: Subject, case: EngineCase) -> None:
     """Prompts that come, and are cancelled, while others run get the reference's tokens, or the first of them.
 
     Many begin with the same tokens, and some come twice. Of a cancelled row there are no more tokens than its rounds
-    can give, and all of them where it would have ended long before.
+    can give, one at least where it was alone for long, and all of them where it would have ended long before.
     """
     if "serving" not in subject.engine.supports:
         raise NotSupported("serving")
-    found = subject.run(case.prompts, case.settings)
     wanted = subject.reference(case.prompts, replace(case.settings, submit_at=(), cancel_at=()))
-    begun = list(map(_begun, found, wanted, case.settings.cancel_at))
-    require_equal(found, begun, "not the autoregressive output")
+    stops = tuple(dict.fromkeys(wanted[case.stop_row][offset] for offset in case.stop_at))
+    found = subject.run(case.prompts, replace(case.settings, stop_token_ids=stops))
+    ends = [until_stop(tokens, stops) for tokens in wanted]
+    require_equal(found, list(map(_begun, found, ends, case.settings.cancel_at)), "not the autoregressive output")
     a_round = subject.limits.bounded(case.settings).num_speculative_tokens + 1
     for row, (tokens, at) in enumerate(zip(found, case.settings.cancel_at, strict=True)):
         if at is not None and len(tokens) > at * a_round:
             raise CaseFailure(f"row {row} has {len(tokens)} tokens, cancelled after {at} rounds", row, at * a_round)
+        if len(found) == 1 and at is not None and at >= 2 * len(case.prompts[0]) + 2 and not tokens:
+            raise CaseFailure(f"a row that was alone has no token, cancelled after {at} rounds", row, 0)
 
 
 def _begun(found: list[int], wanted: list[int], cancel_at: int | None) -> list[int]:
@@ -215,11 +249,12 @@ ENGINE_PROPERTIES: dict[str, Property] = {
         seeds_give_different_samples,
         temperature_matters,
         samples_follow_the_law,
+        samples_end_right,
         serving_equals_reference,
     )
 }
-SAMPLED = {"samples_are_keyed"}  # their cases have a temperature and a seed
-STOPPED = {"stop_is_exact"}  # their cases have stop tokens
+SAMPLED = {"samples_are_keyed", "samples_end_right"}  # their cases have a temperature and a seed
+STOPPED = {"stop_is_exact", "samples_end_right"}  # their cases have stop tokens
 SERVED = {"serving_equals_reference"}  # their prompts come and go while others run
 OF_BATCHES = SERVED | {  # say nothing of an engine that answers for one prompt at a time
     "equals_reference", "rows_are_independent", "order_does_not_matter", "batch_size_does_not_matter",

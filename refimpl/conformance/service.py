@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from refimpl.conformance.protocol import EngineSettings
 from refimpl.core.config import DecodeConfig
+from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib
@@ -17,7 +18,7 @@ SPARE_BLOCKS = 3  # beyond those of the longest row
 def serve(pair: Pair, config: DecodeConfig, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
     """Decode prompts by the timetable of the settings; of a cancelled one, what it has generated."""
     order = sorted(range(len(prompts)), key=lambda i: settings.submit_at[i])
-    sequences = prepare(pair, [prompts[i] for i in order], config)
+    sequences = prepare(pair, [Request(prompts[i], sequence_id=i) for i in order], config)
     engine = Engine(pair, [], replace(config, kv_memory_gib=_small(pair, config, sequences)), expected=sequences)
     coming, leaving, num_rounds = list(zip(order, sequences, strict=True)), list[tuple[int, Sequence]](), 0
     while coming or not engine.scheduler.done:

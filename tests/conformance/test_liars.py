@@ -1,9 +1,9 @@
-"""Engines that lie in a corner: each is caught with the limits that reach it; an honest one passes."""
+"""Engines that lie in a corner: each is caught by one property, with the limits that reach it; honest ones pass."""
 
 from dataclasses import replace
 
 import pytest
-from toy_engines import LIARS, Toy
+from toy_engines import LIARS, Toy, served_otherwise
 
 from refimpl.conformance import adapters
 from refimpl.conformance.cases import Limits
@@ -14,9 +14,16 @@ FEW = Limits(law_samples=256)
 
 @pytest.mark.parametrize("name", LIARS)
 def test_a_liar_is_caught(name: str) -> None:
-    factory, needed = LIARS[name]
-    report = check_engine(factory(), limits=replace(FEW, **needed), fail_fast=True, shrink=False)
-    assert any(verdict.status == "fail" for verdict in report.verdicts)
+    """By the property that is there for it: what another one says of the same engine may be no lie."""
+    rule, factory, needed = LIARS[name]
+    (verdict,) = check_engine(factory(), properties=[rule], limits=replace(FEW, **needed), shrink=False).verdicts
+    assert verdict.status == "fail"
+
+
+def test_an_honest_engine_that_serves_passes() -> None:
+    report = check_engine(served_otherwise(lambda settings: settings)(), limits=FEW, shrink=False)
+    assert report.conforms
+    assert {verdict.status for verdict in report.verdicts} == {"pass"}
 
 
 @pytest.mark.parametrize("needed", [{}, {"max_batch": 16, "max_k": 12, "prompt_tokens": 96}])

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from refimpl.conformance.protocol import EngineSettings, NotSupported
+from refimpl.conformance.cases import LAW_DRAFTS
+from refimpl.conformance.protocol import BLOCK_SIZE, EngineSettings, NotSupported
 
 VOCAB_SIZE = 40
 Prompts = list[list[int]]
@@ -56,10 +57,11 @@ def make() -> Toy:
 def refusing(what: str = "all") -> Toy:
     """An engine that refuses everything, or all but single prompts."""
 
-    def refuse(prompts: Prompts, _: EngineSettings, outputs: Prompts) -> Prompts:
+    def refuse(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
         if what == "all" or len(prompts) > 1:
             raise NotSupported("batches")
-        return outputs
+        ends = settings.cancel_at or (None,) * len(outputs)
+        return [tokens[:at] for tokens, at in zip(outputs, ends, strict=True)]
 
     return Toy(refuse, supports=frozenset())
 
@@ -136,20 +138,84 @@ def _gone(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
     return [tokens if at is None else [] for tokens, at in zip(outputs, ends, strict=True)]
 
 
-LIARS: dict[str, tuple[Callable[[], Toy], dict[str, int]]] = {  # factory, and the limits that are needed
-    "by batch": (_lie(lambda p, s: min(len(p), s.batch_size) > 1), {}),
-    "duplicates": (_lie(lambda p, _: len(p) > len({tuple(prompt) for prompt in p})), {}),
-    "state": (_stateful, {}),
-    "flakiness": (_flaky, {}),
-    "ignored timetable": (_serving(lambda _, __, outputs: outputs), {}),
-    "cancelled rows are lost": (_serving(_gone), {}),
-    "rare ids": (_lie(lambda p, _: any(VOCAB_SIZE - 1 in prompt for prompt in p)), {}),
-    "seed-blind bonus": (_resampled(lambda s: replace(s, seed=0) if not s.num_speculative_tokens else s), {}),
-    "ignored temperature": (_resampled(lambda s: replace(s, temperature=1.0)), {}),
-    "big batch only": (_lie(lambda p, s: min(len(p), s.batch_size) > 9), {"max_batch": 16}),
-    "big k only": (_lie(lambda _, s: s.num_speculative_tokens > 8), {"max_k": 12}),
-    "long prompts only": (_lie(lambda p, _: max(map(len, p)) > 64), {"prompt_tokens": 96}),
-}
+def _aborted(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+    """A token a round, and nothing of a row that is cancelled before it has ended."""
+    ends = settings.cancel_at or (None,) * len(outputs)
+    return [[] if at is not None and at < len(tokens) else tokens for tokens, at in zip(outputs, ends, strict=True)]
+
+
+def served_otherwise(wrong: Callable[[EngineSettings], EngineSettings]) -> Callable[[], Toy]:
+    """A factory of engines that decode with other settings where prompts come while others run."""
+
+    def change(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        if not settings.submit_at:
+            return outputs
+        other = wrong(settings)
+        whole = [continuation(p, other, keyed_noise(other, i)) for i, p in enumerate(prompts)]
+        return [tokens[:at] for tokens, at in zip(whole, settings.cancel_at, strict=True)]
+
+    return lambda: Toy(change, supports=frozenset({"serving", "sampling", "keyed_sampling"}))
+
+
+def _seeded(rows: Callable[[int], bool]) -> Callable[[], Toy]:
+    """A factory of engines, references included, that give their seed to some rows alone."""
+
+    def change(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
+        own = [settings if rows(i) else replace(settings, seed=0) for i in range(len(prompts))]
+        return [
+            continuation(p, mine, keyed_noise(mine, i)) for i, (p, mine) in enumerate(zip(prompts, own, strict=True))
+        ]
+
+    return lambda: Toy(change)
+
+
+def _drafting(wrong: Callable[[EngineSettings], EngineSettings]) -> Callable[[], Toy]:
+    """A factory of engines whose samples have no key, and with drafts other settings than were asked for."""
+
+    def change(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        other = wrong(settings) if settings.temperature and settings.num_speculative_tokens > LAW_DRAFTS else settings
+        return [continuation(p, other, keyed_noise(other, i)) for i, p in enumerate(prompts)]
+
+    return lambda: Toy(change, supports=frozenset({"sampling"}))
+
+
+def _ends_a_block(prompts: Prompts, _: EngineSettings, outputs: Prompts) -> Prompts:
+    """Wrong after a prompt that ends with a block, all of which another has begun with before it."""
+    ends = [len(p) % BLOCK_SIZE == 0 and any(q[: len(p)] == p for q in prompts[:i]) for i, p in enumerate(prompts)]
+    return [next_id(tokens) if wrong else tokens for tokens, wrong in zip(outputs, ends, strict=True)]
+
+
+Liar = tuple[str, Callable[[], Toy], dict[str, int]]  # property that sees it, factory, and the limits that are needed
+LIARS: dict[str, Liar] = {
+    "by batch": ("equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 1), {}),
+    "duplicates": ("equals_reference", _lie(lambda p, _: len(p) > len({tuple(prompt) for prompt in p})), {}),
+    "state": ("runs_repeat", _stateful, {}),
+    "flakiness": ("runs_repeat", _flaky, {}),
+    "ignored timetable": ("serving_equals_reference", _serving(lambda _, __, outputs: outputs), {}),
+    "cancelled rows are lost": ("serving_equals_reference", _serving(_gone), {}),
+    "aborted rows are empty": ("serving_equals_reference", _serving(_aborted), {}),
+    "stops forgotten while serving": (
+        "serving_equals_reference", served_otherwise(lambda s: replace(s, stop_token_ids=())), {},
+    ),
+    "another seed while serving": ("serving_equals_reference", served_otherwise(lambda s: replace(s, seed=1)), {}),
+    "a block in common": ("equals_reference", lambda: Toy(_ends_a_block), {}),
+    "rare ids": ("equals_reference", _lie(lambda p, _: any(VOCAB_SIZE - 1 in prompt for prompt in p)), {}),
+    "seed-blind bonus": (
+        "seeds_give_different_samples",
+        _resampled(lambda s: replace(s, seed=0) if not s.num_speculative_tokens else s),
+        {},
+    ),
+    "a seed for the first row": ("seeds_give_different_samples", _seeded(lambda row: row == 0), {}),
+    "a seed for every other row": ("seeds_give_different_samples", _seeded(lambda row: row % 2 == 0), {}),
+    "stops ignored when sampling": ("samples_end_right", _drafting(lambda s: replace(s, stop_token_ids=())), {}),
+    "budget overshot when sampling": (
+        "samples_end_right", _drafting(lambda s: replace(s, max_new_tokens=s.max_new_tokens + 1)), {},
+    ),
+    "ignored temperature": ("temperature_matters", _resampled(lambda s: replace(s, temperature=1.0)), {}),
+    "big batch only": ("equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 9), {"max_batch": 16}),
+    "big k only": ("equals_reference", _lie(lambda _, s: s.num_speculative_tokens > 8), {"max_k": 12}),
+    "long prompts only": ("equals_reference", _lie(lambda p, _: max(map(len, p)) > 64), {"prompt_tokens": 96}),
+}  # fmt: skip
 
 
 def with_prompts() -> Toy:
