@@ -59,11 +59,12 @@ class Grid:
     def outside(self, rows: float, tokens: float, width: float) -> str:
         """Where the point lies outside of what was measured; empty when inside.
 
-        An axis of the point 0 alone does not matter to the component; one of another point says nothing beyond it.
+        Of an axis of one point any value is inside, but for rows: what one batch size costs says nothing of others.
         """
         point = (rows, tokens, width)
         for name, axis, value in zip(AXES, self.axes, point, strict=True):
-            if axis[-1] and not axis[0] <= value <= axis[-1]:
+            says_all = len(axis) == 1 and (name != "batch_size" or axis[0] == 0)
+            if not (says_all or axis[0] <= value <= axis[-1]):
                 return f"{name} {value:g} is outside {axis[0]:g} … {axis[-1]:g}"
         brackets = [_bracket(axis, value) for axis, value in zip(self.axes, point, strict=True)]
         for corner in CORNERS:

@@ -16,7 +16,7 @@ from refimpl.bench.forced import rate_lengths
 from refimpl.bench.generate_batch import hf_generate_batch, runs_generate_batch
 from refimpl.bench.probe import covered
 from refimpl.bench.run import ASSISTED, BATCHED, CONTINUOUS, PLAIN, Interleaved, make_bench
-from refimpl.bench.settings import PLAIN_DECODING, prompt_ids, takes_graphs
+from refimpl.bench.settings import prompt_ids, takes_graphs
 from refimpl.bench.work import Feed, ModelWork
 from refimpl.cli import main
 from refimpl.commands.bench_tables import print_bench_table
@@ -64,23 +64,6 @@ def report():
     saved = []
     found = run_bench(pair, [[i, i + 1, 5] for i in range(6)], settings, save=saved.append)
     return found, saved
-
-
-def test_plain_decoding_does_not_run_the_draft(monkeypatch):
-    """Whatever the benchmark is asked to draft with; its prompts are not cached either."""
-    pair = random_pair("llama", draft_noise=0.01)
-    settings = BenchSettings(
-        (2,), max_new_tokens=4, options=(("draft_budget", "by_load"), ("drafts_by_load", [(1, 2)]))
-    )
-    bench, fed = make_bench(pair, settings), []
-    forward = type(bench.draft).forward
-    monkeypatch.setattr(type(bench.draft), "forward", lambda self, *a, **k: fed.append(self) or forward(self, *a, **k))
-    sample = run_method(bench, [[1, 2, 3], [4, 5]], "inplace", 2, **PLAIN_DECODING)
-    assert sample.tokens == 8
-    assert fed
-    assert bench.draft not in fed
-    run_method(bench, [[1, 2, 3], [4, 5]], "inplace", 2)
-    assert bench.draft in fed
 
 
 class TestBench:

@@ -12,13 +12,16 @@ from refimpl.bench import demo, serving
 from refimpl.bench.anatomy import _mean_of, counted_bytes
 from refimpl.bench.anatomy_rows import AnatomyRun
 from refimpl.bench.anatomy_rows import make_row as make_anatomy_row
-from refimpl.bench.engines import Sample, _forward_s, _round_s
+from refimpl.bench.engines import Sample, _forward_s, round_s, run_method
 from refimpl.bench.rows import make_row
+from refimpl.bench.run import make_bench
+from refimpl.bench.settings import PLAIN_DECODING, BenchSettings
 from refimpl.bench.work import Rates, Work
 from refimpl.core.records import RowOutcome
 from refimpl.core.stats import AcceptanceStats, RunStats
 from refimpl.decoding.trace import RoundRecord
 from refimpl.layouts.store import KVStore
+from refimpl.pairs.random_pairs import random_pair
 from refimpl.streaming import TokenEvent
 
 RATES = Rates(bytes_per_s=100.0, flops_per_s=1000.0)
@@ -61,7 +64,7 @@ def record(prefill_s, record_s, round_s, *, passes=2, moves=0):
 
 
 def test_a_round_is_timed_without_its_prefill_and_its_recording():
-    assert _round_s(record(1.0, 2.0, 7.0)) == 4
+    assert round_s(record(1.0, 2.0, 7.0)) == 4
 
 
 def test_passes_of_a_round_are_the_last_before_its_end():
@@ -134,3 +137,20 @@ def test_shares_are_of_all_stages():
     stats = RunStats(wall_s=100.0, stage_s={"draft": 1.0, "verify": 3.0})
     assert (stats.share("draft"), stats.share("host"), RunStats().share("draft")) == (0.25, 0, 0)
     assert replace(stats, acceptance=ROUNDS).tokens_per_s == 0.12
+
+
+def test_plain_decoding_does_not_run_the_draft(monkeypatch):
+    """Whatever the benchmark is asked to draft with; its prompts are not cached either."""
+    pair = random_pair("llama", draft_noise=0.01)
+    settings = BenchSettings(
+        (2,), max_new_tokens=4, options=(("draft_budget", "by_load"), ("drafts_by_load", [(1, 2)]))
+    )
+    bench, fed = make_bench(pair, settings), []
+    forward = type(bench.draft).forward
+    monkeypatch.setattr(type(bench.draft), "forward", lambda self, *a, **k: fed.append(self) or forward(self, *a, **k))
+    sample = run_method(bench, [[1, 2, 3], [4, 5]], "inplace", 2, **PLAIN_DECODING)
+    assert sample.tokens == 8
+    assert fed
+    assert bench.draft not in fed
+    run_method(bench, [[1, 2, 3], [4, 5]], "inplace", 2)
+    assert bench.draft in fed
