@@ -185,9 +185,34 @@ def _ends_a_block(prompts: Prompts, _: EngineSettings, outputs: Prompts) -> Prom
     return [next_id(tokens) if wrong else tokens for tokens, wrong in zip(outputs, ends, strict=True)]
 
 
+def _first_place(_: Prompts, __: EngineSettings, outputs: Prompts) -> Prompts:
+    """Wrong in the first place."""
+    return [next_id(outputs[0]), *outputs[1:]]
+
+
+def _looks_aside(prompts: Prompts, _: EngineSettings, outputs: Prompts) -> Prompts:
+    """The last row but one is wrong beside a last prompt of odd length."""
+    wrong = len(prompts) - 2 if len(prompts[-1]) % 2 else -1
+    return [next_id(tokens) if i == wrong else tokens for i, tokens in enumerate(outputs)]
+
+
+def _a_round_late(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+    """As many tokens as rounds can give, of one round too many where a row is cancelled."""
+    most = [None if at is None else (at + 1) * (settings.num_speculative_tokens + 1) for at in settings.cancel_at]
+    return [tokens[:end] for tokens, end in zip(outputs, most or [None] * len(outputs), strict=True)]
+
+
 Liar = tuple[str, Callable[[], Toy], dict[str, int]]  # property that sees it, factory, and the limits that are needed
 LIARS: dict[str, Liar] = {
     "by batch": ("equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 1), {}),
+    "by batch, and one at a time": (
+        "batch_size_does_not_matter", _lie(lambda p, s: min(len(p), s.batch_size) > 1), {},
+    ),
+    "by drafts": ("draft_length_does_not_matter", _lie(lambda _, s: s.num_speculative_tokens > 1), {}),
+    "by budget": ("larger_budget_extends", _lie(lambda _, __: True), {}),
+    "by place": ("order_does_not_matter", lambda: Toy(_first_place), {}),
+    "by neighbour": ("rows_are_independent", lambda: Toy(_looks_aside), {}),
+    "cancelled a round late": ("serving_equals_reference", _serving(_a_round_late), {}),
     "duplicates": ("equals_reference", _lie(lambda p, _: len(p) > len({tuple(prompt) for prompt in p})), {}),
     "state": ("runs_repeat", _stateful, {}),
     "flakiness": ("runs_repeat", _flaky, {}),

@@ -306,6 +306,16 @@ def test_the_longest_sequence_must_fit_the_models(llama):
         generate(llama, [[1]], max_model_len=context + 1)
 
 
+@pytest.mark.parametrize("bound", [{"max_model_len": 40}, {}])
+def test_a_sequence_may_fill_what_there_is(llama, bound):
+    """And not one token more."""
+    most = bound.get("max_model_len", llama.target.max_positions)
+    (sequence,) = generate(llama, [[1] * (most - 9)], **SETTINGS, **bound, checks="off").sequences
+    assert len(sequence.token_ids) == 9
+    with pytest.raises(InputError, match=f"it does not fit .* {most}"):
+        generate(llama, [[1] * (most - 8)], **SETTINGS, **bound)
+
+
 def test_an_engine_takes_sequences_between_rounds(llama, ragged_prompts):
     config = make_config(method="paged", **SETTINGS)
     sequences = prepare(llama, ragged_prompts, config)

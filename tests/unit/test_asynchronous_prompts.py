@@ -54,14 +54,17 @@ def test_an_asynchronous_iterator_is_read_as_there_is_room(llama, ragged_prompts
 
 
 def test_what_is_submitted_while_an_iterator_is_silent_is_decoded(llama):
+    """By another task, when all that came before has ended and the run waits."""
+
     async def collect():
-        silent, run = asyncio.Event(), None
+        silent, waits, run = asyncio.Event(), asyncio.Event(), None
 
         async def prompts():
             yield [1, 2]
             await silent.wait()
 
         async def submit_later():
+            await waits.wait()
             await asyncio.sleep(0.02)
             run.submit([[3]])
 
@@ -69,6 +72,8 @@ def test_what_is_submitted_while_an_iterator_is_silent_is_decoded(llama):
         later, ended = asyncio.ensure_future(submit_later()), []
         async for event in run:
             ended += [event.index] if event.stop_reason else []
+            if ended:
+                waits.set()
             if ended == [0, 1]:
                 silent.set()
         await later

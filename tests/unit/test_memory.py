@@ -12,7 +12,7 @@ import torch
 from refimpl import InputError, generate
 from refimpl.core.config import make_config
 from refimpl.decoding.engine import Engine
-from refimpl.decoding.memory import GIB, free_bytes
+from refimpl.decoding.memory import GIB, free_bytes, pool_gib
 from refimpl.layouts import make_layout
 from refimpl.layouts.store import KVShape, KVStore, RowState
 from refimpl.placement import PoolSize
@@ -122,6 +122,16 @@ def test_what_is_free_is_asked_once(llama, monkeypatch):
     free = iter([60_000, 0])
     monkeypatch.setattr("refimpl.decoding.memory.free_bytes", lambda device: next(free))
     assert generate(llama, PROMPTS, method="paged", block_size=4, max_new_tokens=20).stats.num_preemptions > 0
+
+
+def test_every_preemption_is_counted(llama, monkeypatch):
+    sent_back, preempt = [], Engine._preempt
+    monkeypatch.setattr(Engine, "_preempt", lambda self, row: (sent_back.append(row.index), preempt(self, row)))
+    prompts, settings = [[1 + i] * 9 for i in range(4)], {"block_size": 4, "prefix_sharing": False}
+    need = pool_gib(llama, 8, 4)
+    stats = generate(llama, prompts, method="paged", max_new_tokens=20, kv_memory_gib=need, **settings).stats
+    assert stats.num_preemptions == len(sent_back) > 1
+    assert stats.num_found == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
