@@ -11,7 +11,6 @@
 """
 
 from collections.abc import Sequence as Seq
-from itertools import islice
 from typing import Any
 
 import torch
@@ -24,9 +23,8 @@ from refimpl.core.records import RowOutcome
 from refimpl.core.sequence import Sequence
 from refimpl.layouts import Layout
 from refimpl.layouts.store import Block
-from refimpl.scheduling import RoundPlan, Scheduler, SequencePool
+from refimpl.scheduling import RoundPlan, Scheduler
 
-LOOKED_AT = 256  # waiting sequences that are looked at in a round
 STATEMENTS: dict[str, str] = {
     "INV-1": "padded layouts are rectangular: num_pad + seq_len == width",
     "INV-2": "the j-th real token of a row has position j",
@@ -64,7 +62,6 @@ class Checker:
 
     def __init__(self, level: CheckLevel):
         self.level = level
-        self._looked_at = 0  # of those who wait, since all were counted
         self._rank = CHECK_LEVELS.index(level)
 
     def covers(self, level: CheckLevel) -> bool:
@@ -72,22 +69,15 @@ class Checker:
         return self._rank >= CHECK_LEVELS.index(level)
 
     def before_round(self, plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence]) -> None:
-        """Check the choice of members, and those who wait."""
+        """Check the choice of members, and all who wait."""
         if self.covers("host"):
-            self._look_at_waiting(scheduler.pool)
+            scheduler.pool.check_conservation()
+            for sequence in scheduler.pool.waiting:
+                check_preempted(sequence)
             check_members(plan)
             check_group(plan)
             scheduler.room.check_round([*plan.rows, *(chunk.sequence for chunk in plan.chunks)])
             check_token_budget(plan, scheduler)
-
-    def _look_at_waiting(self, pool: SequencePool[Sequence]) -> None:
-        """Count all, of a long line once in some rounds; look at its head, where those are that were sent back."""
-        self._looked_at += LOOKED_AT
-        if self._looked_at >= len(pool.waiting):
-            self._looked_at = 0
-            pool.check_conservation()
-        for sequence in islice(pool.waiting, LOOKED_AT):
-            check_preempted(sequence)
 
     def after_round(self, scheduler: Scheduler[Sequence]) -> None:
         """Check what the sequences keep between rounds."""
@@ -128,8 +118,13 @@ def check_rectangle(layout: Layout) -> None:
     """INV-1."""
     for i, (row, pads) in enumerate(zip(layout.rows, layout.num_pad or [], strict=False)):
         if not row.finished:
-            want, found = f"num_pad + seq_len = width {layout.width}", f"{pads} + {row.seq_len}"
-            require(pads + row.seq_len == layout.width and pads >= 0, "INV-1", row=i, expected=want, found=found)
+            require(
+                pads + row.seq_len == layout.width and pads >= 0,
+                "INV-1",
+                row=i,
+                expected=f"num_pad + seq_len = width {layout.width}",
+                found=f"{pads} + {row.seq_len}",
+            )
 
 
 def check_layout_lengths(members: Seq[Sequence], layout: Layout) -> None:
@@ -146,16 +141,25 @@ def check_layout_lengths(members: Seq[Sequence], layout: Layout) -> None:
 
 def check_growth(sequence: Sequence, record: RowOutcome) -> None:
     """INV-8: a row grows by what the round says, regardless of its tokens."""
-    grown, want = sequence.seq_len, f"{record.seq_len} + {record.kept} tokens, at least one of them new"
-    holds = grown == record.seq_len + record.kept and record.kept >= 1
-    require(holds, "INV-8", row=sequence.index, expected=want, found=grown)
+    require(
+        sequence.seq_len == record.seq_len + record.kept and record.kept >= 1,
+        "INV-8",
+        row=sequence.index,
+        expected=f"{record.seq_len} + {record.kept} tokens, at least one of them new",
+        found=sequence.seq_len,
+    )
 
 
 def check_target_lag(sequence: Sequence, fed: int) -> None:
     """INV-5: all tokens but the last were fed, and count as cached."""
-    want, counted = sequence.seq_len - 1, sequence.target_cached
-    expected, found = f"{want} tokens fed and counted", f"{fed} fed, {counted} counted"
-    require((fed, counted) == (want, want), "INV-5", row=sequence.index, expected=expected, found=found)
+    want = sequence.seq_len - 1
+    require(
+        (fed, sequence.target_cached) == (want, want),
+        "INV-5",
+        row=sequence.index,
+        expected=f"{want} tokens fed and counted",
+        found=f"{fed} fed, {sequence.target_cached} counted",
+    )
 
 
 def check_draft_lag(sequence: Sequence, fed: int) -> None:
@@ -211,7 +215,7 @@ def check_members(plan: RoundPlan[Sequence]) -> None:
 def check_preempted(sequence: Sequence) -> None:
     """INV-19: waiting sequences have no K/V and no place for them."""
     found = sequence.target_cached, sequence.draft_cached or 0, sequence.num_found, len(sequence.blocks), sequence.slot
-    if found != (0, 0, 0, 0, -1):  # asked of many, in every round: the text is made where it is needed
+    if found != (0, 0, 0, 0, -1):  # asked of all who wait, in every round: the text is made where it is needed
         expected = "nothing cached or found, no blocks, no slot"
         shown = "{} and {} tokens cached, {} found, {} blocks, slot {}".format(*found)
         require(False, "INV-19", row=sequence.index, expected=expected, found=shown)
