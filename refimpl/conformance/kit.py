@@ -33,7 +33,6 @@ from refimpl.core.values import require_int, split_names
 RAGGEDNESS = "raggedness"
 ALL_PROPERTIES = (*ENGINE_PROPERTIES, RAGGEDNESS)
 MOST_SEEDS = 2**16  # of samples in fixed cases
-FURTHER_CASES = {DECIDING: 2} | dict.fromkeys(SERVED, 3)  # fixed ones behind those that are searched; 1 of others
 SHORT = 4  # new tokens; of the cases that are searched, a quarter has fewer
 MAX_LOSSES = 5  # crashes of a process in one property; each costs a start, so that shrinking ends there
 
@@ -131,7 +130,7 @@ class Trial:
         if self.subject.gone:
             return Verdict(self.name, "not run", self.subject.gone)
         batches_before = self.subject.num_batches
-        self._planned = 1 if self.name == RAGGEDNESS else max_examples + FURTHER_CASES.get(self.name, 1)
+        self._planned = 1
         try:
             self._run(max_examples, shrink, seed)
             verdict = self._without_failure(self.subject.num_batches > batches_before)
@@ -156,21 +155,23 @@ class Trial:
             self._check(self._measure)
         elif self.name in FIXED:
             self._check_fixed(FIXED[self.name](limits, vocab_size), seed)
-        elif self.name in SERVED:
-            self._search(serving_cases(vocab_size, self._block_size), max_examples, shrink, seed)
-            keyed = "keyed_sampling" in self.subject.engine.supports
-            for case in (limits.alone_case(vocab_size), *limits.busy_cases(vocab_size, self._block_size, keyed=keyed)):
-                self._check_case(case)
         else:
-            sampled, stopped = self.name in SAMPLED, self.name in STOPPED
-            self._search(engine_cases(vocab_size, sampled=sampled, stopped=stopped), max_examples, shrink, seed)
-            self._check_case(limits.long_case(vocab_size, sampled=sampled))
-            if self.name == DECIDING:
-                self._check_case(limits.sharing_case(vocab_size, self._block_size))
+            searched, fixed = self._cases(limits, vocab_size)
+            self._planned = max_examples + len(fixed)
+            self._search(searched, max_examples, shrink, seed)
+            for case in fixed:
+                self._check_case(case)
 
-    @property
-    def _block_size(self) -> int:
-        return getattr(self.subject.engine, "block_size", BLOCK_SIZE)
+    def _cases(self, limits: Limits, vocab_size: int) -> tuple[Any, tuple[EngineCase, ...]]:
+        """The strategy that is searched, and fixed cases that are checked behind it."""
+        engine, sampled = self.subject.engine, self.name in SAMPLED
+        block_size = getattr(engine, "block_size", BLOCK_SIZE)
+        if self.name in SERVED:
+            busy = limits.busy_cases(vocab_size, block_size, keyed="keyed_sampling" in engine.supports)
+            return serving_cases(vocab_size, block_size), (limits.alone_case(vocab_size), *busy)
+        shared = (limits.sharing_case(vocab_size, block_size),) if self.name == DECIDING else ()
+        searched = engine_cases(vocab_size, sampled=sampled, stopped=self.name in STOPPED)
+        return searched, (limits.long_case(vocab_size, sampled=sampled), *shared)
 
     def _check_fixed(self, cases: tuple[EngineCase, ...], seed: int) -> None:
         """Check cases whose samples alone depend on the seed of the search."""
