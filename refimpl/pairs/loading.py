@@ -153,7 +153,7 @@ def make_pair(
         stop_token_ids=frozenset(stops),
         vocab_size=size,
         name=name,
-        head=None if head is None else load_head(Path(head), target),
+        head=None if head is None else load_head(Path(head).expanduser(), target),
     )
 
 

@@ -177,6 +177,11 @@ def saved(llama, tmp_path):
     return tmp_path / "head.safetensors"
 
 
+def test_a_head_may_lie_in_the_users_folder(llama, saved, monkeypatch):
+    monkeypatch.setenv("HOME", str(saved.parent))
+    assert make_pair(llama.target.model, head=f"~/{saved.name}", stop_token_ids=()).head is not None
+
+
 def test_a_head_is_read_as_it_was_written(llama, saved):
     state = torch.get_rng_state()
     head = load_head(saved, llama.target.model)
