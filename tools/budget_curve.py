@@ -1,14 +1,15 @@
 """Draft budgets over the batch size: the engine with the bundled pair on one thread, and the simulator beside it.
 
 ``python tools/budget_curve.py docs/results/budgets-cpu.json`` runs fixed numbers of drafts and budgets that adapt in
-turn, several times. Speeds are tokens per second of CPU time, compared as ratios to that without drafts in the same
-turn. Budgets are told what rounds cost, timed before at each batch size, and `by_load` how many tokens per second each
-fixed number makes then, both on other prompts than those that are compared. Beside them is what the simulator makes of
-each run's trace, with the shipped costs and their uncertainty; those of more rows than were calibrated are
-extrapolated.
+turn, several times, in an order that is drawn for each turn. Speeds are tokens per second of CPU time, compared as
+ratios to that without drafts in the same turn. Budgets are told what rounds cost, timed before at each batch size, and
+`by_load` how many tokens per second each fixed number makes then, both on other prompts than those that are compared.
+Beside them is what the simulator makes of each run's trace, with the shipped costs and their uncertainty; those of more
+rows than were calibrated are extrapolated.
 """
 
 import json
+import random
 import sys
 import time
 from collections import defaultdict
@@ -37,7 +38,7 @@ from simulator.settings.fields import Spec
 from simulator.settings.traces import read_engine_trace
 from simulator.studies.adaptive import Rounds, Speeds, cost_table, load_table
 
-BATCH_SIZES, FIXED, MOST, REPEATS, REPLICATIONS = (1, 4, 8, 16, 32), (0, 1, 3, 5), 5, 5, 20
+BATCH_SIZES, FIXED, MOST, REPEATS, REPLICATIONS = (1, 4, 8, 16, 32), (0, 1, 3, 5), 5, 10, 20
 MIDDLE = 8  # rows; what a draft costs there is what `row_rate` is told
 COST = Spec.of("table", calibration="cpu/tiny", outside="extrapolate")
 SETTINGS = BenchSettings(batch_sizes=BATCH_SIZES, max_new_tokens=32, checks="off")
@@ -90,7 +91,7 @@ def measure(bench: Bench, prompts: list[list[int]], budgets: dict[str, dict[str,
     for turn in range(REPEATS + 1):
         print(f"turn {turn} of {REPEATS}", file=sys.stderr, flush=True)
         for size in BATCH_SIZES:
-            for name, changes in budgets.items():
+            for name, changes in random.Random(f"{turn}:{size}").sample(list(budgets.items()), len(budgets)):
                 work = prompts_at(prompts, size)
                 shorter = {} if turn else {"max_new_tokens": 4}
                 begun = time.process_time()
@@ -136,7 +137,8 @@ def main() -> None:
     budgets = find_budgets(rounds, speeds)
     keys = [(size, name) for size in BATCH_SIZES for name in budgets]
     replayed = {(size, name): simulated(bench, prompts, size, budgets[name]) for size, name in keys}
-    measured = {key: np.array(values) for key, values in measure(bench, prompts, budgets).items()}
+    speeds_of = measure(bench, prompts, budgets)
+    measured = {key: np.array(speeds_of[key]) for key in keys}
     ours, theirs = compared(measured), compared(replayed)
     rows = [
         {"batch_size": size, "budget": name, "tokens_per_s": measured[size, name].tolist()}
