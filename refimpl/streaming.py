@@ -237,7 +237,7 @@ class Stream:
         require(not self.done, "the run has ended")
         require(not self._idle, "the next prompt comes asynchronously: use `async for`")
         self._wait()
-        record = self._decode()
+        record = self._decode(yields=False)
         self._watch.observe(record.rows)
         return record
 
@@ -248,17 +248,21 @@ class Stream:
 
     def _queue_one_round(self) -> None:
         """Advance by one round; its events are kept, even if its warning is an error."""
-        record = self._decode()
-        self._events.extend(self._events_of(record))
+        record = self._decode(yields=True)
         self._watch.observe(record.rows)
 
-    def _decode(self) -> RoundRecord:
+    def _decode(self, *, yields: bool) -> RoundRecord:
+        """Advance by one round and keep its record, and its events where they are yielded."""
         begun = time.perf_counter()
-        record = self._engine.run_one_round()
-        self._wall_s += time.perf_counter() - begun
-        self._round_end_s.append(self.elapsed_s)
-        self._rounds.append(record)
-        return record
+
+        def keep(record: RoundRecord) -> None:
+            self._wall_s += time.perf_counter() - begun
+            self._round_end_s.append(self.elapsed_s)
+            self._rounds.append(record)
+            if yields:
+                self._events.extend(self._events_of(record))
+
+        return self._engine.run_one_round(keep)
 
     def result(self) -> Result:
         """Everything about the run, as `generate` returns it.

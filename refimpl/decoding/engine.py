@@ -1,6 +1,6 @@
 """The loop: scheduler × layout × acceptance rule, from sequences to rounds."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 
@@ -93,8 +93,11 @@ class Engine:
             yield self.run_one_round()
 
     @torch.inference_mode()
-    def run_one_round(self) -> RoundRecord:
+    def run_one_round(self, keep: Callable[[RoundRecord], None] | None = None) -> RoundRecord:
         """Admit, prefill, choose members, preempt those without room, run the round, release who has finished.
+
+        Args:
+            keep: called with the record; a run that is interrupted in it was interrupted in the round.
 
         Raises:
             InputError: an earlier round was interrupted, by an error or from the keyboard.
@@ -103,6 +106,8 @@ class Engine:
         self._in_round = True
         self.timer.begin()
         record = self._run_one_round()
+        if keep:
+            keep(record)
         self._in_round = False
         return record
 

@@ -6,10 +6,15 @@ import pytest
 
 from refimpl import InputError, stream
 from refimpl.decoding.cached import CachedModel
+from refimpl.streaming import Stream
 
 PROMPTS = [[5, 6, 7], [8], [9, 4, 3, 2]]
 REFUSED = "was interrupted in the middle of a round and cannot continue"
 METHODS = ("inplace", "masked", "eqspec", "exspec", "rollback")
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def interrupt_at(monkeypatch, number):
@@ -38,6 +43,19 @@ def test_it_is_refused_and_a_new_one_is_right(llama, monkeypatch, method, number
     fresh = stream(llama, PROMPTS, **settings)
     assert sum(len(event.token_ids) for event in fresh) == 30
     assert all(len(sequence.token_ids) == 10 for sequence in fresh.result().sequences)
+
+
+def test_a_round_whose_events_are_lost_was_interrupted(llama, monkeypatch):
+    """Else whoever iterates again misses tokens, and nothing says so."""
+    run = stream(llama, PROMPTS, batch_size=2, max_new_tokens=10)
+    next(iter(run))
+    monkeypatch.setattr(Stream, "_events_of", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        list(run)
+    monkeypatch.undo()
+    for again in (lambda: list(run), run.result):
+        with pytest.raises(InputError, match=REFUSED):
+            again()
 
 
 async def all_of(run):
