@@ -35,7 +35,8 @@ def main(application: typer.Typer = app) -> None:
         if not _is_out_of_memory(error):
             raise
         advice = "take fewer rows, shorter prompts or a smaller --kv-memory-gib (see `raggedspec memory-plan`)"
-        print(f"error: out of memory: {str(error).splitlines()[0]}: {advice}", file=sys.stderr)
+        first_line, _, _ = str(error).partition("\n")
+        print(f"error: out of memory: {first_line}: {advice}", file=sys.stderr)
         sys.exit(BAD_INPUT)
 
 

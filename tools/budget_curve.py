@@ -132,7 +132,7 @@ def main() -> None:
     bench = make_bench(refimpl.load_pair("tiny"), SETTINGS)
     texts = read_prompts(TINY / "prompts.jsonl")
     every = prompt_ids(bench.pair, texts, len(texts), 0, 0)
-    tried, prompts = every[::2], every[1::2]  # the way of trying was found with the halves the other way round
+    tried, prompts = every[::2], every[1::2]
     rounds, speeds = tried_rounds(bench, tried)
     budgets = find_budgets(rounds, speeds)
     keys = [(size, name) for size in BATCH_SIZES for name in budgets]

@@ -152,11 +152,15 @@ def _needs_too_much_of_a_device():
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore.")
 
 
+def _says_nothing():
+    raise torch.OutOfMemoryError
+
+
 def _fails():
     raise RuntimeError("shapes differ")
 
 
-@pytest.mark.parametrize("needy", [_needs_too_much_of_the_host, _needs_too_much_of_a_device])
+@pytest.mark.parametrize("needy", [_needs_too_much_of_the_host, _needs_too_much_of_a_device, _says_nothing])
 def test_memory_that_is_not_there_is_one_line(needy, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["raggedspec"])
     command = typer.Typer()
