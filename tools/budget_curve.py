@@ -2,12 +2,13 @@
 
 ``python tools/budget_curve.py docs/results/budgets-cpu.json`` runs fixed numbers of drafts and budgets that adapt in
 turn, several times, in an order that is drawn for each turn. Speeds are tokens per second of CPU time, compared as
-ratios to that without drafts in the same turn. Budgets are told what rounds cost, timed before at each batch size, and
-`by_load` how many tokens per second each fixed number makes then, both on other prompts than those that are compared.
-Beside them is what the simulator makes of each run's trace, with the shipped costs and their uncertainty; those of more
-rows than were calibrated are extrapolated.
+ratios to that without drafts in the same turn. Budgets are told what fixed numbers of drafts did before, measured in
+the same way on other prompts: `by_load` tokens per second at each batch size, the others what rounds cost. Beside them
+is what the simulator makes of each run's trace, with the shipped costs and their uncertainty; those of more rows than
+were calibrated are extrapolated.
 """
 
+import gc
 import json
 import random
 import sys
@@ -16,19 +17,18 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from output_argument import output_argument
 
 import refimpl
-from refimpl.bench.engines import Bench, round_s, run_method
+from refimpl.bench.engines import Bench, round_s
 from refimpl.bench.run import make_bench
 from refimpl.bench.settings import BenchSettings, prompt_ids, spread
 from refimpl.core.files import write_whole
 from refimpl.decoding.devices import provenance
-from refimpl.decoding.trace import RoundRecord
 from refimpl.pairs.names import TINY
 from refimpl.prompts import read_prompts
 from simulator import simulate
@@ -38,7 +38,8 @@ from simulator.settings.fields import Spec
 from simulator.settings.traces import read_engine_trace
 from simulator.studies.adaptive import Rounds, Speeds, cost_table, load_table
 
-BATCH_SIZES, FIXED, MOST, REPEATS, REPLICATIONS = (1, 4, 8, 16, 32), (0, 1, 3, 5), 5, 10, 20
+BATCH_SIZES, FIXED, MOST, REPLICATIONS = (1, 4, 8, 16, 32), (0, 1, 3, 5), 5, 20
+TRIED, REPEATS = 5, 10  # turns beforehand, and of what is compared
 MIDDLE = 8  # rows; what a draft costs there is what `row_rate` is told
 COST = Spec.of("table", calibration="cpu/tiny", outside="extrapolate")
 SETTINGS = BenchSettings(batch_sizes=BATCH_SIZES, max_new_tokens=32, checks="off")
@@ -47,22 +48,25 @@ NEVER_DRAFTED = Spec.of("iid", probability=0.0)
 Key = tuple[int, str]  # batch size, budget
 
 
-def tried_rounds(bench: Bench, prompts: list[list[int]]) -> tuple[Rounds, Speeds]:
-    """Batch sizes with seconds of a round, prefill left out, and with tokens per second, while all rows run."""
-    rounds, speeds = [], []
-    for size in BATCH_SIZES:
-        tried = [full_rounds(bench, prompts, size, k) for k in range(MOST + 1)]
-        seconds = [median(map(round_s, run)) for run in tried]
-        tokens = [mean(sum(row.kept for row in record.rows) for record in run) for run in tried]
-        rounds.append((size, seconds))
-        speeds.append((size, [each / s for each, s in zip(tokens, seconds, strict=True)]))
+class Run(NamedTuple):
+    """What one run of a turn shows; seconds of a round are by the clock, while all rows run, prefill left out."""
+
+    tokens_per_s: float
+    round_s: float
+
+
+def fixed_number(k: int) -> dict[str, Any]:
+    """Settings of so many drafts; with none, no draft model caches the prompts."""
+    return {"num_speculative_tokens": k} | ({} if k else {"drafter": "ngram"})
+
+
+def tried(bench: Bench, prompts: list[list[int]]) -> tuple[Rounds, Speeds]:
+    """Batch sizes with seconds of a round, and with tokens per second, with 0, 1, … drafts a row."""
+    runs = measure(bench, prompts, {f"fixed {k}": fixed_number(k) for k in range(MOST + 1)}, TRIED)
+    turns = [(size, [runs[size, f"fixed {k}"] for k in range(MOST + 1)]) for size in BATCH_SIZES]
+    rounds = [(size, [median(run.round_s for run in each) for each in tries]) for size, tries in turns]
+    speeds = [(size, [mean(run.tokens_per_s for run in each) for each in tries]) for size, tries in turns]
     return rounds, speeds
-
-
-def full_rounds(bench: Bench, prompts: list[list[int]], size: int, k: int) -> list[RoundRecord]:
-    """Rounds of so many rows, with a fixed number of drafts."""
-    settings = bench.settings.engine_settings("inplace", size) | {"num_speculative_tokens": k}
-    return [record for record in refimpl.generate(bench.pair, prompts, **settings).rounds if len(record.rows) == size]
 
 
 def find_budgets(rounds: Rounds, speeds: Speeds) -> dict[str, dict[str, Any]]:
@@ -73,9 +77,7 @@ def find_budgets(rounds: Rounds, speeds: Speeds) -> dict[str, dict[str, Any]]:
         "goodput": {"draft_costs": costs},
         "row_rate": {"draft_cost": round((dict(costs)[MIDDLE][-1] - 1) / MOST, 4)},
     }
-    fixed: dict[str, dict[str, Any]] = {f"fixed {k}": {"num_speculative_tokens": k} for k in FIXED}
-    fixed[PLAIN]["drafter"] = "ngram"  # so that no draft caches the prompts
-    return fixed | {
+    return {f"fixed {k}": fixed_number(k) for k in FIXED} | {
         name: {"num_speculative_tokens": MOST, "draft_budget": name, **given} for name, given in adaptive.items()
     }
 
@@ -85,20 +87,30 @@ def prompts_at(prompts: list[list[int]], size: int) -> list[list[int]]:
     return spread(prompts, max(16, 3 * size))
 
 
-def measure(bench: Bench, prompts: list[list[int]], budgets: dict[str, dict[str, Any]]) -> dict[Key, list[float]]:
-    """Tokens per second of CPU time of each batch size and budget, one of every turn; the first turn warms up."""
-    speeds: dict[Key, list[float]] = defaultdict(list)
-    for turn in range(REPEATS + 1):
-        print(f"turn {turn} of {REPEATS}", file=sys.stderr, flush=True)
+def measure(
+    bench: Bench, prompts: list[list[int]], budgets: dict[str, dict[str, Any]], turns: int
+) -> dict[Key, list[Run]]:
+    """Runs of each batch size and budget, one of every turn; a short turn before them warms up."""
+    runs: dict[Key, list[Run]] = defaultdict(list)
+    for turn in range(turns + 1):
+        print(f"turn {turn} of {turns}", file=sys.stderr, flush=True)
         for size in BATCH_SIZES:
             for name, changes in random.Random(f"{turn}:{size}").sample(list(budgets.items()), len(budgets)):
-                work = prompts_at(prompts, size)
                 shorter = {} if turn else {"max_new_tokens": 4}
-                begun = time.process_time()
-                sample = run_method(bench, work, "inplace", size, **changes, **shorter)
+                run = run_once(bench, prompts_at(prompts, size), size, changes | shorter)
                 if turn:
-                    speeds[size, name].append(sample.tokens / (time.process_time() - begun))
-    return speeds
+                    runs[size, name].append(run)
+    return runs
+
+
+def run_once(bench: Bench, prompts: list[list[int]], size: int, changes: dict[str, Any]) -> Run:
+    """Decode the prompts; tokens are counted per second of CPU time, prefill included."""
+    gc.collect()
+    begun = time.process_time()
+    result = refimpl.generate(bench.pair, prompts, **bench.settings.engine_settings("inplace", size) | changes)
+    spent_s = time.process_time() - begun
+    full = [round_s(record) for record in result.rounds if len(record.rows) == size]
+    return Run(result.stats.num_generated / spent_s, median(full))
 
 
 def simulated(bench: Bench, prompts: list[list[int]], size: int, changes: dict[str, Any]) -> np.ndarray:
@@ -132,13 +144,13 @@ def main() -> None:
     bench = make_bench(refimpl.load_pair("tiny"), SETTINGS)
     texts = read_prompts(TINY / "prompts.jsonl")
     every = prompt_ids(bench.pair, texts, len(texts), 0, 0)
-    tried, prompts = every[::2], every[1::2]
-    rounds, speeds = tried_rounds(bench, tried)
+    rounds, speeds = tried(bench, every[::2])
+    prompts = every[1::2]
     budgets = find_budgets(rounds, speeds)
     keys = [(size, name) for size in BATCH_SIZES for name in budgets]
     replayed = {(size, name): simulated(bench, prompts, size, budgets[name]) for size, name in keys}
-    speeds_of = measure(bench, prompts, budgets)
-    measured = {key: np.array(speeds_of[key]) for key in keys}
+    runs = measure(bench, prompts, budgets, REPEATS)
+    measured = {key: np.array([run.tokens_per_s for run in runs[key]]) for key in keys}
     ours, theirs = compared(measured), compared(replayed)
     rows = [
         {"batch_size": size, "budget": name, "tokens_per_s": measured[size, name].tolist()}
