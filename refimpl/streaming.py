@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any
 
 from refimpl.arrivals import Arrivals
@@ -17,6 +16,7 @@ from refimpl.core.records import RowOutcome, TokenLogprobs
 from refimpl.core.request import Request
 from refimpl.core.sequence import StopReason
 from refimpl.core.stats import CollapseWatch, RunStats, acceptance_stats, drafter_stats
+from refimpl.core.values import is_integer
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.timing import sum_stages
 from refimpl.decoding.trace import RoundRecord
@@ -217,8 +217,7 @@ class Stream:
             InputError: there is no sequence of that index, or it has not come yet.
         """
         come = len(self._engine.sequences)
-        whole = isinstance(index, Integral) and not isinstance(index, bool)
-        known = whole and 0 <= index < self.num_sequences
+        known = is_integer(index) and 0 <= index < self.num_sequences
         require(known, f"there is no sequence {shown(index)}: {come} have come, numbered from 0")
         require(index < come, f"sequence {index} is still to come: cancel it when it has")
         sequence = self._engine.sequences[index]

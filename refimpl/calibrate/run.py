@@ -1,5 +1,6 @@
 """The whole calibration: visits and runs in one go, in random order, until all is done or the time is up."""
 
+import math
 import os
 import random
 import sys
@@ -24,7 +25,7 @@ from refimpl.calibrate.reference import Reference
 from refimpl.calibrate.runs import Run, Runner, run_cv, write_run
 from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Visit, Visitor
-from refimpl.core.errors import InputError, require
+from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import in_place_of
 from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
@@ -111,7 +112,7 @@ class Calibration:
     ):
         self.plan, self.seed, self.rng = plan, seed, random.Random(seed)
         self.progress: Progress = progress or (lambda label, done, total: None)
-        self.deadline_s = time.monotonic() + 60 * minutes if minutes else float("inf")
+        self.deadline_s = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self.supply = PromptSupply(token_prompts(pair, given, self.rng), *plan.prompts_needed, self.rng)
         stream = self.supply.stream
         longest = max(axes.longest for axes in plan.grids)
@@ -295,10 +296,12 @@ def calibrate(
     """
     check_place(out, pair_name)
     plan = plan or default_plan(pair)
-    plan = replace(plan, passes=passes or plan.passes, repeats=repeats or plan.repeats)
-    if plan.passes < 2:
-        raise InputError(f"calibrate needs at least 2 passes, not {plan.passes}")
-    if threads:
+    given = {name: value for name, value in (("passes", passes), ("repeats", repeats)) if value is not None}
+    plan = replace(plan, **given)
+    require_int("passes", plan.passes, 2)
+    require_int("repeats", plan.repeats, 1)
+    require(minutes is None or minutes > 0, f"minutes must be above 0, not {shown(minutes)}")
+    if threads is not None:
         require_int("threads", threads, 1, MAX_THREADS)
         torch.set_num_threads(threads)
     calibration = Calibration(pair, texts, plan, seed, minutes, progress)

@@ -9,11 +9,11 @@ engine itself is asked, one prompt at a time and with ``num_speculative_tokens=0
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from typing import Any, Protocol
 
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.shown import counted
+from refimpl.core.values import is_integer
 
 ABILITIES = ("sampling", "keyed_sampling", "serving")
 BLOCK_SIZE = 16  # tokens of a block of K/V, where an engine does not say
@@ -125,7 +125,7 @@ def check_description(name: str, vocab_size: Any, supports: Any, block_size: Any
     Raises:
         InputError: they are something else; the message begins with the engine's name.
     """
-    if not _is_integer(vocab_size) or vocab_size < 2:
+    if not is_integer(vocab_size) or vocab_size < 2:
         raise InputError(f"{name!r}: vocab_size must be an integer of at least 2, not {shown(vocab_size)}")
     if vocab_size > MAX_VOCAB_SIZE:
         raise InputError(f"{name!r}: vocab_size must be at most {MAX_VOCAB_SIZE}, not {shown(vocab_size)}")
@@ -134,7 +134,7 @@ def check_description(name: str, vocab_size: Any, supports: Any, block_size: Any
     for ability in supports:
         if ability not in ABILITIES:
             raise InputError(f"{name!r}: unknown ability {shown(ability)} in supports: choose {', '.join(ABILITIES)}")
-    if not _is_integer(block_size) or not 1 <= block_size <= MAX_BLOCK_SIZE:
+    if not is_integer(block_size) or not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise InputError(f"{name!r}: block_size must be an integer from 1 to {MAX_BLOCK_SIZE}, not {shown(block_size)}")
     return int(vocab_size), frozenset(supports), int(block_size)
 
@@ -150,11 +150,6 @@ def check_timeout(timeout_s: float) -> float:
     return timeout_s
 
 
-def _is_integer(value: Any) -> bool:
-    """Whether the value is an integer of any library; true and false are none."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
 def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[int]]:
     """Return the answer if it is one list of known token ids per prompt.
 
@@ -165,7 +160,7 @@ def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[in
         lists = counted(num_prompts, "list")
         raise EngineFailure(f"the answer must be a list of {lists} of token ids, one a prompt, not {shown(answer)}")
     for tokens in answer:
-        if not isinstance(tokens, list | tuple) or not all(map(_is_integer, tokens)):
+        if not isinstance(tokens, list | tuple) or not all(map(is_integer, tokens)):
             raise EngineFailure(f"a row of the answer is not a list of token ids: {shown(tokens)}")
         if not all(0 <= t < vocab_size for t in tokens):
             raise EngineFailure(f"a row of the answer has ids outside the vocabulary of {vocab_size}: {shown(tokens)}")

@@ -16,9 +16,8 @@ MAX_NESTING = 3  # of a setting: a table of pairs, one of which is a list
 
 def require_int(name: str, value: Any, low: int, high: float = math.inf) -> None:
     """Raise InputError unless the value is an integer, of any library, in low … high."""
-    is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     limit = f"at least {low}" if high == math.inf else f"in {low} … {high}"
-    require(is_int and low <= value <= high, f"{name} must be an integer {limit}, not {shown(value)}")
+    require(is_integer(value) and low <= value <= high, f"{name} must be an integer {limit}, not {shown(value)}")
 
 
 def require_bool(name: str, value: Any) -> None:
@@ -54,6 +53,11 @@ def _plain(value: Any, nesting: int) -> Any:
 def is_number(value: Any) -> bool:
     """Whether the value is a number; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_integer(value: Any) -> bool:
+    """Whether the value is an integer of any library; True and False are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def is_list(value: Any, kind: type = Seq) -> bool:

@@ -1,6 +1,5 @@
 """Which methods are compared with the oracle, at which batch sizes."""
 
-import numbers
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from itertools import product
@@ -17,7 +16,7 @@ from refimpl.core.config import (
 )
 from refimpl.core.errors import InputError, shown
 from refimpl.core.execution import OVERLAPPABLE
-from refimpl.core.values import require_int, split_names
+from refimpl.core.values import is_integer, require_int, split_names
 
 
 def expand_methods(methods: str | Seq[str]) -> list[str]:
@@ -90,5 +89,4 @@ def _all_in_order(settings: dict[str, Any]) -> list[str]:
 def widened(settings: dict[str, Any], batch_size: int) -> dict[str, Any]:
     """The settings with a window of at least one batch."""
     window = settings.get("window_size")
-    is_int = isinstance(window, numbers.Integral)
-    return settings | {"window_size": max(window, batch_size)} if window and is_int else settings
+    return settings | {"window_size": max(window, batch_size)} if window and is_integer(window) else settings

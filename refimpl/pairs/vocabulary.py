@@ -1,10 +1,10 @@
 """Whether two models speak of the same tokens: sizes of their vocabularies, and what their tokenizers call each id."""
 
 import warnings
-from numbers import Integral
 from typing import Any
 
 from refimpl.core.errors import InputError, shown
+from refimpl.core.values import is_integer
 
 MAX_VOCAB_PADDING = 1024  # rows; embedding tables are padded to multiples of 64 … 1024
 MANY_OTHER_MEANINGS = 0.01  # of all ids; families rename a few special tokens between their models
@@ -29,7 +29,7 @@ def shared_vocab_size(target: int, draft: int, tokenizer: Any = None, vocab_size
     shared = min(target, draft)
     known = len(tokenizer) if tokenizer is not None else 0
     sizes = f"the target has {target} ids, the draft {draft}" + (f", and the tokenizer has {known}" if known else "")
-    possible = isinstance(vocab_size, Integral) and max(known, 1) <= vocab_size <= shared
+    possible = is_integer(vocab_size) and max(known, 1) <= vocab_size <= shared
     if vocab_size is not None and not possible:
         raise InputError(f"vocab_size must be from {max(known, 1)} to {shared}, not {shown(vocab_size)}: {sizes}")
     if abs(target - draft) > MAX_VOCAB_PADDING or shared < known:

@@ -84,7 +84,7 @@ def _budgets(scenario: Scenario, arrivals: ServiceTrace | None) -> np.ndarray:
     if arrivals is not None and given is None:
         budgets = arrivals.output_tokens
     elif arrivals is None and outputs.kind == "trace":
-        budgets = np.array(read_engine_trace(outputs["path"]).budgets)
+        budgets = np.array(read_engine_trace(outputs["path"]).header["max_new_tokens_each"])
     else:
         budgets = np.array([given or DEFAULT_BUDGET])
     longest = int(budgets.max())

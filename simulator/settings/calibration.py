@@ -113,11 +113,11 @@ def load_calibration(name: str) -> Calibration:
 
 @lru_cache(maxsize=16)
 def _load(name: str, folder: Path, stamp: tuple[int, ...]) -> Calibration:
-    content = b"".join((folder / name).read_bytes() for name in ("points.csv", "meta.json"))
     meta = read_meta(folder / "meta.json", META_FIELDS, SCHEMA)
     _check_numbers(meta, f"{folder / 'meta.json'}: ")
     require(meta["origin"] in ORIGINS, f"{folder / 'meta.json'}: origin must be one of {', '.join(ORIGINS)}")
     frame = _read_points(folder / "points.csv")
+    content = b"".join((folder / name).read_bytes() for name in ("points.csv", "meta.json"))
     keys = frame.groupby(["component", "layout"], sort=True)
     grids = {(str(key[0]), str(key[1])): make_grid(group, _place(folder, key)) for key, group in keys}
     return Calibration(name, meta, grids, hashlib.sha256(content).hexdigest()[:16])

@@ -16,7 +16,8 @@ from simulator.settings.fields import COUNT, MAX_TOKENS, NON_NEGATIVE, WHOLE, Ra
 ENGINE_SCHEMA = "raggedspec.trace/1"
 HEADER_FIELDS = (
     "method", "layout", "scheduler", "batch_size", "window_size", "aging_bound", "num_speculative_tokens",
-    "max_new_tokens", "num_sequences", "prompt_lens", "device", "pair",
+    "max_new_tokens", "num_sequences", "prompt_lens", "num_speculative_tokens_each", "max_new_tokens_each", "device",
+    "pair",
 )  # fmt: skip
 DRAFTS = Range(0, MAX_SPECULATIVE_TOKENS, integer=True)
 EACH_FIELDS = {  # a number per sequence

@@ -68,21 +68,10 @@ class EngineTrace:
         Raises:
             InputError: the requests differ.
         """
-        each = set(self.header.get("num_speculative_tokens_each", [self.header["num_speculative_tokens"]]))
+        each = set(self.header["num_speculative_tokens_each"])
         shown = ", ".join(map(str, sorted(each)))
         require(len(each) == 1, f"{self.path}:1: requests draft {shown} tokens a round; a scenario has one k for all")
         return int(each.pop())
-
-    @cached_property
-    def budgets(self) -> list[int]:
-        """Budget of every sequence, in tokens: the run's own, unless a row drafted less because less was left."""
-        if each := self.header.get("max_new_tokens_each"):
-            return list(each)
-        budgets = [self.header["max_new_tokens"]] * self.header["num_sequences"]
-        short = self.rows[self.rows["drafted"] < self.header["num_speculative_tokens"]]
-        for sequence, seq_len, drafted in zip(short["sequence"], short["seq_len"], short["drafted"], strict=True):
-            budgets[sequence] = int(seq_len - self.header["prompt_lens"][sequence] + drafted + 1)
-        return budgets
 
     def arrivals(self, clock: str) -> list[float]:
         """When every sequence came, ascending.
@@ -218,7 +207,7 @@ def read_service_trace(path: str | Path, layout: str = "auto") -> ServiceTrace:
     if name == "burstgpt":  # failed requests are recorded with an empty response
         keep = pd.to_numeric(frame[output_column], errors="coerce").to_numpy() != 0
         require(bool(keep.any()), f"{path}: contains no requests but failed ones")
-    lengths = [_lengths(path, frame[column][keep], column) for column in (prompt_column, output_column)]
+    lengths = [_lengths(path, frame[column], keep) for column in (prompt_column, output_column)]
     return ServiceTrace(time_s[keep] - time_s[keep][0], *lengths)
 
 
@@ -252,9 +241,11 @@ def _times(path: Path, column: pd.Series) -> np.ndarray:
     return times
 
 
-def _lengths(path: Path, column: pd.Series, name: str) -> np.ndarray:
+def _lengths(path: Path, column: pd.Series, keep: np.ndarray) -> np.ndarray:
+    """The lengths of the records that are kept."""
     values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
-    bad = np.flatnonzero(~((values >= 1) & (values <= MAX_TOKENS) & (values == np.floor(values))))
-    place = bad[0] + 1 if bad.size else 0
-    require(bad.size == 0, f"{path}: {name} must be a whole number of tokens in [1, {MAX_TOKENS}] in record {place}")
-    return values.astype(int)
+    right = (values >= 1) & (values <= MAX_TOKENS) & (values == np.floor(values))
+    bad = np.flatnonzero(keep & ~right)
+    expected = f"a whole number of tokens in [1, {MAX_TOKENS}]"
+    require(bad.size == 0, f"{path}: {column.name} must be {expected} in record {bad[0] + 1 if bad.size else 0}")
+    return values[keep].astype(int)

@@ -62,7 +62,8 @@ def trace_line(round_, row, sequence, seq_len, accepted, *, k=2, drafted=2, lag=
 HEADER = {
     "schema": "raggedspec.trace/1", "method": "inplace", "layout": "inplace", "scheduler": "fifo", "batch_size": 2,
     "window_size": 2, "aging_bound": None, "num_speculative_tokens": 2, "max_new_tokens": 6, "num_sequences": 2,
-    "prompt_lens": [4, 5], "device": "cpu", "pair": "toy",
+    "prompt_lens": [4, 5], "num_speculative_tokens_each": [2, 2], "max_new_tokens_each": [6, 6], "device": "cpu",
+    "pair": "toy",
 }  # fmt: skip
 
 LINES = [

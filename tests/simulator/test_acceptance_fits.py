@@ -31,7 +31,8 @@ def synthetic_trace(tmp_path, acceptance, requests=200, name="t.ndjson"):
     lines = [line | stages for line in rows.drop(columns="replica").to_dict(orient="records")]
     header = HEADER | {
         "batch_size": 4, "window_size": 4, "num_speculative_tokens": 4, "max_new_tokens": 60,
-        "num_sequences": requests, "prompt_lens": [8] * requests,
+        "num_sequences": requests, "prompt_lens": [8] * requests, "num_speculative_tokens_each": [4] * requests,
+        "max_new_tokens_each": [60] * requests,
     }  # fmt: skip
     lines = [{k: v.item() if hasattr(v, "item") else v for k, v in line.items()} for line in lines]
     return read_engine_trace(write_engine_trace(tmp_path / name, header, lines))

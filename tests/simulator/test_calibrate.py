@@ -149,8 +149,9 @@ def test_too_little_time_or_too_few_prompts_or_passes_are_said_so(pair, tmp_path
         calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=PLAN, minutes=1e-6)
     with pytest.raises(InputError, match="at least 32 prompts, not 9"):
         calibrate(pair, PROMPTS[:9], tmp_path, pair_name="toy", plan=PLAN)
-    with pytest.raises(InputError, match="at least 2 passes, not 1"):
-        calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=PLAN, passes=1)
+    for given in ({"passes": 1}, {"passes": 0}, {"repeats": 0}, {"threads": 0}, {"minutes": 0}):
+        with pytest.raises(InputError, match=f"^{next(iter(given))} must be .*, not {next(iter(given.values()))}$"):
+            calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=PLAN, **given)
     assert not list(tmp_path.iterdir())
 
 

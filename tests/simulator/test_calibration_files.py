@@ -101,6 +101,13 @@ def test_a_calibration_that_cannot_be_read_is_one_line(calibration, name, conten
         load_calibration(str(calibration))
 
 
+@pytest.mark.parametrize("name", ["meta.json", "points.csv"])
+def test_a_calibration_without_one_of_its_files_is_one_line(calibration, name):
+    (calibration / name).unlink()
+    with pytest.raises(InputError, match=name):
+        load_calibration(str(calibration))
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("run_cv", "x"), ("component_cv", 1), ("kv_bytes_per_token", {"target": None})]
 )

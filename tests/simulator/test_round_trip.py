@@ -40,7 +40,7 @@ def test_a_run_of_different_budgets_is_replayed_without_a_difference(llama, tmp_
     path = tmp_path / "run.ndjson"
     result = traced(llama, path, requests(), method=method, window_size=5, temperature=0.5, **stops)
     trace = read_engine_trace(path)
-    assert tuple(trace.budgets) == BUDGETS
+    assert tuple(trace.header["max_new_tokens_each"]) == BUDGETS
     assert trace.output_lens == [len(sequence.token_ids) for sequence in result.sequences]
     parity = check_parity(path)
     assert parity.exact, parity.first_difference

@@ -213,6 +213,7 @@ def test_requests_of_one_time_come_together(tmp_path, second_s):
         ("time_s,prompt_tokens,output_tokens\ninf,1,1\n", "time_s: missing or infinite in record 1"),
         ("time,prompt_tokens,output_tokens\n1,1,1\n", "columns time, prompt_tokens, output_tokens fit no known format"),
         ("time_s,prompt_tokens,output_tokens\n", "contains no requests"),
+        (SERVICES["burst.csv"].replace("GPT-4,20", "GPT-4,0"), "Request tokens must be .* in record 3"),
     ],
 )
 def test_bad_service_traces(tmp_path, text, message):

@@ -248,7 +248,7 @@ def test_a_markov_fit_sees_how_far_apart_proposals_are():
     accepted = np.array(right)[starts].astype(int)
     rows = {"sequence": 0, "seq_len": 1 + np.array(starts), "drafted": 1, "accepted": accepted, "kept": accepted + 1}
     header = {"schema": ENGINE_SCHEMA, "layout": "inplace", "num_sequences": 1, "prompt_lens": [1]}
-    header |= {"num_speculative_tokens": 1, "max_new_tokens": 2 * count}
+    header |= {"num_speculative_tokens": 1, "num_speculative_tokens_each": [1], "max_new_tokens": 2 * count}
     found, _ = fit_markov(EngineTrace("made up", header, pd.DataFrame(rows)))
     # standard errors are below 0.005: six of them
     assert (found["probability"], found["correlation"]) == pytest.approx((p, correlation), abs=0.03)

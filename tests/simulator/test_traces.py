@@ -20,16 +20,6 @@ def trace(rows: list[tuple[int, int, int, int, int]], **header: object) -> Engin
     return EngineTrace("made up", HEADER | header, frame)
 
 
-def test_a_row_that_drafts_less_than_it_might_tells_its_budget():
-    """Two tokens of a prompt, five generated, one draft more: seven tokens in all."""
-    found = trace([(0, 2, 3, 3, 4), (0, 7, 1, 1, 2), (1, 4, 3, 0, 1), (2, 1, 0, 0, 1)])
-    assert found.budgets == [7, 20, 1]
-
-
-def test_budgets_of_the_header_count_first():
-    assert trace([(0, 7, 1, 1, 2)], max_new_tokens_each=[9, 8, 7]).budgets == [9, 8, 7]
-
-
 def test_output_lengths_add_up_what_was_kept():
     assert trace([(0, 2, 3, 3, 4), (2, 1, 3, 1, 2), (0, 6, 3, 0, 1)]).output_lens == [5, 0, 2]
 
