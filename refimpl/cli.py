@@ -7,7 +7,7 @@ import typer
 from refimpl.commands import acceptance, calibrate, decode, judge, law, measure, memory, passes, serving
 from refimpl.conformance import command as conformance
 from refimpl.core.console import BAD_INPUT, run_application
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.errors import InvariantViolation, is_out_of_memory
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,14 +32,9 @@ def main(application: typer.Typer = app) -> None:
         print(f"invariant violated: {violation}", file=sys.stderr)
         sys.exit(3)
     except RuntimeError as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         advice = "take fewer rows, shorter prompts or a smaller --kv-memory-gib (see `raggedspec memory-plan`)"
         first_line, _, _ = str(error).partition("\n")
         print(f"error: out of memory: {first_line}: {advice}", file=sys.stderr)
         sys.exit(BAD_INPUT)
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch found no memory, on a device or on the host; told by words, as torch need not be loaded yet."""
-    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)

@@ -25,7 +25,7 @@ from refimpl.calibrate.reference import Reference
 from refimpl.calibrate.runs import Run, Runner, run_cv, write_run
 from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Visit, Visitor
-from refimpl.core.errors import InputError, require, shown
+from refimpl.core.errors import InputError, is_out_of_memory, require, shown
 from refimpl.core.files import in_place_of
 from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
@@ -204,7 +204,9 @@ class Calibration:
         try:
             job.do()
             return
-        except (InputError, torch.cuda.OutOfMemoryError) as error:
+        except (InputError, RuntimeError) as error:
+            if not isinstance(error, InputError) and not is_out_of_memory(error):
+                raise
             self._skip(job.name, error)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # once the failed job's tensors have gone with its frames
@@ -295,11 +297,7 @@ def calibrate(
             write to.
     """
     check_place(out, pair_name)
-    plan = plan or default_plan(pair)
-    given = {name: value for name, value in (("passes", passes), ("repeats", repeats)) if value is not None}
-    plan = replace(plan, **given)
-    require_int("passes", plan.passes, 2)
-    require_int("repeats", plan.repeats, 1)
+    plan = _with_visits(plan or default_plan(pair), passes, repeats)
     require(minutes is None or minutes > 0, f"minutes must be above 0, not {shown(minutes)}")
     if threads is not None:
         require_int("threads", threads, 1, MAX_THREADS)
@@ -310,6 +308,14 @@ def calibrate(
     finally:
         if calibration.sufficient:
             write_calibration(calibration, pair, out, folder_name(pair, pair_name), command)
+
+
+def _with_visits(plan: Plan, passes: int | None, repeats: int | None) -> Plan:
+    """The plan with as many passes and repeats as are given; raises InputError for too few."""
+    passes, repeats = plan.passes if passes is None else passes, plan.repeats if repeats is None else repeats
+    require_int("passes", passes, 2)
+    require_int("repeats", repeats, 1)
+    return replace(plan, passes=passes, repeats=repeats)
 
 
 def write_calibration(calibration: Calibration, pair: Pair, out: Path, folder: str, command: str) -> None:

@@ -42,6 +42,12 @@ class InvariantViolation(RuntimeError):  # noqa: N818 (the name states what happ
         return again, (self.invariant, self.statement)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch found no memory, on a device or on the host; told by words, as torch need not be loaded yet."""
+    words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return type(error).__name__ == "OutOfMemoryError" or any(each in str(error) for each in words)
+
+
 def require(condition: bool, message: str) -> None:
     """Raise InputError with `message` unless `condition` is true."""
     if not condition:

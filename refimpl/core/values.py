@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence as Seq
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from refimpl.core.errors import require, shown
 
@@ -55,7 +55,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> TypeGuard[int]:
     """Whether the value is an integer of any library; True and False are none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 

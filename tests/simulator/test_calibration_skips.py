@@ -62,6 +62,12 @@ def fail_runs(monkeypatch, error, names):
     monkeypatch.setattr(Runner, "run", run_or_fail)
 
 
+def test_an_error_that_is_neither_bad_input_nor_memory_ends_the_calibration(pair, tmp_path, monkeypatch):
+    fail_visits(monkeypatch, RuntimeError("shapes differ"), lambda cell, pass_index: True)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=SMALL)
+
+
 def test_visits_and_runs_that_cannot_be_done_are_skipped(pair, tmp_path, monkeypatch, capsys):
     longest = Cell(VARIANTS[0], 2, (2,), 40)
     fail_visits(monkeypatch, OUT_OF_MEMORY, lambda cell, pass_index: cell == longest and pass_index < 2)

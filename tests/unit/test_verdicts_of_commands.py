@@ -152,6 +152,10 @@ def _needs_too_much_of_a_device():
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore.")
 
 
+def _finds_no_workspace():
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+
 def _says_nothing():
     raise torch.OutOfMemoryError
 
@@ -160,7 +164,9 @@ def _fails():
     raise RuntimeError("shapes differ")
 
 
-@pytest.mark.parametrize("needy", [_needs_too_much_of_the_host, _needs_too_much_of_a_device, _says_nothing])
+@pytest.mark.parametrize(
+    "needy", [_needs_too_much_of_the_host, _needs_too_much_of_a_device, _finds_no_workspace, _says_nothing]
+)
 def test_memory_that_is_not_there_is_one_line(needy, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["raggedspec"])
     command = typer.Typer()
