@@ -61,7 +61,7 @@ class Result(Shown):
         stats: over the whole run.
         rounds: one record per round; empty for `autoregressive`.
         config: what was asked for.
-        environment: check level, device, dtype and pair.
+        environment: check level, device, dtype, pair, and what answers packed attention.
         header: settings of the run, as its trace holds them.
     """
 

@@ -57,7 +57,7 @@ def generate(
     ] = None,
     output: LineOptions,
 ) -> None:
-    """Decode prompts and show what was generated: as text, or one JSON line per prompt."""
+    """Decode prompts and show what was generated: as text, or one JSON line per sample."""
     settings: dict[str, Any] = method.settings() | engine.settings() | sampling.settings() | {"logprobs": logprobs}
     make_config(**settings)
     check_outputs([output.output, output.trace], [prompts.prompts])
@@ -150,7 +150,8 @@ def verify(
 ) -> None:
     """Compare every method, token by token, with one-at-a-time decoding.
 
-    Exit code 1 if a run in float32 or float64 on a CPU, or any run under --bitwise, is not exact.
+    Exit code 1 if a run in float32 or float64 on a CPU, or any run under --bitwise, is not exact, or if any run breaks
+    an invariant.
     """
     from refimpl.judging.equivalence import verify as run
     from refimpl.judging.method_runs import runs_to_verify

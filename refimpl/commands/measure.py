@@ -34,7 +34,7 @@ class WorkOptions:
     """What a benchmark decodes."""
 
     prompts: Annotated[
-        Path | None, option(PROMPTS, "File with prompts, as for generate.", none="the bundled prompts")
+        Path | None, option(PROMPTS, "File with prompts without settings of their own.", none="the bundled prompts")
     ] = None
     limit: Annotated[int | None, option(PROMPTS, "Prompts, evenly spaced over them.", min=1, none="32 or more")] = None
     prompts_per_row: Annotated[

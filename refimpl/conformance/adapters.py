@@ -1,6 +1,6 @@
 """Engines ready to be tested: our methods, `model.generate` in batches, and assisted `generate` for one prompt.
 
-Each factory takes one text argument, see `refimpl.conformance.protocol.load_engine`.
+Each factory takes one text argument, see `refimpl.conformance.python_engine.load_engine`.
 """
 
 import random

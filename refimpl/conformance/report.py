@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from refimpl.conformance.cases import BUDGETS, MAX_PROMPT_TOKENS, MAX_PROMPTS
 from refimpl.conformance.kit import ALL_PROPERTIES
 from refimpl.conformance.protocol import Call, EngineSettings, Prompts
 from refimpl.conformance.subject import ITSELF
@@ -50,7 +51,8 @@ def show(report: Report, console: Console | None = None) -> None:
     if report.raggedness.rows:
         tell(_raggedness(report))
     tell(
-        "cases: up to 9 prompts of 10 tokens, 12 new ones, while serving of two blocks and 3; and a long one, "
+        f"cases: up to {MAX_PROMPTS} prompts of {MAX_PROMPT_TOKENS} tokens, {max(BUDGETS)} new ones, while serving of "
+        "two blocks and 3; and a long one, "
         f"{report.limits.prompt_tokens} and {report.limits.new_tokens}; seed {report.seed}; "
         f"reference: {REFERENCES.get(report.reference, report.reference)}"
     )

@@ -15,5 +15,5 @@ def check_execution(execution: str, layout: str | None, scheduler: str | None) -
     require(
         execution == "serial" or (layout, scheduler) in OVERLAPPABLE,
         f"execution {execution!r} needs rows that stay where they are and run in turns: {layout}+{scheduler} does not "
-        "have them; choose inplace or paged",
+        "have them; choose inplace or paged, with scheduler fifo",
     )

@@ -20,7 +20,7 @@ class CheckedSource(RandomSource):
         self.source = source
 
     def draw(self, weights: Tensor, keys: RowKeys, position: Tensor, purpose: Purpose) -> Tensor:
-        """As the source."""
+        """What the source draws, for all rows and for each alone, compared."""
         found = self.source.draw(weights, keys, position, purpose)
         for i, row in enumerate(_rows(keys)):
             one = slice(i, i + 1)
@@ -28,7 +28,7 @@ class CheckedSource(RandomSource):
         return found
 
     def accepts(self, target_probability: Tensor, draft_probability: Tensor, keys: RowKeys, position: Tensor) -> Tensor:
-        """As the source."""
+        """What the source accepts, for all rows and for each alone, compared."""
         found = self.source.accepts(target_probability, draft_probability, keys, position)
         for i, row in enumerate(_rows(keys)):
             one = slice(i, i + 1)

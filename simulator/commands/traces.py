@@ -180,7 +180,7 @@ def fit(
     replications: Replications = 40,
     as_json: Json = False,
 ) -> None:
-    """Fit every acceptance model to an engine trace and check the mean and the raggedness of each."""
+    """Fit iid, profile, beta, markov and bootstrap to an engine trace; check the mean and the raggedness of each."""
     from simulator.engine_runs.acceptance_fit import HELD, fit_all
     from simulator.intervals import share_held
     from simulator.settings.traces import read_engine_trace

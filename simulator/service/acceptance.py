@@ -141,11 +141,11 @@ class ProfileAcceptance(AcceptanceModel):
         self.probabilities = probabilities
 
     def right(self, block: int, number: int) -> np.ndarray:
-        """At depth 0."""
+        """Of the first draft of a round."""
         return self.uniform(block, number) < self.probabilities[0]
 
     def rates(self, block: int) -> np.ndarray:
-        """At depth 0."""
+        """Of the first draft of a round."""
         return np.full(TILE_REQUESTS, self.probabilities[0])
 
     def count(self, block: int, number: int) -> np.ndarray:

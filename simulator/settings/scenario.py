@@ -148,7 +148,7 @@ class Scenario:
         return content_hash(data)
 
     def to_yaml(self) -> str:
-        """YAML text that `from_yaml` reads back to an equal scenario."""
+        """YAML text that `load_scenario` reads back to an equal scenario."""
         return yaml.dump(to_mapping(self), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
     def save(self, path: str | Path) -> None:
@@ -206,7 +206,7 @@ def load_scenario(path: str | Path) -> Scenario:
     """Read a scenario from a YAML file; ``example`` is the one that comes with the package.
 
     A relative path in it (see `ANCHORED`) is looked up beside the file, then in the working directory and, for engine
-    traces, calibrations, devices and models, in the shipped data.
+    traces and scaling laws, in the shipped data; calibrations, devices and models in the shipped data first.
 
     Raises:
         InputError: unreadable file, unknown key or bad value; one line that starts with the file's name.
