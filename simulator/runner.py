@@ -19,8 +19,8 @@ from refimpl.core.values import require_bool
 from simulator.intervals import mean_interval, metric_interval, summarize
 from simulator.service.metrics import Frames, check_metric, frames_of, measure
 from simulator.service.simulation import Simulation
-from simulator.settings.fields import LEVEL, PAIRED, REPLICATIONS, SHARE, WORKERS, to_mapping
-from simulator.settings.inputs import input_digests, input_files
+from simulator.settings.fields import LEVEL, PAIRED, REPLICATIONS, SHARE, WORKERS
+from simulator.settings.inputs import input_files, scenario_meta
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario
 from simulator.settings.tables import Table, write_parquet
 
@@ -85,8 +85,7 @@ class Results(Table):
         Scenario, seed, digests of input files, commit and library versions are in the file's metadata.
         """
         frame = self.to_frame(table)
-        meta = {"scenario": to_mapping(self.scenario), "seed": self.scenario.seed}
-        meta |= {"inputs": input_digests(self.scenario), "replications": len(self.replications)}
+        meta = scenario_meta(self.scenario, len(self.replications))
         write_parquet(frame.reset_index() if table == "summary" else frame, path, meta)
 
     @cached_property

@@ -6,14 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from refimpl.calibrate.points import POINT_COLUMNS, Points
+from refimpl.calibrate.points import Points
 from refimpl.calibrate.reference import Reference
 from refimpl.core.errors import require, shown
 from refimpl.core.files import check_folder
+from refimpl.core.formats import CALIBRATION_SCHEMA, POINT_COLUMNS
 from refimpl.decoding.devices import device_name, provenance
 from refimpl.models.adapter import Pair
-
-SCHEMA = "raggedspec.calibration/3"
 
 
 def check_place(out: Path, pair_name: str) -> None:
@@ -62,7 +61,7 @@ def make_meta(
     drift_cv, component_cv = points.drift()
     models = {"target": pair.target.kv_shape, "draft": pair.require_draft().kv_shape}
     return {
-        "schema": SCHEMA,
+        "schema": CALIBRATION_SCHEMA,
         "origin": "measured",
         **provenance(pair.device),
         "command": command,

@@ -8,11 +8,7 @@ from typing import Any
 
 from refimpl.calibrate.reference import Reference, uninterrupted
 from refimpl.calibrate.visits import Place, Visit
-
-POINT_COLUMNS = (
-    "component", "layout", "batch_size", "tokens_per_row", "width_tokens", "repeats",
-    "mean_s", "median_s", "p10_s", "p90_s",
-)  # fmt: skip
+from refimpl.core.formats import POINT_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Visit, Visitor
 from refimpl.core.errors import InputError, is_out_of_memory, require, shown
 from refimpl.core.files import in_place_of
+from refimpl.core.formats import VALIDATION_SCHEMA
 from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt
@@ -335,4 +336,4 @@ def write_calibration(calibration: Calibration, pair: Pair, out: Path, folder: s
                 write_run(runs / "fit" / f"{name}-{index}.ndjson.gz", run)
         for name, run in calibration.held_out.items():
             write_run(runs / f"{name}.ndjson.gz", run)
-        write_json(runs / "meta.json", meta | {"schema": "raggedspec.validation/3"})
+        write_json(runs / "meta.json", meta | {"schema": VALIDATION_SCHEMA})

@@ -141,7 +141,7 @@ class PromptOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class SettingOptions:
     """A group whose fields are settings of the engine, each under its own name."""
 
     def settings(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingOptions(Settings):
+class SamplingOptions(SettingOptions):
     """Shape of the distribution that tokens are drawn from."""
 
     temperature: Annotated[float, option(SAMPLING, "0 decodes greedily.")] = 0.0
@@ -185,7 +185,7 @@ class DecodingOptions(SamplingOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(Settings):
+class EngineOptions(SettingOptions):
     """What the commands that decode share. An option added here is an option of all of them."""
 
     num_speculative_tokens: DraftTokensOption = 5
@@ -259,7 +259,7 @@ class EngineOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodOptions(Settings):
+class MethodOptions(SettingOptions):
     """One method and its batch."""
 
     method: Annotated[

@@ -56,8 +56,10 @@ class MethodEngine:
 
     def config(self, settings: EngineSettings) -> DecodeConfig:
         """Settings of a run that serves."""
-        given = {name: getattr(settings, name) for name in SERVED}
-        return make_config(method=self.method, checks=self.checks, **self.settings | given)
+        return make_config(method=self.method, **self._keywords(settings))
+
+    def _keywords(self, settings: EngineSettings) -> dict[str, Any]:
+        return self.settings | {name: getattr(settings, name) for name in SERVED} | {"checks": self.checks}
 
     def reference(self, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
         """Run the oracle."""
@@ -65,20 +67,8 @@ class MethodEngine:
 
     def _decode(self, method: str, prompts: list[list[int]], settings: EngineSettings) -> list[list[int]]:
         sampled: dict[str, Any] = {"acceptance": self.law_rule} if self.law_rule and settings.temperature else {}
-        result = generate(
-            self.pair,
-            [Request(tuple(prompt)) for prompt in prompts],
-            method=method,
-            batch_size=settings.batch_size,
-            num_speculative_tokens=settings.num_speculative_tokens,
-            max_new_tokens=settings.max_new_tokens,
-            stop_token_ids=settings.stop_token_ids,
-            temperature=settings.temperature,
-            seed=settings.seed,
-            checks=self.checks,
-            **self.settings,
-            **sampled,
-        )
+        requests = [Request(tuple(prompt)) for prompt in prompts]
+        result = generate(self.pair, requests, method=method, **self._keywords(settings) | sampled)
         return [s.token_ids for s in result.sequences]
 
 
@@ -100,11 +90,6 @@ def method(name: str = "inplace") -> MethodEngine:
 def rejection(name: str = "inplace") -> MethodEngine:
     """Test one of our methods on the integer model, sampling under the rejection rule."""
     return MethodEngine(name, unrelated_pair(), checks="device", law_rule="rejection")
-
-
-def method_on_tiny(name: str = "inplace") -> MethodEngine:
-    """Test one of our methods on the bundled tiny pair, in float64."""
-    return MethodEngine(name, load_pair("tiny", dtype="float64"), checks="device")
 
 
 def method_on_learned_positions(name: str = "inplace") -> MethodEngine:

@@ -20,7 +20,7 @@ from torch import Tensor
 from refimpl.core.config import CHECK_LEVELS, CheckLevel
 from refimpl.core.errors import InvariantViolation
 from refimpl.core.records import RowOutcome
-from refimpl.core.sequence import Sequence
+from refimpl.core.sequence import MOST_LAG, Sequence
 from refimpl.layouts import Layout
 from refimpl.layouts.store import Block
 from refimpl.scheduling import RoundPlan, Scheduler
@@ -165,7 +165,7 @@ def check_target_lag(sequence: Sequence, fed: int) -> None:
 def check_draft_lag(sequence: Sequence, fed: int) -> None:
     """INV-6: what counts as cached is what was fed of the committed text; that is all but one token, or all but two."""
     require(
-        sequence.draft_cached == fed and 1 <= sequence.draft_lag <= 2,
+        sequence.draft_cached == fed and 1 <= sequence.draft_lag <= MOST_LAG,
         "INV-6",
         row=sequence.index,
         expected=f"{fed} tokens fed and counted, lag 1 or 2",

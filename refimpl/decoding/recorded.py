@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from refimpl.core.sequence import Sequence
+from refimpl.core.sequence import MOST_LAG, Sequence
 from refimpl.decoding.acceptance import Decision, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.drafters import Offer, propose
@@ -30,7 +30,7 @@ from refimpl.layouts.places import PoolRows
 from refimpl.layouts.store import Block
 from refimpl.placement import padded_columns
 
-DRAFT_LAG = 2  # tokens that every first draft pass feeds; a row with lag 1 recomputes one
+DRAFT_LAG = MOST_LAG  # tokens that every first draft pass feeds; a row with lag 1 recomputes one
 IDLE = -(1 << 40)  # seq_len of an idle row: all of its positions are below 0
 
 

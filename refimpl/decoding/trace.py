@@ -10,11 +10,10 @@ from typing import Any
 
 from refimpl.core.config import DecodeConfig
 from refimpl.core.files import write_whole
+from refimpl.core.formats import TRACE_SCHEMA
 from refimpl.core.records import RowOutcome
 from refimpl.core.sequence import Sequence
 from refimpl.scheduling import DEFAULT_OPTIONS
-
-SCHEMA = "raggedspec.trace/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +123,6 @@ def write_trace(path: Path, header: dict[str, Any], rounds: Iterable[RoundRecord
     Raises:
         InputError: the file cannot be written.
     """
-    lines = [json.dumps({"schema": SCHEMA, **header})]
+    lines = [json.dumps({"schema": TRACE_SCHEMA, **header})]
     lines += [json.dumps(row) for record in rounds for row in record.as_rows()]
     write_whole(path, lines)

@@ -10,13 +10,7 @@ from torch.nn import functional
 
 @runtime_checkable
 class DraftHead(Protocol):
-    """Goes on from a hidden state of the target.
-
-    Attributes:
-        hidden_size: width of the state that it begins with.
-    """
-
-    hidden_size: int
+    """Goes on from a hidden state of the target."""
 
     def step(
         self, state: Float[Tensor, "batch hidden"], tokens: Int[Tensor, "batch 1"]
@@ -65,7 +59,6 @@ class RegressiveHead:
 
     def __init__(self, block: RegressiveBlock, lm_head: nn.Linear):
         self.block, self.lm_head = block.eval(), lm_head
-        self.hidden_size = block.hidden_size
 
     def step(
         self, state: Float[Tensor, "batch hidden"], tokens: Int[Tensor, "batch 1"]

@@ -205,7 +205,7 @@ class ScriptedHead:
     """
 
     def __init__(self, draft: ScriptedDraft):
-        self.draft, self.hidden_size = draft, 2 + 2 * NUM_LAYERS
+        self.draft = draft
 
     def step(
         self, state: Float[Tensor, "batch hidden"], tokens: Int[Tensor, "batch 1"]

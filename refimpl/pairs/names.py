@@ -31,10 +31,6 @@ class Named:
     presets: tuple[ModelPreset, ...] = ()
     head: str | None = None
 
-    def only_target(self) -> "Named":
-        """The same without the draft."""
-        return replace(self, paths=self.paths[:1], presets=self.presets[:1])
-
 
 def find_models(
     target: str | Path, draft: str | Path | None, drafter: DrafterName, head: str | Path | None = None
@@ -63,19 +59,20 @@ def _at_home(path: str | Path) -> str:
     return os.path.expanduser(path)
 
 
-def _find_named(target: str | Path, draft: str | Path | None, drafter: DrafterName) -> Named:
+def _find_named(target: str, draft: str | None, drafter: DrafterName) -> Named:
     if DraftingConfig(drafter).uses_draft:
         return _find_pair(target, draft)
     if draft is not None:
         raise InputError(f"drafter {drafter!r} runs no draft: leave {draft} out")
-    is_pair = str(target) in ("tiny", *PRESETS)
-    return _find_pair(target, None).only_target() if is_pair else Named(str(target), (str(target),))
+    if target not in ("tiny", *PRESETS):
+        return Named(target, (target,))
+    pair = _find_pair(target, None)
+    return replace(pair, paths=pair.paths[:1], presets=pair.presets[:1])
 
 
-def _find_pair(target: str | Path, draft: str | Path | None) -> Named:
-    name = str(target)
+def _find_pair(name: str, draft: str | None) -> Named:
     if draft is not None:
-        return Named(f"{target} + {draft}", (name, str(draft)))
+        return Named(f"{name} + {draft}", (name, draft))
     if name == "tiny":
         return Named(name, (str(TINY / "target"), str(TINY / "draft")), head=str(TINY / "head.safetensors"))
     if name in PRESETS:

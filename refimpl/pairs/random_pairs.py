@@ -54,7 +54,13 @@ LEARNED_POSITIONS = ("gpt2", "opt")  # the others' rotary embeddings see differe
 
 
 def random_pair(
-    kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float64, device: str = "cpu", **settings: Any
+    kind: str = "llama",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    vocab_size: int = 61,
+    draft_noise: float = 0.02,
 ) -> Pair:
     """Build a tiny random pair of an architecture, for tests: hundreds of parameters, made in milliseconds.
 
@@ -63,16 +69,14 @@ def random_pair(
         seed: of the weights; the draft is a perturbed copy of the target, so that some drafts are accepted.
         dtype: float64 makes ties between shapes practically impossible.
         device: the weights are the same on any.
-        settings: ``vocab_size``, ``draft_noise`` (0 copies the target; large is adversarial).
+        vocab_size: token ids.
+        draft_noise: 0 copies the target; large is adversarial.
     """
     if kind not in TINY_ARCHITECTURES:
         raise InputError(f"unknown architecture {kind!r}: choose {', '.join(TINY_ARCHITECTURES)}")
-    vocab_size, noise = settings.pop("vocab_size", 61), settings.pop("draft_noise", 0.02)
-    if settings:
-        raise InputError(f"unknown setting {', '.join(settings)}: choose vocab_size, draft_noise")
     class_name, arguments = TINY_ARCHITECTURES[kind]
     config = getattr(transformers, class_name)(vocab_size=vocab_size, **arguments)
-    models = random_models(config, seed=seed, dtype=dtype, draft_noise=noise)
+    models = random_models(config, seed=seed, dtype=dtype, draft_noise=draft_noise)
     pair = make_pair(*(model.to(device) for model in models), stop_token_ids=(), name=f"random {kind}")
     return replace(pair, head=random_head(models[0].get_output_embeddings(), seed))
 

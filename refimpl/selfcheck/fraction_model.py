@@ -92,8 +92,6 @@ class FractionModel:
 class FractionHead:
     """A draft head that has the laws of a draft; its state is the last token."""
 
-    hidden_size = 1
-
     def __init__(self, draft: FractionModel):
         self.draft = draft
 

@@ -69,9 +69,9 @@ def agreements(draw: Any, budget: int, k: int) -> tuple[bool, ...]:
 
 
 @st.composite
-def rows(draw: Any, prompt: tuple[int, ...], *, max_budget: int = 14, max_k: int = 5) -> Row:
+def rows(draw: Any, prompt: tuple[int, ...]) -> Row:
     """A row for a prompt; its stop token falls on any offset of any block."""
-    budget, k = draw(st.integers(1, max_budget)), draw(st.integers(0, max_k))
+    budget, k = draw(st.integers(1, 14)), draw(st.integers(0, 5))
     stop_at = draw(st.none() | st.integers(0, budget - 1))
     return Row(prompt, budget, k, stop_at, draw(agreements(budget, k)))
 

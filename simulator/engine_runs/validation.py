@@ -34,6 +34,7 @@ from scipy.stats import binomtest
 
 from refimpl.core.errors import require
 from refimpl.core.files import write_whole
+from refimpl.core.formats import VALIDATION_SCHEMA
 from refimpl.core.shown import Shown
 from simulator.engine_runs.latency import measured_waits
 from simulator.engine_runs.parity import check_parity, replay_scenario
@@ -47,7 +48,6 @@ from simulator.settings.scenario import Scenario
 from simulator.settings.tables import read_table
 from simulator.settings.traces import EngineTrace, read_engine_trace
 
-SCHEMA = "raggedspec.validation/3"
 META = (*META_FIELDS, "reference_s", "reference_cv")
 MIN_STAGE_SHARE = 0.02  # stages below this share of a run are not judged one by one
 FIT = "fit/acceptance.ndjson.gz"
@@ -161,7 +161,7 @@ def validate(
     folder = folder or VALIDATION / calibration
     traces = [read_engine_trace(path) for path in sorted(folder.glob("*.ndjson.gz"))[runs]]
     require(bool(traces), f"{folder}: holds no held-out traces (*.ndjson.gz)")
-    meta = read_meta(folder / "meta.json", META, SCHEMA)
+    meta = read_meta(folder / "meta.json", META, VALIDATION_SCHEMA)
     for trace in traces:
         same = trace.header["pair"] == meta["pair"]
         require(same, f"{trace.path}: pair is {trace.header['pair']!r}, the calibration's is {meta['pair']!r}")
@@ -320,4 +320,4 @@ def read_validation(name: str = "cpu/tiny") -> Validation:
     stages = frame[staged].rename(columns=lambda column: column.removesuffix("_stage_error"))
     table = frame.drop(columns=staged)
     parity = float(table["same_rows"].sum() / table["rows"].sum())
-    return Validation(table, stages, parity, read_meta(path.with_name("meta.json"), META, SCHEMA))
+    return Validation(table, stages, parity, read_meta(path.with_name("meta.json"), META, VALIDATION_SCHEMA))

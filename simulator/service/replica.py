@@ -8,6 +8,7 @@ from typing import Any
 import simpy
 
 from refimpl.core.errors import require
+from refimpl.core.sequence import MOST_LAG
 from refimpl.scheduling import Chunk, RoundPlan
 from simulator.service.cost import CostModel, lognormal_factors
 from simulator.service.gate import Gate, require_room, room_bytes
@@ -284,7 +285,7 @@ class Replica:
             row.generated, row.left, row.last_kept = total, left - kept, kept
             row.last_round, row.last_end_s = index, now
             row.seq_len += kept
-            row.draft_lag = (2 if kept > passes else 1) if passes else row.draft_lag + kept
+            row.draft_lag = (MOST_LAG if kept > passes else 1) if passes else row.draft_lag + kept
             row.rounds += 1
             row.drafted += limit
             row.accepted += accepted

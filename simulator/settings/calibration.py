@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import InputError, require, shown
+from refimpl.core.formats import CALIBRATION_SCHEMA, POINT_COLUMNS
 from refimpl.core.reading import is_file, read_mapping
 from simulator.settings.fields import COUNT, NON_NEGATIVE, VARIATION
 from simulator.settings.folders import CALIBRATION
 from simulator.settings.grids import Grid, make_grid
 from simulator.settings.tables import read_table
 
-SCHEMA = "raggedspec.calibration/3"
 ORIGINS = ("measured", "published", "synthetic")
 COMPONENTS = (
     "prefill", "draft", "verify", "realign", "concat", "split", "compact", "host", "draft_prefill", "mixed",
@@ -29,10 +29,6 @@ SAME_CODE = {
     "paged": "inplace_scattered",
     "inplace_scattered": "inplace",
 }
-POINT_COLUMNS = (
-    "component", "layout", "batch_size", "tokens_per_row", "width_tokens", "repeats",
-    "mean_s", "median_s", "p10_s", "p90_s",
-)  # fmt: skip
 META_FIELDS = (
     "schema", "origin", "utc_time", "commit", "command", "device", "torch_threads", "libraries", "pair", "dtype",
     "seeds", "check_level", "repeats", "drift_cv", "run_cv", "round_cv", "component_cv",
@@ -113,7 +109,7 @@ def load_calibration(name: str) -> Calibration:
 
 @lru_cache(maxsize=16)
 def _load(name: str, folder: Path, stamp: tuple[int, ...]) -> Calibration:
-    meta = read_meta(folder / "meta.json", META_FIELDS, SCHEMA)
+    meta = read_meta(folder / "meta.json", META_FIELDS, CALIBRATION_SCHEMA)
     _check_numbers(meta, f"{folder / 'meta.json'}: ")
     require(meta["origin"] in ORIGINS, f"{folder / 'meta.json'}: origin must be one of {', '.join(ORIGINS)}")
     frame = _read_points(folder / "points.csv")

@@ -243,12 +243,16 @@ def from_mapping(cls: type[D], data: Any, where: str = "") -> D:
     """Build a dataclass from a mapping; its ``expanded``, if it has one, first replaces shorthands by settings.
 
     Raises:
-        InputError: an unknown key, or a value out of range; the message carries the dotted path.
+        InputError: an unknown key, one that is missing and has no default, or a value out of range; the message
+            carries the dotted path.
     """
     data = getattr(cls, "expanded", lambda given: given)(data)
     place, kind = where.rstrip(".") or "the scenario", type(data).__name__
     require(isinstance(data, Mapping), f"{place} must be a mapping, not {NOUNS.get(kind, kind)}")
     refuse_unknown(data, {item.name: item for item in fields(cls)}, where)  # type: ignore[arg-type]
+    for item in fields(cls):  # type: ignore[arg-type]
+        optional = item.name in data or item.default is not MISSING or item.default_factory is not MISSING
+        require(optional, f"{where}{item.name} is missing")
     try:
         return cls(**data)
     except InputError as error:

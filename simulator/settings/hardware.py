@@ -1,9 +1,9 @@
 """Devices and architectures by their published facts: one YAML file each, shipped or the user's own."""
 
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.reading import is_file
@@ -201,19 +201,7 @@ def _load(cls: Any, path: Path) -> Any:
 def _read(cls: Any, path: Path, stamp: int) -> Any:
     data = read_yaml(path)
     require(isinstance(data, dict), f"{path}: must be a mapping")
-    _require_facts(cls, data, f"{path}: ")
     try:
         return from_mapping(cls, data)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def _require_facts(cls: Any, data: Any, where: str) -> None:
-    """Refuse a file that leaves something out: there are no defaults for facts."""
-    hints = get_type_hints(cls)
-    for item in fields(cls):
-        given = item.name in data
-        require(given or item.default is not MISSING, f"{where}{item.name} is missing")
-        part = next((kind for kind in (hints[item.name], *get_args(hints[item.name])) if is_dataclass(kind)), None)
-        if given and part is not None and isinstance(data[item.name], dict):
-            _require_facts(part, data[item.name], f"{where}{item.name}.")

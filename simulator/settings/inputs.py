@@ -7,7 +7,7 @@ from typing import Any
 from refimpl.core.reading import is_file
 from simulator.settings.calibration import find_calibration
 from simulator.settings.curves import TABLE
-from simulator.settings.fields import Kinds, Spec
+from simulator.settings.fields import Kinds, Spec, to_mapping
 from simulator.settings.folders import find_data
 from simulator.settings.hardware import hardware_file
 from simulator.settings.kinds import ACCEPTANCE, ARRIVALS, COMMON, CONFIDENCE, COST, LENGTHS, LOOKUP
@@ -38,6 +38,12 @@ def _hardware(cost: dict[str, Any]) -> dict[str, Path]:
     """Files with the facts of a device and its models, and the table of its efficiency."""
     models = {name: hardware_file("architectures", cost[name]) for name in ("target", "draft") if cost[name]}
     return {"device": hardware_file("devices", cost["device"]), **models, "operator table": TABLE}
+
+
+def scenario_meta(scenario: Scenario, replications: int) -> dict[str, Any]:
+    """What a file of results says about the scenario that made them."""
+    meta = {"scenario": to_mapping(scenario), "seed": scenario.seed}
+    return meta | {"inputs": input_digests(scenario), "replications": replications}
 
 
 def input_digests(scenario: Scenario) -> dict[str, str]:

@@ -26,13 +26,13 @@ class ScalingLaw:
             to.
     """
 
-    intercept: float = number_field(COEFFICIENT, None)
-    per_tenfold_tokens: float = number_field(COEFFICIENT, None)
-    per_tenfold_parameters: float = number_field(COEFFICIENT, None)
-    least_training_tokens: float = number_field(POSITIVE, None)
-    most_training_tokens: float = number_field(POSITIVE, None)
-    least_parameters: float = number_field(POSITIVE, None)
-    most_parameters: float = number_field(POSITIVE, None)
+    intercept: float = number_field(COEFFICIENT)
+    per_tenfold_tokens: float = number_field(COEFFICIENT)
+    per_tenfold_parameters: float = number_field(COEFFICIENT)
+    least_training_tokens: float = number_field(POSITIVE)
+    most_training_tokens: float = number_field(POSITIVE)
+    least_parameters: float = number_field(POSITIVE)
+    most_parameters: float = number_field(POSITIVE)
 
     def __post_init__(self) -> None:
         check_fields(self)

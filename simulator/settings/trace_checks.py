@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import require, shown
+from refimpl.core.formats import TRACE_SCHEMA
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from simulator.settings.fields import COUNT, MAX_TOKENS, NON_NEGATIVE, WHOLE, Range
 
-ENGINE_SCHEMA = "raggedspec.trace/1"
 HEADER_FIELDS = (
     "method", "layout", "scheduler", "batch_size", "window_size", "aging_bound", "num_speculative_tokens",
     "max_new_tokens", "num_sequences", "prompt_lens", "num_speculative_tokens_each", "max_new_tokens_each", "device",
@@ -42,7 +42,7 @@ CHUNK_COUNTS = ("round", "sequence", "chunk")
 def check_header(where: str, header: dict[str, Any]) -> None:
     """Raise InputError for another schema, missing fields, and numbers that no run has."""
     schema = header.get("schema")
-    require(schema == ENGINE_SCHEMA, f"{where}: schema must be {ENGINE_SCHEMA}, not {shown(schema)}")
+    require(schema == TRACE_SCHEMA, f"{where}: schema must be {TRACE_SCHEMA}, not {shown(schema)}")
     require_fields(where, header, HEADER_FIELDS)
     for name, limits in NUMBER_FIELDS.items():
         limits.check(header[name], f"{where}: {name}")

@@ -15,8 +15,8 @@ from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import check_folder
 from simulator.intervals import metric_interval
 from simulator.runner import Progress, reporting, run_parallel, run_replication
-from simulator.settings.fields import WORKERS, to_mapping
-from simulator.settings.inputs import input_digests
+from simulator.settings.fields import WORKERS
+from simulator.settings.inputs import scenario_meta
 from simulator.settings.tables import write_parquet
 from simulator.studies.designs import SweepSpec, Task, load_sweep, named
 
@@ -173,9 +173,7 @@ class _Folder:
             return False
 
     def put(self, key: str, frame: pd.DataFrame, task: Task) -> None:
-        meta = {"scenario": to_mapping(task.scenario), "seed": task.scenario.seed}
-        meta |= {"inputs": input_digests(task.scenario), "replications": task.replications}
-        write_parquet(frame, self._file(key), meta)
+        write_parquet(frame, self._file(key), scenario_meta(task.scenario, task.replications))
 
     def get(self, key: str) -> pd.DataFrame:
         return pd.read_parquet(self._file(key))

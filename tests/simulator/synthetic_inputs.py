@@ -4,10 +4,10 @@ import csv
 import json
 from itertools import product
 
-from simulator.settings.calibration import POINT_COLUMNS, SCHEMA
+from refimpl.core.formats import CALIBRATION_SCHEMA, POINT_COLUMNS
 
 SYNTHETIC_META = {
-    "schema": SCHEMA, "origin": "synthetic", "utc_time": "2026-01-01T00:00:00+00:00", "commit": "none",
+    "schema": CALIBRATION_SCHEMA, "origin": "synthetic", "utc_time": "2026-01-01T00:00:00+00:00", "commit": "none",
     "command": "tests", "device": "none", "libraries": {}, "pair": "toy", "dtype": "float32",
     "torch_threads": 1, "seeds": [0], "check_level": "off", "repeats": 3,
     "drift_cv": 0.02, "run_cv": 0.02, "round_cv": 0.04, "component_cv": {"verify": 0.01},

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 
 from refimpl.core.errors import InputError
+from refimpl.core.formats import POINT_COLUMNS
 from simulator.cli import main
 from simulator.intervals import summarize
 from simulator.runner import simulate
 from simulator.service.metrics import measure
 from simulator.service.simulation import simulate_once
-from simulator.settings.calibration import POINT_COLUMNS
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Service, Study, Workload
 from tests.simulator.synthetic_inputs import synthetic_points, write_calibration

@@ -7,16 +7,16 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from refimpl.core.formats import POINT_COLUMNS, TRACE_SCHEMA
 from simulator.engine_runs.acceptance_fit import fit_markov
 from simulator.intervals import range_of_runs, share_held, summarize
 from simulator.runner import simulate
 from simulator.service.cost import Fed
 from simulator.service.metrics import measure
 from simulator.service.simulation import simulate_once
-from simulator.settings.calibration import POINT_COLUMNS, load_calibration
+from simulator.settings.calibration import load_calibration
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
-from simulator.settings.trace_checks import ENGINE_SCHEMA
 from simulator.settings.traces import EngineTrace
 from simulator.studies.designs import build_sweep
 from simulator.studies.sweeps import sweep
@@ -247,7 +247,7 @@ def test_a_markov_fit_sees_how_far_apart_proposals_are():
         at += 2 if right[at] else 1
     accepted = np.array(right)[starts].astype(int)
     rows = {"sequence": 0, "seq_len": 1 + np.array(starts), "drafted": 1, "accepted": accepted, "kept": accepted + 1}
-    header = {"schema": ENGINE_SCHEMA, "layout": "inplace", "num_sequences": 1, "prompt_lens": [1]}
+    header = {"schema": TRACE_SCHEMA, "layout": "inplace", "num_sequences": 1, "prompt_lens": [1]}
     header |= {"num_speculative_tokens": 1, "num_speculative_tokens_each": [1], "max_new_tokens": 2 * count}
     found, _ = fit_markov(EngineTrace("made up", header, pd.DataFrame(rows)))
     # standard errors are below 0.005: six of them

@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from simulator.settings.trace_checks import ENGINE_SCHEMA
+from refimpl.core.formats import TRACE_SCHEMA
 from simulator.settings.traces import EngineTrace
 
 HEADER = {
-    "schema": ENGINE_SCHEMA,
+    "schema": TRACE_SCHEMA,
     "num_speculative_tokens": 3,
     "max_new_tokens": 20,
     "num_sequences": 3,
