@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from refimpl.core.config import METHODS, NAMED_METHODS, CheckLevel
+from refimpl.core.config import METHODS, NAMED_METHODS, CheckLevel, DecodeConfig
 from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig, RankingScore
 from refimpl.core.errors import InputError, require
 from refimpl.core.execution import ExecutionName
@@ -16,7 +16,8 @@ Rule = Literal["greedy", "coupled", "rejection", "block"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Turns = Literal["first", "all"]
 TableValue = TypeVar("TableValue")
-DRAFTING = DraftingConfig()  # its defaults
+DEFAULTS = DecodeConfig()
+DRAFTING = DEFAULTS.drafting
 
 
 def _method_lists(incomplete: str) -> list[str]:
@@ -188,8 +189,8 @@ class DecodingOptions(SamplingOptions):
 class EngineOptions(SettingOptions):
     """What the commands that decode share. An option added here is an option of all of them."""
 
-    num_speculative_tokens: DraftTokensOption = 5
-    max_new_tokens: MaxNewOption = 64
+    num_speculative_tokens: DraftTokensOption = DEFAULTS.num_speculative_tokens
+    max_new_tokens: MaxNewOption = DEFAULTS.max_new_tokens
     window_size: Annotated[
         int | None,
         option(ENGINE, "Sequences that a grouped scheduler chooses from.", none="4 times the batch size"),
@@ -201,9 +202,9 @@ class EngineOptions(SettingOptions):
             "What proposes tokens: the draft model, a lookup in the text so far (ngram, suffix), ngram first (hybrid), "
             "or a head on the target.",
         ),
-    ] = "model"
+    ] = DRAFTING.drafter
     draft_budget: Annotated[DraftBudgetName, option(ENGINE, "Rule for how many drafts of a row are verified.")] = (
-        "fixed"
+        DRAFTING.draft_budget
     )
     drafts_by_load: Annotated[
         str | None,
@@ -231,7 +232,7 @@ class EngineOptions(SettingOptions):
     execution: Annotated[
         ExecutionName,
         option(ENGINE, "Draft, then verify; or verify half of the rows of inplace or paged while the others draft."),
-    ] = "serial"
+    ] = DEFAULTS.execution
     checks: ChecksOption = None
     cuda_graphs: Annotated[
         bool | None,
@@ -241,8 +242,10 @@ class EngineOptions(SettingOptions):
         float | None,
         option(ENGINE, "Most memory for both models' K/V.", "--kv-memory-gib", none="most of what is free"),
     ] = None
-    block_size: Annotated[int, option(ENGINE, "Tokens of a block of paged K/V: 1, 2, 4 … 64.")] = 16
-    prefix_sharing: Annotated[bool, option(ENGINE, "Let rows of paged share blocks of equal first tokens.")] = True
+    block_size: Annotated[int, option(ENGINE, "Tokens of a block of paged K/V: 1, 2, 4 … 64.")] = DEFAULTS.block_size
+    prefix_sharing: Annotated[bool, option(ENGINE, "Let rows of paged share blocks of equal first tokens.")] = (
+        DEFAULTS.prefix_sharing
+    )
     token_budget: Annotated[
         int | None,
         option(ENGINE, "Most tokens of a round of +continuous.", none="a verify pass of the batch, and 256 of prompts"),
@@ -264,8 +267,8 @@ class MethodOptions(SettingOptions):
 
     method: Annotated[
         str, option(ENGINE, f"{', '.join(NAMED_METHODS)}, or LAYOUT+SCHEDULER.", autocompletion=lambda: METHODS)
-    ] = "inplace"
-    batch_size: Annotated[int, option(ENGINE, "Rows decoded together.")] = 8
+    ] = DEFAULTS.method
+    batch_size: Annotated[int, option(ENGINE, "Rows decoded together.")] = DEFAULTS.batch_size
     shape_stable: Annotated[
         bool, option(ENGINE, "Run passes of one shape, for the same bits in any batch.", "--shape-stable")
     ] = False

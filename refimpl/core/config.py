@@ -24,6 +24,7 @@ CHECK_LEVELS: tuple[str, ...] = get_args(CheckLevel)
 
 MAX_WINDOW = 2**20  # sequences
 MAX_TOKEN_BUDGET = 2**20  # tokens of a round
+WINDOW_BATCHES = 4  # in a window, unless its size is given
 CHUNK_TOKENS = 256  # of prompts, in a round whose budget is not given
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens
 SHAPE_STABLE: tuple[str, ...] = ("inplace", "paged")  # layouts in which each token has a column of its own
@@ -304,7 +305,7 @@ class DecodeConfig:
         """Sequences with K/V at a time."""
         if self.resolved_method.scheduler != "grouped":
             return self.resolved_batch_size
-        return self.window_size or 4 * self.batch_size
+        return self.window_size or WINDOW_BATCHES * self.batch_size
 
     @property
     def resolved_token_budget(self) -> int | None:

@@ -9,6 +9,7 @@ from refimpl.core.config import (
     BLOCK_SIZES,
     MAX_TOKEN_BUDGET,
     MAX_WINDOW,
+    WINDOW_BATCHES,
     LayoutName,
     SchedulerName,
     default_token_budget,
@@ -206,7 +207,9 @@ class Engine:
     @property
     def resolved_window_size(self) -> int:
         """Sequences with K/V at a time."""
-        return (self.window_size or 4 * self.batch_size) if self.scheduler == "grouped" else self.batch_size
+        if self.scheduler != "grouped":
+            return self.batch_size
+        return self.window_size or WINDOW_BATCHES * self.batch_size
 
     @property
     def resolved_token_budget(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, get_args
 
 import pytest
 import typer
@@ -20,7 +20,8 @@ import refimpl
 import refimpl.cli
 import simulator.cli
 from raggedspec.cli import app, main
-from refimpl.commands import measure
+from refimpl import prompts
+from refimpl.commands import measure, options
 from refimpl.commands.measure import RepeatOptions, WorkOptions
 from refimpl.commands.options import EngineOptions, ModelOptions, RunOptions
 from refimpl.core.config import make_config
@@ -29,6 +30,7 @@ from refimpl.core.drafting import DraftingConfig
 from refimpl.core.errors import InputError
 from refimpl.core.option_groups import command, option
 from refimpl.core.provenance import command_line
+from refimpl.pairs.names import DTYPES, PRESETS
 
 ROOT = Path(__file__).parent.parent.parent
 HEAVY = ("torch", "transformers", "pandas", "numpy", "scipy", "matplotlib")
@@ -198,6 +200,13 @@ def test_every_setting_of_drafting_is_an_option():
     drafting = make_config(**given.settings()).drafting
     assert (drafting.draft_threshold, drafting.draft_cost, drafting.draft_score) == (0.7, 0.2, "own_token")
     assert make_config(**EngineOptions().settings()).drafting == DraftingConfig()
+
+
+def test_choices_are_those_of_the_engine():
+    """Options name them anew, since help loads no tensors."""
+    assert get_args(options.Dtype) == tuple(DTYPES)
+    assert ("tiny", *PRESETS) == options.PAIRS
+    assert options.Turns == prompts.Turns
 
 
 def test_a_head_can_be_given_where_a_drafter_can():
