@@ -274,17 +274,17 @@ def judge(
         num_speculative_tokens: the noise is measured with blocks of one more, of two at least.
 
     Raises:
-        InputError: the target's logits are NaN or infinite, so that nothing can be said of the tokens.
+        InputError: the target's logits are not finite, so that nothing can be said of the tokens.
     """
     size, stops = pair.vocab_size, set(stop_token_ids)
     measured: list[tuple[tuple[float, ...], float]] = []
     for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         single = logits_in_blocks(pair.target, prompt, output, 1)[:, :size]
         blocks = logits_in_blocks(pair.target, prompt, output, max(2, num_speculative_tokens + 1))[:, :size]
-        comparable = bool(((single < torch.inf) & (blocks < torch.inf)).all())  # a NaN is not
-        require(comparable, f"the target's logits are NaN or infinite after prompt {i}: judge in another dtype")
+        finite = bool((single.isfinite() & blocks.isfinite()).all())
+        require(finite, f"the target's logits are not finite after prompt {i}: judge in another dtype")
         regrets = single.amax(dim=-1) - single.gather(1, torch.tensor([list(output)], device=single.device).T)[:, 0]
-        measured.append((tuple(regrets.tolist()), float(_apart(single, blocks).max())))
+        measured.append((tuple(regrets.tolist()), float((single - blocks).abs().max())))
     noise = max(n for _, n in measured)
     rows = []
     for i, (output, wanted) in enumerate(zip(outputs, reference, strict=True)):
@@ -293,11 +293,6 @@ def judge(
         tied = right and max(measured[i][0]) <= 2 * noise
         rows.append(RowJudgement(i, "exact" if at is None else "tie" if tied else "bug", at, measured[i][0], right))
     return Judgement(tuple(rows), noise, sum(map(len, outputs)))
-
-
-def _apart(first: Tensor, second: Tensor) -> Tensor:
-    """Distance of each logit to the other; one that is -inf in both is not apart."""
-    return torch.where(first == second, 0.0, (first - second).abs())
 
 
 def ends_right(tokens: Seq[int], max_new_tokens: int, stops: set[int]) -> bool:

@@ -272,22 +272,13 @@ def with_logits(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     monkeypatch.setattr("refimpl.judging.tie_or_bug.logits_in_blocks", changed)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_logits_that_are_no_numbers_are_no_tie(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     outputs = oracle((), 24)
     wrong = [outputs[0], (*outputs[1][:-1], (outputs[1][-1] + 2) % 61)]
     with_logits(monkeypatch, value)
-    with pytest.raises(InputError, match="NaN or infinite after prompt 1: judge in another dtype"):
+    with pytest.raises(InputError, match="not finite after prompt 1: judge in another dtype"):
         judge(pair(), PROMPTS[:2], wrong, outputs[:2], max_new_tokens=24)
-
-
-def test_a_token_that_can_never_be_chosen_makes_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs = oracle((), 24)[:2]
-    before = judge(pair(), PROMPTS[:2], outputs, outputs, max_new_tokens=24)
-    with_logits(monkeypatch, float("-inf"))
-    after = judge(pair(), PROMPTS[:2], outputs, outputs, max_new_tokens=24)
-    assert after.verdict == "exact"
-    assert 0 < after.noise <= before.noise
 
 
 def test_requests_of_their_own_cannot_be_judged_together() -> None:
