@@ -16,7 +16,7 @@ app = typer.Typer()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestedOptions:
+class SubjectOptions:
     """Which engine is tested, against what."""
 
     engine: Annotated[str | None, option(ENGINE, "Engine in Python: module:make, or module:make:argument.")] = None
@@ -68,7 +68,7 @@ class SearchOptions:
 
 
 @command(app, "conformance --engine refimpl.conformance.adapters:method:exspec")
-def conformance(*, tested: TestedOptions, limits: LimitOptions, search: SearchOptions) -> None:
+def conformance(*, tested: SubjectOptions, limits: LimitOptions, search: SearchOptions) -> None:
     """Test any engine's batch speculative decoding against autoregressive decoding.
 
     Exit codes: 0 it passes, 1 it does not, 2 bad input, 3 nothing failed but the time was up. Progress is on stderr.
