@@ -301,6 +301,7 @@ def test_what_a_trace_says_of_each_position(engine_trace):
     [
         (HEADER | {"schema": "other/1"}, LINES, ":1: schema must be raggedspec.trace/1"),
         ({k: v for k, v in HEADER.items() if k != "layout"}, LINES, ":1: missing layout"),
+        ({k: v for k, v in HEADER.items() if k != "max_new_tokens_each"}, LINES, ":1: missing max_new_tokens_each"),
         (HEADER, [{k: v for k, v in LINES[0].items() if k not in ("kept", "draft_s")}], ":2: missing kept, draft_s"),
         (HEADER, [], "contains no rounds"),
         (HEADER | {"num_sequences": "2"}, LINES, ":1: num_sequences must be an integer ≥ 1, not '2'"),

@@ -139,6 +139,7 @@ def test_impossible_verification(llama, settings, message):
         (lambda pair: judge_method(pair, [[1], [2]], reference=[[1]]), "there are 2 prompts, but 1 references"),
         (lambda pair: plan_memory(pair, [[1]], budget_gib=None), "finite number of GiB above 0, not None"),
         (lambda pair: make_pair(pair.target.model, vocab_size="5"), "vocab_size must be from 1 to 61, not '5'"),
+        (lambda pair: make_pair(pair.target.model, vocab_size=True), "vocab_size must be from 1 to 61, not True"),
         (lambda pair: make_pair(pair.target.model, head=5), "the head must be the path of its file, not int"),
         (lambda _: load_pair(dtype=[]), r"unknown dtype \[\]: choose float64"),
         (lambda pair: Stream(pair, [[1]], DecodeConfig(method="autoregressive")), "has no layout and no scheduler"),
