@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -22,6 +22,7 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
 from refimpl.generation import generate
 from refimpl.models.adapter import HuggingFaceLM, Pair
+from refimpl.models.prepacked import without_prepacking
 from refimpl.requests import prepare
 
 STAGES = ("draft", "verify", "realign", "host")
@@ -199,7 +200,8 @@ def _peak_memory(device: torch.device) -> Iterator[list[int]]:
 
 @contextmanager
 def as_shipped(bench: Bench) -> Iterator[None]:
-    """Have the models use transformers' standard attention and no generation settings of their own, then as before.
+    """Have the models use transformers' standard attention, weights as they were loaded and no generation settings of
+    their own, then as before.
 
     What a generation config leaves open is filled from the model's: its stop tokens would end rows early. The draft is
     set to propose a constant number of tokens, regardless of its confidence.
@@ -215,7 +217,10 @@ def as_shipped(bench: Bench) -> Iterator[None]:
         model.set_attn_implementation(ATTENTION)
         model.generation_config = generation_config
     try:
-        yield
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(without_prepacking(model))
+            yield
     finally:
         for model, (attention, generation_config) in zip(models, before, strict=True):
             model.set_attn_implementation(attention)

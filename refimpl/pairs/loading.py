@@ -21,12 +21,13 @@ from transformers import (
 )
 
 from refimpl.core.drafting import DrafterName
-from refimpl.core.errors import InputError, UnsupportedModelError
+from refimpl.core.errors import InputError, UnsupportedModelError, require
 from refimpl.core.reading import is_folder
 from refimpl.core.request import check_stops
 from refimpl.core.values import require_bool, require_int
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails
+from refimpl.models.prepacked import prepack
 from refimpl.pairs.heads import load_head
 from refimpl.pairs.names import Named, find_device, find_dtype, find_models
 from refimpl.pairs.presets import PRESETS, ModelPreset
@@ -51,6 +52,7 @@ def load_pair(
     vocab_size: int | None = None,
     seed: int = 0,
     compile_modules: bool = False,
+    prepack_weights: bool = False,
 ) -> Pair:
     """Load a target and its draft.
 
@@ -62,12 +64,12 @@ def load_pair(
         head: file of a draft head that was trained for the target; ``"tiny"`` has one of its own.
         device: for example ``"cpu"`` or ``"cuda"``; a CUDA device becomes the process's current one.
         dtype: number format; None takes float32 on a CPU and bfloat16 elsewhere.
-        random_weights: build a preset's architecture with random weights on the device, without any download.
+        random_weights, seed: build a preset's architecture with random weights on the device, without any download.
         trust_remote_code: let code that comes with a model run; off unless asked for.
         stop_token_ids: replaces the union of the generation config's and the tokenizer's end-of-sequence ids.
         vocab_size: number of ids that are tokens, see `make_pair`.
-        seed: of the random weights.
         compile_modules: `compile_elementwise` of both models. The first passes take long.
+        prepack_weights: `prepack` of both models, in `refimpl.models.prepacked`.
 
     Warns:
         VocabularyWarning: the two tokenizers give many ids another meaning.
@@ -75,7 +77,7 @@ def load_pair(
     Raises:
         InputError: unknown name, unreachable hub, missing device, incompatible vocabularies, unsupported model.
     """
-    _check_options(seed, random_weights, trust_remote_code, compile_modules)
+    _check_options(seed, random_weights, trust_remote_code, compile_modules, prepack_weights)
     named, where = find_models(target, draft, drafter, head), find_device(device)
     number_format = find_dtype(dtype, where)
     if random_weights:
@@ -83,17 +85,28 @@ def load_pair(
     else:
         models = _read_models(named, where, number_format, trust_remote_code)
         tokenizer = _read_tokenizer(named, trust_remote_code)
-    for model in models if compile_modules else ():
-        compile_elementwise(model)
+    _speed_up(models, compile_modules, prepack_weights)
     ids: dict[str, Any] = {"tokenizer": tokenizer, "stop_token_ids": stop_token_ids, "vocab_size": vocab_size}
     return make_pair(*models, head=named.head, name=named.title, **ids)
 
 
 def _check_options(seed: int, *switches: bool) -> None:
-    """Raise InputError for a switch that is neither true nor false, or a seed that is no integer."""
-    for name, value in zip(("random_weights", "trust_remote_code", "compile_modules"), switches, strict=True):
+    """Raise InputError for a switch that is neither true nor false, two that exclude each other, or a seed
+    that is no integer."""
+    names = ("random_weights", "trust_remote_code", "compile_modules", "prepack_weights")
+    for name, value in zip(names, switches, strict=True):
         require_bool(name, value)
+    *_, compiled, prepacked = switches
+    require(not (compiled and prepacked), "compile_modules and prepack_weights exclude each other")
     require_int("seed", seed, -(2**63), 2**63 - 2)  # the draft's is one more
+
+
+def _speed_up(models: list[PreTrainedModel], compiled: bool, prepacked: bool) -> None:
+    for model in models:
+        if compiled:
+            compile_elementwise(model)
+        if prepacked:
+            prepack(model)
 
 
 def compile_elementwise(model: PreTrainedModel) -> None:

@@ -1,0 +1,96 @@
+"""Linear layers on a CPU whose weights are kept as oneDNN reads them fastest, too ("weight prepacking").
+
+PyTorch multiplies matrices of 32 bits with the library that it was built with, usually MKL, which runs on many
+processors below their rate, and reorders the weights in every call. oneDNN comes with PyTorch and can be given weights
+in its own order. `torch.compile` does so when it freezes a model; here the same operators are called without it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from refimpl.core.errors import InputError, require
+
+LEAST_TOKENS = 4  # with fewer, a product is bound by reading the weights, in any order
+LEAST_WEIGHTS = 2**16  # a smaller layer gains less than the call costs
+TYPICAL_TOKENS = 64  # for which oneDNN chooses the order
+TRIAL_TOLERANCE = 1e-4  # of the largest output; another order of additions differs by 1e-6
+
+
+class PrepackedForward:
+    """Stands in for `forward` of a linear layer, whose own weights stay as they are.
+
+    Args:
+        linear: a layer of float32 weights on a CPU.
+    """
+
+    def __init__(self, linear: nn.Linear):
+        self.linear = linear
+        self._weight: Tensor | None = None
+
+    def __call__(self, entries: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
+        """The layer's output; for a few tokens that of PyTorch's own product."""
+        layer = self.linear
+        if entries.numel() < LEAST_TOKENS * layer.in_features:
+            return nn.functional.linear(entries, layer.weight, layer.bias)
+        if self._weight is None:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), TYPICAL_TOKENS)
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(entries, self._weight, layer.bias, "none", [], "")
+        return output
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process is handed: that order of the weights cannot be written down, and is made again."""
+        return {"linear": self.linear, "_weight": None}
+
+
+@torch.inference_mode()
+def prepack(model: nn.Module) -> None:
+    """Prepack all large linear layers of a model; their weights take their memory twice.
+
+    Every layer is tried on random entries.
+
+    Raises:
+        InputError: the model is not on a CPU in float32, or this PyTorch has no such products, or they are wrong.
+    """
+    _refuse_other_numbers(model)
+    generator = torch.Generator().manual_seed(0)
+    for layer in _large_layers(model):
+        entries = torch.randn(TYPICAL_TOKENS, layer.in_features, generator=generator)
+        expected, forward = layer(entries), PrepackedForward(layer)
+        try:
+            error = float((forward(entries) - expected).abs().max() / expected.abs().max())
+        except (AttributeError, RuntimeError) as reason:
+            raise InputError(f"prepack_weights needs oneDNN, which fails here: {str(reason).splitlines()[0]}") from None
+        require(error <= TRIAL_TOLERANCE, f"prepack_weights: oneDNN's products differ from PyTorch's by {error:.1g}")
+        vars(layer)["forward"] = forward
+
+
+@contextmanager
+def without_prepacking(model: nn.Module) -> Iterator[None]:
+    """Have a model use its weights as they were loaded, then as before."""
+    prepacked = [vars(layer).pop("forward") for layer in model.modules() if _is_prepacked(layer)]
+    try:
+        yield
+    finally:
+        for forward in prepacked:
+            vars(forward.linear)["forward"] = forward
+
+
+def _refuse_other_numbers(model: nn.Module) -> None:
+    found = next(model.parameters())
+    number_format = str(found.dtype).removeprefix("torch.")
+    wanted = found.dtype == torch.float32 and found.device.type == "cpu"
+    require(wanted, f"prepack_weights needs float32 on a CPU, not {number_format} on {found.device.type}")
+
+
+def _large_layers(model: nn.Module) -> list[nn.Linear]:
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    return [layer for layer in layers if layer.weight.numel() >= LEAST_WEIGHTS and not _is_prepacked(layer)]
+
+
+def _is_prepacked(module: nn.Module) -> bool:
+    return isinstance(vars(module).get("forward"), PrepackedForward)

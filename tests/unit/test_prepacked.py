@@ -1,0 +1,162 @@
+"""Prepacked weights: the products of the layers as they were loaded, which transformers' own generation still runs."""
+
+import json
+import pickle
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from refimpl import InputError, generate, load_pair
+from refimpl.bench import BenchSettings, engines
+from refimpl.bench.engines import hf_generate, run_method
+from refimpl.bench.run import make_bench
+from refimpl.cli import main
+from refimpl.models.adapter import HuggingFaceLM
+from refimpl.models.prepacked import LEAST_TOKENS, LEAST_WEIGHTS, PrepackedForward, prepack, without_prepacking
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+PROMPTS = ["def area(", "import os\n", "x = [", "class Box:\n    def __init__(self"]
+
+
+@pytest.fixture(scope="module")
+def prepacked():
+    return load_pair("tiny", prepack_weights=True)
+
+
+def stand_ins(model: nn.Module) -> list[nn.Module]:
+    return [layer for layer in model.modules() if isinstance(vars(layer).get("forward"), PrepackedForward)]
+
+
+def test_large_layers_alone_are_prepacked(prepacked):
+    """Of a layer of the target the three of its MLP, and the head; a layer of 192 by 192 is too small."""
+    assert isinstance(prepacked.target, HuggingFaceLM)
+    found = stand_ins(prepacked.target.model)
+    assert len(found) == 24 * 3 + 1
+    assert all(layer.weight.numel() >= LEAST_WEIGHTS for layer in found)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (4,), (2, 1), (2, 2), (7, 5), (0, 3)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_are_those_of_the_layer(shape, bias):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 300, bias=bias))
+    entries = torch.randn(*shape, 256)
+    with torch.inference_mode():
+        plain = model(entries)
+        prepack(model)
+        found = model(entries)
+    assert found.shape == plain.shape
+    torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-5)
+    if plain.numel() < LEAST_TOKENS * 300:
+        assert torch.equal(found, plain)
+
+
+@pytest.mark.parametrize("method", ["inplace", "paged+continuous", "masked", "exspec"])
+def test_tokens_are_the_same(prepacked, tiny, method):
+    settings = {"method": method, "batch_size": 3, "max_new_tokens": 24, "checks": "device"}
+    found, expected = (generate(pair, PROMPTS, **settings) for pair in (prepacked, tiny))
+    assert [s.token_ids for s in found.sequences] == [s.token_ids for s in expected.sequences]
+
+
+def test_prepacking_twice_changes_nothing():
+    model = nn.Sequential(nn.Linear(256, 256))
+    prepack(model)
+    (layer,) = stand_ins(model)
+    forward = vars(layer)["forward"]
+    prepack(model)
+    assert vars(layer)["forward"] is forward
+
+
+def test_another_process_prepacks_again():
+    model = nn.Sequential(nn.Linear(256, 256))
+    prepack(model)
+    copy, entries = pickle.loads(pickle.dumps(model)), torch.randn(8, 256)
+    assert len(stand_ins(copy)) == 1
+    assert vars(copy[0])["forward"].linear is copy[0]
+    with torch.inference_mode():
+        assert torch.equal(copy(entries), model(entries))
+
+
+def test_generation_of_transformers_runs_as_shipped(prepacked, monkeypatch):
+    """The baseline of the benchmark multiplies as PyTorch does, our engine before and after it does not."""
+    bench = make_bench(prepacked, BenchSettings(max_new_tokens=4, repeats=1))
+    during = []
+    generates = type(bench.target.model).generate
+    monkeypatch.setattr(
+        type(bench.target.model),
+        "generate",
+        lambda self, *args, **more: (during.append(len(stand_ins(self))), generates(self, *args, **more))[1],
+    )
+    prompts = [[5, 6, 7], [8, 9]]
+    ours = run_method(bench, prompts, "inplace", 2)
+    assert hf_generate(bench, prompts, 2).outputs == ours.outputs
+    assert during == [0]
+    assert len(stand_ins(bench.target.model)) == 73
+    assert len(stand_ins(bench.draft.model)) > 0
+    with pytest.raises(ZeroDivisionError), engines.as_shipped(bench):
+        1 / 0  # noqa: B018
+    assert len(stand_ins(bench.target.model)) == 73
+
+
+def test_weights_come_back_in_their_places(prepacked):
+    model = prepacked.target.model
+    before = stand_ins(model)
+    with without_prepacking(model):
+        assert not stand_ins(model)
+    assert stand_ins(model) == before
+
+
+class TestRefused:
+    @pytest.mark.parametrize("number_format", ["float64", "bfloat16"])
+    def test_other_numbers(self, number_format):
+        with pytest.raises(InputError, match=f"prepack_weights needs float32 on a CPU, not {number_format} on cpu"):
+            load_pair("tiny", dtype=number_format, prepack_weights=True)
+
+    def test_beside_compiled_modules(self):
+        with pytest.raises(InputError, match="compile_modules and prepack_weights exclude each other"):
+            load_pair("tiny", compile_modules=True, prepack_weights=True)
+
+    def test_products_that_are_wrong(self, monkeypatch):
+        """As where the order of the weights is that of another processor."""
+        call = PrepackedForward.__call__
+        monkeypatch.setattr(PrepackedForward, "__call__", lambda self, entries: call(self, entries) * 1.001)
+        with pytest.raises(InputError, match=r"oneDNN's products differ from PyTorch's by 0\.001"):
+            prepack(nn.Sequential(nn.Linear(256, 256)))
+
+    def test_products_that_there_are_not(self, monkeypatch):
+        def fails(*_):
+            raise RuntimeError("no such operator\nand a long text")
+
+        monkeypatch.setattr(PrepackedForward, "__call__", fails)
+        model = nn.Sequential(nn.Linear(256, 256))
+        with pytest.raises(InputError, match=r"needs oneDNN, which fails here: no such operator$"):
+            prepack(model)
+        assert not stand_ins(model)
+
+    def test_by_the_command(self, capsys, monkeypatch):
+        monkeypatch.setattr(sys, "argv", ["refimpl", "generate", "--prompt", "x", "--prepack", "--dtype", "float64"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert "prepack_weights needs float32 on a CPU" in capsys.readouterr().err
+
+
+def test_the_command_prepacks(capsys, monkeypatch):
+    monkeypatch.setattr(
+        sys, "argv", ["refimpl", "generate", "--prompt", "def f(", "--max-new-tokens", "3", "--prepack"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 3
+
+
+def test_bits_do_not_depend_on_the_rows_beside(prepacked):
+    """Products of passes of one shape: row by row as in a pass with other rows."""
+    settings = {"method": "inplace", "batch_size": 3, "max_new_tokens": 12, "shape_stable": True, "logprobs": 2}
+    together = generate(prepacked, PROMPTS[:3], **settings)
+    alone = [generate(prepacked, [prompt], **settings).sequences[0] for prompt in PROMPTS[:3]]
+    assert [s.token_ids for s in together.sequences] == [s.token_ids for s in alone]
+    assert [s.logprobs for s in together.sequences] == [s.logprobs for s in alone]
