@@ -1,7 +1,7 @@
 """Linear layers on a CPU whose weights are kept as oneDNN reads them fastest, too ("weight prepacking").
 
-PyTorch multiplies matrices of 32 bits with the library that it was built with, usually MKL, which runs on many
-processors below their rate, and reorders the weights in every call. oneDNN comes with PyTorch and can be given weights
+PyTorch multiplies matrices of 32 bits with the library that it was built with, usually MKL, which runs below the rate
+of some processors, and reorders the weights in every call. oneDNN comes with PyTorch and can be given weights
 in its own order. `torch.compile` does so when it freezes a model; here the same operators are called without it.
 """
 
