@@ -153,10 +153,10 @@ def test_the_command_prepacks(capsys, monkeypatch):
     assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 3
 
 
-def test_bits_do_not_depend_on_the_rows_beside(prepacked):
-    """Products of passes of one shape: row by row as in a pass with other rows."""
-    settings = {"method": "inplace", "batch_size": 3, "max_new_tokens": 12, "shape_stable": True, "logprobs": 2}
-    together = generate(prepacked, PROMPTS[:3], **settings)
-    alone = [generate(prepacked, [prompt], **settings).sequences[0] for prompt in PROMPTS[:3]]
-    assert [s.token_ids for s in together.sequences] == [s.token_ids for s in alone]
-    assert [s.logprobs for s in together.sequences] == [s.logprobs for s in alone]
+@pytest.mark.parametrize("method", ["inplace", "paged", "paged+grouped", "inplace+static"])
+def test_bits_are_those_of_one_row_at_a_time(prepacked, method):
+    settings = {"batch_size": 3, "max_new_tokens": 12, "shape_stable": True, "logprobs": 0}
+    alone = generate(prepacked, PROMPTS, method="autoregressive", **settings).sequences
+    found = generate(prepacked, PROMPTS, method=method, **settings).sequences
+    assert [s.token_ids for s in found] == [s.token_ids for s in alone]
+    assert [s.logprobs for s in found] == [s.logprobs for s in alone]
