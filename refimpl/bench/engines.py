@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -217,9 +217,7 @@ def as_shipped(bench: Bench) -> Iterator[None]:
         model.set_attn_implementation(ATTENTION)
         model.generation_config = generation_config
     try:
-        with ExitStack() as stack:
-            for model in models:
-                stack.enter_context(without_prepacking(model))
+        with without_prepacking(bench.target.model), without_prepacking(bench.draft.model):
             yield
     finally:
         for model, (attention, generation_config) in zip(models, before, strict=True):
