@@ -11,7 +11,7 @@ from torch import Tensor
 from refimpl.core import kernels
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.places import Places, PoolRows
-from refimpl.layouts.store import NUM_TAGS, Block, KVShape, KVStore, PooledRow, PooledRows, RowState
+from refimpl.layouts.store import NUM_TAGS, Append, Block, KVShape, KVStore, PooledRow, PooledRows, RowState
 from refimpl.placement import Move, Placement, PoolSize, are_neighbours
 
 
@@ -211,14 +211,18 @@ class Layout(ABC):
         self, places: Places, tokens: Int[Tensor, "batch q"], position: Int[Tensor, "batch q"], width: int
     ) -> Block:
         """A pool block computed from tensors only, so that it can be recorded."""
-        flat = places.slots(position)
+        slots = places.slots(position)
 
-        def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            self.pool.write_slots(layer, flat, keys, values)
-            return places.view(layer, width)
+        def append_to(slots: Tensor) -> Append:
+            def append(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+                self.pool.write_slots(layer, slots, keys, values)
+                return places.view(layer, width)
+
+            return append
 
         mask = self.pool_mask(torch.arange(width, device=tokens.device), position)
-        return Block(tokens, position.clamp(0, self.max_positions - 1), mask, append)
+        position_ids = position.clamp(0, self.max_positions - 1)
+        return Block(tokens, position_ids, mask, append_to(slots), append_of=lambda kept: append_to(slots[kept]))
 
     def _with_idle_rows(self, rows: Seq[RowState], count: int) -> tuple[list[RowState], Int[Tensor, " n"]]:
         """Fill up to `count` rows with slots that feed nothing; also the place of each of `rows` among them."""

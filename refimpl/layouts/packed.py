@@ -23,19 +23,46 @@ class Rectangle:
         index: which of the rows' tokens each query is; any of them where a row has fewer.
         places: of the tokens in the rectangle, counted row by row.
         mask: ``[rows, 1, q, width]``, True where the query sees the slot; a model may put its own form in its place.
+        orders: by numbers of query heads and of key heads: the order of `fold`, and that of `unfold`; found once.
     """
 
     index: Int[Tensor, "rows q"]
     places: Int[Tensor, " tokens"]
     mask: Tensor
+    orders: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def spread(self, entries: Float[Tensor, "heads tokens dim"]) -> Float[Tensor, "rows heads q dim"]:
         """Entries of tokens as a rectangle."""
         return entries.index_select(1, self.index.flatten()).unflatten(1, self.index.shape).transpose(0, 1)
 
-    def collect(self, entries: Float[Tensor, "rows heads q dim"]) -> Float[Tensor, "heads tokens dim"]:
-        """Entries of a rectangle, without its pads."""
-        return entries.transpose(0, 1).flatten(1, 2).index_select(1, self.places)
+    def fold(
+        self, query: Float[Tensor, "1 heads tokens dim"], kv_heads: int
+    ) -> Float[Tensor, "rows kv_heads group_q dim"]:
+        """Queries as a rectangle, those of heads that share keys side by side."""
+        heads, order = query.shape[1], self._order(query.shape[1], kv_heads)[0]
+        folded = query[0].transpose(0, 1).flatten(0, 1).index_select(0, order)
+        return folded.view(len(self.index), kv_heads, heads // kv_heads * self.index.shape[1], -1)
+
+    def unfold(
+        self, output: Float[Tensor, "rows kv_heads group_q dim"], heads: int
+    ) -> Float[Tensor, "1 tokens heads dim"]:
+        """What `fold` has put side by side, without pads."""
+        order = self._order(heads, output.shape[1])[1]
+        return output.transpose(1, 2).flatten(0, 2).index_select(0, order).view(1, len(self.places), heads, -1)
+
+    def _order(self, heads: int, kv_heads: int) -> tuple[Tensor, Tensor]:
+        if (heads, kv_heads) not in self.orders:
+            self.orders[heads, kv_heads] = self._find_order(heads, kv_heads)
+        return self.orders[heads, kv_heads]
+
+    def _find_order(self, heads: int, kv_heads: int) -> tuple[Tensor, Tensor]:
+        """Of pairs (token, head), those of a rectangle; of its (row, head in a group, query, key head), the tokens'."""
+        (rows, q), group, device = self.index.shape, heads // kv_heads, self.index.device
+        head = torch.arange(heads, device=device)
+        folded = self.index[:, None] * heads + head[:, None]
+        at = torch.arange(rows * group * q * kv_heads, device=device).view(rows, group, q, kv_heads)
+        unfolded = at.permute(0, 2, 3, 1).reshape(rows * q, heads).index_select(0, self.places)
+        return folded.flatten(), unfolded.flatten()
 
 
 @dataclass(slots=True)
@@ -70,10 +97,16 @@ class PackedBlock:
 
     @classmethod
     def of_rows(cls, block: Block, counts: Seq[int]) -> "PackedBlock":
-        """The first `counts[i]` tokens of row i of a block, which stores arbitrary K/V in place of the others'."""
+        """The first `counts[i]` tokens of row i of a block.
+
+        Where it can only write all of its entries, it stores arbitrary ones in place of the others'.
+        """
         rectangle = _rectangle(block, counts)
+        append = block.append_of(rectangle.places) if block.append_of else None
 
         def write(layer: int, keys: Tensor, values: Tensor) -> Seen:
+            if append:
+                return [append(layer, keys, values)]
             return [block.append(layer, rectangle.spread(keys[0]), rectangle.spread(values[0]))]
 
         tokens, positions = (each.flatten()[rectangle.places][None] for each in (block.tokens, block.position_ids))

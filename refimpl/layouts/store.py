@@ -151,10 +151,8 @@ class KVStore:
 
     def view_blocks(self, layer: int, table: Int[Tensor, "batch blocks"], width: int) -> tuple[Tensor, Tensor]:
         """As `view`, of rows whose columns are the blocks of a table, one after the other: a copy."""
-        keys, values = (
-            entries.transpose(0, 1).index_select(1, table.flatten()).unflatten(1, table.shape).flatten(2, 3)
-            for entries in self._by_row[layer]
-        )
+        gathered = self.data[layer].index_select(2, table.flatten()).unflatten(2, table.shape).flatten(3, 4)
+        keys, values = gathered[KEY, ..., : self.shape.key_dim], gathered[-1, ..., -self.shape.value_width :]
         return keys.transpose(0, 1)[:, :, :width], values.transpose(0, 1)[:, :, :width]
 
 
@@ -194,6 +192,7 @@ class PooledRows:
 
 
 Append = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+AppendOf = Callable[[Tensor], Append]
 NoteHidden = Callable[[Tensor], None]
 LookUp = Callable[[Seq[int]], PooledRows | None]
 
@@ -213,6 +212,8 @@ class Block:
         note_hidden: called with what the LM head reads ``[batch, num_logits, hidden]``; None where nobody asks.
         pooled: called with the tokens that each row feeds, its first; returns the rows that feed any. It returns None,
             or is None, where the mask says more than the pool, or is checked.
+        append_of: called with places of tokens in the block, row by row; returns what appends the entries of these
+            alone, ``[1, kv_heads, tokens, …]``. None where all entries of the block are written.
     """
 
     tokens: Int[Tensor, "batch q"]
@@ -223,6 +224,7 @@ class Block:
     members: Int[Tensor, " n"] | None = None
     note_hidden: NoteHidden | None = None
     pooled: LookUp | None = None
+    append_of: AppendOf | None = None
 
     def of_members(self) -> "Block":
         """The same block without its idle rows, to look at."""

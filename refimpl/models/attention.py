@@ -65,7 +65,7 @@ def grouped_attention(
         attention_mask = attention_mask[:, :, :q]
     if attention_mask is None or heads == kv_heads or attention_mask.shape[2] != q * (heads // kv_heads):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    return _folded(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
+    return _folded(query, key, value, attention_mask, scaling), None
 
 
 def packed_attention(
@@ -79,8 +79,7 @@ def packed_attention(
         return block.attend(query, scaling)
     parts = zip(block.parts(query), block.seen, strict=True)
     outputs = [_of_part(mine, rectangle, *seen, scaling) for (mine, rectangle), seen in parts]
-    output = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
-    return output.transpose(1, 2).contiguous()
+    return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
 
 
 def _of_part(
@@ -89,21 +88,25 @@ def _of_part(
     key: Tensor,
     value: Tensor,
     scaling: float | None,
-) -> Float[Tensor, "1 heads tokens value_dim"]:
+) -> Float[Tensor, "1 tokens heads value_dim"]:
     """Attention of one row, or of the rows of a rectangle with the mask of `additive_mask`."""
     if rectangle is None:
-        return _causal(query, key, value, scaling)
-    spread = rectangle.spread(query[0])
-    mask = rectangle.mask[:, :, : spread.shape[1] // key.shape[1] * spread.shape[2]]
-    return rectangle.collect(_folded(spread, key, value, mask, scaling))[None]
+        return _causal(query, key, value, scaling).transpose(1, 2).contiguous()
+    folded, heads = rectangle.fold(query, key.shape[1]), query.shape[1]
+    output = _attend(folded, key, value, rectangle.mask[:, :, : folded.shape[2]], scaling)
+    return rectangle.unfold(output, heads)
 
 
 def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """Attention with the queries of heads that share keys laid side by side ``[batch, heads, q, value_dim]``."""
+    """Attention with the queries of heads that share keys laid side by side ``[batch, q, heads, value_dim]``."""
     (batch, heads, q, dim), kv_heads = query.shape, key.shape[1]
     folded = query.reshape(batch, kv_heads, heads // kv_heads * q, dim)
-    output = nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-    return output.reshape(batch, heads, q, -1)
+    output = _attend(folded, key, value, mask, scaling)
+    return output.unflatten(2, (-1, q)).permute(0, 3, 1, 2, 4).reshape(batch, q, heads, -1)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:

@@ -8,7 +8,8 @@ from refimpl import Pair, Request, generate
 from refimpl.core.config import make_config
 from refimpl.decoding import prefill
 from refimpl.decoding.engine import Engine
-from refimpl.layouts.packed import PackedBlock
+from refimpl.layouts.packed import PackedBlock, Rectangle
+from refimpl.layouts.store import KVStore
 from refimpl.models import attention, probe
 from refimpl.models.adapter import HuggingFaceLM
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
@@ -153,3 +154,39 @@ def test_rows_of_a_static_batch_that_have_finished_feed_nothing(llama, rectangle
 def test_passes_of_one_shape_are_not_packed(llama, rectangles):
     generate(llama, REQUESTS, shape_stable=True)
     assert not rectangles
+
+
+@pytest.mark.parametrize("method", ["inplace", "paged"])
+def test_rows_write_their_own_tokens_alone(llama, method, monkeypatch):
+    """What a row would be padded with leaves the slots behind its tokens as they were."""
+    written: list[torch.Tensor] = []
+    fed = []
+    write, forward = KVStore.write_slots, llama.target.forward_packed
+
+    def note_slots(store, layer, slots, keys, values):
+        written.append(slots)
+        write(store, layer, slots, keys, values)
+
+    def note_pass(block, num_logits):
+        written.clear()
+        logits = forward(block, num_logits)
+        fed.append((block, written[:]))
+        return logits
+
+    monkeypatch.setattr(KVStore, "write_slots", note_slots)
+    monkeypatch.setattr(llama.target, "forward_packed", note_pass)
+    generate(llama, REQUESTS, method=method, batch_size=4, num_speculative_tokens=6)
+    of_rows = [(block, slots) for block, slots in fed if block.rectangle]
+    assert of_rows
+    for block, slots in of_rows:
+        assert [len(each) for each in slots] == [block.tokens.shape[1]] * llama.target.kv_shape.num_layers
+
+
+def test_folded_queries_are_those_of_the_rectangle():
+    """Two heads share a key head: row by row, key head by key head, the queries of both, and back."""
+    rectangle = Rectangle(torch.tensor([[0, 0, 0], [1, 2, 3]]), torch.tensor([0, 3, 4, 5]), torch.empty(0))
+    query = torch.arange(4 * 4 * 2.0).view(1, 4, 4, 2)
+    folded = rectangle.fold(query, 2)
+    spread = rectangle.spread(query[0])
+    assert torch.equal(folded, spread.reshape(2, 2, 2 * 3, 2))
+    assert torch.equal(rectangle.unfold(folded, 4), query.transpose(1, 2))
