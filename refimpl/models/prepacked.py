@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from refimpl.core.errors import InputError, require
 
-LEAST_TOKENS = 4  # with fewer, a product is bound by reading the weights, in any order
-LEAST_WEIGHTS = 2**16  # a smaller layer gains less than the call costs
+LEAST_MULTIPLICATIONS = 750_000  # of a product, for each thread; with fewer, the call costs more than it gains
 TYPICAL_TOKENS = 64  # for which oneDNN chooses the order
 TRIAL_TOLERANCE = 1e-4  # of the largest output; another order of additions differs by 1e-6
 
@@ -33,10 +32,15 @@ class PrepackedForward:
         self._weight: Tensor | None = None
 
     def __call__(self, entries: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
-        """The layer's output; for a few tokens that of PyTorch's own product."""
+        """The layer's output; that of PyTorch's own product where it is small."""
         layer = self.linear
-        if entries.numel() < LEAST_TOKENS * layer.in_features:
+        if entries.numel() * layer.out_features < LEAST_MULTIPLICATIONS * torch.get_num_threads():
             return nn.functional.linear(entries, layer.weight, layer.bias)
+        return self.product(entries)
+
+    def product(self, entries: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
+        """The layer's output by oneDNN."""
+        layer = self.linear
         if self._weight is None:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), TYPICAL_TOKENS)
         output: Tensor = torch.ops.mkldnn._linear_pointwise(entries, self._weight, layer.bias, "none", [], "")
@@ -49,7 +53,7 @@ class PrepackedForward:
 
 @torch.inference_mode()
 def prepack(model: nn.Module) -> None:
-    """Prepack all large linear layers of a model; their weights take their memory twice.
+    """Prepack all linear layers of a model; their weights take their memory twice.
 
     Every layer is tried on random entries.
 
@@ -58,11 +62,11 @@ def prepack(model: nn.Module) -> None:
     """
     _refuse_other_numbers(model)
     generator = torch.Generator().manual_seed(0)
-    for layer in _large_layers(model):
+    for layer in _plain_layers(model):
         entries = torch.randn(TYPICAL_TOKENS, layer.in_features, generator=generator)
         expected, forward = layer(entries), PrepackedForward(layer)
         try:
-            error = float((forward(entries) - expected).abs().max() / expected.abs().max())
+            error = float((forward.product(entries) - expected).abs().max() / expected.abs().max())
         except (AttributeError, RuntimeError) as reason:
             raise InputError(f"prepack_weights needs oneDNN, which fails here: {str(reason).splitlines()[0]}") from None
         require(error <= TRIAL_TOLERANCE, f"prepack_weights: oneDNN's products differ from PyTorch's by {error:.1g}")
@@ -87,9 +91,8 @@ def _refuse_other_numbers(model: nn.Module) -> None:
     require(wanted, f"prepack_weights needs float32 on a CPU, not {number_format} on {found.device.type}")
 
 
-def _large_layers(model: nn.Module) -> list[nn.Linear]:
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
-    return [layer for layer in layers if layer.weight.numel() >= LEAST_WEIGHTS and not _is_prepacked(layer)]
+def _plain_layers(model: nn.Module) -> list[nn.Linear]:
+    return [module for module in model.modules() if type(module) is nn.Linear and not _is_prepacked(module)]
 
 
 def _is_prepacked(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from refimpl.bench.engines import hf_generate, run_method
 from refimpl.bench.run import make_bench
 from refimpl.cli import main
 from refimpl.models.adapter import HuggingFaceLM
-from refimpl.models.prepacked import LEAST_TOKENS, LEAST_WEIGHTS, PrepackedForward, prepack, without_prepacking
+from refimpl.models.prepacked import LEAST_MULTIPLICATIONS, PrepackedForward, prepack, without_prepacking
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 PROMPTS = ["def area(", "import os\n", "x = [", "class Box:\n    def __init__(self"]
@@ -29,15 +29,32 @@ def stand_ins(model: nn.Module) -> list[nn.Module]:
     return [layer for layer in model.modules() if isinstance(vars(layer).get("forward"), PrepackedForward)]
 
 
-def test_large_layers_alone_are_prepacked(prepacked):
-    """Of a layer of the target the three of its MLP, and the head; a layer of 192 by 192 is too small."""
+ALL = 24 * 7 + 1  # layers of the bundled target: four of attention and three of the MLP, 24 times, and the head
+
+
+def test_all_linear_layers_are_prepacked(prepacked):
     assert isinstance(prepacked.target, HuggingFaceLM)
-    found = stand_ins(prepacked.target.model)
-    assert len(found) == 24 * 3 + 1
-    assert all(layer.weight.numel() >= LEAST_WEIGHTS for layer in found)
+    assert len(stand_ins(prepacked.target.model)) == ALL
 
 
-@pytest.mark.parametrize("shape", [(1,), (3,), (4,), (2, 1), (2, 2), (7, 5), (0, 3)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_small_products_are_those_of_pytorch(threads, monkeypatch):
+    """The least number of multiplications is that of each thread, so that a call is worth its costs."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    model = nn.Sequential(nn.Linear(256, 256, bias=False))
+    prepack(model)
+    (layer,) = stand_ins(model)
+    fed, product = [], PrepackedForward.product
+    monkeypatch.setattr(
+        PrepackedForward, "product", lambda self, entries: (fed.append(len(entries)), product(self, entries))[1]
+    )
+    for tokens in range(1, 40):
+        layer(torch.zeros(tokens, 256))
+    assert fed == [tokens for tokens in range(1, 40) if tokens * 256 * 256 >= LEAST_MULTIPLICATIONS * threads]
+    assert 0 < len(fed) < 39
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (9,), (2, 1), (2, 5), (7, 5), (0, 3)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_are_those_of_the_layer(shape, bias):
     torch.manual_seed(0)
@@ -49,7 +66,7 @@ def test_products_are_those_of_the_layer(shape, bias):
         found = model(entries)
     assert found.shape == plain.shape
     torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-5)
-    if plain.numel() < LEAST_TOKENS * 300:
+    if plain.numel() * 256 < LEAST_MULTIPLICATIONS:
         assert torch.equal(found, plain)
 
 
@@ -93,11 +110,11 @@ def test_generation_of_transformers_runs_as_shipped(prepacked, monkeypatch):
     ours = run_method(bench, prompts, "inplace", 2)
     assert hf_generate(bench, prompts, 2).outputs == ours.outputs
     assert during == [0]
-    assert len(stand_ins(bench.target.model)) == 73
+    assert len(stand_ins(bench.target.model)) == ALL
     assert len(stand_ins(bench.draft.model)) > 0
     with pytest.raises(ZeroDivisionError), engines.as_shipped(bench):
         1 / 0  # noqa: B018
-    assert len(stand_ins(bench.target.model)) == 73
+    assert len(stand_ins(bench.target.model)) == ALL
 
 
 def test_weights_come_back_in_their_places(prepacked):
@@ -120,8 +137,8 @@ class TestRefused:
 
     def test_products_that_are_wrong(self, monkeypatch):
         """As where the order of the weights is that of another processor."""
-        call = PrepackedForward.__call__
-        monkeypatch.setattr(PrepackedForward, "__call__", lambda self, entries: call(self, entries) * 1.001)
+        product = PrepackedForward.product
+        monkeypatch.setattr(PrepackedForward, "product", lambda self, entries: product(self, entries) * 1.001)
         with pytest.raises(InputError, match=r"oneDNN's products differ from PyTorch's by 0\.001"):
             prepack(nn.Sequential(nn.Linear(256, 256)))
 
@@ -129,7 +146,7 @@ class TestRefused:
         def fails(*_):
             raise RuntimeError("no such operator\nand a long text")
 
-        monkeypatch.setattr(PrepackedForward, "__call__", fails)
+        monkeypatch.setattr(PrepackedForward, "product", fails)
         model = nn.Sequential(nn.Linear(256, 256))
         with pytest.raises(InputError, match=r"needs oneDNN, which fails here: no such operator$"):
             prepack(model)
