@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -226,10 +227,11 @@ def _run_in_processes(
         delayed(_run_on_one_thread)(pair, prompts, method, size, references[size], settings) for method, size in runs
     )
     reports = []
-    for report in pending:
-        reports.append(report)
-        if progress:
-            progress(len(reports), len(runs))
+    with closing(pending):  # left to a collection, it would stop the workers of a later call
+        for report in pending:
+            reports.append(report)
+            if progress:
+                progress(len(reports), len(runs))
     return reports
 
 

@@ -113,6 +113,17 @@ def test_processes_share_the_work(llama):
     assert report.exact
 
 
+@pytest.mark.filterwarnings("ignore:[0-9]+ tasks which were:UserWarning", "ignore:[0-9]+ tasks have been:UserWarning")
+def test_processes_are_let_go_at_an_error(llama):
+    def fail(task, *_):
+        assert task != "methods", "told too early"
+
+    with pytest.raises(AssertionError, match="told too early") as error:
+        verify(llama, [[1, 2, 3]], methods="inplace,eqspec", batch_sizes=[2], max_new_tokens=4, jobs=2, progress=fail)
+    (pending,) = [frame.frame.f_locals["pending"] for frame in error.traceback if "pending" in frame.frame.f_locals]
+    assert pending.gi_frame is None
+
+
 def test_generate_command(monkeypatch, capsys, tmp_path):
     prompts, output, trace = tmp_path / "p.txt", tmp_path / "out.jsonl", tmp_path / "trace.ndjson"
     prompts.write_text("import os\ndef main(\nclass A:\n")
