@@ -1,8 +1,8 @@
 """Replications of a scenario: run, stopped when precise enough, summarized."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -224,17 +224,16 @@ def simulate(
     for name, value in (settings := {"keep_frames": keep_frames, "keep_rows": keep_rows}).items():
         require_bool(name, value)
     done: list[Replication] = []
+    planned = replications
     with reporting(progress, "replications") as report:
-
-        def run_until(planned: int) -> None:
+        while len(done) < planned:
             jobs = [(scenario, index) for index in range(len(done), planned)]
-            for replication in run_parallel(run_replication, jobs, workers, settings):
-                done.append(replication)
-                report(len(done), planned)
-
-        run_until(replications)
-        while precision is not None and len(done) < most and _is_unknown(done, metric, precision):
-            run_until(min(most, len(done) + len(done) // 2))
+            with closing(run_parallel(run_replication, jobs, workers, settings)) as runs:
+                for replication in runs:
+                    done.append(replication)
+                    report(len(done), planned)
+            if precision is not None and _is_unknown(done, metric, precision):
+                planned = min(most, len(done) + len(done) // 2)
     return Results(scenario, tuple(done))
 
 
@@ -245,8 +244,8 @@ def run_parallel(
     settings: dict[str, Any],
     *,
     ordered: bool = True,
-) -> Iterator[T]:
-    """Call a function on each tuple of arguments; results as they come.
+) -> Generator[T, None, None]:
+    """Call a function on each tuple of arguments; results as they come. Whoever may leave them early has to close it.
 
     Args:
         function, arguments: what is called, and on what.
@@ -262,7 +261,8 @@ def run_parallel(
     from joblib import Parallel, delayed
 
     # after an error, which is told, the results of the others are not wanted
-    warnings.filterwarnings("ignore", "[0-9]+ tasks which were still being processed", UserWarning)
+    unused = "[0-9]+ tasks (which were still being processed|have been successfully executed)"
+    warnings.filterwarnings("ignore", unused, UserWarning)
     order = "generator" if ordered else "generator_unordered"
     processes = Parallel(n_jobs=min(workers, len(jobs)), return_as=order)
     yield from processes(delayed(function)(*given, **settings) for given in jobs)
@@ -291,8 +291,9 @@ def run_points(
     PAIRED.check(replications, "replications")
     points = [(point, index) for point in jobs for index in range(replications)]
     lines: list[dict[str, Any]] = []
-    with reporting(progress, "runs") as report:
-        done = run_parallel(run_replication, [(jobs[p], i) for p, i in points], workers, {"keep_frames": False})
+    given = [(jobs[point], index) for point, index in points]
+    runs = run_parallel(run_replication, given, workers, {"keep_frames": False})
+    with reporting(progress, "runs") as report, closing(runs) as done:
         for (point, index), run in zip(points, done, strict=True):
             line = dict(zip(names, point, strict=True)) | {"replication": index}
             lines.append(line | {name: run.metrics[name] for name in metrics})

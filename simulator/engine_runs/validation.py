@@ -24,6 +24,7 @@ run's over the calibration's, and simulated seconds are multiplied by it. The er
 spread that the probes of the calibration had (`speed_cv`).
 """
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -170,8 +171,9 @@ def validate(
     meta["speed_cv"] = speed_cv(folder, meta)
     jobs = [(trace, cost, fit, replications, meta) for trace in traces]
     lines = []
-    with reporting(progress, "held-out runs") as report:
-        for line in run_parallel(_judge, jobs, workers, {}):
+    judged = run_parallel(_judge, jobs, workers, {})
+    with reporting(progress, "held-out runs") as report, closing(judged):
+        for line in judged:
             lines.append(line)
             report(len(lines), len(jobs))
     table = pd.DataFrame([line for line, _ in lines]).set_index("run")

@@ -5,6 +5,7 @@ settings from b and the rest from a, on common random numbers; a factor's share 
 orders of switching. The shares add up to b - a exactly, replication by replication, so each has a paired interval.
 """
 
+from contextlib import closing
 from dataclasses import dataclass, fields
 from itertools import combinations
 from math import factorial
@@ -194,8 +195,9 @@ def _metric_of(
     """Metric of each scenario ``[scenario, replication]``."""
     jobs = [(scenario, index) for scenario in scenarios for index in range(replications)]
     values = []
-    with reporting(progress, "replications") as report:
-        for done in run_parallel(run_replication, jobs, workers, {"keep_frames": False}):
+    runs = run_parallel(run_replication, jobs, workers, {"keep_frames": False})
+    with reporting(progress, "replications") as report, closing(runs):
+        for done in runs:
             values.append(done.metrics[metric])
             report(len(values), len(jobs))
     return np.array(values).reshape(len(scenarios), replications)

@@ -4,7 +4,8 @@ In a folder every finished scenario is one Parquet file named by the hash of all
 or not at all by the process that drives the sweep. A sweep that is started again skips what is there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -105,15 +106,15 @@ def sweep(
 def _run_missing(
     tasks: dict[str, Task],
     store: "_Store",
-    results: Callable[[dict[str, Task]], Iterator[Found]],
+    results: Callable[[dict[str, Task]], Generator[Found, None, None]],
     progress: Progress | bool | None,
     left_out: Callable[[str], object],
 ) -> set[str]:
     """Run what the store has not; return the keys of scenarios that turned out to be impossible."""
     missing = {key: task for key, task in tasks.items() if not store.has(key)}
     impossible = set()
-    with reporting(progress, "scenarios") as report:
-        for count, (key, found) in enumerate(results(missing), len(tasks) - len(missing) + 1):
+    with reporting(progress, "scenarios") as report, closing(results(missing)) as new:
+        for count, (key, found) in enumerate(new, len(tasks) - len(missing) + 1):
             if isinstance(found, str):
                 impossible.add(key)
                 left_out(found)
@@ -182,14 +183,14 @@ class _Folder:
         write_parquet(joined, self.folder / "results.parquet")
 
 
-def _execute(workers: int, dask: str | None, tasks: dict[str, Task]) -> Iterator[Found]:
+def _execute(workers: int, dask: str | None, tasks: dict[str, Task]) -> Generator[Found, None, None]:
     """Results as they come."""
     if dask is not None:
         return _execute_dask(tasks, dask, workers)
     return run_parallel(run_task, tasks.items(), workers, {}, ordered=False)
 
 
-def _execute_dask(tasks: dict[str, Task], address: str, workers: int) -> Iterator[Found]:
+def _execute_dask(tasks: dict[str, Task], address: str, workers: int) -> Generator[Found, None, None]:
     from distributed import Client, LocalCluster, as_completed
 
     local = address == "local"

@@ -1,6 +1,7 @@
 """The answers to many what-if questions, computed ahead: for a page without a server, and for a panel at once."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from itertools import product
 from math import isfinite, prod
@@ -91,10 +92,11 @@ def answer_grid(
     require(count <= MOST_QUESTIONS, f"{count} questions are more than {MOST_QUESTIONS}: give fewer values")
     jobs = [(question, base, tuple(methods), replications) for question in _questions(axes)]
     answers = []
-    for answer in run_parallel(answer_of, jobs, workers, {}):
-        answers.append(answer)
-        if progress:
-            progress("questions", len(answers), len(jobs))
+    with closing(run_parallel(answer_of, jobs, workers, {})) as found:
+        for answer in found:
+            answers.append(answer)
+            if progress:
+                progress("questions", len(answers), len(jobs))
     grid = WhatIfGrid(base, axes, answers)
     require(grid.num_answered > 0, answers[0]["answer"])
     return grid

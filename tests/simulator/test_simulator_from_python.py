@@ -12,12 +12,15 @@ import simulator
 from refimpl.core.errors import InputError
 from simulator import Comparisons, Scenario, Spec, build_sweep, compare, export_trace, find_capacity, simulate, sweep
 from simulator.cli import main
+from simulator.engine_runs.validation import validate
+from simulator.runner import run_parallel
 from simulator.settings.fields import Range
 from simulator.settings.folders import EXAMPLES
 from simulator.settings.scenario import load_scenario
 from simulator.settings.tables import read_provenance
 from simulator.studies.attribution import attribute
 from simulator.studies.designs import load_sweep
+from simulator.studies.whatif_grid import answer_grid
 
 ROOT = Path(__file__).parents[2]
 SMALL = Scenario(
@@ -133,6 +136,26 @@ def test_true_draws_and_a_function_is_told_the_same(capsys, monkeypatch, call, l
     assert [f"{last.partition(':')[0]}: {done} of {planned}" for done, planned in seen] == lines
     call(None)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda told: simulate(SMALL, 2, progress=told),
+        lambda told: compare(SMALL, SMALL, 2, progress=told),
+        lambda told: attribute(SMALL, SMALL.but(method="inplace"), 2, progress=told),
+        lambda told: sweep(build_sweep(SMALL, replications=1, grid={"seed": [0, 1]}), progress=told),
+        lambda told: validate("cpu/tiny", replications=1, runs=slice(2), progress=told),
+        lambda told: answer_grid(SMALL, axes={"deviation": (0.1,)}, progress=told),
+    ],
+)
+def test_processes_are_let_go_at_an_error(call):
+    with pytest.raises(ZeroDivisionError) as error:
+        call(lambda *_: 1 / 0)
+    held = [value for frame in error.traceback for value in frame.frame.f_locals.values()]
+    runs = [value for value in held if getattr(value, "gi_code", None) is run_parallel.__code__]
+    assert runs
+    assert all(each.gi_frame is None for each in runs)
 
 
 # --- tables and traces -------------------------------------------------------------------------------------------
