@@ -33,7 +33,9 @@ imports: $(STAMP)
 SHAPED := tests/property tests/stateful tests/sampling tests/statistical/test_block_rule.py tests/statistical/test_rule_law.py \
   tests/unit/test_varlen.py tests/unit/test_varlen_runs.py tests/unit/test_viz.py tests/unit/test_capture_is_legal.py \
   tests/unit/test_head.py tests/conformance/test_tie_or_bug.py
-PYTEST := HYPOTHESIS_PROFILE=ci OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# A test that hangs ends the run after twenty minutes, and its stack is shown.
+STUCK := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
+PYTEST := HYPOTHESIS_PROFILE=ci OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(STUCK)
 
 unit: $(STAMP)
 	$(PYTEST) $(SHAPED:%=--ignore=%)

@@ -1,6 +1,5 @@
 """Replications of a scenario: run, stopped when precise enough, summarized."""
 
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pandas as pd
 
 from refimpl.core.errors import require, shown
 from refimpl.core.files import check_folder, check_writable, write_whole
+from refimpl.core.processes import run_in_processes
 from refimpl.core.progress import progress_bars
 from refimpl.core.shown import counted
 from refimpl.core.values import require_bool
@@ -258,14 +258,7 @@ def run_parallel(
     if workers == 1 or len(jobs) <= 1:
         yield from (function(*given, **settings) for given in jobs)
         return
-    from joblib import Parallel, delayed
-
-    # after an error, which is told, the results of the others are not wanted
-    unused = "[0-9]+ tasks (which were still being processed|have been successfully executed)"
-    warnings.filterwarnings("ignore", unused, UserWarning)
-    order = "generator" if ordered else "generator_unordered"
-    processes = Parallel(n_jobs=min(workers, len(jobs)), return_as=order)
-    yield from processes(delayed(function)(*given, **settings) for given in jobs)
+    yield from run_in_processes(partial(function, **settings), jobs, workers, ordered=ordered)
 
 
 def run_points(

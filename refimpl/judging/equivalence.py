@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-from joblib import Parallel, delayed
 
 from refimpl.core.errors import InputError, InvariantViolation
 from refimpl.core.keywords import VerifySettings
+from refimpl.core.processes import run_in_processes
 from refimpl.core.shown import Shown, counted
 from refimpl.core.stats import RunStats
 from refimpl.core.tokens import first_difference
@@ -189,7 +189,7 @@ def verify(
         raise InputError(f"jobs must be 1 on {pair.device}, not {jobs}: only on a CPU do processes share the models")
     prompts = listed(prompts)
     references = _references(pair, prompts, runs, given, progress)
-    if jobs == 1:
+    if min(jobs, len(runs)) == 1:
         reports = [
             _run(pair, prompts, method, size, references[size], given, _named(progress, f"{method} at batch {size}"))
             for method, size in runs
@@ -223,11 +223,9 @@ def _run_in_processes(
     jobs: int,
     progress: Callable[[int, int], None] | None,
 ) -> list[MethodReport]:
-    pending = Parallel(n_jobs=min(jobs, len(runs)), return_as="generator")(
-        delayed(_run_on_one_thread)(pair, prompts, method, size, references[size], settings) for method, size in runs
-    )
+    given = [(pair, prompts, method, size, references[size], settings) for method, size in runs]
     reports = []
-    with closing(pending):  # left to a collection, it would stop the workers of a later call
+    with closing(run_in_processes(_run_on_one_thread, given, jobs)) as pending:
         for report in pending:
             reports.append(report)
             if progress:
