@@ -72,7 +72,8 @@ class CachedModel:
         rows = PackedBlock.of_rows(block, counts)
         logits = forward(PackedBlock.join([*beside, rows]) if beside else rows, sum(counts))
         assert rows.rectangle is not None
-        return logits[rows.rectangle.index]
+        index = rows.rectangle.index
+        return logits.index_select(0, index.flatten()).unflatten(0, index.shape)
 
     def num_cached(self, sequence: Sequence) -> int:
         """Leading tokens of the sequence whose K/V this model holds."""

@@ -141,8 +141,10 @@ class KVStore:
 
         No copy is made unless `rows` is a tensor.
         """
-        keys, values = self._by_row[layer]
-        return keys[rows, :, :width], values[rows, :, :width]
+        keys, values = (entries[:, :, :width] for entries in self._by_row[layer])
+        if isinstance(rows, slice):
+            return keys[rows], values[rows]
+        return keys.index_select(0, rows), values.index_select(0, rows)
 
     def pages(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of all rows ``[rows, columns, kv_heads, key_dim or value_dim]``, without a copy."""

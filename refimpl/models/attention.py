@@ -31,8 +31,8 @@ def additive_mask(
 
     Built once a pass, so that the layers need not convert a boolean mask each.
     """
-    hidden = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-    return hidden.repeat(1, 1, groups, 1) if groups > 1 else hidden
+    hidden = torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), float("-inf"))
+    return torch.cat([hidden] * groups, dim=2) if groups > 1 else hidden
 
 
 def grouped_attention(

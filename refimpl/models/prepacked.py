@@ -3,6 +3,9 @@
 PyTorch multiplies matrices of 32 bits with the library that it was built with, usually MKL, which runs below the rate
 of some processors, and reorders the weights in every call. oneDNN comes with PyTorch and can be given weights
 in its own order. `torch.compile` does so when it freezes a model; here the same operators are called without it.
+
+Norms by the root of the mean square, which transformers computes step by step, become one call of PyTorch's own, of the
+same bits.
 """
 
 from collections.abc import Iterator
@@ -51,11 +54,27 @@ class PrepackedForward:
         return {"linear": self.linear, "_weight": None}
 
 
+class WholeNorm:
+    """Stands in for `forward` of a norm: one call in place of a chain of them.
+
+    Args:
+        weight: that the norm multiplies by.
+        eps: that it adds to the mean of the squares.
+    """
+
+    def __init__(self, weight: Float[Tensor, " features"], eps: float):
+        self.weight, self.eps = weight, eps
+
+    def __call__(self, entries: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch features"]:
+        """The norm's output."""
+        return nn.functional.rms_norm(entries, self.weight.shape, self.weight, self.eps)
+
+
 @torch.inference_mode()
 def prepack(model: nn.Module) -> None:
-    """Prepack all linear layers of a model; their weights take their memory twice.
+    """Prepack all linear layers of a model; their weights take their memory twice. Norms become one call each.
 
-    Every layer is tried on random entries.
+    Every layer is tried on random entries. A norm that gives other bits then stays as it is.
 
     Raises:
         InputError: the model is not on a CPU in float32, or this PyTorch has no such products, or they are wrong.
@@ -71,17 +90,21 @@ def prepack(model: nn.Module) -> None:
             raise InputError(f"prepack_weights needs oneDNN, which fails here: {str(reason).splitlines()[0]}") from None
         require(error <= TRIAL_TOLERANCE, f"prepack_weights: oneDNN's products differ from PyTorch's by {error:.1g}")
         vars(layer)["forward"] = forward
+    for norm, whole in _norms(model):
+        entries = torch.randn(TYPICAL_TOKENS, *whole.weight.shape, generator=generator)
+        if torch.equal(whole(entries), norm(entries)):
+            vars(norm)["forward"] = whole
 
 
 @contextmanager
 def without_prepacking(model: nn.Module) -> Iterator[None]:
-    """Have a model use its weights as they were loaded, then as before."""
-    prepacked = [vars(layer).pop("forward") for layer in model.modules() if _is_prepacked(layer)]
+    """Have a model run as it was loaded, then as before."""
+    prepacked = [(layer, vars(layer).pop("forward")) for layer in model.modules() if _is_prepacked(layer)]
     try:
         yield
     finally:
-        for forward in prepacked:
-            vars(forward.linear)["forward"] = forward
+        for layer, forward in prepacked:
+            vars(layer)["forward"] = forward
 
 
 def _refuse_other_numbers(model: nn.Module) -> None:
@@ -95,5 +118,15 @@ def _plain_layers(model: nn.Module) -> list[nn.Linear]:
     return [module for module in model.modules() if type(module) is nn.Linear and not _is_prepacked(module)]
 
 
+def _norms(model: nn.Module) -> list[tuple[nn.Module, WholeNorm]]:
+    """What looks like a norm by the root of the mean square, and what may stand in for it."""
+    parts = [(m, getattr(m, "weight", None), getattr(m, "variance_epsilon", None)) for m in model.modules()]
+    return [
+        (norm, WholeNorm(weight, eps))
+        for norm, weight, eps in parts
+        if isinstance(weight, Tensor) and weight.dim() == 1 and isinstance(eps, float) and not _is_prepacked(norm)
+    ]
+
+
 def _is_prepacked(module: nn.Module) -> bool:
-    return isinstance(vars(module).get("forward"), PrepackedForward)
+    return isinstance(vars(module).get("forward"), PrepackedForward | WholeNorm)

@@ -14,7 +14,7 @@ from refimpl.bench.engines import hf_generate, run_method
 from refimpl.bench.run import make_bench
 from refimpl.cli import main
 from refimpl.models.adapter import HuggingFaceLM
-from refimpl.models.prepacked import LEAST_MULTIPLICATIONS, PrepackedForward, prepack, without_prepacking
+from refimpl.models.prepacked import LEAST_MULTIPLICATIONS, PrepackedForward, WholeNorm, prepack, without_prepacking
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 PROMPTS = ["def area(", "import os\n", "x = [", "class Box:\n    def __init__(self"]
@@ -25,16 +25,42 @@ def prepacked():
     return load_pair("tiny", prepack_weights=True)
 
 
-def stand_ins(model: nn.Module) -> list[nn.Module]:
-    return [layer for layer in model.modules() if isinstance(vars(layer).get("forward"), PrepackedForward)]
+def stand_ins(model: nn.Module, kind: type = PrepackedForward) -> list[nn.Module]:
+    return [layer for layer in model.modules() if "forward" in vars(layer) and isinstance(vars(layer)["forward"], kind)]
 
 
 ALL = 24 * 7 + 1  # layers of the bundled target: four of attention and three of the MLP, 24 times, and the head
+NORMS = 24 * 4 + 1  # two in each attention and two around it, and the last
 
 
 def test_all_linear_layers_are_prepacked(prepacked):
     assert isinstance(prepacked.target, HuggingFaceLM)
     assert len(stand_ins(prepacked.target.model)) == ALL
+
+
+def test_norms_are_one_call_of_the_same_bits(prepacked, tiny):
+    assert len(stand_ins(prepacked.target.model, WholeNorm)) == NORMS
+    plain, whole = (pair.target.model.model.layers[3].post_attention_layernorm for pair in (tiny, prepacked))
+    for shape in ((1, 1), (8, 6), (1, 300)):
+        entries = 5 * torch.randn(*shape, 192)
+        assert torch.equal(whole(entries), plain(entries))
+
+
+class PlusOne(nn.Module):
+    """A norm of Gemma's kind: its weight is what is added to 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.zeros(8)), 1e-6
+
+    def forward(self, entries):
+        return nn.functional.rms_norm(entries, (8,), 1 + self.weight, self.variance_epsilon)
+
+
+def test_norms_of_another_kind_stay_as_they_are():
+    model = nn.Sequential(PlusOne(), nn.LayerNorm(8))
+    prepack(model)
+    assert not stand_ins(model, WholeNorm)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -106,7 +132,7 @@ def test_generation_of_transformers_runs_as_shipped(prepacked, monkeypatch):
     monkeypatch.setattr(
         type(bench.target.model),
         "generate",
-        lambda self, *args, **more: (during.append(len(stand_ins(self))), generates(self, *args, **more))[1],
+        lambda self, *args, **more: (during.append(len(stand_ins(self, object))), generates(self, *args, **more))[1],
     )
     prompts = [[5, 6, 7], [8, 9]]
     ours = run_method(bench, prompts, "inplace", 2)
@@ -123,8 +149,9 @@ def test_weights_come_back_in_their_places(prepacked):
     model = prepacked.target.model
     before = stand_ins(model)
     with without_prepacking(model):
-        assert not stand_ins(model)
+        assert not stand_ins(model, object)
     assert stand_ins(model) == before
+    assert len(stand_ins(model, WholeNorm)) == NORMS
 
 
 class TestRefused:
