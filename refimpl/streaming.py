@@ -103,7 +103,8 @@ class Stream:
         while self._events or not self.done:
             if not self._events:
                 self._wait()
-                self._queue_one_round()
+                if not self._engine.scheduler.done:  # the prompts' iterator may have cancelled what there was
+                    self._queue_one_round()
             if self._events:
                 yield self._events.popleft()
         self._engine.require_whole()
@@ -236,6 +237,7 @@ class Stream:
         require(not self.done, "the run has ended")
         require(not self._idle, "the next prompt comes asynchronously: use `async for`")
         self._wait()
+        require(not self._engine.scheduler.done, "the run has ended")
         record = self._decode(yields=False)
         self._watch.observe(record.rows)
         return record
