@@ -271,20 +271,26 @@ def judge(
         reference: the oracle's tokens.
         max_new_tokens: budget of every row.
         stop_token_ids: end a row.
-        num_speculative_tokens: the noise is measured with blocks of one more, of two at least.
+        num_speculative_tokens: the noise is measured with blocks of one more, of two at least. Where no output has two
+            tokens, it is that of the last tokens of the prompts, which make such a block.
 
     Raises:
         InputError: the target's logits are not finite, so that nothing can be said of the tokens.
     """
     size, stops = pair.vocab_size, set(stop_token_ids)
+    block_size = max(2, num_speculative_tokens + 1)
+    lead = 0 if any(len(output) > 1 for output in outputs) else block_size - 1
     measured: list[tuple[tuple[float, ...], float]] = []
+    num_prefixes = 0
     for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        single = logits_in_blocks(pair.target, prompt, output, 1)[:, :size]
-        blocks = logits_in_blocks(pair.target, prompt, output, max(2, num_speculative_tokens + 1))[:, :size]
+        single = logits_in_blocks(pair.target, prompt, output, 1, lead)[:, :size]
+        blocks = logits_in_blocks(pair.target, prompt, output, block_size, lead)[:, :size]
         finite = bool((single.isfinite() & blocks.isfinite()).all())
         require(finite, f"the target's logits are not finite after prompt {i}: judge in another dtype")
-        regrets = single.amax(dim=-1) - single.gather(1, torch.tensor([list(output)], device=single.device).T)[:, 0]
+        chosen = single[-len(output) :]
+        regrets = chosen.amax(dim=-1) - chosen.gather(1, torch.tensor([list(output)], device=single.device).T)[:, 0]
         measured.append((tuple(regrets.tolist()), float((single - blocks).abs().max())))
+        num_prefixes += len(single)
     noise = max(n for _, n in measured)
     rows = []
     for i, (output, wanted) in enumerate(zip(outputs, reference, strict=True)):
@@ -292,7 +298,7 @@ def judge(
         right = ends_right(output, max_new_tokens, stops)
         tied = right and max(measured[i][0]) <= 2 * noise
         rows.append(RowJudgement(i, "exact" if at is None else "tie" if tied else "bug", at, measured[i][0], right))
-    return Judgement(tuple(rows), noise, sum(map(len, outputs)))
+    return Judgement(tuple(rows), noise, num_prefixes)
 
 
 def ends_right(tokens: Seq[int], max_new_tokens: int, stops: set[int]) -> bool:
@@ -303,12 +309,12 @@ def ends_right(tokens: Seq[int], max_new_tokens: int, stops: set[int]) -> bool:
 
 @torch.inference_mode()
 def logits_in_blocks(
-    model: CausalLM, prompt: Seq[int], output: Seq[int], block_size: int
-) -> Float[Tensor, "generated vocab"]:
+    model: CausalLM, prompt: Seq[int], output: Seq[int], block_size: int, lead: int = 0
+) -> Float[Tensor, "positions vocab"]:
     """Logits that each generated token is chosen from, teacher-forced, `block_size` positions a forward pass.
 
-    The prompt but its last token is fed at once in either case, so that only the size of the blocks differs. Returned
-    in float64.
+    The prompt but its last token is fed at once in either case, so that only the size of the blocks differs. With
+    `lead`, blocks begin so many tokens earlier, or with the prompt, and the logits there come first. In float64.
     """
     entries: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -319,14 +325,15 @@ def logits_in_blocks(
         return entries[layer]
 
     tokens = [*prompt, *output[:-1]]
-    starts = [0] if len(prompt) > 1 else []
-    starts += list(range(len(prompt) - 1, len(tokens), block_size))
+    first = max(0, len(prompt) - 1 - lead)
+    starts = [0] if first else []
+    starts += list(range(first, len(tokens), block_size))
     logits = []
     for start, stop in zip(starts, [*starts[1:], len(tokens)], strict=True):
         fed = torch.tensor([tokens[start:stop]], device=model.kv_shape.device)
         position = torch.arange(start, stop, device=fed.device)[None]
         mask = torch.arange(stop, device=fed.device) <= position[..., None]
         found = model.forward(Block(fed, position, mask[:, None], append), stop - start)[0]
-        if start >= len(prompt) - 1:
+        if start >= first:
             logits.append(found.double())
     return torch.cat(logits)

@@ -154,6 +154,25 @@ def test_noise_is_measured_for_engines_without_drafts_too() -> None:
     assert found[0].noise == found[1].noise > 0
 
 
+def test_noise_is_measured_where_every_output_has_one_token() -> None:
+    """Blocks that begin with the output would be of one token, and compared with themselves."""
+    outputs, settings = oracle((), 1), {"max_new_tokens": 1, "stop_token_ids": ()}
+    found = judge(pair(), PROMPTS, outputs, outputs, **settings)
+    assert found.noise > 0
+    assert found.num_prefixes == sum(min(len(prompt), 6) for prompt in PROMPTS)
+    assert [len(row.regrets) for row in found.rows] == [1] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("lead", [1, 3, 9])
+def test_blocks_may_begin_within_the_prompt(lead: int) -> None:
+    model, prompt = TableModel(), [3, 1, 4, 1, 5]
+    for count in (1, 6):
+        output = greedy_continuation(prompt, count)
+        plain, longer = (logits_in_blocks(model, prompt, output, 4, by) for by in (0, lead))
+        assert torch.equal(longer[-count:], plain)
+        assert len(longer) == count + min(lead, 4)
+
+
 def test_the_first_wrong_token_is_named() -> None:
     prompt = [3, 1, 4]
     wanted = greedy_continuation(prompt, 5)
@@ -263,8 +282,8 @@ def with_logits(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     """Logits of the second prompt end with this one, of a token that was not chosen."""
     other = (oracle((), 24)[1][-1] + 1) % 61
 
-    def changed(model: Any, prompt: Any, output: Any, block_size: int) -> torch.Tensor:
-        logits = logits_in_blocks(model, prompt, output, block_size).clone()
+    def changed(model: Any, prompt: Any, output: Any, *sizes: int) -> torch.Tensor:
+        logits = logits_in_blocks(model, prompt, output, *sizes).clone()
         if list(prompt) == PROMPTS[1]:
             logits[-1, other] = value
         return logits
