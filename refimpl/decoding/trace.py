@@ -91,6 +91,8 @@ def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: di
         "compaction_threshold": config.compaction_threshold,
         **({} if config.resolved_token_budget is None else {"token_budget": config.resolved_token_budget}),
         **({} if config.execution == "serial" else {"execution": config.execution}),
+        **({"cuda_graphs": True} if config.cuda_graphs else {}),
+        **({"shape_stable": True} if config.shape_stable else {}),
         "num_speculative_tokens": config.num_speculative_tokens,
         "num_speculative_tokens_each": [s.num_speculative_tokens for s in sequences],
         "max_new_tokens": config.max_new_tokens,

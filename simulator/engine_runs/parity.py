@@ -76,12 +76,14 @@ def replay_scenario(
         clock: of requests that came while others ran: ``rounds`` of one second each, or ``seconds``.
 
     Raises:
-        InputError: the run's requests differ in their drafts a round, which a scenario's do not; or lookups or
-            a head drafted for positions that a rollback gave up, for which they may have proposed others before.
+        InputError: the run's requests differ in their drafts a round, which a scenario's do not; lookups or a head
+            drafted for positions that a rollback gave up, for which they may have proposed others before; rounds were
+            recorded, rows shared prompts alone, or a request was cancelled.
     """
     header = trace.header
     twice = header["layout"] == "rollback" and header.get("drafter", "model") != "model"
     require(not twice, f"{trace.path}:1: rollback drafts positions again, where a lookup or a head may propose others")
+    _require_replayable(trace)
     lengths = Spec.of("trace", path=trace.path)
     common = lengths if "texts" in header else Spec.of("none")
     data = {
@@ -98,6 +100,19 @@ def replay_scenario(
     }
     drop_idle(data)
     return from_data(data)
+
+
+def _require_replayable(trace: EngineTrace) -> None:
+    """Raise InputError for what a scenario cannot say."""
+    header, where = trace.header, f"{trace.path}:1"
+    require(not header.get("cuda_graphs"), f"{where}: recorded rounds draft k tokens to the end of every budget")
+    prompts_alone = header.get("shape_stable") and "texts" in header
+    require(
+        not prompts_alone, f"{where}: under shape_stable rows share prompts alone, in a scenario all of their texts"
+    )
+    ended = set(trace.rows.loc[trace.rows["finished"].astype(bool), "sequence"])
+    left = min(set(range(header["num_sequences"])) - ended, default=None)
+    require(left is None, f"{where}: sequence {left} was cancelled, which a scenario cannot replay")
 
 
 def _engine_settings(trace: EngineTrace) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import pytest
 from synthetic_inputs import HEADER, LINES, write_engine_trace
 
+from refimpl import InputError
 from simulator.engine_runs.parity import check_parity, compare_rows, replay_scenario
 from simulator.service.simulation import simulate_once
 from simulator.settings.traces import EngineTrace, read_engine_trace
@@ -37,3 +38,17 @@ def test_parity_fails_when_the_replay_is_shorter(engine_trace):
     assert not compare_rows(trace, replayed[replayed["round"] < 2]).exact
     longer = EngineTrace(trace.path, trace.header, trace.rows[trace.rows["round"] < 2])
     assert not compare_rows(longer, replayed).exact
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "message"),
+    [
+        ({"cuda_graphs": True}, LINES, "recorded rounds draft k tokens to the end"),
+        ({"shape_stable": True, "block_size": 64, "texts": [[], []]}, LINES, "rows share prompts alone"),
+        ({"output_lens": [6, 3]}, LINES[:-1], "sequence 1 was cancelled, which a scenario cannot replay"),
+    ],
+)
+def test_what_a_scenario_cannot_say_is_not_replayed(tmp_path, header, rows, message):
+    path = write_engine_trace(tmp_path / "t.ndjson", HEADER | header, rows)
+    with pytest.raises(InputError, match=message):
+        check_parity(path)
