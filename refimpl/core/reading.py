@@ -15,7 +15,7 @@ from itertools import accumulate, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from refimpl.core.errors import InputError, shown
+from refimpl.core.errors import InputError, require, shown
 
 STANDARD_INPUT = Path("-")
 BROKEN = (OSError, EOFError, zlib.error, ValueError)  # the last one: other encodings, a name with a NUL, pandas
@@ -89,6 +89,7 @@ def open_bounded(path: str | Path) -> Iterator[BinaryIO]:
     path = Path(path)
     with named(path):
         if path == STANDARD_INPUT:
+            require(sys.stdin is not None, "standard input is closed")
             yield io.BufferedReader(_Bounded(sys.stdin.buffer, path))
             return
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as source:

@@ -3,6 +3,7 @@
 import math
 import numbers
 import os
+import sys
 from collections.abc import Sequence as Seq
 from dataclasses import fields
 from pathlib import Path
@@ -51,8 +52,10 @@ def _plain(value: Any, nesting: int) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether the value is a number; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether the value is a number that a float can hold; True and False are none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float)
 
 
 def is_integer(value: Any) -> TypeGuard[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from refimpl.core.errors import InputError, InvariantViolation
+from refimpl.core.errors import InputError, InvariantViolation, require
 from refimpl.core.keywords import VerifySettings
 from refimpl.core.processes import run_in_processes
 from refimpl.core.shown import Shown, counted
@@ -182,6 +182,8 @@ def verify(
         InputError: impossible settings or prompts. An InvariantViolation is reported, not raised.
     """
     require_bool("bitwise", bitwise)
+    for name, many in (("method", "methods"), ("batch_size", "batch_sizes")):
+        require(name not in settings, f"verify takes {many}, a list, not {name}")
     given: dict[str, Any] = {**settings, **({"shape_stable": True, "logprobs": 0} if bitwise else {})}
     runs = runs_to_verify(methods, batch_sizes, given)
     require_int("jobs", jobs, 1)

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from refimpl.core.errors import InputError, did_you_mean, require, shown
-from refimpl.core.values import require_bool
+from refimpl.core.values import is_number, require_bool
 
 D = TypeVar("D")
 
@@ -58,13 +58,17 @@ class Range:
         inside = right and self.low <= value <= self.high
         end = (self.open_low and value == self.low) or (self.open_high and value == self.high)
         require(inside and not end, f"{where} must be {self}, not {shown(value)}")
-        require(endless or value <= self.most, f"{where} must be at most {self.most}, not {value}{self._needs(value)}")
+        require(
+            endless or value <= self.most,
+            f"{where} must be at most {self.most}, not {shown(value)}{self._needs(value)}",
+        )
         require(value >= self.least or value <= 0, f"{where} must be at least {self.least}, not {value}")
         return value
 
     def _needs(self, value: float) -> str:
-        gib = value * self.bytes_each / 2**30
-        return f": that many would need about {gib:.3g} GiB of memory" if self.bytes_each else ""
+        if not self.bytes_each or not is_number(value):
+            return ""
+        return f": that many would need about {value * self.bytes_each / 2**30:.3g} GiB of memory"
 
     def __str__(self) -> str:
         noun = "an integer" if self.integer else "a number"

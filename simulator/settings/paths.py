@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import fields
 from typing import Any
 
-from refimpl.core.errors import did_you_mean, require
+from refimpl.core.errors import did_you_mean, require, shown
 from simulator.settings.effects import drop_idle
 from simulator.settings.fields import as_data
 from simulator.settings.kinds import KINDS
@@ -25,6 +25,7 @@ def set_path(data: dict[str, Any], path: str, value: Any, kept: Collection[str] 
     Raises:
         InputError: no such path.
     """
+    _require_text(path)
     if path in METHOD_PATHS:
         data["engine"].update(method_settings(value))
         return
@@ -39,6 +40,10 @@ def set_path(data: dict[str, Any], path: str, value: Any, kept: Collection[str] 
     here[last] = _whole(path, deepcopy(as_data(value)))
     if last == "kind":
         _drop_unknown(here, ".".join(parents), str(value), kept)
+
+
+def _require_text(path: Any) -> None:
+    require(isinstance(path, str), f"the path of a setting must be a text, not {shown(path)}")
 
 
 def _whole(path: str, given: Any) -> Any:
@@ -76,6 +81,8 @@ def apply_settings(data: dict[str, Any], settings: Mapping[str, Any]) -> None:
     Raises:
         InputError: no such path, or a method beside a setting that it fixes otherwise.
     """
+    for path in settings:
+        _require_text(path)
     for path, value in settings.items():
         if method := _method(path, value):
             require_agreement(method, {name.removeprefix("engine."): given for name, given in settings.items()})

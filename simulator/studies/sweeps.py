@@ -160,7 +160,6 @@ class _Folder:
 
     def __init__(self, folder: Path):
         check_folder(folder)
-        (folder / "scenarios").mkdir(parents=True, exist_ok=True)
         self.folder = folder
 
     def _file(self, key: str) -> Path:
@@ -174,6 +173,7 @@ class _Folder:
             return False
 
     def put(self, key: str, frame: pd.DataFrame, task: Task) -> None:
+        (self.folder / "scenarios").mkdir(parents=True, exist_ok=True)
         write_parquet(frame, self._file(key), scenario_meta(task.scenario, task.replications))
 
     def get(self, key: str) -> pd.DataFrame:

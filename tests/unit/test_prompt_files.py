@@ -92,6 +92,12 @@ def test_prompts_from_standard_input(monkeypatch, content):
     assert read_prompts("-") == ["a {", "b"]
 
 
+def test_standard_input_that_is_closed(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="standard input is closed"):
+        read_prompts("-")
+
+
 def test_nothing_on_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"\n")))
     with pytest.raises(InputError, match="standard input, line 1: the prompt is empty"):

@@ -98,6 +98,8 @@ SETTINGS = [  # of a scenario
 ]  # fmt: skip
 SWEEPS = [  # a sweep's text
     ("grid: {}", "grid: names no setting"),
+    ("replications: 1\ngrid: {5: [1]}", "the path of a setting must be a text, not 5$"),
+    ("replications: 1\nlatin: {samples: 2, ranges: {null: [0, 1]}}", "the path of a setting must be a text, not None$"),
     ("grid: {seed: []}", "every path needs a list of values"),
     ("replications: 100000000000\ngrid: {seed: [0]}", "replications must be at most 1000000, .* GiB"),
     ("replications: 1000000\ngrid: {seed: [0,1,2,3,4,5,6,7,8,9,10]}", "11 points × 1000000 replications are"),
