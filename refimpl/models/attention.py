@@ -31,7 +31,7 @@ def additive_mask(
 
     Built once a pass, so that the layers need not convert a boolean mask each.
     """
-    hidden = torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), float("-inf"))
+    hidden = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
     return torch.cat([hidden] * groups, dim=2) if groups > 1 else hidden
 
 
