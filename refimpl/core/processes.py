@@ -1,7 +1,9 @@
 """Calls of a function in several processes, by joblib."""
 
+import signal
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -33,4 +35,28 @@ def run_in_processes(
         warnings.filterwarnings("ignore", message, UserWarning)
     order = "generator" if ordered else "generator_unordered"
     processes = Parallel(n_jobs=min(workers, len(arguments)), return_as=order)
-    yield from processes(delayed(function)(*given) for given in arguments)
+    with _interrupts_held():
+        results = processes(delayed(function)(*given) for given in arguments)
+    yield from results
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back; processes that are started meanwhile never see it, and cannot tell of it from an import.
+
+    What tracks the resources of processes is started before, as starting it lets Ctrl-C through again.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    from joblib.externals.loky.backend import resource_tracker as tracker_of_joblib
+
+    resource_tracker.ensure_running()
+    tracker_of_joblib.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

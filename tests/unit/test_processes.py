@@ -1,7 +1,13 @@
 """Calls in several processes, `refimpl/core/processes.py`."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
+
+import psutil
+import pytest
 
 GROW = """
 import time
@@ -27,3 +33,18 @@ def test_workers_that_grow_are_replaced_also_where_warnings_are_errors(tmp_path)
     command = [sys.executable, "-W", "error", tmp_path / "call.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "0 1 2 3 4 5\n"), done.stderr
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signals to hold back")
+def test_ctrl_c_while_workers_start_is_one_word(tmp_path):
+    """A terminal sends it to all processes of the command, those among them that are just importing."""
+    command = [sys.executable, "-m", "simulator", "run", "example", "--replications", "80", "--workers", "2"]
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **streams, text=True, start_new_session=True, cwd=tmp_path) as run:
+        # two workers, and two trackers of what processes share
+        while run.poll() is None and len(psutil.Process(run.pid).children()) < 4:
+            time.sleep(0.01)
+        time.sleep(0.15)  # they import
+        os.killpg(run.pid, signal.SIGINT)
+        told = run.communicate(timeout=300)[1]
+    assert (run.returncode, told) == (128 + signal.SIGINT, "interrupted\n")
