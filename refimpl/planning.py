@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Unpack
 from refimpl.core.config import CheckLevel, DecodeConfig, make_config
 from refimpl.core.drafting import DrafterName, DraftingConfig
 from refimpl.core.errors import InputError, require, shown
+from refimpl.core.execution import UNMOVED_LAYOUTS
 from refimpl.core.keywords import Settings
 from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence
@@ -20,7 +21,6 @@ from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt, listed, prepare
 
 CHECKS: CheckLevel = "host"  # of the runs that are planned: they take no memory on the device
-UNMOVED_LAYOUTS = ("inplace", "paged")  # without working copies, which come and go
 LOOKUPS = ("ngram", "suffix")  # drafters that need neither a draft model nor a head
 MARGIN = 1.05  # over what is counted: kernels need some memory, too
 
@@ -98,6 +98,7 @@ def _require_plannable(config: DecodeConfig) -> None:
             config.resolved_token_budget is None,
             f"{config.method} caches prompts in chunks, whose memory is not planned: choose another scheduler",
         ),
+        (not config.joint_prefill, "passes that cache prompts beside drafts are not planned: leave joint_prefill out"),
         (config.execution == "serial", "what two cohorts take together is not planned: choose execution 'serial'"),
         (config.logprobs is None, "copies of logits for log-probabilities are not planned: leave logprobs out"),
         (not config.cuda_graphs, "what recorded rounds keep is not planned: leave cuda_graphs out"),

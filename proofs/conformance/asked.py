@@ -4,6 +4,7 @@ Sequences come from requests here. What each should be is decoded from the table
 request's own words; log-probabilities are the table's.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from proofs.conformance.borders import BLOCK_SIZE
 from proofs.conformance.perfect_memory import PackingMemory, PerfectMemory, random_table
 from proofs.conformance.runs import SHAPES, STOP, VOCAB_SIZE, Run
 from refimpl.core.config import DecodeConfig, SamplingConfig
+from refimpl.core.execution import UNMOVED_LAYOUTS
 from refimpl.core.records import RowOutcome
 from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence, StopStrings
@@ -111,10 +113,11 @@ def logprob_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
 
 
 def chunked_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
-    """Prompts longer than a chunk, and requests that come late, as rectangles and packed."""
+    """Prompts longer than a chunk, and requests that come late, as rectangles and packed, alone and beside drafts."""
     some = [Request([i % VOCAB_SIZE for i in range(n)], 5, stop_token_ids=()) for n in (3, 7, 2, 6)]
-    for kind in (PackingMemory, PerfectMemory):
-        done = run(method, some, pair_with_text(kind))
+    joint = (False, True) if method.startswith(UNMOVED_LAYOUTS) else (False,)
+    for kind, beside in itertools.product((PackingMemory, PerfectMemory), joint):
+        done = run(method, some, pair_with_text(kind), joint_prefill=beside)
         seen["chunks"] += any(record.chunks for record in done.rounds)
         yield done
 

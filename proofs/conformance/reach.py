@@ -19,7 +19,7 @@ import torch
 
 from proofs.conformance import asked, renamed, runs
 from proofs.conformance.borders import BLOCK_SIZE, small_borders
-from proofs.conformance.perfect_memory import PackingMemory
+from proofs.conformance.perfect_memory import PackingMemory, PerfectMemory
 from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Run, Shape, sampled_pair, shape
 from proofs.report import Verdict, report
 from refimpl.core import kernels
@@ -145,6 +145,15 @@ def overlapped_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
         yield finished(engine, method, each, expected, seen)
 
 
+def joint_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
+    """Rows that decode in the pass that caches their prompt, as rectangles, and in packed passes."""
+    for each, kind in itertools.product(LONGER, (PerfectMemory, PackingMemory)):
+        engine = runs.engine_for(method, each, sampled_pair(kind), COUPLED, joint_prefill=True)
+        done = finished(engine, method, each, runs.sampled_outputs(each, COUPLED), seen)
+        seen["joined"] += any({i for i, _ in r.chunks} & {row.sequence for row in r.rows} for r in done.rounds)
+        yield done
+
+
 def packed_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
     """Rows that draft much beside rows that draft nothing: their verify passes are packed."""
     for each in UNEVEN:
@@ -166,6 +175,7 @@ KINDS: dict[str, Runs] = {
     "cancelled": cancelled_runs,
     "in a pool that is too small": preempted_runs,
     "overlapped": overlapped_runs,
+    "prompts beside drafts": joint_runs,
     "rows packed": packed_runs,
     "recorded, and in passes of one shape": replayed_runs,
     "seeds and ids of requests": asked.keyed_runs,
@@ -189,6 +199,8 @@ def applies(kind: str, method: str) -> bool:
         return method in ("inplace+static", "inplace+fifo")
     if kind == "in a pool that is too small":
         return method.startswith("paged")
+    if kind == "prompts beside drafts":
+        return method.startswith(("inplace", "paged"))
     if kind == "overlapped":
         return method in ("inplace+fifo", "paged+fifo")
     return not (method.startswith("rollback") and kind == "rejection sampling")
@@ -215,7 +227,7 @@ def check() -> Iterator[Verdict]:
             if applies(kind, method):
                 yield runs.verdict(f"{method}, {kind}", some_runs(method, seen), EQUAL_TO.get(kind, runs.EQUAL))[0]
     wanted = {"load", "grow", "realign", "compact", "recovered", "bonus", "looked up", "cancelled", "preempted"}
-    wanted |= {"cuda_graphs", "shape_stable", "stop strings", "chunks", "packed rows", "drafted ahead"}
+    wanted |= {"cuda_graphs", "shape_stable", "stop strings", "chunks", "packed rows", "drafted ahead", "joined"}
     missing = wanted - set(+seen)
     yield Verdict(
         "the runs move K/V in every way, reject, look up, cancel and preempt", not missing, f"never {missing}"

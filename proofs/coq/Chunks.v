@@ -1,11 +1,14 @@
 (** Rounds within a budget of tokens (the scheduler `continuous`): rows that decode, and chunks of prompts beside them.
 
     Rows are residents of the window, the oldest first. *)
-From Coq Require Import Arith List Lia.
+From Coq Require Import Arith Bool List Lia.
 Import ListNotations.
 
 Section Chunks.
 Variable budget : nat.
+
+(** Whether a row may decode in the round of its last chunk. *)
+Variable joint : bool.
 
 (** What a row feeds in a verify pass at most, and what of its prompt is not cached; it decodes when nothing is left of that. *)
 Record row := { verify : nat; to_prefill : nat }.
@@ -14,9 +17,14 @@ Fixpoint tokens (rs : list row) : nat := match rs with [] => 0 | r :: rest => ve
 Fixpoint verified (rs : list row) : nat :=
   match rs with [] => 0 | r :: rest => (if to_prefill r =? 0 then verify r else 0) + verified rest end.
 
-(** What the rows that decode leave goes to prompts, the oldest first. *)
+(** What the rows that decode leave goes to prompts, the oldest first; beside the last chunk of a prompt, to its verify tokens. *)
+Definition beside (spare : nat) (r : row) : nat :=
+  if joint && (1 <=? to_prefill r) && (to_prefill r + verify r <=? spare) then verify r else 0.
+Definition rest_of (spare : nat) (r : row) : nat := spare - to_prefill r - beside spare r.
 Fixpoint chunks (spare : nat) (rs : list row) : list nat :=
-  match rs with [] => [] | r :: rest => Nat.min spare (to_prefill r) :: chunks (spare - to_prefill r) rest end.
+  match rs with [] => [] | r :: rest => Nat.min spare (to_prefill r) :: chunks (rest_of spare r) rest end.
+Fixpoint joined (spare : nat) (rs : list row) : nat :=
+  match rs with [] => 0 | r :: rest => beside spare r + joined (rest_of spare r) rest end.
 Fixpoint sum (ns : list nat) : nat := match ns with [] => 0 | n :: rest => n + sum rest end.
 Definition prompts (rs : list row) : list nat := chunks (budget - verified rs) rs.
 
@@ -51,21 +59,29 @@ Proof.
   - destruct (to_prefill o =? 0); lia.
 Qed.
 
-Lemma chunks_within spare rs : sum (chunks spare rs) <= spare.
+Lemma beside_fits spare r : beside spare r <= spare - to_prefill r.
 Proof.
-  revert spare; induction rs as [|r rs IH]; intro spare; cbn; [lia|]. specialize (IH (spare - to_prefill r)). lia.
+  unfold beside. destruct joint, (1 <=? to_prefill r); cbn; try lia.
+  destruct (Nat.leb_spec (to_prefill r + verify r) spare); lia.
+Qed.
+
+Lemma chunks_within spare rs : sum (chunks spare rs) + joined spare rs <= spare.
+Proof.
+  revert spare; induction rs as [|r rs IH]; intro spare; cbn; [lia|].
+  specialize (IH (rest_of spare r)). pose proof (beside_fits spare r). unfold rest_of in *. lia.
 Qed.
 
 Lemma first_chunk spare older r younger : (forall o, In o older -> to_prefill o = 0) ->
   nth (length older) (chunks spare (older ++ r :: younger)) 0 = Nat.min spare (to_prefill r).
 Proof.
   revert spare; induction older as [|o older IH]; intros spare D; cbn [app length chunks nth]; [reflexivity|].
-  rewrite (D o (or_introl eq_refl)), Nat.sub_0_r. apply IH. intros x X. apply D. now right.
+  unfold rest_of, beside. rewrite (D o (or_introl eq_refl)), andb_false_r. cbn [andb]. rewrite !Nat.sub_0_r.
+  apply IH. intros x X. apply D. now right.
 Qed.
 
-(** THEOREM (a budget of tokens, INV-17). With all rows that decode, a round feeds no more than its budget, and the oldest
-    prompt gets on in every round. *)
-Theorem token_budget rs : reachable rs -> verified rs + sum (prompts rs) <= budget
+(** THEOREM (a budget of tokens, INV-17). With all rows that decode, those that join in the round among them, a round feeds no
+    more than its budget, and the oldest prompt gets on in every round. *)
+Theorem token_budget rs : reachable rs -> verified rs + (sum (prompts rs) + joined (budget - verified rs) rs) <= budget
   /\ forall older r younger, rs = older ++ r :: younger -> (forall o, In o older -> to_prefill o = 0) ->
      1 <= to_prefill r -> 1 <= verify r -> 1 <= nth (length older) (prompts rs) 0.
 Proof.

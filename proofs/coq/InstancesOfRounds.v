@@ -27,17 +27,17 @@ Proof.
   apply (Room.enters 2 1 5 6 [1%nat] [2%nat]); cbn; lia.
 Qed.
 
-(** ** Chunks.v: a row decodes, a prompt gets what is left *)
+(** ** Chunks.v: a row decodes, a prompt gets what is left, and its row joins *)
 Definition decoding : Chunks.row := {| Chunks.verify := 2; Chunks.to_prefill := 0 |}.
-Definition prefilled : Chunks.row := {| Chunks.verify := 2; Chunks.to_prefill := 9 |}.
+Definition prefilled : Chunks.row := {| Chunks.verify := 2; Chunks.to_prefill := 1 |}.
 
-Example token_budget_applies : (1 <= nth 1 (Chunks.prompts 5 [decoding; prefilled]) 0)%nat.
+Example token_budget_applies : (1 <= nth 1 (Chunks.prompts 5 true [decoding; prefilled]) 0)%nat.
 Proof.
   assert (R : Chunks.reachable 5 [decoding; prefilled]).
   { eapply Chunks.after; [eapply Chunks.after; [apply Chunks.nobody|]|].
     - apply (Chunks.enters 5 [] decoding). cbn. lia.
     - apply (Chunks.enters 5 [decoding] prefilled). cbn. lia. }
-  apply (proj2 (Chunks.token_budget 5 [decoding; prefilled] R) [decoding] prefilled []); cbn; try lia; [reflexivity|].
+  apply (proj2 (Chunks.token_budget 5 true [decoding; prefilled] R) [decoding] prefilled []); cbn; try lia; [reflexivity|].
   intros o [<-|[]]. reflexivity.
 Qed.
 

@@ -253,6 +253,9 @@ class EngineOptions(SettingOptions):
         int | None,
         option(ENGINE, "Most tokens of a round of +continuous.", none="a verify pass of the batch, and 256 of prompts"),
     ] = None
+    joint_prefill: Annotated[
+        bool, option(ENGINE, "Let rows of inplace or paged decode in the pass that caches the last of their prompt.")
+    ] = DEFAULTS.joint_prefill
 
     def settings(self) -> dict[str, Any]:
         """The same, with tables as pairs."""

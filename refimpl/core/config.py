@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from refimpl.core.drafting import DraftingConfig
 from refimpl.core.errors import InputError, did_you_mean, require, shown
-from refimpl.core.execution import ExecutionName, check_execution
+from refimpl.core.execution import ExecutionName, check_execution, check_joint_prefill, check_shapes
 from refimpl.core.request import check_stops
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_list, is_number, require_bool, require_int, use_plain_numbers
 
@@ -27,8 +27,6 @@ MAX_TOKEN_BUDGET = 2**20  # tokens of a round
 WINDOW_BATCHES = 4  # in a window, unless its size is given
 CHUNK_TOKENS = 256  # of prompts, in a round whose budget is not given
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens
-SHAPE_STABLE: tuple[str, ...] = ("inplace", "paged")  # layouts in which each token has a column of its own
-RECORDABLE = (("inplace", "static"), ("inplace", "fifo"))  # rows stay in their places from round to round
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +156,10 @@ class DecodeConfig:
             is cached in passes of another shape.
         token_budget: tokens that a round of the `continuous` scheduler feeds at most, those of prompts included; at
             least k + 1. None for a verify pass of the whole batch and 256 tokens of prompts.
+        joint_prefill: let a row decode in the pass that caches its prompt, or the last chunk of it, for which it
+            otherwise waits: the prompt beside the row's own drafts, after one pass of the draft over the prompt. For
+            `inplace` and `paged`, in rounds that are neither recorded nor overlapped nor of one shape. No effect on
+            `autoregressive`.
         max_model_len: tokens of a sequence at most, prompt and budget together. When it is given, K/V are allocated for
             a whole window of such sequences, and further requests may be submitted while others run.
         execution: ``"serial"``: a round drafts, then verifies. ``"overlapped"``: rows form two cohorts, and beside the
@@ -185,6 +187,7 @@ class DecodeConfig:
     block_size: int = 16
     prefix_sharing: bool = True
     token_budget: int | None = None
+    joint_prefill: bool = False
     max_model_len: int | None = None
     execution: ExecutionName = "serial"
 
@@ -229,7 +232,7 @@ class DecodeConfig:
         )
 
     def _check_choices(self) -> None:
-        for name in ("shape_stable", "cuda_graphs", "prefix_sharing"):
+        for name in ("shape_stable", "cuda_graphs", "prefix_sharing", "joint_prefill"):
             require_bool(name, getattr(self, name))
         for name, value, known in (
             ("acceptance", self.acceptance, ACCEPTANCE_RULES),
@@ -268,23 +271,9 @@ class DecodeConfig:
             f"window_size {self.window_size} is smaller than batch_size {self.batch_size}: "
             f"{self.method} needs a window of at least one batch",
         )
-        require(
-            not self.shape_stable or method.layout in (*SHAPE_STABLE, None),
-            f"shape-stable execution needs every token at a column of its own: {self.method} moves them; "
-            "choose inplace, paged, either with +SCHEDULER, or autoregressive",
-        )
-        require(
-            not self.cuda_graphs or method.layout is None or (method.layout, method.scheduler) in RECORDABLE,
-            f"cuda_graphs need rows that stay where they are: {self.method} gathers them; choose inplace",
-        )
-        require(
-            not self.cuda_graphs or self.drafting.recordable,
-            f"cuda_graphs record passes, but drafter {self.drafting.drafter!r} with draft_budget "
-            f"{self.drafting.draft_budget!r} decides on the host: choose 'model' and 'fixed'",
-        )
         check_execution(self.execution, method.layout, method.scheduler)
-        graphs = self.cuda_graphs and self.execution != "serial"
-        require(not graphs, f"cuda_graphs record whole rounds: choose execution 'serial', not {self.execution!r}")
+        check_shapes(self, method.layout, method.scheduler)
+        check_joint_prefill(self, method.layout)
 
     def check_level(self, device_type: str) -> CheckLevel:
         """The level in force: unless chosen, `device` on a CPU, but `host` elsewhere and for recorded rounds."""

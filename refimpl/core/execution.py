@@ -1,12 +1,14 @@
-"""In which order the passes of rounds run."""
+"""How the passes of rounds run: in which order, in one shape, recorded, with prompts beside drafts."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from refimpl.core.errors import require, shown
 
 ExecutionName = Literal["serial", "overlapped"]
 EXECUTIONS: tuple[str, ...] = get_args(ExecutionName)
 OVERLAPPABLE = (("inplace", "fifo"), ("paged", "fifo"), (None, None))  # ordinary decoding has nothing to overlap
+UNMOVED_LAYOUTS = ("inplace", "paged")  # each token has a place of its own, and passes read it there, without copies
+RECORDABLE = (("inplace", "static"), ("inplace", "fifo"))  # rows stay in their places from round to round
 
 
 def check_execution(execution: str, layout: str | None, scheduler: str | None) -> None:
@@ -17,3 +19,43 @@ def check_execution(execution: str, layout: str | None, scheduler: str | None) -
         f"execution {execution!r} needs rows that stay where they are and run in turns: {layout}+{scheduler} does not "
         "have them; choose inplace or paged, with scheduler fifo",
     )
+
+
+def check_shapes(config: Any, layout: str | None, scheduler: str | None) -> None:
+    """Raise InputError for a `DecodeConfig` whose passes cannot have one shape, or cannot be recorded, as it asks."""
+    require(
+        not config.shape_stable or layout in (*UNMOVED_LAYOUTS, None),
+        f"shape-stable execution needs every token at a column of its own: {config.method} moves them; "
+        "choose inplace, paged, either with +SCHEDULER, or autoregressive",
+    )
+    if not config.cuda_graphs:
+        return
+    require(
+        layout is None or (layout, scheduler) in RECORDABLE,
+        f"cuda_graphs need rows that stay where they are: {config.method} gathers them; choose inplace",
+    )
+    require(
+        config.drafting.recordable,
+        f"cuda_graphs record passes, but drafter {config.drafting.drafter!r} with draft_budget "
+        f"{config.drafting.draft_budget!r} decides on the host: choose 'model' and 'fixed'",
+    )
+    serial = config.execution == "serial"
+    require(serial, f"cuda_graphs record whole rounds: choose execution 'serial', not {config.execution!r}")
+
+
+def check_joint_prefill(config: Any, layout: str | None) -> None:
+    """Raise InputError where a prompt and its row's drafts cannot share a pass; of an engine, or of a scenario."""
+    if not config.joint_prefill:
+        return
+    require(
+        layout in (*UNMOVED_LAYOUTS, None),
+        f"joint_prefill needs rows that are read where their prompts are written: {layout} gathers them first; "
+        "choose inplace or paged",
+    )
+    require(
+        config.execution == "serial",
+        f"joint_prefill drafts for rows as they join: choose execution 'serial', not {config.execution!r}",
+    )
+    for name in ("shape_stable", "cuda_graphs"):
+        one_shape = getattr(config, name, False)
+        require(not one_shape, f"joint_prefill packs prompts into passes, which {name} does not let: choose one")

@@ -44,6 +44,7 @@ class _Common(TypedDict, total=False):
     block_size: int
     prefix_sharing: bool
     token_budget: int | None
+    joint_prefill: bool
     max_model_len: int | None
     execution: ExecutionName
 

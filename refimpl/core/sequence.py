@@ -151,7 +151,8 @@ class Sequence:
         """
         if self.draft_cached is None:
             return 0
-        begins_behind = self.slot >= 0 and self.num_speculative_tokens > 0 and self.draft_lag <= MOST_LAG
+        cached = self.slot >= 0 and not self.to_prefill
+        begins_behind = cached and self.num_speculative_tokens > 0 and self.draft_lag <= MOST_LAG
         return self.draft_lag if begins_behind else 1
 
     @property

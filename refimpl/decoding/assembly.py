@@ -123,7 +123,8 @@ def room_of(layout: Layout, demand: Demand, config: DecodeConfig) -> Room[Sequen
     if not layout.block_size:
         return Room()
     pool = BlockPool(layout.pool.rows - 1, layout.block_size)
-    return PagedRoom(pool, demand.most_drafts, sharing_of(config), in_chunks=config.resolved_token_budget is not None)
+    in_chunks = config.joint_prefill or config.resolved_token_budget is not None
+    return PagedRoom(pool, demand.most_drafts, sharing_of(config), in_chunks=in_chunks)
 
 
 def sharing_of(config: DecodeConfig) -> Sharing:

@@ -19,7 +19,7 @@ from refimpl.decoding.timing import StageTimer
 from refimpl.decoding.trace import RoundRecord
 from refimpl.layouts import Layout
 from refimpl.models.adapter import Pair
-from refimpl.scheduling import Scheduler, make_scheduler
+from refimpl.scheduling import Scheduler, SchedulingOptions, make_scheduler
 
 
 class Engine:
@@ -60,6 +60,7 @@ class Engine:
             config.aging_bound,
             token_budget=config.resolved_token_budget,
             execution=config.execution,
+            options=SchedulingOptions(joint_prefill=config.joint_prefill),
         )
         self.demand = Demand.of([*self.sequences, *expected], config)
         self.context = assemble(pair, self.demand, config, self.scheduler.window_size, source)
@@ -159,18 +160,18 @@ class Engine:
                 self._release(left)
 
     def admit(self) -> None:
-        """Let sequences into the window, and cache their prompts, as every round does first."""
+        """Let sequences into the window, and cache what is not left to rounds of their prompts, as every round does."""
         entered = self.scheduler.admit()
         for sequence in entered:
             sequence.slot = self._free_slots.pop()
             for cached in self.context.models:
                 cached.note_cached(sequence, sequence.num_found)
             self.num_found += sequence.num_found
-        batch_size, whole = self.scheduler.batch_size, self.scheduler.token_budget is None
+        batch_size, left = self.scheduler.batch_size, self.scheduler.left_to_rounds
         with self.timer.stage("prefill"):
             for start in range(0, len(entered), batch_size):
                 for cached in self.context.models:
-                    prefill(cached, entered[start : start + batch_size], whole=whole)
+                    prefill(cached, entered[start : start + batch_size], left=left)
 
     def _note_memory(self) -> None:
         """Who is resident, which K/V are in use for them, and how much of it is of cached tokens."""

@@ -236,7 +236,7 @@ def check_group(plan: RoundPlan[Sequence]) -> None:
 
 
 def check_token_budget(plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence]) -> None:
-    """INV-17, for a scheduler with a budget."""
+    """INV-17, for a scheduler with a budget; rows that decode in the round of their last chunk come last."""
     if scheduler.token_budget is None:
         return
     residents = list(scheduler.pool.window.values())
@@ -244,7 +244,9 @@ def check_token_budget(plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence]
     within = f"1 to {scheduler.token_budget} tokens"
     require(1 <= tokens <= scheduler.token_budget, "INV-17", row=None, expected=within, found=tokens)
     decoding, running = ([s.index for s in some] for some in ([s for s in residents if not s.to_prefill], plan.members))
-    require(running == decoding, "INV-17", row=None, expected=f"rows {decoding}", found=running)
+    last = [chunk.sequence.index for chunk in plan.chunks if chunk.count == chunk.sequence.to_prefill]
+    joining = [i for i in running[len(decoding) :] if i in last and scheduler.options.joint_prefill]
+    require(running == decoding + joining, "INV-17", row=None, expected=f"rows {decoding + joining}", found=running)
     first, chunks = [s.index for s in residents if s.to_prefill][:1], [chunk.sequence.index for chunk in plan.chunks]
     require(chunks[:1] == first, "INV-17", row=None, expected=f"a chunk of {first}", found=chunks)
 

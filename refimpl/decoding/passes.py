@@ -14,7 +14,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import AcceptanceRule, Decision, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel, last_tokens
 from refimpl.decoding.drafters import Drafter, Drafts, Feed, Offer
-from refimpl.decoding.prefill import Chunks, packed_chunks
+from refimpl.decoding.prefill import Chunks, note_chunks, packed_chunks
 from refimpl.decoding.sampling import RowKeys
 from refimpl.drafting.budgets import CommittedRow, DraftBudget
 from refimpl.layouts.packed import PackedBlock
@@ -126,7 +126,9 @@ class EagerPasses:
         self.target.begin(members, span=self.window or numbers.position.shape[1])
         with self.target.timer.stage("verify"):
             last = last_tokens(members, 1, numbers.limits.device)
-            feed = partial(self._feed_target, members, counts, packed_chunks(self.target, chunks))
+            beside = packed_chunks(self.target, chunks)
+            note_chunks(self.target, chunks)  # behind them, in the same pass, come the tokens of members among them
+            feed = partial(self._feed_target, members, counts, beside)
             return verify(self.rule, feed, last, drafts.proposal, numbers)
 
     def _feed_target(

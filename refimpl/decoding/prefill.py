@@ -18,12 +18,13 @@ STABLE_PREFILL_TOKENS = 64  # queries a row in every prefill pass under shape-st
 Chunks = Seq[Chunk[Sequence]]
 
 
-def prefill(cached: CachedModel, sequences: Seq[Sequence], *, whole: bool) -> None:
+def prefill(cached: CachedModel, sequences: Seq[Sequence], *, left: float = 0) -> None:
     """Cache all prompt tokens but the last, so that every sequence starts with lag 1 (INV-5).
 
-    What is cached already is not fed again. Where prompts are not cached as a whole, that is all so far.
+    What is cached already is not fed again. Up to `left` tokens before the last are left to rounds, too.
     """
-    chunks = [Chunk(s, s.seq_len - 1 - cached.num_cached(s) if whole else 0) for s in sequences]
+    missing = [s.seq_len - 1 - cached.num_cached(s) for s in sequences]
+    chunks = [Chunk(s, n - int(min(left, max(n, 0)))) for s, n in zip(sequences, missing, strict=True)]
     _feed(cached, chunks, 0)
     note_chunks(cached, chunks)
 

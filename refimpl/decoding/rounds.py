@@ -47,15 +47,14 @@ def run_round(
 ) -> list[RowOutcome]:
     """Advance every unfinished member by at least one token, cache chunks of prompts, and draft ahead for other rows.
 
-    The target caches chunks in its verify pass, if there is one and it can; the draft does before it drafts.
+    The target caches chunks in its verify pass, if there is one and it can; the draft does before it drafts. So a
+    member may be a row whose chunk is the last of its prompt.
     """
     beside = chunks if members and context.target.forward_packed else ()
     for cached in context.models[1:] if beside else context.models:
         prefill_chunks(cached, chunks)
-    outcomes = _advance(context, members, beside, ahead) if members else []
-    for cached in context.models:
         note_chunks(cached, chunks)
-    return outcomes
+    return _advance(context, members, beside, ahead) if members else []
 
 
 def _advance(context: RoundContext, members: Seq[Sequence], chunks: Chunks, ahead: Seq[Sequence]) -> list[RowOutcome]:

@@ -27,7 +27,7 @@ class RoundRecord:
         stage_s: seconds of the round by stage, with ``host_s`` and ``round_s``.
         num_moves: fused gathers and write-backs of both layouts in this round.
         num_blocks: blocks in use during the round, where the layout is paged.
-        chunks: sequence and number of tokens, for each prompt that was cached in part.
+        chunks: sequence and number of tokens, for each prompt of which a part was cached in the round.
     """
 
     round: int
@@ -90,6 +90,7 @@ def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: di
         "aging_from": DEFAULT_OPTIONS.aging_from,
         "compaction_threshold": config.compaction_threshold,
         **({} if config.resolved_token_budget is None else {"token_budget": config.resolved_token_budget}),
+        **({"joint_prefill": True} if config.joint_prefill else {}),
         **({} if config.execution == "serial" else {"execution": config.execution}),
         **({"cuda_graphs": True} if config.cuda_graphs else {}),
         **({"shape_stable": True} if config.shape_stable else {}),

@@ -8,9 +8,11 @@ from refimpl.decoding import rounds
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.prefill import Chunks
 from refimpl.faults.base import fault
-from refimpl.scheduling import Chunk, ContinuousScheduler, RoundPlan
+from refimpl.scheduling import Chunk, ContinuousScheduler, RoundPlan, Scheduler
 
 CHUNKS: dict[str, Any] = {"layouts": ("inplace",), "schedulers": ("continuous",), "settings": {"spare_tokens": 1}}
+WHOLE: dict[str, Any] = {"layouts": ("inplace",), "schedulers": ("fifo",)}
+JOINT: dict[str, Any] = {"settings": {"spare_tokens": 6, "joint_prefill": True}}
 
 
 @fault(ContinuousScheduler, "select", "nothing", "INV-17", **CHUNKS)
@@ -57,3 +59,31 @@ def chunk_border_skipped(original: Any) -> Any:
         original(cached, [replace(c, count=c.count + (n > 0)) for c, n in zip(chunks, rest, strict=True)])
 
     return note
+
+
+@fault(ContinuousScheduler, "_joins", "nothing", "INV-17", **CHUNKS | JOINT)
+def joining_row_beside_the_budget(original: Any) -> Any:
+    """A row joins in the round of its last chunk, whether its drafts are within the round's budget or not."""
+    return lambda self, sequence, count, left: count == sequence.to_prefill
+
+
+@fault(Scheduler, "_plan_round", "output", "INV-5", **WHOLE | JOINT)
+def joining_row_before_its_last_chunk(original: Any) -> Any:
+    """A row joins in the round of the first chunk of its prompt, whether it is the last or not."""
+
+    def plan(self: Scheduler[Sequence]) -> RoundPlan[Sequence]:
+        right = original(self)
+        return replace(right, chunks=tuple(replace(chunk, count=min(chunk.count, 4)) for chunk in right.chunks))
+
+    return plan
+
+
+@fault(rounds, "prefill_chunks", "acceptance", "INV-3", **WHOLE | JOINT)
+def joining_row_unknown_to_the_draft(original: Any) -> Any:
+    """Where prompts are cached beside drafts, only the target is fed them."""
+
+    def feed(cached: CachedModel, chunks: Chunks) -> None:
+        if cached.role == "target":
+            original(cached, chunks)
+
+    return feed

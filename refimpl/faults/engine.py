@@ -11,7 +11,7 @@ from refimpl.models.table_model import table_pair, unrelated_pair
 
 PASSED_ON = (  # settings that are the engine's own
     "top_k", "aging_bound", "shape_stable", "cuda_graphs", "drafting", "block_size", "prefix_sharing",
-    "execution",
+    "execution", "joint_prefill",
 )  # fmt: skip
 
 

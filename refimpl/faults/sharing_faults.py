@@ -63,9 +63,9 @@ def prefix_hit_at_block_edge(original: Any) -> Any:
 def prefix_hit_skips_draft(original: Any) -> Any:
     """Of a prompt whose beginning is found, the draft does not cache the rest."""
 
-    def prefill(cached: CachedModel, sequences: list[Sequence], *, whole: bool) -> None:
+    def prefill(cached: CachedModel, sequences: list[Sequence], *, left: float) -> None:
         skipped = [s for s in sequences if cached.role == "draft" and s.num_found]
-        original(cached, [s for s in sequences if s not in skipped], whole=whole)
+        original(cached, [s for s in sequences if s not in skipped], left=left)
         for sequence in skipped:
             cached.note_cached(sequence, sequence.seq_len - 1)
 

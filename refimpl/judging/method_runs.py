@@ -7,15 +7,13 @@ from typing import Any
 
 from refimpl.core.config import (
     NAMED_METHODS,
-    RECORDABLE,
     SCHEDULERS,
-    SHAPE_STABLE,
     DecodeConfig,
     make_config,
     resolve_method,
 )
 from refimpl.core.errors import InputError, shown
-from refimpl.core.execution import OVERLAPPABLE
+from refimpl.core.execution import OVERLAPPABLE, RECORDABLE, UNMOVED_LAYOUTS
 from refimpl.core.values import is_integer, require_int, split_names
 
 
@@ -34,8 +32,8 @@ def expand_methods(methods: str | Seq[str]) -> list[str]:
 def runs_to_verify(methods: str | Seq[str], batch_sizes: Seq[int], settings: dict[str, Any]) -> list[tuple[str, int]]:
     """Each (method, batch size) once; a method with a batch size of its own runs at that one only.
 
-    ``"all"`` stands for the methods that can have the settings: all that are named, or those of the
-    layouts that can run shape-stable or recorded; with overlapped execution, those of them that can overlap.
+    ``"all"`` stands for the methods that can have the settings: all that are named, or those of the layouts that can
+    run shape-stable, recorded or with joint prefill; with overlapped execution, those of them that can overlap.
 
     Raises:
         InputError: an unknown method, nothing to run, settings that a method cannot have, or tokens that cannot be
@@ -81,8 +79,8 @@ def _all_in_order(settings: dict[str, Any]) -> list[str]:
     """All methods that can have the settings but `execution`."""
     if settings.get("cuda_graphs"):
         return ["+".join(parts) for parts in RECORDABLE]
-    if settings.get("shape_stable"):
-        return ["+".join(parts) for parts in product(SHAPE_STABLE, SCHEDULERS)]
+    if settings.get("shape_stable") or settings.get("joint_prefill"):
+        return ["+".join(parts) for parts in product(UNMOVED_LAYOUTS, SCHEDULERS)]
     return list(NAMED_METHODS)
 
 

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Generic, Literal
 
 from refimpl.core.errors import InvariantViolation
@@ -10,6 +11,7 @@ from refimpl.scheduling.pool import SequencePool, T
 from refimpl.scheduling.room import Room
 
 RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged", "continuous", "overlapped"]
+JOINT_TOKENS = 512  # of a whole prompt, its last, that share a pass with other rows: it bounds the mask and the pass
 Estimate = Callable[[tuple[Any, ...]], float]
 
 
@@ -27,6 +29,7 @@ class SchedulingOptions:
             than the oldest members.
         aging_from: when a sequence begins to age: at its first round (or once it is the oldest), or when it enters the
             window. With the latter a long window runs its rows in turns, which costs every request seconds.
+        joint_prefill: whether a row may decode in the round that caches the last of its prompt.
     """
 
     refill: bool = True
@@ -35,6 +38,7 @@ class SchedulingOptions:
     bucket_tokens: int = 1
     estimate: Estimate | None = None
     aging_from: Literal["first_round", "admission"] = "first_round"
+    joint_prefill: bool = False
 
 
 DEFAULT_OPTIONS = SchedulingOptions()
@@ -53,7 +57,7 @@ class RoundPlan(Generic[T]):
     """The members of a round, in row order, why they were chosen, and what is done beside them.
 
     Attributes:
-        chunks: of prompts, to be cached.
+        chunks: of prompts, to be cached; where prefill is joint, of members, too, that decode in the same round.
         ahead: rows to be drafted, which run in the next round.
     """
 
@@ -71,7 +75,7 @@ class RoundPlan(Generic[T]):
 class Scheduler(ABC, Generic[T]):
     """Chooses the members of every round.
 
-    The engine calls, per round: `admit` (prefill what it returns, unless prompts come in chunks), `choose`, then
+    The engine calls, per round: `admit` (prefill what it returns, but for what is `left_to_rounds`), `choose`, then
     `complete` with the plan once the members' lengths and finished flags are up to date.
 
     Args:
@@ -116,6 +120,13 @@ class Scheduler(ABC, Generic[T]):
         """Take the room that a sequence needs beside these residents; False where it must wait."""
         return self.room.enter(sequence, residents)
 
+    @property
+    def left_to_rounds(self) -> float:
+        """Tokens of a prompt, its last, that are not cached on entry but in rounds, as chunks."""
+        if self.token_budget is not None:
+            return inf
+        return JOINT_TOKENS if self.options.joint_prefill else 0
+
     @abstractmethod
     def select(self) -> RoundPlan[T]:
         """Choose the members of the next round from the window, which is not empty."""
@@ -126,12 +137,20 @@ class Scheduler(ABC, Generic[T]):
         Where there is not enough, the youngest of the window are sent back to the head of the queue, one by one; they
         are returned, too. The oldest is never among them, so that some sequence always comes to its end.
         """
-        plan, preempted = self.select(), []
+        plan, preempted = self._plan_round(), []
         while not self.room.reserve(plan.rows):
             preempted.append(self._youngest())
             self.preempt(preempted[-1])
-            plan = self.select()
+            plan = self._plan_round()
         return plan, preempted
+
+    def _plan_round(self) -> RoundPlan[T]:
+        """The selection; without a budget of tokens, all that is left of prompts is cached beside it."""
+        plan, residents = self.select(), self.pool.window.values()
+        if self.token_budget is not None or not self.options.joint_prefill:
+            return plan
+        chunks = [Chunk(each, each.to_prefill) for each in residents if each.to_prefill]
+        return replace(plan, chunks=tuple(chunks))
 
     def preempt(self, sequence: T) -> None:
         """Take all room from a sequence of the window and send it back to the head of the queue."""
@@ -141,9 +160,9 @@ class Scheduler(ABC, Generic[T]):
     def complete(self, plan: RoundPlan[T]) -> list[T]:
         """Record a round that has run; return the sequences that left the window."""
         self.round_index += 1
-        self.room.settle(plan.members)
-        if plan.chunks:
+        if plan.chunks:  # before a member that has finished gives its blocks back
             self.room.note_chunks([chunk.sequence for chunk in plan.chunks])
+        self.room.settle(plan.members)
         return self._after(plan)
 
     def cancel(self, sequence: T) -> list[T]:

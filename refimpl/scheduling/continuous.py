@@ -12,6 +12,8 @@ class ContinuousScheduler(Scheduler[T]):
     before its prompt is cached. So no row that decodes ever waits, and in every round the oldest prompt gets at least
     one token (INV-17): a long prompt delays the others by no more than a round of the budget takes.
 
+    Where prefill is joint, a row decodes in the round of its last chunk if its verify tokens fit beside it, too.
+
     Args:
         batch_size: rows a round runs at most, B.
         token_budget: tokens of a round, those of prompts included; at least k + 1 for every sequence.
@@ -33,13 +35,21 @@ class ContinuousScheduler(Scheduler[T]):
     def select(self) -> RoundPlan[T]:
         """Run all rows whose prompts are cached, and share the rest of the budget among the others in order."""
         window = self.pool.window.values()
-        members = tuple([sequence for sequence in window if not sequence.to_prefill])
+        members = [sequence for sequence in window if not sequence.to_prefill]
         left, chunks = self.token_budget - sum(map(verify_tokens, members)), []
         for sequence in window:
-            if count := min(left, sequence.to_prefill):
+            if (count := min(left, sequence.to_prefill)) > 0:
                 chunks.append(Chunk(sequence, count))
                 left -= count
-        return RoundPlan(members, "continuous", tuple(chunks))
+                if self._joins(sequence, count, left):
+                    members.append(sequence)
+                    left -= verify_tokens(sequence)
+        return RoundPlan(tuple(members), "continuous", tuple(chunks))
+
+    def _joins(self, sequence: T, count: int, left: int) -> bool:
+        """Whether a row decodes in the round of a chunk of so many tokens, beside which so many are left."""
+        whole = count == sequence.to_prefill
+        return self.options.joint_prefill and whole and verify_tokens(sequence) <= left
 
 
 def verify_tokens(sequence: T) -> int:

@@ -1,13 +1,14 @@
 """A case: prompts, settings and a script of acceptances that together determine a run of the engine."""
 
 import random
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig, make_config
 from refimpl.core.drafting import DraftingConfig
-from refimpl.core.execution import ExecutionName
+from refimpl.core.execution import UNMOVED_LAYOUTS, ExecutionName
 from refimpl.core.request import Request
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib
@@ -68,6 +69,7 @@ class Case:
         stop_as_text: give each stop token as a stop string, the letter that it stands for.
         shape_stable, cuda_graphs, drafting, block_size, prefix_sharing, execution: as in DecodeConfig.
         spare_blocks: of a paged pool, beyond those that the longest row needs; None: as many as all rows need.
+        joint_prefill: as in DecodeConfig, where the other settings allow it.
         spare_tokens: of a round's budget, beyond a verify pass of the row that drafts most; None: as in DecodeConfig.
     """
 
@@ -93,6 +95,7 @@ class Case:
     spare_blocks: int | None = None
     spare_tokens: int | None = None
     execution: ExecutionName = "serial"
+    joint_prefill: bool = False
 
     @property
     def pair(self) -> Pair:
@@ -138,7 +141,9 @@ class Case:
             "token_budget": self.token_budget,
             "execution": self.execution,
         }
-        return make_config(**settings | overrides)
+        settings |= overrides
+        joint = {"joint_prefill": self.joint_prefill and can_join(settings, self.layout)}
+        return make_config(**joint | settings)
 
     @property
     def token_budget(self) -> int | None:
@@ -179,6 +184,12 @@ class Run:
     def stats(self) -> Any:
         """Statistics of a whole run."""
         return self.result.stats if self.result else None
+
+
+def can_join(settings: Mapping[str, Any], layout: str) -> bool:
+    """Whether prefill may be joint beside other settings."""
+    one_shape = settings["shape_stable"] or settings["cuda_graphs"]
+    return layout in UNMOVED_LAYOUTS and settings["execution"] == "serial" and not one_shape
 
 
 def run_case(case: Case, *, checks: str = "off", pair: Pair | None = None, **overrides: Any) -> Run:

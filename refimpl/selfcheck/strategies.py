@@ -112,6 +112,7 @@ def cases(draw: Any, *, cancellations: bool = False, sampled: bool = False, max_
         spare_blocks=draw(st.none() | st.integers(0, 8)),
         spare_tokens=draw(st.none() | st.integers(0, 12)),
         prefix_sharing=draw(st.sampled_from([True, False])),
+        joint_prefill=draw(st.sampled_from([False, True])),
         **extra,
     )
 

@@ -21,7 +21,7 @@ ANY_COST = Spec.of(  # one second a round, of which a move takes so little that 
 )
 OF_ENGINE = (  # settings that a trace states under their own names
     "layout", "scheduler", "batch_size", "window_size", "aging_bound", "max_new_tokens", "compaction_threshold",
-    "block_size", "num_blocks", "token_budget", "execution", *DRAFTING,
+    "block_size", "num_blocks", "token_budget", "joint_prefill", "execution", *DRAFTING,
 )  # fmt: skip
 
 

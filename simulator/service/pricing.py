@@ -154,9 +154,9 @@ class Pricing:
         return self.gather_s("concat", rows, width) + self.cost.point("split", rows, 0)
 
     def prefill_s(self, rows: Seq[Request]) -> float:
-        """Prefill of up to a batch of rows at a time, less a token each and what was found in the cache."""
+        """Prefill of up to a batch of rows at a time, less a token each, what was found, and what is left to rounds."""
         size, padded = self.engine.batch_size, self.switches.pad_prompts
-        fed = [Fed(1, row.seq_len - row.num_found - 1, row.num_found) for row in rows]
+        fed = [Fed(1, row.num_cached - row.num_found - row.to_prefill, row.num_found) for row in rows]
         return sum([self.cost.prefill_s(fed[i : i + size], padded=padded) for i in range(0, len(fed), size)])
 
     def with_chunks(self, stages: Stages, chunks: Seq[Chunk[Request]], rows: int) -> Stages:

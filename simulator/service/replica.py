@@ -59,7 +59,6 @@ class Replica:
         require_room(scenario, cost)
         self.scheduler.room = room_of(scenario.engine, capacity_tokens)
         self.block_size = scenario.engine.block_size
-        self.in_chunks = self.scheduler.token_budget is not None
         self.paged = self.scheduler.room.num_blocks is not None
         self.gate = Gate(self.scheduler, scenario.engine, None if self.paged else capacity_tokens)
         self.patience = Patience(scenario.engine, scenario.switches, self.scheduler, self.gate, self.pricing)
@@ -167,15 +166,16 @@ class Replica:
         self.held_from_s = math.nan
 
     def _admit(self) -> float:
-        entered = self.scheduler.admit()
+        entered, left = self.scheduler.admit(), self.scheduler.left_to_rounds
         for request in entered:
             request.admitted_s, request.last_round = self.env.now, self.round_index - 1
             request.slot = self.free_slots.pop()
             self.kv_tokens += request.seq_len
             self.log.num_to_cache += request.num_cached
             self.log.num_found += request.num_found
-            request.to_prefill = request.num_cached - request.num_found if self.in_chunks else 0
-        return self.pricing.prefill_s(entered) if entered and not self.in_chunks else 0.0
+            request.to_prefill = int(min(request.num_cached - request.num_found, left))
+        fed = [each for each in entered if not left or each.num_cached - each.num_found > each.to_prefill]
+        return self.pricing.prefill_s(fed) if fed else 0.0
 
     def _preempt(self, request: Request) -> None:
         """Free its slot. It keeps its tokens; they are prefilled when it is admitted again."""

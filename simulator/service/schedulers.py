@@ -99,7 +99,7 @@ def room_of(engine: Engine, capacity_tokens: float | None) -> Room[Request]:
     given = f"there is room for {count:.3g} blocks of {engine.block_size} tokens"
     require(count <= BLOCKS.high, f"{given}; at most {BLOCKS.high} can be simulated: give engine.num_blocks")
     sharing: Sharing = "texts" if engine.prefix_sharing else "nothing"
-    pool, in_chunks = BlockPool(count, engine.block_size), engine.scheduler == "continuous"
+    pool, in_chunks = BlockPool(count, engine.block_size), engine.joint_prefill or engine.scheduler == "continuous"
     return PagedRoom(pool, engine.num_speculative_tokens, sharing, in_chunks=in_chunks)
 
 
@@ -118,6 +118,7 @@ def scheduler_of(engine: Engine, switches: Switches, estimate: Callable[[Any], f
         bucket_tokens=switches.bucket_tokens,
         estimate=estimate if switches.cost_aware else None,
         aging_from=switches.aging_from,
+        joint_prefill=engine.joint_prefill,
     )
     name = "fifo" if lean_static else engine.scheduler
     if name == "grouped" and (switches.group_key, switches.serve_first) != ("length_and_lag", "oldest"):

@@ -17,7 +17,7 @@ from refimpl.core.config import (
 )
 from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig
 from refimpl.core.errors import require
-from refimpl.core.execution import ExecutionName, check_execution
+from refimpl.core.execution import ExecutionName, check_execution, check_joint_prefill
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from simulator.settings.fields import (
     COUNT,
@@ -152,6 +152,7 @@ class Engine:
         prefix_sharing: let requests that begin with the same tokens share full blocks of the paged layout.
         token_budget: tokens of a round of the continuous scheduler, those of prompts included; at least k + 1. None for
             a verify pass of the whole batch and 256 tokens of prompts.
+        joint_prefill: let a row of the inplace or paged layout decode in the pass that caches the last of its prompt.
         num_blocks: of the pool of the paged layout; None for as many as ``service.kv_capacity_bytes``, or the memory of
             costs of kind roofline, holds, else for no limit.
         execution: ``overlapped``: rows form two cohorts, and while one is verified the other is drafted for.
@@ -173,6 +174,7 @@ class Engine:
     num_blocks: int | None = number_field(BLOCKS, None)
     prefix_sharing: bool = True
     token_budget: int | None = number_field(Range(1, MAX_TOKEN_BUDGET, integer=True), None)
+    joint_prefill: bool = False
     execution: ExecutionName = "serial"
     contention: float = number_field(PROBABILITY, 0.0)
     drafter: DrafterName = "model"
@@ -193,6 +195,7 @@ class Engine:
         if self.token_budget is not None:
             require_verify_tokens(self.token_budget, self.num_speculative_tokens)
         check_execution(self.execution, self.layout, self.scheduler)
+        check_joint_prefill(self, self.layout)
         self.drafting()
 
     def drafting(self) -> DraftingConfig:

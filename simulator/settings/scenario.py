@@ -111,6 +111,10 @@ class Scenario:
         others = [name for name in departing if name not in OF_ARRIVALS]
         serial = engine.execution == "serial"
         require(serial or not others, f"switches.{others[0] if others else ''} needs engine.execution serial")
+        require(
+            not (engine.joint_prefill and self.switches.discard_mixed_caches),
+            "switches.discard_mixed_caches prefills rows in a pass of their own: leave engine.joint_prefill out",
+        )
 
     @property
     def has_draft(self) -> bool:
@@ -132,6 +136,7 @@ class Scenario:
         data = {key: value for key, value in to_mapping(self).items() if key != "name"}
         idle = ["block_size", "num_blocks", "prefix_sharing"] * (self.engine.layout != "paged")
         idle += ["token_budget"] * (self.engine.scheduler != "continuous")
+        idle += ["joint_prefill"] * (not self.engine.joint_prefill)
         idle += [] if self.engine.varies_drafts else DRAFTING
         idle += ["execution", "contention"] * (self.engine.execution == "serial")
         data["engine"] = {key: value for key, value in data["engine"].items() if key not in idle}

@@ -11,7 +11,7 @@ from refimpl import InputError, Request, generate
 from refimpl.core.config import make_config
 from refimpl.decoding.engine import Engine
 from refimpl.requests import prepare
-from refimpl.scheduling import BlockPool, PagedRoom, make_scheduler
+from refimpl.scheduling import BlockPool, PagedRoom, SchedulingOptions, make_scheduler
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
 
@@ -54,10 +54,11 @@ class Item:
 items = st.builds(lambda n, budget, k: Item(n, n + budget, k), st.integers(1, 30), st.integers(1, 9), st.integers(0, 4))
 
 
-@given(st.lists(items, min_size=1, max_size=7), st.integers(5, 40), st.integers(1, 4), st.data())
-def test_budget_progress_and_order(some, budget, batch_size, data):
+@given(st.lists(items, min_size=1, max_size=7), st.integers(5, 40), st.integers(1, 4), st.booleans(), st.data())
+def test_budget_progress_and_order(some, budget, batch_size, joint, data):
     """INV-17 from the outside, with short pools, arrivals between rounds, and any number of accepted drafts."""
-    scheduler = make_scheduler("continuous", batch_size, batch_size, token_budget=budget)
+    options = SchedulingOptions(joint_prefill=joint)
+    scheduler = make_scheduler("continuous", batch_size, batch_size, token_budget=budget, options=options)
     longest = -(-max(item.most_tokens for item in some) // 4)
     scheduler.room = PagedRoom(BlockPool(longest + data.draw(st.integers(0, 12)), 4), 4)
     rounds, early = 0, data.draw(st.integers(1, len(some)))
@@ -69,7 +70,12 @@ def test_budget_progress_and_order(some, budget, batch_size, data):
         window = list(scheduler.pool.window.values())
         assert not set(map(id, sent_back)) & set(map(id, window))
         assert sum(m.draft_limit + 1 for m in plan.members) + sum(c.count for c in plan.chunks) <= budget
-        assert list(plan.members) == [item for item in window if not item.to_prefill]
+        decoding = [item for item in window if not item.to_prefill]
+        joining = list(plan.members)[len(decoding) :]
+        assert list(plan.members) == decoding + joining
+        last = [chunk.sequence for chunk in plan.chunks if chunk.count == chunk.sequence.to_prefill]
+        assert all(item in last for item in joining)
+        assert len(joining) >= len(last) - 1 if joint else not joining, "where there was room for a chunk behind it"
         prompts = [item for item in window if item.to_prefill]
         assert [c.sequence for c in plan.chunks] == prompts[: len(plan.chunks)]
         assert all(c.count == c.sequence.to_prefill for c in plan.chunks[:-1])

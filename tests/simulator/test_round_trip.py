@@ -149,6 +149,24 @@ def test_chunks_beside_decoding_rows_are_replayed_without_a_difference(llama, tm
     assert not check_parity(path).exact
 
 
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+@pytest.mark.parametrize("blocks", [18, None])
+@pytest.mark.parametrize("scheduler", ["fifo", "static", "grouped", "continuous"])
+def test_prompts_cached_beside_drafts_are_replayed_without_a_difference(llama, tmp_path, scheduler, blocks, drafter):
+    path = tmp_path / "run.ndjson"
+    memory = {} if blocks is None else {"kv_memory_gib": pool_gib(llama, blocks, 2, drafts=drafter == "model")}
+    settings = {"method": f"paged+{scheduler}", "block_size": 2, "stop_token_ids": [], "drafter": drafter}
+    result = traced(llama, path, requests(), joint_prefill=True, **settings, **memory)
+    assert (result.stats.num_preemptions > 0) == (blocks is not None)
+    scenario = replay_scenario(read_engine_trace(path))
+    assert scenario.engine.joint_prefill
+    parity = check_parity(path)
+    assert parity.exact, parity
+    assert parity.chunks == sum(len(r.chunks) for r in result.rounds) > len(BUDGETS) - 1
+    apart = simulate_once(scenario.but({"engine.joint_prefill": False}), keep_rows=True).log
+    assert len(apart.chunks) == 0 or len(apart.round_frame()) > parity.rounds
+
+
 @pytest.mark.parametrize("name", ["prompt_lens", "max_new_tokens_each", "num_speculative_tokens_each"])
 def test_a_list_that_lacks_a_sequence_is_refused(llama, tmp_path, name):
     path = tmp_path / "run.ndjson"
