@@ -5,7 +5,8 @@ of some processors, and reorders the weights in every call. oneDNN comes with Py
 in its own order. `torch.compile` does so when it freezes a model; here the same operators are called without it.
 
 Norms by the root of the mean square, which transformers computes step by step, become one call of PyTorch's own, of the
-same bits.
+same bits. What holds a layer or norm calls what stands in for it without the detour of a module's own call, which would
+look for hooks first.
 """
 
 from collections.abc import Iterator
@@ -49,6 +50,12 @@ class PrepackedForward:
         output: Tensor = torch.ops.mkldnn._linear_pointwise(entries, self._weight, layer.bias, "none", [], "")
         return output
 
+    def __getattr__(self, name: str) -> Any:
+        """What else is asked of the layer, its weight for example."""
+        if name == "linear":  # not there yet, while a copy is being made
+            raise AttributeError(name)
+        return getattr(self.linear, name)
+
     def __getstate__(self) -> dict[str, Any]:
         """What another process is handed: that order of the weights cannot be written down, and is made again."""
         return {"linear": self.linear, "_weight": None}
@@ -67,7 +74,7 @@ class WholeNorm:
 
     def __call__(self, entries: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch features"]:
         """The norm's output."""
-        return nn.functional.rms_norm(entries, self.weight.shape, self.weight, self.eps)
+        return torch.rms_norm(entries, self.weight.shape, self.weight, self.eps)
 
 
 @torch.inference_mode()
@@ -94,17 +101,36 @@ def prepack(model: nn.Module) -> None:
         entries = torch.randn(TYPICAL_TOKENS, *whole.weight.shape, generator=generator)
         if torch.equal(whole(entries), norm(entries)):
             vars(norm)["forward"] = whole
+    _call_directly(model)
 
 
 @contextmanager
 def without_prepacking(model: nn.Module) -> Iterator[None]:
     """Have a model run as it was loaded, then as before."""
-    prepacked = [(layer, vars(layer).pop("forward")) for layer in model.modules() if _is_prepacked(layer)]
+    prepacked = [(layer, vars(layer)["forward"]) for layer in model.modules() if _is_prepacked(layer)]
+    for parent, name, _ in _held(model):
+        vars(parent).pop(name, None)
+    for layer, _ in prepacked:
+        del vars(layer)["forward"]
     try:
         yield
     finally:
         for layer, forward in prepacked:
             vars(layer)["forward"] = forward
+        _call_directly(model)
+
+
+def _call_directly(model: nn.Module) -> None:
+    """Let what holds a prepacked layer find its stand-in under the layer's name; the layers are listed as before."""
+    for parent, name, layer in _held(model):
+        vars(parent)[name] = vars(layer)["forward"]
+
+
+def _held(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Prepacked layers with what holds them; not the LM head, to which hooks may listen."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    held = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    return [(parent, name, child) for parent, name, child in held if _is_prepacked(child) and child is not head]
 
 
 def _refuse_other_numbers(model: nn.Module) -> None:

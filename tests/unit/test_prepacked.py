@@ -46,6 +46,24 @@ def test_norms_are_one_call_of_the_same_bits(prepacked, tiny):
         assert torch.equal(whole(entries), plain(entries))
 
 
+def test_layers_are_called_without_a_detour_and_listed_as_before(prepacked, tiny):
+    """Only the LM head, to whose input a draft head listens, is called as a module."""
+    model = prepacked.target.model
+    attention, plain = (pair.target.model.model.layers[3].self_attn for pair in (prepacked, tiny))
+    layers = dict(attention.named_children())
+    assert isinstance(attention.q_proj, PrepackedForward)
+    assert isinstance(attention.q_norm, WholeNorm)
+    assert attention.q_proj.linear is layers["q_proj"]
+    assert attention.q_proj.weight is layers["q_proj"].weight
+    assert isinstance(model.lm_head, nn.Linear)
+    assert model.state_dict().keys() == tiny.target.model.state_dict().keys()
+    with without_prepacking(model):
+        assert attention.q_proj is layers["q_proj"]
+        assert vars(attention).keys() == vars(plain).keys()
+    assert isinstance(attention.q_proj, PrepackedForward)
+    assert not hasattr(attention.q_proj, "no_such_thing")
+
+
 class PlusOne(nn.Module):
     """A norm of Gemma's kind: its weight is what is added to 1."""
 
