@@ -160,9 +160,9 @@ class Scheduler(ABC, Generic[T]):
     def complete(self, plan: RoundPlan[T]) -> list[T]:
         """Record a round that has run; return the sequences that left the window."""
         self.round_index += 1
-        if plan.chunks:  # before a member that has finished gives its blocks back
-            self.room.note_chunks([chunk.sequence for chunk in plan.chunks])
         self.room.settle(plan.members)
+        if plan.chunks:
+            self.room.note_chunks([chunk.sequence for chunk in plan.chunks])
         return self._after(plan)
 
     def cancel(self, sequence: T) -> list[T]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from refimpl import InputError, Request, generate, verify
 from refimpl.core.execution import UNMOVED_LAYOUTS
+from refimpl.core.sequence import Sequence
 from refimpl.decoding.memory import pool_gib
 from refimpl.models.table_model import table_pair
 from refimpl.planning import plan_memory
@@ -116,7 +117,7 @@ def test_prompts_that_begin_alike_share_what_was_cached_before(llama):
 
 
 def test_a_prompt_can_be_shared_whose_row_ended_in_the_round_that_cached_it(llama):
-    """Its blocks are given back in that round, and can be found: only then it is too late to say so."""
+    """Its blocks are given back in that round, and can be found from then on."""
     prompt = list(range(3, 20))
     asked = [Request(prompt, max_new_tokens=1, stop_token_ids=()) for _ in range(2)]
     for sharing in ({}, {"method": "paged+continuous"}):
@@ -138,6 +139,21 @@ def test_models_that_pack_nothing_cache_prompts_before_the_drafts():
     assert pair.target.forward_packed is None
     found = generate(pair, PROMPTS, max_new_tokens=6, joint_prefill=True, checks="device")
     assert tokens(found) == tokens(generate(pair, PROMPTS, max_new_tokens=6, method="autoregressive"))
+
+
+@pytest.mark.parametrize(
+    ("token_budget", "members", "chunks"), [(8, [1], [6, 1]), (9, [0], [6]), (10, [0], [6, 1]), (11, [0, 1], [6, 1])]
+)
+def test_a_row_joins_if_all_that_it_feeds_fits(token_budget, members, chunks):
+    """Six tokens of a prompt, and two drafts behind the last; then another row, of two tokens, that drafts nothing."""
+    some = [Sequence(0, [1] * 7, 8, 2), Sequence(1, [1, 2], 8, 0)]
+    options = SchedulingOptions(joint_prefill=True)
+    scheduler = make_scheduler("continuous", 2, 2, token_budget=token_budget, options=options)
+    scheduler.submit(some)
+    scheduler.admit()
+    plan, _ = scheduler.choose()
+    assert [sequence.index for sequence in plan.members] == members
+    assert [chunk.count for chunk in plan.chunks] == chunks
 
 
 @pytest.mark.parametrize(("name", "apart"), [("static", 0), ("fifo", 0), ("grouped", 0), ("continuous", math.inf)])
