@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import psutil
 import pytest
@@ -40,7 +41,9 @@ def test_ctrl_c_while_workers_start_is_one_word(tmp_path):
     """A terminal sends it to all processes of the command, those among them that are just importing."""
     command = [sys.executable, "-m", "simulator", "run", "example", "--replications", "80", "--workers", "2"]
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **streams, text=True, start_new_session=True, cwd=tmp_path) as run:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a test run in the background ignores it
+    session = {"start_new_session": True, "preexec_fn": heard}
+    with subprocess.Popen(command, **streams, text=True, **session, cwd=tmp_path) as run:
         # two workers, and two trackers of what processes share
         while run.poll() is None and len(psutil.Process(run.pid).children()) < 4:
             time.sleep(0.01)
