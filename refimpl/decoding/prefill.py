@@ -18,7 +18,7 @@ STABLE_PREFILL_TOKENS = 64  # queries a row in every prefill pass under shape-st
 Chunks = Seq[Chunk[Sequence]]
 
 
-def prefill(cached: CachedModel, sequences: Seq[Sequence], *, left: float = 0) -> None:
+def prefill(cached: CachedModel, sequences: Seq[Sequence], *, left: float = 0.0) -> None:
     """Cache all prompt tokens but the last, so that every sequence starts with lag 1 (INV-5).
 
     What is cached already is not fed again. Up to `left` tokens before the last are left to rounds, too.

@@ -125,7 +125,7 @@ class Scheduler(ABC, Generic[T]):
         """Tokens of a prompt, its last, that are not cached on entry but in rounds, as chunks."""
         if self.token_budget is not None:
             return inf
-        return JOINT_TOKENS if self.options.joint_prefill else 0
+        return float(JOINT_TOKENS) if self.options.joint_prefill else 0.0
 
     @abstractmethod
     def select(self) -> RoundPlan[T]:
