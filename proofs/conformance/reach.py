@@ -25,6 +25,7 @@ from proofs.report import Verdict, report
 from refimpl.core import kernels
 from refimpl.core.config import SamplingConfig
 from refimpl.core.drafting import DraftingConfig
+from refimpl.core.execution import UNMOVED_LAYOUTS
 from refimpl.decoding.engine import Engine
 from refimpl.faults import FAULTS
 from refimpl.layouts import Layout, PagedLayout, inplace
@@ -200,7 +201,7 @@ def applies(kind: str, method: str) -> bool:
     if kind == "in a pool that is too small":
         return method.startswith("paged")
     if kind == "prompts beside drafts":
-        return method.startswith(("inplace", "paged"))
+        return method.startswith(UNMOVED_LAYOUTS)
     if kind == "overlapped":
         return method in ("inplace+fifo", "paged+fifo")
     return not (method.startswith("rollback") and kind == "rejection sampling")

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, get_args
 
-from refimpl.core.errors import require, shown
+from refimpl.core.errors import InputError, require, shown
 
 ExecutionName = Literal["serial", "overlapped"]
 EXECUTIONS: tuple[str, ...] = get_args(ExecutionName)
@@ -45,17 +45,18 @@ def check_shapes(config: Any, layout: str | None, scheduler: str | None) -> None
 
 def check_joint_prefill(config: Any, layout: str | None) -> None:
     """Raise InputError where a prompt and its row's drafts cannot share a pass; of an engine, or of a scenario."""
-    if not config.joint_prefill:
-        return
-    require(
-        layout in (*UNMOVED_LAYOUTS, None),
-        f"joint_prefill needs rows that are read where their prompts are written: {layout} gathers them first; "
-        "choose inplace or paged",
-    )
-    require(
-        config.execution == "serial",
-        f"joint_prefill drafts for rows as they join: choose execution 'serial', not {config.execution!r}",
-    )
-    for name in ("shape_stable", "cuda_graphs"):
-        one_shape = getattr(config, name, False)
-        require(not one_shape, f"joint_prefill packs prompts into passes, which {name} does not let: choose one")
+    if config.joint_prefill and (obstacle := joint_prefill_obstacle(config, layout)):
+        raise InputError(f"joint_prefill {obstacle}")
+
+
+def joint_prefill_obstacle(config: Any, layout: str | None) -> str:
+    """What keeps a prompt and its row's drafts from sharing a pass, and what to choose instead; empty where nothing."""
+    if layout not in (*UNMOVED_LAYOUTS, None):
+        return (
+            f"needs rows that are read where their prompts are written: {layout} gathers them first; choose inplace or "
+            "paged"
+        )
+    if config.execution != "serial":
+        return f"drafts for rows as they join: choose execution 'serial', not {config.execution!r}"
+    one_shape = next((name for name in ("shape_stable", "cuda_graphs") if getattr(config, name, False)), "")
+    return f"packs prompts into passes, which {one_shape} does not let: choose one" if one_shape else ""

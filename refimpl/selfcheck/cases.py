@@ -1,14 +1,13 @@
 """A case: prompts, settings and a script of acceptances that together determine a run of the engine."""
 
 import random
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS, DecodeConfig, SamplingConfig, make_config
 from refimpl.core.drafting import DraftingConfig
-from refimpl.core.execution import UNMOVED_LAYOUTS, ExecutionName
+from refimpl.core.execution import ExecutionName, joint_prefill_obstacle
 from refimpl.core.request import Request
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib
@@ -141,9 +140,9 @@ class Case:
             "token_budget": self.token_budget,
             "execution": self.execution,
         }
-        settings |= overrides
-        joint = {"joint_prefill": self.joint_prefill and can_join(settings, self.layout)}
-        return make_config(**joint | settings)
+        config = make_config(**settings | overrides)
+        joins = self.joint_prefill and not joint_prefill_obstacle(config, config.resolved_method.layout)
+        return replace(config, joint_prefill=True) if joins else config
 
     @property
     def token_budget(self) -> int | None:
@@ -184,12 +183,6 @@ class Run:
     def stats(self) -> Any:
         """Statistics of a whole run."""
         return self.result.stats if self.result else None
-
-
-def can_join(settings: Mapping[str, Any], layout: str) -> bool:
-    """Whether prefill may be joint beside other settings."""
-    one_shape = settings["shape_stable"] or settings["cuda_graphs"]
-    return layout in UNMOVED_LAYOUTS and settings["execution"] == "serial" and not one_shape
 
 
 def run_case(case: Case, *, checks: str = "off", pair: Pair | None = None, **overrides: Any) -> Run:

@@ -10,6 +10,7 @@ from synthetic_inputs import HEADER, synthetic_points, synthetic_seconds, write_
 
 from refimpl.calibrate.grid import MIXED_DRAFTS, MIXED_ROW_TOKENS
 from refimpl.core.errors import InputError
+from refimpl.scheduling.base import JOINT_TOKENS
 from simulator.engine_runs import validation
 from simulator.runner import simulate
 from simulator.service.cost import MEASURED_ROW, Fed
@@ -122,6 +123,39 @@ def test_rounds_pay_for_the_tokens_beside_their_rows(measured, tmp_path):
     assert beside > alone > 0
     assert rounds["verify_s"].sum() - others["verify_s"].sum() == pytest.approx(beside * TOKEN_S)
     assert rounds["prefill_s"].sum() == others["prefill_s"].sum() > beside * DRAFT_S + alone * PREFILL_S
+
+
+def test_prompts_beside_drafts_are_paid_for_in_the_verify_pass(measured):
+    """The draft's pass is a prefill; nothing else is, where the whole prompt joins, and no round is added."""
+    prompts = {"workload.prompt_tokens": {"kind": "fixed", "tokens": 41}, "engine.scheduler": "fifo"}
+    base = scenario_of(measured, **prompts, **{"engine.token_budget": None})
+    joint, apart = (
+        simulate_once(base.but({"engine.joint_prefill": joins}), keep_rows=True).log for joins in (True, False)
+    )
+    ours, others = joint.round_frame(), apart.round_frame()
+    assert len(ours) == len(others)
+    assert sum(count for *_, count in joint.chunks) == 12 * 40
+    assert ours["prefill_s"].sum() == pytest.approx(12 * 40 * DRAFT_S)
+    assert ours["verify_s"].sum() - others["verify_s"].sum() == pytest.approx(12 * 40 * TOKEN_S)
+
+
+def test_of_a_long_prompt_that_joins_the_rest_is_paid_for_before_the_round(measured):
+    """The rest of one prompt, and nothing of the other, which is shorter than what may share a pass."""
+    lengths = {"workload.prompt_tokens": {"kind": "values", "tokens": [JOINT_TOKENS + 61, 41]}, "study.num_requests": 2}
+    fifo = {"engine.scheduler": "fifo", "engine.token_budget": None, "engine.joint_prefill": True}
+    simulation = simulate_once(
+        scenario_of(measured, **lengths, **fifo, **{"cost.outside": "extrapolate"}), keep_rows=True
+    )
+    assert [count for *_, count in simulation.log.chunks] == [JOINT_TOKENS, 40]
+    alone_s = simulation.cost.prefill_s([Fed(1, 60, 0)])
+    drafted_s = (JOINT_TOKENS + 40) * DRAFT_S
+    assert simulation.log.round_frame()["prefill_s"].sum() == pytest.approx(alone_s + drafted_s)
+
+
+def test_caches_are_not_dropped_beside_prompts_that_join(measured):
+    fifo = {"engine.scheduler": "fifo", "engine.token_budget": None}
+    with pytest.raises(InputError, match="discard_mixed_caches prefills rows in a pass of their own"):
+        scenario_of(measured, **fifo, **{"engine.joint_prefill": True, "switches.discard_mixed_caches": True})
 
 
 @pytest.mark.parametrize("layout", ["inplace", "paged", "masked", "rollback"])
