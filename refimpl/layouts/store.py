@@ -82,6 +82,8 @@ class KVStore:
         layers = list(zip(keys, values, strict=True))
         self._by_slot = [(keys.flatten(1, 2), values.flatten(1, 2)) for keys, values in layers]
         self._by_row = [(keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in layers]
+        self._of_heads = data.flatten(1, 3).flatten(2)  # of each layer: rows of every head of every plane
+        self._first_rows = torch.arange(0, self._of_heads.shape[1], self.rows, device=data.device)[:, None]
 
     @classmethod
     def empty(cls, shape: KVShape, rows: int, columns: int, *, tagged: bool) -> "KVStore":
@@ -153,7 +155,9 @@ class KVStore:
 
     def view_blocks(self, layer: int, table: Int[Tensor, "batch blocks"], width: int) -> tuple[Tensor, Tensor]:
         """As `view`, of rows whose columns are the blocks of a table, one after the other: a copy."""
-        gathered = self.data[layer].index_select(2, table.flatten()).unflatten(2, table.shape).flatten(3, 4)
+        rows = (self._first_rows + table.flatten()).flatten()
+        gathered = self._of_heads[layer].index_select(0, rows)
+        gathered = gathered.view(*self.data.shape[1:3], len(table), -1, self.shape.plane_dim)
         keys, values = gathered[KEY, ..., : self.shape.key_dim], gathered[-1, ..., -self.shape.value_width :]
         return keys.transpose(0, 1)[:, :, :width], values.transpose(0, 1)[:, :, :width]
 
