@@ -215,7 +215,7 @@ def measure_passes(
 
 def _passes(pair: Pair, layout: str, size: int, settings: PassSettings) -> PassBench:
     texts = random_prompts(pair, size, settings.context_tokens, settings.seed)
-    (prompt,) = random_prompts(pair, 1, max(settings.chunk_tokens) + 1, settings.seed)
+    (prompt,) = random_prompts(pair, 1, max(settings.chunk_tokens, default=0) + 1, settings.seed)
     k = settings.num_speculative_tokens
     return PassBench(pair, f"{layout}+{SCHEDULER}", texts, prompt, 0, num_speculative_tokens=k, checks="off")
 

@@ -102,6 +102,11 @@ def test_gains_are_what_is_replaced_over_the_pass(llama, fed, monkeypatch):
     assert packed.instead_ms % 4000 == 0
 
 
+def test_packed_passes_are_timed_without_chunks_too(llama):
+    settings = PassSettings(("paged",), (2,), (), num_speculative_tokens=2, context_tokens=5, repeats=1)
+    assert [row.pass_name for row in measure_passes(llama, settings)] == ["packed"]
+
+
 def test_the_command(monkeypatch, capsys, tmp_path):
     report = tmp_path / "report.json"
     few = ["--batch-sizes", "2", "--chunk-tokens", "4,8", "--repeats", "1", "--context-tokens", "6", "-k", "2"]
