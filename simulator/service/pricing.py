@@ -154,10 +154,13 @@ class Pricing:
         return self.gather_s("concat", rows, width) + self.cost.point("split", rows, 0)
 
     def prefill_s(self, rows: Seq[Request]) -> float:
-        """Prefill of up to a batch of rows at a time, less a token each, what was found, and what is left to rounds."""
+        """Prefill of up to a batch of rows at a time, less a token each, what was found, and what is left to rounds.
+
+        As in the engine, a row takes its place in a batch whether or not something of it is fed.
+        """
         size, padded = self.engine.batch_size, self.switches.pad_prompts
         fed = [Fed(1, row.num_cached - row.num_found - row.to_prefill, row.num_found) for row in rows]
-        return sum([self.cost.prefill_s(fed[i : i + size], padded=padded) for i in range(0, len(fed), size)])
+        return sum([self.cost.prefill_s(fed[i : i + size], padded=padded) for i in range(0, len(fed), size)], 0.0)
 
     def with_chunks(self, stages: Stages, chunks: Seq[Chunk[Request]], rows: int) -> Stages:
         """Seconds of a priced round with chunks of prompts: beside its rows, or in passes of their own."""

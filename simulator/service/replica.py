@@ -174,8 +174,7 @@ class Replica:
             self.log.num_to_cache += request.num_cached
             self.log.num_found += request.num_found
             request.to_prefill = int(min(request.num_cached - request.num_found, left))
-        fed = [each for each in entered if not left or each.num_cached - each.num_found > each.to_prefill]
-        return self.pricing.prefill_s(fed) if fed else 0.0
+        return self.pricing.prefill_s(entered)
 
     def _preempt(self, request: Request) -> None:
         """Free its slot. It keeps its tokens; they are prefilled when it is admitted again."""

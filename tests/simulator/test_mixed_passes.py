@@ -152,6 +152,24 @@ def test_of_a_long_prompt_that_joins_the_rest_is_paid_for_before_the_round(measu
     assert simulation.log.round_frame()["prefill_s"].sum() == pytest.approx(alone_s + drafted_s)
 
 
+def test_prompts_that_enter_together_are_paid_for_in_batches_as_the_engine_feeds_them(measured):
+    """A row of which all joins has its place in a batch, so the rests of the two others are fed apart."""
+    lengths = [41, JOINT_TOKENS + 61, 41, JOINT_TOKENS + 61]
+    grouped = {"engine.scheduler": "grouped", "engine.batch_size": 2, "engine.window_size": 4}
+    joint = {"engine.token_budget": None, "engine.joint_prefill": True, "cost.outside": "extrapolate"}
+    prompts = {"workload.prompt_tokens": {"kind": "values", "tokens": lengths}, "study.num_requests": 4}
+    simulation, fed = Simulation(scenario_of(measured, **grouped, **joint, **prompts)), []
+    prefill_s = simulation.cost.prefill_s
+
+    def noted(rows, **how):
+        fed.append([row.tokens for row in rows])
+        return prefill_s(rows, **how)
+
+    simulation.cost.prefill_s = noted
+    simulation.run()
+    assert fed[:2] == [[0, 60], [0, 60]]
+
+
 def test_caches_are_not_dropped_beside_prompts_that_join(measured):
     fifo = {"engine.scheduler": "fifo", "engine.token_budget": None}
     with pytest.raises(InputError, match="discard_mixed_caches prefills rows in a pass of their own"):
