@@ -16,7 +16,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding import engine
 from refimpl.faults import FAULTS, sharing_faults
 from refimpl.pairs.random_pairs import random_pair
-from refimpl.scheduling import BlockPool, PagedRoom
+from refimpl.scheduling import BlockPool, PagedRoom, make_scheduler
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
 
@@ -215,6 +215,20 @@ def test_a_prompt_in_chunks_can_be_found_as_far_as_it_is_cached():
         room.note_chunks([row])
         assert entered(room, range(9)).num_found == cached // 2 * 2
         room.check_round([row])
+
+
+def test_what_a_round_has_cached_of_a_prompt_can_be_found_while_the_rest_waits():
+    scheduler = make_scheduler("continuous", 2, 2, token_budget=11)
+    scheduler.room = PagedRoom(BlockPool(30, 2), 4, "texts", in_chunks=True)
+    first, second = Sequence(0, list(range(20)), 4), Sequence(1, list(range(20)), 4)
+    scheduler.submit([first])
+    assert scheduler.admit() == [first]
+    (chunk,) = (plan := scheduler.choose()[0]).chunks
+    first.target_cached = first.draft_cached = chunk.count
+    scheduler.complete(plan)
+    scheduler.submit([second])
+    assert scheduler.admit() == [second]
+    assert (chunk.count, second.num_found) == (11, 10)
 
 
 def test_a_block_that_can_be_found_is_not_written():
