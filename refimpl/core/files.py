@@ -34,12 +34,29 @@ def _is_there(path: Path) -> bool:
     return True
 
 
+def _leads_to(path: str | Path) -> Path:
+    """The file at the end of links; a pipe without a name, such as /dev/stdout or /dev/fd/63, is only where it is."""
+    path = Path(path)
+    is_special = _is_there(path) and not path.is_file() and not path.is_dir()
+    return path.absolute() if is_special else path.resolve()
+
+
+def _is_standard_output(file: Path) -> bool:
+    """Whether what the process prints goes to this file: in the place of another, it would take that with it."""
+    try:
+        return os.path.samestat(file.stat(), os.fstat(1))
+    except OSError:  # standard output is closed
+        return False
+
+
 def check_writable(path: str | Path, *others: str | Path | None) -> None:
     """Raise InputError, before any work is done, unless a file can be made at `path`, and is none of `others`."""
     if "\0" in str(path):
         raise InputError(f"cannot write {shown(str(path))}: no name holds a NUL")
+    if str(path) == "-":
+        raise InputError("cannot write -: standard output is /dev/stdout")
     with _named(path):
-        file = Path(path).resolve()
+        file = _leads_to(path)
         is_replaced = not _is_there(file) or file.is_file()
     if file.is_dir():
         raise InputError(f"cannot write {path}: it is a folder")
@@ -51,6 +68,8 @@ def check_writable(path: str | Path, *others: str | Path | None) -> None:
         raise InputError(f"cannot write {path}: permission denied")
     if is_replaced and any(other and file == Path(other).resolve() for other in others):
         raise InputError(f"cannot write {path}: another option reads or writes it")
+    if file.is_file() and _is_standard_output(file):
+        raise InputError(f"cannot write {path}: standard output goes to it")
 
 
 def write_whole(path: str | Path, lines: Iterable[str]) -> None:
@@ -70,7 +89,7 @@ def whole_file(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
     """
     check_writable(path)
     with _named(path):
-        path, encoding = Path(path).resolve(), None if "b" in mode else "utf-8"
+        path, encoding = _leads_to(path), None if "b" in mode else "utf-8"
         if path.exists() and not path.is_file():
             with path.open(mode, encoding=encoding) as device:
                 yield device

@@ -13,6 +13,7 @@ from test_bad_input import run_cli
 
 from refimpl.cli import main
 from refimpl.core.errors import InvariantViolation
+from refimpl.core.files import write_whole
 from refimpl.judging.equivalence import verify
 
 
@@ -22,6 +23,7 @@ from refimpl.judging.equivalence import verify
         (("--prompts", "p.txt", "--output", "p.txt"), "cannot write p.txt: another option reads or writes it"),
         (("--prompts", "p.txt", "--trace", "./p.txt"), "cannot write p.txt: another option reads or writes it"),
         (("--trace", "new", "--output", "new"), "cannot write new: another option reads or writes it"),
+        (("--output", "-"), "cannot write -: standard output is /dev/stdout"),
         (("--limit", "1", "--max-new-tokens", "1", "--trace", "/dev/full"), "No space left on device"),
     ],
 )
@@ -32,6 +34,25 @@ def test_no_file_is_lost_or_half_written(monkeypatch, capsys, tmp_path, argument
     assert code == 2
     assert message in output.err.splitlines()[-1]
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("p.txt", "import os\n")]
+
+
+def test_a_pipe_without_a_name_is_written_to():
+    read, write = os.pipe()
+    with os.fdopen(read) as reader:
+        with os.fdopen(write, "w"):
+            write_whole(f"/dev/fd/{write}", ["a", "b"])
+        assert reader.read() == "a\nb\n"
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "out.txt"])
+def test_no_file_takes_the_place_of_standard_output(tmp_path, name):
+    code = f"from refimpl.core.files import write_whole; write_whole({name!r}, ['lost'])"
+    with open(tmp_path / "out.txt", "w") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, stdout=out, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert f"InputError: cannot write {name}: standard output goes to it" in done.stderr
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.txt", "")]
 
 
 @pytest.mark.parametrize(
