@@ -165,9 +165,9 @@ def verify(
     pair = models.load(drafter=engine.drafter)
     with progress_bars() as bars:
         report = run(pair, texts, methods=runs.methods, batch_sizes=sizes, progress=bars, **settings)
-    write_report(output.output, report.as_dict(), pair.device)
+    written = write_report(output.output, report.as_dict(), pair.device)
     _print_verify_table(report, output.json_)
-    output.print(report.as_dict())
+    output.print(written)
     must_be_exact = bitwise or (pair.device.type == "cpu" and pair.dtype.itemsize >= 4)
     if (must_be_exact and not report.exact) or any(row.violations for row in report.results):
         raise typer.Exit(1)

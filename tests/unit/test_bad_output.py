@@ -124,7 +124,9 @@ def test_with_json_stdout_holds_nothing_else(monkeypatch, capsys):
     )
     code, output = run_cli(monkeypatch, capsys, *arguments)
     assert not code
-    assert json.loads(output.out)["prompts"] == 1
+    report = json.loads(output.out)
+    assert report["prompts"] == 1
+    assert report["meta"]["device"]
     assert "one-at-a-time" in output.err
 
 
