@@ -45,12 +45,15 @@ def _is_standard_output(file: Path) -> bool:
     """Whether what the process prints goes to this file: in the place of another, it would take that with it."""
     try:
         return os.path.samestat(file.stat(), os.fstat(1))
-    except OSError:  # standard output is closed
+    except OSError:  # no such file yet, or standard output is closed
         return False
 
 
 def check_writable(path: str | Path, *others: str | Path | None) -> None:
-    """Raise InputError, before any work is done, unless a file can be made at `path`, and is none of `others`."""
+    """Raise InputError, before any work is done, unless a file can be made at `path`.
+
+    It must take the place neither of one of `others` nor of the file that standard output goes to.
+    """
     if "\0" in str(path):
         raise InputError(f"cannot write {shown(str(path))}: no name holds a NUL")
     if str(path) == "-":
@@ -68,7 +71,7 @@ def check_writable(path: str | Path, *others: str | Path | None) -> None:
         raise InputError(f"cannot write {path}: permission denied")
     if is_replaced and any(other and file == Path(other).resolve() for other in others):
         raise InputError(f"cannot write {path}: another option reads or writes it")
-    if file.is_file() and _is_standard_output(file):
+    if is_replaced and _is_standard_output(file):
         raise InputError(f"cannot write {path}: standard output goes to it")
 
 
