@@ -26,7 +26,9 @@ def bench_table(data: dict[str, Any]) -> Table:
     rows = data["rows"]
     with_floor = "fraction_of_floor" in rows[0]
     on_gpu = with_floor and any(row["peak_memory_bytes"] for row in rows)
-    headings = ["engine", "batch", "tokens/s", "against plain", "ms/round", *STAGES, "outside forward"]
+    paired = "ratio_to_first_method" in rows[0]
+    headings = ["engine", "batch", "tokens/s", "against plain", *["against first method"] * paired, "ms/round"]
+    headings += [*STAGES, "outside forward"]
     recorded = has_recordings(rows)
     headings += ["record s"] * recorded + ["floor/time"] * with_floor + ["idle", "memory"] * on_gpu
     return headings, [_bench_cells(row, recorded, with_floor, on_gpu) for row in rows]
@@ -39,6 +41,7 @@ def _bench_cells(row: dict[str, Any], recorded: bool, with_floor: bool, on_gpu: 
         str(row["batch_size"]),
         f"{row['tokens_per_s']:.0f}",
         f"{row['ratio_to_hf_generate']:.2f}×",
+        *(f"{row[key]:.2f}×" for key in ("ratio_to_first_method",) if key in row),
         f"{row['ms_per_round']:.1f}" if has_rounds else "",
         *(percent(row[f"share_{stage}"], 0) if has_rounds else "" for stage in STAGES),
         percent(row["share_outside_forward"]) if has_rounds else "",

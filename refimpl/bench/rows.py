@@ -21,6 +21,7 @@ class BenchRow:
         tokens_per_s, tokens_per_s_min, tokens_per_s_max: over the whole run, prefill included; `record_s` and the
             allocation of our K/V pools left out.
         ratio_to_hf_generate: median over repeats of the ratio within a repeat.
+        ratio_to_first_method: the same to the first of our methods, with the first drafter.
         mean_acceptance_length, draft_acceptance_rate: of all repeats; None without rounds, or without drafts.
         rounds, rows_per_round: of a run; rows that were not finished yet.
         ms_per_round: wall-clock of a round, prefill left out: the sum of draft, verify, realign and host, or less
@@ -46,6 +47,7 @@ class BenchRow:
     tokens_per_s_min: float
     tokens_per_s_max: float
     ratio_to_hf_generate: float
+    ratio_to_first_method: float
     mean_acceptance_length: float | None
     draft_acceptance_rate: float | None
     rounds: int
@@ -72,7 +74,13 @@ class BenchRow:
 
 
 def make_row(
-    engine: str, batch_size: int, samples: Seq[Sample], plain: Seq[Sample], rates: Rates, busy_s: float | None = None
+    engine: str,
+    batch_size: int,
+    samples: Seq[Sample],
+    plain: Seq[Sample],
+    first: Seq[Sample],
+    rates: Rates,
+    busy_s: float | None = None,
 ) -> BenchRow:
     """Summarise an engine's samples.
 
@@ -81,6 +89,7 @@ def make_row(
         batch_size: rows of a round.
         samples: one per repeat.
         plain: those of plain generation in the same repeats.
+        first: those of the first of our methods in the same repeats.
         rates: of the device.
         busy_s: seconds of a round in which the device works, None where that was not measured.
     """
@@ -92,6 +101,7 @@ def make_row(
         tokens_per_s_min=min(speeds),
         tokens_per_s_max=max(speeds),
         ratio_to_hf_generate=_median(zip(samples, plain, strict=True), _ratio),
+        ratio_to_first_method=_median(zip(samples, first, strict=True), _ratio),
         **_acceptance(samples),
         **_stages(samples, busy_s),
         **_floor(samples, rates),
@@ -106,8 +116,8 @@ def _median(items: Iterable[Any], value: Callable[[Any], float]) -> float:
 
 
 def _ratio(both: tuple[Sample, Sample]) -> float:
-    ours, plain = both
-    return (ours.tokens / ours.seconds) / (plain.tokens / plain.seconds)
+    one, other = both
+    return (one.tokens / one.seconds) / (other.tokens / other.seconds)
 
 
 def _acceptance(samples: Seq[Sample]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The interleaved benchmark: repeats outermost, then batch sizes, then engines."""
+"""The interleaved benchmark: repeats outermost, then batch sizes, then engines, in every other repeat backwards."""
 
 import statistics
 import time
@@ -128,14 +128,16 @@ class Interleaved:
         rates = Rates(
             statistics.median(r.bytes_per_s for r in self.rates), statistics.median(r.flops_per_s for r in self.rates)
         )
-        rows = [
-            make_row(name, size, samples, self.samples[size, PLAIN], rates, self.busy_s.get((size, name)))
-            for (size, name), samples in self.samples.items()
-        ]
+        rows = []
+        for (size, name), samples in self.samples.items():
+            plain, first = self.samples[size, PLAIN], self.samples[size, self._first_method(size)]
+            rows.append(make_row(name, size, samples, plain, first, rates, self.busy_s.get((size, name))))
         return BenchReport(rows, rates, min(map(len, self.samples.values())), complete)
 
     def _visit(self, size: int, repeat: int) -> None:
-        for done, (name, run) in enumerate(self.runs[size].items(), start=1):
+        """Run every engine once; backwards in every other repeat, so that a device that slows down favours none."""
+        runs = list(self.runs[size].items())
+        for done, (name, run) in enumerate(reversed(runs) if repeat % 2 else runs, start=1):
             self.samples[size, name].append(run(self.prompts[size]))
             if self.progress:
                 total = len(self.runs[size]) * self.settings.repeats
@@ -162,6 +164,11 @@ class Interleaved:
         for name, (method, changes) in self._ours(size).items():
             runs[name] = partial(run_method, bench, method=method, batch_size=size, **changes)
         return runs
+
+    def _first_method(self, size: int) -> str:
+        """Row of the first of the settings' methods; that of plain decoding where no method runs."""
+        plain, *methods = self._ours(size)
+        return methods[0] if methods else plain
 
     def _ours(self, size: int) -> dict[str, tuple[str, dict[str, Any]]]:
         """Rows that our engine runs: name -> method, and what differs from the settings."""

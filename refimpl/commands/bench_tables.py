@@ -51,7 +51,7 @@ def print_bench_table(rows: list[dict[str, Any]], rates: Any, *, json_: bool) ->
     on_cuda = any(row["peak_memory_bytes"] for row in rows)
     shares = ("draft", "verify", "realign", "host", *(("idle",) if on_cuda else ()), "outside_forward")
     last = [*["record s"] * recorded, "floor/time", *["memory"] * on_cuda]
-    for name in ("batch", "tokens/s", "vs plain", "ms/round", *shares, *last):
+    for name in ("batch", "tokens/s", "vs plain", "vs first method", "ms/round", *shares, *last):
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
         has_rounds = row["ms_per_round"] > 0
@@ -60,6 +60,7 @@ def print_bench_table(rows: list[dict[str, Any]], rates: Any, *, json_: bool) ->
             str(row["batch_size"]),
             f"{row['tokens_per_s']:.0f}",
             f"{row['ratio_to_hf_generate']:.2f}×",
+            f"{row['ratio_to_first_method']:.2f}×",
             f"{row['ms_per_round']:.1f}" if has_rounds else "",
             *(percent(row[f"share_{s}"]) if has_rounds else "" for s in shares),
             *([record_seconds(row)] * recorded),

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from refimpl.bench.anatomy_rows import AnatomyRun
 from refimpl.bench.anatomy_rows import make_row as make_anatomy_row
 from refimpl.bench.engines import Sample, _forward_s, round_s, run_method
 from refimpl.bench.rows import make_row
-from refimpl.bench.run import make_bench
+from refimpl.bench.run import PLAIN, Interleaved, make_bench
 from refimpl.bench.settings import PLAIN_DECODING, BenchSettings
 from refimpl.bench.work import Rates, Work
 from refimpl.core.records import RowOutcome
@@ -39,9 +40,11 @@ def sample(seconds, **more):
 def test_a_row_by_hand():
     """Speeds of 6, 4 and 3 tokens a second, beside 12, 6 and 2 of plain generation, which makes 24 tokens."""
     plain = [Sample(seconds, 24) for seconds in (2.0, 4.0, 12.0)]
-    row = make_row("inplace", 8, [sample(2.0), sample(3.0), sample(4.0)], plain, RATES, busy_s=0.75)
+    first = [sample(seconds) for seconds in (2.0, 1.0, 3.0)]
+    row = make_row("inplace", 8, [sample(2.0), sample(3.0), sample(4.0)], plain, first, RATES, busy_s=0.75)
     assert (row.tokens_per_s_min, row.tokens_per_s, row.tokens_per_s_max) == (3, 4, 6)
     assert row.ratio_to_hf_generate == pytest.approx(4 / 6)  # of 6/12, 4/6 and 3/2
+    assert row.ratio_to_first_method == 0.75  # of 6/6, 4/12 and 3/4; medians over each other would be 4/6
     assert (row.mean_acceptance_length, row.draft_acceptance_rate) == (1.5, 0.25)
     assert (row.rounds, row.rows_per_round) == (2, 4)
     assert (row.ms_per_round, row.ms_draft, row.ms_verify, row.ms_realign, row.ms_host) == (1000, 250, 500, 125, 125)
@@ -53,8 +56,33 @@ def test_a_row_by_hand():
 
 
 def test_without_times_of_passes_realignment_and_host_are_what_is_outside():
-    row = make_row("inplace", 8, [sample(2.0, forward_s=None)], [sample(2.0)], RATES)
+    row = make_row("inplace", 8, [sample(2.0, forward_s=None)], [sample(2.0)], [sample(1.0)], RATES)
     assert (row.share_outside_forward, row.ms_idle, row.ratio_to_hf_generate) == (0.25, None, 1)
+
+
+@pytest.mark.parametrize(("methods", "size", "first"), [
+    (("eqspec", "inplace"), 2, "eqspec model"), (("speculative", "paged"), 1, "speculative model"),
+    (("speculative", "paged"), 2, "paged model"), (("speculative",), 2, "autoregressive_batched"),
+])  # fmt: skip
+def test_rows_are_compared_with_the_first_method_that_runs_within_a_repeat(llama, methods, size, first):
+    """Every engine takes as many seconds as its place in the order; every other repeat runs it backwards."""
+    settings = BenchSettings((size,), methods, repeats=3, drafters=("model", "ngram"))
+    bench = Interleaved(make_bench(llama, settings), [[5, 6]] * 2, None, None)
+    order, names = [], list(bench.runs[size])
+
+    def run(name, _):
+        order.append(name)
+        return sample(float((len(order) - 1) % len(names) + 1))
+
+    bench.runs[size] = {name: partial(run, name) for name in names}
+    for repeat in range(3):
+        bench.rates.append(RATES)
+        bench._visit(size, repeat)
+    assert order == [*names, *reversed(names), *names]
+    for row in bench.report(complete=True).rows:
+        place, of_first = names.index(row.engine), names.index(first)
+        assert row.ratio_to_first_method == pytest.approx((of_first + 1) / (place + 1))
+        assert row.ratio_to_hf_generate == pytest.approx((names.index(PLAIN) + 1) / (place + 1))
 
 
 def record(prefill_s, record_s, round_s, *, passes=2, moves=0):
