@@ -18,6 +18,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.trace import RoundRecord
 from refimpl.layouts import Layout
+from refimpl.layouts.places import BlockRows
 from refimpl.layouts.store import Block, KVStore
 
 WHY = {None: 0, "stop": 1, "length": 2}
@@ -144,7 +145,7 @@ def _of_stores(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
     init, gather, copy, write, columns = (
         KVStore.__init__, KVStore.gather, KVStore.copy_slots, KVStore.write_slots, KVStore.write_columns,
     )  # fmt: skip
-    view, view_blocks = KVStore.view, KVStore.view_blocks
+    view, view_blocks = KVStore.view, BlockRows.view
 
     def initialised(self: Any, *arguments: Any) -> None:
         init(self, *arguments)
@@ -175,14 +176,14 @@ def _of_stores(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
             recorder.saw(self, [[r] for r in _row_list(self, rows)], width)
         return view(self, layer, width, rows)
 
-    def viewed_blocks(self: Any, layer: int, table: Tensor, width: int) -> Any:
+    def viewed_blocks(self: Any, layer: int, width: int) -> Any:
         if layer == 0:
-            recorder.saw(self, table.tolist(), width)
-        return view_blocks(self, layer, table, width)
+            recorder.saw(self.store, self.table.tolist(), width)
+        return view_blocks(self, layer, width)
 
     yield from ((KVStore, "__init__", initialised), (KVStore, "gather", gathered), (KVStore, "copy_slots", copied))
     yield from ((KVStore, "write_slots", wrote), (KVStore, "write_columns", wrote_columns))
-    yield from ((KVStore, "view", viewed), (KVStore, "view_blocks", viewed_blocks))
+    yield from ((KVStore, "view", viewed), (BlockRows, "view", viewed_blocks))
 
 
 def _of_passes(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:

@@ -1,6 +1,7 @@
 """Where the rows of a pass are in the pool: pool rows, or blocks of a table."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -8,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from refimpl.core import kernels
-from refimpl.layouts.store import KVStore
+from refimpl.layouts.store import GatherPlan, KVStore
 
 
 @runtime_checkable
@@ -53,7 +54,7 @@ class PoolRows:
         return self.store.tags[self.index, :width]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BlockRows:
     """Position p in block ``table[row, p // block_size]``; the last block of the store is scratch.
 
@@ -76,7 +77,12 @@ class BlockRows:
 
     def view(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
         """Whole blocks side by side, cut at the width."""
-        return self.store.view_blocks(layer, self.table, width)
+        return self.store.view_blocks(layer, self._gather_plan, width)
+
+    @cached_property
+    def _gather_plan(self) -> GatherPlan:
+        """The same for all layers."""
+        return self.store.gather_plan(self.table)
 
     def tags(self, width: int) -> Int[Tensor, "batch width 3"]:
         """As the view."""

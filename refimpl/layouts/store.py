@@ -153,13 +153,34 @@ class KVStore:
         keys, values = self._by_row[layer]
         return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def view_blocks(self, layer: int, table: Int[Tensor, "batch blocks"], width: int) -> tuple[Tensor, Tensor]:
-        """As `view`, of rows whose columns are the blocks of a table, one after the other: a copy."""
-        rows = (self._first_rows + table.flatten()).flatten()
-        gathered = self._of_heads[layer].index_select(0, rows)
-        gathered = gathered.view(*self.data.shape[1:3], len(table), -1, self.shape.plane_dim)
-        keys, values = gathered[KEY, ..., : self.shape.key_dim], gathered[-1, ..., -self.shape.value_width :]
-        return keys.transpose(0, 1)[:, :, :width], values.transpose(0, 1)[:, :, :width]
+    def gather_plan(self, table: Int[Tensor, "batch blocks"]) -> "GatherPlan":
+        """How rows whose columns are the blocks of a table, one after the other, are copied from any layer."""
+        rows = (table[:, None] + self._first_rows).flatten()
+        (batch, blocks), (planes, heads) = table.shape, self.data.shape[1:3]
+        memory = self.data.new_empty(batch, planes, heads, blocks * self.columns, self.shape.plane_dim)
+        return GatherPlan(rows, memory)
+
+    def view_blocks(self, layer: int, plan: "GatherPlan", width: int) -> tuple[Tensor, Tensor]:
+        """As `view`, of the rows of a plan: a copy, until the plan is used again."""
+        gathered = plan.memory
+        torch.index_select(self._of_heads[layer], 0, plan.rows, out=gathered.view(len(plan.rows), -1))
+        keys, values = gathered[:, KEY, ..., : self.shape.key_dim], gathered[:, -1, ..., -self.shape.value_width :]
+        return keys[:, :, :width], values[:, :, :width]
+
+
+class GatherPlan(NamedTuple):
+    """Blocks to copy, those of a row next to each other.
+
+    One layer after the other is copied to the same memory, which stays in a processor's cache, and by the core that
+    attends the row.
+
+    Attributes:
+        rows: of every head of every plane of a layer, row by row.
+        memory: that they are copied to.
+    """
+
+    rows: Int[Tensor, " n"]
+    memory: Float[Tensor, "batch planes heads columns plane_dim"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +233,8 @@ class Block:
         position_ids: index of each token in its row ``[batch, q]``, clamped to the model's range.
         mask: ``[batch, 1, q, width]``, True where the query sees the slot.
         append: called once per layer with that layer's keys and values of the block
-            ``[batch, kv_heads, q, key_dim or value_dim]``; returns all of the layer's, ``[batch, kv_heads, width, …]``.
+            ``[batch, kv_heads, q, key_dim or value_dim]``; returns all of the layer's, ``[batch, kv_heads, width, …]``,
+            which may be in the memory that the next layer's will be in.
         tags: provenance of the `width` slots after the write ``[batch, width, 3]``, None when not tracked.
         members: rows that belong to the members of the round, in their order ``[n]``; None where all rows do.
         note_hidden: called with what the LM head reads ``[batch, num_logits, hidden]``; None where nobody asks.
