@@ -14,6 +14,7 @@ from refimpl.core.config import make_config
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import GIB, free_bytes, pool_gib
 from refimpl.layouts import make_layout
+from refimpl.layouts.places import BlockRows
 from refimpl.layouts.store import KVShape, KVStore, RowState
 from refimpl.placement import PoolSize
 from refimpl.requests import prepare
@@ -62,6 +63,33 @@ def test_what_a_row_has_no_block_for_goes_behind_all_blocks(llama):
     places = layout.places(rows, 12)
     assert places.table.tolist() == [[2, 0, 3], [1, 3, 3]]
     assert places.slots(torch.tensor([[4, 8], [3, 4]])).tolist() == [0 * 4, 3 * 4, 1 * 4 + 3, 3 * 4]
+
+
+def test_all_layers_are_gathered_into_the_same_memory(llama):
+    """Each is there until the next one is."""
+    store = KVStore.empty(llama.target.kv_shape, 4, 4, tagged=False)
+    store.data.copy_(torch.arange(store.data.numel()).view(store.data.shape))
+    table = torch.tensor([[2, 0], [1, 3]])
+    places, memory = BlockRows(store, table, torch.zeros(2, 1, dtype=torch.long)), set()
+    for layer, planes in enumerate(store.data):
+        found = places.view(layer, 7)
+        expected = planes[:, :, table].flatten(3, 4)[..., :7, :].transpose(1, 2)
+        assert all(map(torch.equal, found, expected))
+        memory.add(tuple(each.data_ptr() for each in found))
+    assert (len(store.data) > 1, len(memory)) == (True, 1)
+
+
+def test_tables_are_made_once_a_round_and_anew_for_the_next(llama):
+    size = PoolSize(rows=2, columns=16, batch_rows=2, block_size=4, num_blocks=3)
+    layout = make_layout("paged", llama.target.kv_shape, size, max_positions=99, tagged=False)
+    before, after = RowState(0, 0, 5, 4, blocks=[2, 0]), RowState(0, 0, 7, 6, blocks=[2, 1])
+    layout.begin([before], span=5)
+    of_round = layout.places(layout.rows, 12)
+    assert layout.places(layout.rows, 12).cached is of_round.cached
+    assert layout.places([before], 12).cached is not of_round.cached
+    layout.begin([after], span=5)
+    for places in (layout.places(layout.rows, 8), layout.places([after], 8)):
+        assert (places.table.tolist(), places.cached.tolist()) == ([[2, 1]], [[6]])
 
 
 @pytest.mark.parametrize("method", ["eqspec", "exspec", "masked", "masked+grouped", "rollback"])
