@@ -1,7 +1,8 @@
 """Rows of benchmarks, from samples and clocks made by hand."""
 
+import re
 from collections import deque
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from refimpl.bench.rows import make_row
 from refimpl.bench.run import PLAIN, Interleaved, make_bench
 from refimpl.bench.settings import PLAIN_DECODING, BenchSettings
 from refimpl.bench.work import Rates, Work
+from refimpl.commands.bench_tables import print_bench_table
 from refimpl.core.records import RowOutcome
 from refimpl.core.stats import AcceptanceStats, RunStats
 from refimpl.decoding.trace import RoundRecord
@@ -53,6 +55,12 @@ def test_a_row_by_hand():
     assert (row.bytes_per_round, row.flops_per_round) == (15, 275)
     assert row.floor_ms_per_round == pytest.approx(1e3 * (0.1 + 0.5) / 2)  # the first pass waits for bytes
     assert row.fraction_of_floor == pytest.approx(0.3)
+
+
+def test_the_table_shows_ratios_to_plain_generation_and_to_the_first_method(capsys):
+    row = asdict(make_row("inplace", 8, [sample(2.0)], [sample(3.0)], [sample(5.0)], RATES))
+    print_bench_table([row], RATES, json_=False)
+    assert re.findall(r"\d\.\d\d×", capsys.readouterr().out) == ["1.50×", "2.50×"]
 
 
 def test_without_times_of_passes_realignment_and_host_are_what_is_outside():
