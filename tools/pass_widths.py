@@ -2,7 +2,8 @@
 
 ``python tools/pass_widths.py docs/results/widths-cpu.json`` times, on one thread, the target of the bundled pair and
 random Qwen3 models, the wider with the fewer layers. Rows draw k from 1 to 8 in each turn. In a turn come the packed
-pass, the rectangle that it replaces, and a pass of one token a row, which is the least that these rows can feed.
+pass, the rectangle that it replaces, and a pass of one token a row, which is the least that these rows can feed; in
+every other turn backwards.
 """
 
 import json
@@ -43,14 +44,14 @@ def random_target(width: int, layers: int) -> Pair:
     return make_pair(target, draft, stop_token_ids=(), name=f"random, {width} wide")
 
 
-def turn(passes: PassBench, drawn: list[int]) -> dict[str, float]:
+def turn(passes: PassBench, drawn: list[int], backwards: bool) -> dict[str, float]:
     """Seconds of each pass, and how many tokens of the rectangle there are for one that is fed."""
     runs = {
         "packed": partial(passes.packed, drawn),
         "rectangle": partial(passes.rectangle, drawn),
         "one_token": partial(passes.rectangle, [1] * len(drawn)),
     }
-    seconds = {name: passes.seconds(run) for name, run in runs.items()}
+    seconds = {name: passes.seconds(runs[name]) for name in (reversed(PASSES) if backwards else PASSES)}
     return seconds | {"tokens": len(drawn) * max(drawn) / sum(drawn)}
 
 
@@ -58,7 +59,8 @@ def line(pair: Pair, layout: str, size: int) -> dict[str, Any]:
     """Medians over the turns of a layout and number of rows."""
     texts, k, rng = random_prompts(pair, size, CONTEXT_TOKENS, 0), NUM_SPECULATIVE_TOKENS, random.Random(0)
     passes = PassBench(pair, f"{layout}+continuous", texts, texts[0], 0, num_speculative_tokens=k, checks="off")
-    turns = [turn(passes, [rng.randint(1, k) + 1 for _ in range(size)]) for _ in range(WARM_UPS + REPEATS)][WARM_UPS:]
+    drawn = [[rng.randint(1, k) + 1 for _ in range(size)] for _ in range(WARM_UPS + REPEATS)]
+    turns = [turn(passes, counts, bool(i % 2)) for i, counts in enumerate(drawn)][WARM_UPS:]
     gains = [each["rectangle"] / each["packed"] for each in turns]
     return {
         "layout": layout,

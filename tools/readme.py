@@ -280,6 +280,7 @@ MEASURED: dict[str, Callable[[dict[str, Any]], tables.Table]] = {
     "bitwise": tables.bitwise_table,
     "residents": tables.residents_table,
     "joining": tables.joining_table,
+    "widths": tables.widths_table,
     "ties": tables.ties_table,
 }
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {

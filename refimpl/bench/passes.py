@@ -31,7 +31,10 @@ from refimpl.scheduling import Chunk
 SCHEDULER = "continuous"
 WARM_UPS = 2
 Run = Callable[[], None]
-Seconds = dict[tuple[str, int], tuple[float, float]]  # by pass and tokens of its chunk: its own, of what it replaces
+Timed = Callable[[], float]  # runs a pass and returns its seconds
+Comparison = tuple[list[Timed], list[Timed]]  # passes, and those that they replace
+Name = tuple[str, int]  # of a comparison: the pass, and tokens of its chunk
+Seconds = dict[Name, tuple[float, float]]  # of the passes, and of those that they replace
 
 
 class PassBench:
@@ -187,7 +190,7 @@ def measure_passes(
     *,
     prompts: Seq[list[int]] = (),
 ) -> list[PassRow]:
-    """Time passes and what they replace, in turn.
+    """Time passes and what they replace, in turn, the other way round in every other repeat.
 
     Args:
         pair: the models.
@@ -206,7 +209,7 @@ def measure_passes(
         passes, rng, samples = _passes(pair, layout, size, settings), random.Random(settings.seed), []
         prefill = _prefill(pair, layout, spread(prompts, size))
         for repeat in range(WARM_UPS + settings.repeats):
-            samples.append(_repeat(passes, size, settings, rng) | prefill())
+            samples.append(_repeat(_comparisons(passes, size, settings, rng) | prefill, bool(repeat % 2)))
             if progress:
                 progress(f"{layout}, {size} rows", repeat + 1, WARM_UPS + settings.repeats)
         rows += [_row(layout, size, *name, [each[name] for each in samples[WARM_UPS:]]) for name in samples[0]]
@@ -220,23 +223,38 @@ def _passes(pair: Pair, layout: str, size: int, settings: PassSettings) -> PassB
     return PassBench(pair, f"{layout}+{SCHEDULER}", texts, prompt, 0, num_speculative_tokens=k, checks="off")
 
 
-def _prefill(pair: Pair, layout: str, prompts: Seq[list[int]]) -> Callable[[], Seconds]:
-    """Caches the prompts once each way, at every call."""
+def _prefill(pair: Pair, layout: str, prompts: Seq[list[int]]) -> dict[Name, Comparison]:
+    """Caching the prompts each way."""
     if not prompts:
-        return dict
+        return {}
     bench = PrefillBench(pair, layout, prompts, checks="off")
-    return lambda: {("prefill", 0): (bench.packed(), bench.padded())}
+    return {("prefill", 0): ([bench.packed], [bench.padded])}
 
 
-def _repeat(passes: PassBench, size: int, settings: PassSettings, rng: random.Random) -> Seconds:
-    """Every pass and what it replaces, once."""
-    k, seconds = settings.num_speculative_tokens, passes.seconds
+def _comparisons(passes: PassBench, size: int, settings: PassSettings, rng: random.Random) -> dict[Name, Comparison]:
+    """Passes over rows, the packed one with drafts drawn anew."""
+    k = settings.num_speculative_tokens
     drawn, alike = [rng.randint(1, k) + 1 for _ in range(size)], [k + 1] * size
-    found = {("packed", 0): (seconds(partial(passes.packed, drawn)), seconds(partial(passes.rectangle, drawn)))}
+
+    def timed(run: Callable[..., None], *of: object) -> Timed:
+        return partial(passes.seconds, partial(run, *of))
+
+    found = {("packed", 0): ([timed(passes.packed, drawn)], [timed(passes.rectangle, drawn)])}
     for tokens in settings.chunk_tokens:
-        mixed_s = seconds(partial(passes.mixed, alike, tokens))
-        chunk_s = seconds(partial(passes.chunk, passes.target, tokens))
-        found["mixed", tokens] = mixed_s, chunk_s + seconds(partial(passes.mixed, alike, 0))
+        apart = [timed(passes.chunk, passes.target, tokens), timed(passes.mixed, alike, 0)]
+        found["mixed", tokens] = [timed(passes.mixed, alike, tokens)], apart
+    return found
+
+
+def _repeat(comparisons: dict[Name, Comparison], backwards: bool) -> Seconds:
+    """Every pass and what it replaces, once; the other way round where `backwards`.
+
+    The first of two finds a processor's cache filled by larger passes, the second by its like.
+    """
+    found = {}
+    for name, sides in comparisons.items():
+        own, instead = (sum(run() for run in runs) for runs in (reversed(sides) if backwards else sides))
+        found[name] = (instead, own) if backwards else (own, instead)
     return found
 
 

@@ -102,6 +102,24 @@ def test_gains_are_what_is_replaced_over_the_pass(llama, fed, monkeypatch):
     assert packed.instead_ms % 4000 == 0
 
 
+def test_of_two_passes_the_one_that_comes_first_changes_from_repeat_to_repeat(llama, fed, monkeypatch):
+    """Where a pass that comes after another comparison takes a second more, as the processor's cache holds others."""
+    runs, order = ["packed", "rectangle", "mixed", "chunk", "mixed"], []
+
+    def seconds(passes, run):
+        order.append(run.func.__name__)
+        place = (len(order) - 1) % len(runs)
+        return 2.0 if place in (0, 2) else 1.0
+
+    monkeypatch.setattr(PassBench, "seconds", seconds)
+    settings = PassSettings(("inplace",), (2,), (4,), num_speculative_tokens=2, context_tokens=5, repeats=4)
+    packed, mixed = measure_passes(llama, settings)
+    repeats = [order[i : i + len(runs)] for i in range(0, len(order), len(runs))]
+    assert repeats == [runs, ["rectangle", "packed", "chunk", "mixed", "mixed"]] * 3
+    assert (packed.ms, packed.instead_ms, packed.gain, packed.gain_min, packed.gain_max) == (1500, 1500, 1.25, 0.5, 2)
+    assert (mixed.gain_min, mixed.gain_max) == (1, 3)
+
+
 def test_packed_passes_are_timed_without_chunks_too(llama):
     settings = PassSettings(("paged",), (2,), (), num_speculative_tokens=2, context_tokens=5, repeats=1)
     assert [row.pass_name for row in measure_passes(llama, settings)] == ["packed"]
