@@ -102,7 +102,23 @@ def test_gains_are_what_is_replaced_over_the_pass(llama, fed, monkeypatch):
     assert packed.instead_ms % 4000 == 0
 
 
-def test_of_two_passes_the_one_that_comes_first_changes_from_repeat_to_repeat(llama, fed, monkeypatch):
+def test_a_prefill_gains_its_pads(llama, fed, monkeypatch):
+    """With a second a token of the target."""
+    cache_all = PrefillBench._cache_all
+
+    def tokens(bench, models):
+        before = sum(fed)
+        cache_all(bench, models)
+        return float(sum(fed) - before)
+
+    monkeypatch.setattr(PrefillBench, "_cache_all", tokens)
+    settings = PassSettings(("paged",), (3,), (), num_speculative_tokens=2, context_tokens=5, repeats=2)
+    _, prefill = measure_passes(llama, settings, prompts=ROWS)
+    assert (prefill.pass_name, prefill.ms, prefill.instead_ms) == ("prefill", 7000, 12000)
+    assert prefill.gain == prefill.gain_min == prefill.gain_max == 12 / 7
+
+
+def test_of_two_passes_the_one_that_comes_first_changes_from_repeat_to_repeat(llama, monkeypatch):
     """Where a pass that comes after another comparison takes a second more, as the processor's cache holds others."""
     runs, order = ["packed", "rectangle", "mixed", "chunk", "mixed"], []
 
