@@ -13,11 +13,9 @@ from typing import Any
 
 from refimpl.core.errors import InputError
 from refimpl.core.extras import missing_extra
-from refimpl.core.interrupts import INTERRUPTED
+from refimpl.core.interrupts import ENDING, INTERRUPTED
 
 BAD_INPUT, NO_READER = 2, 1  # exit codes
-# Signals that end a command; SIGHUP: its terminal was closed.
-ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 RAISED_AGAIN_S = 0.05
 
 

@@ -1,10 +1,14 @@
-"""What Ctrl-C does from the first import of a command on. Nothing else is loaded here, so that this comes first."""
+"""What Ctrl-C does from the first import of a command on, and what else ends one. Nothing else of the project or of
+libraries is loaded here, so that this comes first."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 INTERRUPTED = 130  # exit code: 128 + SIGINT
+# Signals that end a command; SIGHUP: its terminal was closed.
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextmanager

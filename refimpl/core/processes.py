@@ -3,10 +3,13 @@
 import signal
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, TypeVar
 
+from refimpl.core.interrupts import ENDING
+
 T = TypeVar("T")
+HAS_MASKS = hasattr(signal, "pthread_sigmask")
 UNCONCERNING = (
     # after an error, which is told, the results of the others are not wanted
     "[0-9]+ tasks (which were still being processed|have been successfully executed)",
@@ -35,18 +38,27 @@ def run_in_processes(
         warnings.filterwarnings("ignore", message, UserWarning)
     order = "generator" if ordered else "generator_unordered"
     processes = Parallel(n_jobs=min(workers, len(arguments)), return_as=order)
-    with _interrupts_held():
-        results = processes(delayed(function)(*given) for given in arguments)
-    yield from results
+    with ExitStack() as started:
+        with _signals_held():  # what was held back comes at its end, where the stack ends the workers
+            results = started.enter_context(closing(processes(delayed(_call)(function, *given) for given in arguments)))
+        yield from results
+
+
+def _call(function: Callable[..., T], *given: Any) -> T:
+    """Call a function in a worker, and let come what ends a command: on its own, too, a worker can be ended."""
+    if HAS_MASKS:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    return function(*given)
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back; processes that are started meanwhile never see it, and cannot tell of it from an import.
+def _signals_held() -> Iterator[None]:
+    """Hold back Ctrl-C and what ends a command: joblib would lose a worker that had just been started, and wait for it.
 
-    What tracks the resources of processes is started before, as starting it lets Ctrl-C through again.
+    Processes that are started meanwhile inherit this: they never see Ctrl-C, and cannot tell of it from an import.
+    What tracks the resources of processes is started before, as starting it lets signals through again.
     """
-    if not hasattr(signal, "pthread_sigmask"):
+    if not HAS_MASKS:
         yield
         return
     from multiprocessing import resource_tracker
@@ -55,7 +67,7 @@ def _interrupts_held() -> Iterator[None]:
 
     resource_tracker.ensure_running()
     tracker_of_joblib.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
     try:
         yield
     finally:

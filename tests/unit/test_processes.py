@@ -10,6 +10,9 @@ from functools import partial
 import psutil
 import pytest
 
+from refimpl.core.interrupts import ENDING
+from refimpl.core.processes import run_in_processes
+
 GROW = """
 import time
 
@@ -51,3 +54,42 @@ def test_ctrl_c_while_workers_start_is_one_word(tmp_path):
         os.killpg(run.pid, signal.SIGINT)
         told = run.communicate(timeout=300)[1]
     assert (run.returncode, told) == (128 + signal.SIGINT, "interrupted\n")
+
+
+START = """
+import os, signal, sys, time
+from joblib.externals.loky.backend.process import LokyProcess
+from refimpl.core.console import one_line_errors
+from refimpl.core.processes import run_in_processes
+
+start, started = LokyProcess.start, []
+
+def start_and_signal(process):
+    start(process)
+    time.sleep(2)  # by then it waits for its first call
+    started.append(process)
+    if len(started) == int(sys.argv[1]):
+        os.kill(os.getpid(), int(sys.argv[2]))
+
+LokyProcess.start = start_and_signal
+with one_line_errors():
+    print(*run_in_processes(time.sleep, [(60,), (60,)], 2))
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signals to hold back")
+@pytest.mark.parametrize(("number_started", "number"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (1, signal.SIGHUP)])
+def test_a_command_that_is_ended_while_workers_start_waits_for_none_of_them(tmp_path, number_started, number):
+    """A worker that joblib had not noted was waited for until it had been idle for five minutes."""
+    (tmp_path / "start.py").write_text(START)
+    command = [sys.executable, tmp_path / "start.py", str(number_started), str(int(number))]
+    heard = partial(signal.signal, number, signal.SIG_DFL)  # SIGHUP is ignored under nohup
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, preexec_fn=heard)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signals to hold back")
+def test_workers_hold_back_ctrl_c_alone():
+    held = list(run_in_processes(signal.pthread_sigmask, [(signal.SIG_BLOCK, ()), (signal.SIG_BLOCK, ())], 2))
+    assert held == [{signal.SIGINT}, {signal.SIGINT}]
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGINT, *ENDING}
