@@ -1,9 +1,10 @@
 """Calls of a function in several processes, by joblib."""
 
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from refimpl.core.interrupts import ENDING
@@ -40,7 +41,8 @@ def run_in_processes(
     processes = Parallel(n_jobs=min(workers, len(arguments)), return_as=order)
     with ExitStack() as started:
         with _signals_held():  # what was held back comes at its end, where the stack ends the workers
-            results = started.enter_context(closing(processes(delayed(_call)(function, *given) for given in arguments)))
+            results = processes(delayed(_call)(function, *given) for given in arguments)
+            started.callback(_close, results)
         yield from results
 
 
@@ -49,6 +51,21 @@ def _call(function: Callable[..., T], *given: Any) -> T:
     if HAS_MASKS:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     return function(*given)
+
+
+def _close(results: Generator[T, None, None]) -> None:
+    """End the workers; say nothing of joblib's thread, which may look for a call that it has just dropped."""
+    tell = threading.excepthook
+
+    def tell_of_others(dead: Any) -> None:
+        if dead.exc_type is not KeyError or getattr(dead.thread, "name", "") != "ExecutorManagerThread":
+            tell(dead)
+
+    threading.excepthook = tell_of_others
+    try:
+        results.close()
+    finally:
+        threading.excepthook = tell
 
 
 @contextmanager

@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from refimpl.core.interrupts import ENDING
-from refimpl.core.processes import run_in_processes
+from refimpl.core.processes import HAS_MASKS, run_in_processes
+
+holds_signals = pytest.mark.skipif(not HAS_MASKS, reason="no signals to hold back")
 
 GROW = """
 import time
@@ -39,7 +41,7 @@ def test_workers_that_grow_are_replaced_also_where_warnings_are_errors(tmp_path)
     assert (done.returncode, done.stdout) == (0, "0 1 2 3 4 5\n"), done.stderr
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signals to hold back")
+@holds_signals
 def test_ctrl_c_while_workers_start_is_one_word(tmp_path):
     """A terminal sends it to all processes of the command, those among them that are just importing."""
     command = [sys.executable, "-m", "simulator", "run", "example", "--replications", "80", "--workers", "2"]
@@ -77,7 +79,7 @@ with one_line_errors():
 """
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signals to hold back")
+@holds_signals
 @pytest.mark.parametrize(("number_started", "number"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (1, signal.SIGHUP)])
 def test_a_command_that_is_ended_while_workers_start_waits_for_none_of_them(tmp_path, number_started, number):
     """A worker that joblib had not noted was waited for until it had been idle for five minutes."""
@@ -88,7 +90,7 @@ def test_a_command_that_is_ended_while_workers_start_waits_for_none_of_them(tmp_
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signals to hold back")
+@holds_signals
 def test_workers_hold_back_ctrl_c_alone():
     held = list(run_in_processes(signal.pthread_sigmask, [(signal.SIG_BLOCK, ()), (signal.SIG_BLOCK, ())], 2))
     assert held == [{signal.SIGINT}, {signal.SIGINT}]
