@@ -1,16 +1,17 @@
 """Calls of a function in several processes, by joblib."""
 
 import signal
-import threading
+import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, TypeVar
 
 from refimpl.core.interrupts import ENDING
 
 T = TypeVar("T")
 HAS_MASKS = hasattr(signal, "pthread_sigmask")
+HANDED_OUT_S = 0.5
 UNCONCERNING = (
     # after an error, which is told, the results of the others are not wanted
     "[0-9]+ tasks (which were still being processed|have been successfully executed)",
@@ -41,8 +42,7 @@ def run_in_processes(
     processes = Parallel(n_jobs=min(workers, len(arguments)), return_as=order)
     with ExitStack() as started:
         with _signals_held():  # what was held back comes at its end, where the stack ends the workers
-            results = processes(delayed(_call)(function, *given) for given in arguments)
-            started.callback(_close, results)
+            results = started.enter_context(closing(processes(delayed(_call)(function, *given) for given in arguments)))
         yield from results
 
 
@@ -51,21 +51,6 @@ def _call(function: Callable[..., T], *given: Any) -> T:
     if HAS_MASKS:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     return function(*given)
-
-
-def _close(results: Generator[T, None, None]) -> None:
-    """End the workers; say nothing of joblib's thread, which may look for a call that it has just dropped."""
-    tell = threading.excepthook
-
-    def tell_of_others(dead: Any) -> None:
-        if dead.exc_type is not KeyError or getattr(dead.thread, "name", "") != "ExecutorManagerThread":
-            tell(dead)
-
-    threading.excepthook = tell_of_others
-    try:
-        results.close()
-    finally:
-        threading.excepthook = tell
 
 
 @contextmanager
@@ -84,8 +69,11 @@ def _signals_held() -> Iterator[None]:
 
     resource_tracker.ensure_running()
     tracker_of_joblib.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
+    held = {signal.SIGINT, *ENDING}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
     finally:
+        if signal.sigpending() & held:
+            time.sleep(HANDED_OUT_S)  # joblib's thread would miss a call that it has yet to hand out, and die of it
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -87,7 +87,8 @@ def test_a_command_that_is_ended_while_workers_start_waits_for_none_of_them(tmp_
     command = [sys.executable, tmp_path / "start.py", str(number_started), str(int(number))]
     heard = partial(signal.signal, number, signal.SIG_DFL)  # SIGHUP is ignored under nohup
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, preexec_fn=heard)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert "Traceback" not in done.stderr  # what tracks resources may warn of a semaphore, which it then finds gone
 
 
 @holds_signals
