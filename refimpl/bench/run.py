@@ -157,7 +157,7 @@ class Interleaved:
     def _runs(self, size: int) -> dict[str, Run]:
         bench = self.bench
         runs: dict[str, Run] = {PLAIN: lambda prompts: hf_generate(bench, prompts, size)}
-        if size == 1:
+        if size == 1 and self.settings.assisted:
             runs[ASSISTED] = lambda prompts: hf_generate(bench, prompts, 1, assisted=True)
         if self.settings.generate_batch and runs_generate_batch(bench):
             runs[CONTINUOUS] = lambda prompts: hf_generate_batch(bench, prompts, size)
@@ -184,5 +184,5 @@ class Interleaved:
         """With each drafter, if the settings name some; else recorded where that is possible, and not recorded."""
         if self.settings.drafters:
             return {f"{method} {name}": (method, {"drafter": name}) for name in self.settings.drafters}
-        recorded = self.settings.cuda_graphs and takes_graphs(method)
-        return {method: (method, {})} | ({method + EAGER: (method, {"cuda_graphs": False})} if recorded else {})
+        twice = self.settings.cuda_graphs and self.settings.eager and takes_graphs(method)
+        return {method: (method, {})} | ({method + EAGER: (method, {"cuda_graphs": False})} if twice else {})

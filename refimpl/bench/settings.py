@@ -38,6 +38,8 @@ class BenchSettings:
         prompts_per_row: at batch B decode B times so many of the prompts, evenly spaced; 0 decodes all of them.
         max_minutes: no further repeat is begun after so long; the first one always ends.
         cuda_graphs: record rounds where a method can, and run it without as well (see `EAGER`).
+        eager: do run it without as well.
+        assisted: time transformers' own assisted generation, too, at batch size 1.
         generate_batch: time transformers' own continuous batching, too, where it runs.
         options: further settings of the engine, as for `generate`.
         drafters: what proposes tokens: a row for every method with each; none for the drafter of `options` alone.
@@ -53,6 +55,8 @@ class BenchSettings:
     prompts_per_row: int = 0
     max_minutes: float = math.inf
     cuda_graphs: bool = False
+    eager: bool = True
+    assisted: bool = True
     generate_batch: bool = False
     options: tuple[tuple[str, Any], ...] = ()
     drafters: tuple[DrafterName, ...] = ()

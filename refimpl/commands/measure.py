@@ -64,6 +64,8 @@ class RepeatOptions:
     ] = None
     repeats: Annotated[int, option(ENGINE, "Runs in turn, after a warm-up.", min=1)] = 3
     max_minutes: Annotated[float, option(ENGINE, "Begin no repeat after this many minutes.", min=0)] = math.inf
+    eager: Annotated[bool, option(ENGINE, "Time methods whose rounds are recorded without recordings, too.")] = True
+    assisted: Annotated[bool, option(ENGINE, "Time transformers' assisted generation, too, at batch size 1.")] = True
     generate_batch: Annotated[
         bool, option(ENGINE, "Time transformers' own continuous batching (generate_batch), too, where it runs.")
     ] = False
@@ -132,6 +134,8 @@ def bench_settings(
         forced_lengths=forced_lengths(work.acceptance, engine.num_speculative_tokens) if forced else (),
         prompts_per_row=work.prompts_per_row,
         max_minutes=repeat.max_minutes,
+        eager=repeat.eager,
+        assisted=repeat.assisted,
         generate_batch=repeat.generate_batch,
         options=tuple((name, value) for name, value in given.items() if name not in names) + options,
         **{name: value for name, value in given.items() if name in names},

@@ -16,7 +16,7 @@ from refimpl.bench.anatomy_rows import AnatomyRun
 from refimpl.bench.anatomy_rows import make_row as make_anatomy_row
 from refimpl.bench.engines import Sample, _forward_s, round_s, run_method
 from refimpl.bench.rows import make_row
-from refimpl.bench.run import PLAIN, Interleaved, make_bench
+from refimpl.bench.run import ASSISTED, BATCHED, PLAIN, Interleaved, make_bench
 from refimpl.bench.settings import PLAIN_DECODING, BenchSettings
 from refimpl.bench.work import Rates, Work
 from refimpl.commands.bench_tables import print_bench_table
@@ -188,3 +188,12 @@ def test_plain_decoding_does_not_run_the_draft():
     assert not fed
     run_method(bench, [[1, 2, 3], [4, 5]], "inplace", 2)
     assert fed
+
+
+@pytest.mark.parametrize("left_out", [set(), {"eager"}, {"assisted"}], ids=lambda names: "".join(names) or "none")
+def test_rows_for_comparison_can_be_left_out(left_out):
+    settings = BenchSettings((1, 2), ("inplace",), 3, 4, cuda_graphs=True, **dict.fromkeys(left_out, False))
+    runs = Interleaved(make_bench(random_pair("llama"), settings), [[5, 6]], None, None).runs
+    named = {"eager": "inplace_eager", "assisted": ASSISTED}
+    assert set(runs[1]) == {PLAIN, BATCHED, "inplace", *named.values()} - {named[name] for name in left_out}
+    assert ASSISTED not in runs[2]
