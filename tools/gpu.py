@@ -9,7 +9,7 @@ gpu-results.tar.gz`, then run `make readme`.
 Examples:
   .ci/gpu                                 everything
   .ci/gpu --list                          what there is, and what is done
-  .ci/gpu --minutes 25                    as many pieces as fit; smoke and bench-length3 take 12 at most
+  .ci/gpu --minutes 25                    as many pieces as fit; smoke and bench-length3 take 11 at most
   .ci/gpu --only bench-length3,anatomy    these
   .ci/gpu --dry-run --out /tmp/dry        all of it with tiny sizes, on a CPU
 """

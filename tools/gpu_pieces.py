@@ -4,11 +4,13 @@ Paths are below a root; `{root}` in a command stands for it. A dry run has the s
 CPU with the bundled pair and tiny sizes.
 """
 
+import importlib.util
 from dataclasses import dataclass
 
 RESULTS, SIMULATOR_DATA = "docs/results", "simulator/data"
 GPU_TESTS = "tests/gpu"
 NOISE = {"greedy": "", "coupled": "--temperature 0.8"}  # name of a run -> its sampling
+SHORT = "--max-new-tokens 96 --prompts-per-row 1 --no-eager --no-assisted"  # a layer takes the host 1 ms, unrecorded
 LENGTH_3, PUBLISHED = "forced:rate:0.4", "rate:0.228"  # at k = 5: 1 + 0.4 · 5 = 3 tokens a round; as published
 
 
@@ -69,8 +71,9 @@ def all_pieces(scale: Scale) -> list[Piece]:
         _smoke(scale),
         *(_verify(scale, dtype) for dtype in ("float32", "bfloat16")),
         _bitwise(scale),
-        _bench(scale, "length3", "8,1", "inplace,eqspec,exspec", LENGTH_3, repeats=3, minutes=6.0),
-        _bench(scale, "published", "4,8", "eqspec,exspec,masked,inplace", f"forced:{PUBLISHED}", 2, minutes=7.5),
+        _bench(scale, "length3", "8,1,32,16,4,2", "inplace", LENGTH_3, repeats=2, minutes=4.5),
+        _compiled(scale),
+        _bench(scale, "published", "8,4", "eqspec,exspec,masked,inplace", f"forced:{PUBLISHED}", 2, minutes=5.5),
         _anatomy(scale),
         _calibrate(scale, "qwen3"),
         *(_bitwise_all(scale, name) for name in NOISE),
@@ -96,17 +99,25 @@ def _result(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _smoke(scale: Scale) -> Piece:
     sizes = scale.pick("--limit 8 --max-new-tokens 24", "--limit 2 --max-new-tokens 3 --methods inplace,eqspec")
-    verify = Command(_python("verify", "--dtype", "float32", "--batch-sizes", "4", *scale.device, *sizes))
+    common = ("--dtype", "float32", "--batch-sizes", "4", *scale.device)
+    output, writes = _result("verify-gpu-smoke")
+    verify = Command(_python("verify", *common, *sizes, *output), writes)
+    recorded = _recorded("verify-gpu-smoke-recorded", *common, *sizes[:4])
     # a device's own packages may warn: that is no error there
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-W", "default")
-    tests = ("--maxfail=5", GPU_TESTS)  # after a device-side error every test would fail
+    tests = ("--maxfail=5", *_in_parallel(), GPU_TESTS)  # after a device-side error every test would fail
     argv = (*pytest, *(("--version",) if scale.dry else tests))  # without a GPU there is no test to run
     tested = Command(argv, needs_modules=("pytest", "hypothesis"))
-    commands = (verify, _two_streams(scale), _packed(scale), tested)
+    commands = (verify, recorded, _two_streams(scale), _packed(scale), tested)
     what = (
         "every method runs on the device, drafts in a second stream and packed passes in one call, too; the GPU tests"
     )
-    return Piece("smoke", what, 5.5, commands)
+    return Piece("smoke", what, 6.5, commands)
+
+
+def _in_parallel() -> tuple[str, ...]:
+    """Six processes for the tests, which wait for the host most of the time, where pytest can run them."""
+    return ("-n", "6") if importlib.util.find_spec("xdist") else ()
 
 
 def _two_streams(scale: Scale) -> Command:
@@ -115,16 +126,18 @@ def _two_streams(scale: Scale) -> Command:
         "--limit 8 --max-new-tokens 24 --batch-sizes 4,8", "--limit 2 --max-new-tokens 3 --batch-sizes 2"
     )
     options = ("--execution", "overlapped", "--methods", "inplace,paged", "--dtype", "float32")
-    return Command(_python("verify", *options, *scale.device, *sizes))
+    output, writes = _result("verify-gpu-smoke-overlapped")
+    return Command(_python("verify", *options, *scale.device, *sizes, *output), writes)
 
 
 def _packed(scale: Scale) -> Command:
-    """Prompts and rows side by side in 16 bit, judged; the log says what has answered them."""
+    """Prompts and rows side by side in 16 bit, judged; the result says what has answered them."""
     sizes = scale.pick(
         "--limit 8 --max-new-tokens 24 --batch-sizes 4,8", "--limit 2 --max-new-tokens 3 --batch-sizes 2"
     )
-    options = ("--methods", "inplace,paged,paged+continuous", "--dtype", "bfloat16", "--checks", "host", "--json")
-    return Command(_python("tie-or-bug", *options, *scale.device, *sizes))
+    options = ("--methods", "inplace,paged,paged+continuous", "--dtype", "bfloat16", "--checks", "host")
+    output, writes = _result("ties-gpu-smoke")
+    return Command(_python("tie-or-bug", *options, *scale.device, *sizes, *output), writes)
 
 
 def _verify(scale: Scale, dtype: str) -> Piece:
@@ -190,13 +203,23 @@ def _bench(
 ) -> Piece:
     output, writes = _result(f"bench-gpu-{name}")
     sizes = scale.pick(
-        f"--batch-sizes {batch_sizes} --methods {methods} --repeats {repeats} --max-new-tokens 128 "
-        f"--prompts-per-row 2 --max-minutes {minutes - 3}",
+        f"--batch-sizes {batch_sizes} --methods {methods} --repeats {repeats} {SHORT} --max-minutes {minutes - 3}",
         "--batch-sizes 2 --methods inplace --repeats 1 --max-new-tokens 2 --prompts-per-row 1",
     )
     argv = _python("bench", *scale.published("qwen3"), *sizes, "--acceptance", acceptance, *output)
     what = f"Qwen3-8B/0.6B shapes, {acceptance}, batch {batch_sizes}: {methods} against plain generation"
     return Piece(f"bench-{name}", what, minutes, (Command(argv, writes),))
+
+
+def _compiled(scale: Scale) -> Piece:
+    """In a dry run nothing is compiled, which takes minutes on a CPU."""
+    output, writes = _result("bench-gpu-compiled")
+    sizes = scale.pick(
+        f"--compile --batch-sizes 8,1 --methods inplace --repeats 2 {SHORT} --max-minutes 2",
+        "--batch-sizes 2 --methods inplace --repeats 1 --max-new-tokens 2 --prompts-per-row 1",
+    )
+    argv = _python("bench", *scale.published("qwen3"), *sizes, "--acceptance", LENGTH_3, *output)
+    return Piece("bench-compiled", "the same with layers fused by torch.compile", 4.5, (Command(argv, writes),))
 
 
 def _anatomy(scale: Scale) -> Piece:
@@ -224,7 +247,7 @@ def _unrecorded(scale: Scale) -> Piece:
     """What recording brings; and a benchmark that is there if it fails."""
     output, writes = _result("bench-gpu-unrecorded")
     sizes = scale.pick(
-        "--batch-sizes 8 --repeats 3 --max-new-tokens 128 --prompts-per-row 2 --max-minutes 3",
+        f"--batch-sizes 8 --repeats 3 {SHORT} --max-minutes 3",
         "--batch-sizes 2 --repeats 1 --max-new-tokens 2 --prompts-per-row 1",
     )
     extra = ("--methods", "inplace", "--acceptance", LENGTH_3, "--no-cuda-graphs")
@@ -235,7 +258,7 @@ def _unrecorded(scale: Scale) -> Piece:
 def _shape_stable(scale: Scale) -> Piece:
     output, writes = _result("bench-gpu-stable")
     sizes = scale.pick(
-        "--batch-sizes 8 --repeats 3 --max-new-tokens 128 --prompts-per-row 2 --max-minutes 3",
+        f"--batch-sizes 8 --repeats 3 {SHORT} --max-minutes 3",
         "--batch-sizes 2 --repeats 1 --max-new-tokens 2 --prompts-per-row 1",
     )
     extra = ("--methods", "inplace", "--acceptance", LENGTH_3, "--engine-option", "shape_stable=true")
