@@ -22,6 +22,7 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
 from refimpl.generation import generate
 from refimpl.models.adapter import HuggingFaceLM, Pair
+from refimpl.models.compiled import uncompiled
 from refimpl.models.prepacked import without_prepacking
 from refimpl.requests import prepare
 
@@ -217,7 +218,7 @@ def as_shipped(bench: Bench) -> Iterator[None]:
         model.set_attn_implementation(ATTENTION)
         model.generation_config = generation_config
     try:
-        with without_prepacking(bench.target.model), without_prepacking(bench.draft.model):
+        with uncompiled(), without_prepacking(bench.target.model), without_prepacking(bench.draft.model):
             yield
     finally:
         for model, (attention, generation_config) in zip(models, before, strict=True):

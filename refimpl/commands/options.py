@@ -99,7 +99,7 @@ class HeadOptions(PairOptions):
 class ModelOptions(HeadOptions):
     """A pair that may be compiled, or whose weights may be prepacked."""
 
-    compile_: Annotated[bool, option(MODELS, "Fuse MLPs and norms with torch.compile.", "--compile")] = False
+    compile_: Annotated[bool, option(MODELS, "Fuse parts of layers with torch.compile.", "--compile")] = False
     prepack: Annotated[
         bool, option(MODELS, "Keep weights as oneDNN reads them fastest, too: float32 on a CPU.", "--prepack")
     ] = False

@@ -1,25 +1,26 @@
 """What the engine asks of a language model, and the adapter that makes a Hugging Face model answer.
 
-Of this room only this file, `checks`, `probe` and `attention` know transformers.
+Of this room only this file, `block_cache`, `compiled`, `checks`, `probe` and `attention` know transformers.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import get_ident
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from refimpl.core.errors import InputError, UnsupportedModelError, require
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models import attention
+from refimpl.models.block_cache import BlockCache
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails, ropes_of_batches, steady_positions
+from refimpl.models.compiled import uncompiled
 from refimpl.models.head import DraftHead
 from refimpl.models.probe import (
     ForwardPacked,
@@ -69,58 +70,6 @@ class CausalLM(Protocol):
         """K/V of one row computed from nothing ``[layers, planes, kv_heads, len(tokens), plane_dim]``, to compare."""
 
 
-def _refuse_use(*_: Any) -> NoReturn:
-    raise UnsupportedModelError("computes with the length of the cache, which differs from row to row")
-
-
-class _UnknownLength:
-    """Answers a model that asks the cache for its length: it may be passed on, but any use of it is an error."""
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = _refuse_use
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse_use
-    __bool__ = __int__ = __index__ = __float__ = __hash__ = _refuse_use  # type: ignore[assignment]
-
-
-class _BlockCacheLayer(CacheLayerMixin):
-    """Answers the questions that modeling code may ask of a layer; the storage itself is the layout's."""
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("BlockCache.update hands the entries to the block")
-
-    def get_mask_sizes(self, query_length: int) -> NoReturn:
-        _refuse_use()  # masks are always explicit
-
-    def get_seq_length(self) -> Any:
-        return _UnknownLength()  # positions are always explicit
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        return -1
-
-
-class BlockCache(Cache):
-    """A transformers cache without storage, for one pass: hands each layer's entries to the block.
-
-    It has no length: every row has its own, and positions and mask are explicit. A model that computes with one is
-    refused (UnsupportedModelError).
-    """
-
-    def __init__(self, num_layers: int, block: Block | PackedBlock):
-        super().__init__(layers=[_BlockCacheLayer() for _ in range(num_layers)])
-        self._block = block
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Store a layer's entries where the block says; return all that the block's queries may see."""
-        return self._block.append(layer_idx, key_states, value_states)
-
-
 class HuggingFaceLM:
     """Adapter of a transformers model with full attention in every layer, or sliding windows that rows do not outgrow.
 
@@ -136,6 +85,7 @@ class HuggingFaceLM:
             honour explicit positions and masks, or fails in another way; the message names the reason.
     """
 
+    @uncompiled()
     def __init__(self, model: PreTrainedModel, name: str = "model"):
         self.model, self.name = model.eval(), name
         with refusing_what_fails(model, name):
@@ -207,6 +157,7 @@ class HuggingFaceLM:
         cache = DynamicCache(config=self.model.config)
 
         @torch.inference_mode()
+        @uncompiled()
         def feed(tokens: list[int]) -> Tensor:
             ids = torch.tensor([tokens], device=self.model.device)
             return self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
@@ -214,6 +165,7 @@ class HuggingFaceLM:
         return feed
 
     @torch.inference_mode()
+    @uncompiled()
     def fresh_kv(self, tokens: list[int]) -> Tensor:
         """Fill a DynamicCache with the row and stack its layers."""
         cache = DynamicCache()  # without the configuration, so that sliding windows keep all entries

@@ -27,6 +27,7 @@ from refimpl.core.request import check_stops
 from refimpl.core.values import require_bool, require_int
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails
+from refimpl.models.compiled import compile_layers
 from refimpl.models.prepacked import prepack
 from refimpl.pairs.heads import load_head
 from refimpl.pairs.names import Named, find_device, find_dtype, find_models
@@ -35,7 +36,6 @@ from refimpl.pairs.reading import from_pretrained
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")
-GRAPHS_OF_A_NORM = 64  # one for each kind of shape: of one row, of one token, of heads, of each model
 
 
 def load_pair(
@@ -68,7 +68,7 @@ def load_pair(
         trust_remote_code: let code that comes with a model run; off unless asked for.
         stop_token_ids: replaces the union of the generation config's and the tokenizer's end-of-sequence ids.
         vocab_size: number of ids that are tokens, see `make_pair`.
-        compile_modules: `compile_elementwise` of both models. The first passes take long.
+        compile_modules: `compile_layers` of both models, in `refimpl.models.compiled`. The first passes take long.
         prepack_weights: `prepack` of both models, in `refimpl.models.prepacked`.
 
     Warns:
@@ -104,23 +104,9 @@ def _check_options(seed: int, *switches: bool) -> None:
 def _speed_up(models: list[PreTrainedModel], compiled: bool, prepacked: bool) -> None:
     for model in models:
         if compiled:
-            compile_elementwise(model)
+            compile_layers(model)
         if prepacked:
             prepack(model)
-
-
-def compile_elementwise(model: PreTrainedModel) -> None:
-    """Let `torch.compile` fuse every MLP, and every norm outside of one.
-
-    They hold no state and see no cache, so one compilation serves all layers and any number of rows. Attention and the
-    cache stay as they are. A CPU needs a C++ compiler. PyTorch's limit of 8 graphs a function is raised for the whole
-    process: the norms of both models are one function, and what comes after the limit would run uncompiled.
-    """
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, GRAPHS_OF_A_NORM)
-    for module in model.modules():
-        if type(module).__name__.endswith(("MLP", "RMSNorm", "LayerNorm")):
-            module.compile(dynamic=True)
 
 
 def make_pair(

@@ -8,8 +8,9 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from refimpl import InputError
 from refimpl.core.errors import UnsupportedModelError
 from refimpl.layouts.store import Block
-from refimpl.models.adapter import BlockCache, HuggingFaceLM, refuse_unless_positions_and_mask_count
+from refimpl.models.adapter import HuggingFaceLM, refuse_unless_positions_and_mask_count
 from refimpl.models.attention import NAME, additive_mask, grouped_attention, leave_out_cudnn
+from refimpl.models.block_cache import BlockCache
 
 
 def llama() -> LlamaForCausalLM:

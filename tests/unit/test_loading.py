@@ -14,7 +14,7 @@ from refimpl import InputError, generate, load_pair
 from refimpl.cli import main
 from refimpl.commands.options import HeadOptions
 from refimpl.pairs import PRESETS, make_pair
-from refimpl.pairs.loading import _random_model, compile_elementwise
+from refimpl.pairs.loading import _random_model
 from refimpl.pairs.names import TINY
 from refimpl.pairs.presets import ModelPreset
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_pair
@@ -257,33 +257,6 @@ def test_progress_bars_are_as_they_were_after_loading(saved, enabled):
         assert bars.is_progress_bar_enabled() is enabled
     finally:
         (bars.enable_progress_bar if was_enabled else bars.disable_progress_bar)()
-
-
-def test_what_torch_compile_is_given(saved, monkeypatch):
-    """One MLP and two norms a layer, and the last norm; nothing that sees the cache."""
-    compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **settings: compiled.append((self, settings)))
-    model = transformers.LlamaForCausalLM.from_pretrained(saved / "target")
-    compile_elementwise(model)
-    assert len(compiled) == 4
-    assert all(settings == {"dynamic": True} for _, settings in compiled)
-    assert not any("Attention" in type(child).__name__ for module, _ in compiled for child in module.modules())
-
-
-def test_every_shape_of_a_pass_stays_compiled(monkeypatch):
-    """Passes of one row, of some and of many, of one token and of more: none is beyond the limit of graphs."""
-    compiled = torch.nn.Module.compile
-    monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda self, **settings: compiled(self, backend="eager", **settings)
-    )
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters["frames"]
-    counters.clear()
-    pair = load_pair("tiny", compile_modules=True)
-    for batch_size in (1, 3):
-        generate(pair, ["def area(", "import os", "x = "], method="inplace", batch_size=batch_size, max_new_tokens=8)
-    assert counters["ok"] == counters["total"] > 8
-    torch._dynamo.reset()
 
 
 def test_the_command_takes_the_size_of_the_vocabulary(saved, tmp_path, capsys, monkeypatch):

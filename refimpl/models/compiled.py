@@ -1,0 +1,53 @@
+"""Decoder layers whose small operations `torch.compile` fuses: on a GPU, their number bounds a pass of few rows.
+
+A layer is compiled by itself, once for all layers of a model, any number of rows and any width of the context. What
+differs from layer to layer stays out of it: where K/V go, and attention, which reads them there.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from refimpl.core.errors import require
+from refimpl.models import attention
+from refimpl.models.block_cache import BlockCache
+
+GRAPHS_OF_A_FUNCTION = 64  # one for each kind of shape: of one row, of one token, packed, of each model
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Have `torch.compile` fuse what a decoder layer does before its attention and after it, in the engine's passes.
+
+    The first passes take long. A CPU needs a C++ compiler. Two settings of PyTorch change for the whole process: a
+    function may have more than 8 graphs, as the layers of all models of one kind are one function, and what comes after
+    the limit would run uncompiled; and the number of a layer is no constant of its graph.
+
+    Raises:
+        InputError: the model has no decoder layers that transformers knows as such.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    require(bool(layers), f"compile_modules: {type(model).__name__} has no decoder layers that can be told")
+    _keep_out_of_graphs()
+    for layer in layers:
+        layer.compile(dynamic=True)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Have compiled layers run as they were loaded: on a cache of transformers' own, every layer would have graphs."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@cache
+def _keep_out_of_graphs() -> None:
+    """Have graphs end where a layer's K/V go to the block, and at its attention."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, GRAPHS_OF_A_FUNCTION)
+    limits.allow_unspec_int_on_nn_module = True
+    BlockCache.update = torch.compiler.disable(BlockCache.update)  # type: ignore[method-assign]
+    AttentionInterface.register(attention.NAME, torch.compiler.disable(attention.grouped_attention))
