@@ -168,16 +168,20 @@ def _recorded(name: str, *options: str) -> Command:
     return Command(_python("verify", *options, *graphs, *output), writes)
 
 
+def _sharded(scale: Scale, name: str, sizes: tuple[str, ...], noise: str) -> Command:
+    """Equality to the last bit, of all prompts at once: a process has few of them."""
+    path = f"{RESULTS}/{name}.json"
+    parts = ("--parts", *scale.pick("14", "1 --limit 2"), *(("--prompts", scale.prompts) if scale.prompts else ()))
+    options = ("--bitwise", "--dtype", "bfloat16", *scale.device, *sizes, *scale.texts[2:], *noise.split())
+    return Command(("tools/sharded.py", *parts, "--output", f"{{root}}/{path}", "--", *options), (path,))
+
+
 def _bitwise(scale: Scale) -> Piece:
-    commands = []
-    for name, options in NOISE.items():
-        output, writes = _result(f"bitwise-gpu-{name}")
-        sizes = scale.pick(
-            f"--limit {48 if name == 'greedy' else 24} --batch-sizes 1,8,32 --max-new-tokens 50",
-            "--limit 2 --batch-sizes 2 --max-new-tokens 3 --methods inplace",
-        )
-        words = ("verify", "--bitwise", "--dtype", "bfloat16", *scale.device, *sizes, *scale.texts, *options.split())
-        commands.append(Command(_python(*words, *output), writes))
+    sizes = scale.pick(
+        "--batch-sizes 8 --max-new-tokens 32 --methods inplace,paged",
+        "--batch-sizes 2 --max-new-tokens 3 --methods inplace,paged",
+    )
+    commands = [_sharded(scale, f"bitwise-gpu-{name}", sizes, options) for name, options in NOISE.items()]
     sizes = scale.pick(
         "--limit 24 --batch-sizes 8,32 --max-new-tokens 50", "--limit 2 --batch-sizes 2 --max-new-tokens 3"
     )
@@ -187,15 +191,13 @@ def _bitwise(scale: Scale) -> Piece:
 
 
 def _bitwise_all(scale: Scale, name: str) -> Piece:
-    """Every prompt, with members from anywhere in the pool; each batch size has an oracle of its own."""
-    output, writes = _result(f"bitwise-gpu-all-{name}")
+    """Members from anywhere in the pool; each batch size has an oracle of its own."""
     sizes = scale.pick(
         "--batch-sizes 1,8,32 --max-new-tokens 32 --methods inplace+grouped",
-        "--limit 2 --batch-sizes 2 --max-new-tokens 3 --methods inplace",
+        "--batch-sizes 2 --max-new-tokens 3 --methods inplace",
     )
-    options = ("--bitwise", "--dtype", "bfloat16", *scale.device, *sizes, *scale.texts, *NOISE[name].split())
-    command = Command(_python("verify", *options, *output), writes)
-    return Piece(f"bitwise-{name}", f"the same for every prompt, {name}", 8.9, (command,))
+    command = _sharded(scale, f"bitwise-gpu-all-{name}", sizes, NOISE[name])
+    return Piece(f"bitwise-{name}", f"the same with members from anywhere in the pool, {name}", 8.9, (command,))
 
 
 def _bench(
