@@ -72,6 +72,7 @@ def all_pieces(scale: Scale) -> list[Piece]:
         *(_verify(scale, dtype) for dtype in ("float32", "bfloat16")),
         _bitwise(scale),
         _bench(scale, "length3", "8,1,32,16,4,2", "inplace", LENGTH_3, repeats=2, minutes=4.5),
+        _kernels(scale),
         _compiled(scale),
         _bench(scale, "published", "8,4", "eqspec,exspec,masked,inplace", f"forced:{PUBLISHED}", 2, minutes=5.5),
         _anatomy(scale),
@@ -211,6 +212,15 @@ def _bench(
     argv = _python("bench", *scale.published("qwen3"), *sizes, "--acceptance", acceptance, *output)
     what = f"Qwen3-8B/0.6B shapes, {acceptance}, batch {batch_sizes}: {methods} against plain generation"
     return Piece(f"bench-{name}", what, minutes, (Command(argv, writes),))
+
+
+def _kernels(scale: Scale) -> Piece:
+    path = f"{RESULTS}/kernels-gpu.json"
+    options = (*scale.published("qwen3"), *(("--no-compile",) if scale.dry else ()))
+    command = Command(("tools/round_kernels.py", f"{{root}}/{path}", *options), (path,))
+    return Piece(
+        "kernels", "what a recorded round at batch 8 spends its time on, as loaded and compiled", 4.0, (command,)
+    )
 
 
 def _compiled(scale: Scale) -> Piece:

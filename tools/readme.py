@@ -282,6 +282,7 @@ MEASURED: dict[str, Callable[[dict[str, Any]], tables.Table]] = {
     "joining": tables.joining_table,
     "widths": tables.widths_table,
     "ties": tables.ties_table,
+    "kernels": tables.kernels_table,
 }
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "brief": brief_demo,

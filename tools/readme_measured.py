@@ -9,6 +9,7 @@ from refimpl.commands.bench_tables import exponent_cells, has_recordings, percen
 
 Table = tuple[list[str], list[list[str]]]
 STAGES = ("draft", "verify", "realign", "host")
+MOST_KERNELS = 6  # that a table names
 
 
 def rates_line(meta: dict[str, Any]) -> str:
@@ -176,6 +177,19 @@ def ties_table(data: dict[str, Any]) -> Table:
         for name, found in data["judgements"].items()
     ]
     return ["run", "verdict", "exact", "tie", "bug", "largest regret", "threshold", "prefixes"], rows
+
+
+def kernels_table(data: dict[str, Any]) -> Table:
+    """A round as loaded, then compiled, with the kernels that take most of its time."""
+    rows = []
+    for found in data["variants"]:
+        times = [f"{found[name]:.1f}" for name in ("ms_per_round", "ms_draft", "ms_verify", "ms_busy")]
+        most = "; ".join(
+            f"`{k['name'][:50].replace('|', '/')}` × {k['count']}: {k['ms']:.1f} ms"
+            for k in found["by_name"][:MOST_KERNELS]
+        )
+        rows.append([found["name"], *times, str(found["kernels"]), most])
+    return ["models", "ms/round", "draft", "verify", "device busy", "kernels", "most of the time"], rows
 
 
 def pieces_table(data: dict[str, Any]) -> Table:

@@ -1,0 +1,121 @@
+"""Kernels of a recorded round by name, as the models were loaded and with their layers compiled.
+
+``python tools/round_kernels.py OUTPUT --pair qwen3 --random-weights --device cuda --dtype bfloat16`` decodes eight rows
+with `inplace`. Of rounds that neither prefill nor record it takes the median times, and profiles one. Without CUDA it
+counts calls of operators in place of kernels.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import DeviceType, ProfilerActivity, profile
+
+from refimpl.bench.engines import EMPTY_STAGE_S, round_s
+from refimpl.bench.forced import rate_lengths
+from refimpl.bench.probe import covered
+from refimpl.core.config import make_config
+from refimpl.core.errors import InputError
+from refimpl.core.files import check_writable, write_whole
+from refimpl.decoding.devices import provenance, synchronize
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.trace import RoundRecord
+from refimpl.models.adapter import HuggingFaceLM, Pair
+from refimpl.models.compiled import compile_layers
+from refimpl.pairs import load_pair
+from refimpl.requests import prepare
+
+ROWS, DRAFTS, PROMPT_TOKENS, NEW_TOKENS, RATE = 8, 5, 64, 96, 0.4
+WARM_ROUNDS, ROUNDS, SHOWN = 3, 8, 30
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line; what cannot be done is one line, and exit code 2."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--pair", default="tiny")
+    parser.add_argument("--random-weights", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype")
+    parser.add_argument("--no-compile", action="store_true", help="leave out what is compiled")
+    given = parser.parse_args()
+    try:
+        check_writable(given.output)
+        options = {"random_weights": given.random_weights, "device": given.device, "dtype": given.dtype}
+        given.models = load_pair(given.pair, **options)
+    except InputError as error:
+        parser.error(str(error))
+    return given
+
+
+def measure(pair: Pair, name: str) -> dict[str, Any]:
+    """Times and kernels of a round."""
+    rng = random.Random(0)
+    prompts = [[rng.randrange(pair.vocab_size) for _ in range(PROMPT_TOKENS)] for _ in range(ROWS)]
+    config = make_config(
+        method="inplace", batch_size=ROWS, num_speculative_tokens=DRAFTS, max_new_tokens=NEW_TOKENS, checks="off",
+        stop_token_ids=(), acceptance="forced", forced_lengths=rate_lengths(RATE, DRAFTS), cuda_graphs=True,
+    )  # fmt: skip
+    engine = Engine(pair, prepare(pair, prompts, config), config)
+    rounds = engine.rounds()
+    list(islice(rounds, WARM_ROUNDS))
+    timed = list(islice((record for record in rounds if steady(record)), ROUNDS))
+    found, record = profiled(pair.device, engine)
+    while not steady(record):
+        found, record = profiled(pair.device, engine)
+    return {
+        "name": name,
+        "ms_per_round": 1e3 * statistics.median(map(round_s, timed)),
+        "ms_draft": 1e3 * statistics.median(record.stage_s["draft_s"] for record in timed),
+        "ms_verify": 1e3 * statistics.median(record.stage_s["verify_s"] for record in timed),
+        **found,
+    }
+
+
+def steady(record: RoundRecord) -> bool:
+    """Whether a round neither prefilled nor recorded."""
+    return max(record.stage_s["prefill_s"], record.stage_s["record_s"]) < EMPTY_STAGE_S
+
+
+def profiled(device: torch.device, engine: Engine) -> tuple[dict[str, Any], RoundRecord]:
+    """Kernels of one round, and the round."""
+    on_cuda = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU]) as recorded:
+        (record,) = islice(engine.rounds(), 1)
+        synchronize(device)
+    kind = DeviceType.CUDA if on_cuda else DeviceType.CPU
+    events = [e for e in recorded.events() or [] if e.device_type == kind and not e.is_user_annotation]
+    counts, seconds = Counter(e.name for e in events), Counter[str]()
+    for event in events:
+        seconds[event.name] += event.time_range.elapsed_us() / 1e6
+    by_name = [{"name": name, "count": counts[name], "ms": 1e3 * s} for name, s in seconds.most_common(SHOWN)]
+    busy_s = covered((e.time_range.start / 1e6, e.time_range.end / 1e6) for e in events)
+    return {"kernels": len(events), "ms_busy": 1e3 * busy_s, "by_name": by_name}, record
+
+
+def main() -> int:
+    """Measure and write."""
+    given = arguments()
+    pair: Pair = given.models
+    variants = [measure(pair, "as loaded")]
+    if not given.no_compile:
+        for lm in pair.models():
+            assert isinstance(lm, HuggingFaceLM)
+            compile_layers(lm.model)
+        variants.append(measure(pair, "compiled"))
+    meta = {"pair": pair.name, "dtype": str(pair.dtype).removeprefix("torch."), "rows": ROWS, "drafts": DRAFTS}
+    write_whole(given.output, [json.dumps({"variants": variants, "meta": provenance(pair.device) | meta}, indent=1)])
+    for variant in variants:
+        print({name: value for name, value in variant.items() if name != "by_name"}, file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
