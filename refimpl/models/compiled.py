@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from functools import cache
 
 import torch
-from transformers import AttentionInterface, PreTrainedModel
+from torch import nn
+from transformers import AttentionInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from refimpl.core.errors import require
@@ -19,7 +20,7 @@ from refimpl.models.block_cache import BlockCache
 GRAPHS_OF_A_FUNCTION = 64  # one for each kind of shape: of one row, of one token, packed, of each model
 
 
-def compile_layers(model: PreTrainedModel) -> None:
+def compile_layers(model: nn.Module) -> None:
     """Have `torch.compile` fuse what a decoder layer does before its attention and after it, in the engine's passes.
 
     The first passes take long. A CPU needs a C++ compiler. Two settings of PyTorch change for the whole process: a
