@@ -12,6 +12,7 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.recorded import RecordedPasses
 from refimpl.judging.equivalence import verify
 from refimpl.judging.tie_or_bug import judge_method
+from refimpl.models.compiled import compile_layers
 from refimpl.models.varlen import PackedKernel
 from refimpl.pairs.names import TINY
 from refimpl.pairs.random_pairs import random_pair
@@ -67,6 +68,17 @@ def test_drafts_made_ahead_are_as_good(pair, ragged_prompts, monkeypatch):
         result = generate(pair, ragged_prompts, method="inplace", batch_size=4, cuda_graphs=True, **SETTINGS)
         accepted.append(result.stats.acceptance.accepted)
     assert accepted[0] == accepted[1] > 0
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_compiled_layers_give_the_tokens_of_the_oracle(ragged_prompts, kind):
+    """Recorded, too: what is recorded has been compiled before, in the runs that warm it up."""
+    compiled = random_pair(kind, draft_noise=0.01, device="cuda")
+    expected = tokens(compiled, ragged_prompts, method="autoregressive")
+    for lm in compiled.models():
+        compile_layers(lm.model)
+    for settings in ({"cuda_graphs": True}, {}, {"method": "paged"}):
+        assert tokens(compiled, ragged_prompts, **{"method": "inplace", "batch_size": 4} | settings) == expected
 
 
 def test_a_run_survives_the_end_of_another(pair, ragged_prompts):
