@@ -10,7 +10,7 @@ from dataclasses import dataclass
 RESULTS, SIMULATOR_DATA = "docs/results", "simulator/data"
 GPU_TESTS = "tests/gpu"
 NOISE = {"greedy": "", "coupled": "--temperature 0.8"}  # name of a run -> its sampling
-SHORT = "--max-new-tokens 96 --prompts-per-row 1 --no-eager --no-assisted"  # a layer takes the host 1 ms, unrecorded
+SHORT = "--max-new-tokens 96 --prompts-per-row 1 --no-eager --no-assisted"  # both take the host long
 LENGTH_3, PUBLISHED = "forced:rate:0.4", "rate:0.228"  # at k = 5: 1 + 0.4 · 5 = 3 tokens a round; as published
 
 

@@ -1,4 +1,4 @@
-"""Decoder layers whose small operations `torch.compile` fuses: on a GPU, their number bounds a pass of few rows.
+"""Decoder layers whose small operations `torch.compile` fuses: a GPU pays for each of them, however little it does.
 
 A layer is compiled by itself, once for all layers of a model, any number of rows and any width of the context. What
 differs from layer to layer stays out of it: where K/V go, and attention, which reads them there.
