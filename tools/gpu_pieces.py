@@ -179,7 +179,7 @@ def _sharded(scale: Scale, name: str, sizes: tuple[str, ...], noise: str) -> Com
 
 def _bitwise(scale: Scale) -> Piece:
     sizes = scale.pick(
-        "--batch-sizes 8 --max-new-tokens 32 --methods inplace,paged",
+        "--batch-sizes 1,8,32 --max-new-tokens 50 --methods inplace,paged",
         "--batch-sizes 2 --max-new-tokens 3 --methods inplace,paged",
     )
     commands = [_sharded(scale, f"bitwise-gpu-{name}", sizes, options) for name, options in NOISE.items()]

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import DeviceType, ProfilerActivity, profile
 
-from refimpl.bench.engines import EMPTY_STAGE_S, round_s
+from refimpl.bench.engines import only_decodes, round_s
 from refimpl.bench.forced import rate_lengths
-from refimpl.bench.probe import covered
+from refimpl.bench.probe import busy_s, device_events
 from refimpl.core.config import make_config
 from refimpl.core.errors import InputError
 from refimpl.core.files import check_writable, write_whole
-from refimpl.decoding.devices import provenance, synchronize
+from refimpl.decoding.devices import provenance
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
 from refimpl.models.adapter import HuggingFaceLM, Pair
@@ -66,9 +65,9 @@ def measure(pair: Pair, name: str) -> dict[str, Any]:
     engine = Engine(pair, prepare(pair, prompts, config), config)
     rounds = engine.rounds()
     list(islice(rounds, WARM_ROUNDS))
-    timed = list(islice((record for record in rounds if steady(record)), ROUNDS))
+    timed = list(islice((record for record in rounds if only_decodes(record)), ROUNDS))
     found, record = profiled(pair.device, engine)
-    while not steady(record):
+    while not only_decodes(record):
         found, record = profiled(pair.device, engine)
     return {
         "name": name,
@@ -79,25 +78,15 @@ def measure(pair: Pair, name: str) -> dict[str, Any]:
     }
 
 
-def steady(record: RoundRecord) -> bool:
-    """Whether a round neither prefilled nor recorded."""
-    return max(record.stage_s["prefill_s"], record.stage_s["record_s"]) < EMPTY_STAGE_S
-
-
 def profiled(device: torch.device, engine: Engine) -> tuple[dict[str, Any], RoundRecord]:
     """Kernels of one round, and the round."""
-    on_cuda = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU]) as recorded:
-        (record,) = islice(engine.rounds(), 1)
-        synchronize(device)
-    kind = DeviceType.CUDA if on_cuda else DeviceType.CPU
-    events = [e for e in recorded.events() or [] if e.device_type == kind and not e.is_user_annotation]
-    counts, seconds = Counter(e.name for e in events), Counter[str]()
+    records: list[RoundRecord] = []
+    events = device_events(device, lambda: records.extend(islice(engine.rounds(), 1)))
+    counts, us = Counter(e.name for e in events), Counter[str]()
     for event in events:
-        seconds[event.name] += event.time_range.elapsed_us() / 1e6
-    by_name = [{"name": name, "count": counts[name], "ms": 1e3 * s} for name, s in seconds.most_common(SHOWN)]
-    busy_s = covered((e.time_range.start / 1e6, e.time_range.end / 1e6) for e in events)
-    return {"kernels": len(events), "ms_busy": 1e3 * busy_s, "by_name": by_name}, record
+        us[event.name] += event.time_range.elapsed_us()
+    by_name = [{"name": name, "count": counts[name], "ms": time / 1e3} for name, time in us.most_common(SHOWN)]
+    return {"kernels": len(events), "ms_busy": 1e3 * busy_s(events), "by_name": by_name}, records[0]
 
 
 def main() -> int:

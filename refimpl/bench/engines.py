@@ -163,7 +163,7 @@ def busy_s_per_round(
         records, busy_s = _profiled(engine, num_rounds)
         if busy_s is None or not records:
             return None
-        if all(_only_decodes(record) for record in records):
+        if all(only_decodes(record) for record in records):
             return busy_s / len(records)
     return None
 
@@ -179,7 +179,7 @@ def _profiled(engine: Engine, count: int) -> tuple[list[RoundRecord], float | No
     return records, device_busy_s(lambda: records.extend(_next_rounds(engine, count)))
 
 
-def _only_decodes(record: RoundRecord) -> bool:
+def only_decodes(record: RoundRecord) -> bool:
     """Whether a round neither prefilled nor recorded."""
     return max(record.stage_s["prefill_s"], record.stage_s["record_s"]) < EMPTY_STAGE_S
 

@@ -5,11 +5,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from refimpl.bench.work import Rates
+from refimpl.decoding.devices import synchronize
 
 REPEATS, WARM_UPS = 7, 2
 COPY_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
@@ -68,11 +70,23 @@ def device_busy_s(action: Callable[[], object]) -> float | None:
     Profiling slows the host down, not the kernels: it shows how long the device works, not how long a round
     takes. Where streams work at the same time, that time counts once. None where the profiler sees nothing.
     """
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+    events = device_events(torch.device("cuda"), action)
+    return busy_s(events) if events else None
+
+
+def device_events(device: torch.device, action: Callable[[], object]) -> list[Any]:
+    """Kernels and copies of a CUDA device during an action, as its profiler saw them; on a CPU calls of operators."""
+    on_cuda = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU]) as recorded:
         action()
-        torch.cuda.synchronize()
-    events = [e for e in recorded.events() or [] if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
-    return covered([(e.time_range.start, e.time_range.end) for e in events]) / 1e6 if events else None
+        synchronize(device)
+    kind = DeviceType.CUDA if on_cuda else DeviceType.CPU
+    return [e for e in recorded.events() or [] if e.device_type == kind and not e.is_user_annotation]
+
+
+def busy_s(events: Iterable[Any]) -> float:
+    """Seconds that events cover."""
+    return covered([(e.time_range.start, e.time_range.end) for e in events]) / 1e6
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -260,12 +260,12 @@ class TestBusyTime:
     )
     def test_empty_stages_take_microseconds(self, prefill_s, record_s, steady):
         record = RoundRecord(0, "static", (), {"prefill_s": prefill_s, "record_s": record_s}, 0)
-        assert engines._only_decodes(record) == steady
+        assert engines.only_decodes(record) == steady
 
     def test_a_real_prefill_is_told_from_none(self, llama):
         config = make_config(method="eqspec", batch_size=1, max_new_tokens=4, num_speculative_tokens=1)
         engine = Engine(llama, prepare(llama, [[5, 6, 7] * 20], config), config)
-        found = [engines._only_decodes(engine.run_one_round()) for _ in range(2)]
+        found = [engines.only_decodes(engine.run_one_round()) for _ in range(2)]
         assert found == [False, True]
 
 

@@ -87,7 +87,6 @@ def test_compiled_layers_give_the_tokens_of_the_oracle(kind):
     assert counters["stats"]["unique_graphs"] > 0
 
 
-@pytest.mark.nightly
 def test_every_shape_of_a_pass_stays_compiled():
     """Passes of one row, of some and of many, of one token and of more: none is beyond the limit of graphs."""
     pair = load_pair("tiny", compile_modules=True)
