@@ -147,7 +147,7 @@ class Calibration:
         self._warm_up(levels[0])
         self._run_acceptance()
         blocks = block_order(len(levels), self.plan.passes)
-        held_out = self._held_out_jobs(len(blocks))
+        held_out = self._held_out_jobs(len(blocks), self.plan.passes)
         for number, (level, index) in enumerate(blocks):
             jobs = [self._visit_job(cell, level * self.plan.passes + index) for cell in levels[level]]
             jobs += [] if level else self._probe_jobs()
@@ -239,8 +239,11 @@ class Calibration:
             job(study, prompts) for study, prompts in zip(self.plan.studies.probes, self.probe_prompts, strict=True)
         ]
 
-    def _held_out_jobs(self, num_blocks: int) -> list[list[Job]]:
-        """Jobs of each block: the first runs of all studies in the first blocks, the last ones in the last."""
+    def _held_out_jobs(self, num_blocks: int, num_used: int) -> list[list[Job]]:
+        """Jobs of each block: all in those used, the first, since the time may be up before the finer levels.
+
+        The first runs of all studies lie in the first of these blocks, the last ones in the last.
+        """
 
         def job(study: StudySettings, prompts: list[Piece], seed: int) -> Job:
             return Job(study.name, lambda: self.held_out.update({study.name: self.runner.run(study, prompts, seed)}))
@@ -250,7 +253,7 @@ class Calibration:
             for study in self.rng.sample(self.plan.studies.held_out, len(self.plan.studies.held_out)):
                 named = replace(study, name=f"{study.name}-{repeat}")
                 jobs.append(job(named, self._deal(study, fitted=False), self.seed + 1 + repeat))
-        ends = [len(jobs) * block // num_blocks for block in range(num_blocks + 1)]
+        ends = [len(jobs) * min(block, num_used) // num_used for block in range(num_blocks + 1)]
         return [jobs[start:stop] for start, stop in pairwise(ends)]
 
 

@@ -164,3 +164,4 @@ def test_when_the_time_is_up_the_finished_levels_are_written(pair, tmp_path, mon
     measured.measure()
     places = {place.tokens_per_row for place in measured.points().executions if place.component == "draft"}
     assert places == {2}
+    assert len(measured.held_out) == PLAN.repeats * len(HELD_OUT), "held-out runs come before the finer levels"
