@@ -7,7 +7,6 @@ The page of GPU results is there once something has been measured on a GPU; its 
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Callable
@@ -15,31 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import readme_measured as tables
-from pages import markdown_table
+from pages import markdown_table, origin
+from readme_simulated import recorded, roofline, simulator, trust
 
 from refimpl.bench.demo import DEMO_HEADINGS, NO_DRAFTS, PLAIN, demo_cells, demo_legend
 from refimpl.commands.acceptance import HEADINGS as ACCEPTANCE_HEADINGS
 from refimpl.commands.acceptance import cells as acceptance_cells
 from refimpl.commands.passes import HEADINGS as PASS_HEADINGS
 from refimpl.commands.passes import cells as pass_cells
-from simulator.engine_runs.acceptance_fit import clustered_error
-from simulator.engine_runs.validation import FIT, Validation, read_validation
-from simulator.settings.folders import VALIDATION
-from simulator.settings.traces import read_engine_trace
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 GPU_FRAME, GPU_PAGE = ROOT / "tools" / "results-gpu.md", ROOT / "docs" / "results-gpu.md"
 SHIPPED = {"scaling": ROOT / "simulator" / "data" / "scaling" / "tiny.json"}  # results that the simulator reads
 BLOCK = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
-
-
-def origin(meta: dict[str, Any]) -> str:
-    """One line that says where a table's numbers come from, and what was computed anew since."""
-    revised = f" · {meta['revised']}" if "revised" in meta else ""
-    libraries = ", ".join(f"{name} {version}" for name, version in meta["libraries"].items())
-    machine = f"{meta['device']}, {meta['torch_threads']} torch threads" if "device" in meta else "simulated"
-    return f"\n`{meta['command']}` · {machine} · {libraries} · commit {meta['commit']} · {meta['utc_time']}{revised}\n"
 
 
 def demo(data: dict[str, Any]) -> str:
@@ -192,88 +180,6 @@ def scaling(data: dict[str, Any]) -> str:
     return f"{lengths}{tables.scaling_legend(data)}{fits}{origin(data['meta'])}"
 
 
-VALIDATION_METRICS = {
-    "cost_error": "cost: the run's own acceptance, replayed",
-    "acceptance_error": "acceptance: drawn from the fit instead",
-    "makespan_error": "makespan, all together",
-    "uncorrected_makespan_error": "makespan, speed of the machine not known",
-    "tokens_per_s_error": "tokens/s, all together",
-    "study_tokens_per_s_error": "tokens/s, mean of a study's runs",
-    "first_token_p50_error": "first token, median of a run: own acceptance",
-    "first_token_p90_error": "first token, 90 % of a run",
-    "inter_token_p50_error": "between tokens, median of a run",
-    "inter_token_p90_error": "between tokens, 90 % of a run",
-    "scheduler_error": "rounds of a replay (consistency check)",
-}
-
-
-def simulator(name: str) -> str:
-    """Errors of the simulator against held-out runs of the engine; `name` is ``device/pair``."""
-    found = read_validation(name)
-    summary = found.summary
-    known = {name: label for name, label in VALIDATION_METRICS.items() if name in summary.index}
-    rows = [[label, *_error_cells(summary.loc[name])] for name, label in known.items()]
-    command = f"`raggedspec sim validate --calibration {name}`, on runs measured by"
-    text = f"\n{_bands(found)}\n\n{_given(name, found.meta)}\n\n{command}\n"
-    return markdown_table(["error", "mean size", "mean", "worst", "of"], rows) + text + origin(found.meta).lstrip("\n")
-
-
-def _bands(found: Validation) -> str:
-    """What the bands cover, and where they fail."""
-    low, high = found.interval()
-    errors = found.table.groupby("study")["cost_error"].mean()
-    missed = {
-        study: f"{100 * errors[study]:+.1f} % off on average{_verify(found, study)}" for study in found.missed_studies
-    }
-    return (
-        f"Decisions agree in {100 * found.parity:.0f} % of row-rounds. {100 * found.share_held:.3g} % bands cover "
-        f"{_share_of(found, 'in_band')} "
-        f"(95 % interval {100 * low:.0f} … {100 * high:.0f} %) at the speed measured during the run, and "
-        f"{_share_of(found, 'in_planner_band')} if the speed is drawn. Bands of the costs alone cover "
-        f"{_share_of(found, 'in_cost_band')}: the error of the costs depends on the study"
-        + "".join(f"; {study} misses its bands in every run, with costs {error}" for study, error in missed.items())
-        + "."
-    )
-
-
-def _verify(found: Validation, study: str) -> str:
-    """Errors of a study's verify passes, with chunks of prompts and without; empty where it does not have both."""
-    mixed, alone = (
-        100 * found.stages[name][found.table["study"] == study].mean() for name in ("verify_mixed", "verify_alone")
-    )
-    return (
-        ""
-        if math.isnan(mixed + alone)
-        else f" (verify passes: {mixed:+.1f} % with chunks of prompts, {alone:+.1f} % without)"
-    )
-
-
-def _share_of(found: Validation, column: str) -> str:
-    inside = found.table[column]
-    return f"{int(inside.sum())} of {len(inside)} runs ({100 * inside.mean():.1f} %)"
-
-
-def _given(name: str, meta: dict[str, Any]) -> str:
-    """What the simulations know of the runs, and where acceptance comes from."""
-    trace = read_engine_trace(VALIDATION / name / FIT)
-    error, count = clustered_error(trace), len(set(trace.documents))
-    split = "other documents than" if meta.get("split") == "document" else "other prompts, but the same documents, as"
-    count_again = len(meta.get("runs_again", ()))
-    again = (
-        f" {count_again} run{'s were' if count_again > 1 else ' was'} interrupted and run again." if count_again else ""
-    )
-    return (
-        "Every simulation is given the run's real prompt and output lengths. Its acceptance is fitted to "
-        f"{len(trace.documents)} prompts from {count} documents (standard error of the mean acceptance length "
-        f"{100 * error:.1f} %, clustered by document); the runs have {split} the fit.{again}"
-    )
-
-
-def _error_cells(errors: Any) -> list[str]:
-    sizes = [f"{100 * errors['mean_absolute']:.1f} %", f"{100 * errors['mean_signed']:+.1f} %"]
-    return [*sizes, f"{100 * errors['worst']:+.0f} %", f"{errors['count']:.0f}"]
-
-
 MEASURED: dict[str, Callable[[dict[str, Any]], tables.Table]] = {
     "bench": tables.bench_table,
     "anatomy": tables.anatomy_table,
@@ -304,15 +210,24 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
+SIMULATED: dict[str, Callable[[], str]] = {  # tables of what the simulator ships, and not of a file of results
+    "trust": trust,
+    "simulator-cpu-tiny": lambda: simulator("cpu/tiny"),
+    "simulator-nvidia-h200-vicuna": lambda: simulator("nvidia-h200/vicuna"),
+    "recorded-rounds": lambda: recorded(json.loads((RESULTS / "bench-gpu-length3.json").read_text())),
+    "roofline-nvidia-h200-vicuna": lambda: roofline("nvidia-h200/vicuna", "h200", "vicuna-7b", "vicuna-68m"),
+}
+
+
 def render(text: str) -> str:
     """Replace every table of a page; a table whose data file is missing says so."""
 
     def replace(match: re.Match[str]) -> str:
         name = match["name"].removeprefix("brief-")
         path = SHIPPED.get(name, RESULTS / f"{name}.json")
-        kind, _, rest = match["name"].partition("-")
-        if kind == "simulator":
-            return f"{match[1]}\n{simulator(rest.replace('-', '/'))}\n{match[3]}"
+        kind = match["name"].partition("-")[0]
+        if match["name"] in SIMULATED:
+            return f"{match[1]}\n{SIMULATED[match['name']]()}\n{match[3]}"
         body = RENDERERS[kind](json.loads(path.read_text())) if path.exists() else "Not measured yet.\n"
         return f"{match[1]}\n{body}\n{match[3]}"
 

@@ -79,10 +79,11 @@ class Plan:
 
 def default_plan(pair: Pair) -> Plan:
     """The plan for a pair on its device; random weights agree on nothing, so their acceptance is forced."""
-    forced = FORCED_PROBABILITY if pair.tokenizer is None else None
-    if pair.device.type == "cuda":
-        return Plan(grid.CUDA, studies.CUDA, passes=2, repeats=2, forced_probability=forced)
-    return Plan(grid.CPU, studies.CPU, passes=5, repeats=6, forced_probability=forced)
+    cuda = pair.device.type == "cuda"
+    plan = Plan(grid.CUDA, studies.CUDA, passes=2, repeats=2) if cuda else Plan(grid.CPU, studies.CPU, 5, repeats=6)
+    if pair.tokenizer is not None:
+        return plan
+    return replace(plan, studies=plan.studies.of_forced(), forced_probability=FORCED_PROBABILITY)
 
 
 class Calibration:

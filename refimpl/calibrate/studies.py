@@ -1,6 +1,6 @@
 """Runs of the engine as a user would start them: what is fitted, what is repeated, and what is held out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class Studies:
     acceptance: StudySettings
     probes: tuple[StudySettings, ...]
     held_out: tuple[StudySettings, ...]
+
+    def of_forced(self) -> "Studies":
+        """Those that can be replayed if acceptance is forced: rollback drafts positions again, and draws anew."""
+        return replace(self, held_out=tuple(study for study in self.held_out if study.method != "rollback"))
 
 
 CPU = Studies(

@@ -217,8 +217,8 @@ class Visitor:
             options |= {"acceptance": "forced", "forced_lengths": self.forced_lengths}
         config = make_config(
             method=variant.method, batch_size=cell.batch_size, num_speculative_tokens=max(cell.drafts),
-            max_new_tokens=self._budget(cell), stop_token_ids=[], checks=self.checks, compaction_threshold=0.02,
-            **options,
+            max_new_tokens=self._budget(cell), stop_token_ids=[], checks=self.checks,
+            compaction_threshold=min(0.02, 6 / cell.prompt_len), **options,
         )  # fmt: skip
         prompts = [self._prompt(cell.prompt_len) for _ in range(count)]
         engine = Engine(self.pair, prepare(self.pair, prompts, config), config)

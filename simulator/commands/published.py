@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from refimpl.core.errors import require
 from simulator.commands.options import Json, Replications, Workers
 from simulator.commands.output import print_json, show, tables, write_runs
 from simulator.settings.kinds import DEFAULT_PROBABILITY
@@ -156,13 +157,31 @@ def overlap(
         print_json(data)
 
 
-@app.command(epilog="Example: [bold]raggedspec sim roofline --json[/bold]")
+@app.command(
+    epilog="Example: [bold]raggedspec sim roofline --calibration nvidia-h200/vicuna --device h200 "
+    "--target vicuna-7b --draft vicuna-68m[/bold]"
+)
 def roofline(
     out: Annotated[Path | None, typer.Option(help="Write every row to this CSV file.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Show every row.")] = False,
+    calibration: Annotated[
+        str | None, typer.Option(help="Compare with the points of this calibration instead, DEVICE/PAIR.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="With --calibration: its device, or a YAML file.")] = None,
+    target: Annotated[str | None, typer.Option(help="With --calibration: its target, or a YAML file.")] = None,
+    draft: Annotated[str | None, typer.Option(help="With --calibration: its draft, or a YAML file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print how far costs of kind roofline are off: on points left out, and on numbers that nothing was fitted to."""
+    """Print how far costs of kind roofline are off: on points left out, and on numbers that nothing was fitted to.
+
+    With --calibration: on each component of a machine that was measured here.
+    """
+    facts = {"calibration": calibration, "device": device, "target": target, "draft": draft}
+    missing = [f"--{name}" for name, value in facts.items() if value is None]
+    require(len(missing) in (0, len(facts)), f"a comparison with a calibration also needs {', '.join(missing)}")
+    if not missing:
+        _show_components([str(value) for value in facts.values()], out, every=every, as_json=as_json)
+        return
     import pandas as pd
 
     from simulator.settings.curves import curve_errors
@@ -184,3 +203,20 @@ def roofline(
             {"curves": curves.to_dict(orient="records"), "groups": summary.reset_index().to_dict(orient="records")}
             | {"rows": checks.to_dict(orient="records")}
         )
+
+
+def _show_components(facts: list[str], out: Path | None, *, every: bool, as_json: bool) -> None:
+    from simulator.studies.roofline_calibration import compare_calibration, summarize_components, write_points
+
+    points = compare_calibration(*facts)
+    summary = summarize_components(points)
+    if out:
+        write_points(points, out)
+    with tables(as_json):
+        print(f"relative errors of the roofline of {facts[1]} on the points of {facts[0]}")
+        show(summary, 3)
+        if every:
+            show(points, 3)
+    if as_json:
+        rows = {"components": summary.reset_index().to_dict(orient="records"), "rows": points.to_dict(orient="records")}
+        print_json(rows)

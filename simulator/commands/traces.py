@@ -116,7 +116,7 @@ def validate(
         print_json(
             {"parity": found.parity, "coverage": found.coverage, "coverage_interval": found.interval()}
             | {"planner_coverage": found.planner_coverage, "cost_coverage": found.cost_coverage, **noise}
-            | {"bands_hold": found.share_held, "missed_studies": found.missed_studies}
+            | {"bands_hold": found.share_held, "missed_studies": found.missed_studies, "outside": found.outside}
             | {"summary": found.summary.to_dict(orient="index"), "studies": found.studies.to_dict(orient="index")}
             | {"runs": found.table.to_dict(orient="index")}
         )
@@ -131,6 +131,9 @@ def _show_validation(found: "Validation") -> None:
     show(found.studies, 3)
     print("\nerrors of runs, then of studies")
     show(found.summary, 3)
+    if found.outside:
+        print("\noutside the calibrated range, and extrapolated")
+        print("\n".join(f"{run}: {what}" for run, what in found.outside.items()))
     speed, meta, (low, high) = found.table["speed"], found.meta, found.interval()
     print(
         f"\ndecision parity {100 * found.parity:.4g} % of row-rounds; of {len(speed)} runs, bands that hold "

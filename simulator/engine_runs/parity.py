@@ -77,12 +77,15 @@ def replay_scenario(
 
     Raises:
         InputError: the run's requests differ in their drafts a round, which a scenario's do not; lookups or a head
-            drafted for positions that a rollback gave up, for which they may have proposed others before; rounds were
-            recorded, rows shared prompts alone, or a request was cancelled.
+            drafted for positions that a rollback gave up, for which they may have proposed others before, or acceptance
+            was forced there; rounds were recorded, rows shared prompts alone, or a request was cancelled.
     """
     header = trace.header
-    twice = header["layout"] == "rollback" and header.get("drafter", "model") != "model"
-    require(not twice, f"{trace.path}:1: rollback drafts positions again, where a lookup or a head may propose others")
+    again = header["layout"] == "rollback"
+    others = again and header.get("drafter", "model") != "model"
+    require(not others, f"{trace.path}:1: rollback drafts positions again, where a lookup or a head may propose others")
+    forced = again and header.get("acceptance") == "forced"
+    require(not forced, f"{trace.path}:1: rollback drafts positions again, which forced acceptance judges anew")
     _require_replayable(trace)
     lengths = Spec.of("trace", path=trace.path)
     common = lengths if "texts" in header else Spec.of("none")

@@ -55,6 +55,7 @@ FIT = "fit/acceptance.ndjson.gz"
 PROBES = "fit/probe-*.ndjson.gz"
 WAITS = ("first_token_p50", "first_token_p90", "inter_token_p50", "inter_token_p90")
 SPEED_SEED = 0
+NOTHING = "nothing"  # that a run needed outside the calibrated range
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -97,6 +98,11 @@ class Validation(Shown):
     def summary(self) -> pd.DataFrame:
         """Metric → mean absolute error, mean signed error, worst error; over the runs, then over the studies."""
         return pd.concat([summarize_errors(self.table), summarize_errors(self.studies).add_prefix("study_", axis=0)])
+
+    @property
+    def outside(self) -> dict[str, str]:
+        """Runs that went outside the calibrated range: the components whose costs are extrapolated there."""
+        return {str(run): what for run, what in self.table["outside"].items() if what != NOTHING}
 
     @property
     def coverage(self) -> float:
@@ -147,6 +153,8 @@ def validate(
 ) -> Validation:
     """Compare the simulator with the held-out runs of a calibration.
 
+    What a run needs outside the calibrated range is extrapolated, and said (`Validation.outside`).
+
     Args:
         calibration: ``device/pair``, or a folder when `folder` is given.
         folder: where the held-out traces are; None for the ones that are shipped with the calibration.
@@ -167,7 +175,7 @@ def validate(
         same = trace.header["pair"] == meta["pair"]
         require(same, f"{trace.path}: pair is {trace.header['pair']!r}, the calibration's is {meta['pair']!r}")
     require((folder / FIT).is_file(), f"{folder / FIT}: no trace to fit acceptance to")
-    cost, fit = Spec.of("table", calibration=calibration), str(folder / FIT)
+    cost, fit = Spec.of("table", calibration=calibration, outside="extrapolate"), str(folder / FIT)
     meta["speed_cv"] = speed_cv(folder, meta)
     jobs = [(trace, cost, fit, replications, meta) for trace in traces]
     lines = []
@@ -240,6 +248,7 @@ def _judge(
         "planner_band_low_s": planner_low,
         "planner_band_high_s": planner_high,
         "in_planner_band": planner_low <= measured_s <= planner_high,
+        "outside": ", ".join(sorted({what.partition(":")[0] for what in fitted.extrapolated})) or NOTHING,
     }
     return line | _wait_errors(trace, noisy, speed), {"run": run} | _stage_errors(trace, replayed, speed)
 
@@ -312,12 +321,13 @@ def read_validation(name: str = "cpu/tiny") -> Validation:
     """Read the shipped table of a calibration, ``device/pair``, as `write_table` has written it.
 
     Raises:
-        InputError: there is none, or it does not say how many replications its bands are of.
+        InputError: there is none, or it does not say how many replications its bands are of, or what lay outside.
     """
     path = VALIDATION / name / "validation.csv"
     require(path.is_file(), f"{path}: no such file; run validate --write")
     frame = read_table(path).set_index("run")
-    require("replications" in frame, f"{path}: missing column replications; run validate --write")
+    for column in ("replications", "outside"):
+        require(column in frame, f"{path}: missing column {column}; run validate --write")
     staged = [column for column in frame.columns if column.endswith("_stage_error")]
     stages = frame[staged].rename(columns=lambda column: column.removesuffix("_stage_error"))
     table = frame.drop(columns=staged)

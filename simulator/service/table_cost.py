@@ -34,12 +34,15 @@ class TableCost(CostModel):
     def seconds(self, component: str, rows: int, tokens: float, widths: np.ndarray, scattered: bool) -> np.ndarray:
         """Seconds between the points; below the narrowest width, where it hardly matters, those of that width.
 
-        Rows and tokens are checked here, widths at the end of the run.
+        Prompts shorter than the shortest that was prefilled cost as much. Rows and tokens are checked here, widths at
+        the end of the run.
 
         Raises:
             InputError: rows or tokens lie outside, and the table is not to be extrapolated.
         """
         grid = self._grid(component, scattered)
+        if component == "prefill":
+            tokens = max(tokens, float(grid.axes[1][0]))
         self._note(grid.outside(rows, tokens, grid.axes[2][0]), component)
         return grid.line(rows, tokens, np.maximum(widths, grid.axes[2][0]))
 

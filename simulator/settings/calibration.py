@@ -115,8 +115,16 @@ def _load(name: str, folder: Path, stamp: tuple[int, ...]) -> Calibration:
     frame = _read_points(folder / "points.csv")
     content = b"".join((folder / name).read_bytes() for name in ("points.csv", "meta.json"))
     keys = frame.groupby(["component", "layout"], sort=True)
-    grids = {(str(key[0]), str(key[1])): make_grid(group, _place(folder, key)) for key, group in keys}
+    grids = {(str(key[0]), str(key[1])): make_grid(_drafts(group), _place(folder, key)) for key, group in keys}
     return Calibration(name, meta, grids, hashlib.sha256(content).hexdigest()[:16])
+
+
+def _drafts(points: pd.DataFrame) -> pd.DataFrame:
+    """Where drafts of a single k were measured, none take no seconds: a draft model makes a pass for each."""
+    if points["component"].iloc[0] != "draft" or points["tokens_per_row"].nunique() > 1:
+        return points
+    seconds = [column for column in points if str(column).endswith("_s")]
+    return pd.concat([points, points.assign(tokens_per_row=0, **dict.fromkeys(map(str, seconds), 0.0))])
 
 
 def _check_numbers(meta: dict[str, Any], where: str) -> None:

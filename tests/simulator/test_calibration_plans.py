@@ -11,7 +11,7 @@ from refimpl.calibrate.grid import CPU, CUDA, cells_of, levels_of
 from refimpl.calibrate.points import Points
 from refimpl.calibrate.prompts import Piece, PromptSupply, token_prompts
 from refimpl.calibrate.reference import Reference, uninterrupted
-from refimpl.calibrate.run import Plan, calibrate
+from refimpl.calibrate.run import FORCED_PROBABILITY, Plan, calibrate, default_plan
 from refimpl.calibrate.runs import run_cv
 from refimpl.calibrate.studies import CPU as CPU_STUDIES
 from refimpl.calibrate.studies import CUDA as CUDA_STUDIES
@@ -216,3 +216,12 @@ def test_a_calibration_replaces_no_folder_but_its_own(llama, tmp_path, name):
     """Without a name, it would be the folder of all calibrations of its device."""
     with pytest.raises(InputError, match="pair_name must be the name of a folder, not"):
         calibrate(llama, None, tmp_path, pair_name=name)
+
+
+def test_forced_acceptance_holds_out_no_run_that_cannot_be_replayed(tiny):
+    """Models without a tokenizer are of random weights: their acceptance is forced."""
+    natural, forced = (default_plan(replace(tiny, tokenizer=tokenizer)) for tokenizer in (tiny.tokenizer, None))
+    assert "rollback" in {study.method for study in natural.studies.held_out}
+    left = tuple(study for study in natural.studies.held_out if study.method != "rollback")
+    assert forced.studies == replace(natural.studies, held_out=left)
+    assert (natural.forced_probability, forced.forced_probability) == (None, FORCED_PROBABILITY)

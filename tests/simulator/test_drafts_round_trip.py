@@ -108,6 +108,16 @@ def test_lookups_for_positions_that_rollback_drafts_again_are_not_replayed(llama
         check_parity(tmp_path / "run.ndjson")
 
 
+def test_forced_acceptance_of_positions_that_rollback_drafts_again_is_not_replayed(llama, tmp_path):
+    """It is drawn anew for each round; other layouts never meet a position twice."""
+    forced = {"acceptance": "forced", "forced_lengths": (0.3, 0.3, 0.2, 0.2)}
+    for method in ("rollback", "masked"):
+        traced(llama, tmp_path / f"{method}.ndjson", method=method, **forced)
+    with pytest.raises(InputError, match=r"rollback\.ndjson:1: rollback drafts positions again, which forced"):
+        check_parity(tmp_path / "rollback.ndjson")
+    assert check_parity(tmp_path / "masked.ndjson").exact
+
+
 def test_a_budget_that_reads_probabilities_needs_a_trace_with_estimates(llama, tmp_path):
     path = tmp_path / "run.ndjson"
     traced(llama, path, method="inplace", **DECISIONS["capacity"])

@@ -1,0 +1,77 @@
+"""The roofline beside what was measured: a table of its own seconds is matched, one that is slower by its share."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from refimpl.core.errors import InputError
+from refimpl.core.formats import POINT_COLUMNS
+from simulator.cli import main
+from simulator.service.roofline import RooflineCost
+from simulator.settings.calibration import find_calibration
+from simulator.settings.fields import Spec
+from simulator.studies.roofline_calibration import COMPUTED, compare_calibration, summarize_components
+
+NAMES = ("device", "target", "draft")
+MEASURED, FACTS = "nvidia-h200/vicuna", ("h200", "vicuna-7b", "vicuna-68m")
+OPTIONS = [f"--{name}={value}" for name, value in zip(NAMES, FACTS, strict=True)]
+AT = (
+    ("verify", "inplace", 8, 6, 500), ("verify", "inplace_scattered", 8, 6, 500), ("draft", "inplace", 8, 5, 500),
+    ("prefill", "any", 4, 255, 0), ("realign", "realigned", 8, 0, 500), ("mixed", "any", 2, 64, 100),
+)  # fmt: skip
+
+
+def folder_of(tmp_path, slowness, **meta):
+    """A calibration whose points are the roofline's own seconds, times a factor."""
+    cost = RooflineCost(Spec.of("roofline", graphs=False, **dict(zip(NAMES, FACTS, strict=True))), None)
+    lines = []
+    for component, layout, rows, tokens, width in AT:
+        one = cost.seconds(component, rows, tokens, np.array([float(width)]), layout == "inplace_scattered")[0]
+        seconds = slowness * float(one)
+        lines.append((component, layout, rows, tokens, width, 5, *[seconds] * 4))
+    lines.append(("host", "any", 8, 6, 0, 5, *[1e-3] * 4))
+    pd.DataFrame(lines, columns=list(POINT_COLUMNS)).to_csv(tmp_path / "points.csv", index=False)
+    known = json.loads((find_calibration(MEASURED) / "meta.json").read_text())
+    (tmp_path / "meta.json").write_text(json.dumps(known | meta))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("slowness", [1.0, 1.25])
+def test_the_error_of_every_component_is_told(tmp_path, slowness):
+    found = summarize_components(compare_calibration(folder_of(tmp_path, slowness), *FACTS))
+    assert set(found.index) == {component for component, *_ in AT} <= set(COMPUTED)
+    assert found.loc["verify", "points"] == 2
+    for column in ("mean", "worst"):
+        assert found[column].to_numpy() == pytest.approx(1 / slowness - 1, abs=1e-9)
+    assert found["median"].to_numpy() == pytest.approx(1 - 1 / slowness, abs=1e-9)
+
+
+def test_recorded_rounds_are_compared_with_recorded_ones(tmp_path):
+    """The host launches no operations of a recorded round: it is faster than the points are."""
+    found = compare_calibration(folder_of(tmp_path, 1.0, cuda_graphs=True), *FACTS).set_index("component")
+    assert (found.loc[["draft"], "relative_error"] < -0.5).all()
+    assert found.loc["realign", "relative_error"] == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    ("meta", "facts", "reason"),
+    [
+        ({}, ("h200", "qwen3-8b", "vicuna-68m"), "of models of 34 layers, not 38"),
+        ({"dtype": "float32"}, FACTS, "of float32: choose"),
+        ({}, ("h2000", *FACTS[1:]), "h2000"),
+    ],
+)
+def test_other_facts_than_those_measured_are_refused(tmp_path, meta, facts, reason):
+    with pytest.raises(InputError, match=reason):
+        compare_calibration(folder_of(tmp_path, 1.0, **meta), *facts)
+
+
+def test_the_command_writes_all_points_or_says_what_is_missing(tmp_path, capsys):
+    assert main(["roofline", "--calibration", MEASURED, *OPTIONS, "--json", "--out", str(tmp_path / "all.csv")]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert len(pd.read_csv(tmp_path / "all.csv")) == len(printed["rows"]) > 100
+    assert {line["component"] for line in printed["components"]} == set(COMPUTED)
+    assert main(["roofline", "--calibration", MEASURED, *OPTIONS[:2]]) == 2
+    assert "also needs --draft" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""What a table of costs says beside its points: of few drafts, of short prompts, and of what it does not know."""
+
+import pandas as pd
+import pytest
+from synthetic_inputs import synthetic_points, write_calibration
+
+from refimpl.core.errors import InputError
+from simulator.engine_runs.validation import read_validation
+from simulator.service.cost import Fed
+from simulator.service.simulation import Simulation
+from simulator.settings.scenario import Scenario
+
+
+def cost_of(folder, keep=lambda point: True):
+    """Costs of the synthetic points that are kept."""
+    calibration = write_calibration(folder, points=[point for point in synthetic_points() if keep(point)])
+    scenario = Scenario(cost={"kind": "table", "calibration": str(calibration)}, noise=False)
+    return Simulation(scenario.but(engine={"method": "inplace"})).cost
+
+
+def test_drafts_of_one_k_are_so_many_passes(tmp_path):
+    """Fewer take less in proportion, and more are refused; where several k were measured, nothing is added."""
+    several = cost_of(tmp_path / "several")
+    most = max(tokens for component, _, _, tokens, *_ in synthetic_points() if component == "draft")
+    one = cost_of(tmp_path / "one", lambda point: point[0] != "draft" or point[3] == most)
+    whole = several.line("draft", 2, most)[100]
+    for k in (1, most - 1, most):
+        assert one.line("draft", 2, k)[100] == pytest.approx(whole * k / most)
+    assert one.line("draft", 2, 0)[100] == 0
+    with pytest.raises(InputError, match=f"draft: tokens_per_row {most + 1} is outside 0 … {most}"):
+        one.line("draft", 2, most + 1)[100]
+
+
+def test_a_prompt_shorter_than_the_shortest_measured_costs_as_much(tmp_path):
+    cost = cost_of(tmp_path, lambda point: point[0] != "prefill" or point[3] >= 16)
+    least = min(tokens for component, _, _, tokens, *_ in synthetic_points() if component == "prefill" and tokens >= 16)
+    assert cost.prefill_s([Fed(1, 2, 0)]) == cost.prefill_s([Fed(1, least, 0)])
+    assert cost.prefill_s([Fed(1, least, 0)]) < cost.prefill_s([Fed(1, 2 * least, 0)])
+    assert not cost.extrapolated
+
+
+def test_a_validation_says_which_costs_were_extrapolated(tmp_path, monkeypatch):
+    """And a table that does not say it is refused."""
+    found = read_validation("nvidia-h200/vicuna")
+    assert found.outside
+    assert all(run.startswith("masked") and what == "compact" for run, what in found.outside.items())
+    assert not read_validation("cpu/tiny").outside
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    pd.DataFrame({"run": ["x"], "replications": [200]}).to_csv(folder / "validation.csv", index=False)
+    monkeypatch.setattr("simulator.engine_runs.validation.VALIDATION", tmp_path)
+    with pytest.raises(InputError, match="missing column outside"):
+        read_validation("a/b")
