@@ -18,7 +18,8 @@ from refimpl.core.tokens import first_difference
 from refimpl.core.values import require_bool, require_int
 from refimpl.generation import generate
 from refimpl.judging.method_runs import runs_to_verify, widened
-from refimpl.models.adapter import Pair
+from refimpl.models.adapter import HuggingFaceLM, Pair
+from refimpl.models.compiled import is_compiled
 from refimpl.requests import Prompt, listed
 from refimpl.results import Result
 
@@ -172,7 +173,8 @@ def verify(
         prompts: as for `generate`.
         methods: names, or ``"all"``; with `bitwise`, of methods that can run shape-stable.
         batch_sizes: each method runs at each of these.
-        jobs: processes, on a CPU only; with more than one, each run has a process and one thread to itself.
+        jobs: processes, on a CPU and of models that are not compiled; with more than one, each run has a process and
+            one thread to itself.
         bitwise: run shape-stable, the oracle once per batch size in that batch's shapes, and compare
             log-probabilities to the last bit.
         progress: called with (what is running, finished, all).
@@ -189,6 +191,8 @@ def verify(
     require_int("jobs", jobs, 1)
     if jobs != 1 and pair.device.type != "cpu":
         raise InputError(f"jobs must be 1 on {pair.device}, not {jobs}: only on a CPU do processes share the models")
+    if jobs != 1 and any(isinstance(lm, HuggingFaceLM) and is_compiled(lm.model) for lm in pair.models()):
+        raise InputError(f"jobs must be 1 for compiled models, not {jobs}: processes would run them uncompiled")
     prompts = listed(prompts)
     references = _references(pair, prompts, runs, given, progress)
     if min(jobs, len(runs)) == 1:

@@ -37,6 +37,11 @@ def compile_layers(model: nn.Module) -> None:
         layer.compile(dynamic=True)
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether layers are compiled; copies that other processes get are not."""
+    return any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
+
+
 @contextmanager
 def uncompiled() -> Iterator[None]:
     """Have compiled layers run as they were loaded: on a cache of transformers' own, every layer would have graphs."""

@@ -1,16 +1,18 @@
 """Decoder layers under `torch.compile`: the same tokens, few graphs for all layers, and none for the oracle."""
 
+import pickle
+
 import pytest
 import torch
 import transformers
 from torch._dynamo.utils import counters
 
-from refimpl import InputError, generate, load_pair
+from refimpl import InputError, generate, load_pair, verify
 from refimpl.bench.engines import hf_generate
 from refimpl.bench.run import make_bench
 from refimpl.bench.settings import BenchSettings
 from refimpl.models.adapter import HuggingFaceLM
-from refimpl.models.compiled import compile_layers
+from refimpl.models.compiled import compile_layers, is_compiled
 from refimpl.pairs import make_pair
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_models, random_pair
 
@@ -99,3 +101,14 @@ def test_every_shape_of_a_pass_stays_compiled():
 def test_a_model_whose_layers_are_not_known_is_refused():
     with pytest.raises(InputError, match="compile_modules: Linear has no decoder layers that can be told"):
         compile_layers(torch.nn.Linear(2, 2))
+
+
+def test_compiled_models_are_not_judged_in_processes_that_would_run_them_uncompiled():
+    """Copies of a model are not compiled; one process runs the model itself."""
+    pair = random_pair("llama")
+    assert verify(pair, PROMPTS[:1], methods=["inplace"], batch_sizes=[1, 2], jobs=2, max_new_tokens=2).exact
+    compiled(pair)
+    assert not any(is_compiled(copy) for copy in pickle.loads(pickle.dumps([lm.model for lm in pair.models()])))
+    with pytest.raises(InputError, match="jobs must be 1 for compiled models, not 2"):
+        verify(pair, PROMPTS[:1], methods=["inplace"], batch_sizes=[1, 2], jobs=2, max_new_tokens=2)
+    assert verify(pair, PROMPTS[:1], methods=["inplace"], batch_sizes=[1], max_new_tokens=2).exact
