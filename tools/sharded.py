@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from refimpl.core.console import ended_by_signals
 from refimpl.core.errors import InputError
 from refimpl.core.files import check_writable, write_whole
 from refimpl.core.provenance import command_line
@@ -55,16 +56,16 @@ def run_parts(
     Raises:
         SystemExit: one has written nothing; its output is shown, and the others are ended.
     """
-    started = []
-    for number in range(parts):
-        prompts = folder / f"{number}-prompts{suffix}"
-        prompts.write_text("\n".join(lines[number::parts]) + "\n", encoding="utf-8")
-        words = [sys.executable, "-m", "refimpl", "verify", *options]
-        words += ["--prompts", str(prompts), "--output", str(folder / f"{number}.json")]
-        with (folder / f"{number}.log").open("w", encoding="utf-8") as log:
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            started.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=environment))
+    started: list[subprocess.Popen[bytes]] = []
     try:
+        for number in range(parts):
+            prompts = folder / f"{number}-prompts{suffix}"
+            prompts.write_text("\n".join(lines[number::parts]) + "\n", encoding="utf-8")
+            words = [sys.executable, "-m", "refimpl", "verify", *options]
+            words += ["--prompts", str(prompts), "--output", str(folder / f"{number}.json")]
+            with (folder / f"{number}.log").open("w", encoding="utf-8") as log:
+                environment = os.environ | {"OMP_NUM_THREADS": "1"}
+                started.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=environment))
         codes = [_finished(process, number, folder) for number, process in enumerate(started)]
     finally:
         for process in started:
@@ -117,7 +118,7 @@ def _merged(name: str, values: list[Any], prompts: list[int], rounds: list[int])
 def main() -> int:
     """Run, merge and write."""
     given = arguments()
-    with tempfile.TemporaryDirectory() as folder:
+    with ended_by_signals(SystemExit), tempfile.TemporaryDirectory() as folder:
         reports, code = run_parts(given.lines, given.parts, given.options, Path(folder), given.prompts.suffix)
     write_whole(given.output, [json.dumps(merged(reports, command=command_line()), indent=1)])
     return code

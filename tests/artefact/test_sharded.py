@@ -1,9 +1,14 @@
 """Parts of a `verify` run, each in a process of its own: one result, as if it had been one run."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
@@ -73,3 +78,23 @@ def test_what_cannot_be_done_is_one_line_and_writes_nothing(tool, prompts, tmp_p
         assert message in error
         assert "Traceback" not in error
     assert "error: part 0 wrote nothing" in error
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_parts_end_with_the_command(prompts, tmp_path, number):
+    """Else a command that was stopped leaves processes at work on the device."""
+    words = ["--parts", "2", "--prompts", prompts, "--output", tmp_path / "out.json", "--", "--max-new-tokens", "200"]
+    argv = [sys.executable, "tools/sharded.py", *map(str, words)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    run = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        while run.poll() is None and len(parts := psutil.Process(run.pid).children()) < 2:
+            time.sleep(0.05)
+        run.send_signal(number)
+        run.communicate(timeout=60)
+        assert psutil.wait_procs(parts, timeout=60)[1] == []
+    finally:
+        run.kill()
+    assert run.returncode not in (0, None)
+    assert not (tmp_path / "out.json").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"prompts.txt"}, "its folder is gone, too"
