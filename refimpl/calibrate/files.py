@@ -69,7 +69,7 @@ def make_meta(
         "dtype": str(pair.dtype).removeprefix("torch."),
         "seeds": [seed],
         "check_level": check_level,
-        "cuda_graphs": False,  # visits and runs execute their rounds unrecorded
+        "cuda_graphs": False,  # but for points of layout inplace_recorded, and runs that say so
         "repeats": passes,
         "drift_cv": drift_cv,
         "run_cv": run_cv,

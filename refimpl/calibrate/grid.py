@@ -16,6 +16,7 @@ class Variant:
         rotating: the members change every round (twice as many sequences as rows, all of them always due).
         moved: component to which a round's K/V movement is charged; empty if nothing moves.
         only_moves: draft and verify of this layout are measured by another variant, so one k is enough.
+        recorded: its rounds are replayed as CUDA graphs.
         passes: which passes are timed by themselves, instead of rounds: ``"mixed"``, with a chunk of a prompt beside
             the rows, or ``"packed"``, whose rows feed different numbers of tokens, in turn with even ones.
     """
@@ -25,6 +26,7 @@ class Variant:
     rotating: bool = False
     moved: str = ""
     only_moves: bool = False
+    recorded: bool = False
     passes: Literal["", "mixed", "packed"] = ""
 
 
@@ -38,6 +40,7 @@ VARIANTS = (
     Variant("inplace+grouped", "inplace_scattered", rotating=True),
     Variant("paged+fifo", "paged"),
 )
+RECORDED = Variant("inplace+fifo", "inplace_recorded", recorded=True)
 MIXED = (
     Variant("inplace+continuous", "any", passes="mixed"),  # a chunk is written straight into the pool, with any layout
     Variant("paged+continuous", "paged", passes="mixed"),
@@ -88,6 +91,7 @@ class Axes:
         moving_drafts: the k of variants that are there only for their moves.
         mixed: of passes that feed chunks of prompts beside rows that decode.
         packed: of passes whose rows feed different numbers of tokens.
+        recorded: whether recorded rounds are measured, too.
     """
 
     batch_sizes: tuple[int, ...]
@@ -97,6 +101,7 @@ class Axes:
     moving_drafts: int
     mixed: MixedAxes = MixedAxes()
     packed: PackedAxes = PackedAxes()
+    recorded: bool = False
 
     @property
     def longest(self) -> int:
@@ -124,6 +129,7 @@ class Cell:
             fed = f"chunks of {values} tokens" if self.variant.passes == "mixed" else f"packed, {values} tokens a row,"
             return f"{self.variant.method}: {self.batch_size} rows, {fed} after {self.prompt_len}"
         what = self.variant.method if self.variant else "prefill"
+        what = f"recorded {what}" if self.variant and self.variant.recorded else what
         drafts = f" with k = {values}" if self.variant else ""
         return f"{what} of {self.batch_size} rows of {self.prompt_len} tokens{drafts}"
 
@@ -137,7 +143,8 @@ class Cell:
 
 def cells_of(axes: Axes) -> Iterator[Cell]:
     """Every place of a grid. In place, one row is always in neighbouring slots."""
-    for variant, rows, length in product(VARIANTS, axes.batch_sizes, axes.prompt_lens):
+    variants = (*VARIANTS, *([RECORDED] if axes.recorded else []))
+    for variant, rows, length in product(variants, axes.batch_sizes, axes.prompt_lens):
         yield Cell(variant, rows, (axes.moving_drafts,) if variant.only_moves else axes.drafts, length)
     for rows, length in product(axes.batch_sizes, axes.prefill_lens):
         yield Cell(None, rows, (1,), length)
@@ -159,6 +166,7 @@ CUDA = (
         5,
         MixedAxes((1, 64), (0, 64, 1024), (0, 2048)),
         PackedAxes((2, 32), (1, 6), (1024,)),
+        recorded=True,
     ),
     Axes(
         (1, 2, 8, 32, 64),
@@ -168,6 +176,7 @@ CUDA = (
         5,
         MixedAxes((1, 8, 64), (0, 64, 1024), (0, 2048)),
         PackedAxes((2, 8, 32, 64), (1, 6, 17), (16, 1024)),
+        recorded=True,
     ),
     Axes(
         (1, 2, 4, 8, 16, 32, 64),
@@ -177,6 +186,7 @@ CUDA = (
         5,
         MixedAxes((1, 8, 64), (0, 64, 1024), (0, 2048, 6900)),
         PackedAxes((2, 8, 32, 64), (1, 6, 17), (16, 1024, 4096)),
+        recorded=True,
     ),
 )
 

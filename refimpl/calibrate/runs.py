@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from refimpl.bench.engines import round_s
 from refimpl.bench.forced import iid_lengths
 from refimpl.calibrate.prompts import Piece
 from refimpl.calibrate.reference import Reference, uninterrupted
@@ -39,13 +40,14 @@ class Run:
     @property
     def interrupted_rounds(self) -> int:
         """Rounds during which the machine did other work."""
-        seconds = [record.stage_s["round_s"] - record.stage_s["prefill_s"] for record in self.records]
+        seconds = [round_s(record) for record in self.records]
         return len(seconds) - len(uninterrupted(seconds))
 
     @property
     def seconds(self) -> float:
-        """Seconds of all rounds, in units of the reference pass."""
-        return sum(record.stage_s["round_s"] for record in self.records) / self.header["reference_s"]
+        """Seconds of all rounds but those of recording, in units of the reference pass."""
+        stages = [record.stage_s for record in self.records]
+        return sum(stage_s["round_s"] - stage_s["record_s"] for stage_s in stages) / self.header["reference_s"]
 
 
 class Runner:
@@ -93,7 +95,8 @@ class Runner:
         return make_config(
             method=study.method, batch_size=study.batch_size, window_size=study.window_size,
             aging_bound=study.aging_bound, num_speculative_tokens=study.num_speculative_tokens,
-            max_new_tokens=study.max_new_tokens, token_budget=study.token_budget, checks=self.checks, **options,
+            max_new_tokens=study.max_new_tokens, token_budget=study.token_budget,
+            cuda_graphs=study.recorded, checks=self.checks, **options,
         )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class StudySettings:
-    """Settings of a run; prompts are cut at the front to `max_prompt_tokens`."""
+    """Settings of a run; prompts are cut at the front to `max_prompt_tokens`, and rounds are `recorded` or not."""
 
     name: str
     method: str
@@ -17,6 +17,7 @@ class StudySettings:
     window_size: int | None = None
     aging_bound: float | None = None
     token_budget: int | None = None
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ CUDA = Studies(
         StudySettings("rollback-b6-k3", "rollback", 6, 3, 18, 48, 400),
         StudySettings("inplace-b12-k5", "inplace", 12, 5, 36, 64, 600),
         StudySettings("inplace-b24-k3", "inplace", 24, 3, 60, 48, 300),
+        StudySettings("inplace-recorded-b12-k5", "inplace", 12, 5, 36, 64, 600, recorded=True),
+        StudySettings("inplace-recorded-b24-k3", "inplace", 24, 3, 60, 48, 300, recorded=True),
         StudySettings("inplace-grouped-b12-k5-w30", "inplace+grouped", 12, 5, 30, 48, 400, window_size=30),
         StudySettings("paged-continuous-b12-k3", "paged+continuous", 12, 3, 36, 48, 300),
         StudySettings("speculative-k5", "speculative", 1, 5, 4, 64, 600),

@@ -142,9 +142,11 @@ class Visitor:
 
     def _visit_rounds(self, cell: Cell, variant: Variant, pass_index: int) -> list[TimedRound]:
         turn = pass_index % len(cell.drafts)
-        engine, rounds = self._engine(cell, variant), list[TimedRound]()
+        engine, rounds = None, list[TimedRound]()
         with timed_write_backs(self.pair.device) as write_backs:
             for k in cell.drafts[turn:] + cell.drafts[:turn]:
+                if engine is None or variant.recorded:  # what is recorded drafts its own k
+                    engine = self._engine(cell, variant, k if variant.recorded else max(cell.drafts))
                 for sequence in engine.sequences:
                     sequence.num_speculative_tokens = k
                 timed = [
@@ -162,8 +164,10 @@ class Visitor:
         found = round_timings(cell, variant, k, record, write_backs.take()["realign_s"])
         timings = tuple(replace(timing, growth_tokens=grown) for timing in found)
         stage_s = record.stage_s
-        kind = (variant.method, cell.batch_size, cell.prompt_len, k)
-        return TimedRound(kind, stage_s["round_s"], stage_s["draft_s"] + stage_s["verify_s"], timings)
+        kind = (f"{variant.method}, {variant.layout}", cell.batch_size, cell.prompt_len, k)
+        return TimedRound(
+            kind, stage_s["round_s"] - stage_s["record_s"], stage_s["draft_s"] + stage_s["verify_s"], timings
+        )
 
     def _visit_passes(self, cell: Cell, variant: Variant, pass_index: int) -> list[TimedRound]:
         """Passes with every number of tokens in its turn; nothing is committed in between."""
@@ -199,7 +203,9 @@ class Visitor:
         )  # fmt: skip
 
     def _time_prefill(self, cell: Cell) -> TimedRound:
-        engine = self._engine(cell, IN_PLACE)  # prefill writes straight into the pool, with any layout
+        engine = self._engine(
+            cell, IN_PLACE, max(cell.drafts)
+        )  # prefill writes straight into the pool, with any layout
         seconds = engine.run_one_round().stage_s["prefill_s"]
         place = Place("prefill", "any", cell.batch_size, cell.prompt_len - 1, -1)
         return TimedRound(("prefill", cell.batch_size, cell.prompt_len, 0), seconds, seconds, (Timing(place, seconds),))
@@ -210,14 +216,14 @@ class Visitor:
             return max(cell.drafts) + 1
         return sum((self.warm_rounds + TIMED_ROUNDS) * (k + 1) for k in cell.drafts) + max(cell.drafts) + 2
 
-    def _engine(self, cell: Cell, variant: Variant) -> Engine:
+    def _engine(self, cell: Cell, variant: Variant, k: int) -> Engine:
         count = cell.batch_size * (2 if variant.rotating else 1)
         options: dict[str, Any] = {"window_size": count, "aging_bound": 0} if variant.rotating else {}
         if self.forced_lengths:
             options |= {"acceptance": "forced", "forced_lengths": self.forced_lengths}
         config = make_config(
-            method=variant.method, batch_size=cell.batch_size, num_speculative_tokens=max(cell.drafts),
-            max_new_tokens=self._budget(cell), stop_token_ids=[], checks=self.checks,
+            method=variant.method, batch_size=cell.batch_size, num_speculative_tokens=k,
+            cuda_graphs=variant.recorded, max_new_tokens=self._budget(cell), stop_token_ids=[], checks=self.checks,
             compaction_threshold=min(0.02, 6 / cell.prompt_len), **options,
         )  # fmt: skip
         prompts = [self._prompt(cell.prompt_len) for _ in range(count)]
@@ -275,6 +281,9 @@ def round_timings(cell: Cell, variant: Variant, k: int, record: RoundRecord, spl
     if split_s and k:
         yield Timing(Place("split", layout, rows, 0, -1), split_s)
     if not record.num_moves:
-        yield Timing(Place("host", "any", rows, k + 1, -1), stage_s["host_s"] + stage_s["realign_s"])
+        yield Timing(
+            Place("host", layout if variant.recorded else "any", rows, k + 1, -1),
+            stage_s["host_s"] + stage_s["realign_s"],
+        )
     elif variant.moved:
         yield Timing(Place("host", "any", rows, k + 1, -1), stage_s["host_s"])

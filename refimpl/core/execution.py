@@ -28,16 +28,22 @@ def check_shapes(config: Any, layout: str | None, scheduler: str | None) -> None
         f"shape-stable execution needs every token at a column of its own: {config.method} moves them; "
         "choose inplace, paged, either with +SCHEDULER, or autoregressive",
     )
+    check_recording(config, layout, scheduler, config.drafting)
+
+
+def check_recording(config: Any, layout: str | None, scheduler: str | None, drafting: Any) -> None:
+    """Raise InputError where rounds are to be recorded that cannot be; of an engine, or of a scenario."""
     if not config.cuda_graphs:
         return
+    name = getattr(config, "method", f"{layout}+{scheduler}")  # as it was given
     require(
         layout is None or (layout, scheduler) in RECORDABLE,
-        f"cuda_graphs need rows that stay where they are: {config.method} gathers them; choose inplace",
+        f"cuda_graphs need rows that stay where they are: {name} gathers them; choose inplace",
     )
     require(
-        config.drafting.recordable,
-        f"cuda_graphs record passes, but drafter {config.drafting.drafter!r} with draft_budget "
-        f"{config.drafting.draft_budget!r} decides on the host: choose 'model' and 'fixed'",
+        drafting.recordable,
+        f"cuda_graphs record passes, but drafter {drafting.drafter!r} with draft_budget {drafting.draft_budget!r} "
+        "decides on the host: choose 'model' and 'fixed'",
     )
     serial = config.execution == "serial"
     require(serial, f"cuda_graphs record whole rounds: choose execution 'serial', not {config.execution!r}")

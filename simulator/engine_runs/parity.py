@@ -21,7 +21,7 @@ ANY_COST = Spec.of(  # one second a round, of which a move takes so little that 
 )
 OF_ENGINE = (  # settings that a trace states under their own names
     "layout", "scheduler", "batch_size", "window_size", "aging_bound", "max_new_tokens", "compaction_threshold",
-    "block_size", "num_blocks", "token_budget", "joint_prefill", "execution", *DRAFTING,
+    "block_size", "num_blocks", "token_budget", "joint_prefill", "execution", "cuda_graphs", *DRAFTING,
 )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def replay_scenario(
     Raises:
         InputError: the run's requests differ in their drafts a round, which a scenario's do not; lookups or a head
             drafted for positions that a rollback gave up, for which they may have proposed others before, or acceptance
-            was forced there; rounds were recorded, rows shared prompts alone, or a request was cancelled.
+            was forced there; rows shared prompts alone, or a request was cancelled.
     """
     header = trace.header
     again = header["layout"] == "rollback"
@@ -108,7 +108,6 @@ def replay_scenario(
 def _require_replayable(trace: EngineTrace) -> None:
     """Raise InputError for what a scenario cannot say."""
     header, where = trace.header, f"{trace.path}:1"
-    require(not header.get("cuda_graphs"), f"{where}: recorded rounds draft k tokens to the end of every budget")
     prompts_alone = header.get("shape_stable") and "texts" in header
     require(
         not prompts_alone, f"{where}: under shape_stable rows share prompts alone, in a scenario all of their texts"

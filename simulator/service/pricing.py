@@ -281,6 +281,19 @@ class OverlappedPricing(Pricing):
         return draft_s + self._catch_up_s(rows, passes) + (offers.other_s if offers else 0.0)
 
 
+class RecordedPricing(Pricing):
+    """Recorded rounds: every row of the batch drafts k tokens and feeds them, whether or not it can use them."""
+
+    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Priced:
+        """Of as many rows and drafts in each round."""
+        if not members:
+            return super().price(mode, members, live, prefill_s)
+        k, realign_s = self.k, self.begin(members, self.k + 1)
+        self.tokens = k + 1.0
+        draft_s, verify_s, host_s = self.passes_s(self.engine.batch_size, k, k + 1, 0.0, self.placement.width, False)
+        return k, k, (prefill_s, draft_s, verify_s, realign_s, host_s)
+
+
 def make_pricing(engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None) -> Pricing:
     """The engine's pricing, of its execution; that of the published code where a switch beside `aging_from` is changed.
 
@@ -288,4 +301,5 @@ def make_pricing(engine: Engine, switches: Switches, cost: CostModel, drafting: 
     """
     same = replace(switches, aging_from=Switches().aging_from) == Switches()
     kind = OverlappedPricing if engine.execution == "overlapped" else Pricing if same else PublishedPricing
+    kind = RecordedPricing if engine.cuda_graphs else kind
     return kind(engine, switches, cost, drafting)

@@ -5,7 +5,7 @@ from simulator.service.overlay import OverlaidCost
 from simulator.service.roofline import RooflineCost
 from simulator.service.streams import Purpose, Streams
 from simulator.service.table_cost import TableCost
-from simulator.settings.calibration import Calibration, load_calibration
+from simulator.settings.calibration import RECORDED, Calibration, load_calibration
 from simulator.settings.kinds import COST
 from simulator.settings.scenario import Scenario
 
@@ -32,4 +32,5 @@ def _measured(
     calibration = load_calibration(name)
     meta = calibration.meta
     factors = draw_factors(streams, meta["component_cv"], meta["run_cv"], scenario.noise, purpose)
-    return calibration, scenario.engine.layout, factors
+    layout = RECORDED if scenario.engine.cuda_graphs else scenario.engine.layout
+    return calibration, layout, factors

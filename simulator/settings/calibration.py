@@ -23,6 +23,7 @@ COMPONENTS = (
     "draft_chunk", "even", "packed",
 )  # fmt: skip
 # whose points are used where a layout has none; a paged pass copies what it reads, as one of scattered rows does
+RECORDED = "inplace_recorded"  # layout of rounds that were replayed; those of no other layout stand in for them
 SAME_CODE = {
     "rollback": "realigned",
     "paged_scattered": "paged",

@@ -17,7 +17,7 @@ from refimpl.core.config import (
 )
 from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig
 from refimpl.core.errors import require
-from refimpl.core.execution import ExecutionName, check_execution, check_joint_prefill
+from refimpl.core.execution import ExecutionName, check_execution, check_joint_prefill, check_recording
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from simulator.settings.fields import (
     COUNT,
@@ -158,6 +158,8 @@ class Engine:
         execution: ``overlapped``: rows form two cohorts, and while one is verified the other is drafted for.
         contention: of overlapped execution: 0 for two devices, where drafting runs beside verification and host, 1 for
             one, where it runs behind verification and beside the host; between them, the seconds are interpolated.
+        cuda_graphs: rounds are recorded once and replayed: every row of the batch drafts k tokens and feeds them, also
+            those that could use fewer or have ended. Of a calibration, needs points of such rounds.
         drafter, draft_budget, drafts_by_load, draft_capacity, draft_cost, draft_costs, draft_threshold: what
             proposes tokens, and how many of them are verified, as in `refimpl.core.drafting.DraftingConfig`.
     """
@@ -177,6 +179,7 @@ class Engine:
     joint_prefill: bool = False
     execution: ExecutionName = "serial"
     contention: float = number_field(PROBABILITY, 0.0)
+    cuda_graphs: bool = False
     drafter: DrafterName = "model"
     draft_budget: DraftBudgetName = "fixed"
     drafts_by_load: tuple[tuple[int, int], ...] = ()
@@ -196,7 +199,7 @@ class Engine:
             require_verify_tokens(self.token_budget, self.num_speculative_tokens)
         check_execution(self.execution, self.layout, self.scheduler)
         check_joint_prefill(self, self.layout)
-        self.drafting()
+        check_recording(self, self.layout, self.scheduler, self.drafting())
 
     def drafting(self) -> DraftingConfig:
         """What proposes tokens, and how many are verified, in the engine's own terms and limits."""

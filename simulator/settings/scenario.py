@@ -112,6 +112,10 @@ class Scenario:
         serial = engine.execution == "serial"
         require(serial or not others, f"switches.{others[0] if others else ''} needs engine.execution serial")
         require(
+            not (engine.cuda_graphs and others),
+            f"switches.{others[0] if others else ''} is of rounds that are not recorded: leave engine.cuda_graphs out",
+        )
+        require(
             not (engine.joint_prefill and self.switches.discard_mixed_caches),
             "switches.discard_mixed_caches prefills rows in a pass of their own: leave engine.joint_prefill out",
         )
@@ -136,7 +140,7 @@ class Scenario:
         data = {key: value for key, value in to_mapping(self).items() if key != "name"}
         idle = ["block_size", "num_blocks", "prefix_sharing"] * (self.engine.layout != "paged")
         idle += ["token_budget"] * (self.engine.scheduler != "continuous")
-        idle += ["joint_prefill"] * (not self.engine.joint_prefill)
+        idle += [name for name in ("joint_prefill", "cuda_graphs") if not getattr(self.engine, name)]
         idle += [] if self.engine.varies_drafts else DRAFTING
         idle += ["execution", "contention"] * (self.engine.execution == "serial")
         data["engine"] = {key: value for key, value in data["engine"].items() if key not in idle}

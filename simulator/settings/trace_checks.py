@@ -33,8 +33,8 @@ ROW_FIELDS = (
 STAGES = ("prefill_s", "draft_s", "verify_s", "realign_s", "host_s")
 CHUNK_FIELDS = ("round", "mode", "sequence", "chunk", *STAGES, "round_s")
 OF_ROUNDS = ("num_moves", "num_blocks")
-ROW_COLUMNS = (*ROW_FIELDS, *OF_ROUNDS, "looked_up", "survival")
-CHUNK_COLUMNS = (*CHUNK_FIELDS, *OF_ROUNDS)
+ROW_COLUMNS = (*ROW_FIELDS, *OF_ROUNDS, "record_s", "looked_up", "survival")
+CHUNK_COLUMNS = (*CHUNK_FIELDS, *OF_ROUNDS, "record_s")
 COUNTS = ("round", "row", "sequence", "seq_len", "draft_lag", "k", "drafted", "accepted", "kept")
 CHUNK_COUNTS = ("round", "sequence", "chunk")
 
@@ -119,11 +119,14 @@ def chunk_table(lines: Lines, header: dict[str, Any], records: list[list[Any]]) 
 
 def _check_numbers(lines: Lines, header: dict[str, Any], frame: pd.DataFrame, counts: Iterable[str]) -> None:
     """Make the numbers of a table plain; raise InputError where one is impossible."""
-    for name in (*counts, *STAGES, "round_s"):
+    frame["record_s"] = [0.0 if value is None else value for value in frame["record_s"]]
+    for name in (*counts, *STAGES, "record_s", "round_s"):
         numbers = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
         whole = _are_whole(numbers) & (numbers <= MAX_TOKENS) if name in counts else np.isfinite(numbers)
         lines.require(whole & (numbers >= 0), f"{name} must be a {'whole ' * (name in counts)}number ≥ 0")
         frame[name] = numbers.astype(int) if name in counts else numbers
+    lines.require(frame["record_s"] <= frame["round_s"], "record_s must be a part of round_s")
+    frame["round_s"] -= frame["record_s"]  # a round is recorded once, and replayed from then on
     for name in OF_ROUNDS:
         numbers = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
         absent = frame[name].isna().to_numpy()

@@ -53,6 +53,11 @@ def test_what_the_engine_writes_the_simulator_reads(data):
         assert (rows.tolist(), tokens.tolist(), widths.tolist()) == ([2], [1, 3], [2, 40])
     for component in ("draft", "verify"):  # of a paged engine
         assert calibration.grid(component, "paged_scattered") is calibration.grids[component, "paged"]
+    for component in ("draft", "verify", "host"):  # of recorded rounds, as a run of them is
+        assert calibration.grids[component, "inplace_recorded"].axes[0].tolist() == [1, 2, 3]
+    headers = {p.name: read_engine_trace(p).header for p in folder_of(data, "validation").glob("*.ndjson.gz")}
+    recorded = {name for name, header in headers.items() if header.get("cuda_graphs")}
+    assert recorded == {"inplace-recorded-0.ndjson.gz", "inplace-recorded-1.ndjson.gz"}
     assert calibration.meta["round_cv"] > 0
     assert calibration.meta["run_cv"] > 0
 

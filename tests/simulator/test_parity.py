@@ -43,7 +43,6 @@ def test_parity_fails_when_the_replay_is_shorter(engine_trace):
 @pytest.mark.parametrize(
     ("header", "rows", "message"),
     [
-        ({"cuda_graphs": True}, LINES, "recorded rounds draft k tokens to the end"),
         ({"shape_stable": True, "block_size": 64, "texts": [[], []]}, LINES, "rows share prompts alone"),
         ({"output_lens": [6, 3]}, LINES[:-1], "sequence 1 was cancelled, which a scenario cannot replay"),
     ],

@@ -11,10 +11,12 @@ HELD_OUT = (
     StudySettings("rollback", "rollback", 3, 1, 6, 8, 20),
     StudySettings("inplace-grouped", "inplace+grouped", 2, 2, 6, 10, 20, window_size=5),
     StudySettings("paged-continuous", "paged+continuous", 2, 2, 6, 10, 20, token_budget=12),
+    StudySettings("inplace-recorded", "inplace", 2, 2, 6, 10, 20, recorded=True),
 )
 AXES = Axes(
     (1, 2, 3), (0, 2), (2, 40), (2, 24), 2,
     MixedAxes((1, 2), (0, 12), (0, 24)), PackedAxes((2,), (1, 3), (2, 40)),
+    recorded=True,
 )  # fmt: skip
 PLAN = Plan(
     (AXES,),
