@@ -51,17 +51,23 @@ def test_a_recorded_run_is_replayed_without_a_difference(llama, tmp_path, method
     assert set(read_engine_trace(tmp_path / "run.ndjson").rows["k"]) == {3}
 
 
-def test_every_row_of_the_batch_is_paid_for_in_every_round():
-    """And k drafts of it: with costs by token, all rounds take equally long; not so where they are not recorded."""
+@pytest.mark.parametrize("scheduler", ["static", "fifo"])
+def test_every_row_of_the_batch_is_paid_for_in_every_round(scheduler):
+    """And k drafts of it: with costs by token, all rounds take equally long; not so where they are not recorded.
+
+    Rows that have ended stay in a static batch, and leave places of `fifo` empty at the end.
+    """
     prices = {"kind": "linear", "verify_base_s": 0.01, "verify_s_per_token": 1e-3, "draft_s_per_token": 1e-3}
 
     def seconds(*, recorded):
-        log = simulate_once(scenario_of(**{"cost": prices, "engine.cuda_graphs": recorded})).log
+        log = simulate_once(
+            scenario_of(**{"cost": prices, "engine.cuda_graphs": recorded, "engine.scheduler": scheduler})
+        ).log
         rounds = log.round_frame()
         return {round(s, 9) for s in rounds["verify_s"] + rounds["draft_s"]}
 
     assert seconds(recorded=True) == {round(0.01 + 4 * 4 * 1e-3 + 4 * 3 * 1e-3, 9)}
-    assert len(seconds(recorded=False)) > 3
+    assert len(seconds(recorded=False)) > 1
 
 
 def test_points_of_other_rounds_do_not_stand_in(tmp_path):
@@ -94,8 +100,9 @@ def test_what_cannot_be_recorded_is_refused(changes, message):
 
 
 def test_rounds_that_are_not_recorded_keep_their_hash():
+    """Results of sweeps from before there was the setting are still found."""
     plain = Scenario(engine=SETTINGS)
-    assert plain.content_hash == replace(plain, engine=replace(plain.engine, cuda_graphs=False)).content_hash
+    assert plain.content_hash == "9ef11974197955bf"
     assert plain.content_hash != replace(plain, engine=replace(plain.engine, cuda_graphs=True)).content_hash
 
 
