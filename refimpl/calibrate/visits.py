@@ -28,6 +28,7 @@ from refimpl.requests import prepare
 from refimpl.scheduling import SchedulingOptions
 
 TIMED_ROUNDS, TIMED_PASSES = 5, 5
+COMPACTED_SHARE, COMPACTED_HOLES = 0.02, 6  # at which a masked batch compacts: of its columns, or of a long row
 SLACK_TOKENS = 64  # columns in addition to a visit's own, as many as the layouts keep free
 
 
@@ -203,9 +204,7 @@ class Visitor:
         )  # fmt: skip
 
     def _time_prefill(self, cell: Cell) -> TimedRound:
-        engine = self._engine(
-            cell, IN_PLACE, max(cell.drafts)
-        )  # prefill writes straight into the pool, with any layout
+        engine = self._engine(cell, IN_PLACE, 1)  # prefill writes straight into the pool, with any layout
         seconds = engine.run_one_round().stage_s["prefill_s"]
         place = Place("prefill", "any", cell.batch_size, cell.prompt_len - 1, -1)
         return TimedRound(("prefill", cell.batch_size, cell.prompt_len, 0), seconds, seconds, (Timing(place, seconds),))
@@ -224,7 +223,7 @@ class Visitor:
         config = make_config(
             method=variant.method, batch_size=cell.batch_size, num_speculative_tokens=k,
             cuda_graphs=variant.recorded, max_new_tokens=self._budget(cell), stop_token_ids=[], checks=self.checks,
-            compaction_threshold=min(0.02, 6 / cell.prompt_len), **options,
+            compaction_threshold=min(COMPACTED_SHARE, COMPACTED_HOLES / cell.prompt_len), **options,
         )  # fmt: skip
         prompts = [self._prompt(cell.prompt_len) for _ in range(count)]
         engine = Engine(self.pair, prepare(self.pair, prompts, config), config)

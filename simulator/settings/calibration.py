@@ -22,8 +22,8 @@ COMPONENTS = (
     "prefill", "draft", "verify", "realign", "concat", "split", "compact", "host", "draft_prefill", "mixed",
     "draft_chunk", "even", "packed",
 )  # fmt: skip
-# whose points are used where a layout has none; a paged pass copies what it reads, as one of scattered rows does
 RECORDED = "inplace_recorded"  # layout of rounds that were replayed; those of no other layout stand in for them
+# whose points are used where a layout has none; a paged pass copies what it reads, as one of scattered rows does
 SAME_CODE = {
     "rollback": "realigned",
     "paged_scattered": "paged",

@@ -9,7 +9,7 @@ import pandas as pd
 from refimpl.core.errors import require
 from refimpl.core.files import write_whole
 from simulator.service.roofline import RooflineCost
-from simulator.settings.calibration import find_calibration, load_calibration
+from simulator.settings.calibration import RECORDED, find_calibration, load_calibration
 from simulator.settings.fields import Spec
 from simulator.settings.hardware import WEIGHT_BYTES
 from simulator.settings.tables import read_table
@@ -21,7 +21,7 @@ COPYING = ("inplace_scattered", "paged")  # layouts whose passes gather the K/V 
 def compare_calibration(name: str, device: str, target: str, draft: str) -> pd.DataFrame:
     """Points of a calibration with column predicted_s, of the roofline, and relative_error (over mean_s, less 1).
 
-    Rounds are computed as they were measured, with the host launching every operation unless they were recorded.
+    Rounds are computed as they were measured: with the host launching every operation, or recorded.
 
     Args:
         name: of the calibration, ``device/pair`` or a folder.
@@ -36,14 +36,14 @@ def compare_calibration(name: str, device: str, target: str, draft: str) -> pd.D
         meta["dtype"] in WEIGHT_BYTES, f"calibration {name} is of {meta['dtype']}: choose {', '.join(WEIGHT_BYTES)}"
     )
     facts = {"device": device, "target": target, "draft": draft, "dtype": meta["dtype"]}
-    cost = RooflineCost(Spec.of("roofline", graphs=bool(meta.get("cuda_graphs")), **facts), None)
-    depth = sum(meta["num_layers"].values())
-    require(
-        cost.num_layers == depth, f"calibration {name} is of models of {depth} layers, not {cost.num_layers} as given"
-    )
+    launched, recorded = (RooflineCost(Spec.of("roofline", graphs=g, **facts), None) for g in (False, True))
+    depth, given = sum(meta["num_layers"].values()), launched.num_layers
+    require(given == depth, f"calibration {name} is of models of {depth} layers, not {given} as given")
+    costs = {RECORDED: recorded}
     points = read_table(find_calibration(name) / "points.csv")
     points = points[points["component"].isin(COMPUTED) & (points["mean_s"] > 0)].reset_index(drop=True)
-    predicted = np.array([_predict(cost, point) for point in points.to_dict(orient="records")])
+    each = points.to_dict(orient="records")
+    predicted = np.array([_predict(costs.get(point["layout"], launched), point) for point in each])
     return points.assign(predicted_s=predicted, relative_error=predicted / points["mean_s"] - 1)
 
 

@@ -1,11 +1,14 @@
 """To which places a round's stages are charged, at which speed, and what a line says of them; by hand."""
 
+import random
+
 import pytest
 
+from refimpl.bench.forced import iid_lengths
 from refimpl.calibrate.grid import IN_PLACE, VARIANTS, Cell
 from refimpl.calibrate.points import Points
 from refimpl.calibrate.reference import Reference, Sample
-from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit, round_timings
+from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit, Visitor, round_timings
 from refimpl.decoding.trace import RoundRecord
 
 STAGES = {"prefill_s": 0.0, "draft_s": 1.0, "verify_s": 2.0, "realign_s": 0.75, "host_s": 4.0, "round_s": 7.75}
@@ -65,3 +68,14 @@ def test_a_line_has_mean_median_and_the_outer_deciles():
     (line,) = Points([Visit(0, 0.0, 1.0, tuple(rounds))], Steady()).lines()
     found = [float(line[name]) for name in ("mean_s", "median_s", "p10_s", "p90_s")]
     assert found == pytest.approx([sum(seconds) / 11, 1.5, 1.1, 1.9])
+
+
+@pytest.mark.parametrize("length", [16, 1000])
+def test_a_visit_of_masked_rows_sees_some_compactions(tiny, length):
+    """Also where so few rounds leave holes in a small share of long rows only; else wide rows would have no point."""
+    stream, masked = [5 + i % 300 for i in range(2 * length)], VARIANT["masked", False]
+    half_right = iid_lengths(0.5, 5)
+    visitor = Visitor(tiny, stream, Reference(tiny, stream[:8], "host"), random.Random(0), "host", half_right)
+    visit = visitor.visit(Cell(masked, 2, (5,), length), 0)
+    places = [timing.place for timed in visit.rounds for timing in timed.timings]
+    assert [place.prompt_len for place in places if place.component == "compact"].count(length) >= 2
