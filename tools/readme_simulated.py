@@ -108,7 +108,7 @@ def trust() -> str:
         "costs measured on",
         "runs",
         "decisions",
-        "tokens/s of a study",
+        "error of tokens/s",
         "90 % bands cover",
         "the same run again",
     ]
@@ -149,7 +149,7 @@ def recorded(data: dict[str, Any]) -> str:
     cost = RooflineCost(Spec.of("roofline", device=H200, dtype=meta["dtype"], **MODELS[meta["pair"]]), None)
 
     def cells(row: dict[str, Any]) -> list[str]:
-        rows, drafts = round(row["rows_per_round"]), k if row["engine"] == "inplace" else 0
+        rows, drafts = row["batch_size"], k if row["engine"] == "inplace" else 0
         seconds = cost.seconds("draft", rows, drafts, widths, False) + cost.seconds(
             "verify", rows, drafts + 1, widths, False
         )

@@ -59,8 +59,11 @@ def predict(trace: EngineTrace, cost: Spec, replications: int) -> pd.DataFrame:
         them; of fewer than 19, the least and the greatest), ``error`` (simulated over measured, less 1).
 
     Raises:
-        InputError: the trace does not say when its requests came or its rounds ended, or no scenario can replay it.
+        InputError: the trace does not say when its requests came or its rounds ended, no scenario can replay it, or
+            its rounds were recorded.
     """
+    recorded = trace.header.get("cuda_graphs", False)
+    require(not recorded, f"{trace.path}:1: requests waited while rounds were recorded, which is not simulated")
     measured = measured_waits(trace)
     require("arrival_s" in trace.header, f"{trace.path}:1: missing arrival_s")
     scenario = replay_scenario(trace, cost, clock="seconds").but({"noise": True})

@@ -282,24 +282,36 @@ class OverlappedPricing(Pricing):
 
 
 class RecordedPricing(Pricing):
-    """Recorded rounds: every row of the batch drafts k tokens and feeds them, whether or not it can use them."""
+    """Recorded rounds: every row of the pool drafts k tokens and feeds them, whether or not it can use them.
+
+    Attributes:
+        pool_rows: of an engine that is given all requests at once, those of its first round; else a whole batch.
+    """
+
+    pool_rows = 0
 
     def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Priced:
         """Of as many rows and drafts in each round."""
         if not members:
             return super().price(mode, members, live, prefill_s)
         k, realign_s = self.k, self.begin(members, self.k + 1)
-        self.tokens = k + 1.0
-        draft_s, verify_s, host_s = self.passes_s(self.engine.batch_size, k, k + 1, 0.0, self.placement.width, False)
+        self.tokens, self.pool_rows = k + 1.0, max(self.pool_rows, len(members))
+        draft_s, verify_s, host_s = self.passes_s(self.pool_rows, k, k + 1, 0.0, self.placement.width, False)
         return k, k, (prefill_s, draft_s, verify_s, realign_s, host_s)
 
 
-def make_pricing(engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None) -> Pricing:
+def make_pricing(
+    engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None, *, offline: bool = False
+) -> Pricing:
     """The engine's pricing, of its execution; that of the published code where a switch beside `aging_from` is changed.
 
-    With switches that change no seconds, the latter prices rounds as the former does.
+    With switches that change no seconds, the latter prices rounds as the former does. `offline`: all requests are there
+    at the start.
     """
     same = replace(switches, aging_from=Switches().aging_from) == Switches()
     kind = OverlappedPricing if engine.execution == "overlapped" else Pricing if same else PublishedPricing
-    kind = RecordedPricing if engine.cuda_graphs else kind
+    if engine.cuda_graphs:
+        recorded = RecordedPricing(engine, switches, cost, drafting)
+        recorded.pool_rows = 0 if offline else engine.batch_size
+        return recorded
     return kind(engine, switches, cost, drafting)

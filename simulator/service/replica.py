@@ -52,7 +52,8 @@ class Replica:
         self.padded_key = scenario.switches.group_key == "padded_length"
         self.least_lag = 1 if scenario.has_draft else 0
         self.marks_rows = self.padded_key or scenario.switches.pad_ends or drafting is not None or not self.least_lag
-        self.pricing = make_pricing(scenario.engine, scenario.switches, cost, drafting)
+        offline = scenario.study.kind == "offline"
+        self.pricing = make_pricing(scenario.engine, scenario.switches, cost, drafting, offline=offline)
         self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
         capacity = room_bytes(scenario, cost)
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)

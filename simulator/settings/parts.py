@@ -158,7 +158,7 @@ class Engine:
         execution: ``overlapped``: rows form two cohorts, and while one is verified the other is drafted for.
         contention: of overlapped execution: 0 for two devices, where drafting runs beside verification and host, 1 for
             one, where it runs behind verification and beside the host; between them, the seconds are interpolated.
-        cuda_graphs: rounds are recorded once and replayed: every row of the batch drafts k tokens and feeds them, also
+        cuda_graphs: rounds are recorded once and replayed: every row of the pool drafts k tokens and feeds them, also
             those that could use fewer or have ended. Of a calibration, needs points of such rounds.
         drafter, draft_budget, drafts_by_load, draft_capacity, draft_cost, draft_costs, draft_threshold: what
             proposes tokens, and how many of them are verified, as in `refimpl.core.drafting.DraftingConfig`.

@@ -17,10 +17,12 @@ from refimpl.calibrate.visits import round_timings
 from refimpl.core.errors import InputError
 from refimpl.decoding.trace import RoundRecord
 from refimpl.pairs.random_pairs import random_pair
+from simulator.engine_runs.latency import predict
 from simulator.engine_runs.parity import check_parity
 from simulator.runner import simulate
 from simulator.service.simulation import simulate_once
 from simulator.settings.calibration import RECORDED
+from simulator.settings.fields import Spec
 from simulator.settings.scenario import Scenario
 from simulator.settings.traces import read_engine_trace
 
@@ -68,6 +70,15 @@ def test_every_row_of_the_batch_is_paid_for_in_every_round(scheduler):
 
     assert seconds(recorded=True) == {round(0.01 + 4 * 4 * 1e-3 + 4 * 3 * 1e-3, 9)}
     assert len(seconds(recorded=False)) > 1
+
+
+def test_a_pool_has_no_more_rows_than_requests():
+    """Of an engine that is given them all at once; one that serves has a whole batch from the start."""
+    prices = {"kind": "linear", "verify_base_s": 0.01, "verify_s_per_token": 1e-3}
+    served = {"study": {"kind": "open", "num_requests": 2, "arrivals": {"kind": "poisson", "rate_per_s": 1.0}}}
+    for study, rows in (({"study.num_requests": 2}, 2), (served, 4)):
+        rounds = simulate_once(scenario_of(cost=prices, **study)).log.round_frame()
+        assert set(rounds["verify_s"][rounds["k"] > 0].round(9)) == {round(0.01 + rows * 4 * 1e-3, 9)}
 
 
 def test_points_of_other_rounds_do_not_stand_in(tmp_path):
@@ -118,6 +129,13 @@ def test_seconds_of_recording_are_no_part_of_a_round(llama, tmp_path):
     (tmp_path / "wrong.ndjson").write_text("\n".join(map(json.dumps, [header, lines[0] | {"record_s": 1e6}])) + "\n")
     with pytest.raises(InputError, match=r"wrong\.ndjson:2: record_s must be a part of round_s"):
         read_engine_trace(tmp_path / "wrong.ndjson")
+
+
+def test_waits_of_a_recorded_run_are_not_compared(llama, tmp_path):
+    """They contain the seconds of recording."""
+    traced(llama, tmp_path / "run.ndjson", method="inplace", cuda_graphs=True)
+    with pytest.raises(InputError, match=r"run\.ndjson:1: requests waited while rounds were recorded"):
+        predict(read_engine_trace(tmp_path / "run.ndjson"), Spec.of("linear", verify_base_s=0.01), 1)
 
 
 def test_recorded_rounds_have_points_of_their_own():
