@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -86,7 +89,9 @@ def test_parts_end_with_the_command(prompts, tmp_path, number):
     words = ["--parts", "2", "--prompts", prompts, "--output", tmp_path / "out.json", "--", "--max-new-tokens", "200"]
     argv = [sys.executable, "tools/sharded.py", *map(str, words)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    run = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a test run in the background ignores it
+    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    run, parts = subprocess.Popen(argv, cwd=ROOT, env=environment, preexec_fn=heard, **streams), []
     try:
         while run.poll() is None and len(parts := psutil.Process(run.pid).children()) < 2:
             time.sleep(0.05)
@@ -94,7 +99,9 @@ def test_parts_end_with_the_command(prompts, tmp_path, number):
         run.communicate(timeout=60)
         assert psutil.wait_procs(parts, timeout=60)[1] == []
     finally:
-        run.kill()
+        for process in (run, *parts):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
     assert run.returncode not in (0, None)
     assert not (tmp_path / "out.json").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"prompts.txt"}, "its folder is gone, too"
