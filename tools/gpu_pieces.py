@@ -183,7 +183,9 @@ def _bitwise(scale: Scale) -> Piece:
         "--batch-sizes 2 --max-new-tokens 3 --methods inplace,paged",
     )
     commands = [_sharded(scale, f"bitwise-gpu-{name}", sizes, options) for name, options in NOISE.items()]
-    sizes = scale.pick("--limit 24 --batch-sizes 8 --max-new-tokens 32", "--limit 2 --batch-sizes 2 --max-new-tokens 3")
+    sizes = scale.pick(
+        "--limit 24 --batch-sizes 8,32 --max-new-tokens 50", "--limit 2 --batch-sizes 2 --max-new-tokens 3"
+    )
     options = ("--bitwise", "--dtype", "bfloat16", *scale.device, *sizes, *scale.texts)
     commands.append(_recorded("bitwise-gpu-recorded", *options))
     return Piece("bitwise", "shape-stable execution in bfloat16: equal to the last bit", 8.5, tuple(commands))
