@@ -28,6 +28,7 @@ MOST_PROMPT_TOKENS = 2**22  # of the long case
 LATE = 1000  # rounds after which any row of the cases has ended
 ROUNDS_ALONE = 6  # of a row that is then cancelled
 WARM_ROWS, WARM_TOKENS, HOT = 256, 2, 2.0
+MELTED = 1000.0  # a temperature at which samples vary, however sharp the target
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,11 @@ class Limits:
         )
         settings = EngineSettings(self.new_tokens, size, self.max_k or 3, temperature=1.0 if sampled else 0.0)
         return EngineCase(prompts, settings, (self.new_tokens - 1,))
+
+    def plain_case(self, vocab_size: int) -> EngineCase:
+        """The long case in a batch without drafts."""
+        case = self.long_case(vocab_size)
+        return replace(case, settings=replace(case.settings, num_speculative_tokens=0))
 
     def sharing_case(self, vocab_size: int, block_size: int) -> EngineCase:
         """Prompts with first tokens in common, up to one around multiples of a block, for engines that share K/V."""

@@ -169,9 +169,12 @@ class Trial:
         if self.name in SERVED:
             busy = limits.busy_cases(vocab_size, block_size, keyed="keyed_sampling" in engine.supports)
             return serving_cases(vocab_size, block_size), (limits.alone_case(vocab_size), *busy)
-        shared = (limits.sharing_case(vocab_size, block_size),) if self.name == DECIDING else ()
+        deciding = (limits.plain_case(vocab_size), limits.sharing_case(vocab_size, block_size))
         searched = engine_cases(vocab_size, sampled=sampled, stopped=self.name in STOPPED)
-        return searched, (limits.long_case(vocab_size, sampled=sampled), *shared)
+        return searched, (
+            limits.long_case(vocab_size, sampled=sampled),
+            *(deciding if self.name == DECIDING else ()),
+        )
 
     def _check_fixed(self, cases: tuple[EngineCase, ...], seed: int) -> None:
         """Check cases whose samples alone depend on the seed of the search."""

@@ -4,8 +4,10 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+import scipy.optimize
 import scipy.stats
 
+SEEN = 0.999  # chance of a rejection from which on a difference counts as surely seen
 CELL_SIZE = 20  # outcomes of a cell of the chi-squared test, at least
 Tokens = tuple[int, ...]
 Cells = list[list[int]]  # counts in the first sample and in the second
@@ -28,16 +30,23 @@ class LawComparison:
     size: int
 
     def visible_difference(self, rate: float) -> float:
-        """Total variation of the cells of the two samples, in 0 … 1, from which on the null is rejected.
+        """Total variation of two laws, in 0 … 1, from which on the null is rejected with a chance of `SEEN` or more.
 
-        Two samples of n whose cells differ by d in total variation have a statistic of at least 2 n d² (by Cauchy and
-        Schwarz, for any place of the difference); where it lies in few cells, less is seen, too.
+        Where two laws differ by d in total variation over the cells, the statistic of samples of n has about a
+        noncentral chi-squared law, shifted by at least 2 n d² (by Cauchy and Schwarz, for any place of the difference);
+        where it lies in few cells, less is seen, too.
 
         Args:
             rate: of false alarms.
         """
-        critical = scipy.stats.chi2.isf(rate / self.num_comparisons, self.num_cells - 1)
-        return math.sqrt(critical / (2 * self.size))
+        freedom = self.num_cells - 1
+        critical = scipy.stats.chi2.isf(rate / self.num_comparisons, freedom)
+
+        def missing(shift: float) -> float:
+            return SEEN - float(scipy.stats.ncx2.sf(critical, freedom, shift))
+
+        shift = float(scipy.optimize.brentq(missing, critical / 100, 100 * critical))
+        return min(1.0, math.sqrt(shift / (2 * self.size)))
 
 
 def compare_laws(found: list[Tokens], wanted: list[Tokens]) -> LawComparison:

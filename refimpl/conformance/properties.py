@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from refimpl.conformance.cases import LATE, LAW_PROMPTS, EngineCase, Limits
+from refimpl.conformance.cases import LATE, LAW_PROMPTS, MELTED, EngineCase, Limits
 from refimpl.conformance.laws import compare_laws
-from refimpl.conformance.protocol import NotSupported
+from refimpl.conformance.protocol import EngineFailure, EngineGone, EngineLost, NotSupported
 from refimpl.conformance.subject import CaseFailure, Subject
 from refimpl.core.tokens import first_difference, until_stop
 
@@ -116,14 +116,31 @@ def seeds_give_different_samples(subject: Subject, case: EngineCase) -> None:
     """Two seeds do not give the same tokens throughout, nor eight seeds in any row (one fixed test, hot).
 
     As long as two samples of a token agree with a chance below 93 %, all of 8 × 32 tokens agree with less than 1e-6,
-    and so do those of some row with seven other seeds.
+    and so do those of some row with seven other seeds. A target may be sharper than that: then samples of a temperature
+    at which any varies must differ, and the property is not supported.
     """
     _needs_sampling(subject)
-    _seeds_differ(subject, case)
+    _unless_sharp(subject, case, _seeds_differ)
     try:  # without drafts every token is one that the target adds after them
         _seeds_differ(subject, replace(case, settings=replace(case.settings, num_speculative_tokens=0)))
     except NotSupported:
         subject.calls.pop()
+
+
+def _unless_sharp(subject: Subject, case: EngineCase, ask: Callable[[Subject, EngineCase], None]) -> None:
+    """Ask; where that fails, ask at a temperature at which samples of any target vary, and fail if it does again."""
+    try:
+        return ask(subject, case)
+    except CaseFailure as failure:
+        failure.calls = tuple(subject.calls)
+        try:
+            ask(subject, replace(case, settings=replace(case.settings, temperature=MELTED)))
+        except (EngineLost, EngineGone):
+            raise
+        except (CaseFailure, NotSupported, EngineFailure):
+            raise failure from None
+    told = f"samples at temperature {case.settings.temperature:g} hardly vary, as they do at {MELTED:g}"
+    raise NotSupported(told)
 
 
 def _seeds_differ(subject: Subject, case: EngineCase) -> None:
@@ -146,9 +163,14 @@ def temperature_matters(subject: Subject, case: EngineCase) -> None:
     """Samples at a high temperature are not those at a low one (one fixed test).
 
     With keyed sampling the tokens differ, else their law does: 256 continuations show that as long as the likeliest one
-    has less than 80 % at the high temperature.
+    has less than 80 % at the high temperature. A target may be sharper than that: then samples of a temperature at
+    which any varies must differ, and the property is not supported.
     """
     _needs_sampling(subject)
+    _unless_sharp(subject, case, _temperature_matters)
+
+
+def _temperature_matters(subject: Subject, case: EngineCase) -> None:
     cold = replace(case.settings, temperature=COLD)
     hot, cool = (subject.run(case.prompts, settings) for settings in (case.settings, cold))
     keyed = "keyed_sampling" in subject.engine.supports

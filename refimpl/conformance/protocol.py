@@ -20,6 +20,7 @@ BLOCK_SIZE = 16  # tokens of a block of K/V, where an engine does not say
 MAX_BLOCK_SIZE = 4096
 MAX_VOCAB_SIZE = 2**31
 LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 0.01, 1e8  # loading may take ten times as long, and locks wait 9.2e9 s at most
+TIMED_PROMPTS = 64  # that the seconds of an answer are for
 Prompts = tuple[tuple[int, ...], ...]
 
 
@@ -150,6 +151,11 @@ def check_timeout(timeout_s: float) -> float:
     return timeout_s
 
 
+def answer_s(timeout_s: float, num_prompts: int) -> float:
+    """Seconds that an answer may take: `timeout_s` for every 64 prompts that have been begun."""
+    return min(timeout_s * max(1, -(-num_prompts // TIMED_PROMPTS)), MOST_TIMEOUT_S)
+
+
 def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[int]]:
     """Return the answer if it is one list of known token ids per prompt.
 
@@ -168,8 +174,12 @@ def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[in
 
 
 def one_line(error: BaseException) -> str:
-    """Kind and message of an error in one line of at most 400 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    """Kind and message of an error in one line of at most 400 characters; its kind alone if it has no text to give."""
+    kind = type(error).__name__
+    try:
+        return " ".join(f"{kind}: {error}".split())[:400]
+    except Exception:
+        return kind
 
 
 def is_own(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from refimpl.conformance.kit import check_property, known_properties
 from refimpl.conformance.report import REFERENCES, hint, tell_calls
 from refimpl.conformance.runner import opened
 from refimpl.conformance.subject import Subject
-from refimpl.conformance.verdicts import DECIDING, Verdict
+from refimpl.conformance.verdicts import DECIDING, NOTHING_SUPPORTED, Verdict
 from refimpl.core.errors import InputError
 from refimpl.core.values import require_int
 
@@ -91,6 +91,19 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return [f"conformance: reference: {REFERENCES.get(kind, kind)}"]
 
 
+def _all_refused(session: pytest.Session) -> bool:
+    items = [item for item in session.items if isinstance(item, PropertyItem)]
+    return bool(items) and all(item.is_refused for item in items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """An engine that supports nothing of what was asked does not pass."""
+    if _all_refused(session) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        told = f"conformance: {NOTHING_SUPPORTED}"
+        session.config.get_terminal_writer().line(f"\n{told}")
+
+
 class PropertyBroken(Exception):  # noqa: N818 (carries a verdict to the report)
     """A property failed."""
 
@@ -104,7 +117,7 @@ class PropertyItem(pytest.Item):
 
     def __init__(self, *, rule: str, **rest: Any):
         super().__init__(**rest)
-        self.rule = rule
+        self.rule, self.is_refused = rule, False
 
     def runtest(self) -> None:
         """Search for a failing case; skip what the engine does not support, unless all depends on it."""
@@ -112,7 +125,8 @@ class PropertyItem(pytest.Item):
         verdict = check_property(
             subject, self.rule, _option(self.config, "max-examples"), seed=_option(self.config, "seed")
         )
-        if verdict.status == "not supported" and self.rule != DECIDING:
+        self.is_refused = verdict.status == "not supported"
+        if self.is_refused and self.rule != DECIDING:
             pytest.skip(f"not supported: {verdict.reason}")
         if verdict.status != "pass":
             raise PropertyBroken(verdict)

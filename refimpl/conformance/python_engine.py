@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from refimpl.conformance.protocol import EngineGone, EngineSettings, check_engine_is_one, check_timeout, one_line
+from refimpl.conformance.protocol import (
+    EngineGone,
+    EngineSettings,
+    answer_s,
+    check_engine_is_one,
+    check_timeout,
+    one_line,
+)
 from refimpl.core.errors import InputError
 
 Ask = Callable[[list[list[int]], EngineSettings], Any]
@@ -26,7 +33,7 @@ class PythonEngine:
     Args:
         engine: see `refimpl.conformance.protocol`.
         name: how messages call it.
-        timeout_s: seconds that an answer may take.
+        timeout_s: seconds that an answer to up to 64 prompts may take, and again for each further 64.
 
     Raises:
         InputError: it is no engine.
@@ -44,7 +51,7 @@ class PythonEngine:
 
     def _bounded(self, ask: Ask) -> Ask:
         def bounded(prompts: list[list[int]], settings: EngineSettings) -> Any:
-            with time_limit(self.timeout_s):
+            with time_limit(answer_s(self.timeout_s, len(prompts))):
                 return ask(prompts, settings)
 
         return bounded

@@ -14,7 +14,7 @@ from refimpl.conformance.cases import BUDGETS, MAX_PROMPT_TOKENS, MAX_PROMPTS
 from refimpl.conformance.kit import ALL_PROPERTIES
 from refimpl.conformance.protocol import Call, EngineSettings, Prompts
 from refimpl.conformance.subject import ITSELF
-from refimpl.conformance.verdicts import DECIDING, NOT_FINISHED, Report, Verdict
+from refimpl.conformance.verdicts import DECIDING, NOT_FINISHED, NOTHING_SUPPORTED, Report, Verdict
 from refimpl.core.files import write_whole
 
 REFERENCES = {"own": "the engine's own reference()"}  # in words, where the kind is not enough
@@ -70,15 +70,20 @@ def conclusion(report: Report) -> str:
     if any(v.status == "fail" for v in report.verdicts):
         return "does not conform"
     decides = any(v.property == DECIDING for v in report.verdicts)
-    return f"does not conform: {f'{DECIDING} must pass' if decides else 'nothing that was asked is supported'}"
+    return f"does not conform: {f'{DECIDING} must pass' if decides else NOTHING_SUPPORTED}"
 
 
 def _how_far(report: Report) -> str:
-    """How many properties were asked for, where not all were, and what the limits leave out."""
+    """How many properties were asked for, where not all were, what the limits leave out, and what was refused."""
     checked, of = len({verdict.property for verdict in report.verdicts}), len(ALL_PROPERTIES)
     some = "" if checked == of else f" in the {checked} of {of} properties that were checked"
     one_row = ", one row at a time" * (report.limits.max_batch == 1)
-    return some + one_row + (f", at k = {report.limits.k} alone" if report.limits.k else "")
+    refused = [
+        f"; it answered {verdict.answered} of {verdict.asked} cases of {DECIDING}"
+        for verdict in report.verdicts
+        if verdict.property == DECIDING and verdict.answered < verdict.asked
+    ]
+    return "".join([some, one_row, f", at k = {report.limits.k} alone" * bool(report.limits.k), *refused])
 
 
 def _why(verdict: Verdict) -> str:

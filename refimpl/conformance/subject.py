@@ -66,7 +66,7 @@ class Subject:
         self.gone = ""
         self._own = getattr(engine, "reference", None)
         self._trusted = self._own if reference is None else reference
-        self._known: dict[Any, list[int]] = {}
+        self._known: dict[Any, list[list[int]]] = {}
         self._plain_refused = False
 
     @property
@@ -97,14 +97,16 @@ class Subject:
 
         Samples are the engine's own: another engine draws other numbers with the same seed.
         """
-        sampled = settings.temperature > 0  # then a row's sample belongs to its place
-        return [self._alone(prompts[: i + 1] if sampled else (prompt,), settings) for i, prompt in enumerate(prompts)]
+        if settings.temperature > 0:  # a sample belongs to its place, so the prompts before it come along
+            return [self._alone(prompts[: 2 ** i.bit_length()], settings)[i] for i in range(len(prompts))]
+        return [self._alone((prompt,), settings)[0] for prompt in prompts]
 
-    def _alone(self, prompts: Prompts, settings: EngineSettings) -> list[int]:
+    def _alone(self, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
+        """All rows of the prompts, one at a time; where samples are asked for, in a few calls of doubling sizes."""
         key = (prompts, settings.max_new_tokens, settings.temperature, settings.seed)
         if key not in self._known:
             alone = replace(settings, batch_size=1, stop_token_ids=())
-            self._known[key] = self.plain(prompts, alone, own=settings.temperature > 0)[-1]
+            self._known[key] = self.plain(prompts, alone, own=settings.temperature > 0)
         return self._known[key]
 
     def plain(self, prompts: Prompts, settings: EngineSettings, *, own: bool = False) -> list[list[int]]:

@@ -10,6 +10,7 @@ from refimpl.conformance.raggedness import Raggedness
 
 DECIDING = "equals_reference"  # without it nothing shows that the output is the right one
 NOT_FINISHED = 3  # exit code
+NOTHING_SUPPORTED = "nothing that was asked is supported"
 Status = Literal["pass", "fail", "not supported", "not run", "not finished"]
 
 

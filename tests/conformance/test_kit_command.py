@@ -182,6 +182,18 @@ def test_the_pytest_plugin_fails_where_nothing_is_answered(tmp_path: Path) -> No
     assert "equals_reference: batches" in done.stdout
 
 
+def test_the_pytest_plugin_fails_where_all_is_skipped(tmp_path: Path) -> None:
+    engine = ["--conformance-engine", "toy_engines:refusing", "--conformance-properties"]
+    done = run_plugin(tmp_path, *engine, "runs_repeat,budget_is_exact")
+    assert done.returncode == 1
+    assert "2 skipped" in done.stdout
+    assert "conformance: nothing that was asked is supported" in done.stdout
+    (tmp_path / "test_own.py").write_text("def test_own(): pass")
+    assert run_plugin(tmp_path, *engine, "runs_repeat").returncode == 1, "a test of another kind answers for nothing"
+    assert run_plugin(tmp_path, *engine, "runs_repeat", "--collect-only").returncode == 0
+    assert run_plugin(tmp_path).returncode == 0, "without an engine nothing is asked"
+
+
 def test_the_pytest_plugin_reports_one_item_a_property(tmp_path: Path) -> None:
     engine = "refimpl.faults.engine:faulty_unchecked:dsd-next-token-from-draft"
     chosen = ["--conformance-properties", "equals_reference,runs_repeat,budget_is_exact", "--conformance-seed", "3"]

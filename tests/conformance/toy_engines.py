@@ -208,6 +208,9 @@ LIARS: dict[str, Liar] = {
     "by batch, and one at a time": (
         "batch_size_does_not_matter", _lie(lambda p, s: min(len(p), s.batch_size) > 1), {},
     ),
+    "by batch without drafts": (
+        "equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 1 and not s.num_speculative_tokens), {},
+    ),
     "by drafts": ("draft_length_does_not_matter", _lie(lambda _, s: s.num_speculative_tokens > 1), {}),
     "by budget": ("larger_budget_extends", _lie(lambda _, __: True), {}),
     "by place": ("order_does_not_matter", lambda: Toy(_first_place), {}),
