@@ -4,7 +4,55 @@ import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-from refimpl.requests import Prepared
+from refimpl.core.errors import require
+from refimpl.requests import FAILED, Prepared, Prompt, SequenceMaker
+
+
+class Made:
+    """The sequences of an iterator's prompts, made when they are asked for.
+
+    A prompt that an interrupt kept from becoming sequences is made into them the next time.
+
+    Args:
+        prompts: one after the other.
+        maker: makes sequences of them.
+    """
+
+    def __init__(self, prompts: Iterator[Prompt], maker: SequenceMaker):
+        self._prompts, self._maker = prompts, maker
+        self._taken: list[Prompt] = []  # and not made yet
+        self._failed = False
+
+    def __iter__(self) -> Iterator[Seq[Prepared]]:
+        return self
+
+    def __next__(self) -> Seq[Prepared]:
+        """Sequences of the next prompt.
+
+        Raises:
+            InputError: it is no good prompt; the next one can be asked for. Or the iterator has ended by an error: the
+                next time this ends, too.
+        """
+        if not self._taken:
+            self._taken = [self._take()]
+        try:
+            made = self._maker.make(self._taken)
+        except Exception:
+            self._taken = []
+            raise
+        self._taken = []
+        return made
+
+    def _take(self) -> Prompt:
+        failed, self._failed = self._failed, True
+        try:
+            prompt = next(self._prompts)
+        except StopIteration:
+            self._failed = False
+            require(not failed, FAILED)
+            raise
+        self._failed = False
+        return prompt
 
 
 class Arrivals:

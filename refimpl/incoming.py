@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from refimpl.core.errors import require
+from refimpl.requests import FAILED
 
 END = object()  # after the last prompt
 NOT_YET = object()  # where the next prompt has not come
@@ -23,6 +24,7 @@ class Incoming:
         self._loop: asyncio.AbstractEventLoop | None = None  # in which the iterator was asked last
         self._coming: asyncio.Future[Any] | None = None
         self._woken = asyncio.Event()
+        self._failed = False  # the iterator has raised an error since it gave its last prompt
 
     @property
     def ended(self) -> bool:
@@ -33,7 +35,8 @@ class Incoming:
         """The next prompt, `END` after the last one, or `NOT_YET`.
 
         Raises:
-            InputError: the iterator was closed with the event loop in which it was read, or is read in another one.
+            InputError: the iterator was closed with the event loop in which it was read, or is read in another one, or
+                has ended by an error; in the last case the next time gives `END`.
         """
         cancelled = self._coming is not None and self._coming.cancelled()  # as all tasks are when their loop is closed
         if self._coming is None or cancelled:
@@ -44,7 +47,10 @@ class Incoming:
             self._require_same_loop()
             return NOT_YET
         coming, self._coming = self._coming, None
+        failed, self._failed = self._failed, True
         prompt = coming.result()
+        self._failed = False
+        require(prompt is not END or not failed, FAILED)
         self._source = None if prompt is END else self._source
         return prompt
 

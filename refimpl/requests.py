@@ -15,6 +15,7 @@ from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
 
 Prompt = str | Seq[int] | Request
+FAILED = "the prompts' iterator has ended by an error: what it had left is lost; iterate again to go on without it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
 
-from refimpl.arrivals import Arrivals
+from refimpl.arrivals import Arrivals, Made
 from refimpl.core.config import DecodeConfig
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.records import RowOutcome, TokenLogprobs
@@ -60,8 +60,9 @@ class Stream:
         self._pair, self._config, self._maker = pair, config, SequenceMaker(pair, config, max_prompt_tokens)
         self._incoming = Incoming(prompts if isinstance(prompts, AsyncIterator) else None)
         known = self._known(prompts)
-        coming = map(self._make_next, prompts) if isinstance(prompts, Iterator) else ([each] for each in known)
-        self._prepared, self._arrivals = list[Prepared](), Arrivals(coming)
+        self._prepared, self._is_iterated = list[Prepared](), isinstance(prompts, Iterator)
+        coming = Made(prompts, self._maker) if isinstance(prompts, Iterator) else ([each] for each in known)
+        self._arrivals = Arrivals(coming)
         self._engine = Engine(pair, [], config, expected=[each.sequence for each in known])
         self._watch = CollapseWatch()
         self._events: deque[TokenEvent] = deque()
@@ -85,18 +86,13 @@ class Stream:
             )
         return known
 
-    def _make_next(self, prompt: Prompt) -> list[Prepared]:
-        """Sequences of the next prompt of an iterator."""
-        made = self._maker.make([prompt])
-        self._maker.note(made)
-        return made
-
     def __iter__(self) -> Iterator[TokenEvent]:
         """Yield events until every sequence has finished or was cancelled, and no more can come.
 
         Raises:
             InputError: the next request is no good one, or comes before the last; iterate again to go on without it. Or
-                a round was interrupted, also where all that was left has been cancelled since.
+                the prompts' iterator has ended by an error: iterate again to go on without what it had left. Or a round
+                was interrupted, also where all that was left has been cancelled since.
         """
         if not self._incoming.ended:
             raise InputError("the prompts come asynchronously: use `async for`")
@@ -159,7 +155,6 @@ class Stream:
         no_time = not any(request.arrival_s for request in requests)
         require(no_time, "a request that is submitted, or given asynchronously, comes now: leave out its arrival_s")
         self._add(come)
-        self._maker.note(come)
         self._incoming.wake()
         return [each.sequence.index for each in come]
 
@@ -167,7 +162,7 @@ class Stream:
         """Submit what has come by now; prompts of an iterator while less than a window waits."""
         due, waiting = self._arrivals.due(self.elapsed_s), self._engine.scheduler.pool.waiting
         while len(waiting) < self._most_waiting and (come := next(due, None)):
-            self._add(come)
+            self._add(come, noted=not self._is_iterated)
 
     def _wait_s(self) -> float | None:
         """Let in what has come; seconds until the next arrival where nothing else is left to do."""
@@ -176,9 +171,15 @@ class Stream:
         waits = self._engine.scheduler.done and not self._arrivals.ended
         return max(0.0, self._arrivals.next_s - self.elapsed_s) if waits else None
 
-    def _add(self, come: Seq[Prepared]) -> None:
-        self._engine.submit([each.sequence for each in come])
-        self._prepared.extend(come)
+    def _add(self, come: Seq[Prepared], *, noted: bool = False) -> None:
+        """Submit sequences, and note them unless they were known from the start."""
+
+        def keep() -> None:
+            self._prepared.extend(come)
+            if not noted:
+                self._maker.note(come)
+
+        self._engine.submit([each.sequence for each in come], keep)
 
     @property
     def elapsed_s(self) -> float:

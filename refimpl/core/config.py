@@ -149,7 +149,8 @@ class DecodeConfig:
             unrecorded. No effect on `autoregressive`.
         kv_memory_gib: bound on the K/V of both models, working copies included; None for most of what is free. A run
             that needs more is refused before it starts. A paged pool is made smaller instead, as long as the longest
-            row fits; where it runs dry, the youngest sequences are preempted, and prefilled again later.
+            row fits; where it runs dry, the youngest sequences are preempted, and prefilled again later. No effect on
+            `autoregressive`.
         block_size: tokens of a block of the `paged` layout, a power of two, at most 64.
         prefix_sharing: let rows of the `paged` layout share full blocks of equal first tokens. Blocks that are given
             back can be found until they are needed. With `shape_stable` only prompts are shared, as what is generated

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from operator import attrgetter
 
 import torch
@@ -69,7 +70,7 @@ class Engine:
         self.num_preemptions = self.num_found = 0
         self.memory = MemoryUse()
         self._free_slots = list(range(self.context.target.layout.num_rows))[::-1]
-        self._in_round = False
+        self._interrupted = ""  # in the middle of what, while it goes on and ever after
         self.submitted_at = [0] * len(self.sequences)
         self.scheduler.submit(self.sequences)
 
@@ -101,21 +102,27 @@ class Engine:
             keep: called with the record; a run that is interrupted in it was interrupted in the round.
 
         Raises:
-            InputError: an earlier round was interrupted, by an error or from the keyboard.
+            InputError: an earlier round, or a change between rounds, was interrupted, by an error or from the keyboard.
         """
         self.require_whole()
-        self._in_round = True
-        self.timer.begin()
-        record = self._run_one_round()
-        if keep:
-            keep(record)
-        self._in_round = False
+        with self._undivided("in the middle of a round"):
+            self.timer.begin()
+            record = self._run_one_round()
+            if keep:
+                keep(record)
         return record
 
     def require_whole(self) -> None:
-        """Raise InputError if a round was interrupted: sequences and K/V may no longer agree then."""
-        if self._in_round:
-            raise InputError("the run was interrupted in the middle of a round and cannot continue: start it again")
+        """Raise InputError if a round, or a change between rounds, was interrupted: what it left may not agree then."""
+        if self._interrupted:
+            raise InputError(f"the run was interrupted {self._interrupted} and cannot continue: start it again")
+
+    @contextmanager
+    def _undivided(self, what: str) -> Iterator[None]:
+        """The body is done whole, or the run cannot go on."""
+        before, self._interrupted = self._interrupted, what
+        yield
+        self._interrupted = before
 
     def _run_one_round(self) -> RoundRecord:
         moves = self._num_moves()
@@ -141,20 +148,29 @@ class Engine:
             tuple((chunk.sequence.index, chunk.count) for chunk in plan.chunks),
         )
 
-    def submit(self, sequences: Seq[Sequence]) -> None:
+    def submit(self, sequences: Seq[Sequence], keep: Callable[[], None] | None = None) -> None:
         """Add sequences between rounds; they wait behind those that are there.
+
+        Args:
+            sequences: one after the other.
+            keep: called when they are there; a run that is interrupted in it was interrupted here.
 
         Raises:
             InputError: they are more, or longer, than the run was built for, see `max_model_len`; none is added then.
         """
         self.demand.require(sequences, len(self.sequences))
-        self.sequences += sequences
-        self.submitted_at += [self.scheduler.round_index] * len(sequences)
-        self.scheduler.submit(sequences)
+        with self._undivided("while requests came"):
+            self.sequences += sequences
+            self.submitted_at += [self.scheduler.round_index] * len(sequences)
+            self.scheduler.submit(sequences)
+            if keep:
+                keep()
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence between rounds; what it has generated stays."""
-        if not sequence.finished:
+        if sequence.finished:
+            return
+        with self._undivided("while a sequence was cancelled"):
             sequence.stop_reason = "cancelled"
             for left in self.scheduler.cancel(sequence):
                 self._release(left)

@@ -25,7 +25,7 @@ TRIAL_TOLERANCE = 1e-4  # of the largest output; another order of additions diff
 
 
 class PrepackedForward:
-    """Stands in for `forward` of a linear layer, whose own weights stay as they are.
+    """Stands in for `forward` of a linear layer, whose own weights stay as they are, or are changed and then read anew.
 
     Args:
         linear: a layer of float32 weights on a CPU.
@@ -34,6 +34,7 @@ class PrepackedForward:
     def __init__(self, linear: nn.Linear):
         self.linear = linear
         self._weight: Tensor | None = None
+        self._read: tuple[int, int] | None = None  # the layer's weights as they were then
 
     def __call__(self, entries: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         """The layer's output; that of PyTorch's own product where it is small."""
@@ -45,7 +46,8 @@ class PrepackedForward:
     def product(self, entries: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         """The layer's output by oneDNN."""
         layer = self.linear
-        if self._weight is None:
+        if self._read != (now := _state_of(layer.weight)):
+            self._read = now
             self._weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), TYPICAL_TOKENS)
         output: Tensor = torch.ops.mkldnn._linear_pointwise(entries, self._weight, layer.bias, "none", [], "")
         return output
@@ -58,7 +60,12 @@ class PrepackedForward:
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process is handed: that order of the weights cannot be written down, and is made again."""
-        return {"linear": self.linear, "_weight": None}
+        return {"linear": self.linear, "_weight": None, "_read": None}
+
+
+def _state_of(weight: Tensor) -> tuple[int, int]:
+    """Another one after the numbers have changed; made in inference mode, they do not count their changes."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 class WholeNorm:

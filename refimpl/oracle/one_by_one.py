@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from refimpl.core.config import DecodeConfig
+from refimpl.core.errors import require
 from refimpl.core.records import Stage, TokenLogprobs
 from refimpl.core.sequence import Sequence
 from refimpl.core.stats import RunStats, plain_stats
 from refimpl.decoding.assembly import Demand
+from refimpl.decoding.memory import GIB, usable_bytes
 from refimpl.decoding.prefill import STABLE_PREFILL_TOKENS
 from refimpl.decoding.timing import StageTimer, sum_stages
 from refimpl.models.adapter import FeedRow, Pair
@@ -74,15 +76,23 @@ def _timed(steps: Iterator[tuple[int, Tensor]], timer: StageTimer) -> Iterator[t
 
 
 def _windowed_rows(pair: Pair, sequences: Seq[Sequence], config: DecodeConfig) -> Callable[[], FeedRow]:
-    """Starts rows in the same shapes as the engine's shape-stable passes."""
-    demand = Demand.of(sequences, config)
+    """Starts rows in the same shapes as the engine's shape-stable passes.
+
+    Raises:
+        InputError: the K/V of such a shape do not fit into what is free.
+    """
+    demand, shape = Demand.of(sequences, config), pair.target.kv_shape
+    columns = pool_columns(demand.longest, demand.span)
+    need, room = config.batch_size * columns * shape.bytes_per_token, usable_bytes(None, pair.device)
+    told = f"K/V of {config.batch_size} rows and {columns} columns need {need / GIB:.3g} GiB, {room / GIB:.3g} are free"
+    require(need <= room, f"shape_stable: {told}: lower batch_size, max_new_tokens or max_prompt_tokens")
     return partial(
         autoregressive.WindowedRow,
         pair.target,
         rows=config.batch_size,
         window=demand.span,
         prompt_window=STABLE_PREFILL_TOKENS,
-        columns=pool_columns(demand.longest, demand.span),
+        columns=columns,
     )
 
 

@@ -1,5 +1,6 @@
 """K/V memory: refused before anything is allocated, allocated once, never growing."""
 
+import asyncio
 import gc
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from refimpl import InputError, generate
+from refimpl import InputError, generate, stream
 from refimpl.core.config import make_config
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import GIB, free_bytes, pool_gib
@@ -228,6 +229,40 @@ def test_pools_go_with_their_engine(llama, settings):
         assert [pool() for pool in pools] == [None, None]
     finally:
         gc.enable()
+
+
+async def all_of(run):
+    return [event async for event in run]
+
+
+async def coming():
+    for prompt in PROMPTS:
+        yield prompt
+
+
+@pytest.mark.parametrize("prompts", [lambda: PROMPTS, lambda: iter(PROMPTS), coming])
+def test_pools_go_with_their_stream(llama, prompts):
+    """Also where it holds an iterator of prompts."""
+    run = stream(llama, prompts(), batch_size=3, max_new_tokens=8, max_model_len=32)
+    if prompts is coming:
+        asyncio.run(all_of(run))
+    else:
+        list(run)
+    pools = [weakref.ref(layout.pool) for layout in run._engine.layouts]
+    gc.disable()
+    try:
+        del run
+        assert [pool() for pool in pools] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_the_oracle_of_one_shape_takes_no_more_than_is_free(llama, monkeypatch):
+    monkeypatch.setattr("refimpl.decoding.memory.free_bytes", lambda _: 2**16)
+    settings = {"method": "autoregressive", "batch_size": 512, "max_new_tokens": 20, "kv_memory_gib": 1}
+    assert generate(llama, PROMPTS, **settings).stats.num_rounds
+    with pytest.raises(InputError, match=r"shape_stable: K/V of 512 rows and \d+ columns need .* GiB, .* are free: lo"):
+        generate(llama, PROMPTS, shape_stable=True, **settings)
 
 
 @pytest.mark.parametrize("bound", [0, -1, "much", True])

@@ -130,9 +130,40 @@ def test_prepacking_twice_changes_nothing():
     assert vars(layer)["forward"] is forward
 
 
+def doubled_in_place(layer: nn.Linear) -> None:
+    with torch.no_grad():
+        layer.weight.mul_(2)
+
+
+def replaced(layer: nn.Linear) -> None:
+    layer.weight = nn.Parameter(torch.randn_like(layer.weight))
+
+
+def loaded(layer: nn.Linear) -> None:
+    layer.load_state_dict({"weight": torch.randn_like(layer.weight)})
+
+
+@pytest.mark.parametrize("change", [doubled_in_place, replaced, loaded])
+def test_weights_that_change_are_read_anew(change):
+    layer, entries = nn.Linear(1024, 1024, bias=False), torch.randn(64, 1024)
+    prepack(nn.Sequential(layer))
+    layer(entries)
+    change(layer)
+    expected = nn.functional.linear(entries, layer.weight)
+    assert torch.allclose(layer(entries), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_made_in_inference_mode_are_prepacked():
+    with torch.inference_mode():
+        layer, entries = nn.Linear(1024, 1024, bias=False), torch.randn(64, 1024)
+        prepack(nn.Sequential(layer))
+        assert torch.allclose(layer(entries), nn.functional.linear(entries, layer.weight), rtol=1e-4, atol=1e-4)
+
+
 def test_another_process_prepacks_again():
     model = nn.Sequential(nn.Linear(256, 256))
     prepack(model)
+    assert pickle.loads(pickle.dumps(vars(model[0])["forward"]))._read is None, "its weights may lie where ours do"
     copy, entries = pickle.loads(pickle.dumps(model)), torch.randn(64, 256)
     (layer,) = stand_ins(copy)
     forward = vars(layer)["forward"]
