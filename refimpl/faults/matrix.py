@@ -60,11 +60,17 @@ def about(fault: Fault | None) -> dict[str, Any]:
 
 
 def fingerprint(fault: Fault) -> str:
-    """Digest of what the cells depend on: where a fault is looked for, and its lines after the docstring."""
+    """Digest of what the cells depend on: what is replaced, where it is looked for, the lines after the docstring."""
     _, _, body = inspect.getsource(fault.make).rpartition('"""')
-    conditions = {attribute: value for _, attribute, value in fault.conditions}
-    parts = [fault.layouts, fault.schedulers, fault.settings, conditions, body]
+    replaced = [_place(fault.owner), fault.attribute]
+    conditions = [(_place(owner), attribute, value) for owner, attribute, value in fault.conditions]
+    parts = [replaced, fault.layouts, fault.schedulers, fault.settings, conditions, body]
     return hashlib.sha256(json.dumps(parts, default=_differing).encode()).hexdigest()[:16]
+
+
+def _place(owner: Any) -> str:
+    """Of a module its name, of a class its module, too: classes of different files may share a name."""
+    return owner.__name__ if inspect.ismodule(owner) else f"{owner.__module__}.{owner.__qualname__}"
 
 
 def _differing(value: Any) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from refimpl.core.config import AcceptanceName
+from refimpl.decoding import overlapped
 from refimpl.decoding.invariants import STATEMENTS
+from refimpl.decoding.passes import EagerPasses
 from refimpl.faults import FAULTS, Fault
 from refimpl.faults.detection import DETECTORS, KitNotice, Notice, applies, detect, kit_notice
 from refimpl.faults.law import check_law
@@ -89,6 +91,19 @@ def test_a_row_is_stale_where_the_fault_has_changed() -> None:
     changed = [replace(fault, settings={"block_size": 3}), replace(fault, layouts=("inplace",)), other]
     assert fingerprint(fault) not in map(fingerprint, changed)
     assert fingerprint(replace(fault, summary="")) == fingerprint(fault)
+
+
+def test_a_row_is_stale_where_the_fault_breaks_another_function() -> None:
+    """Also where it is called the same and belongs to a class of the same name, and for what is set beside it."""
+    fault = FAULTS["stale-drafts-for-a-new-tenant"]
+    (_, attribute, value), *_ = fault.conditions
+    others = [
+        replace(fault, owner=overlapped._Ahead),
+        replace(fault, attribute="numbers"),
+        replace(fault, conditions=((EagerPasses, attribute, value),)),
+    ]
+    assert (fault.owner.__name__, fault.attribute) == ("_Ahead", "serves")
+    assert len({fingerprint(fault), *map(fingerprint, others)}) == 4
 
 
 def test_the_matrix_lists_the_faults_that_there_are() -> None:
