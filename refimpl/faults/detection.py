@@ -8,7 +8,7 @@
 | output       | … without checks                            | tokens differ from autoregressive decoding's        |
 | acceptance   | … without checks, greedy                    | a row-round accepts not what the draft's script says |
 | report       | … without checks                            | log-probabilities, texts or statistics are wrong    |
-| sampling     | thousands of sampled continuations          | their law is not the target's                       |
+| sampling     | sampled continuations, by the fault's rule  | their law is not the target's                       |
 
 A run that breaks off counts as noticed, too, unless the error says that the fault does not fit the engine.
 Examples are drawn from seeds that depend on the fault's name and the example's number only.
@@ -34,7 +34,7 @@ from refimpl.selfcheck.reported import wrong_report
 NUM_EXAMPLES = 60  # after so many without a notice, a detector counts as blind to a fault
 LEVELS = ("host", "device", "oracle")
 DETECTORS = (*LEVELS, "output", "acceptance", "report", "sampling")
-OF_LAW = {"top_k", "drafting"}  # settings that the law is tested with
+OF_LAW = {"acceptance", "execution", "top_k", "drafting"}  # settings that the law is tested with
 SCRIPTED = (DraftingConfig(), DraftingConfig("head"))  # drafters that follow the script to the end of the limit
 MISFITS = ("TypeError", "AttributeError", "NameError", "UnboundLocalError", "IndexError")
 LOGPROBS = 2  # alternatives a token, where reports are compared
@@ -72,7 +72,7 @@ def applies(fault: Fault | None, detector: str) -> bool:
 
     Recorded rounds are checked on the host only, the script is greedy and the draft's, under the rules of
     rejection only the law is that of plain decoding, a cancelled row has not all of its tokens, and the sampling test
-    is for chance.
+    is of a rule that the fault names.
     """
     if fault is None:
         return True
@@ -159,8 +159,6 @@ def _detect_by_law(fault: Fault | None) -> Notice | None:
     layout = "inplace" if fault is None or "inplace" in fault.layouts else fault.layouts[0]
     settings = fault.settings if fault else {}
     asked = {name: settings[name] for name in OF_LAW & settings.keys()}
-    if settings.get("acceptance") in LAW_ONLY:
-        asked["acceptance"] = settings["acceptance"]
     try:
         with _injected(fault):
             test = check_law(layout, **asked)

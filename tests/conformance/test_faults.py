@@ -12,9 +12,9 @@ from refimpl.core.config import AcceptanceName
 from refimpl.decoding import overlapped
 from refimpl.decoding.invariants import STATEMENTS
 from refimpl.decoding.passes import EagerPasses
-from refimpl.faults import FAULTS, Fault
+from refimpl.faults import FAULTS, Fault, detection
 from refimpl.faults.detection import DETECTORS, KitNotice, Notice, applies, detect, kit_notice
-from refimpl.faults.law import check_law
+from refimpl.faults.law import LawTest, check_law
 from refimpl.faults.matrix import (
     DOCS,
     HEALTHY,
@@ -185,7 +185,15 @@ def test_sources_are_named_as_repository_and_number() -> None:
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", source) for source in sources)
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if applies(fault, "sampling")])
+def test_the_law_is_that_of_the_rule_and_the_execution_that_a_fault_breaks(name: str, monkeypatch: Any) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(detection, "check_law", lambda layout, **settings: asked.update(settings) or LawTest(1.0))
+    assert detect(FAULTS[name], "sampling") is None
+    assert asked == {setting: value for setting, value in FAULTS[name].settings.items() if setting != "temperature"}
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
 @pytest.mark.parametrize(("layout", "top_k"), [("inplace", 0), ("rollback", 3)])
 def test_the_healthy_engine_samples_the_targets_law(rule: AcceptanceName, layout: str, top_k: int) -> None:
     assert not check_law(layout, acceptance=rule, top_k=top_k, seed=5).rejected
