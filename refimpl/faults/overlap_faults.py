@@ -9,10 +9,9 @@ from refimpl.decoding.overlapped import OverlappedPasses
 from refimpl.faults.base import COUPLED, fault
 from refimpl.scheduling import OverlappedScheduler, RoundPlan
 
-OVERLAPPED: dict[str, Any] = {
-    "layouts": ("inplace",), "schedulers": ("fifo",), "settings": {"execution": "overlapped"},
+SAMPLED: dict[str, Any] = {
+    "layouts": ("inplace",), "schedulers": ("fifo",), "settings": {"execution": "overlapped"} | COUPLED,
 }  # fmt: skip
-SAMPLED = OVERLAPPED | {"settings": OVERLAPPED["settings"] | COUPLED}
 
 
 @fault(OverlappedPasses, "after", "output", "INV-21", **SAMPLED, source="tenstorrent/vllm-tt-plugin#131")
@@ -26,9 +25,10 @@ def stale_offer(original: Any) -> Any:
     return after
 
 
-@fault(OverlappedScheduler, "select", "acceptance", "INV-21", **OVERLAPPED)
+@fault(OverlappedScheduler, "select", "output", "INV-21", **SAMPLED)
 def drafted_while_verified(original: Any) -> Any:
-    """Rows are drafted ahead while they are verified: what follows is drafted for a text that the round changes."""
+    """Rows are drafted ahead while they are verified: what follows is drafted for a text that the round changes, and is
+    verified with the random numbers of places that have their tokens."""
 
     def select(self: OverlappedScheduler) -> RoundPlan:
         plan = original(self)
