@@ -46,9 +46,15 @@ class Error:
         return hashlib.sha256(json.dumps([self.file(), self.old, self.new, self.then]).encode()).hexdigest()[:12]
 
     def mutant(self) -> Mutant:
-        """The file, altered."""
+        """The file, altered.
+
+        Raises:
+            ValueError: a text that is to be replaced is not there.
+        """
         source = engine()[self.file()]
         for old, new in [[self.old, self.new], *self.then]:
+            if old not in source:
+                raise ValueError(f"{self.name}: {old!r} is not in {self.file()}")
             source = source.replace(old, new)
         return Mutant(self.file(), (0, 0), 0, self.name, 1, source, False)
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,6 +59,12 @@ def test_there_is_a_reason_for_each_error_that_no_proof_stage_sees_and_for_no_ot
 def test_a_text_that_is_gone_is_noticed():
     with pytest.raises(ValueError, match="moon: 'the moon is round' is in the engine 0 times, not once"):
         Error("moon", "the moon is round", "").mutant()
+
+
+def test_a_further_text_that_is_gone_is_noticed():
+    error = next(error for error in ERRORS if error.then)
+    with pytest.raises(ValueError, match=rf"^{error.name}: 'the moon is round' is not in {error.file()}$"):
+        replace(error, then=[*error.then, ["the moon is round", ""]]).mutant()
 
 
 def test_a_row_of_another_text_does_not_count(tmp_path, monkeypatch):
