@@ -48,6 +48,14 @@ def test_a_claim_that_no_stage_has_made_or_that_did_not_hold_is_noticed(tmp_path
     assert register.not_claimed([entry], tmp_path) == ["INV-1: z3: pads are masked", "INV-1: z3: the moon is round"]
 
 
+def test_a_claim_that_only_an_expected_failure_quotes_is_noticed(tmp_path):
+    quoted = "expected failure: the youngest first: grouped, pool 4: a row waits too long"
+    (tmp_path / "schedulers.out").write_text(f"  ok    {quoted}\n")
+    variants = [f"schedulers: {quoted}", "schedulers: the youngest first"]
+    entry = replace(ENTRIES[0], claims=["schedulers: grouped, pool 4"], variants=variants)
+    assert register.not_claimed([entry], tmp_path) == ["INV-1: schedulers: grouped, pool 4"]
+
+
 def test_claims_of_stages_that_were_left_out_are_not_told_as_held(tmp_path, monkeypatch, capsys):
     entry = replace(ENTRIES[0], claims=["z3: rows are rectangular (INV-1)", "spin: no log of it"], variants=[])
     monkeypatch.setattr(register, "entries", lambda: [entry])
