@@ -2,10 +2,12 @@
 
 import numpy as np
 
-from refimpl.core.errors import require
+from refimpl.core.errors import require, shown
 from simulator.service.roofline import RooflineCost
 from simulator.service.table_cost import TableCost
 from simulator.settings.calibration import Calibration
+
+FIELDS = ("num_layers", "kv_bytes_per_token")  # of a calibration, each of target and draft
 
 
 class OverlaidCost(TableCost):
@@ -21,14 +23,12 @@ class OverlaidCost(TableCost):
         roofline: facts of the device and of the models; K/V and room are its own.
 
     Raises:
-        InputError: the points are of models with other numbers of layers.
+        InputError: the points are of another device, number format or pair of models, or one device alone was measured.
     """
 
     def __init__(self, calibration: Calibration, layout: str, factors: dict[str, float], roofline: RooflineCost):
         super().__init__(calibration, layout, factors, extrapolate=True)
-        measured, layers = sum(calibration.meta["num_layers"].values()), roofline.num_layers
-        other = f"was measured with models of {measured} layers, cost.target and cost.draft have {layers}"
-        require(measured == layers, f"cost.from_calibration {calibration.name} {other}")
+        _require_measured(calibration, roofline)
         self.roofline = roofline
         self.kv_bytes_per_token, self.kv_capacity_bytes = roofline.kv_bytes_per_token, roofline.kv_capacity_bytes
         self.origin = f"{self.origin} over {roofline.origin}"
@@ -42,3 +42,20 @@ class OverlaidCost(TableCost):
         asked = roofline.seconds(component, rows, tokens, widths, scattered)
         near = roofline.seconds(component, near_rows, near_tokens, near_widths, scattered)
         return measured * np.divide(asked, near, out=np.ones(len(widths)), where=near > 0)
+
+
+def _require_measured(calibration: Calibration, roofline: RooflineCost) -> None:
+    """Raise InputError where a calibration is known to be of something else than the facts of a roofline."""
+    meta, machine = calibration.meta, roofline.machine
+    was = f"cost.from_calibration {calibration.name} was measured"
+    cure = "" if machine.device.reported_as else " (reported_as in its file is the name that PyTorch has for it)"
+    device = f"on {shown(meta['device'])}, cost.device is {shown(machine.device.name)}{cure}"
+    require(meta["device"] in machine.device.names, f"{was} {device}")
+    require(meta["dtype"] == machine.dtype, f"{was} in {meta['dtype']}, cost.dtype is {machine.dtype}")
+    several = f"{was} on one device, cost.tensor_parallel is {machine.tensor_parallel}"
+    require(machine.tensor_parallel == 1, several)
+    for name, given in (("target", roofline.target), ("draft", roofline.draft)):
+        facts = (given.model.layers, given.model.kv_bytes_per_token) if given else (0, 0)
+        for field, what, fact in zip(FIELDS, ("layers", "bytes of K/V per token"), facts, strict=True):
+            found = meta[field].get(name, 0)
+            require(found == fact, f"{was} with a {name} of {found} {what}, cost.{name} has {fact}")

@@ -40,6 +40,7 @@ class Device(Facts):
 
     Attributes:
         source: where the numbers were published.
+        reported_as: what PyTorch calls it, and so a calibration of it; empty where that is `name`.
         peak_flops_per_s: dense.
         curve: whose operator table gives the efficiency of matrix products.
         memory_bytes, bandwidth_bytes_per_s: its memory.
@@ -56,6 +57,12 @@ class Device(Facts):
     small_kernel_s: float = number_field(NON_NEGATIVE)
     link_bytes_per_s: float = number_field(FACT)
     all_reduce_s: float = number_field(NON_NEGATIVE)
+    reported_as: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names by which a calibration may know it."""
+        return tuple(filter(None, (self.name, self.reported_as)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """A measured machine over the roofline: measured inside of the points, the roofline's growth outside of them."""
 
+import re
 from itertools import product
 
 import numpy as np
 import pytest
-from synthetic_inputs import synthetic_points, write_calibration
+from synthetic_inputs import SYNTHETIC_META, synthetic_points, write_calibration
 
 from refimpl.core.errors import InputError
 from simulator.runner import simulate
@@ -13,9 +14,9 @@ from simulator.service.scenario_cost import make_cost
 from simulator.service.simulation import Simulation
 from simulator.service.streams import Streams
 from simulator.settings.fields import Spec
-from simulator.settings.hardware import hardware_file
+from simulator.settings.hardware import hardware_file, load_device, shipped
 from simulator.settings.inputs import input_files
-from simulator.settings.scenario import load_scenario
+from simulator.settings.scenario import Scenario, load_scenario
 
 SCENARIO = """\
 engine: {batch_size: 4, max_new_tokens: 32}
@@ -23,11 +24,15 @@ study: {num_requests: 6}
 noise: false
 cost: {kind: roofline, device: h100, target: target.yaml, draft: draft.yaml, from_calibration: calibration}
 """
+META = SYNTHETIC_META | {  # of what the scenario names: models of 2 and 1 layers, with 8 heads of 128 numbers in 16 bit
+    "device": "NVIDIA H100 80GB HBM3", "dtype": "bfloat16", "kv_bytes_per_token": {"target": 8192, "draft": 4096},
+}  # fmt: skip
+VICUNA = {"device": "h200", "target": "vicuna-7b", "draft": "vicuna-68m", "from_calibration": "nvidia-h200/vicuna"}
 
 
 @pytest.fixture
 def scenario(calibration, tmp_path):
-    """The synthetic calibration is of models of 2 and 1 layers."""
+    write_calibration(calibration, META)
     for name, model, layers in (("target", "qwen3-8b", 2), ("draft", "qwen3-0.6b", 1)):
         lines = hardware_file("architectures", model).read_text().splitlines()
         made = [f"layers: {layers}" if line.startswith("layers:") else line for line in lines]
@@ -68,7 +73,7 @@ def test_beyond_the_points_they_grow_as_the_roofline_does(scenario, calibration,
 def test_a_corner_that_was_not_measured_grows_as_the_roofline_does(scenario, calibration, rows, width):
     """Many wide rows did not fit: growth begins at the widest rows that did, of as many."""
     points = [p for p in synthetic_points() if p[0] != "verify" or (p[2], p[4]) != (8, 512)]
-    write_calibration(calibration, points=points)
+    write_calibration(calibration, META, points)
     overlaid, table, roofline = costs_of(scenario, calibration)
     most = min(rows, 8)
     growth = roofline.line("verify", rows, 9)[width] / roofline.line("verify", most, 9)[8]
@@ -95,9 +100,57 @@ def test_a_study_runs_on_it_and_room_comes_from_the_facts(scenario, calibration)
     assert {"calibration", "calibration meta", "device", "target"} <= set(input_files(scenario))
 
 
-def test_another_pair_is_refused(scenario):
-    with pytest.raises(InputError, match=r"was measured with models of 3 layers, .* have 64$"):
-        Simulation(scenario.but({"cost.target": "qwen3-8b", "cost.draft": "qwen3-0.6b"}))
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"device": "l40s"}, "on 'NVIDIA H200', cost.device is 'NVIDIA L40S' (reported_as in its file is the name"),
+        ({"device": "b200"}, "on 'NVIDIA H200', cost.device is 'NVIDIA B200 SXM'"),
+        ({"dtype": "float8"}, "in bfloat16, cost.dtype is float8"),
+        ({"tensor_parallel": 4}, "on one device, cost.tensor_parallel is 4"),
+        ({"target": "vicuna-68m", "draft": "vicuna-7b"}, "with a target of 32 layers, cost.target has 2"),
+        ({"target": "llama-3-8b"}, "with a target of 524288 bytes of K/V per token, cost.target has 131072"),
+        ({"draft": "llama-3-1b"}, "with a draft of 2 layers, cost.draft has 16"),
+        ({"from_calibration": "cpu/tiny"}, "on 'AMD EPYC, 2 cores', cost.device is 'NVIDIA H200 SXM'"),
+    ],
+    ids=str,
+)
+def test_points_of_something_else_are_refused(changes, told):
+    given = Scenario(cost={"kind": "roofline", **VICUNA})
+    assert Simulation(given).cost.calibration.name == VICUNA["from_calibration"]
+    with pytest.raises(InputError, match=re.escape(told)) as refused:
+        Simulation(given.but(cost={"kind": "roofline", **VICUNA, **changes}))
+    assert str(refused.value).count("\n") == 0
+
+
+def test_points_of_a_pair_are_refused_where_there_is_no_draft():
+    alone = {name: value for name, value in VICUNA.items() if name != "draft"}
+    given = Scenario(cost={"kind": "roofline", **alone}, engine={"num_speculative_tokens": 0})
+    with pytest.raises(InputError, match=r"with a draft of 2 layers, cost\.draft has 0$"):
+        Simulation(given)
+
+
+def test_a_device_of_ones_own_is_known_by_its_name_or_by_what_is_reported(scenario, calibration, tmp_path):
+    """So is a processor, where its number format is one that a roofline has; that of the shipped one is none."""
+    facts = [line for line in hardware_file("devices", "l40s").read_text().splitlines() if line[:4] != "name"]
+    own = tmp_path / "own.yaml"
+    processor = "AMD EPYC, 2 cores"
+    for device, lines in (("Mine", ["name: Mine"]), (processor, ["name: x", f"reported_as: {processor}"])):
+        write_calibration(calibration, META | {"device": device})
+        own.write_text("\n".join([*lines, *facts]))
+        assert "(synthetic) over" in Simulation(scenario.but({"cost.device": str(own)})).cost.origin
+    write_calibration(calibration, META | {"device": processor, "dtype": "float32"})
+    with pytest.raises(InputError, match=r"was measured in float32, cost\.dtype is bfloat16$"):
+        Simulation(scenario.but({"cost.device": str(own)}))
+
+
+@pytest.mark.parametrize("name", shipped("devices"))
+def test_every_shipped_device_knows_what_it_is_reported_as(name):
+    """Names that PyTorch has for them."""
+    reported = {
+        "NVIDIA A100-SXM4-80GB", "NVIDIA B200", "NVIDIA H100 80GB HBM3", "NVIDIA H20", "NVIDIA H200", "NVIDIA L40S",
+        "AMD Instinct MI300X", "NVIDIA GeForce RTX 4090",
+    }  # fmt: skip
+    assert len(reported & set(load_device(name).names)) == 1
 
 
 def test_chunks_beside_rows_are_measured_within_the_points_and_grow_beyond_them(scenario, calibration):
@@ -105,7 +158,7 @@ def test_chunks_beside_rows_are_measured_within_the_points_and_grow_beyond_them(
         ("mixed", "any", *place, 5, *[0.02 + 1e-4 * place[1]] * 4) for place in product((1, 8), (0, 64), (0, 512))
     ]
     points += [("draft_chunk", *point[1:6], *[1e-5 * point[3]] * 4) for point in points]
-    write_calibration(calibration, points=[*synthetic_points(), *points])
+    write_calibration(calibration, META, [*synthetic_points(), *points])
     overlaid, table, _ = costs_of(scenario, calibration)
     for cost in (overlaid, table):
         assert cost.beside(Fed(4, 4, 64), [Fed(1, 40, 100)]) == pytest.approx((4e-4, 4e-3))
@@ -123,7 +176,7 @@ def test_tokens_before_a_chunk_alone_are_paid_once(scenario, calibration):
     ]
     points += [("draft_chunk", *point[1:6], *[1e-5 * point[3]] * 4) for point in points]
     without, _, _ = costs_of(scenario, calibration)
-    write_calibration(calibration, points=[*synthetic_points(), *points])
+    write_calibration(calibration, META, [*synthetic_points(), *points])
     overlaid, table, _ = costs_of(scenario, calibration)
     chunk = [Fed(1, 40, 300)]
     assert overlaid.prefill_s(chunk) == pytest.approx(table.prefill_s(chunk), rel=1e-12)
