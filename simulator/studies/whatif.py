@@ -53,7 +53,8 @@ class WhatIf:
         rate_per_s: requests that arrive per second, `NUM_REQUESTS` of them; 0 for all of these at once, None for the
             requests of the scenario that is asked about.
         device: whose costs are computed (kind roofline), by name or YAML file; None for that of the scenario.
-        models: TARGET+DRAFT, each by name or YAML file; None for those of the scenario.
+        models: TARGET+DRAFT, each by name or YAML file; None for those of the scenario. Where device or models are not
+            the scenario's own, its `cost.from_calibration` is left out.
 
     Raises:
         InputError: a value out of range.
@@ -104,8 +105,12 @@ class WhatIf:
         return {"kind": "open", "num_requests": NUM_REQUESTS, "arrivals": arrivals}
 
     def _cost(self, base: Scenario) -> dict[str, object]:
-        """Costs of kind roofline; what the scenario's own say beyond device and models is kept."""
-        known = base.cost.as_mapping() if base.cost.kind == "roofline" else {}
+        """Costs of kind roofline; what the scenario's own say beyond device and models is kept.
+
+        A calibration that is laid over them is left out where the chosen ones are others: it was measured with its own.
+        """
+        own = base.cost.as_mapping() if base.cost.kind == "roofline" else {}
+        known = dict(own)
         if self.device:
             known["device"] = self.device
         if self.models:
@@ -114,6 +119,8 @@ class WhatIf:
             known |= {"target": target, "draft": draft}
         complete = {"device", "target"} <= set(known)
         require(complete, "choose both a device and models: costs of the scenario are not of kind roofline")
+        if known != own:
+            known.pop("from_calibration", None)
         return {"kind": "roofline"} | known
 
     def _acceptance(self) -> dict[str, object]:

@@ -52,6 +52,21 @@ def test_device_and_models_are_laid_over_the_costs_of_the_scenario():
     assert WhatIf().scenario(base, "inplace").cost == base.cost
 
 
+def test_a_calibration_goes_with_the_device_and_the_models_that_it_was_measured_with():
+    """Else every device would have the same speed."""
+    facts = {"kind": "roofline", "device": "h200", "target": "vicuna-7b", "draft": "vicuna-68m"}
+    base = Scenario(cost=facts | {"from_calibration": "nvidia-h200/vicuna"}, study={"num_requests": 8})
+    for own in (WhatIf(), WhatIf(device="h200"), WhatIf(device="h200", models="vicuna-7b+vicuna-68m")):
+        assert own.scenario(base, "inplace").cost == base.cost
+    assert WhatIf(device="b200").scenario(base, "inplace").cost.as_mapping() == facts | {"device": "b200"}
+    other = WhatIf(models="llama-3-8b+vicuna-68m").scenario(base, "inplace").cost
+    assert other.as_mapping() == facts | {"target": "llama-3-8b"}
+    grid = answer_grid(base, TWO, 2, {"device": ("h200", "l40s", "b200")})
+    speeds = [answer["methods"]["inplace"][0][0] for answer in grid.answers]
+    assert len(set(speeds)) == 3
+    assert speeds[1] < speeds[2]
+
+
 def test_the_models_that_are_offered_are_shipped():
     assert {name for pair in PAIRS for name in pair.split("+")} <= set(shipped("architectures"))
 
