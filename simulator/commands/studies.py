@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ from simulator.settings.scenario import Scenario, load_scenario
 
 if TYPE_CHECKING:
     from simulator.runner import Results
+    from simulator.studies.designs import SweepSpec
 
 app = typer.Typer()
 SHOWN = (
@@ -191,36 +192,41 @@ def sweep(
     """
     from simulator.service.metrics import check_metric
     from simulator.studies.designs import load_sweep, sobol_indices
+    from simulator.studies.sweeps import extrapolated_of, table_of_points
     from simulator.studies.sweeps import sweep as run_sweep
-    from simulator.studies.sweeps import table_of_points
 
     loaded = load_sweep(spec)
     check_metric(metric)
     skipped = list(loaded.skipped)
     frame = run_sweep(loaded, out, workers=workers, dask=dask, progress=True, skip=skipped.append)
-    scenarios, points = int(frame["key"].nunique()), len(loaded.tasks) + len(loaded.skipped)
+    counts = {"points": len(loaded.tasks) + len(loaded.skipped), "scenarios": int(frame["key"].nunique())}
+    counts["replications"] = len(frame)
     indices = sobol_indices(loaded, frame, metric) if loaded.sobol else None
-    means = None if loaded.sobol or scenarios > MOST_PRINTED else table_of_points(frame, metric)
+    means = None if loaded.sobol or counts["scenarios"] > MOST_PRINTED else table_of_points(frame, metric)
     with tables(as_json):
         for reason in skipped:
             print(f"left out {reason}")
-        found = {"point": points, "scenario": scenarios, "replication": len(frame)}
-        told = ", ".join(counted(number, noun) for noun, number in found.items())
+        told = ", ".join(counted(number, noun.removesuffix("s")) for noun, number in counts.items())
         print(f"{told} in {out / 'results.parquet'}")
         if indices is not None:
             show(indices)
         if means is not None:
             show(means)
             print(POINTS_LEGEND)
-        ran = set(frame["key"])
-        for note in notes_on_settings(*[task.scenario for task in loaded.tasks if task.key in ran]):
+        show_extrapolated(extrapolated_of(frame))
+        for note in notes_on_settings(*_that_ran(loaded, frame)):
             print(note)
     if as_json:
         print_json(
-            {"points": points, "scenarios": scenarios, "replications": len(frame), "skipped": skipped}
+            {**counts, "skipped": skipped, "extrapolated": extrapolated_of(frame)}
             | ({} if indices is None else {"sobol": indices.to_dict(orient="index")})
             | ({} if means is None else {"means": means.reset_index().to_dict(orient="records")})
         )
+
+
+def _that_ran(loaded: "SweepSpec", frame: Any) -> list[Scenario]:
+    ran = set(frame["key"])
+    return [task.scenario for task in loaded.tasks if task.key in ran]
 
 
 @app.command(
@@ -257,12 +263,14 @@ def attribute(
         print(f"{metric}: a {found.a:.4g}, b {found.b:.4g}")
         show(found.table.rename(columns=HEADINGS))
         print(ATTRIBUTION_LEGEND.format(metric))
+        show_extrapolated(found.extrapolated)
         for note in notes_on_settings(a, b):
             print(note)
     if plot:
         save(waterfall(found), str(plot))
     if as_json:
-        print_json({"metric": metric, "a": found.a, "b": found.b, "factors": found.table.to_dict(orient="index")})
+        head = {"metric": metric, "a": found.a, "b": found.b, "extrapolated": found.extrapolated}
+        print_json(head | {"factors": found.table.to_dict(orient="index")})
 
 
 @app.command(epilog="Example: [bold]raggedspec sim capacity example -s study.num_requests=300 --attainment 0.95[/bold]")
@@ -296,12 +304,13 @@ def capacity(
                 f"at {found.rate_per_s:.3g} requests/s the queue was still growing when the last request came: the "
                 "server does not keep up with that rate; ask for more requests (study.num_requests)"
             )
+        show_extrapolated(found.extrapolated)
         for note in notes_on_settings(given):
             print(note)
     if as_json:
         print_json(
             {"rate_per_s": found.rate_per_s, "broken_at_per_s": found.broken_at_per_s, "queue_grew": found.queue_grew}
-            | {"rates": found.table.reset_index().to_dict(orient="records")}
+            | {"extrapolated": found.extrapolated, "rates": found.table.reset_index().to_dict(orient="records")}
         )
 
 

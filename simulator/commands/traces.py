@@ -8,7 +8,7 @@ import typer
 from refimpl.core.errors import require
 from refimpl.core.files import check_writable
 from simulator.commands.options import Json, Replications, ScenarioPath, Sets, Workers, read_scenario
-from simulator.commands.output import print_json, show, tables
+from simulator.commands.output import print_json, show, show_extrapolated, tables
 
 if TYPE_CHECKING:
     from simulator.engine_runs.validation import Validation
@@ -169,12 +169,14 @@ def latency(
     if out:
         write_latency(out, found, calibration)
     with tables(as_json):
-        for name, table in found.items():
+        for name, prediction in found.items():
             print(f"{Path(name).name}: measured, and simulated with costs of {calibration}")
-            show(table, 3)
+            show(prediction.table, 3)
+            show_extrapolated(prediction.extrapolated)
         print(f"low … high: holds {100 * share_held(replications, MIDDLE):.3g} % of single runs")
     if as_json:
-        print_json({name: table.to_dict(orient="index") for name, table in found.items()})
+        metrics = {name: prediction.table.to_dict(orient="index") for name, prediction in found.items()}
+        print_json({name: {"extrapolated": found[name].extrapolated, **each} for name, each in metrics.items()})
 
 
 @app.command(epilog="Example: [bold]raggedspec sim fit validation/cpu/tiny/fit/acceptance.ndjson.gz -n 20[/bold]")

@@ -1,5 +1,6 @@
 """A served run of the engine beside the simulator's prediction of it."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,20 @@ from simulator.service.metrics import QUANTILES
 from simulator.settings.fields import Spec
 from simulator.settings.json_files import with_environment, write_json
 from simulator.settings.traces import EngineTrace, read_engine_trace
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A run beside its simulation.
+
+    Attributes:
+        table: metric → ``measured``, ``simulated``, ``low`` and ``high`` (90 % of single runs lie between them; of
+            fewer than 19, the least and the greatest), ``error`` (simulated over measured, less 1).
+        extrapolated: what lay outside the calibrated range; empty means that nothing did.
+    """
+
+    table: pd.DataFrame
+    extrapolated: tuple[str, ...]
 
 
 def measured_waits(trace: EngineTrace, end_s: np.ndarray | None = None) -> dict[str, float]:
@@ -43,7 +58,7 @@ def measured_waits(trace: EngineTrace, end_s: np.ndarray | None = None) -> dict[
     }
 
 
-def predict(trace: EngineTrace, cost: Spec, replications: int) -> pd.DataFrame:
+def predict(trace: EngineTrace, cost: Spec, replications: int) -> Prediction:
     """Measured and simulated waits and speed.
 
     The simulation gets the requests at the same times, and accepts what the engine accepted; its seconds are those of
@@ -54,10 +69,6 @@ def predict(trace: EngineTrace, cost: Spec, replications: int) -> pd.DataFrame:
         cost: of the machine that made it.
         replications: runs of the simulator.
 
-    Returns:
-        One line per metric, columns ``measured``, ``simulated``, ``low`` and ``high`` (90 % of single runs lie between
-        them; of fewer than 19, the least and the greatest), ``error`` (simulated over measured, less 1).
-
     Raises:
         InputError: the trace does not say when its requests came or its rounds ended, no scenario can replay it, or
             its rounds were recorded.
@@ -67,19 +78,21 @@ def predict(trace: EngineTrace, cost: Spec, replications: int) -> pd.DataFrame:
     measured = measured_waits(trace)
     require("arrival_s" in trace.header, f"{trace.path}:1: missing arrival_s")
     scenario = replay_scenario(trace, cost, clock="seconds").but({"noise": True})
-    runs = simulate(scenario, replications).metrics[list(measured)]
+    results = simulate(scenario, replications, keep_frames=False)
+    runs = results.metrics[list(measured)]
     low, high = (pd.Series(end, runs.columns) for end in range_of_runs(runs, MIDDLE))
     table = pd.DataFrame({"measured": measured, "simulated": runs.mean(), "low": low, "high": high})
-    return table.assign(error=table["simulated"] / table["measured"] - 1)
+    return Prediction(table.assign(error=table["simulated"] / table["measured"] - 1), results.extrapolated)
 
 
-def write_latency(path: Path, found: dict[str, pd.DataFrame], calibration: str) -> None:
-    """Write the tables of traces, what their runs were, and where all of it comes from; whole or not at all."""
+def write_latency(path: Path, found: dict[str, Prediction], calibration: str) -> None:
+    """Write the predictions of traces, what their runs were, and where all of it comes from; whole or not at all."""
     runs = []
-    for name, table in found.items():
+    for name, prediction in found.items():
         header = read_engine_trace(name).header
         about = {key: header[key] for key in ("method", "batch_size", "num_sequences", "device")}
-        runs.append(about | {"rate_per_s": _rate(header), "metrics": table.to_dict(orient="index")})
+        runs.append(about | {"rate_per_s": _rate(header), "extrapolated": prediction.extrapolated})
+        runs[-1]["metrics"] = prediction.table.to_dict(orient="index")
     write_json(with_environment({"calibration": calibration, "runs": runs}), path)
 
 

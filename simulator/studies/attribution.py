@@ -66,6 +66,7 @@ class Attribution(Table):
         table: factor → share (in the metric's unit), low, high, relative (share over b - a), and what taking the factor
             from b does, in the words of `Comparison`. Printed columns are called as `HEADINGS` says.
         per_replication: shares ``[replication, factor]``.
+        extrapolated: what lay outside the calibrated range in any mixture; empty means that nothing did.
     """
 
     metric: str
@@ -73,6 +74,7 @@ class Attribution(Table):
     b: float
     table: pd.DataFrame
     per_replication: pd.DataFrame
+    extrapolated: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Attribution({self.metric}: {self.a:.4g} to {self.b:.4g}, {len(self.table) - 1} factors)"
@@ -171,7 +173,7 @@ def attribute(
     require(len(names) <= MAX_FACTORS, f"{len(names)} factors differ ({', '.join(names)}); at most {MAX_FACTORS}")
     subsets = [frozenset(chosen) for size in range(len(names) + 1) for chosen in combinations(names, size)]
     mixtures = [_mixture(a, b, factors, subset) for subset in subsets]
-    found = _metric_of(mixtures, metric, replications, workers, progress)
+    found, extrapolated = _metric_of(mixtures, metric, replications, workers, progress)
     common = np.isfinite(found).all(axis=0)
     require(bool(common.any()), f"no replication has {metric} in every mixture of the two: run longer, or more of them")
     values = dict(zip(subsets, found[:, common], strict=True))
@@ -179,7 +181,7 @@ def attribute(
     shares = pd.DataFrame(own, index=np.flatnonzero(common))
     empty, full = values[frozenset()], values[frozenset(names)]
     table = _table(metric, shares, empty, full, level)
-    return Attribution(metric, float(empty.mean()), float(full.mean()), table, shares)
+    return Attribution(metric, float(empty.mean()), float(full.mean()), table, shares, extrapolated)
 
 
 def _mixture(a: Scenario, b: Scenario, factors: dict[str, tuple[str, ...]], subset: frozenset[str]) -> Scenario:
@@ -191,16 +193,17 @@ def _mixture(a: Scenario, b: Scenario, factors: dict[str, tuple[str, ...]], subs
 
 def _metric_of(
     scenarios: list[Scenario], metric: str, replications: int, workers: int, progress: Progress | bool | None
-) -> np.ndarray:
-    """Metric of each scenario ``[scenario, replication]``."""
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Metric of each scenario ``[scenario, replication]``, and what any of them had to extrapolate."""
     jobs = [(scenario, index) for scenario in scenarios for index in range(replications)]
-    values = []
+    values, extrapolated = list[float](), set[str]()
     runs = run_parallel(run_replication, jobs, workers, {"keep_frames": False})
     with reporting(progress, "replications") as report, closing(runs):
         for done in runs:
             values.append(done.metrics[metric])
+            extrapolated.update(done.extrapolated)
             report(len(values), len(jobs))
-    return np.array(values).reshape(len(scenarios), replications)
+    return np.array(values).reshape(len(scenarios), replications), tuple(sorted(extrapolated))
 
 
 def shapley_share(name: str, names: list[str], values: dict[frozenset[str], np.ndarray]) -> np.ndarray:

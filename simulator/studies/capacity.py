@@ -34,11 +34,13 @@ class Capacity(Table):
         broken_at_per_s: the smallest rate tried at which it was not.
         table: rate → `COLUMNS`, means over the replications, the 95 % interval of the attainment, and `behind`, see
             `share_behind`; in order of rate.
+        extrapolated: what lay outside the calibrated range at any of the rates; empty means that nothing did.
     """
 
     rate_per_s: float
     broken_at_per_s: float
     table: pd.DataFrame
+    extrapolated: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         growing = ", where the queue was still growing" if self.queue_grew else ""
@@ -89,7 +91,7 @@ def find_capacity(
         while broken / kept - 1 > tolerance:
             middle = (kept * broken) ** 0.5
             kept, broken = (middle, broken) if trials.keeps(middle) else (kept, middle)
-    return Capacity(kept, broken, trials.table())
+    return Capacity(kept, broken, trials.table(), tuple(sorted(trials.extrapolated)))
 
 
 @dataclass
@@ -103,6 +105,7 @@ class _Trials:
     planned: int
     report: Progress
     lines: dict[float, dict[str, float]] = field(default_factory=dict)
+    extrapolated: set[str] = field(default_factory=set)
 
     def keeps(self, rate_per_s: float) -> bool:
         """Simulate a rate; whether the promise is kept there."""
@@ -112,6 +115,7 @@ class _Trials:
         mean, low, high, _ = metric_interval(metrics["slo_attainment"], 0.95)
         line = metrics[list(COLUMNS)].mean().to_dict() | {"low": low, "high": high}
         self.lines[rate_per_s] = line | {"behind": share_behind(results.frame("requests"))}
+        self.extrapolated.update(results.extrapolated)
         self.report(len(self.lines), max(len(self.lines), self.planned))
         return mean >= self.attainment - ROUNDING
 

@@ -4,6 +4,7 @@ In a folder every finished scenario is one Parquet file named by the hash of all
 or not at all by the process that drives the sweep. A sweep that is started again skips what is there.
 """
 
+import re
 from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
@@ -21,6 +22,7 @@ from simulator.settings.inputs import scenario_meta
 from simulator.settings.tables import write_parquet
 from simulator.studies.designs import SweepSpec, Task, load_sweep, named
 
+BETWEEN = re.compile(r"; (?=\w+: )")  # two of what a scenario had to extrapolate, each of which begins with a component
 Found = tuple[str, pd.DataFrame | str]  # a scenario's key, and its lines, or why it is impossible
 
 
@@ -39,6 +41,11 @@ def run_task(key: str, task: Task) -> Found:
     frame["seed"], frame["origin"] = task.scenario.seed, done[0].origin
     frame["extrapolated"] = "; ".join(sorted({what for r in done for what in r.extrapolated}))
     return key, frame
+
+
+def extrapolated_of(frame: pd.DataFrame) -> list[str]:
+    """What lay outside the calibrated range at any point of a sweep, from the lines that `sweep` returns."""
+    return sorted({what for told in frame["extrapolated"].unique() for what in BETWEEN.split(told) if what})
 
 
 def table_of_points(frame: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:

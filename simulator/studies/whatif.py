@@ -157,11 +157,20 @@ class Outlook(Shown):
         return f"{decided} {100 * gain:.1f} % {better} {second} {interval}, {self._runs}"
 
     @property
+    def extrapolated(self) -> tuple[str, ...]:
+        """What any method asked of a calibration outside its points; empty means that nothing was."""
+        return tuple(sorted({what for found in self.results.values() for what in found.extrapolated}))
+
+    @property
     def _runs(self) -> str:
-        """What was simulated: nobody is there at the beginning, which a server that runs all day has seldom."""
+        """What was simulated: nobody is there at the beginning, which a server that runs all day has seldom.
+
+        With the components whose costs were extrapolated, if any were.
+        """
         study = next(iter(self.results.values())).scenario.study
         what = f"{study.duration_s:g} s" if study.num_requests is None else f"{study.num_requests} requests"
-        return f"of {what} from an empty server"
+        beyond = ", ".join(sorted({each.partition(":")[0] for each in self.extrapolated}))
+        return f"of {what} from an empty server" + (f"; costs were extrapolated: {beyond}" if beyond else "")
 
     @property
     def judged_by(self) -> str:
