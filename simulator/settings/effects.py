@@ -1,4 +1,4 @@
-"""Settings with an effect only beside others, refused where they have none: of parts, and of drafts that are modelled.
+"""Settings with an effect only beside others, refused where they have none: of parts, of drafts, and of costs.
 
 The table knows what follows from the kind of engine and study. Whether requests share tokens, or a cost is 0, is a fact
 of what is simulated: a setting that then changes nothing is a result, and no mistake.
@@ -12,12 +12,16 @@ from typing import Any
 from refimpl.core.drafting import OF_PROBABILITIES
 from refimpl.core.errors import InputError
 from simulator.settings.fields import Spec, as_data
+from simulator.settings.kinds import COST, LENGTHS
 from simulator.settings.methods import engine_settings
 from simulator.settings.parts import Engine, Service, Switches, Workload
 
-Needs = Mapping[str, tuple[str | None, ...]]  # setting -> values; where none is named, any but the one of `NO_USE`
+Needs = Mapping[
+    str, tuple[str | bool | None, ...]
+]  # setting -> values; where none is named, any but the one of `NO_USE`
 NO_USE = {"engine.num_speculative_tokens": 0, "engine.aging_bound": math.inf}  # of all others the default
 
+WITHOUT_BUDGETS = tuple(kind for kind in LENGTHS if kind != "trace")  # lengths that bring none of their own
 MOVING = ("realigned", "masked", "rollback")  # layouts that gather their rows
 ANY: tuple[str, ...] = ()
 EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed, for these settings
@@ -31,6 +35,9 @@ EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed
         "engine.draft_budget", "switches.k_policy", "switches.keep_bonus", "switches.draft_cache",
     )),
     ({"study.kind": ("offline",)}, ("workload.sort_prompts",)),
+    ({"workload.output_tokens.kind": WITHOUT_BUDGETS, "study.arrivals.kind": ("trace",)}, ("engine.max_new_tokens",)),
+    ({"cost.graphs": (False,)}, ("cost.eager_pass_s", "cost.eager_layer_s", "cost.eager_cv")),
+    ({"cost.from_calibration": ("",)}, ("cost.host_s",)),
     ({"engine.scheduler": ("static",)}, ("switches.zombies",)),
     ({"engine.scheduler": ("fifo", "grouped", "continuous")}, ("switches.refill",)),
     ({"engine.scheduler": ("static", "fifo", "grouped")}, ("switches.discard_mixed_caches",)),
@@ -70,6 +77,8 @@ OF_DRAFTS = {  # what is modelled of drafts, where nothing says
 PARTS = {"workload": Workload, "engine": Engine, "switches": Switches, "service": Service}
 DEFAULTS = {f"{part}.{item.name}": as_data(item.default) for part, cls in PARTS.items() for item in fields(cls)}
 DEFAULTS |= {name: as_data(spec) for name, spec in OF_DRAFTS.items()}
+DEFAULTS |= {f"cost.{name}": rule[1] for name, rule in COST["roofline"].items() if isinstance(rule, tuple)}
+DEFAULTS["workload.output_tokens.kind"] = Workload().output_tokens.kind
 
 
 def require_effects(scenario: Any) -> None:
@@ -90,7 +99,10 @@ def drop_idle(data: dict[str, Any], kept: Collection[str] = ()) -> None:
     while idle := [path for path, _ in _idle(data) if not _is_asked_for(path, kept)]:
         for path in idle:
             part, _, name = path.partition(".")
-            data[part] = {**data[part], name: DEFAULTS[path]} if name else DEFAULTS[path]
+            if part == "cost":
+                data[part] = {key: value for key, value in as_data(data[part]).items() if key != name}
+            else:
+                data[part] = {**data[part], name: DEFAULTS[path]} if name else DEFAULTS[path]
 
 
 def _is_asked_for(path: str, kept: Collection[str]) -> bool:
@@ -98,7 +110,7 @@ def _is_asked_for(path: str, kept: Collection[str]) -> bool:
     return any(f"{path}.".startswith(f"{asked}.") or f"{asked}.".startswith(f"{path}.") for asked in kept)
 
 
-def _asked(path: str, values: tuple[str | None, ...]) -> str:
+def _asked(path: str, values: tuple[str | bool | None, ...]) -> str:
     """A setting, and the values that would do; of numbers the one that does not, but for a default of 0."""
     if values:
         return f"{path} {'|'.join(map(_shown, values))}"
@@ -106,9 +118,9 @@ def _asked(path: str, values: tuple[str | None, ...]) -> str:
     return f"{path} other than {NO_USE.get(path, default)}" if default or path in NO_USE else path
 
 
-def _shown(value: str | None) -> str:
+def _shown(value: str | bool | None) -> str:
     """As YAML has it."""
-    return "null" if value is None else value
+    return {None: "null", False: "false", "": "''"}.get(value, str(value))
 
 
 def _idle(settings: Any) -> Iterator[tuple[str, Needs]]:
@@ -118,7 +130,7 @@ def _idle(settings: Any) -> Iterator[tuple[str, Needs]]:
             yield from ((path, needs) for path in paths if as_data(_value(settings, path)) != DEFAULTS[path])
 
 
-def _meets(settings: Any, path: str, values: tuple[str | None, ...]) -> bool:
+def _meets(settings: Any, path: str, values: tuple[str | bool | None, ...]) -> bool:
     value = _value(settings, path)
     return value in values if values else value != NO_USE.get(path, DEFAULTS[path])
 
@@ -126,6 +138,7 @@ def _meets(settings: Any, path: str, values: tuple[str | None, ...]) -> bool:
 def _value(settings: Any, path: str) -> Any:
     """A setting of a scenario or of its plain data; its default, if it has one, where none is given."""
     for name in path.split("."):
+        settings = settings.as_mapping() if isinstance(settings, Spec) else settings
         if not isinstance(settings, Mapping):
             settings = getattr(settings, name, DEFAULTS.get(path))
         elif name in settings:

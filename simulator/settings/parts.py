@@ -146,7 +146,8 @@ class Engine:
             never.
         num_speculative_tokens: drafts per row and round at most, k.
         max_new_tokens: budget per sequence; None for what each request of a service trace has generated, and for
-            `DEFAULT_BUDGET` where no trace says. An engine trace brings the budgets of its own run.
+            `DEFAULT_BUDGET` where no trace says. An engine trace brings the budgets of its own run, and takes none
+            beside them.
         compaction_threshold: share of dead slots at which the masked layout compacts.
         block_size: tokens of a block of the paged layout, a power of two.
         prefix_sharing: let requests that begin with the same tokens share full blocks of the paged layout.

@@ -11,6 +11,7 @@ from refimpl.core.errors import InputError
 from simulator.service.simulation import simulate_once
 from simulator.settings import scenario as settings
 from simulator.settings.effects import DEFAULTS, EFFECTS
+from simulator.settings.fields import Spec
 from simulator.settings.scenario import Scenario
 from simulator.studies.attribution import attribute
 
@@ -49,9 +50,20 @@ TRIED = {  # setting -> another value than its default
     "service.kv_capacity_bytes": 1.5e5, "workload.sort_prompts": True, "engine.draft_budget": "row_rate",
     "engine.drafts_by_load": [[1, 1]], "engine.draft_capacity": 1, "engine.draft_costs": [[1, [9.0, 9.0, 9.0]]],
     "confidence": {"kind": "drawn", "information": 1.0},
+    "engine.max_new_tokens": 9, "cost.eager_pass_s": 0.5, "cost.eager_layer_s": 0.1, "cost.eager_cv": 0.7,
+    "cost.host_s": 0.2,
     "lookup": {"kind": "iid", "found": 0.9, "probability": 0.5}, "head": {"kind": "steps", "step_s": 1.0},
 }  # fmt: skip
-BESIDE = {  # setting -> others that it may need
+VICUNA = {"kind": "roofline", "device": "h200", "target": "vicuna-7b", "draft": "vicuna-68m"}
+EAGER, RECORDED = {"noise": True, "cost": VICUNA | {"graphs": False}}, {"noise": True, "cost": VICUNA}
+MEASURED = {"cost": VICUNA | {"from_calibration": "nvidia-h200/vicuna"}}
+TRACE = "validation/cpu/tiny/exspec-b3-k5-w9-0.ndjson.gz"
+BESIDE = {  # setting -> others that it may need; several of them in a tuple
+    "engine.max_new_tokens": {"workload.output_tokens": {"kind": "trace", "path": TRACE}},
+    "cost.eager_pass_s": (EAGER, RECORDED),
+    "cost.eager_layer_s": (EAGER, RECORDED),
+    "cost.eager_cv": (EAGER, RECORDED),
+    "cost.host_s": (RECORDED, MEASURED),
     "service.router": {"service.replicas": 2},
     "service.kv_capacity_bytes": {"engine.num_blocks": 40},
     "engine.block_size": {"engine.num_blocks": 40},
@@ -105,7 +117,8 @@ def accepted(case):
 @pytest.mark.parametrize("path", TRIED)
 def test_what_is_refused_changes_nothing_and_what_is_not_changes_something(path, monkeypatch):
     """Something: with every layout, scheduler and kind of study that the setting is not refused with."""
-    besides = [{}, BESIDE[path]] if path in BESIDE else [{}]
+    others = BESIDE.get(path, ())
+    besides = [{}, *(others if isinstance(others, tuple) else (others,))]
     cases = [place | beside for place in PLACES for beside in besides]
     cases = [case for case in cases if accepted(case)]
     taken = [accepted({**case, path: TRIED[path]}) for case in cases]
@@ -153,6 +166,19 @@ def test_every_setting_of_the_table_is_tried():
             "lookup has no effect without engine.drafter ngram|suffix|hybrid: leave it out",
         ),
         (
+            {"workload.output_tokens": {"kind": "trace", "path": "x"}, "engine.max_new_tokens": 9},
+            "engine.max_new_tokens has no effect without workload.output_tokens.kind "
+            "fixed|uniform|geometric|lognormal|values|file|spec_bench or study.arrivals.kind trace: leave it out",
+        ),
+        (
+            {"cost": VICUNA | {"eager_layer_s": 0.5}},
+            "cost.eager_layer_s has no effect without cost.graphs false: leave it out",
+        ),
+        (
+            {**MEASURED, "cost.host_s": 0.5},
+            "cost.host_s has no effect without cost.from_calibration '': leave it out",
+        ),
+        (
             {"workload.sort_prompts": True},
             "workload.sort_prompts has no effect without study.kind offline: leave it out",
         ),
@@ -176,6 +202,11 @@ def test_a_change_takes_with_it_what_has_no_effect_any_more():
     looked = BASE.but({"engine.drafter": "ngram", "lookup.found": 0.9})
     assert looked.lookup["found"] == 0.9
     assert looked.but({"engine.drafter": "model"}) == BASE
+    assert BASE.but(BESIDE["engine.max_new_tokens"]).engine.max_new_tokens is None
+    eager = BASE.but({"cost": VICUNA | {"graphs": False, "eager_cv": 0.5, "host_s": 0.01}})
+    recorded = eager.but({"cost.graphs": True})
+    assert recorded.cost.as_mapping() == VICUNA | {"graphs": True, "host_s": 0.01}
+    assert recorded.but({"cost.from_calibration": "x"}).cost == Spec.of(**VICUNA, graphs=True, from_calibration="x")
     offline = BASE.but({"study": {"num_requests": 16}, "workload.sort_prompts": True})
     assert not offline.but({"study.kind": "open"}).workload.sort_prompts
     assert BASE.but({"study.warmup": "mser5"}).but({"study.kind": "offline"}).study.warmup == "none"

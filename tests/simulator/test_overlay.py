@@ -69,6 +69,15 @@ def test_beyond_the_points_they_grow_as_the_roofline_does(scenario, calibration,
     assert overlaid.extrapolated
 
 
+def test_passes_that_the_host_launches_grow_otherwise_beyond_the_points(scenario, calibration):
+    """A pass that waits for the host takes no longer with more rows; what was measured stays as it is."""
+    recorded, *_ = costs_of(scenario, calibration)
+    launched, *_ = costs_of(scenario.but({"cost.graphs": False, "cost.eager_pass_s": 10.0}), calibration)
+    assert launched.line("verify", 8, 9)[512] == recorded.line("verify", 8, 9)[512]
+    assert launched.line("verify", 64, 9)[512] == pytest.approx(launched.line("verify", 8, 9)[512])
+    assert recorded.line("verify", 64, 9)[512] > launched.line("verify", 64, 9)[512]
+
+
 @pytest.mark.parametrize(("rows", "width"), [(8, 512), (8, 300), (5, 512), (16, 9000)])
 def test_a_corner_that_was_not_measured_grows_as_the_roofline_does(scenario, calibration, rows, width):
     """Many wide rows did not fit: growth begins at the widest rows that did, of as many."""

@@ -120,6 +120,13 @@ def test_lookups_cost_host_seconds_and_what_they_find():
     assert simulate(always, 2)["mean_acceptance_length"] == pytest.approx(2 - 0.5**5, rel=0.1)
 
 
+@pytest.mark.parametrize(("drafter", "reads"), [("ngram", False), ("suffix", False), ("hybrid", True)])
+def test_drafters_that_look_alone_do_not_read_the_acceptance(drafter, reads):
+    looked = BASE.but({"engine.drafter": drafter})
+    few, many = (simulate(looked.but({"acceptance": {"kind": "iid", "probability": p}}), 1) for p in (0.1, 0.9))
+    assert (few["tokens_per_s"] != many["tokens_per_s"]) == reads
+
+
 def test_a_hybrid_runs_its_draft_where_some_row_finds_nothing():
     hybrid = BASE.but({"engine.drafter": "hybrid", "lookup.found": 0.9, "lookup.most_tokens": 2})
     rounds = simulate(hybrid, 3).frame("rounds")
