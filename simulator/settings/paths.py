@@ -27,7 +27,9 @@ def set_path(data: dict[str, Any], path: str, value: Any, kept: Collection[str] 
     """
     _require_text(path)
     if path in METHOD_PATHS:
-        data["engine"].update(method_settings(value))
+        engine = data["engine"]
+        require(isinstance(engine, dict), f"{path}: engine must be a mapping or a method, not {shown(engine)}")
+        engine.update(method_settings(value))
         return
     *parents, last = path.split(".")
     here: Any = data
@@ -58,7 +60,8 @@ def _allowed(here: Any, parents: list[str]) -> list[str]:
     """What may be set there, `method` included where it is short for other settings."""
     if not isinstance(here, dict):
         return []
-    return [*here, *(["method"] if ".".join([*parents, "method"]) in METHOD_PATHS else [])]
+    known = [name for name in here if isinstance(name, str)]  # a user's mapping may have others, refused later
+    return [*known, *(["method"] if ".".join([*parents, "method"]) in METHOD_PATHS else [])]
 
 
 def _drop_unknown(here: dict[str, Any], path: str, kind: str, kept: Collection[str]) -> None:

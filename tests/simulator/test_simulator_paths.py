@@ -3,6 +3,7 @@
 import pytest
 
 from refimpl.core.errors import InputError
+from simulator.cli import main
 from simulator.commands.options import read_scenario
 from simulator.settings.fields import Spec, to_mapping
 from simulator.settings.kinds import KINDS
@@ -72,6 +73,24 @@ def test_no_order_of_changes_leaves_one_of_them_out(changes, message):
     for ordered in (changes, dict(reversed(changes.items()))):
         with pytest.raises(InputError, match=message):
             Scenario().but(ordered)
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["engine=5", "method=exspec"], "method: engine must be a mapping or a method, not 5"),
+        (["engine=[]", "engine.method=exspec"], "engine.method: engine must be a mapping or a method, not []"),
+        (["acceptance={1: 2}", "acceptance.kind=iid"], "acceptance.kind: no such setting; allowed: nothing"),
+        (["acceptance={kind: iid, 1: 2}", "acceptance.prob=0.5"], "acceptance: unknown key 1, prob; allowed: "),
+        (["switches={true: 2}", "switches.refil=false"], "switches.refil: no such setting; allowed: refill"),
+        (["engine={1: 2}", "engine.batch_size=3"], "engine: unknown key 1; allowed: layout"),
+    ],
+)
+def test_parts_that_are_no_parts_are_one_line(sets, message, capsys):
+    assert main(["run", *(f"--set={each}" for each in sets)]) == 2
+    printed = capsys.readouterr().err.strip()
+    assert message in printed
+    assert "\n" not in printed
 
 
 def test_a_whole_engine_agrees_with_what_is_set_beside_it():
