@@ -302,10 +302,10 @@ def _verify_errors(measured_s: pd.Series, ours_s: pd.Series, chunked: pd.Series)
 
 
 def summarize_errors(table: pd.DataFrame) -> pd.DataFrame:
-    """Mean absolute, mean signed and worst error of each error column."""
+    """Mean absolute, mean signed and worst error of each error column, of the runs that have it; NaN if none has."""
     names = [name for name in table.columns if name.endswith("_error")]
     errors = table[names]
-    worst = {name: float(errors[name].iloc[int(np.argmax(np.abs(errors[name].to_numpy())))]) for name in names}
+    worst = {name: max(errors[name].dropna(), key=abs, default=float("nan")) for name in names}
     return pd.DataFrame(
         {"mean_absolute": errors.abs().mean(), "mean_signed": errors.mean(), "worst": worst, "count": errors.count()}
     )

@@ -1,11 +1,12 @@
 """What a table of costs says beside its points: of few drafts, of short prompts, and of what it does not know."""
 
+import numpy as np
 import pandas as pd
 import pytest
 from synthetic_inputs import synthetic_points, write_calibration
 
 from refimpl.core.errors import InputError
-from simulator.engine_runs.validation import read_validation
+from simulator.engine_runs.validation import read_validation, summarize_errors
 from simulator.service.cost import Fed
 from simulator.service.simulation import Simulation
 from simulator.settings.scenario import Scenario
@@ -51,3 +52,12 @@ def test_a_validation_says_which_costs_were_extrapolated(tmp_path, monkeypatch):
     monkeypatch.setattr("simulator.engine_runs.validation.VALIDATION", tmp_path)
     with pytest.raises(InputError, match="missing column outside"):
         read_validation("a/b")
+
+
+def test_the_worst_error_is_of_the_runs_that_have_one():
+    """A run of one token has no time between tokens."""
+    table = pd.DataFrame({"a_error": [0.1, np.nan, -0.3], "b_error": [np.nan] * 3, "seconds": [1.0, 2.0, 3.0]})
+    found = summarize_errors(table)
+    assert found.loc["a_error"].tolist() == pytest.approx([0.2, -0.1, -0.3, 2])
+    assert found.loc["b_error", "worst":].isna().tolist() == [True, False]
+    assert found.loc["b_error", "count"] == 0
