@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pandas as pd
 
@@ -198,18 +198,31 @@ def _execute(workers: int, dask: str | None, tasks: dict[str, Task]) -> Generato
 
 
 def _execute_dask(tasks: dict[str, Task], address: str, workers: int) -> Generator[Found, None, None]:
-    from distributed import Client, LocalCluster, as_completed
+    from distributed import LocalCluster, as_completed
 
     local = address == "local"
     cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) if local else None
     try:
-        with Client(cluster or address, timeout="20s") as client:
+        with _connected(address, cluster) as client:
             futures = client.map(run_task, list(tasks), list(tasks.values()), pure=False)
             for future in as_completed(futures):
                 yield future.result()
                 future.release()
-    except OSError as error:
-        raise InputError(f"--dask {address}: cannot connect: {str(error).splitlines()[0]}") from None
     finally:
         if cluster is not None:
             cluster.close()
+
+
+def _connected(address: str, cluster: Any) -> Any:
+    """A client of the Dask scheduler at an address, or of a cluster on this machine.
+
+    Raises:
+        InputError: there is none that answers.
+    """
+    from distributed import Client
+
+    try:
+        return Client(cluster or address, timeout="20s")
+    except OSError as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"--dask {address}: cannot connect: {why}") from None
