@@ -1,7 +1,8 @@
 """``python -m proofs.conformance.traces CHECKER``: traces of the real engine before the checker extracted from Coq.
 
-Every run of `proofs.conformance.runs` with the scheduler `static`, `fifo` or `grouped` must be judged valid, every corrupted copy
-invalid. The runs of `continuous` are only compared with plain decoding, as the relation that is checked has no chunks.
+Every run of `proofs.conformance.runs` with the scheduler `static`, `fifo` or `grouped` must be judged valid, every
+corrupted copy invalid. The runs of `continuous` are only compared with plain decoding, as the relation that is checked
+has no chunks.
 """
 
 import math

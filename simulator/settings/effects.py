@@ -16,9 +16,8 @@ from simulator.settings.kinds import COST, LENGTHS
 from simulator.settings.methods import engine_settings
 from simulator.settings.parts import Engine, Service, Switches, Workload
 
-Needs = Mapping[
-    str, tuple[str | bool | None, ...]
-]  # setting -> values; where none is named, any but the one of `NO_USE`
+Value = str | bool | None
+Needs = Mapping[str, tuple[Value, ...]]  # setting -> values; where none is named, any but the one of `NO_USE`
 NO_USE = {"engine.num_speculative_tokens": 0, "engine.aging_bound": math.inf}  # of all others the default
 
 WITHOUT_BUDGETS = tuple(kind for kind in LENGTHS if kind != "trace")  # lengths that bring none of their own
@@ -110,7 +109,7 @@ def _is_asked_for(path: str, kept: Collection[str]) -> bool:
     return any(f"{path}.".startswith(f"{asked}.") or f"{asked}.".startswith(f"{path}.") for asked in kept)
 
 
-def _asked(path: str, values: tuple[str | bool | None, ...]) -> str:
+def _asked(path: str, values: tuple[Value, ...]) -> str:
     """A setting, and the values that would do; of numbers the one that does not, but for a default of 0."""
     if values:
         return f"{path} {'|'.join(map(_shown, values))}"
@@ -118,7 +117,7 @@ def _asked(path: str, values: tuple[str | bool | None, ...]) -> str:
     return f"{path} other than {NO_USE.get(path, default)}" if default or path in NO_USE else path
 
 
-def _shown(value: str | bool | None) -> str:
+def _shown(value: Value) -> str:
     """As YAML has it."""
     return {None: "null", False: "false", "": "''"}.get(value, str(value))
 
@@ -130,7 +129,7 @@ def _idle(settings: Any) -> Iterator[tuple[str, Needs]]:
             yield from ((path, needs) for path in paths if as_data(_value(settings, path)) != DEFAULTS[path])
 
 
-def _meets(settings: Any, path: str, values: tuple[str | bool | None, ...]) -> bool:
+def _meets(settings: Any, path: str, values: tuple[Value, ...]) -> bool:
     value = _value(settings, path)
     return value in values if values else value != NO_USE.get(path, DEFAULTS[path])
 
