@@ -73,6 +73,11 @@ class Scenario:
             "service.kv_capacity_bytes has no effect while cost.kv_bytes_per_token is 0: give the bytes of a token",
         )
         self._check_drafting()
+        delayed = self.cost.kind == "roofline" and not self.cost.resolved(COST)["graphs"]
+        require(
+            not (self.engine.cuda_graphs and delayed),
+            "cost.graphs false has passes that the host launches, engine.cuda_graphs records them: leave one out",
+        )
         require_effects(self)
 
     def _check_waits(self) -> None:

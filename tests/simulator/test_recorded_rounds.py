@@ -102,6 +102,18 @@ def test_points_of_other_rounds_do_not_stand_in(tmp_path):
     [
         ({"engine.layout": "paged"}, r"cuda_graphs need rows that stay where they are: paged\+static gathers them"),
         ({"engine.draft_budget": "row_rate"}, "cuda_graphs record passes, but drafter 'model' with draft_budget"),
+        (
+            {
+                "cost": {
+                    "kind": "roofline",
+                    "device": "h200",
+                    "target": "vicuna-7b",
+                    "draft": "vicuna-68m",
+                    "graphs": False,
+                }
+            },
+            "cost.graphs false has passes that the host launches, engine.cuda_graphs records them",
+        ),
         ({"switches.pad_prompts": True}, "switches.pad_prompts is of rounds that are not recorded"),
     ],
 )
