@@ -149,8 +149,8 @@ plots.captioned(axes, f"Costs from data sheets are off by {off.abs().median():.1
 # %%
 errors = found.summary["mean_absolute"] * 100
 Markdown(
-    f"A single run is predicted within {errors['makespan_error']:.1f} % on average, the mean of a study within {errors['study_makespan_error']:.1f} %, on the machine that was calibrated.\n\n"
-    f"- **Costs** account for {errors['cost_error']:.1f} % (at worst {100 * found.summary.loc['cost_error', 'worst']:+.1f} %), **acceptance** of some twenty prompts for {errors['acceptance_error']:.1f} %.\n"
+    f"The makespan of a single run is predicted within {errors['makespan_error']:.1f} % on average, the mean of a study within {errors['study_makespan_error']:.1f} %, on the machine that was calibrated.\n\n"
+    f"- **Costs** account for {errors['cost_error']:.1f} % (at worst {100 * found.summary.loc['cost_error', 'worst']:+.1f} %), **acceptance** of the twenty or so prompts of a run for {errors['acceptance_error']:.1f} %.\n"
     + "".join(f"- **90 % bands**, {name}: {100 * share:.0f} % of {len(found.table)} runs lie inside.\n" for name, share in bands.items())
     + f"- The 95 % interval of the first share, over studies, is {100 * low:.0f} … {100 * high:.0f} %.\n"
     f"- **Range**: batch sizes {axis[0][0]:.0f} … {axis[0][-1]:.0f}, up to {axis[2][-1]:.0f} cached tokens a row; beyond it the simulator refuses.\n\n"

@@ -211,8 +211,8 @@ for axes, (name, limit_s) in zip((upper, lower), LIMITS.items(), strict=True):
     axes.set(xlabel="", ylabel=f"requests in time (%),\n{1000 * limit_s:.0f} ms per token", ylim=(0, 105), xticks=DEVICES)
 lower.set_xlabel("devices")
 lower.legend().remove()
-plots.captioned(upper, f"For {TRAFFIC_PER_S} requests per second, a promise of {1000 * STRICT_S:.0f} ms per token needs {needed[2, 'strict']} devices with 2 drafts and {needed[0, 'strict']} without; "
-                f"one of {1000 * RELAXED_S:.0f} ms, {needed[2, 'relaxed']} and {needed[0, 'relaxed']}.")
+plots.captioned(upper, f"For {TRAFFIC_PER_S} requests per second, a promise of {1000 * STRICT_S:.0f} ms per token needs {needed[2, 'strict']} devices with 2 drafts and {needed[0, 'strict']} without, "
+                f"and one of {1000 * RELAXED_S:.0f} ms needs {needed[2, 'relaxed']} and {needed[0, 'relaxed']} (median of {REPLICATIONS} draws of the device's speed).")
 
 # %% [markdown]
 # ## Answer
@@ -228,7 +228,7 @@ thrash = alone.loc[SIZES[0], "tokens_per_s"] / alone.loc[SIZES[-1], "tokens_per_
 
 # %%
 Markdown(
-    f"For {TRAFFIC_PER_S} requests per second, a promise of {1000 * STRICT_S:.0f} ms per token needs {needed[2, 'strict']} devices with drafts ({cost[2, 'strict']}) and {needed[0, 'strict']} without ({cost[0, 'strict']}); one of {1000 * RELAXED_S:.0f} ms, {needed[2, 'relaxed']} and {needed[0, 'relaxed']}.\n\n"
+    f"For {TRAFFIC_PER_S} requests per second, a promise of {1000 * STRICT_S:.0f} ms per token needs {needed[2, 'strict']} devices with drafts ({cost[2, 'strict']}) and {needed[0, 'strict']} without ({cost[0, 'strict']}), and one of {1000 * RELAXED_S:.0f} ms needs {needed[2, 'relaxed']} and {needed[0, 'relaxed']} (median of {REPLICATIONS} draws of the device's speed).\n\n"
     f"- **Load**: one device serves {even.loc[top, 'in_time']:.0f} of {top} requests per second in time. Where {last} come, it makes {more:+.0f} % tokens/s, and {even.loc[last, 'in_time']:.0f} are in time.\n"
     f"- **Bursts** make 1 % wait longer than {then['first_ms']:.0f} ms for the first token instead of {now['first_ms']:.0f} ms.\n"
     f"- **Chunks** of {BUDGETS[-1]} tokens a round cut the 99th percentile between tokens from {whole['gap_ms']:.0f} to {large['gap_ms']:.0f} ms; smaller ones make the first token late.\n"

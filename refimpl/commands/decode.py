@@ -61,6 +61,7 @@ def generate(
     settings: dict[str, Any] = method.settings() | engine.settings() | sampling.settings() | {"logprobs": logprobs}
     make_config(**settings)
     check_outputs([output.output, output.trace], [prompts.prompts])
+    sampling.tell_idle()
     from refimpl.generation import generate as run  # slow: after the checks
 
     texts = [_sampled(each, samples) for each in prompts.read()]
@@ -161,6 +162,7 @@ def verify(
     runs_to_verify(runs.methods, sizes, settings | {"shape_stable": bitwise})
     settings |= {"max_prompt_tokens": prompts.max_prompt_tokens, "jobs": jobs, "bitwise": bitwise}
     check_outputs([output.output], [prompts.prompts])
+    sampling.tell_idle()
     texts = prompts.read()
     pair = models.load(drafter=engine.drafter)
     with progress_bars() as bars:

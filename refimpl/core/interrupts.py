@@ -16,10 +16,19 @@ def quiet_interrupts() -> Iterator[None]:
     """End with one word on stderr and `INTERRUPTED` where Ctrl-C stops the body, in which commands are loaded and run.
 
     Raises:
-        SystemExit: instead of KeyboardInterrupt.
+        SystemExit: instead of KeyboardInterrupt, also where a library has made another error of it while it was loaded.
     """
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Exception) as error:
+        if not _is_interrupt(error):
+            raise
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether an error is Ctrl-C, or came of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -220,6 +220,7 @@ def _token_list(pair: Pair, prompt: Seq[int], tokens: Any, name: str) -> list[in
         found = as_token_ids(tokens) if is_list(tokens) else []
     except TypeError:
         found = []
+    require(not is_list(tokens) or len(tokens) > 0, f"{name} is empty")
     are_ids = bool(found) and all(0 <= token < pair.vocab_size for token in found)
     require(are_ids, f"{name} is not a list of token ids below {pair.vocab_size}")
     context, prompt_len = pair.target.max_positions, len(prompt)

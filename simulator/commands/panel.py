@@ -8,7 +8,10 @@ import typer
 from simulator.commands.options import Replications, ScenarioPath, Sets, Workers, read_scenario
 
 app = typer.Typer()
-EXAMPLE = "raggedspec sim panel --axis device=h100,l40s --axis models=qwen3-8b+qwen3-0.6b --axis batch_size=1,16"
+EXAMPLE = (
+    "raggedspec sim panel --axis device=h100,l40s --axis models=qwen3-8b+qwen3-0.6b --axis batch_size=1,16 "
+    "--axis num_speculative_tokens=3 --axis acceptance=0.7 --axis deviation=0.15"
+)
 
 
 @app.command(epilog=f"Example: [bold]{EXAMPLE}[/bold]")

@@ -188,7 +188,8 @@ def arrival_times(spec: Spec, streams: Streams, limit: int | None) -> Iterator[f
     if spec.kind in ("trace", "replay"):
         times = _recorded(spec.kind, values)
         enough = limit is None or limit <= len(times)
-        require(enough, f"study.num_requests is {limit}, but {values['path']} holds {len(times)} requests")
+        few = f"study.num_requests is {limit}, but {values['path']} holds {len(times)} requests: set it to that or less"
+        require(enough, few)
         yield from times[:limit]
         return
     blocks = _sinusoidal if spec.kind == "sinusoidal" else _on_off if spec.kind == "on_off" else _renewal

@@ -44,47 +44,6 @@ def test_workers_and_dask_give_the_same_numbers(tmp_path):
     assert one.equals(dask)
 
 
-class Unreachable:
-    """In place of a Dask client: no scheduler answers."""
-
-    def __init__(self, *_, **__):
-        raise self.error
-
-
-@pytest.mark.parametrize(("error", "why"), [(TimeoutError(), "TimeoutError"), (OSError("no\nroute"), "no")])
-def test_a_dask_scheduler_that_does_not_answer_is_one_line(monkeypatch, error, why):
-    monkeypatch.setattr("distributed.Client", type("Client", (Unreachable,), {"error": error}))
-    with pytest.raises(InputError, match=f"^--dask tcp://nowhere:1: cannot connect: {why}$"):
-        sweep(grid((2,)), dask="tcp://nowhere:1")
-
-
-class Broken:
-    """In place of a Dask client, and of the task that it runs: the worker's disk is full."""
-
-    def __init__(self, *_, **__):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def map(self, *_, **__):
-        return [self]
-
-    def result(self):
-        raise OSError(28, "No space left on device")
-
-
-def test_an_error_of_a_task_is_no_failure_to_connect(monkeypatch):
-    monkeypatch.setattr("distributed.Client", Broken)
-    monkeypatch.setattr("distributed.as_completed", iter)
-    with pytest.raises(OSError, match="No space left on device") as raised:
-        sweep(grid((2,)), dask="tcp://there:1")
-    assert not isinstance(raised.value, InputError)
-
-
 def test_a_sweep_resumes_where_it_was(tmp_path):
     spec = grid()
     whole = sweep(spec, tmp_path / "whole")

@@ -70,6 +70,35 @@ def test_an_interrupt_while_commands_are_loaded_is_quiet(tmp_path, command):
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "interrupted\n")
 
 
+LAZY = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    signal.raise_signal(signal.SIGINT)
+finally:
+    raise ModuleNotFoundError("Could not import module 'PreTrainedModel'")
+"""
+
+
+@pytest.mark.parametrize(
+    "source", [LAZY, LAZY.replace("finally:", "except BaseException as e:").rstrip() + " from e\n"]
+)
+def test_an_interrupt_that_a_library_makes_another_error_is_quiet(tmp_path, source):
+    """As transformers does, which loads its modules when they are asked for."""
+    (tmp_path / "typer.py").write_text(source)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([*PYTHON, "refimpl"], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "interrupted\n")
+
+
+def test_an_error_that_no_interrupt_caused_is_shown(tmp_path):
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('Could not import')")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([*PYTHON, "refimpl"], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("ModuleNotFoundError: Could not import\n")
+
+
 def full_disk(*_, **__):
     raise OSError(errno.ENOSPC, "No space left on device")
 

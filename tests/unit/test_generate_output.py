@@ -54,6 +54,23 @@ def test_prompts_can_be_given_on_the_command_line_and_sampled():
     assert "2 sequences, 4 tokens in" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["generate", "verify"])
+def test_filters_that_change_nothing_are_named(command):
+    words = [
+        command,
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "2",
+        *(["--methods", "inplace"] if command == "verify" else []),
+    ]
+    done = CliRunner().invoke(app, [*words, "--top-p", "0.5", "--top-k", "3", "--seed", "7"])
+    assert done.exit_code == 0
+    assert "greedy decoding at --temperature 0: no effect of --top-k, --top-p\n" in done.stderr
+    drawn = CliRunner().invoke(app, [*words, "--top-p", "0.5", "--temperature", "0.7"])
+    assert "no effect" not in drawn.stderr + CliRunner().invoke(app, words).stderr
+
+
 def test_a_stop_token_can_be_given_and_one_is_told_as_one():
     words = ["generate", "--max-new-tokens", "4", "--prompt", "import os"]
     (line,) = CliRunner().invoke(app, words).stdout.splitlines()

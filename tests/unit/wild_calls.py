@@ -59,6 +59,7 @@ CALLS = [  # of the library
     (lambda pair: verify(pair, [[1]], bitwise="no"), "bitwise must be true or false, not 'no'"),
     (lambda pair: UNTYPED(pair, [[1]], None), "outputs must be lists of token ids, one a prompt, not None"),
     (lambda pair: UNTYPED(pair, [[1]], ["x"]), "output 0 is not a list of token ids below 61"),
+    (lambda pair: judge_outputs(pair, [[1], [2]], [[3], []]), "output 1 is empty"),
     (lambda pair: judge_outputs(pair, [[1]], [[3, True]]), "output 0 is not a list of token ids below 61"),
     (lambda pair: judge_outputs(pair, [[1]], [[1] * 9999]), "output 0 has 9999 tokens: after 1 of its"),
     (lambda pair: judge_method(pair, [[1]], reference=[[61]]), "reference 0 is not a list of token ids below 61"),
