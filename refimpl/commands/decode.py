@@ -61,7 +61,7 @@ def generate(
     settings: dict[str, Any] = method.settings() | engine.settings() | sampling.settings() | {"logprobs": logprobs}
     make_config(**settings)
     check_outputs([output.output, output.trace], [prompts.prompts])
-    sampling.tell_idle()
+    _tell_idle(sampling)
     from refimpl.generation import generate as run  # slow: after the checks
 
     texts = [_sampled(each, samples) for each in prompts.read()]
@@ -71,6 +71,15 @@ def generate(
         result = run(pair, texts, max_prompt_tokens=prompts.max_prompt_tokens, progress=shown, **settings)
     _write_output(result, output)
     _print_summary(result)
+
+
+def _tell_idle(sampling: SamplingOptions) -> None:
+    """Say on stderr which filters change nothing, as tokens are not drawn."""
+    usual, filters = SamplingOptions(), ("top_k", "top_p", "min_p")
+    idle = [name for name in filters if getattr(sampling, name) != getattr(usual, name)]
+    if sampling.temperature == 0 and idle:
+        told = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        print(f"greedy decoding at --temperature 0: no effect of {told}", file=sys.stderr)
 
 
 def _sampled(prompt: Any, samples: int) -> Any:
@@ -162,7 +171,7 @@ def verify(
     runs_to_verify(runs.methods, sizes, settings | {"shape_stable": bitwise})
     settings |= {"max_prompt_tokens": prompts.max_prompt_tokens, "jobs": jobs, "bitwise": bitwise}
     check_outputs([output.output], [prompts.prompts])
-    sampling.tell_idle()
+    _tell_idle(sampling)
     texts = prompts.read()
     pair = models.load(drafter=engine.drafter)
     with progress_bars() as bars:

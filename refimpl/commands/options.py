@@ -1,6 +1,5 @@
 """Option groups of the commands: an option is declared once, and a command names the groups that it takes."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -165,13 +164,6 @@ class SamplingOptions(SettingOptions):
         float, option(SAMPLING, "Drop tokens below this share of the most probable one's probability.")
     ] = 0.0
     seed: SeedOption = 0
-
-    def tell_idle(self) -> None:
-        """Say on stderr which filters change nothing, as tokens are not drawn."""
-        idle = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) != getattr(SamplingOptions, name)]
-        if self.temperature == 0 and idle:
-            told = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-            print(f"greedy decoding at --temperature 0: no effect of {told}", file=sys.stderr)
 
 
 @dataclass(frozen=True, kw_only=True)
