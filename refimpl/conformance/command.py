@@ -28,10 +28,7 @@ class SubjectOptions:
     reference_command: Annotated[
         str | None, option(ENGINE, "Command of a server that decodes plainly, in place of --reference.")
     ] = None
-    timeout_s: Annotated[
-        float,
-        option(ENGINE, "Seconds an answer to up to 64 prompts may take, and again for each further 64.", min=0.01),
-    ] = 60.0
+    timeout_s: Annotated[float, option(ENGINE, "Seconds an answer may take.", min=0.01)] = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,6 @@ from refimpl.conformance.protocol import (
     EngineLost,
     EngineSettings,
     NotSupported,
-    answer_s,
     check_answer,
     check_description,
     check_timeout,
@@ -53,8 +52,7 @@ class CommandEngine:
 
     Args:
         command: command line of the server.
-        timeout_s: seconds that an answer to up to 64 prompts may take, and again for each further 64; `describe`, sent
-            after every start, may take ten times as long.
+        timeout_s: seconds that an answer may take; `describe`, sent after every start, may take ten times as long.
 
     Raises:
         InputError: it does not start, does not describe itself, or the time cannot be counted.
@@ -80,8 +78,7 @@ class CommandEngine:
         if self._process is None:
             self._open_again()
         request = Call(tuple(map(tuple, prompts)), settings).as_request(self._number + 1)
-        answer = self._ask(request, answer_s(self.timeout_s, len(prompts)))
-        return check_answer(answer.get("outputs"), len(prompts), self.vocab_size)
+        return check_answer(self._ask(request, self.timeout_s).get("outputs"), len(prompts), self.vocab_size)
 
     def close(self) -> None:
         """End the server and everything that it started; one that waits for requests may end by itself first."""

@@ -20,7 +20,6 @@ BLOCK_SIZE = 16  # tokens of a block of K/V, where an engine does not say
 MAX_BLOCK_SIZE = 4096
 MAX_VOCAB_SIZE = 2**31
 LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 0.01, 1e8  # loading may take ten times as long, and locks wait 9.2e9 s at most
-TIMED_PROMPTS = 64  # that the seconds of an answer are for
 Prompts = tuple[tuple[int, ...], ...]
 
 
@@ -149,11 +148,6 @@ def check_timeout(timeout_s: float) -> float:
     told = f"timeout_s must be from {LEAST_TIMEOUT_S:g} to {MOST_TIMEOUT_S:g} seconds, not {timeout_s}"
     require(LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S, told)
     return timeout_s
-
-
-def answer_s(timeout_s: float, num_prompts: int) -> float:
-    """Seconds that an answer may take: `timeout_s` for every 64 prompts that have been begun."""
-    return min(timeout_s * max(1, -(-num_prompts // TIMED_PROMPTS)), MOST_TIMEOUT_S)
 
 
 def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[int]]:

@@ -14,14 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from refimpl.conformance.protocol import (
-    EngineGone,
-    EngineSettings,
-    answer_s,
-    check_engine_is_one,
-    check_timeout,
-    one_line,
-)
+from refimpl.conformance.protocol import EngineGone, EngineSettings, check_engine_is_one, check_timeout, one_line
 from refimpl.core.errors import InputError
 
 Ask = Callable[[list[list[int]], EngineSettings], Any]
@@ -33,7 +26,7 @@ class PythonEngine:
     Args:
         engine: see `refimpl.conformance.protocol`.
         name: how messages call it.
-        timeout_s: seconds that an answer to up to 64 prompts may take, and again for each further 64.
+        timeout_s: seconds that an answer may take.
 
     Raises:
         InputError: it is no engine.
@@ -51,7 +44,7 @@ class PythonEngine:
 
     def _bounded(self, ask: Ask) -> Ask:
         def bounded(prompts: list[list[int]], settings: EngineSettings) -> Any:
-            with time_limit(answer_s(self.timeout_s, len(prompts))):
+            with time_limit(self.timeout_s):
                 return ask(prompts, settings)
 
         return bounded

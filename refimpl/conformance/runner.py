@@ -38,7 +38,7 @@ def run_conformance(
     Args:
         engine, command: what to test.
         reference, reference_command: what generates what plain decoding does, in Python or as a server.
-        timeout_s: seconds that an answer to up to 64 prompts may take, and again for each further 64.
+        timeout_s: seconds that an answer may take.
         properties: names, separated by commas; None means all.
         output: where to write the report.
         total_time_s: seconds after which the run ends; an answer under way is awaited.

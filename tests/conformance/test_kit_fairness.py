@@ -2,25 +2,15 @@
 
 import math
 import random
-import sys
 from collections.abc import Callable
-from contextlib import closing, nullcontext
 from dataclasses import replace
 
 import pytest
 from toy_engines import LIARS, Prompts, Toy, refusing
 
 from refimpl.conformance.cases import MELTED, Limits
-from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import check_engine
-from refimpl.conformance.protocol import (
-    MOST_TIMEOUT_S,
-    EngineSettings,
-    NotSupported,
-    answer_s,
-    one_line,
-)
-from refimpl.conformance.python_engine import PythonEngine
+from refimpl.conformance.protocol import EngineSettings, NotSupported, one_line
 from refimpl.conformance.report import conclusion
 from refimpl.conformance.subject import Subject
 
@@ -102,35 +92,6 @@ def test_samples_that_depend_on_how_many_prompts_there_are_are_not_keyed() -> No
     engine = Toy(lambda p, s, _: Toy()(p, replace(s, seed=s.seed + len(p))) if s.temperature else Toy()(p, s))
     (verdict,) = check_engine(engine, properties=["samples_are_keyed"], max_examples=5).verdicts
     assert verdict.status == "fail"
-
-
-def test_many_prompts_have_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [answer_s(60.0, n) for n in (0, 1, 64, 65, 128, 4096)] == [60, 60, 60, 120, 120, 3840]
-    assert answer_s(MOST_TIMEOUT_S, 4096) == MOST_TIMEOUT_S
-    given: list[float] = []
-
-    def note(seconds: float) -> nullcontext:
-        given.append(seconds)
-        return nullcontext()
-
-    monkeypatch.setattr("refimpl.conformance.python_engine.time_limit", note)
-    engine = PythonEngine(Toy(), timeout_s=2.0)
-    engine([[1]] * 3, EngineSettings())
-    engine([[1]] * 200, EngineSettings())
-    assert given == [2.0, 8.0]
-
-
-def test_many_prompts_have_more_time_in_another_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, receive = list[float](), CommandEngine._receive
-
-    def note(self: CommandEngine, seconds: float) -> str:
-        given.append(seconds)
-        return receive(self, seconds)
-
-    monkeypatch.setattr(CommandEngine, "_receive", note)
-    with closing(CommandEngine(f"{sys.executable} -m refimpl.conformance.example_server", timeout_s=20.0)) as engine:
-        engine([[1]] * 65, EngineSettings(max_new_tokens=1))
-    assert given == [200.0, 40.0]
 
 
 class WordlessError(Exception):
