@@ -46,7 +46,7 @@ def figure_figures(data: dict[str, Any]) -> Picture:
         axes.plot(middle, at, "o", color=color, markersize=4, markerfacecolor="white" if row["fitted"] else color)
     axes.set_yticks(range(len(rows)), [in_words(row["target"]) for row in reversed(rows)], fontsize=8)
     told = "bars hold 95 % of single runs, the last one 6 runs; hollow: fitted"
-    axes.set(xlabel=f"simulated / published; {told}", xlim=(0.5, 1.5))
+    axes.set(xlabel=f"simulated / published\n{told}", xlim=(0.5, 1.5))
     inside = sum(row["inside"] for row in rows)
     outside = len(rows) - inside
     return captioned(
@@ -76,7 +76,7 @@ def figure_waterfall(data: dict[str, Any]) -> Picture:
         before = step["tokens_per_s"]
     axes.set_yticks(range(len(steps)), [step["name"] for step in steps], fontsize=8)
     axes.invert_yaxis()
-    axes.set(xlabel="tokens/s; each change on top of those above; black: 95 % intervals", xlim=(0, 225))
+    axes.set(xlabel="tokens/s\neach change on top of those above; black: 95 % intervals", xlim=(0, 225))
     refill, grouping = (data["steps"][at]["gain"] for at in (1, 3))
     graphs = next(step for step in data["steps"] if step["name"].startswith("passes"))["tokens_per_s"]
     sentence = (

@@ -30,6 +30,19 @@ def test_page_and_figures_are_fresh(tool, capsys):
     assert count in " ".join((ROOT / "README.md").read_text().split())
 
 
+def test_no_text_leaves_a_figure(tool):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    data = json.loads(tool.DATA.read_text())
+    for name, draw in tool.figures.FIGURES.items():
+        figure = draw(data).figure
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        box, (width, height) = figure.get_tightbbox(canvas.get_renderer()), figure.get_size_inches()
+        assert min(box.x0, box.y0) >= 0, name
+        assert (box.x1 <= width, box.y1 <= height) == (True, True), name
+
+
 def test_figures_are_told_apart_by_what_was_fitted_to_them(page):
     names = ["x.y", "x.y", "z.w", "grouping_rate_all_mean.batch 2"]
     states = [(True, True), (False, True), (False, False), (False, True)]
