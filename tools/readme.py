@@ -169,6 +169,16 @@ def speed(data: dict[str, Any]) -> str:
     return markdown_table(*tables.speed_table(data)) + setting + origin(data["environment"])
 
 
+def ties(data: dict[str, Any]) -> str:
+    """Verdicts on outputs that differ from the oracle's, and what their numbers mean."""
+    legend = (
+        "regret: how far a token's logit is below the largest one; 0 means that the two logits are equal, in the "
+        "number format of the run. threshold: twice the most that rounding alone moves a logit, the largest regret "
+        "that a tie may have; 0 means that it moved none. prefixes: texts that the rounding was measured on."
+    )
+    return f"{markdown_table(*tables.ties_table(data))}\n{legend}\n{origin(data['meta'])}"
+
+
 def law(data: dict[str, Any]) -> str:
     """Total variation of every combination of drafter, budget and rule, one column a rule."""
     return measured(data, tables.law_table(data["rows"]))
@@ -187,7 +197,6 @@ MEASURED: dict[str, Callable[[dict[str, Any]], tables.Table]] = {
     "residents": tables.residents_table,
     "joining": tables.joining_table,
     "widths": tables.widths_table,
-    "ties": tables.ties_table,
     "kernels": tables.kernels_table,
 }
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -206,6 +215,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "passes": passes,
     "scaling": scaling,
     "speed": speed,
+    "ties": ties,
     **{name: lambda data, table=table: measured(data, table(data)) for name, table in MEASURED.items()},
 }
 
@@ -214,7 +224,7 @@ SIMULATED: dict[str, Callable[[], str]] = {  # tables of what the simulator ship
     "trust": trust,
     "simulator-cpu-tiny": lambda: simulator("cpu/tiny"),
     "simulator-nvidia-h200-vicuna": lambda: simulator("nvidia-h200/vicuna"),
-    "recorded-rounds": lambda: recorded(json.loads((RESULTS / "bench-gpu-length3.json").read_text())),
+    "recorded-rounds": lambda: recorded(RESULTS / "bench-gpu-length3.json"),
     "roofline-nvidia-h200-vicuna": lambda: roofline("nvidia-h200/vicuna", "h200", "vicuna-7b", "vicuna-68m"),
 }
 

@@ -22,9 +22,14 @@ def rates_line(meta: dict[str, Any]) -> str:
     return f"\n{text}{'' if meta.get('complete', True) else '; cut short, rows are missing'}.\n"
 
 
+def by_batch_size(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a benchmark, which may have run its batch sizes in any order; engines stay in theirs."""
+    return sorted(rows, key=lambda row: row["batch_size"])
+
+
 def bench_table(data: dict[str, Any]) -> Table:
     """Throughput of every engine; recording, floor, idle time and memory where they were measured."""
-    rows = data["rows"]
+    rows = by_batch_size(data["rows"])
     with_floor = "fraction_of_floor" in rows[0]
     on_gpu = with_floor and any(row["peak_memory_bytes"] for row in rows)
     paired = "ratio_to_first_method" in rows[0]
@@ -189,7 +194,7 @@ def kernels_table(data: dict[str, Any]) -> Table:
             for k in found["by_name"][:MOST_KERNELS]
         )
         rows.append([found["name"], *times, str(found["kernels"]), most])
-    return ["models", "ms/round", "draft", "verify", "device busy", "kernels", "most of the time"], rows
+    return ["models", "ms/round", "draft, ms", "verify, ms", "device busy, ms", "kernels", "most of the time"], rows
 
 
 def pieces_table(data: dict[str, Any]) -> Table:

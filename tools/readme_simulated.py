@@ -1,10 +1,13 @@
 """Tables of how accurate the simulator is: against runs of the engine, and its roofline against a measured machine."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pages import markdown_table, origin
+from readme_measured import by_batch_size
 
 from simulator.engine_runs.acceptance_fit import clustered_error
 from simulator.engine_runs.validation import FIT, Validation, read_validation
@@ -141,12 +144,13 @@ def _roofline_cells(line: dict[str, Any]) -> list[str]:
     return [*shares, f"{1e3 * line['measured_s']:.1f}", f"{1e3 * line['predicted_s']:.1f}"]
 
 
-def recorded(data: dict[str, Any]) -> str:
+def recorded(path: Path) -> str:
     """Recorded rounds of a benchmark, what the roofline computes for them, and what their bytes and operations need."""
-    meta = data["meta"]
+    data = json.loads(path.read_text())
+    meta, models = data["meta"], MODELS[data["meta"]["pair"]]
     k, context = meta["settings"]["num_speculative_tokens"], meta["prompt_tokens"]["median"]
     widths = np.array([context + meta["settings"]["max_new_tokens"] / 2])
-    cost = RooflineCost(Spec.of("roofline", device=H200, dtype=meta["dtype"], **MODELS[meta["pair"]]), None)
+    cost = RooflineCost(Spec.of("roofline", device=H200, dtype=meta["dtype"], **models), None)
 
     def cells(row: dict[str, Any]) -> list[str]:
         rows, drafts = row["batch_size"], k if row["engine"] == "inplace" else 0
@@ -157,5 +161,10 @@ def recorded(data: dict[str, Any]) -> str:
         shown = [f"{time:.1f}" for time in (*times, row["floor_ms_per_round"])]
         return [row["engine"], str(row["batch_size"]), str(drafts), *shown]
 
-    headings = ["engine", "batch", "drafts", "ms/round", "device busy", "roofline", "floor"]
-    return markdown_table(headings, [cells(row) for row in data["rows"] if row["ms_per_round"]])
+    headings = ["engine", "batch", "drafts", "ms/round", "device busy, ms", "roofline, ms", "floor, ms"]
+    table = markdown_table(headings, [cells(row) for row in by_batch_size(data["rows"]) if row["ms_per_round"]])
+    source = (
+        f"`python tools/readme.py` computes *roofline* (`{H200}`, `{models['target']}`, `{models['draft']}`, "
+        f"{widths[0]:g} tokens of context in each row). The rest is in `docs/results/{path.name}`, measured by"
+    )
+    return f"{table}\n{source}\n{origin(meta)}"

@@ -31,6 +31,14 @@ def test_every_measured_table_has_a_page():
     assert {"brief-demo", "scaling", "simulator-cpu-tiny"} <= shown
 
 
+def test_benchmarks_are_shown_by_batch_size():
+    text = (DOCS / "results.md").read_text()
+    tables = re.findall(r"<!-- table:(?:bench|recorded)-[\w-]+ -->(.*?)<!-- /table -->", text, re.DOTALL)
+    sizes = [[int(size) for size in re.findall(r"^\| \w[^|]* \| (\d+) \|", table, re.MULTILINE)] for table in tables]
+    assert len(sizes) > 5
+    assert all(len(found) > 5 and found == sorted(found) for found in sizes)
+
+
 def test_acceptance_lengths_are_those_of_committed_runs():
     table = (DOCS / "results.md").read_text().partition("### Acceptance lengths")[2].partition("\n\n`rollback`")[0]
     cells = re.findall(r"^\| (\d[\d., ]+) \|", table, re.MULTILINE)
