@@ -47,8 +47,8 @@ class PrepackedForward:
         """The layer's output by oneDNN."""
         layer = self.linear
         if self._read != (now := _state_of(layer.weight)):
-            self._read = now
             self._weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), TYPICAL_TOKENS)
+            self._read = now
         output: Tensor = torch.ops.mkldnn._linear_pointwise(entries, self._weight, layer.bias, "none", [], "")
         return output
 
