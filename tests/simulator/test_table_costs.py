@@ -61,3 +61,5 @@ def test_the_worst_error_is_of_the_runs_that_have_one():
     assert found.loc["a_error"].tolist() == pytest.approx([0.2, -0.1, -0.3, 2])
     assert found.loc["b_error", "worst":].isna().tolist() == [True, False]
     assert found.loc["b_error", "count"] == 0
+    reverse = summarize_errors(table.iloc[::-1].reset_index(drop=True))
+    assert reverse.loc["a_error"].tolist() == found.loc["a_error"].tolist(), "whichever run lacks the metric"
