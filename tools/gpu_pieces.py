@@ -72,7 +72,8 @@ def all_pieces(scale: Scale) -> list[Piece]:
         *(_verify(scale, dtype) for dtype in ("float32", "bfloat16")),
         _bitwise(scale),
         _bench(scale, "length3", "8,1,32,16,4,2", "inplace", LENGTH_3, repeats=2, minutes=4.5),
-        _compiled(scale),
+        _faster(scale, "fused-norms", "--fuse-norms", "with norms of one or two calls", minutes=3.5),
+        _faster(scale, "compiled", "--compile", "with layers fused by torch.compile", minutes=4.5),
         _kernels(scale),
         _bench(scale, "published", "8,4", "eqspec,exspec,masked,inplace", f"forced:{PUBLISHED}", 2, minutes=5.5),
         _anatomy(scale),
@@ -218,20 +219,19 @@ def _kernels(scale: Scale) -> Piece:
     path = f"{RESULTS}/kernels-gpu.json"
     options = (*scale.published("qwen3"), *(("--no-compile",) if scale.dry else ()))
     command = Command(("tools/round_kernels.py", f"{{root}}/{path}", *options), (path,))
-    return Piece(
-        "kernels", "what a recorded round at batch 8 spends its time on, as loaded and compiled", 4.0, (command,)
-    )
+    what = "what a recorded round at batch 8 spends its time on, as loaded, with norms fused, and compiled"
+    return Piece("kernels", what, 4.0, (command,))
 
 
-def _compiled(scale: Scale) -> Piece:
-    """In a dry run nothing is compiled, which takes minutes on a CPU."""
-    output, writes = _result("bench-gpu-compiled")
+def _faster(scale: Scale, name: str, option: str, what: str, minutes: float) -> Piece:
+    """With what makes a layer's small operations fewer; not in a dry run, as compiling takes minutes on a CPU."""
+    output, writes = _result(f"bench-gpu-{name}")
     sizes = scale.pick(
-        f"--compile --batch-sizes 8,1 --methods inplace --repeats 2 {SHORT} --max-minutes 2",
+        f"{option} --batch-sizes 8,1 --methods inplace --repeats 2 {SHORT} --max-minutes 2",
         "--batch-sizes 2 --methods inplace --repeats 1 --max-new-tokens 2 --prompts-per-row 1",
     )
     argv = _python("bench", *scale.published("qwen3"), *sizes, "--acceptance", LENGTH_3, *output)
-    return Piece("bench-compiled", "the same with layers fused by torch.compile", 4.5, (Command(argv, writes),))
+    return Piece(f"bench-{name}", f"the same {what}", minutes, (Command(argv, writes),))
 
 
 def _anatomy(scale: Scale) -> Piece:

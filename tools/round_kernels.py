@@ -1,4 +1,4 @@
-"""Kernels of a recorded round by name, as the models were loaded and with their layers compiled.
+"""Kernels of a recorded round by name, of models as loaded, with norms fused, and with layers compiled.
 
 ``python tools/round_kernels.py OUTPUT --pair qwen3 --random-weights --device cuda --dtype bfloat16`` decodes eight rows
 with `inplace`. Of rounds that neither prefill nor record it takes the median times, and profiles one. Without CUDA it
@@ -11,6 +11,8 @@ import random
 import statistics
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.compiled import compile_layers
+from refimpl.models.norms import fuse_norms
+from refimpl.models.stand_ins import as_loaded
 from refimpl.pairs import load_pair
 from refimpl.requests import prepare
 
@@ -89,19 +93,29 @@ def profiled(device: torch.device, engine: Engine) -> tuple[dict[str, Any], Roun
     return {"kernels": len(events), "ms_busy": 1e3 * busy_s(events), "by_name": by_name}, records[0]
 
 
+def variants(pair: Pair, compiled: bool) -> Iterator[str]:
+    """Make the models what each name says, one after the other."""
+    models = [lm.model for lm in pair.models() if isinstance(lm, HuggingFaceLM)]
+    yield "as loaded"
+    for model in models:
+        fuse_norms(model)
+    yield "norms fused"
+    if compiled:
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(as_loaded(model))
+                compile_layers(model)
+            yield "compiled"
+
+
 def main() -> int:
     """Measure and write."""
     given = arguments()
     pair: Pair = given.models
-    variants = [measure(pair, "as loaded")]
-    if not given.no_compile:
-        for lm in pair.models():
-            assert isinstance(lm, HuggingFaceLM)
-            compile_layers(lm.model)
-        variants.append(measure(pair, "compiled"))
+    measured = [measure(pair, name) for name in variants(pair, not given.no_compile)]
     meta = {"pair": pair.name, "dtype": str(pair.dtype).removeprefix("torch."), "rows": ROWS, "drafts": DRAFTS}
-    write_whole(given.output, [json.dumps({"variants": variants, "meta": provenance(pair.device) | meta}, indent=1)])
-    for variant in variants:
+    write_whole(given.output, [json.dumps({"variants": measured, "meta": provenance(pair.device) | meta}, indent=1)])
+    for variant in measured:
         print({name: value for name, value in variant.items() if name != "by_name"}, file=sys.stderr)
     return 0
 

@@ -23,7 +23,7 @@ from refimpl.decoding.trace import RoundRecord
 from refimpl.generation import generate
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.compiled import uncompiled
-from refimpl.models.prepacked import without_prepacking
+from refimpl.models.stand_ins import as_loaded
 from refimpl.requests import prepare
 
 STAGES = ("draft", "verify", "realign", "host")
@@ -218,7 +218,7 @@ def as_shipped(bench: Bench) -> Iterator[None]:
         model.set_attn_implementation(ATTENTION)
         model.generation_config = generation_config
     try:
-        with uncompiled(), without_prepacking(bench.target.model), without_prepacking(bench.draft.model):
+        with uncompiled(), as_loaded(bench.target.model), as_loaded(bench.draft.model):
             yield
     finally:
         for model, (attention, generation_config) in zip(models, before, strict=True):

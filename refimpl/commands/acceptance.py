@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from refimpl.commands.options import PairOptions, PromptOptions, SeedOption, parse_sizes
+from refimpl.commands.options import PairOptions, PromptOptions, SeedOption
+from refimpl.commands.parsing import parse_sizes
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
 from refimpl.core.errors import InputError
 from refimpl.core.option_groups import ENGINE, PROMPTS, SAMPLING, command, option

@@ -17,8 +17,8 @@ from refimpl.commands.options import (
     PromptOptions,
     RunOptions,
     SeedOption,
-    parse_sizes,
 )
+from refimpl.commands.parsing import parse_sizes
 from refimpl.commands.reports import ReportOptions, check_outputs, write_report
 from refimpl.core.errors import InputError
 from refimpl.core.option_groups import ENGINE, PROMPTS, SAMPLING, command, option

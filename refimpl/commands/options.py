@@ -1,10 +1,10 @@
 """Option groups of the commands: an option is declared once, and a command names the groups that it takes."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
+from refimpl.commands.parsing import numbers, parse_integers, parse_sizes, parse_table
 from refimpl.core.config import METHODS, NAMED_METHODS, CheckLevel, DecodeConfig
 from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig, RankingScore
 from refimpl.core.errors import InputError, require
@@ -15,7 +15,6 @@ PAIRS = ("tiny", "vicuna", "qwen3", "glm4")
 Rule = Literal["greedy", "coupled", "rejection", "block"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Turns = Literal["first", "all"]
-TableValue = TypeVar("TableValue")
 DEFAULTS = DecodeConfig()
 DRAFTING = DEFAULTS.drafting
 
@@ -97,16 +96,20 @@ class HeadOptions(PairOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(HeadOptions):
-    """A pair that may be compiled, or whose weights may be prepacked."""
+    """A pair that may be compiled, whose weights may be prepacked, or whose norms may be fused."""
 
     compile_: Annotated[bool, option(MODELS, "Fuse parts of layers with torch.compile.", "--compile")] = False
     prepack: Annotated[
         bool, option(MODELS, "Keep weights as oneDNN reads them fastest, too: float32 on a CPU.", "--prepack")
     ] = False
+    fuse_norms: Annotated[
+        bool, option(MODELS, "Compute a norm in one or two calls, where transformers takes eight.", "--fuse-norms")
+    ] = False
 
     def load(self, **more: Any) -> Any:
-        """Load the pair, compiled or prepacked if asked for."""
-        return super().load(compile_modules=self.compile_, prepack_weights=self.prepack, **more)
+        """Load the pair, made faster if asked for."""
+        speed = {"compile_modules": self.compile_, "prepack_weights": self.prepack, "fuse_norms": self.fuse_norms}
+        return super().load(**speed, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +266,7 @@ class EngineOptions(SettingOptions):
         if self.drafts_by_load is not None:
             given["drafts_by_load"] = parse_table(self.drafts_by_load, "--drafts-by-load", "1=7,4=5,16=2", int)
         if self.draft_costs is not None:
-            given["draft_costs"] = parse_table(self.draft_costs, "--draft-costs", "1=1.2/1.4,8=1.3/1.7", _numbers)
+            given["draft_costs"] = parse_table(self.draft_costs, "--draft-costs", "1=1.2/1.4,8=1.3/1.7", numbers)
         return given
 
 
@@ -304,46 +307,3 @@ class RunOptions:
             InputError: something else is given.
         """
         return parse_sizes(self.batch_sizes)
-
-
-def parse_sizes(text: str, option: str = "--batch-sizes") -> list[int]:
-    """Read the comma-separated positive integers of an option.
-
-    Raises:
-        InputError: the text is something else.
-    """
-    sizes = parse_integers(text, option)
-    if not sizes or min(sizes) < 1:
-        raise InputError(f"{option} must be at least 1, not {text!r}")
-    return sizes
-
-
-def parse_integers(text: str, option: str) -> list[int]:
-    """Read the comma-separated integers of an option; an empty text has none.
-
-    Raises:
-        InputError: the text is something else.
-    """
-    try:
-        return [int(part) for part in text.split(",")] if text else []
-    except ValueError as error:
-        raise InputError(f"{option} must be comma-separated integers, not {text!r}") from error
-
-
-def parse_table(
-    text: str, option: str, example: str, value: Callable[[str], TableValue]
-) -> tuple[tuple[int, TableValue], ...]:
-    """Read pairs of a number of rows and a value, like ``1=7,4=5,16=2``.
-
-    Raises:
-        InputError: the text is something else.
-    """
-    try:
-        pairs = [part.split("=") for part in text.split(",")]
-        return tuple((int(rows), value(what)) for rows, what in pairs)
-    except ValueError as error:
-        raise InputError(f"{option} must look like {example}, not {text!r}") from error
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split("/")))

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from refimpl.commands.options import DraftTokensOption, PairOptions, PromptOptions, SeedOption, parse_sizes
+from refimpl.commands.options import DraftTokensOption, PairOptions, PromptOptions, SeedOption
+from refimpl.commands.parsing import parse_sizes
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
 from refimpl.core.option_groups import ENGINE, PROMPTS, command, option
 from refimpl.core.progress import progress_bars

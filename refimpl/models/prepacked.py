@@ -3,14 +3,9 @@
 PyTorch multiplies matrices of 32 bits with the library that it was built with, usually MKL, which runs below the rate
 of some processors, and reorders the weights in every call. oneDNN comes with PyTorch and can be given weights
 in its own order. `torch.compile` does so when it freezes a model; here the same operators are called without it.
-
-Norms by the root of the mean square, which transformers computes step by step, become one call of PyTorch's own, of the
-same bits. What holds a layer or norm calls what stands in for it without the detour of a module's own call, which would
-look for hooks first.
+Norms become one call each, see `refimpl.models.norms`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,13 +13,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from refimpl.core.errors import InputError, require
+from refimpl.models.norms import fuse_norms_if_any
+from refimpl.models.stand_ins import StandIn, has_stand_in, put_in
 
 LEAST_MULTIPLICATIONS = 750_000  # of a product, for each thread; with fewer, the call costs more than it gains
 TYPICAL_TOKENS = 64  # for which oneDNN chooses the order
 TRIAL_TOLERANCE = 1e-4  # of the largest output; another order of additions differs by 1e-6
 
 
-class PrepackedForward:
+class PrepackedForward(StandIn):
     """Stands in for `forward` of a linear layer, whose own weights stay as they are, or are changed and then read anew.
 
     Args:
@@ -68,27 +65,11 @@ def _state_of(weight: Tensor) -> tuple[int, int]:
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
-class WholeNorm:
-    """Stands in for `forward` of a norm: one call in place of a chain of them.
-
-    Args:
-        weight: that the norm multiplies by.
-        eps: that it adds to the mean of the squares.
-    """
-
-    def __init__(self, weight: Float[Tensor, " features"], eps: float):
-        self.weight, self.eps = weight, eps
-
-    def __call__(self, entries: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch features"]:
-        """The norm's output."""
-        return torch.rms_norm(entries, self.weight.shape, self.weight, self.eps)
-
-
 @torch.inference_mode()
 def prepack(model: nn.Module) -> None:
     """Prepack all linear layers of a model; their weights take their memory twice. Norms become one call each.
 
-    Every layer is tried on random entries. A norm that gives other bits then stays as it is.
+    Every layer is tried on random entries.
 
     Raises:
         InputError: the model is not on a CPU in float32, or this PyTorch has no such products, or they are wrong.
@@ -103,41 +84,8 @@ def prepack(model: nn.Module) -> None:
         except (AttributeError, RuntimeError) as reason:
             raise InputError(f"prepack_weights needs oneDNN, which fails here: {str(reason).splitlines()[0]}") from None
         require(error <= TRIAL_TOLERANCE, f"prepack_weights: oneDNN's products differ from PyTorch's by {error:.1g}")
-        vars(layer)["forward"] = forward
-    for norm, whole in _norms(model):
-        entries = torch.randn(TYPICAL_TOKENS, *whole.weight.shape, generator=generator)
-        if torch.equal(whole(entries), norm(entries)):
-            vars(norm)["forward"] = whole
-    _call_directly(model)
-
-
-@contextmanager
-def without_prepacking(model: nn.Module) -> Iterator[None]:
-    """Have a model run as it was loaded, then as before."""
-    prepacked = [(layer, vars(layer)["forward"]) for layer in model.modules() if _is_prepacked(layer)]
-    for parent, name, _ in _held(model):
-        vars(parent).pop(name, None)
-    for layer, _ in prepacked:
-        del vars(layer)["forward"]
-    try:
-        yield
-    finally:
-        for layer, forward in prepacked:
-            vars(layer)["forward"] = forward
-        _call_directly(model)
-
-
-def _call_directly(model: nn.Module) -> None:
-    """Let what holds a prepacked layer find its stand-in under the layer's name; the layers are listed as before."""
-    for parent, name, layer in _held(model):
-        vars(parent)[name] = vars(layer)["forward"]
-
-
-def _held(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Prepacked layers with what holds them; not the LM head, to which hooks may listen."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    held = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
-    return [(parent, name, child) for parent, name, child in held if _is_prepacked(child) and child is not head]
+        put_in(layer, forward)
+    fuse_norms_if_any(model)
 
 
 def _refuse_other_numbers(model: nn.Module) -> None:
@@ -148,18 +96,4 @@ def _refuse_other_numbers(model: nn.Module) -> None:
 
 
 def _plain_layers(model: nn.Module) -> list[nn.Linear]:
-    return [module for module in model.modules() if type(module) is nn.Linear and not _is_prepacked(module)]
-
-
-def _norms(model: nn.Module) -> list[tuple[nn.Module, WholeNorm]]:
-    """What looks like a norm by the root of the mean square, and what may stand in for it."""
-    parts = [(m, getattr(m, "weight", None), getattr(m, "variance_epsilon", None)) for m in model.modules()]
-    return [
-        (norm, WholeNorm(weight, eps))
-        for norm, weight, eps in parts
-        if isinstance(weight, Tensor) and weight.dim() == 1 and isinstance(eps, float) and not _is_prepacked(norm)
-    ]
-
-
-def _is_prepacked(module: nn.Module) -> bool:
-    return isinstance(vars(module).get("forward"), PrepackedForward | WholeNorm)
+    return [module for module in model.modules() if type(module) is nn.Linear and not has_stand_in(module)]

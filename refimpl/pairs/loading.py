@@ -3,7 +3,7 @@
 import copy
 import logging
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from refimpl.core.errors import InputError, UnsupportedModelError, require
 from refimpl.core.reading import is_folder
 from refimpl.core.request import check_stops
 from refimpl.core.values import require_bool, require_int
+from refimpl.models import norms
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails
 from refimpl.models.compiled import compile_layers
@@ -35,6 +36,7 @@ from refimpl.pairs.presets import PRESETS, ModelPreset
 from refimpl.pairs.reading import from_pretrained
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
 
+SPEED = {"compile_modules": compile_layers, "prepack_weights": prepack, "fuse_norms": norms.fuse_norms}
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")
 
 
@@ -53,6 +55,7 @@ def load_pair(
     seed: int = 0,
     compile_modules: bool = False,
     prepack_weights: bool = False,
+    fuse_norms: bool = False,
 ) -> Pair:
     """Load a target and its draft.
 
@@ -68,8 +71,7 @@ def load_pair(
         trust_remote_code: let code that comes with a model run; off unless asked for.
         stop_token_ids: replaces the union of the generation config's and the tokenizer's end-of-sequence ids.
         vocab_size: number of ids that are tokens, see `make_pair`.
-        compile_modules: `compile_layers` of both models, in `refimpl.models.compiled`. The first passes take long.
-        prepack_weights: `prepack` of both models, in `refimpl.models.prepacked`.
+        compile_modules, prepack_weights, fuse_norms: `compile_layers`, `prepack` or `fuse_norms` of both models.
 
     Warns:
         VocabularyWarning: the two tokenizers give many ids another meaning.
@@ -77,36 +79,32 @@ def load_pair(
     Raises:
         InputError: unknown name, unreachable hub, missing device, incompatible vocabularies, unsupported model.
     """
-    _check_options(seed, random_weights, trust_remote_code, compile_modules, prepack_weights)
+    speed = _check_options(seed, random_weights, trust_remote_code, compile_modules, prepack_weights, fuse_norms)
     named, where = find_models(target, draft, drafter, head), find_device(device)
     number_format = find_dtype(dtype, where)
     if random_weights:
         models, tokenizer = _random_models(named, where, number_format, seed), None
     else:
-        models = _read_models(named, where, number_format, trust_remote_code)
-        tokenizer = _read_tokenizer(named, trust_remote_code)
-    _speed_up(models, compile_modules, prepack_weights)
+        models, tokenizer = _read_pair(named, where, number_format, trust_remote_code)
+    for model in models:
+        speed(model)
     ids: dict[str, Any] = {"tokenizer": tokenizer, "stop_token_ids": stop_token_ids, "vocab_size": vocab_size}
     return make_pair(*models, head=named.head, name=named.title, **ids)
 
 
-def _check_options(seed: int, *switches: bool) -> None:
-    """Raise InputError for a switch that is neither true nor false, two that exclude each other, or a seed
-    that is no integer."""
-    names = ("random_weights", "trust_remote_code", "compile_modules", "prepack_weights")
-    for name, value in zip(names, switches, strict=True):
+def _check_options(seed: int, *switches: bool) -> Callable[[PreTrainedModel], None]:
+    """What makes a model faster, if anything.
+
+    Raises:
+        InputError: a switch is neither true nor false, two exclude each other, or the seed is no integer.
+    """
+    switched = dict(zip(("random_weights", "trust_remote_code", *SPEED), switches, strict=True))
+    for name, value in switched.items():
         require_bool(name, value)
-    *_, compiled, prepacked = switches
-    require(not (compiled and prepacked), "compile_modules and prepack_weights exclude each other")
     require_int("seed", seed, -(2**63), 2**63 - 2)  # the draft's is one more
-
-
-def _speed_up(models: list[PreTrainedModel], compiled: bool, prepacked: bool) -> None:
-    for model in models:
-        if compiled:
-            compile_layers(model)
-        if prepacked:
-            prepack(model)
+    chosen = [name for name in SPEED if switched[name]]
+    require(len(chosen) < 2, f"{' and '.join(chosen)} exclude each other")
+    return SPEED[chosen[0]] if chosen else lambda _: None
 
 
 def make_pair(
@@ -168,17 +166,16 @@ def _check_objects(models: list[tuple[str, PreTrainedModel]], tokenizer: Any, he
         raise InputError(f"the head must be the path of its file, not {type(head).__name__}")
 
 
-def _read_models(named: Named, device: torch.device, dtype: torch.dtype, trust_code: bool) -> list[PreTrainedModel]:
+def _read_pair(
+    named: Named, device: torch.device, dtype: torch.dtype, trust_code: bool
+) -> tuple[list[PreTrainedModel], Any]:
+    """The models, and the target's tokenizer; warns if the draft's gives ids another meaning."""
     roles = zip(("target", "draft"), named.paths, strict=False)  # a target alone has one
-    return [_load_model(role, path, device, dtype, trust_code) for role, path in roles]
-
-
-def _read_tokenizer(named: Named, trust_remote_code: bool) -> Any:
-    """The target's; warns if the draft's gives ids another meaning."""
-    tokenizer = _load_tokenizer("target", named.paths[0], trust_remote_code)
+    models = [_load_model(role, path, device, dtype, trust_code) for role, path in roles]
+    tokenizer = _load_tokenizer("target", named.paths[0], trust_code)
     for other in set(named.paths[1:]) - {named.paths[0]}:
-        warn_of_other_meanings(tokenizer, _tokenizer_if_any(other, trust_remote_code))
-    return tokenizer
+        warn_of_other_meanings(tokenizer, _tokenizer_if_any(other, trust_code))
+    return models, tokenizer
 
 
 def _random_models(named: Named, device: torch.device, dtype: torch.dtype, seed: int) -> list[PreTrainedModel]:

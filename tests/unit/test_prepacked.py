@@ -14,7 +14,9 @@ from refimpl.bench.engines import hf_generate, run_method
 from refimpl.bench.run import make_bench
 from refimpl.cli import main
 from refimpl.models.adapter import HuggingFaceLM
-from refimpl.models.prepacked import LEAST_MULTIPLICATIONS, PrepackedForward, WholeNorm, prepack, without_prepacking
+from refimpl.models.norms import WholeNorm
+from refimpl.models.prepacked import LEAST_MULTIPLICATIONS, PrepackedForward, prepack
+from refimpl.models.stand_ins import as_loaded
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 PROMPTS = ["def area(", "import os\n", "x = [", "class Box:\n    def __init__(self"]
@@ -38,12 +40,14 @@ def test_all_linear_layers_are_prepacked(prepacked):
     assert len(stand_ins(prepacked.target.model)) == ALL
 
 
-def test_norms_are_one_call_of_the_same_bits(prepacked, tiny):
+def test_norms_are_one_call(prepacked):
     assert len(stand_ins(prepacked.target.model, WholeNorm)) == NORMS
-    plain, whole = (pair.target.model.model.layers[3].post_attention_layernorm for pair in (tiny, prepacked))
-    for shape in ((1, 1), (8, 6), (1, 300)):
-        entries = 5 * torch.randn(*shape, 192)
-        assert torch.equal(whole(entries), plain(entries))
+
+
+def test_a_model_without_such_norms_is_prepacked():
+    model = nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256))
+    prepack(model)
+    assert len(stand_ins(model)) == 1
 
 
 def test_layers_are_called_without_a_detour_and_listed_as_before(prepacked, tiny):
@@ -57,28 +61,11 @@ def test_layers_are_called_without_a_detour_and_listed_as_before(prepacked, tiny
     assert attention.q_proj.weight is layers["q_proj"].weight
     assert isinstance(model.lm_head, nn.Linear)
     assert model.state_dict().keys() == tiny.target.model.state_dict().keys()
-    with without_prepacking(model):
+    with as_loaded(model):
         assert attention.q_proj is layers["q_proj"]
         assert vars(attention).keys() == vars(plain).keys()
     assert isinstance(attention.q_proj, PrepackedForward)
     assert not hasattr(attention.q_proj, "no_such_thing")
-
-
-class PlusOne(nn.Module):
-    """A norm of Gemma's kind: its weight is what is added to 1."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight, self.variance_epsilon = nn.Parameter(torch.zeros(8)), 1e-6
-
-    def forward(self, entries):
-        return nn.functional.rms_norm(entries, (8,), 1 + self.weight, self.variance_epsilon)
-
-
-def test_norms_of_another_kind_stay_as_they_are():
-    model = nn.Sequential(PlusOne(), nn.LayerNorm(8))
-    prepack(model)
-    assert not stand_ins(model, WholeNorm)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -197,7 +184,7 @@ def test_generation_of_transformers_runs_as_shipped(prepacked, monkeypatch):
 def test_weights_come_back_in_their_places(prepacked):
     model = prepacked.target.model
     before = stand_ins(model)
-    with without_prepacking(model):
+    with as_loaded(model):
         assert not stand_ins(model, object)
     assert stand_ins(model) == before
     assert len(stand_ins(model, WholeNorm)) == NORMS
