@@ -138,6 +138,10 @@ class PlusOne(nn.Module):
 class Plain(PlusOne):
     """A norm that can be fused."""
 
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(1 + torch.rand(8))
+
     def forward(self, entries):
         return self.weight * nn.functional.rms_norm(entries, (8,), None, self.variance_epsilon)
 
@@ -149,8 +153,18 @@ class Widened(Plain):
         return super().forward(entries).float()
 
 
+class RoundedOnce(Plain):
+    """A norm whose product by the weight is one of 32 bits."""
+
+    def forward(self, entries):
+        return nn.functional.rms_norm(entries, (8,), self.weight, self.variance_epsilon)
+
+
+BESIDE_A_LAYER = nn.Sequential(nn.Linear(8, 8).bfloat16(), Plain())
+
+
 @pytest.mark.parametrize(
-    "other", [PlusOne(), nn.LayerNorm(8), Widened().bfloat16(), nn.Sequential(nn.Linear(8, 8).bfloat16(), Plain())]
+    "other", [PlusOne(), nn.LayerNorm(8), Widened().bfloat16(), RoundedOnce().bfloat16(), BESIDE_A_LAYER]
 )
 def test_norms_of_another_kind_stay_as_they_are(other):
     """The last one's weight is not in the model's number format, so that its output would not be in it, either."""
