@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from refimpl.core.errors import require
-from refimpl.models.stand_ins import StandIn, call_directly, has_stand_in, put_in
+from refimpl.models.stand_ins import StandIn, call_directly, put_in
 
 TRIED = 64  # random entries that a norm is tried on
 ROUNDINGS = {16: 2, 32: 8, 64: 8}  # of a number of so many bits, by which another order of additions may change it
@@ -73,9 +73,5 @@ def _norms(model: nn.Module) -> list[tuple[nn.Module, WholeNorm]]:
     return [
         (norm, WholeNorm(weight, eps))
         for norm, weight, eps in parts
-        if isinstance(weight, Tensor)
-        and weight.dim() == 1
-        and weight.dtype == number_format
-        and isinstance(eps, float)
-        and not has_stand_in(norm)
+        if isinstance(weight, Tensor) and weight.dim() == 1 and weight.dtype == number_format and isinstance(eps, float)
     ]
