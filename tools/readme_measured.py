@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from refimpl.bench.anatomy_rows import AnatomyRow, scalings
-from refimpl.commands.bench_tables import exponent_cells, has_recordings, percent, record_seconds
+from refimpl.commands.bench_tables import exponent_cells, gigabytes, has_recordings, percent, record_seconds
 
 Table = tuple[list[str], list[list[str]]]
 STAGES = ("draft", "verify", "realign", "host")
@@ -55,9 +55,9 @@ def _bench_cells(row: dict[str, Any], recorded: bool, with_floor: bool, on_gpu: 
     if recorded:
         cells.append(record_seconds(row))
     if with_floor:
-        cells.append(percent(row["fraction_of_floor"], 0))
+        cells.append(percent(row["fraction_of_floor"] or None, 0))
     if on_gpu:
-        cells += [percent(row["share_idle"], 0), f"{row['peak_memory_bytes'] / 1e9:.1f} GB"]
+        cells += [percent(row["share_idle"], 0), gigabytes(row["peak_memory_bytes"])]
     return cells
 
 

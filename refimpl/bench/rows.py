@@ -33,10 +33,10 @@ class BenchRow:
             graphs cannot be looked into, and in overlapped rounds, which draft for the next one, the share of realign
             and host.
         bytes_per_round, flops_per_round: that the round's forward passes cannot avoid (see `refimpl.bench.work`); per
-            run for engines without rounds.
+            run for engines without rounds; 0 for hf_generate_batch, whose passes are not seen.
         floor_ms_per_round: the least time for them at the device's rates; per run for engines without rounds.
         fraction_of_floor: floor over measured time, 1 at best.
-        peak_memory_bytes: most memory allocated at a time, weights included; None on a CPU.
+        peak_memory_bytes: most memory allocated at a time, weights included; None on a CPU, and for hf_generate_batch.
         kv_bytes: K/V pools; None for transformers' own engines.
         record_s: seconds that a run spent on recording rounds, left out of all other columns.
     """

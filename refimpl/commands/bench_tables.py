@@ -30,6 +30,11 @@ def percent(share: float | None, digits: int = 1) -> str:
     return "" if share is None else f"{100 * share:.{digits}f} %"
 
 
+def gigabytes(num_bytes: int | None) -> str:
+    """Memory as text; empty where it was not measured."""
+    return "" if num_bytes is None else f"{num_bytes / 1e9:.1f} GB"
+
+
 def has_recordings(rows: list[dict[str, Any]]) -> bool:
     """Whether any row was measured with recorded rounds."""
     return any(row.get("record_s") for row in rows)
@@ -64,8 +69,8 @@ def print_bench_table(rows: list[dict[str, Any]], rates: Any, *, json_: bool) ->
             f"{row['ms_per_round']:.1f}" if has_rounds else "",
             *(percent(row[f"share_{s}"]) if has_rounds else "" for s in shares),
             *([record_seconds(row)] * recorded),
-            percent(row["fraction_of_floor"]),
-            *((f"{row['peak_memory_bytes'] / 1e9:.1f} GB",) if on_cuda else ()),
+            percent(row["fraction_of_floor"] or None),
+            *([gigabytes(row["peak_memory_bytes"])] * on_cuda),
         )
     console_for_tables(json_=json_).print(table)
 

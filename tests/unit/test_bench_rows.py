@@ -63,6 +63,16 @@ def test_the_table_shows_ratios_to_plain_generation_and_to_the_first_method(caps
     assert re.findall(r"\d\.\d\d×", capsys.readouterr().out) == ["1.50×", "2.50×"]
 
 
+def test_the_table_leaves_empty_what_was_not_measured_of_an_engine(capsys):
+    """Of transformers' continuous batching neither memory nor passes are known, on a GPU too."""
+    ours, batched = sample(2.0, peak_bytes=3 * 10**9), Sample(2.0, 12, passes_s=2.0)
+    rows = [asdict(make_row("any", 8, [each], [ours], [ours], RATES)) for each in (ours, batched)]
+    print_bench_table(rows, RATES, json_=False)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "any" in line]
+    assert ["3.0 GB" in line for line in lines] == [True, False]
+    assert [line.count("%") for line in lines] == [6, 0]
+
+
 def test_without_times_of_passes_realignment_and_host_are_what_is_outside():
     row = make_row("inplace", 8, [sample(2.0, forward_s=None)], [sample(2.0)], [sample(1.0)], RATES)
     assert (row.share_outside_forward, row.ms_idle, row.ratio_to_hf_generate) == (0.25, None, 1)
