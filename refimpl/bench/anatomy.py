@@ -24,7 +24,7 @@ from refimpl.bench.per_row import layers_of, num_operations, ragged_plan, realig
 from refimpl.bench.probe import measure_rates, median_seconds
 from refimpl.bench.settings import random_prompts
 from refimpl.bench.work import Rates
-from refimpl.core.config import make_config
+from refimpl.core.config import make_config, resolve_method
 from refimpl.core.errors import InputError
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.invariants import Checker
@@ -82,15 +82,17 @@ def run_anatomy(
         save: given what was found so far, after each batch size and context.
 
     Raises:
-        InputError: a context that the models do not have, or an impossible setting.
+        InputError: a context that the models do not have, an impossible setting, or nothing to measure.
     """
     _require_room(pair, settings)
+    if not any(_methods_at(settings, size) for size in settings.batch_sizes):
+        raise InputError("no method to measure: autoregressive has no rounds, speculative runs at batch size 1 only")
     rates = measure_rates(pair.device, pair.dtype)
     places = [(size, context) for size in settings.batch_sizes for context in settings.contexts]
     runs: dict[tuple[str, int, int], list[AnatomyRun]] = defaultdict(list)
     for repeat in range(settings.repeats):
         for done, (size, context) in enumerate(places, start=1):
-            for method in settings.methods:
+            for method in _methods_at(settings, size):
                 runs[method, size, context].append(_run(pair, settings, method, size, context))
             if "eqspec" in settings.methods:
                 runs[PER_ROW, size, context].append(_per_row(pair, settings, size, context, runs))
@@ -99,6 +101,11 @@ def run_anatomy(
             if save:
                 save(_found(runs, rates))
     return _found(runs, rates)
+
+
+def _methods_at(settings: AnatomySettings, batch_size: int) -> list[str]:
+    """Methods that run at a batch size; one with a size of its own runs at no other."""
+    return [name for name in settings.methods if resolve_method(name).batch_size in (None, batch_size)]
 
 
 def _found(runs: dict[tuple[str, int, int], list[AnatomyRun]], rates: Rates) -> Found:

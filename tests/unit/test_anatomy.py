@@ -43,6 +43,12 @@ class TestAnatomy:
         assert table["per_row", 3].host_operations_per_round == (6 * 3 + 2) * LAYERS
         assert {f.engine: f.verdict for f in fits}["inplace"] == "nothing moves"
 
+    def test_a_method_with_a_batch_size_of_its_own_runs_at_no_other(self, llama):
+        rows, _, _ = anatomy(llama, methods=("speculative", "inplace"), rounds=1)
+        assert [(row.engine, row.batch_size) for row in rows] == [("speculative", 1), ("inplace", 1), ("inplace", 3)]
+        with pytest.raises(InputError, match="no method to measure"):
+            anatomy(llama, methods=("speculative",), batch_sizes=(3,))
+
     def test_checks_are_timed_call_by_call(self, llama):
         settings = {"method": "eqspec", "batch_size": 3, "max_new_tokens": 6}
         for level in ("host", "device"):
