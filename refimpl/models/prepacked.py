@@ -80,7 +80,8 @@ def prepack(model: nn.Module) -> None:
         entries = torch.randn(TYPICAL_TOKENS, layer.in_features, generator=generator)
         expected, forward = layer(entries), PrepackedForward(layer)
         try:
-            error = float((forward.product(entries) - expected).abs().max() / expected.abs().max())
+            largest = float(expected.abs().max()) or 1.0  # of a layer of zeros nothing is a share
+            error = float((forward.product(entries) - expected).abs().max()) / largest
         except (AttributeError, RuntimeError) as reason:
             raise InputError(f"prepack_weights needs oneDNN, which fails here: {str(reason).splitlines()[0]}") from None
         require(error <= TRIAL_TOLERANCE, f"prepack_weights: oneDNN's products differ from PyTorch's by {error:.1g}")

@@ -140,6 +140,14 @@ def test_weights_that_change_are_read_anew(change):
     assert torch.allclose(layer(entries), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_layer_of_zeros_is_prepacked():
+    model = nn.Sequential(nn.Linear(256, 256, bias=False))
+    nn.init.zeros_(model[0].weight)
+    prepack(model)
+    assert len(stand_ins(model)) == 1
+    assert not model(torch.randn(64, 256)).any()
+
+
 def test_weights_made_in_inference_mode_are_prepacked():
     with torch.inference_mode():
         layer, entries = nn.Linear(1024, 1024, bias=False), torch.randn(64, 1024)
