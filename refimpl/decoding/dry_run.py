@@ -22,6 +22,7 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.passes import EagerPasses
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.head import RegressiveHead
+from refimpl.models.prepacked import copied_bytes
 from refimpl.placement import pays_to_pack
 
 
@@ -30,7 +31,7 @@ class Footprint:
     """Bytes that are in use at the same time.
 
     Attributes:
-        weights_bytes: of the models that run; tied ones count once.
+        weights_bytes: of the models that run; tied ones count once, prepacked ones twice.
         kv_bytes: K/V pools of all models.
         logits_bytes: logits and distributions at the peak of the largest pass.
         activation_bytes: everything else there: hidden states, masks, copies of K/V.
@@ -151,7 +152,7 @@ class DryRun:
             sizes = {StorageWeakRef(t.untyped_storage()).cdata: t.untyped_storage().nbytes() for t in weights}
             widths = {self.pair.vocab_size, *(model.vocab_size for model in self.pair.models())}
             with StorageCounter(widths, weights) as counter:
-                yield counter, sum(sizes.values())
+                yield counter, sum(sizes.values()) + sum(map(copied_bytes, _models(self.pair, self.config)))
 
     def _engine(self, sequences: Seq[Sequence]) -> Engine:
         """An engine of the first batch, built for all."""
@@ -217,10 +218,14 @@ class _Anything:
         return [0] * limit
 
 
+def _models(pair: Pair, config: DecodeConfig) -> list[nn.Module]:
+    """Those that run."""
+    return [each.model for each in pair.models(config.drafting.uses_draft) if isinstance(each, HuggingFaceLM)]
+
+
 def _weights(pair: Pair, config: DecodeConfig) -> list[Tensor]:
     """Parameters and buffers of the models that run, and of the head."""
-    running = pair.models(config.drafting.uses_draft)
-    models: list[nn.Module] = [each.model for each in running if isinstance(each, HuggingFaceLM)]
+    models = _models(pair, config)
     if config.drafting.drafter == "head" and isinstance(pair.head, RegressiveHead):
         models.append(pair.head.block)
     return [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
+import torch
 
 from refimpl import InputError, Request, generate
 from refimpl.bench.memory import peak_bytes
@@ -11,6 +12,7 @@ from refimpl.core.drafting import DraftingConfig
 from refimpl.decoding.dry_run import DryRun
 from refimpl.decoding.memory import GIB
 from refimpl.layouts.store import KVStore
+from refimpl.models.prepacked import prepack
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.planning import MemoryPlan, plan_memory
 
@@ -90,6 +92,18 @@ def test_the_weights_of_a_head_count(small):
         for drafter in ("head", "ngram")
     ]
     assert planned[0] - planned[1] == sum(each.nbytes for each in small.head.block.parameters())
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+def test_prepacked_weights_count_twice():
+    """The copies of the linear layers, norms and embeddings have none."""
+    prepacked = random_pair("llama", vocab_size=64, dtype=torch.float32)
+    plain = plan_memory(prepacked, prompts(5), budget_gib=AMPLE).footprint.weights_bytes
+    for lm in prepacked.models():
+        prepack(lm.model)
+    layers = [layer for lm in prepacked.models() for layer in lm.model.modules() if isinstance(layer, torch.nn.Linear)]
+    planned = plan_memory(prepacked, prompts(5), budget_gib=AMPLE).footprint.weights_bytes
+    assert planned - plain == sum(layer.weight.nbytes for layer in layers) > plain / 2
 
 
 def test_logits_of_packed_passes_count(wide):
