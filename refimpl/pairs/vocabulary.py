@@ -55,7 +55,7 @@ def warn_of_other_meanings(target: Any, draft: Any) -> None:
             f"the draft's tokenizer gives {len(other)} of {len(names)} token ids another meaning than the target's "
             f"(id {first}: {drafts.get(first)!r} against {names[first]!r}): few drafts will be accepted",
             VocabularyWarning,
-            stacklevel=3,
+            stacklevel=4,  # who calls `load_pair`
         )
 
 

@@ -82,8 +82,9 @@ def test_both_tokenizers_are_read_where_a_draft_has_one(tmp_path):
     ids = sorted(data["model"]["vocab"].values())
     data["model"]["vocab"] = {name: ids[-1 - ids.index(id_)] for name, id_ in data["model"]["vocab"].items()}
     path.write_text(json.dumps(data))
-    with pytest.warns(VocabularyWarning, match="few drafts will be accepted"):
+    with pytest.warns(VocabularyWarning, match="few drafts will be accepted") as found:
         load_pair(tmp_path / "tiny-target", tmp_path / "tiny-draft")
+    assert found[0].filename == __file__
     path.write_text("{")
     with warnings.catch_warnings(record=True, action="always") as told:
         load_pair(tmp_path / "tiny-target", tmp_path / "tiny-draft")
