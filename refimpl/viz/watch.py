@@ -104,7 +104,7 @@ def watch(
             ``device``, without which slots do not know what they hold.
         InvariantViolation: the engine's state broke an invariant; the rounds before have been yielded.
     """
-    config = make_config(**{"checks": "device", **settings})
+    config = make_config(**{**settings, "checks": settings.get("checks") or "device"})
     if config.resolved_method.layout is None or config.cuda_graphs or config.checks in ("off", "host"):
         raise InputError("only a method with rounds can be watched, not recorded, with checks of device or oracle")
     prompts = listed(prompts)

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import same_color, to_rgb
 
+from refimpl.core.config import DecodeConfig
 from refimpl.core.errors import InputError, InvariantViolation
 from refimpl.faults import FAULTS
 from refimpl.generation import generate
@@ -159,6 +160,13 @@ def test_the_timeline_holds_what_each_round_committed(llama):
 def test_what_cannot_be_watched_is_refused(llama, settings):
     with pytest.raises(InputError, match="only a method with rounds can be watched"):
         watch(llama, PROMPTS, **settings)
+
+
+def test_checks_that_are_left_open_are_those_that_a_picture_needs(llama, monkeypatch):
+    """As on a GPU, where a run has the checks of the host unless others are chosen."""
+    monkeypatch.setattr(DecodeConfig, "check_level", lambda self, device_type: self.checks or "host")
+    for settings in ({}, {"checks": None}):
+        assert next(watch(llama, PROMPTS, **settings)).width
 
 
 def test_a_broken_engine_is_watched_until_its_invariant_breaks(llama):
