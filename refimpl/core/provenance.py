@@ -1,5 +1,6 @@
 """Where a number comes from: written beside every measured file."""
 
+import os
 import platform
 import shlex
 import subprocess
@@ -25,11 +26,11 @@ def utc_time() -> str:
 
 
 def processor() -> str:
-    """Model of the processor, and how many cores of it there are."""
+    """Model of the processor, or its architecture where the system does not say, and how many cores of it there are."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {len(names) or 1} cores"
+    return f"{names[0] if names else platform.machine()}, {len(names) or os.cpu_count() or 1} cores"
 
 
 @lru_cache(maxsize=8)
