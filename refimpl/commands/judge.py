@@ -33,6 +33,7 @@ def tie_or_bug(
     output: ReportOptions,
 ) -> None:
     """Judge 16-bit output: exact, tie (no token beyond what rounding explains) or bug. Exit code 1 for a bug."""
+    from refimpl.bench.settings import plain_texts
     from refimpl.judging.method_runs import runs_to_verify
     from refimpl.judging.tie_or_bug import plot_regrets
 
@@ -42,7 +43,7 @@ def tie_or_bug(
     if plot and plot.suffix not in PICTURES:
         raise InputError(f"--plot must end in {', '.join(PICTURES)}, not {plot.name!r}")
     foreign = None if outputs is None else read_outputs(outputs)
-    texts = prompts.read()
+    texts = plain_texts(prompts.read())
     pair = models.load(drafter=engine.drafter)
     ran_on = _attention(pair, chosen, settings) if foreign is None else None
     settings |= {"max_prompt_tokens": prompts.max_prompt_tokens}

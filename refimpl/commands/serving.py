@@ -57,8 +57,9 @@ def bench_serving(
     if traces:
         check_folder(traces)
     settings = {"batch_size": batch_size, "max_prompt_tokens": prompts.max_prompt_tokens} | engine.settings()
+    plain = plain_texts(prompts.read())
     pair = models.load(drafter=engine.drafter)
-    texts = [encode(pair, each, i) for i, each in enumerate(plain_texts(prompts.read()))]
+    texts = [encode(pair, each, i) for i, each in enumerate(plain)]
     requests, rows = poisson_requests(texts, rate, num_requests, seed), []
     if traces:
         traces.mkdir(parents=True, exist_ok=True)

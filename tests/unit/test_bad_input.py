@@ -220,6 +220,17 @@ def test_what_a_method_cannot_do_is_refused_before_models_are_loaded(monkeypatch
     assert "eqspec" in output.err
 
 
+@pytest.mark.parametrize("command", ["tie-or-bug", "bench-serving"])
+def test_prompts_with_settings_of_their_own_are_refused_before_models_are_loaded(
+    monkeypatch, capsys, tmp_path, command
+):
+    monkeypatch.setattr("refimpl.pairs.load_pair", lambda *_, **__: pytest.fail("loaded"))
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "x", "max_new_tokens": 3}')
+    code, output = run_cli(monkeypatch, capsys, command, "--prompts", str(tmp_path / "prompts.jsonl"))
+    assert code == 2
+    assert "leave out the settings that some of them have" in output.err
+
+
 @pytest.mark.parametrize(
     ("wish", "layouts"), [({"cuda_graphs": True}, {"inplace"}), ({"bitwise": True}, {"inplace", "paged"})]
 )
