@@ -5,8 +5,9 @@ differs from layer to layer stays out of it: where K/V go, and attention, which 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from threading import Lock
 
 import torch
 from torch import nn
@@ -42,11 +43,39 @@ def is_compiled(model: nn.Module) -> bool:
     return any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
 
 
+class _Compiler:
+    """PyTorch's compiler, of which a process has one: it comes back when the last thread that needs it off is done."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._off = Lock(), 0, ExitStack()
+
+    def enter(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._off.enter_context(torch.compiler.set_stance("force_eager"))
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._off.close()
+
+
+_compiler = _Compiler()
+
+
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Have compiled layers run as they were loaded: on a cache of transformers' own, every layer would have graphs."""
-    with torch.compiler.set_stance("force_eager"):
+    """Have compiled layers run as they were loaded, those of other threads, too, while the body runs.
+
+    On a cache of transformers' own, every layer would have graphs.
+    """
+    _compiler.enter()
+    try:
         yield
+    finally:
+        _compiler.leave()
 
 
 @cache

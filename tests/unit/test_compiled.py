@@ -1,10 +1,12 @@
 """Decoder layers under `torch.compile`: the same tokens, few graphs for all layers, and none for the oracle."""
 
 import pickle
+from contextlib import ExitStack
 
 import pytest
 import torch
 import transformers
+from torch._dynamo import eval_frame
 from torch._dynamo.utils import counters
 
 from refimpl import InputError, generate, load_pair, verify
@@ -12,7 +14,7 @@ from refimpl.bench.engines import hf_generate
 from refimpl.bench.run import make_bench
 from refimpl.bench.settings import BenchSettings
 from refimpl.models.adapter import HuggingFaceLM
-from refimpl.models.compiled import compile_layers, is_compiled
+from refimpl.models.compiled import compile_layers, is_compiled, uncompiled
 from refimpl.pairs import make_pair
 from refimpl.pairs.random_pairs import TINY_ARCHITECTURES, random_models, random_pair
 
@@ -96,6 +98,16 @@ def test_every_shape_of_a_pass_stays_compiled():
         generate(pair, ["def area(", "import os", "x = "], method="inplace", batch_size=batch_size, max_new_tokens=8)
     frames = counters["frames"]
     assert frames["ok"] == frames["total"] > 8
+
+
+def test_the_compiler_comes_back_with_the_last_thread_that_needs_it_off():
+    """The first thread inside leaves before the second: each would put back what it has found."""
+    with ExitStack() as first, ExitStack() as second:
+        for each in (first, second):
+            each.enter_context(uncompiled())
+        first.close()
+        assert eval_frame._stance.stance == "force_eager"
+    assert eval_frame._stance.stance == "default"
 
 
 def test_a_model_whose_layers_are_not_known_is_refused():
