@@ -34,7 +34,8 @@ What a model declares and does decides, not its name:
   {context}.)
 - Every layer caches keys and values of the same shape; values may be narrower or wider than keys.
 
-Mixtures of experts are tested with `experts_implementation="eager"`, the implementation that supports float64.
+In float64, experts run one by one (`experts_implementation="eager"`): the product of groups that transformers takes by
+default has no float64. A pair in float64 is set so when it is made.
 
 """
 COLUMNS = "| family | class | supported | remark or reason |\n|---|---|---|---|\n"

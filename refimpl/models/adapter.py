@@ -73,8 +73,9 @@ class CausalLM(Protocol):
 class HuggingFaceLM:
     """Adapter of a transformers model with full attention in every layer, or sliding windows that rows do not outgrow.
 
-    The model itself is changed for good: its attention implementation is set, and it is put in evaluation mode. With a
-    model on a CUDA device, cuDNN's attention is off for the whole process (see `refimpl.models.attention`).
+    The model itself is changed for good: its attention implementation is set, in float64 that of its experts, too, and
+    it is put in evaluation mode. With a model on a CUDA device, cuDNN's attention is off for the whole process (see
+    `refimpl.models.attention`).
 
     Args:
         model: a causal model, already on its device and in its dtype.
@@ -91,6 +92,7 @@ class HuggingFaceLM:
         with refusing_what_fails(model, name):
             refuse_what_is_declared(model)
             implementation = _set_attention(model)
+            _set_experts(model)
             config = model.config.get_text_config(decoder=True)
             self.vocab_size: int = config.vocab_size
             self.max_positions = steady_positions(config)
@@ -189,6 +191,14 @@ def _set_attention(model: PreTrainedModel) -> str:
         advice = ["build it with attn_implementation='sdpa'"] if model._supports_sdpa else []
         raise UnsupportedModelError(f"has attention of its own ({found}) that cannot be set to {wanted}", *advice)
     return wanted
+
+
+def _set_experts(model: PreTrainedModel) -> None:
+    """Have experts in float64 run one by one: PyTorch's product of groups, transformers' choice, has no float64."""
+    configs = (model.config, model.config.get_text_config(decoder=True))
+    grouped = any(getattr(config, "_experts_implementation", None) == "grouped_mm" for config in configs)
+    if grouped and model.dtype == torch.float64:
+        model.set_experts_implementation("eager")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

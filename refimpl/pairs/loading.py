@@ -119,7 +119,8 @@ def make_pair(
 ) -> Pair:
     """Pair two transformers models that are in memory already, on one device and each in its number format.
 
-    Both are changed for good: their attention implementation is set, and they are put in evaluation mode.
+    Both are changed for good: their attention implementation is set, in float64 that of their experts, too, and they
+    are put in evaluation mode.
 
     Args:
         target, draft: causal models with one vocabulary; padding rows may differ. Their attention is full, or a sliding

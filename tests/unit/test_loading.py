@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from refimpl import InputError, generate, load_pair
+from refimpl import InputError, generate, load_pair, verify
 from refimpl.cli import main
 from refimpl.commands.options import HeadOptions
 from refimpl.pairs import PRESETS, make_pair
@@ -89,6 +89,20 @@ def test_both_tokenizers_are_read_where_a_draft_has_one(tmp_path):
     with warnings.catch_warnings(record=True, action="always") as told:
         load_pair(tmp_path / "tiny-target", tmp_path / "tiny-draft")
     assert told == []
+
+
+@pytest.mark.parametrize("chosen", [{}, {"experts_implementation": "batched_mm"}])
+def test_experts_in_float64_are_driven_as_they_come(tmp_path, chosen):
+    small = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.MixtralConfig(**small, num_attention_heads=2, num_key_value_heads=1, num_local_experts=4)
+    model = transformers.MixtralForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, **chosen)
+    pairs = [load_pair(tmp_path, drafter="ngram", dtype="float64"), make_pair(model)]
+    prompts, settings = [[5, 6, 5, 6, 5], [8]], {"drafter": "ngram", "batch_sizes": [2], "max_new_tokens": 6}
+    for pair in pairs:
+        assert verify(pair, prompts, methods=["inplace", "eqspec"], **settings).exact
+    assert model.config._experts_implementation == chosen.get("experts_implementation", "eager")
 
 
 @pytest.mark.parametrize(("target", "draft"), [(100, 32000), (2000, 100)])
