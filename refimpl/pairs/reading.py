@@ -12,6 +12,7 @@ from refimpl.core.reading import is_file, is_folder, read_mapping
 from refimpl.core.request import check_stops
 
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+ADAPTER = "adapter_config.json"
 INDEX = "*.index.json"
 LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 MAX_LAYERS = 4096  # each is built before a weight is read
@@ -52,9 +53,14 @@ def naming(role: str, name: str, files: str) -> Iterator[None]:
 
 
 def check_model_files(role: str, folder: Path) -> None:
-    """Raise InputError for a JSON file that is malformed, or an index that names files outside of its folder."""
+    """Raise InputError for a JSON file that is malformed, or an index that names files outside of its folder.
+
+    An adapter is refused, too: transformers leaves it out without a word where PEFT is not installed.
+    """
     with naming(role, str(folder), "its files"):
         try:
+            if (folder / ADAPTER).is_file():
+                raise InputError(f"{ADAPTER}: adapters are not applied: merge it into its model, and give that folder")
             for path in (folder / name for name in JSON_FILES):
                 if path.is_file():
                     _check_config(path.name, read_mapping(path))

@@ -141,6 +141,16 @@ def test_weights_come_from_safetensors_only(saved):
         load_pair(saved / "target", saved / "target")
 
 
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("with_model", [True, False])
+def test_an_adapter_is_refused_and_not_left_out(saved, role, with_model):
+    (saved / role / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    if not with_model:
+        (saved / role / "config.json").unlink()
+    with pytest.raises(InputError, match=f"cannot load the {role} .*/{role}: adapter_config.json: adapters are"):
+        load_pair(saved / "target", saved / "draft", vocab_size=61)
+
+
 def spoil(folder, how):
     """Damage a checkpoint."""
     path = folder / "model.safetensors"
