@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import MixtralConfig
 
 from refimpl import InputError, Request, generate, load_pair
 from refimpl.core import kernels
@@ -13,12 +14,17 @@ from refimpl.decoding.memory import pool_gib
 from refimpl.judging.equivalence import verify
 from refimpl.layouts import InplaceLayout, make_layout
 from refimpl.layouts.store import RowState
+from refimpl.pairs import make_pair
 from refimpl.pairs.names import TINY
-from refimpl.pairs.random_pairs import random_pair
+from refimpl.pairs.random_pairs import random_models, random_pair
 from refimpl.placement import PoolSize
 from refimpl.prompts import read_prompts
 
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
+EXPERTS = {
+    "vocab_size": 61, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_local_experts": 4, "max_position_embeddings": 64,
+}  # fmt: skip
 SHORT = {"max_new_tokens": 12, "max_prompt_tokens": 40}
 
 
@@ -46,6 +52,17 @@ def test_every_bit_is_plain_decodings(tiny, prompts, sampling, dtype):
         (method, size, 6) for method in methods for size in (1, 3)
     ]
     assert report.exact
+
+
+def test_experts_keep_every_bit_where_no_product_is_of_several_rows():
+    """By default the tokens of an expert are one product, and its size decides how they are added up."""
+    config = MixtralConfig(**EXPERTS)
+    models = random_models(config, seed=3, dtype=torch.float32, draft_noise=0.02, experts_implementation="batched_mm")
+    settings = {"batch_sizes": [4], "bitwise": True, "max_new_tokens": 8}
+    report = verify(
+        make_pair(*models), [[1, 2, 3], [5], [7, 8, 7, 8], [9] * 11], methods=["inplace", "paged"], **settings
+    )
+    assert [row.bitwise for row in report.results] == [4, 4]
 
 
 @pytest.mark.parametrize(
