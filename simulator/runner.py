@@ -1,5 +1,6 @@
 """Replications of a scenario: run, stopped when precise enough, summarized."""
 
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ MIN_SEQUENTIAL = 10  # replications before a precision is judged: fewer say too 
 MOST_SEQUENTIAL = 1000  # replications, unless more are asked for
 FRAMES = ("requests", "rounds", "rows")
 WRITTEN = ("metrics", "requests", "rounds")  # by `Results.write`, a CSV file each
+BETWEEN = re.compile(r"; (?=\w+: )")  # two of what had to be extrapolated, each of which begins with a component
 Progress = Callable[[int, int], None]  # called with (done, planned)
 T = TypeVar("T")
 
@@ -279,7 +281,8 @@ def run_points(
         metrics: columns of results.
 
     Returns:
-        One line per scenario and replication, with `names`, ``replication`` and `metrics`.
+        One line per scenario and replication, with `names`, ``replication``, `metrics` and ``extrapolated``, see
+        `extrapolated_of`.
     """
     PAIRED.check(replications, "replications")
     points = [(point, index) for point in jobs for index in range(replications)]
@@ -289,9 +292,20 @@ def run_points(
     with reporting(progress, "runs") as report, closing(runs) as done:
         for (point, index), run in zip(points, done, strict=True):
             line = dict(zip(names, point, strict=True)) | {"replication": index}
-            lines.append(line | {name: run.metrics[name] for name in metrics})
+            line |= {name: run.metrics[name] for name in metrics}
+            lines.append(line | {"extrapolated": joined(run.extrapolated)})
             report(len(lines), len(points))
     return pd.DataFrame(lines)
+
+
+def joined(extrapolated: Iterable[str]) -> str:
+    """What had to be extrapolated, in one text, as a column of a table has it."""
+    return "; ".join(sorted(set(extrapolated)))
+
+
+def extrapolated_of(frame: pd.DataFrame) -> list[str]:
+    """What lay outside the calibrated range in any line of a table with a column ``extrapolated``."""
+    return sorted({what for told in frame["extrapolated"].unique() for what in BETWEEN.split(told) if what})
 
 
 def _relative_error(done: Sequence[Replication], metric: str) -> float:

@@ -23,7 +23,13 @@ def print_json(data: dict[str, Any]) -> None:
 
 
 def write_runs(out: Path | None, judged: Any, runs: Any, **more: Any) -> dict[str, Any]:
-    """What a comparison has found, the runs that it rests on and where they come from; written to a file if asked."""
+    """What a comparison has found, the runs that it rests on and where they come from; written to a file if asked.
+
+    What the runs had to extrapolate is among it.
+    """
+    from simulator.runner import extrapolated_of
+
+    more = {"extrapolated": extrapolated_of(runs)} | more
     found = {name: frame.to_dict(orient="records") for name, frame in (("judged", judged), ("runs", runs))}
     data = with_environment({**more, **found})
     if out:

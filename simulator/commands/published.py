@@ -8,7 +8,7 @@ import typer
 
 from refimpl.core.errors import require
 from simulator.commands.options import Json, Replications, Workers
-from simulator.commands.output import print_json, show, tables, write_runs
+from simulator.commands.output import print_json, show, show_extrapolated, tables, write_runs
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 
 app = typer.Typer()
@@ -117,7 +117,7 @@ def budgets(
     """Let requests arrive at several rates, and compare draft budgets that adapt with fixed numbers of drafts."""
     from refimpl.core.files import check_writable
     from simulator.settings.inputs import input_files
-    from simulator.studies.adaptive import base_scenario, find_budgets, judge_budgets, run_budgets
+    from simulator.studies.adaptive import METRICS, base_scenario, find_budgets, judge_budgets, run_budgets
 
     base = base_scenario(device, target, draft, batch_size, duration)
     if out:
@@ -126,8 +126,9 @@ def budgets(
     judged = judge_budgets(runs)
     data = write_runs(out, judged, runs, budgets=find_budgets(base))
     with tables(as_json):
-        show(runs.drop(columns="replication").groupby(["rate_per_s", "budget"], sort=False).mean())
+        show(runs.groupby(["rate_per_s", "budget"], sort=False)[list(METRICS)].mean())
         show(judged.set_index(["rate_per_s", "budget"]))
+        show_extrapolated(data["extrapolated"])
     if as_json:
         print_json(data)
 
@@ -153,6 +154,7 @@ def overlap(
     data = write_runs(out, judged, runs)
     with tables(as_json):
         show(judged.set_index("machine"))
+        show_extrapolated(data["extrapolated"])
     if as_json:
         print_json(data)
 

@@ -190,19 +190,19 @@ def sweep(
 
     OUT/scenarios keeps the finished scenarios of all sweeps. OUT/results.parquet joins those of the last one.
     """
+    from simulator.runner import extrapolated_of
     from simulator.service.metrics import check_metric
+    from simulator.studies import sweeps
     from simulator.studies.designs import load_sweep, sobol_indices
-    from simulator.studies.sweeps import extrapolated_of, table_of_points
-    from simulator.studies.sweeps import sweep as run_sweep
 
     loaded = load_sweep(spec)
     check_metric(metric)
     skipped = list(loaded.skipped)
-    frame = run_sweep(loaded, out, workers=workers, dask=dask, progress=True, skip=skipped.append)
+    frame = sweeps.sweep(loaded, out, workers=workers, dask=dask, progress=True, skip=skipped.append)
     counts = {"points": len(loaded.tasks) + len(loaded.skipped), "scenarios": int(frame["key"].nunique())}
     counts["replications"] = len(frame)
     indices = sobol_indices(loaded, frame, metric) if loaded.sobol else None
-    means = None if loaded.sobol or counts["scenarios"] > MOST_PRINTED else table_of_points(frame, metric)
+    means = None if loaded.sobol or counts["scenarios"] > MOST_PRINTED else sweeps.table_of_points(frame, metric)
     with tables(as_json):
         for reason in skipped:
             print(f"left out {reason}")

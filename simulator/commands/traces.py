@@ -30,7 +30,7 @@ def trace(
 ) -> None:
     """Write one replication, or an engine trace, for chrome://tracing or ui.perfetto.dev."""
     from simulator.engine_runs.trace_export import export_trace
-    from simulator.service.simulation import simulate_once
+    from simulator.service.simulation import Simulation, simulate_once
     from simulator.settings.inputs import input_files
     from simulator.settings.traces import read_engine_trace
 
@@ -42,10 +42,12 @@ def trace(
     check_writable(out, scenario, engine, *input_files(given).values())
     source = read_engine_trace(engine) if engine else simulate_once(given, replication, keep_rows=True)
     count = export_trace(source, out)
+    extrapolated = sorted(source.cost.extrapolated) if isinstance(source, Simulation) else []
     with tables(as_json):
         print(f"{count} events in {out}")
+        show_extrapolated(extrapolated)
     if as_json:
-        print_json({"events": count, "path": str(out)})
+        print_json({"events": count, "path": str(out), "extrapolated": extrapolated})
 
 
 @app.command(epilog="Example: [bold]raggedspec sim parity validation/cpu/tiny/eqspec-b3-k4-0.ndjson.gz[/bold]")

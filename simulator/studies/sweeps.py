@@ -4,7 +4,6 @@ In a folder every finished scenario is one Parquet file named by the hash of all
 or not at all by the process that drives the sweep. A sweep that is started again skips what is there.
 """
 
-import re
 from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
@@ -16,13 +15,12 @@ import pandas as pd
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import check_folder
 from simulator.intervals import metric_interval
-from simulator.runner import Progress, reporting, run_parallel, run_replication
+from simulator.runner import Progress, joined, reporting, run_parallel, run_replication
 from simulator.settings.fields import WORKERS
 from simulator.settings.inputs import scenario_meta
 from simulator.settings.tables import write_parquet
 from simulator.studies.designs import SweepSpec, Task, load_sweep, named
 
-BETWEEN = re.compile(r"; (?=\w+: )")  # two of what a scenario had to extrapolate, each of which begins with a component
 Found = tuple[str, pd.DataFrame | str]  # a scenario's key, and its lines, or why it is impossible
 
 
@@ -39,13 +37,8 @@ def run_task(key: str, task: Task) -> Found:
     frame = pd.DataFrame([r.metrics for r in done])
     frame.insert(0, "replication", range(task.replications))
     frame["seed"], frame["origin"] = task.scenario.seed, done[0].origin
-    frame["extrapolated"] = "; ".join(sorted({what for r in done for what in r.extrapolated}))
+    frame["extrapolated"] = joined(what for r in done for what in r.extrapolated)
     return key, frame
-
-
-def extrapolated_of(frame: pd.DataFrame) -> list[str]:
-    """What lay outside the calibrated range at any point of a sweep, from the lines that `sweep` returns."""
-    return sorted({what for told in frame["extrapolated"].unique() for what in BETWEEN.split(told) if what})
 
 
 def table_of_points(frame: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:

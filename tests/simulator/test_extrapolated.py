@@ -8,12 +8,14 @@ import yaml
 from synthetic_inputs import HEADER, LINES, write_engine_trace
 
 from simulator.cli import main
-from simulator.runner import simulate
+from simulator.runner import extrapolated_of, simulate
 from simulator.service.table_cost import UNMEASURED
+from simulator.settings.fields import Spec
 from simulator.settings.scenario import Scenario
+from simulator.studies import overlap
 from simulator.studies.attribution import attribute
 from simulator.studies.capacity import find_capacity
-from simulator.studies.sweeps import extrapolated_of
+from simulator.studies.overlap import Case
 from simulator.studies.whatif import WhatIf, outlook
 
 OUTSIDE = "verify: batch_size 9 is outside 1 … 8"
@@ -76,6 +78,36 @@ def test_a_sweep_says_it_of_all_points(wide, capsys, tmp_path):
     each = [simulate(wide.but({"engine.batch_size": rows}), 1).extrapolated for rows in (4, 9, 10)]
     assert data["extrapolated"] == sorted({what for found in each for what in found})
     assert not each[0]
+
+
+def test_a_trace_of_one_replication_says_it(wide, capsys, tmp_path):
+    wide.save(tmp_path / "a.yaml")
+    out = str(tmp_path / "trace.json")
+    lines, data = told(capsys, "trace", str(tmp_path / "a.yaml"), "--out", out)
+    assert any(OUTSIDE in line for line in lines)
+    assert data["extrapolated"] == list(simulate(wide, 1).extrapolated)
+    lines, data = told(capsys, "trace", str(tmp_path / "a.yaml"), "--out", out, "-s", "engine.batch_size=4")
+    assert (lines, data["extrapolated"]) == ([], [])
+
+
+def test_overlapped_execution_says_it_of_every_machine(calibration, capsys, monkeypatch):
+    """Each cohort has as many rows as were measured; both together have more, and run in serial rounds."""
+    table = Spec.of("table", calibration=str(calibration), outside="extrapolate")
+    linear = Spec.of("linear", verify_base_s=0.02, draft_base_s=0.002)
+    monkeypatch.setattr(overlap, "CASES", {"measured": Case(table, 10, 3.0), "known": Case(linear, 10, 3.0)})
+    lines, data = told(capsys, "overlap", "-n", "2")
+    assert any(line.startswith("extrapolated: verify: batch_size 10 is outside") for line in lines)
+    of_run = {(run["machine"], run["variant"]): run["extrapolated"] for run in data["runs"]}
+    assert "batch_size" in of_run["measured", "equal"]
+    assert "batch_size" not in of_run["measured", "half"]
+    assert not any(of_run["known", variant] for variant in ("overlapped", "half", "equal"))
+    assert {what for run in of_run.values() for what in run.split("; ") if what} == set(data["extrapolated"])
+
+
+def test_budgets_of_a_roofline_have_nothing_to_say(capsys):
+    arguments = ["--rate", "5", "--duration", "2", "-n", "2", "--batch-size", "4"]
+    lines, data = told(capsys, "budgets", *arguments)
+    assert (lines, data["extrapolated"]) == ([], [])
 
 
 def test_what_points_of_a_sweep_share_is_said_once_and_whole():
