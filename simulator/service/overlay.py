@@ -28,7 +28,7 @@ class OverlaidCost(TableCost):
 
     def __init__(self, calibration: Calibration, layout: str, factors: dict[str, float], roofline: RooflineCost):
         super().__init__(calibration, layout, factors, extrapolate=True)
-        _require_measured(calibration, roofline)
+        require_measured(calibration, roofline, "cost.from_calibration", "cost.")
         self.roofline = roofline
         self.kv_bytes_per_token, self.kv_capacity_bytes = roofline.kv_bytes_per_token, roofline.kv_capacity_bytes
         self.origin = f"{self.origin} over {roofline.origin}"
@@ -44,18 +44,24 @@ class OverlaidCost(TableCost):
         return measured * np.divide(asked, near, out=np.ones(len(widths)), where=near > 0)
 
 
-def _require_measured(calibration: Calibration, roofline: RooflineCost) -> None:
-    """Raise InputError where a calibration is known to be of something else than the facts of a roofline."""
+def require_measured(calibration: Calibration, roofline: RooflineCost, named: str, option: str) -> None:
+    """Raise InputError where a calibration is known to be of something else than the facts of a roofline.
+
+    Args:
+        calibration, roofline: which are compared.
+        named: what the user calls the calibration.
+        option: what stands before ``device``, ``target`` and so on, as the user gives them.
+    """
     meta, machine = calibration.meta, roofline.machine
-    was = f"cost.from_calibration {calibration.name} was measured"
+    was = f"{named} {calibration.name} was measured"
     cure = "" if machine.device.reported_as else " (reported_as in its file is the name that PyTorch has for it)"
-    device = f"on {shown(meta['device'])}, cost.device is {shown(machine.device.name)}{cure}"
+    device = f"on {shown(meta['device'])}, {option}device is {shown(machine.device.name)}{cure}"
     require(meta["device"] in machine.device.names, f"{was} {device}")
-    require(meta["dtype"] == machine.dtype, f"{was} in {meta['dtype']}, cost.dtype is {machine.dtype}")
-    several = f"{was} on one device, cost.tensor_parallel is {machine.tensor_parallel}"
+    require(meta["dtype"] == machine.dtype, f"{was} in {meta['dtype']}, {option}dtype is {machine.dtype}")
+    several = f"{was} on one device, {option}tensor_parallel is {machine.tensor_parallel}"
     require(machine.tensor_parallel == 1, several)
     for name, given in (("target", roofline.target), ("draft", roofline.draft)):
         facts = (given.model.layers, given.model.kv_bytes_per_token) if given else (0, 0)
         for field, what, fact in zip(FIELDS, ("layers", "bytes of K/V per token"), facts, strict=True):
             found = meta[field].get(name, 0)
-            require(found == fact, f"{was} with a {name} of {found} {what}, cost.{name} has {fact}")
+            require(found == fact, f"{was} with a {name} of {found} {what}, {option}{name} has {fact}")

@@ -160,11 +160,6 @@ class RooflineCost(CostModel):
         names = " and ".join(each.model.name for each in models)
         self.origin = f"roofline of {device.name}, {names}, {dtype}"
 
-    @property
-    def num_layers(self) -> int:
-        """Layers of target and draft together."""
-        return sum(each.model.layers for each in (self.target, self.draft) if each)
-
     def _room(self, weights_bytes: float) -> float:
         memory = self.machine.device.memory_bytes * MEMORY_SHARE
         need = f"{weights_bytes / 1e9:.0f} GB of weights do not fit into {memory / 1e9:.0f} GB"

@@ -8,6 +8,7 @@ import pandas as pd
 
 from refimpl.core.errors import require
 from refimpl.core.files import write_whole
+from simulator.service.overlay import require_measured
 from simulator.service.roofline import RooflineCost
 from simulator.settings.calibration import RECORDED, find_calibration, load_calibration
 from simulator.settings.fields import Spec
@@ -28,17 +29,17 @@ def compare_calibration(name: str, device: str, target: str, draft: str) -> pd.D
         device, target, draft: facts of what was measured, names or YAML files.
 
     Raises:
-        InputError: no such calibration or facts, one in a number format that the roofline does not know, or models of
-            another depth than those that were measured.
+        InputError: no such calibration or facts, one in a number format that the roofline does not know, or another
+            device or other models than those that were measured.
     """
-    meta = load_calibration(name).meta
+    calibration = load_calibration(name)
+    meta = calibration.meta
     require(
         meta["dtype"] in WEIGHT_BYTES, f"calibration {name} is of {meta['dtype']}: choose {', '.join(WEIGHT_BYTES)}"
     )
     facts = {"device": device, "target": target, "draft": draft, "dtype": meta["dtype"]}
     launched, recorded = (RooflineCost(Spec.of("roofline", graphs=g, **facts), None) for g in (False, True))
-    depth, given = sum(meta["num_layers"].values()), launched.num_layers
-    require(given == depth, f"calibration {name} is of models of {depth} layers, not {given} as given")
+    require_measured(calibration, launched, "calibration", "")
     costs = {RECORDED: recorded}
     points = read_table(find_calibration(name) / "points.csv")
     points = points[points["component"].isin(COMPUTED) & (points["mean_s"] > 0)].reset_index(drop=True)
