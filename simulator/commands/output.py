@@ -76,13 +76,14 @@ def show_extrapolated(found: Iterable[str]) -> None:
 def notes(scenario: Scenario, means: Mapping[str, float]) -> Iterator[str]:
     """What a reader of the metrics should know."""
     from simulator.service.metrics import MANY_CENSORED, censored_share
+    from simulator.service.workload import most_requests
 
     if (censored := censored_share(means)) > MANY_CENSORED:
         yield (
             f"{100 * censored:.3g} % of the requests had not finished at the end: latencies are those of the others, "
             "and too short"
         )
-    window, requests = scenario.engine.window_size, scenario.study.num_requests
+    window, requests = scenario.engine.window_size, most_requests(scenario.study)
     if window is not None and requests is not None and window > requests:
         yield f"engine.window_size {window} is more than the {requests} requests: it is never full"
     room = _room_bytes(scenario)

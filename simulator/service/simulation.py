@@ -20,7 +20,7 @@ from simulator.service.records import STAGES, EventLog, Request, RoundLine
 from simulator.service.replica import Replica
 from simulator.service.scenario_cost import make_cost
 from simulator.service.streams import Purpose, Streams
-from simulator.service.workload import RequestSource, arrival_times
+from simulator.service.workload import RequestSource, arrival_times, most_requests
 from simulator.settings.fields import REQUESTS
 from simulator.settings.scenario import Scenario
 
@@ -173,7 +173,7 @@ class Simulation:
 
     def _longest_prompts(self, count: int) -> list[int]:
         """The longest prompt of each part, of the first thousand requests in equal parts; parts may be alike."""
-        known = min(1000, self.scenario.study.num_requests or 1000)
+        known = min(1000, most_requests(self.scenario.study) or 1000)
         lengths = sorted(self.source.lengths(index)[0] for index in range(known))
         return [lengths[max(0, known * part // count - 1)] for part in range(1, count + 1)]
 

@@ -17,7 +17,7 @@ from simulator.service.common_text import make_common
 from simulator.service.streams import REQUEST_BLOCK, Purpose, Streams
 from simulator.settings.fields import MAX_TOKENS, Spec
 from simulator.settings.kinds import ARRIVALS, LENGTHS
-from simulator.settings.parts import DEFAULT_BUDGET, MAX_BUDGET
+from simulator.settings.parts import DEFAULT_BUDGET, MAX_BUDGET, RECORDED, Study
 from simulator.settings.scenario import Scenario
 from simulator.settings.tables import read_table
 from simulator.settings.traces import ServiceTrace, read_engine_trace, read_service_trace
@@ -178,6 +178,13 @@ def _recorded(kind: str, values: dict[str, Any]) -> list[float]:
     return times
 
 
+def most_requests(study: Study) -> int | None:
+    """Requests that come at most, as given or as recorded arrivals have them; None where neither says."""
+    if study.kind == "open" and study.num_requests is None and study.arrivals.kind in RECORDED:
+        return len(_recorded(study.arrivals.kind, study.arrivals.resolved(ARRIVALS)))
+    return study.num_requests
+
+
 def arrival_times(spec: Spec, streams: Streams, limit: int | None) -> Iterator[float]:
     """Arrival times in seconds, never decreasing; without end, except for traces and beyond `limit` requests.
 
@@ -185,11 +192,11 @@ def arrival_times(spec: Spec, streams: Streams, limit: int | None) -> Iterator[f
         InputError: a trace has fewer requests than `limit`.
     """
     values = spec.resolved(ARRIVALS)
-    if spec.kind in ("trace", "replay"):
+    if spec.kind in RECORDED:
         times = _recorded(spec.kind, values)
         enough = limit is None or limit <= len(times)
-        few = f"study.num_requests is {limit}, but {values['path']} holds {len(times)} requests: set it to that or less"
-        require(enough, few)
+        few = f"study.num_requests is {limit}, but {values['path']} holds {len(times)} requests"
+        require(enough, f"{few}: set it to that or less, or to null")
         yield from times[:limit]
         return
     blocks = _sinusoidal if spec.kind == "sinusoidal" else _on_off if spec.kind == "on_off" else _renewal

@@ -42,6 +42,7 @@ REPLICAS = Range(1, integer=True, most=2**12, bytes_each=2**14)
 MIN_PHASE = 1e-3  # requests that an on phase brings
 MAX_BUDGET = 2**18  # tokens; a number is drawn for each of them, for hundreds of requests at a time
 DRAFTING = tuple(item.name for item in fields(DraftingConfig) if item.name != "draft_score")  # settings of an engine
+RECORDED = ("trace", "replay")  # arrivals that were written down, and end
 IGNORED = {  # kind of study -> settings that have no effect there
     "offline": ("duration_s", "clients", "think_time_s", "arrivals", "warmup"),
     "open": ("clients", "think_time_s"),
@@ -56,7 +57,7 @@ class Study:
 
     Attributes:
         kind: ``offline`` (all at time 0, until the last has finished), ``open`` (arrivals), ``closed`` (clients).
-        num_requests: requests in all (offline, open).
+        num_requests: requests in all (offline, open); None, without `duration_s`, for all that recorded arrivals have.
         duration_s: stop the clock here; what is unfinished is reported as censored (open, closed).
         clients: clients that each wait for an answer before they ask again (closed).
         think_time_s: mean of a client's exponential pause (closed).
@@ -79,18 +80,24 @@ class Study:
             require(self.num_requests is not None, "num_requests is missing: an offline study needs it")
             require(self.warmup == "none", "warmup must be none: an offline study has no steady state")
         elif self.kind == "open":
-            given = self.num_requests is not None or self.duration_s is not None
-            require(given, "num_requests or duration_s is missing: an open study needs one of them")
+            given = self.num_requests is not None or self.duration_s is not None or self.arrivals.kind in RECORDED
+            message = "num_requests or duration_s is missing: an open study needs one of them"
+            require(given, f"{message}, unless its arrivals are of kind {' or '.join(RECORDED)}")
         else:
             require(self.clients is not None, "clients is missing: a closed study needs it")
             require(self.duration_s is not None, "duration_s is missing: a closed study needs it")
         self._refuse_ignored()
         self._refuse_endless()
 
+    @property
+    def ends_with_record(self) -> bool:
+        """Whether nothing but the record of its arrivals says how many requests come."""
+        return self.kind == "open" and self.num_requests is None and self.duration_s is None
+
     def _refuse_endless(self) -> None:
         """Arrivals without end, and pauses so short that they are never all drawn."""
         values = dict(self.arrivals.values)
-        if self.kind != "open" or self.arrivals.kind in ("trace", "replay"):
+        if self.kind != "open" or self.arrivals.kind in RECORDED:
             return
         rate = values.get("rate_per_s") or 1 / values["interval_s"]
         expected = rate * (self.duration_s or 0)

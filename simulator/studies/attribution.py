@@ -119,13 +119,13 @@ def unflatten(flat: dict[str, Any]) -> Scenario:
 def differing_factors(a: Scenario, b: Scenario) -> dict[str, tuple[str, ...]]:
     """Factors in which two scenarios differ, and the settings of each that differ; any other setting is its own factor.
 
-    Studies of two kinds, or of which one lasts for requests and one for seconds, are one factor: the settings of one
-    have no meaning in the other.
+    Studies of two kinds, or of which one lasts for requests, one for seconds or one for a record of arrivals, are one
+    factor: the settings of one have no meaning in the other.
     """
     flat_a, flat_b = flatten(a), flatten(b)
     differing = [path for path in flat_a if path != "name" and flat_a[path] != flat_b[path]]
     require("seed" not in differing, f"seed differs: {a.seed} and {b.seed}; equal seeds share their random numbers")
-    kinds = {(study.kind, study.num_requests is None) for study in (a.study, b.study)}
+    kinds = {(each.kind, each.num_requests is None, each.ends_with_record) for each in (a.study, b.study)}
     groups = FACTORS | ({"study": STUDY} if len(kinds) > 1 else {})
     factors = {name: tuple(p for p in paths if p in differing) for name, paths in groups.items()}
     known = {path for paths in factors.values() for path in paths}

@@ -168,7 +168,10 @@ class Outlook(Shown):
         With the components whose costs were extrapolated, if any were.
         """
         study = next(iter(self.results.values())).scenario.study
-        what = f"{study.duration_s:g} s" if study.num_requests is None else f"{study.num_requests} requests"
+        if study.ends_with_record:
+            what = f"all requests of {study.arrivals['path']}"
+        else:
+            what = f"{study.duration_s:g} s" if study.num_requests is None else f"{study.num_requests} requests"
         beyond = ", ".join(sorted({each.partition(":")[0] for each in self.extrapolated}))
         return f"of {what} from an empty server" + (f"; costs were extrapolated: {beyond}" if beyond else "")
 

@@ -54,6 +54,14 @@ def test_studies_that_last_for_requests_and_for_seconds_are_one_factor():
     assert set(found.table.index) == {"study", "total"}
 
 
+@pytest.mark.parametrize("end", [{"duration_s": 3.0}, {"num_requests": 2}])
+def test_a_study_that_lasts_as_long_as_its_log_is_one_factor_beside_another(tmp_path, end):
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n0,5,9\n1,5,9\n2,5,9\n")
+    logged = scenario().but(study={"kind": "open", "arrivals": {"kind": "trace", "path": str(tmp_path / "t.csv")}})
+    other = scenario().but(study={"kind": "open", "arrivals": {"kind": "fixed", "interval_s": 0.5}, **end})
+    assert set(attribute(logged, other, 2).table.index) == {"study", "total"}
+
+
 def test_shares_are_of_the_replications_in_which_every_mixture_has_the_metric():
     a, b = rarely_finishing(1.0), rarely_finishing(1.6).but({"workload.output_tokens.mean_tokens": 8.0})
     found = attribute(a, b, 12, metric="latency_mean_s")

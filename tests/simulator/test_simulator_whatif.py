@@ -85,6 +85,14 @@ def test_an_answer_says_how_long_it_was_simulated_where_nothing_counts_requests(
     assert repr(outlook(WhatIf(batch_size=2), closed, TWO, 2)).endswith(", of 5 s from an empty server")
 
 
+def test_an_answer_names_the_log_whose_requests_all_came(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("time_s,prompt_tokens,output_tokens\n0,5,9\n1,5,9\n")
+    logged = DEAR.but(study={"kind": "open", "arrivals": {"kind": "trace", "path": str(path)}})
+    found = outlook(WhatIf(batch_size=2), logged, TWO, 2)
+    assert repr(found).endswith(f", of all requests of {path} from an empty server")
+
+
 def test_everything_that_is_shown_has_a_label():
     assert set(LABELS) == {*(item.name for item in fields(WhatIf)), *METRICS}
 
