@@ -34,7 +34,8 @@ def set_path(data: dict[str, Any], path: str, value: Any, kept: Collection[str] 
     *parents, last = path.split(".")
     here: Any = data
     for name in parents:
-        require(isinstance(here, dict) and name in here, f"{path}: no such setting; {name!r} is unknown")
+        known = isinstance(here, dict) and name in here
+        require(known, f"{path}: no such setting; {name!r} is unknown{did_you_mean(name, _names(here))}")
         here = here[name]
     known = isinstance(here, dict) and (last in here or "kind" in here)
     allowed = _allowed(here, parents)
@@ -60,8 +61,12 @@ def _allowed(here: Any, parents: list[str]) -> list[str]:
     """What may be set there, `method` included where it is short for other settings."""
     if not isinstance(here, dict):
         return []
-    known = [name for name in here if isinstance(name, str)]  # a user's mapping may have others, refused later
-    return [*known, *(["method"] if ".".join([*parents, "method"]) in METHOD_PATHS else [])]
+    return [*_names(here), *(["method"] if ".".join([*parents, "method"]) in METHOD_PATHS else [])]
+
+
+def _names(here: Any) -> list[str]:
+    """Keys that are texts; a user's mapping may have others, refused later."""
+    return [name for name in here if isinstance(name, str)] if isinstance(here, dict) else []
 
 
 def _drop_unknown(here: dict[str, Any], path: str, kind: str, kept: Collection[str]) -> None:

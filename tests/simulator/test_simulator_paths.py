@@ -116,3 +116,29 @@ def test_paths_reach_every_setting_and_no_other():
     assert from_data(data).engine.batch_size == 3
     with pytest.raises(InputError, match=r"engine.batch: no such setting; allowed: layout"):
         set_path(data, "engine.batch", 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["run", "exampel"], "example"),
+        (["compare", "example", "exmaple"], "example"),
+        (["sweep", "exampel", "--out", "out"], "example"),
+        (["run", "folder/mien.yaml"], "mine.yaml"),
+        (["run", "folder/exampel"], ""),  # the word stands alone
+        (["run", "other"], ""),
+        (["run", "x" * 5000], ""),
+        (["run", "exampel\0"], ""),
+        (["run", "-s", "enginee.batch_size=4"], "engine"),
+        (["run", "-s", "study.arivals.rate_per_s=3"], "arrivals"),
+        (["run", "-s", "study={1: 2}", "-s", "study.arivals.rate_per_s=3"], "arrivals"),
+        (["run", "-s", "cost.kind.base_s=3"], ""),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_told_the_right_one(arguments, meant, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine.yaml").write_text("seed: 1\n")
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f" (did you mean {meant}?)") if meant else "did you mean" not in line
