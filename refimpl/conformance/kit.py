@@ -247,7 +247,7 @@ class Trial:
         except CaseFailure as failure:
             raise self._noted(failure) from None
         except EngineFailure as broken:
-            lost = self._noted(CaseFailure(str(broken), no_answer=True))
+            lost = self._noted(CaseFailure(str(broken), no_answer=True, place=broken.place))
             if isinstance(broken, EngineLost | EngineGone):
                 self._lose(lost, broken)
             raise lost from broken
@@ -267,7 +267,7 @@ class Trial:
             raise _Enough from broken
 
     def _failed(self, failure: CaseFailure, before: str = "") -> Verdict:
-        told = (before + failure.reason, failure.calls, failure.row, failure.token, failure.no_answer)
+        told = (before + failure.reason, failure.calls, failure.row, failure.token, failure.no_answer, failure.place)
         return Verdict(self.name, "fail", *told)
 
     def _out_of_time(self) -> Verdict:

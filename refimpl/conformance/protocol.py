@@ -94,7 +94,15 @@ class NotSupported(Exception):  # noqa: N818 (an answer, not an error)
 
 
 class EngineFailure(Exception):  # noqa: N818 (it is the engine that fails)
-    """The engine crashed, printed garbage, or gave an answer of the wrong form."""
+    """The engine crashed, printed garbage, or gave an answer of the wrong form.
+
+    Attributes:
+        place: file, line and function of an error in Python, empty for others.
+    """
+
+    def __init__(self, reason: str, place: str = ""):
+        self.place = place
+        super().__init__(reason)
 
 
 class EngineLost(EngineFailure):

@@ -12,7 +12,7 @@ import pytest
 
 from refimpl.conformance.cases import Limits
 from refimpl.conformance.kit import check_property, known_properties
-from refimpl.conformance.report import REFERENCES, hint, tell_calls
+from refimpl.conformance.report import REFERENCES, hint, tell_calls, tell_place
 from refimpl.conformance.runner import opened
 from refimpl.conformance.subject import Subject
 from refimpl.conformance.verdicts import DECIDING, NOTHING_SUPPORTED, Verdict
@@ -137,7 +137,9 @@ class PropertyItem(pytest.Item):
             return super().repr_failure(excinfo, style)
         verdict, kind = excinfo.value.verdict, self.config.stash[SUBJECT].reference_kind
         reason = "not run: " * (verdict.status == "not run") + verdict.reason
-        return "\n".join([f"{verdict.property}: {reason}", *tell_calls(verdict), *hint(verdict, kind)])
+        return "\n".join(
+            [f"{verdict.property}: {reason}", *tell_place(verdict), *tell_calls(verdict), *hint(verdict, kind)]
+        )
 
     def reportinfo(self) -> tuple[Any, int, str]:
         """Name the property, not a line of this file."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from refimpl.conformance.places import place_of
 from refimpl.conformance.protocol import EngineGone, EngineSettings, check_engine_is_one, check_timeout, one_line
 from refimpl.core.errors import InputError
 
@@ -69,13 +70,18 @@ def load_engine(name: str, timeout_s: float = 60.0) -> PythonEngine:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise InputError(f"cannot load the engine {name!r}: {one_line(error)}") from error
+        raise InputError(f"cannot load the engine {name!r}: {_with_place(error)}") from error
     try:
         return PythonEngine(factory(argument) if argument else factory(), name, timeout_s)
     except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise InputError(f"{name!r} fails to make an engine: {one_line(error)}") from error
+        raise InputError(f"{name!r} fails to make an engine: {_with_place(error)}") from error
+
+
+def _with_place(error: BaseException) -> str:
+    place = place_of(error)
+    return f"{one_line(error)} (at {place})" if place else one_line(error)
 
 
 RING_AGAIN_S = 0.1
@@ -111,8 +117,9 @@ def time_limit(seconds: float) -> Iterator[None]:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    except _OutOfTimeError:
-        raise EngineGone(f"no answer within {seconds:g} s (timeout_s); the call was broken off") from None
+    except _OutOfTimeError as late:
+        told = f"no answer within {seconds:g} s (timeout_s); the call was broken off"
+        raise EngineGone(told, place_of(late)) from None
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
         if left_s:

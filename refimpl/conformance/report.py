@@ -46,7 +46,7 @@ def show(report: Report, console: Console | None = None) -> None:
     for verdict in report.verdicts:
         if verdict.reason and (verdict.status in ("pass", "fail", "not supported") or verdict is not_run):
             tell(f"{verdict.property}: {_why(verdict)}")
-            for line in [*tell_calls(verdict), *hint(verdict, report.reference)]:
+            for line in [*tell_place(verdict), *tell_calls(verdict), *hint(verdict, report.reference)]:
                 tell(f"  {line}")
     if report.raggedness.rows:
         tell(_raggedness(report))
@@ -88,6 +88,11 @@ def _how_far(report: Report) -> str:
 
 def _why(verdict: Verdict) -> str:
     return verdict.reason if verdict.status in ("pass", "fail") else f"{verdict.status} ({verdict.reason})"
+
+
+def tell_place(verdict: Verdict) -> list[str]:
+    """Where the engine raised its error, in a line, if that is known."""
+    return [f"at {verdict.place}"] if verdict.place else []
 
 
 def tell_calls(verdict: Verdict) -> list[str]:

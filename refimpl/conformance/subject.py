@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from refimpl.conformance.cases import Limits
+from refimpl.conformance.places import place_of
 from refimpl.conformance.protocol import (
     Call,
     EngineFailure,
@@ -28,11 +29,20 @@ class CaseFailure(AssertionError):  # noqa: N818 (Hypothesis shrinks it like a f
         reason: one line.
         row, token: where outputs part first, None when that is not what is wrong.
         no_answer: the engine raised an error or gave something that is no answer, so that no tokens could be compared.
+        place: file, line and function of that error, where it is one of Python.
         calls: what the engine was asked, in order.
     """
 
-    def __init__(self, reason: str, row: int | None = None, token: int | None = None, *, no_answer: bool = False):
-        self.reason, self.row, self.token, self.no_answer = reason, row, token, no_answer
+    def __init__(
+        self,
+        reason: str,
+        row: int | None = None,
+        token: int | None = None,
+        *,
+        no_answer: bool = False,
+        place: str = "",
+    ):
+        self.reason, self.row, self.token, self.no_answer, self.place = reason, row, token, no_answer, place
         self.calls: tuple[Call, ...] = ()
         super().__init__(reason)
 
@@ -137,7 +147,7 @@ class Subject:
         except NotSupported as refusal:
             raise NotSupported(f"the reference refuses: {refusal}") from refusal
         except EngineFailure as failure:
-            raise type(failure)(f"the reference fails: {failure}") from failure
+            raise type(failure)(f"the reference fails: {failure}", failure.place) from failure
 
     def _with_few_drafts(self, prompts: Prompts, settings: EngineSettings) -> list[list[int]]:
         """What the engine gives without drafts, or with one a round if that is the fewest it can."""
@@ -159,4 +169,4 @@ class Subject:
         except BaseException as error:
             if isinstance(error, NotSupported | EngineFailure) or not is_own(error):
                 raise
-            raise EngineFailure(one_line(error)) from error
+            raise EngineFailure(one_line(error), place_of(error)) from error

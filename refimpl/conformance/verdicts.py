@@ -24,6 +24,7 @@ class Verdict:
         calls: what the engine was asked in the smallest failing case, in order; the last one where it failed to answer.
         row, token: where the outputs part first.
         no_answer: the failure is an error, or something that is no answer; otherwise the tokens are wrong.
+        place: file, line and function of the error, where it is one of Python.
         asked, answered: cases that the engine was given, those of shrinking included, and those it did not refuse.
         shrunk: whether smaller cases than the failing one were looked for.
     """
@@ -35,6 +36,7 @@ class Verdict:
     row: int | None = None
     token: int | None = None
     no_answer: bool = False
+    place: str = ""
     asked: int = 0
     answered: int = 0
     shrunk: bool = False

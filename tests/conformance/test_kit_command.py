@@ -34,6 +34,14 @@ def test_the_command_wants_one_engine() -> None:
     assert "give either" in run_command()[1]
 
 
+def test_the_command_tells_where_an_engine_raises_its_error(tmp_path: Path) -> None:
+    chosen = ["--properties", "runs_repeat", "--max-examples", "1", "--output", str(tmp_path / "report.json")]
+    _, text = run_command("--engine", "toy_engines:exiting", *chosen)
+    (row,) = json.loads((tmp_path / "report.json").read_text())["properties"]
+    assert row["place"].startswith("toy_engines.py:")
+    assert f"runs_repeat: SystemExit: 0\n  at {row['place']}\n" in text
+
+
 @pytest.mark.parametrize("when", ["asked", "made"])
 def test_an_engine_that_exits_does_not_end_the_command(when: str) -> None:
     code, text = run_command("--engine", f"toy_engines:exiting:{when}", "--max-examples", "2")

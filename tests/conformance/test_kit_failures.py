@@ -1,6 +1,7 @@
 """What fails is told: engines that refuse, exit, hang, stop early or misdescribe themselves, and what reports say."""
 
 import json
+import re
 import sys
 import threading
 import time
@@ -134,6 +135,7 @@ def test_an_engine_that_hangs_is_bounded_and_ends_the_run() -> None:
     first, second = check_engine(engine, properties=["budget_is_exact", "runs_repeat"]).verdicts
     assert (first.status, second.status) == ("fail", "not run")
     assert "no answer within 2 s (timeout_s)" in first.reason
+    assert re.fullmatch(r".*test_kit_failures.py:\d+, in hang", first.place)
     assert len(first.calls[0].prompts) > 1
 
 
@@ -211,6 +213,7 @@ def test_wrong_rows_count_also_where_a_later_batch_is_refused() -> None:
 def test_a_reference_that_fails_is_told_from_the_engine() -> None:
     verdict = verdict_of(Toy(reference=lambda prompts, settings: [][0]), "equals_reference")
     assert verdict.reason == "the reference fails: IndexError: list index out of range"
+    assert verdict.place.endswith(", in <lambda>")
 
 
 # --- what a report says ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import random
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from toy_engines import Prompts, Toy, described, next_id
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.protocol import EngineSettings
 from refimpl.conformance.python_engine import PythonEngine, load_engine, time_limit
+from refimpl.conformance.report import tell_place
 from refimpl.core.errors import InputError
 
 
@@ -26,6 +28,50 @@ def test_a_panic_of_an_engine_in_another_language_is_a_failure(wrap: Any) -> Non
 
     (verdict,) = check_engine(wrap(Toy(panic)), properties=["equals_reference"]).verdicts
     assert verdict.reason == "PanicException: called `Option::unwrap()` on a `None` value"
+
+
+ENGINE = """
+import toy_engines
+from own.cache import evict
+
+def fail(prompts, settings, outputs):
+    return evict("[")
+
+def make():
+    return toy_engines.Toy(fail)
+
+def broken():
+    evict("{")
+"""
+
+
+def test_the_place_of_an_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the engine's own code, where a library raises what it is given."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "a_library.py").write_text(
+        "import json\ndef read(text):\n    return json.loads(text)\n"
+    )
+    (tmp_path / "own" / "cache.py").write_text("import a_library\ndef evict(rows):\n    a_library.read(rows)\n")
+    (tmp_path / "own_engine.py").write_text(ENGINE)
+    for folder in (tmp_path, tmp_path / "site-packages"):
+        monkeypatch.syspath_prepend(folder)
+    engine = load_engine("own_engine:make")
+    for one in (engine, engine.engine):
+        (verdict,) = check_engine(one, properties=["equals_reference"]).verdicts
+        assert verdict.reason.startswith("JSONDecodeError")
+        assert verdict.place == verdict.as_dict()["place"] == "own/cache.py:3, in evict"
+        assert tell_place(verdict) == ["at own/cache.py:3, in evict"]
+    with pytest.raises(InputError, match=r"JSONDecodeError: .* \(at own/cache.py:3, in evict\)$"):
+        load_engine("own_engine:broken")
+    with pytest.raises(InputError, match=r"No module named 'refimpl.nowhere'$"):
+        load_engine("refimpl.nowhere:make")
+
+
+@pytest.mark.parametrize("wrong", [lambda *_: 5, lambda prompts, settings, outputs: list(map(next_id, outputs))])
+def test_what_no_error_has_raised_has_no_place(wrong: Any) -> None:
+    (verdict,) = check_engine(Toy(wrong, reference=Toy()), properties=["equals_reference"]).verdicts
+    assert (verdict.status, verdict.place, tell_place(verdict)) == ("fail", "", [])
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, pytest.fail.Exception])
