@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from refimpl.commands.options import PairOptions, PromptOptions, SeedOption
-from refimpl.core.console import as_folder
-from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, command, option
+from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, as_folder, command, option
 
 app = typer.Typer()
 SIMULATOR_DATA = Path("simulator/data")

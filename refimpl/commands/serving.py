@@ -9,9 +9,8 @@ from rich.table import Table
 
 from refimpl.commands.options import EngineOptions, ModelOptions, PromptOptions, SeedOption
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
-from refimpl.core.console import as_folder
 from refimpl.core.files import check_folder
-from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, command, option
+from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, as_folder, command, option
 from refimpl.core.progress import progress_bars
 from refimpl.core.shown import counted
 from refimpl.core.values import split_names

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from refimpl.core.errors import InputError
@@ -75,15 +74,6 @@ def _usage_message(error: Any) -> str:
     if message.startswith("No such command") and "Did you mean" not in message:
         message += f": choose {', '.join(error.ctx.command.commands)}"
     return message[0].lower() + message[1:]
-
-
-def as_folder(text: str) -> Path:
-    """What an option says, as the path of a folder; the folder that one is in is a dot, and not nothing."""
-    from typer import BadParameter
-
-    if not text:
-        raise BadParameter("must name a folder, and is empty")
-    return Path(text)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
@@ -57,6 +58,22 @@ def option(panel: str, help_: str, *names: str, none: str | None = None, **more:
     return typer.Option(*names, help=help_, rich_help_panel=panel, show_default=none or True, **more)
 
 
+def as_file(text: str) -> Path:
+    """What an option says, as the path of a file; nothing is none, though to `Path` it is the folder that one is in."""
+    return _as_path(text, "file")
+
+
+def as_folder(text: str) -> Path:
+    """What an option says, as the path of a folder; the folder that one is in is a dot, and not nothing."""
+    return _as_path(text, "folder")
+
+
+def _as_path(text: str, kind: str) -> Path:
+    if not str(text):
+        raise typer.BadParameter(f"must name a {kind}, and is empty")
+    return Path(text)
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Show typer one option for each field of the dataclasses that a command takes; call it with the built objects.
 
@@ -102,7 +119,7 @@ def _with_default_and_choices_shown(parameter: inspect.Parameter) -> Any:
     """The annotation of an option; a text in `show_default` says what None stands for, other defaults are shown.
 
     Choices are told in the text, and kinds of bounded numbers in a letter, because the column of types would leave no
-    room for the names of options.
+    room for the names of options. Paths are those of files, unless the option says otherwise.
     """
     kind, declared = get_args(parameter.annotation)[:2]
     declared = copy(declared)
@@ -110,6 +127,8 @@ def _with_default_and_choices_shown(parameter: inspect.Parameter) -> Any:
         declared.show_default = True
     if declared.min is not None:
         declared.metavar = "N"
+    if Path in (kind, *get_args(kind)) and declared.parser is None:
+        declared.parser, declared.metavar = as_file, "PATH"
     if choices := _choices(kind):
         declared.help, declared.metavar = f"{declared.help} One of {', '.join(choices)}.", "NAME"
     return Annotated[kind, declared]

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from refimpl.core.console import as_folder
 from refimpl.core.errors import require
+from refimpl.core.option_groups import as_file, as_folder
 from simulator.settings.fields import to_mapping
 from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import parse_yaml
@@ -22,6 +22,7 @@ Replications = Annotated[int, typer.Option("--replications", "-n", help="Runs wi
 Workers = Annotated[int, typer.Option(min=1, help="Worker processes; results do not depend on them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout, tables on stderr.")]
 
+FILE: dict[str, Any] = {"parser": as_file, "metavar": "PATH"}  # of an option that names one
 FOLDER: dict[str, Any] = {"parser": as_folder, "metavar": "PATH"}  # of an option that names one
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.commands.options import Replications, ScenarioPath, Sets, Workers, read_scenario
+from simulator.commands.options import FILE, Replications, ScenarioPath, Sets, Workers, read_scenario
 
 app = typer.Typer()
 EXAMPLE = (
@@ -27,7 +27,7 @@ def panel(
             "have values without this; window_size, rate_per_s, device and models (TARGET+DRAFT) can be added.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("panel.html"),
+    out: Annotated[Path, typer.Option(**FILE, help="The page.")] = Path("panel.html"),
     replications: Replications = 5,
     workers: Workers = 1,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from refimpl.core.errors import require
-from simulator.commands.options import Json, Replications, Workers
+from simulator.commands.options import FILE, Json, Replications, Workers
 from simulator.commands.output import print_json, show, show_extrapolated, tables, write_runs
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 
@@ -17,11 +17,13 @@ app = typer.Typer()
 @app.command(epilog="Example: [bold]raggedspec sim reproduce --replications 5[/bold]")
 def reproduce(
     targets: Annotated[
-        Path | None, typer.Option(help="Published figures as JSON; those of the paper are shipped.", show_default=False)
+        Path | None,
+        typer.Option(**FILE, help="Published figures as JSON; those of the paper are shipped.", show_default=False),
     ] = None,
     replications: Replications = 40,
     spec_bench: Annotated[
-        Path | None, typer.Option(help="Spec-Bench's question.jsonl; without it a summary of its lengths is used.")
+        Path | None,
+        typer.Option(**FILE, help="Spec-Bench's question.jsonl; without it a summary of its lengths is used."),
     ] = None,
     fit: Annotated[
         bool, typer.Option("--fit", help="Fit the constants anew, to the EQSPEC row of the targets, and print them.")
@@ -111,7 +113,7 @@ def budgets(
     duration: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds of each run.")] = 10.0,
     replications: Replications = 5,
     workers: Workers = 1,
-    out: Annotated[Path | None, typer.Option(help="Write every run to this JSON file.")] = None,
+    out: Annotated[Path | None, typer.Option(**FILE, help="Write every run to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Let requests arrive at several rates, and compare draft budgets that adapt with fixed numbers of drafts."""
@@ -137,7 +139,7 @@ def budgets(
 def overlap(
     replications: Replications = 10,
     workers: Workers = 1,
-    out: Annotated[Path | None, typer.Option(help="Write every run to this JSON file.")] = None,
+    out: Annotated[Path | None, typer.Option(**FILE, help="Write every run to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Simulate drafting for half of the rows while the other half is verified.
@@ -164,7 +166,7 @@ def overlap(
     "--target vicuna-7b --draft vicuna-68m[/bold]"
 )
 def roofline(
-    out: Annotated[Path | None, typer.Option(help="Write every row to this CSV file.")] = None,
+    out: Annotated[Path | None, typer.Option(**FILE, help="Write every row to this CSV file.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Show every row.")] = False,
     calibration: Annotated[
         str | None, typer.Option(help="Compare with the points of this calibration instead, DEVICE/PAIR.")

@@ -8,7 +8,7 @@ import typer
 
 from refimpl.core.errors import require
 from refimpl.core.shown import counted
-from simulator.commands.options import FOLDER, Json, Replications, ScenarioPath, Sets, Workers, read_scenario
+from simulator.commands.options import FILE, FOLDER, Json, Replications, ScenarioPath, Sets, Workers, read_scenario
 from simulator.commands.output import notes, notes_on_settings, print_json, show, show_extrapolated, tables
 from simulator.settings.folders import EXAMPLES
 from simulator.settings.json_files import write_json
@@ -242,7 +242,7 @@ def attribute(
     replications: Replications = 10,
     metric: Annotated[str, typer.Option(help="Metric to explain.")] = "tokens_per_s",
     workers: Workers = 1,
-    plot: Annotated[Path | None, typer.Option(help="Draw a waterfall chart: PNG, SVG or PDF.")] = None,
+    plot: Annotated[Path | None, typer.Option(**FILE, help="Draw a waterfall chart: PNG, SVG or PDF.")] = None,
     as_json: Json = False,
 ) -> None:
     """Explain the difference b - a: how much each setting that differs contributes (Shapley values)."""
@@ -318,7 +318,7 @@ def capacity(
 def bench(
     batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Rows decoded together.")] = 4,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Runs for each window size; medians are printed.")] = 5,
-    out: Annotated[Path | None, typer.Option(help="Write what was measured to this JSON file.")] = None,
+    out: Annotated[Path | None, typer.Option(**FILE, help="Write what was measured to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure rounds per second of the simulator itself, on one core, beside what SimPy alone takes."""

@@ -7,7 +7,7 @@ import typer
 
 from refimpl.core.errors import require
 from refimpl.core.files import check_writable
-from simulator.commands.options import Json, Replications, ScenarioPath, Sets, Workers, read_scenario
+from simulator.commands.options import FILE, FOLDER, Json, Replications, ScenarioPath, Sets, Workers, read_scenario
 from simulator.commands.output import print_json, show, show_extrapolated, tables
 
 if TYPE_CHECKING:
@@ -22,8 +22,10 @@ app = typer.Typer()
 )
 def trace(
     scenario: ScenarioPath = None,
-    out: Annotated[Path, typer.Option(help="File to write, in Chrome's trace format.")] = Path("trace.json"),
-    engine: Annotated[Path | None, typer.Option(help="Convert this engine trace instead of simulating.")] = None,
+    out: Annotated[Path, typer.Option(**FILE, help="File to write, in Chrome's trace format.")] = Path("trace.json"),
+    engine: Annotated[
+        Path | None, typer.Option(**FILE, help="Convert this engine trace instead of simulating.")
+    ] = None,
     replication: Annotated[int, typer.Option(min=0, max=10**6, help="Number of the replication.")] = 0,
     sets: Sets = None,
     as_json: Json = False,
@@ -91,7 +93,7 @@ def parity(
 def validate(
     calibration: Annotated[str, typer.Option(help="Calibration: DEVICE/PAIR.")] = "cpu/tiny",
     runs: Annotated[
-        Path | None, typer.Option(help="Folder of held-out traces.", show_default="the shipped ones")
+        Path | None, typer.Option(**FOLDER, help="Folder of held-out traces.", show_default="the shipped ones")
     ] = None,
     replications: Replications = 200,
     workers: Workers = 1,
@@ -155,7 +157,9 @@ def latency(
     traces: Annotated[list[Path], typer.Argument(help="Traces of runs with arrivals (bench-serving --traces).")],
     calibration: Annotated[str, typer.Option(help="Calibration: DEVICE/PAIR.")] = "cpu/tiny",
     replications: Replications = 40,
-    out: Annotated[Path | None, typer.Option(help="Write the tables, and what they come from, as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(**FILE, help="Write the tables, and what they come from, as JSON.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a served run with the simulator's prediction for the same requests, priced by a calibration."""

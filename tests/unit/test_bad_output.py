@@ -7,13 +7,20 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
 from test_bad_input import run_cli
+from typer.models import OptionInfo
 
+import raggedspec.cli
+import refimpl.cli
+import simulator.cli
 from refimpl.cli import main
 from refimpl.core.errors import InvariantViolation
 from refimpl.core.files import write_whole
+from refimpl.core.option_groups import as_file, as_folder
 from refimpl.judging.equivalence import verify
 
 
@@ -34,6 +41,42 @@ def test_no_file_is_lost_or_half_written(monkeypatch, capsys, tmp_path, argument
     assert code == 2
     assert message in output.err.splitlines()[-1]
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("p.txt", "import os\n")]
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("generate", "--output"),
+        ("generate", "--prompts"),
+        ("verify", "--output"),
+        ("bench", "--output"),
+        ("conformance --engine x:y", "--output"),
+        ("sim trace", "--out"),
+        ("sim attribute example -s method=exspec", "--plot"),
+        ("sim latency trace.ndjson", "--out"),
+    ],
+)
+def test_an_empty_path_is_called_empty(monkeypatch, capsys, words, option):
+    """To `Path` it is the folder that one is in."""
+    monkeypatch.setattr("sys.argv", ["raggedspec", *words.split(), option, ""])
+    with pytest.raises(SystemExit) as stopped:
+        raggedspec.cli.main()
+    assert (stopped.value.code, capsys.readouterr().err) == (2, f"error: {option}: must name a file, and is empty\n")
+
+
+@pytest.mark.parametrize("application", [refimpl.cli.app, simulator.cli.app])
+def test_every_option_of_a_path_says_whether_it_is_a_file(application):
+    groups = [application, *(group.typer_instance for group in application.registered_groups)]
+    commands = [command.callback for group in groups for command in group.registered_commands]
+    hints = [hint for command in commands for hint in get_type_hints(command, include_extras=True).values()]
+    declared = [get_args(hint)[:2] for hint in hints if get_origin(hint) is Annotated]
+    parsers = [option.parser for kind, option in declared if of_path(kind) and isinstance(option, OptionInfo)]
+    assert len(parsers) > 10
+    assert {*parsers} == {as_file, as_folder}
+
+
+def of_path(kind):
+    return Path in (kind, *get_args(kind))
 
 
 def test_a_pipe_without_a_name_is_written_to():
