@@ -31,7 +31,7 @@ from refimpl.commands.reports import (
     write_report,
 )
 from refimpl.core.config import make_config
-from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, command, option
+from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, changed, command, option
 from refimpl.core.progress import progress_bars
 from refimpl.core.request import Request
 from refimpl.core.shown import counted
@@ -75,11 +75,9 @@ def generate(
 
 def _tell_idle(sampling: SamplingOptions) -> None:
     """Say on stderr which filters change nothing, as tokens are not drawn."""
-    usual, filters = SamplingOptions(), ("top_k", "top_p", "min_p")
-    idle = [name for name in filters if getattr(sampling, name) != getattr(usual, name)]
+    idle = [name for name in changed(sampling, type(sampling)()) if name in ("--top-k", "--top-p", "--min-p")]
     if sampling.temperature == 0 and idle:
-        told = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-        print(f"greedy decoding at --temperature 0: no effect of {told}", file=sys.stderr)
+        print(f"greedy decoding at --temperature 0: no effect of {', '.join(idle)}", file=sys.stderr)
 
 
 def _sampled(prompt: Any, samples: int) -> Any:

@@ -10,12 +10,14 @@ from rich.table import Table
 from refimpl.commands.options import EngineOptions, HeadOptions, PromptOptions, RunOptions
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
 from refimpl.core.config import make_config
-from refimpl.core.errors import InputError, shown
-from refimpl.core.option_groups import OUTPUT, PROMPTS, command, option
+from refimpl.core.errors import InputError, require, shown
+from refimpl.core.option_groups import OUTPUT, PROMPTS, changed, command, option
 from refimpl.core.reading import read_mappings
 
 app = typer.Typer()
 PICTURES = (".png", ".pdf", ".svg")
+RUNS, ENGINE = RunOptions(batch_sizes="8"), EngineOptions(max_new_tokens=50)
+OF_OUTPUTS = ("--num-speculative-tokens", "--max-new-tokens", "--drafter")  # count where no method runs, too
 
 
 @command(app, "tie-or-bug --limit 8 --methods eqspec,inplace --plot regrets.png")
@@ -27,8 +29,8 @@ def tie_or_bug(
         Path | None,
         option(PROMPTS, "Judge another engine's greedy tokens: JSON lines with token_ids, in order of the prompts."),
     ] = None,
-    runs: RunOptions = RunOptions(batch_sizes="8"),
-    engine: EngineOptions = EngineOptions(max_new_tokens=50),
+    runs: RunOptions = RUNS,
+    engine: EngineOptions = ENGINE,
     plot: Annotated[Path | None, option(OUTPUT, "Draw a histogram of the regrets: PNG, PDF or SVG.")] = None,
     output: ReportOptions,
 ) -> None:
@@ -37,6 +39,8 @@ def tie_or_bug(
     from refimpl.judging.method_runs import runs_to_verify
     from refimpl.judging.tie_or_bug import plot_regrets
 
+    if outputs is not None:
+        _require_none_idle(runs, engine)
     settings = engine.settings()
     chosen = runs_to_verify(runs.methods, runs.sizes, settings)
     check_outputs([plot, output.output], [prompts.prompts, outputs])
@@ -56,6 +60,12 @@ def tie_or_bug(
     output.print(report)
     if any(judgement.verdict == "bug" for judgement in judgements.values()):
         raise typer.Exit(1)
+
+
+def _require_none_idle(runs: RunOptions, engine: EngineOptions) -> None:
+    """Raise InputError for options of methods that are given beside tokens to judge."""
+    idle = changed(runs, RUNS) + [name for name in changed(engine, ENGINE) if name not in OF_OUTPUTS]
+    require(not idle, f"--outputs is judged without running a method: no effect of {', '.join(idle)}, leave it out")
 
 
 def _attention(pair: Any, runs: list[tuple[str, int]], settings: dict[str, Any]) -> dict[str, Any]:

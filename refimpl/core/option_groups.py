@@ -105,6 +105,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def changed(group: Any, usual: Any) -> list[str]:
+    """Names, as on the command line, of the options of a group whose values are not those of another such object."""
+    names = [field.name for field in fields(group) if getattr(group, field.name) != getattr(usual, field.name)]
+    return [f"--{name.strip('_').replace('_', '-')}" for name in names]
+
+
 def _fields_as_parameters(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     for field in fields(group):

@@ -268,6 +268,15 @@ def test_outputs_that_cannot_be_judged_are_refused(tmp_path: Path, content: str,
     assert told in text
 
 
+@pytest.mark.parametrize("idle", [("--methods", "inplace"), ("--batch-sizes", "2"), ("--block-size", "4")])
+def test_options_of_methods_beside_outputs_are_refused(tmp_path: Path, idle: tuple[str, str]) -> None:
+    """No method runs, so that they have no effect; those of the budget and of the models have one."""
+    (tmp_path / "outputs").write_text('{"token_ids": [3]}\n')
+    given = ["--outputs", f"{tmp_path}/outputs", "--num-speculative-tokens", "3", "--drafter", "ngram"]
+    assert f"no effect of {idle[0]}, leave it out" in run_command(*given, *idle)[1]
+    assert "no effect" not in run_command(*given)[1]
+
+
 def test_a_picture_of_unknown_kind_is_refused() -> None:
     assert "must end in .png" in run_command("--plot", "regret.txt")[1]
 
