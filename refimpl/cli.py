@@ -8,6 +8,7 @@ from refimpl.commands import acceptance, calibrate, decode, judge, law, measure,
 from refimpl.conformance import command as conformance
 from refimpl.core.console import BAD_INPUT, run_application
 from refimpl.core.errors import InvariantViolation, is_out_of_memory
+from refimpl.core.interrupts import tell
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,12 +30,12 @@ def main(application: typer.Typer = app) -> None:
     try:
         sys.exit(run_application(application))
     except InvariantViolation as violation:
-        print(f"invariant violated: {violation}", file=sys.stderr)
+        tell(f"invariant violated: {violation}")
         sys.exit(3)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         advice = "take fewer rows, shorter prompts or a smaller --kv-memory-gib (see `raggedspec memory-plan`)"
         first_line, _, _ = str(error).partition("\n")
-        print(f"error: out of memory: {first_line}: {advice}", file=sys.stderr)
+        tell(f"error: out of memory: {first_line}: {advice}")
         sys.exit(BAD_INPUT)

@@ -1,6 +1,5 @@
 """`conformance`: test an engine from the command line. Loads nothing heavy before it runs."""
 
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ import typer
 from refimpl.core.console import BAD_INPUT, INTERRUPTED
 from refimpl.core.errors import InputError
 from refimpl.core.extras import missing_extra
+from refimpl.core.interrupts import tell
 from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, SAMPLING, command, option
 
 app = typer.Typer()
@@ -76,7 +76,7 @@ def conformance(*, tested: SubjectOptions, limits: LimitOptions, search: SearchO
     try:
         report = _run(limits, **asdict(tested), **asdict(search))
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
         raise typer.Exit(BAD_INPUT) from None
     except KeyboardInterrupt as end:
         raise typer.Exit(end.args[0] if end.args else INTERRUPTED) from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from refimpl.core.errors import InputError
 from refimpl.core.extras import missing_extra
-from refimpl.core.interrupts import ENDING, INTERRUPTED
+from refimpl.core.interrupts import ENDING, INTERRUPTED, tell
 
 BAD_INPUT, NO_READER = 2, 1  # exit codes
 RAISED_AGAIN_S = 0.05
@@ -39,7 +39,7 @@ def run_application(application: Callable[..., Any], arguments: list[str] | None
     except Exception as error:
         code = _usage_error(error)
     if code == INTERRUPTED:
-        print("interrupted", file=sys.stderr)
+        tell("interrupted")
     return code if isinstance(code, int) else 0
 
 
@@ -60,7 +60,7 @@ def _usage_error(error: Exception) -> int:
     if "NoArgsIsHelpError" in kinds:
         print(error.format_message())  # type: ignore[attr-defined]
     else:
-        print(f"error: {_usage_message(error)}", file=sys.stderr)
+        tell(f"error: {_usage_message(error)}")
     return BAD_INPUT
 
 
@@ -92,18 +92,18 @@ def one_line_errors() -> Iterator[None]:
             yield
             sys.stdout.flush()
         except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
+            tell(f"error: {error}")
             sys.exit(BAD_INPUT)
         except ModuleNotFoundError as error:
             message = missing_extra(error)
             if message is None:
                 raise
-            print(f"error: {message}", file=sys.stderr)
+            tell(f"error: {message}")
             sys.exit(BAD_INPUT)
         except BrokenPipeError:
             sys.exit(NO_READER)
         except OSError as error:
-            print(f"error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+            tell(f"error: {error.filename or 'input or output'}: {error.strerror or error}")
             sys.exit(BAD_INPUT)
         finally:
             _let_go_of_stdout()

@@ -1,14 +1,26 @@
 """What Ctrl-C does from the first import of a command on, and what else ends one. Nothing else of the project or of
 libraries is loaded here, so that this comes first."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 INTERRUPTED = 130  # exit code: 128 + SIGINT
 # Signals that end a command; SIGHUP: its terminal was closed.
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+def tell(line: str) -> None:
+    """Print a line to stderr. Where that is closed, full or unread, the exit code alone tells: no error comes of it."""
+    if sys.stderr is None:
+        return
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):  # else Python flushes what is left at its end, and changes the exit code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 @contextmanager
@@ -23,7 +35,7 @@ def quiet_interrupts() -> Iterator[None]:
     except (KeyboardInterrupt, Exception) as error:
         if not _is_interrupt(error):
             raise
-        print("interrupted", file=sys.stderr)
+        tell("interrupted")
         sys.exit(INTERRUPTED)
 
 

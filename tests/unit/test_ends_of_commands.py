@@ -59,6 +59,19 @@ def test_closed_streams_end_a_command_quietly(command, code, closed):
     assert done.stderr.count("\n") <= 1
 
 
+@pytest.mark.parametrize(
+    "command", ["raggedspec sim run none.yaml", "raggedspec sim run --bogus", "raggedspec conformance"]
+)
+@pytest.mark.parametrize("full", [True, False])
+def test_an_error_that_cannot_be_told_has_its_code_all_the_same(command, full):
+    reader, writer = (None, os.open("/dev/full", os.O_WRONLY)) if full else os.pipe()
+    if reader:
+        os.close(reader)
+    done = subprocess.run(PYTHON + command.split(), stdout=subprocess.PIPE, stderr=writer, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
 @pytest.mark.parametrize("command", ["raggedspec sim run", "refimpl generate", "simulator run"])
 def test_an_interrupt_while_commands_are_loaded_is_quiet(tmp_path, command):
     """A module that every command imports sends the signal; in the background it may have been ignored before."""
