@@ -21,7 +21,8 @@ RAISED_AGAIN_S = 0.05
 def run_application(application: Callable[..., Any], arguments: list[str] | None = None) -> int:
     """Run an application of typer and return its exit code. Bad options, too, are one line on stderr and `BAD_INPUT`.
 
-    Characters that the terminal's encoding lacks become question marks. What goes to a closed stream is lost.
+    Characters that the terminal's encoding lacks become question marks. What is printed to a closed stdout counts as
+    without a reader.
 
     Args:
         application: a `typer.Typer`.
@@ -44,10 +45,18 @@ def run_application(application: Callable[..., Any], arguments: list[str] | None
 
 
 def _open_closed_streams() -> None:
-    """Let stdout and stderr lead nowhere where the caller has closed them (``>&-``), for which Python has None."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
+    """Replace what the caller has closed (``>&-``), for which Python has None, until the process ends.
+
+    Stdout becomes a pipe without a reader, so that what is printed is lost as where a reader has left: not unnoticed.
+    Stderr leads nowhere.
+    """
+    if sys.stdout is None:
+        reader, writer = os.pipe()
+        os.dup2(writer, reader)  # the lowest descriptor that was free: the one that was closed
+        os.close(writer)
+        sys.stdout = open(reader, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _usage_error(error: Exception) -> int:
@@ -58,7 +67,9 @@ def _usage_error(error: Exception) -> int:
     if "ClickException" not in kinds:
         raise error
     if "NoArgsIsHelpError" in kinds:
-        print(error.format_message())  # type: ignore[attr-defined]
+        with suppress(BrokenPipeError):
+            print(error.format_message(), flush=True)  # type: ignore[attr-defined]
+        _let_go_of_stdout()
     else:
         tell(f"error: {_usage_message(error)}")
     return BAD_INPUT
