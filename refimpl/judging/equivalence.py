@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from refimpl.core.errors import InputError, InvariantViolation, require
+from refimpl.core.errors import InputError, InvariantViolation, require, shown
 from refimpl.core.keywords import VerifySettings
 from refimpl.core.processes import run_in_processes
 from refimpl.core.shown import Shown, counted
@@ -184,6 +184,7 @@ def verify(
         InputError: impossible settings or prompts. An InvariantViolation is reported, not raised.
     """
     require_bool("bitwise", bitwise)
+    require(progress is None or callable(progress), f"progress must be a function, not {shown(progress)}")
     for name, many in (("method", "methods"), ("batch_size", "batch_sizes")):
         require(name not in settings, f"verify takes {many}, a list, not {name}")
     given: dict[str, Any] = {**settings, **({"shape_stable": True, "logprobs": 0} if bitwise else {})}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from refimpl.core.errors import require, shown
 from refimpl.viz.style import BLUE, ORANGE, panels
 
 if TYPE_CHECKING:
@@ -37,9 +38,16 @@ def regret_histogram(judged: Mapping[str, Regrets]) -> "Figure":
 
         judged = judge_method(pair, prompts, method="exspec")
         regret_histogram({"exspec": judged.regrets})
+
+    Raises:
+        InputError: no mapping of names to regrets, or an empty one.
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
+    are_regrets = isinstance(judged, Mapping) and all(isinstance(each, Regrets) for each in judged.values())
+    require(
+        are_regrets and bool(judged), f"give a mapping from names to the regrets of judgements, not {shown(judged)}"
+    )
     drawn = panels(len(judged), 8.5, 2.6)
     edges = _bin_edges(list(judged.values()))
     for axes, (name, regrets) in zip(drawn, judged.items(), strict=True):

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from refimpl.core.errors import InputError, require
+from refimpl.core.errors import require, shown
+from refimpl.core.values import is_list
 from refimpl.decoding.trace import RoundRecord
 from refimpl.viz.style import BLUE, ORANGE, PALE, new_axes
 from refimpl.viz.watch import KINDS, WatchedRound, WatchedRow
@@ -44,7 +45,7 @@ def ragged_batch(seen: WatchedRound, to_text: ToText | None = None, axes: "Axes 
             ragged_batch(seen, pair.decode)
 
     Raises:
-        InputError: the round has no rows.
+        InputError: no round of `watch`, or one without rows.
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
@@ -68,6 +69,7 @@ def ragged_batch(seen: WatchedRound, to_text: ToText | None = None, axes: "Axes 
 
 
 def _require_rows(seen: WatchedRound) -> None:
+    require(isinstance(seen, WatchedRound), f"give a round of watch, not {shown(seen)}")
     require(bool(seen.rows), f"round {seen.record.round} has cached prompts alone: there is no row to draw")
 
 
@@ -111,9 +113,13 @@ def mask_map(row: WatchedRow, axes: "Axes | None" = None) -> "Axes":
     Example::
 
         mask_map(next(watch(pair, prompts, method="masked", batch_size=4)).rows[0])
+
+    Raises:
+        InputError: no row of a round.
     """
     from matplotlib.colors import ListedColormap
 
+    require(isinstance(row, WatchedRow), f"give a row of a round of watch, not {shown(row)}")
     axes = axes or new_axes(6.0, 1.0 + 0.22 * len(row.tokens))
     axes.pcolormesh(row.visible, cmap=ListedColormap(["white", BLUE]), vmin=0, vmax=1, edgecolors=PALE, linewidth=0.5)
     queries = [f"position {position}" for position in row.position_ids]
@@ -131,7 +137,7 @@ def position_map(seen: WatchedRound, axes: "Axes | None" = None) -> "Axes":
         position_map(next(watch(pair, prompts, method="inplace", batch_size=4)))
 
     Raises:
-        InputError: the round has no rows.
+        InputError: no round of `watch`, or one without rows.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -163,10 +169,11 @@ def timeline(rounds: Seq[RoundRecord], axes: "Axes | None" = None, *, seconds: b
         timeline(generate(pair, prompts, method="exspec", batch_size=2).rounds)
 
     Raises:
-        InputError: there is no round, as after `autoregressive`.
+        InputError: something else than rounds, or none of them, as after `autoregressive`.
     """
-    if not rounds:
-        raise InputError("there is no round to draw: autoregressive decoding has none")
+    are_rounds = is_list(rounds) and all(isinstance(record, RoundRecord) for record in rounds)
+    require(are_rounds, f"give the rounds of a result, not {shown(rounds)}")
+    require(bool(rounds), "there is no round to draw: autoregressive decoding has none")
     count = 1 + max((row.sequence for record in rounds for row in record.rows), default=0)
     kept = np.full((count, len(rounds)), np.nan)
     for i, record in enumerate(rounds):

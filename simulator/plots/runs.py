@@ -85,8 +85,9 @@ def raggedness_map(results: Results, axes: Axes | None = None, *, replication: i
         plots.raggedness_map(simulate(scenario, keep_rows=True))
 
     Raises:
-        InputError: the rows were not kept, no such replication, or a replica without rows.
+        InputError: no results, the rows were not kept, no such replication, or a replica without rows.
     """
+    require(isinstance(results, Results), f"give the results of simulate, not {shown(results)}")
     axes = axes or new_axes()
     rows = results.frame("rows", replication)
     last = results.scenario.service.replicas - 1

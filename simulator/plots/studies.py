@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from refimpl.core.errors import require, shown
 from refimpl.viz.style import BLUE, GREY, ORANGE, new_axes
 from simulator.engine_runs.validation import Validation
 from simulator.studies.attribution import Attribution
@@ -17,7 +18,11 @@ def waterfall(attribution: Attribution, axes: Axes | None = None) -> Axes:
     Example::
 
         plots.waterfall(attribute(scenario.but(method="eqspec"), scenario.but(method="inplace")))
+
+    Raises:
+        InputError: no attribution.
     """
+    require(isinstance(attribution, Attribution), f"give what attribute has found, not {shown(attribution)}")
     axes = axes or new_axes()
     steps = attribution.table.drop(index="total")
     levels = [attribution.a, *(attribution.a + steps["share"].cumsum())]
@@ -56,7 +61,11 @@ def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptanc
         validation: from `validate` or `read_validation`.
         axes: where to draw.
         acceptance: whether acceptance is fitted to other prompts, or replayed, so that only costs are predicted.
+
+    Raises:
+        InputError: no validation.
     """
+    require(isinstance(validation, Validation), f"give what validate has found, not {shown(validation)}")
     axes = axes or new_axes(6.0, 3.6)
     table = validation.table.sort_values(["study", "measured_s"])
     prefix, simulated = ("band", table["simulated_s"]) if acceptance else ("cost_band", None)

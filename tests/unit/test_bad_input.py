@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,9 @@ from refimpl.judging.tie_or_bug import judge_method
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.planning import plan_memory
 from refimpl.streaming import Stream
+from refimpl.viz.regrets import regret_histogram
+from refimpl.viz.rounds import mask_map, position_map, ragged_batch, timeline
+from simulator import plots
 
 
 @pytest.mark.parametrize(
@@ -122,6 +126,7 @@ def test_stop_strings_that_no_text_holds(tiny, prompt):
         ({"batch_sizes": ["1"], "window_size": "4"}, "batch_size must be an integer at least 1"),
         ({"methods": 3}, "methods must be names, not 3"),
         ({"methods": [1]}, r"methods must be names, not \[1\]"),
+        ({"progress": 5}, "progress must be a function, not 5"),
         ({"jobs": 0}, "jobs must be an integer at least 1, not 0"),
         ({"jobs": "2"}, "jobs must be an integer at least 1, not '2'"),
         ({"acceptance": "rejection", "temperature": 1.0}, "'rejection' preserves the distribution, not the tokens"),
@@ -148,6 +153,25 @@ def test_impossible_verification(llama, settings, message):
 def test_what_python_alone_can_get_wrong(wrong, message):
     with pytest.raises(InputError, match=message):
         wrong(random_pair())
+
+
+@pytest.mark.parametrize(
+    ("draw", "wanted"),
+    [
+        (ragged_batch, "a round of watch"),
+        (position_map, "a round of watch"),
+        (mask_map, "a row of a round of watch"),
+        (timeline, "the rounds of a result"),
+        (regret_histogram, "a mapping from names to the regrets of judgements"),
+        (plots.waterfall, "what attribute has found"),
+        (plots.held_out_runs, "what validate has found"),
+        (plots.raggedness_map, "the results of simulate"),
+    ],
+)
+@pytest.mark.parametrize("given", [5, None, [1]])
+def test_what_cannot_be_drawn(draw, wanted, given):
+    with pytest.raises(InputError, match=re.escape(f"give {wanted}, not {given}")):
+        draw(given)
 
 
 def test_judged_prompts_may_come_one_by_one(llama):
