@@ -19,7 +19,9 @@ def require_equal(found: list[list[int]], wanted: list[list[int]], what: str) ->
     for row, (tokens, expected) in enumerate(zip(found, wanted, strict=True)):
         at = first_difference(tokens, expected)
         if at is not None:
-            raise CaseFailure(f"{what}: row {row} differs from token {at} on: {tokens} instead of {expected}", row, at)
+            told = f"{what}: row {row} differs from token {at} on: {tokens} instead of {expected}"
+            order = "; all rows together are as they should be: are they in another order?"
+            raise CaseFailure(told + order * (sorted(found) == sorted(wanted)), row, at)
 
 
 def equals_reference(subject: Subject, case: EngineCase) -> None:

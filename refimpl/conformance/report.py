@@ -104,13 +104,18 @@ def tell_calls(verdict: Verdict) -> list[str]:
 def hint(verdict: Verdict, reference: str) -> list[str]:
     """What else may explain that an engine differs from its own run without drafts."""
     wrong_tokens = (verdict.property, verdict.status) == (DECIDING, "fail") and verdict.token is not None
-    if not wrong_tokens or not reference.startswith(ITSELF):
+    if not wrong_tokens or not reference.startswith(ITSELF) or _is_too_long(verdict):
         return []
     return [
         "the engine differs from its own run, one prompt at a time: does it round? In 16 bit, batches change the "
         "tokens of a right engine. Test it in float32 or batch-invariant, or judge it with raggedspec tie-or-bug "
         "(docs/conformance.md, If your engine rounds)"
     ]
+
+
+def _is_too_long(verdict: Verdict) -> bool:
+    """Whether a row is right up to its budget and goes on, which no rounding explains."""
+    return verdict.token is not None and verdict.token >= verdict.calls[-1].settings.max_new_tokens
 
 
 def describe(call: Call) -> str:

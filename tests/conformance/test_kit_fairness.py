@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from toy_engines import LIARS, Prompts, Toy, refusing
+from toy_engines import LIARS, Change, Prompts, Toy, next_id, refusing
 
 from refimpl.conformance.cases import MELTED, Limits
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.protocol import EngineSettings, NotSupported, one_line
-from refimpl.conformance.report import conclusion
+from refimpl.conformance.report import conclusion, hint
 from refimpl.conformance.subject import Subject
 
 OF_CHANCE = ["seeds_give_different_samples", "temperature_matters"]
@@ -131,3 +131,29 @@ def test_a_batch_without_drafts_is_compared_with_rows_one_at_a_time() -> None:
         return outputs if settings.num_speculative_tokens else refusing()(prompts, settings)
 
     assert check_engine(Toy(with_drafts), properties=["equals_reference"], max_examples=3).conforms
+
+
+def test_rounding_is_no_excuse_for_a_row_that_goes_on_behind_its_budget() -> None:
+    def told(change: Change) -> list[str]:
+        def in_batches(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+            return change(prompts, settings, outputs) if settings.num_speculative_tokens else outputs
+
+        report = check_engine(Toy(in_batches), properties=["equals_reference"])
+        assert report.verdicts[0].status == "fail"
+        return hint(report.verdicts[0], report.reference)
+
+    assert told(lambda prompts, settings, outputs: [[*tokens, 3] for tokens in outputs]) == []
+    assert "does it round?" in told(lambda prompts, settings, outputs: list(map(next_id, outputs)))[0]
+
+
+def test_right_outputs_in_another_order_are_told_as_such() -> None:
+    def by_length(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        return [tokens for _, tokens in sorted(zip(map(len, prompts), outputs, strict=True))]
+
+    def last_wrong(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        return [*outputs[:-1], next_id(outputs[-1])]
+
+    for change, is_told in ((by_length, True), (last_wrong, False)):
+        (verdict,) = check_engine(Toy(change, reference=Toy()), properties=["equals_reference"]).verdicts
+        assert verdict.status == "fail"
+        assert verdict.reason.endswith("are they in another order?") == is_told
