@@ -190,7 +190,10 @@ class CommandEngine:
             status = "without an end of the process"
         self._end()
         self._errors.seek(0)
-        last = self._errors.read()[-MOST_TOLD:].strip().splitlines()[-3:]
+        told = self._errors.read()[-MOST_TOLD:].strip().splitlines()
+        last = [line for line in told if line.strip(" ~^")][
+            -3:
+        ]  # without marks, the place of an error in Python is there
         self._errors.close()
         return EngineLost(f"the engine closed its output{where} {status}: {' | '.join(last) or 'nothing on stderr'}")
 

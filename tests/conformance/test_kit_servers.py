@@ -204,3 +204,11 @@ def test_a_server_that_does_not_describe_itself_is_an_input_error(kind: str, tol
     with pytest.raises(InputError, match=r"bad_servers\.py") as refused:
         bad_server(kind)
     assert told in str(refused.value)
+
+
+def test_the_place_of_an_error_that_ends_a_server_in_python_is_told(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("rows = []\nif True:\n    print(1 + rows[3] + 1)\n")
+    with pytest.raises(
+        InputError, match=r"server.py\", line 3, in <module> \| .* \| IndexError: list index out of range"
+    ):
+        CommandEngine(f"{sys.executable} {tmp_path}/server.py")
