@@ -176,9 +176,11 @@ def bias(config: DecodeConfig) -> str:
 
 
 def _require_possible(pair: Pair, config: DecodeConfig, checker: Checker, *, is_enumeration: bool) -> None:
-    """Refuse biased runs, but for an enumeration, which may run one to see the bias, and what cannot be recorded."""
+    """Refuse biased runs, but for an enumeration, which may run one to see the bias, and what a model cannot do."""
     if not is_enumeration and (reason := bias(config)):
         raise InputError(reason)
+    if config.shape_stable:
+        pair.require_steady_target()
     if not config.cuda_graphs:
         return
     if checker.covers("device"):

@@ -19,7 +19,14 @@ from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models import attention
 from refimpl.models.block_cache import BlockCache
-from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails, ropes_of_batches, steady_positions
+from refimpl.models.checks import (
+    experts_of,
+    mixes_rows,
+    refuse_what_is_declared,
+    refusing_what_fails,
+    ropes_of_batches,
+    steady_positions,
+)
 from refimpl.models.compiled import uncompiled
 from refimpl.models.head import DraftHead
 from refimpl.models.probe import (
@@ -49,6 +56,10 @@ class CausalLM(Protocol):
     max_positions: int
     recordable: bool
     kv_shape: KVShape
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether a row's numbers depend on other rows even in passes of one shape."""
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block, hand its K/V to ``block.append`` layer by layer, return the last `num_logits` logits.
@@ -106,6 +117,11 @@ class HuggingFaceLM:
         self.forward_packed = self._run_packed if packs else None
         if packs:
             self.kernel = choose_kernel(self.kv_shape, heads)
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether tokens of several rows are one product; how experts are computed may be set later."""
+        return mixes_rows(self.model)
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block through the model with explicit positions and an explicit 4-D mask."""
@@ -195,9 +211,7 @@ def _set_attention(model: PreTrainedModel) -> str:
 
 def _set_experts(model: PreTrainedModel) -> None:
     """Have experts in float64 run one by one: PyTorch's product of groups, transformers' choice, has no float64."""
-    configs = (model.config, model.config.get_text_config(decoder=True))
-    grouped = any(getattr(config, "_experts_implementation", None) == "grouped_mm" for config in configs)
-    if grouped and model.dtype == torch.float64:
+    if model.dtype == torch.float64 and experts_of(model) == "grouped_mm":
         model.set_experts_implementation("eager")
 
 
@@ -261,6 +275,14 @@ class Pair:
         if self.head is None:
             raise InputError(f"the pair {self.name!r} has no draft head: load one that was trained for its target")
         return self.head
+
+    def require_steady_target(self) -> None:
+        """Raise InputError if passes of one shape do not fix the bits of the target's numbers."""
+        if self.target.mixes_rows:
+            raise InputError(
+                f"shape_stable: the target of {self.name} computes tokens of all rows together where they have one "
+                "expert: call pair.target.model.set_experts_implementation('batched_mm')"
+            )
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of generated tokens, without special ones.

@@ -93,6 +93,19 @@ def _layers_of_other_kinds(config: PretrainedConfig) -> list[str]:
     return sorted(declared or {cache.__name__ for cache in caches})
 
 
+def experts_of(model: PreTrainedModel) -> str:
+    """How transformers computes a model's experts; empty for a model that has none, or computes them by itself."""
+    if not getattr(model, "_can_set_experts_implementation", bool)():
+        return ""
+    config = model.config.get_text_config(decoder=True)
+    return getattr(config, "_experts_implementation", None) or ""
+
+
+def mixes_rows(model: PreTrainedModel) -> bool:
+    """Whether tokens of one expert, of whichever rows, are one product, whose size no shape of a pass fixes."""
+    return experts_of(model) not in ("", "batched_mm")
+
+
 def ropes_of_batches(config: PretrainedConfig) -> list[dict[str, Any]]:
     """Parameters of RoPEs whose frequencies change with the longest row of the batch, which they ask of every pass."""
     rope = getattr(config, "rope_parameters", None) or {}

@@ -79,8 +79,9 @@ def _windowed_rows(pair: Pair, sequences: Seq[Sequence], config: DecodeConfig) -
     """Starts rows in the same shapes as the engine's shape-stable passes.
 
     Raises:
-        InputError: the K/V of such a shape do not fit into what is free.
+        InputError: the K/V of such a shape do not fit into what is free, or shapes do not fix the target's bits.
     """
+    pair.require_steady_target()
     demand, shape = Demand.of(sequences, config), pair.target.kv_shape
     columns = pool_columns(demand.longest, demand.span)
     need, room = config.batch_size * columns * shape.bytes_per_token, usable_bytes(None, pair.device)

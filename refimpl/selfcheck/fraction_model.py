@@ -40,7 +40,7 @@ class FractionModel:
 
     kv_shape = KVShape(1, 1, 2, torch.float64, torch.device("cpu"))
     max_positions = 64
-    recordable = True
+    recordable, mixes_rows = True, False
     forward_packed = None
 
     def __init__(self, table: Table):

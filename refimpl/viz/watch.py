@@ -128,7 +128,8 @@ class _WatchedModel:
     def __init__(self, model: CausalLM):
         self._model = model
         self.vocab_size, self.max_positions = model.vocab_size, model.max_positions
-        self.recordable, self.forward_packed, self.kv_shape = model.recordable, None, model.kv_shape
+        self.recordable, self.mixes_rows = model.recordable, model.mixes_rows
+        self.forward_packed, self.kv_shape = None, model.kv_shape
         self.fresh_row, self.fresh_kv = model.fresh_row, model.fresh_kv
 
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:

@@ -59,10 +59,13 @@ def test_experts_keep_every_bit_where_no_product_is_of_several_rows():
     config = MixtralConfig(**EXPERTS)
     models = random_models(config, seed=3, dtype=torch.float32, draft_noise=0.02, experts_implementation="batched_mm")
     settings = {"batch_sizes": [4], "bitwise": True, "max_new_tokens": 8}
-    report = verify(
-        make_pair(*models), [[1, 2, 3], [5], [7, 8, 7, 8], [9] * 11], methods=["inplace", "paged"], **settings
-    )
+    pair, prompts = make_pair(*models), [[1, 2, 3], [5], [7, 8, 7, 8], [9] * 11]
+    report = verify(pair, prompts, methods=["inplace", "paged"], **settings)
     assert [row.bitwise for row in report.results] == [4, 4]
+    models[0].set_experts_implementation("grouped_mm")
+    for method in ("inplace", "autoregressive"):
+        with pytest.raises(InputError, match=r"shape_stable: .*set_experts_implementation\('batched_mm'\)"):
+            generate(pair, prompts, method=method, shape_stable=True, max_new_tokens=2)
 
 
 @pytest.mark.parametrize(
