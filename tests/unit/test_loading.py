@@ -103,6 +103,8 @@ def test_experts_in_float64_are_driven_as_they_come(tmp_path, chosen):
     for pair in pairs:
         assert verify(pair, prompts, methods=["inplace", "eqspec"], **settings).exact
     assert model.config._experts_implementation == chosen.get("experts_implementation", "eager")
+    shorter = load_pair(tmp_path, drafter="ngram", dtype="float32").target
+    assert shorter.model.config._experts_implementation == "grouped_mm", "other number formats keep what is faster"
 
 
 @pytest.mark.parametrize(("target", "draft"), [(100, 32000), (2000, 100)])
