@@ -191,9 +191,7 @@ class CommandEngine:
         self._end()
         self._errors.seek(0)
         told = self._errors.read()[-MOST_TOLD:].strip().splitlines()
-        last = [line for line in told if line.strip(" ~^")][
-            -3:
-        ]  # without marks, the place of an error in Python is there
+        last = [line for line in told if line.strip(" ~^")][-3:]  # marks would push out the place in Python
         self._errors.close()
         return EngineLost(f"the engine closed its output{where} {status}: {' | '.join(last) or 'nothing on stderr'}")
 
