@@ -53,6 +53,7 @@ CALLS = [  # of the library
     (lambda _: read_provenance(Path(__file__)), "is no Parquet file that raggedspec wrote"),
     (lambda _: load_pair(trust_remote_code="no"), "trust_remote_code must be true or false, not 'no'"),
     (lambda _: load_pair(compile_modules=1), "compile_modules must be true or false, not 1"),
+    (lambda _: load_pair(fuse_norms=1), "fuse_norms must be true or false, not 1"),
     (lambda _: load_pair(prepack_weights=0), "prepack_weights must be true or false, not 0"),
     (lambda _: load_pair("qwen3", random_weights="yes"), "random_weights must be true or false"),
     (lambda _: load_pair(seed="x"), "seed must be an integer in .* not 'x'"),
