@@ -54,7 +54,7 @@ class PerfectMemory:
     """A `CausalLM` over a table."""
 
     max_positions = 1 << 10
-    recordable = True
+    recordable, mixes_rows = True, False
     forward_packed: Any = None
 
     def __init__(self, table: Table, vocab_size: int):
