@@ -102,7 +102,7 @@ def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: fl
     (batch, heads, q, dim), kv_heads = query.shape, key.shape[1]
     folded = query.reshape(batch, kv_heads, heads // kv_heads * q, dim)
     output = _attend(folded, key, value, mask, scaling)
-    return output.unflatten(2, (-1, q)).permute(0, 3, 1, 2, 4).reshape(batch, q, heads, -1)
+    return output.unflatten(2, (-1, q)).permute(0, 3, 1, 2, 4).reshape(batch, q, heads, -1).contiguous()
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:

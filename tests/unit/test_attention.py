@@ -40,6 +40,7 @@ def test_folded_queries_give_what_expanded_keys_give(heads, queries):
         module, query, key, value, additive_mask(mask, torch.float64, groups), scaling=0.3, is_causal=False
     )
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert found.is_contiguous(), "a model may view the heads of a token as one vector"
 
 
 def test_keys_and_values_are_read_as_stored(monkeypatch):
