@@ -39,6 +39,19 @@ HALF = {
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
 }  # fmt: skip
 SCALED = EXPERTS | {"layer_types": ["full_attention"] * 2, "no_rope_layers": [1, 0], "intermediate_size_mlp": 48}
+PER_LAYER = MIXED | {
+    "vocab_size_per_layer_input": 61, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0, "laurel_rank": 4,
+    "activation_sparsity_pattern": [0.0, 0.0],
+}  # fmt: skip
+GLYPHS = {
+    "pronunciation_vocab_size": 8, "shape_vocab_size": 8, "pronunciation_embed_dim": 8, "shape_embed_dim": 8,
+}  # fmt: skip
+SAME_HEADS = PER_LAYER | {"global_head_dim": 8}
+SHARED = SAME_HEADS | {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": MIXED["layer_types"] * 2}
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14, "vision_output_dim": 32,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,8 @@ class Family:
 
     def config(self) -> PretrainedConfig:
         """The configuration; tokens end no sequence."""
-        return CONFIG_MAPPING[self.kind](**copy.deepcopy(SMALL | self.settings))
+        small = {} if "text_config" in self.settings else SMALL
+        return CONFIG_MAPPING[self.kind](**copy.deepcopy(small | self.settings))
 
     def models(self, **settings: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
         """A target and a draft in float64, always of the same weights."""
@@ -75,6 +89,12 @@ class Family:
 def plain(settings: dict[str, Any], *kinds: str, **more: Any) -> list[Family]:
     """Families that differ in their kind alone."""
     return [Family(kind, settings, **more) for kind in kinds]
+
+
+def with_images(kind: str, text: dict[str, Any], *, partly_float32: bool = False, **vision: Any) -> Family:
+    """A family that reads images, too; prompts here are of text alone."""
+    settings = {"text_config": SMALL | text, "vision_config": VISION | vision}
+    return Family(kind, settings, "reads images", partly_float32)
 
 
 FAMILIES = [
@@ -109,19 +129,38 @@ FAMILIES = [
     Family("beam", SLIDING, "sliding window", partly_float32=True),
     Family("llama4_text", SCALED | {"attn_temperature_tuning": False}, "attention not scaled", partly_float32=True),
     Family("llama4_text", SCALED | {"floor_scale": 4}, "attention scaled by position"),
+    Family("kolibri1", EXPERTS, partly_float32=True),
+    Family("gemma3n_text", PER_LAYER, "mixed windows"),
+    Family("gemma4_text", SAME_HEADS, "mixed windows"),
+    Family("gemma4_text", PER_LAYER | {"global_head_dim": 16}, "heads of two widths"),
+    Family("gemma4_text", SHARED, "layers that share K/V"),
+    Family("gemma4_unified_text", SAME_HEADS, "mixed windows"),
+    with_images("gemma3", MIXED),
+    with_images("gemma4", SAME_HEADS, num_key_value_heads=2, head_dim=8, global_head_dim=8),
+    with_images("llama4", SCALED | {"attn_temperature_tuning": False}, partly_float32=True),
+    with_images("mllama", {"cross_attention_layers": [1]}, attention_heads=2, num_global_layers=1),
     *plain(DECODER, "bert", "bert-generation", "electra", "ernie"),
     Family("bert", {}, "not as a decoder"),
+    Family("roc_bert", DECODER | GLYPHS),
     *plain(DECODER, "roberta", "camembert", "data2vec-text", "xlm-roberta"),
+    *plain(DECODER, "roberta-prelayernorm", "xlm-roberta-xl", "xmod"),
     *plain({}, "doge", "gemma2", "vaultgemma", "bloom", "codegen", "gptj", "gpt_neox_japanese", "mpt", "openai-gpt"),
+    *plain({}, "big_bird", "cpmant", "xglm", "xlm"),
     *plain(DECODER, "megatron-bert", "rembert", "roformer"),
     Family("falcon", {"alibi": True}, "with ALiBi"),
     Family("gpt_neo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]}),
-    *plain(EXPERTS, "gpt_oss", "granitemoe_swa", "flint", "mimo_v2_flash"),
-    *plain(HALF, "bart", "blenderbot-small", "marian", "mbart", "pegasus", "plbart", "trocr", "whisper"),
+    *plain(EXPERTS, "gpt_oss", "granite_swa", "granitemoe_swa", "flint", "inkling_text", "mimo_v2_flash"),
+    *plain(HALF, "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus"),
+    *plain(HALF, "plbart", "trocr", "whisper"),
     *plain({}, "mamba", "falcon_mamba", "recurrent_gemma", "rwkv", "xlstm"),
-    *plain(EXPERTS, "jamba", "minimax", "qwen3_next", "qwen3_5_text", "nemotron_h"),
-    *plain(LATENT, "deepseek_v32", "glm_moe_dsa"),
+    *plain(EXPERTS, "jamba", "minimax", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h"),
+    *plain(EXPERTS, "bailing_hybrid", "qwen4_exp_text"),
+    *plain(HEADS, "falcon_h1", "olmo_hybrid"),
+    Family("mamba2", {"num_heads": 4, "head_dim": 16, "n_groups": 1}),
+    *plain(LATENT, "axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
     Family("lfm2", {"full_attn_idxs": [1]}, "with convolutions"),
+    Family("lfm2_moe", EXPERTS | {"layer_types": ["conv", "full_attention"]}, "with convolutions"),
+    Family("lfm3", HEADS, "with convolutions"),
 ]  # fmt: skip
 BY_NAME = {family.name: family for family in FAMILIES}
 
