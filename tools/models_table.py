@@ -32,7 +32,7 @@ What a model declares and does decides, not its name:
 - Layers attend to all tokens or to a sliding window. A window limits the context: no row may become longer than the
   smallest window. Up to that length both are the same. (In the table windows are {window} tokens, the context is
   {context}.)
-- Every layer caches keys and values of the same shape; values may be narrower or wider than keys.
+- Every layer caches keys and values of its own, all of the same shape; values may be narrower or wider than keys.
 
 In float64, experts run one by one (`experts_implementation="eager"`): the product of groups that transformers takes by
 default has no float64. A pair in float64 is set so when it is made.

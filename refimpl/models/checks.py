@@ -63,6 +63,9 @@ def _reasons(model: PreTrainedModel, config: PretrainedConfig) -> Iterator[str]:
     window = getattr(config, "keep_window_size", None)
     if window is not None:
         yield f"attends only to the {window} strongest keys of a longer row (keep_window_size)"
+    shared = getattr(config, "num_kv_shared_layers", None)
+    if shared:
+        yield f"has layers that read the K/V of others (num_kv_shared_layers = {shared})"
     kinds = _layers_of_other_kinds(config)
     if kinds:
         yield f"has layers that are neither full attention nor a sliding window ({', '.join(kinds)})"

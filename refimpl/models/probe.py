@@ -181,7 +181,9 @@ def kv_shape_of(model: PreTrainedModel) -> KVShape:
     shapes = {(tuple(keys.shape), tuple(values.shape)) for keys, values in entries}
     heads = {tensor.shape[1] for layer in entries for tensor in layer}
     if len(shapes) != 1 or len(heads) != 1:
-        raise UnsupportedModelError(f"caches keys and values of different shapes ({sorted(shapes)})")
+        kinds = sorted({(tensor.shape[1], tensor.shape[3]) for layer in entries for tensor in layer})
+        found = ", ".join(f"{count} heads of {dim} numbers" for count, dim in kinds)
+        raise UnsupportedModelError(f"caches keys and values of different shapes ({found})")
     keys, values = entries[0]
     return KVShape(len(entries), heads.pop(), keys.shape[3], values.dtype, values.device, values.shape[3])
 
