@@ -54,6 +54,9 @@ class Stream:
     static, its place is filled from the waiting line in the next round. Requests that come later are let in between
     rounds; a run that has nothing else to do waits for them. What has been decoded is kept for `result`, so a stream
     grows with every request: begin another one from time to time.
+
+    A stream belongs to one thread at a time: what is called while a round goes on, from another thread or a handler of
+    signals, is refused.
     """
 
     def __init__(self, pair: Pair, prompts: Prompts, config: DecodeConfig, max_prompt_tokens: int | None = None):
@@ -216,7 +219,8 @@ class Stream:
         Nothing changes where it has ended by itself.
 
         Raises:
-            InputError: there is no sequence of that index, or it has not come yet.
+            InputError: there is no sequence of that index, it has not come yet, or a round goes on, in another thread
+                for example.
         """
         come = len(self._engine.sequences)
         known = is_integer(index) and 0 <= index < self.num_sequences

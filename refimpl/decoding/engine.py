@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from operator import attrgetter
+from threading import Lock
 
 import torch
 
 from refimpl.core.config import DecodeConfig
-from refimpl.core.errors import InputError
+from refimpl.core.errors import InputError, require
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.assembly import Demand, assemble, room_of
 from refimpl.decoding.devices import require_current
@@ -21,6 +22,8 @@ from refimpl.decoding.trace import RoundRecord
 from refimpl.layouts import Layout
 from refimpl.models.adapter import Pair
 from refimpl.scheduling import Scheduler, SchedulingOptions, make_scheduler
+
+GOES_ON = "a round, or a change between rounds, goes on: cancel, submit and iterate in one thread, in turn"
 
 
 class Engine:
@@ -71,6 +74,7 @@ class Engine:
         self.memory = MemoryUse()
         self._free_slots = list(range(self.context.target.layout.num_rows))[::-1]
         self._interrupted = ""  # in the middle of what, while it goes on and ever after
+        self._change = Lock()  # held during a round, or a change between rounds
         self.submitted_at = [0] * len(self.sequences)
         self.scheduler.submit(self.sequences)
 
@@ -102,7 +106,8 @@ class Engine:
             keep: called with the record; a run that is interrupted in it was interrupted in the round.
 
         Raises:
-            InputError: an earlier round, or a change between rounds, was interrupted, by an error or from the keyboard.
+            InputError: an earlier round, or a change between rounds, was interrupted, by an error or from the keyboard;
+                or one goes on, see `_undivided`.
         """
         self.require_whole()
         with self._undivided("in the middle of a round"):
@@ -113,16 +118,29 @@ class Engine:
         return record
 
     def require_whole(self) -> None:
-        """Raise InputError if a round, or a change between rounds, was interrupted: what it left may not agree then."""
+        """Raise InputError if a round, or a change between rounds, was interrupted: what it left may not agree then.
+
+        It is another one where it still goes on, see `_undivided`.
+        """
+        require(not self._change.locked(), GOES_ON)
         if self._interrupted:
             raise InputError(f"the run was interrupted {self._interrupted} and cannot continue: start it again")
 
     @contextmanager
     def _undivided(self, what: str) -> Iterator[None]:
-        """The body is done whole, or the run cannot go on."""
-        before, self._interrupted = self._interrupted, what
-        yield
-        self._interrupted = before
+        """The body is done whole, or the run cannot go on.
+
+        Raises:
+            InputError: another body goes on: in another thread, or in this one, which a signal has stopped for a while.
+        """
+        alone = self._change.acquire(blocking=False)
+        require(alone, GOES_ON)
+        try:
+            before, self._interrupted = self._interrupted, what
+            yield
+            self._interrupted = before
+        finally:
+            self._change.release()
 
     def _run_one_round(self) -> RoundRecord:
         moves = self._num_moves()
@@ -167,7 +185,11 @@ class Engine:
                 keep()
 
     def cancel(self, sequence: Sequence) -> None:
-        """End a sequence between rounds; what it has generated stays."""
+        """End a sequence between rounds; what it has generated stays.
+
+        Raises:
+            InputError: a round goes on, in another thread for example; nothing has changed then.
+        """
         if sequence.finished:
             return
         with self._undivided("while a sequence was cancelled"):

@@ -1,10 +1,11 @@
 """What an interrupt, or an error of the prompts' iterator, leaves of a run: all of it, or a run that cannot go on."""
 
 import asyncio
+from threading import Thread
 
 import pytest
 
-from refimpl import InputError, stream
+from refimpl import InputError, generate, stream
 from refimpl.decoding.cached import CachedModel
 from refimpl.requests import FAILED, SequenceMaker
 from refimpl.scheduling import Scheduler
@@ -242,3 +243,32 @@ def test_a_prompt_that_is_refused_last_is_no_error_of_the_iterator(llama):
         list(run)
     list(run)
     assert len(run.result().sequences) == 1
+
+
+@pytest.mark.parametrize("method", ["inplace", "paged", "exspec"])
+def test_what_comes_in_the_middle_of_a_round_is_refused_and_the_run_goes_on(llama, monkeypatch, method):
+    """From another thread, or from a handler of signals, which runs in the middle of whatever it stops."""
+    settings = {"method": method, "batch_size": 2, "max_new_tokens": 10, "stop_token_ids": [], "max_model_len": 32}
+    expected = [s.token_ids for s in generate(llama, PROMPTS, **settings).sequences]
+    run, refused = stream(llama, PROMPTS, **settings), 0
+    forward = CachedModel.forward
+
+    def attempt():
+        nonlocal refused
+        left = [s.index for s in run._engine.sequences if not s.finished]
+        for change in (lambda: run.cancel(left[0]), lambda: run.submit([[1]]), run.run_one_round):
+            with pytest.raises(InputError, match="goes on"):
+                change()
+            refused += 1
+
+    def forward_beside(self, *arguments):
+        other = Thread(target=attempt)
+        other.start()
+        other.join()
+        attempt()
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(CachedModel, "forward", forward_beside)
+    list(run)
+    monkeypatch.undo()
+    assert refused and [s.token_ids for s in run.result().sequences] == expected
