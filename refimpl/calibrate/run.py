@@ -3,7 +3,6 @@
 import math
 import os
 import random
-import sys
 import textwrap
 import time
 from collections import defaultdict
@@ -28,6 +27,7 @@ from refimpl.calibrate.visits import Visit, Visitor
 from refimpl.core.errors import InputError, is_out_of_memory, require, shown
 from refimpl.core.files import in_place_of
 from refimpl.core.formats import VALIDATION_SCHEMA
+from refimpl.core.interrupts import tell
 from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt
@@ -194,11 +194,11 @@ class Calibration:
         self.rng.shuffle(jobs)
         for number, job in enumerate(jobs):
             if time.monotonic() > self.deadline_s:
-                print(f"{label}: the time is up after {number} of {len(jobs)} visits and runs", file=sys.stderr)
+                tell(f"{label}: the time is up after {number} of {len(jobs)} visits and runs")
                 return False
             self._attempt(job)
             self.progress(label, number + 1, len(jobs))
-        print(f"{label}: reference {1e3 * self.reference.mean_s:.2f} ms so far", file=sys.stderr)
+        tell(f"{label}: reference {1e3 * self.reference.mean_s:.2f} ms so far")
         return True
 
     def _attempt(self, job: Job) -> None:
@@ -215,7 +215,7 @@ class Calibration:
 
     def _skip(self, name: str, error: Exception) -> None:
         self.skipped.append(f"{name}: {textwrap.shorten(str(error), LONGEST_REASON)}")
-        print(f"skipped {self.skipped[-1]}", file=sys.stderr)
+        tell(f"skipped {self.skipped[-1]}")
 
     def _deal(self, study: StudySettings, *, fitted: bool) -> list[Piece]:
         return self.supply.deal(study.num_prompts, fitted=fitted)

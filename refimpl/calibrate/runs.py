@@ -2,7 +2,6 @@
 
 import gzip
 import statistics
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from refimpl.calibrate.prompts import Piece
 from refimpl.calibrate.reference import Reference, uninterrupted
 from refimpl.calibrate.studies import StudySettings
 from refimpl.core.config import DecodeConfig, make_config
+from refimpl.core.interrupts import tell
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord, trace_header, write_trace
 from refimpl.models.adapter import Pair
@@ -68,7 +68,7 @@ class Runner:
         """Run a study; again when a round was interrupted, and the least interrupted attempt counts."""
         best, attempts = self._run(study, prompts, seed), 1
         while best.interrupted_rounds and attempts < ATTEMPTS:
-            print(f"{study.name}: {best.interrupted_rounds} rounds interrupted, runs again", file=sys.stderr)
+            tell(f"{study.name}: {best.interrupted_rounds} rounds interrupted, runs again")
             best = min(best, self._run(study, prompts, seed), key=lambda run: run.interrupted_rounds)
             attempts += 1
         return replace(best, attempts=attempts)

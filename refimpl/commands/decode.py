@@ -1,7 +1,6 @@
 """`generate`, `verify` and `demo`: decode prompts, and compare with one-at-a-time decoding."""
 
 import json
-import sys
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any
@@ -31,6 +30,7 @@ from refimpl.commands.reports import (
     write_report,
 )
 from refimpl.core.config import make_config
+from refimpl.core.interrupts import tell
 from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, changed, command, option
 from refimpl.core.progress import progress_bars
 from refimpl.core.request import Request
@@ -77,7 +77,7 @@ def _tell_idle(sampling: SamplingOptions) -> None:
     """Say on stderr which filters change nothing, as tokens are not drawn."""
     idle = [name for name in changed(sampling, type(sampling)()) if name in ("--top-k", "--top-p", "--min-p")]
     if sampling.temperature == 0 and idle:
-        print(f"greedy decoding at --temperature 0: no effect of {', '.join(idle)}", file=sys.stderr)
+        tell(f"greedy decoding at --temperature 0: no effect of {', '.join(idle)}")
 
 
 def _sampled(prompt: Any, samples: int) -> Any:
@@ -133,12 +133,11 @@ def _print_summary(result: Any) -> None:
     stats = result.stats
     cut = f", {counted(stats.num_prompt_tokens_cut, 'prompt token')} cut" if stats.num_prompt_tokens_cut else ""
     decoded = f"{counted(stats.num_sequences, 'sequence')}, {counted(stats.num_generated, 'token')}"
-    print(
+    tell(
         f"{result.config.method}: {decoded} in {stats.wall_s:.1f} s of decoding ({stats.tokens_per_s:.0f} tokens/s), "
         f"{counted(stats.num_rounds, 'round')}, "
         f"mean acceptance length {stats.acceptance.mean_acceptance_length:.2f}, "
-        f"checks {result.environment['checks']}{cut}",
-        file=sys.stderr,
+        f"checks {result.environment['checks']}{cut}"
     )
 
 
@@ -207,10 +206,9 @@ def _print_verify_table(report: Any, json_: bool) -> None:
     console_for_tables(json_=json_).print(table)
     for row in report.results:
         for d in row.comparison.divergences[:MAX_DIVERGENCES] if row.comparison else ():
-            print(
+            tell(
                 f"{row.method} at batch {row.batch_size}: prompt {d.index} diverges at token {d.at}, "
-                f"expected {d.expected}, found {d.found}",
-                file=sys.stderr,
+                f"expected {d.expected}, found {d.found}"
             )
 
 

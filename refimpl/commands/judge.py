@@ -1,6 +1,5 @@
 """`tie-or-bug`: is output that differs from the oracle's explained by rounding, or wrong?"""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ from refimpl.commands.options import EngineOptions, HeadOptions, PromptOptions, 
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
 from refimpl.core.config import make_config
 from refimpl.core.errors import InputError, require, shown
+from refimpl.core.interrupts import tell
 from refimpl.core.option_groups import OUTPUT, PROMPTS, changed, command, option
 from refimpl.core.reading import read_mappings
 
@@ -95,7 +95,7 @@ def _judge(
     reference = tokens_of(generate(pair, texts, method="autoregressive", **settings))
     for method, size in runs:
         name = f"{method}, batch {size}"
-        print(name, file=sys.stderr, flush=True)
+        tell(name)
         of_run = {"method": method, "batch_size": size, **widened(settings, size)}
         found[name] = judge_method(pair, texts, reference=reference, **of_run)
     return found

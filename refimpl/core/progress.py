@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from refimpl.core.interrupts import tell
+
 SECONDS_A_LINE = 30  # where stderr is no terminal
 
 
@@ -41,6 +43,6 @@ def _line_now_and_then() -> Callable[[str, int, int], None]:
         nonlocal last
         if time.monotonic() - last > SECONDS_A_LINE:
             last = time.monotonic()
-            print(f"{label}: {done} of {total}", file=sys.stderr, flush=True)
+            tell(f"{label}: {done} of {total}")
 
     return update

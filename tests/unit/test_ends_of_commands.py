@@ -261,3 +261,21 @@ def test_the_deepest_that_is_read(tmp_path):
         else:
             with pytest.raises(InputError, match=r"a\.jsonl:2: lists and mappings are nested deeper than 64"):
                 list(read_mappings(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize("stderr", ["unread", "full"])
+def test_what_is_told_meanwhile_takes_no_output_with_it(tmp_path, stderr):
+    """Progress lines and the summary: a run of hours does not end because nobody reads of it."""
+    code = (
+        "import sys; from refimpl.core import progress; progress.SECONDS_A_LINE = 0; from refimpl.cli import main;"
+        f"sys.argv[1:] = 'generate --limit 2 --max-new-tokens 2 --top-k 3 --output {tmp_path}/out.jsonl'.split(); main()"
+    )
+    if stderr == "full":
+        writer = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+    done = subprocess.run([sys.executable, "-c", code], stderr=writer, stdout=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert done.returncode == 0
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
