@@ -15,23 +15,23 @@ ROUNDINGS = {16: 2, 32: 8, 64: 8}  # of a number of so many bits, by which anoth
 
 
 class WholeNorm(StandIn):
-    """Stands in for `forward` of a norm.
+    """Stands in for `forward` of a norm, whose weight is read in every call: another may take its place.
 
     Numbers of 16 bits are rounded before they are multiplied by the weight, as transformers does it.
 
     Args:
-        weight: that the norm multiplies by.
-        eps: that it adds to the mean of the squares.
+        norm: has a `weight` that it multiplies by, and a `variance_epsilon` that it adds to the mean of the squares.
     """
 
-    def __init__(self, weight: Float[Tensor, " features"], eps: float):
-        self.weight, self.eps = weight, eps
+    def __init__(self, norm: nn.Module):
+        self.norm = norm
 
     def __call__(self, entries: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch features"]:
         """The norm's output."""
-        if self.weight.itemsize > 2:
-            return torch.rms_norm(entries, self.weight.shape, self.weight, self.eps)
-        return self.weight * torch.rms_norm(entries, self.weight.shape, None, self.eps)
+        weight, eps = self.norm.weight, self.norm.variance_epsilon
+        if weight.itemsize > 2:
+            return torch.rms_norm(entries, weight.shape, weight, eps)
+        return weight * torch.rms_norm(entries, weight.shape, None, eps)
 
 
 @torch.inference_mode()
@@ -53,7 +53,7 @@ def fuse_norms_if_any(model: nn.Module) -> None:
     added in another order, one that differs by more than rounding.
     """
     for norm, whole in _norms(model):
-        weight, generator = whole.weight, torch.Generator().manual_seed(0)
+        weight, generator = norm.weight, torch.Generator().manual_seed(0)
         entries = torch.randn(TRIED, *weight.shape, generator=generator).to(weight)
         if _agree(whole(entries), norm(entries), 0 if weight.is_cpu else ROUNDINGS[8 * weight.itemsize]):
             put_in(norm, whole)
@@ -71,7 +71,7 @@ def _norms(model: nn.Module) -> list[tuple[nn.Module, WholeNorm]]:
     number_format = next(model.parameters()).dtype
     parts = [(m, getattr(m, "weight", None), getattr(m, "variance_epsilon", None)) for m in model.modules()]
     return [
-        (norm, WholeNorm(weight, eps))
+        (norm, WholeNorm(norm))
         for norm, weight, eps in parts
         if isinstance(weight, Tensor) and weight.dim() == 1 and weight.dtype == number_format and isinstance(eps, float)
     ]

@@ -61,7 +61,10 @@ class PrepackedForward(StandIn):
 
 
 def _state_of(weight: Tensor) -> tuple[int, int]:
-    """Another one after the numbers have changed; made in inference mode, they do not count their changes."""
+    """Another one after the numbers have changed.
+
+    What is written through `.data` is not counted, nor are changes of weights that were made in inference mode.
+    """
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 

@@ -224,3 +224,14 @@ def test_the_command_fuses(capsys, monkeypatch):
             main()
         printed = capsys.readouterr()
         assert (ended.value.code or None, out in printed.out, err in printed.err) == (code, True, True)
+
+
+def test_a_weight_that_takes_the_place_of_another_is_read():
+    plain, fused_pair = load_pair("tiny"), load_pair("tiny", fuse_norms=True)
+    others = {name: 1.5 * t if "norm" in name else t for name, t in plain.target.model.state_dict().items()}
+    tokens, logits = torch.tensor([[5, 6, 7, 8]]), []
+    for pair in (plain, fused_pair):
+        pair.target.model.load_state_dict(others, assign=True)
+        with torch.inference_mode():
+            logits.append(pair.target.model(tokens).logits)
+    assert torch.equal(*logits)
