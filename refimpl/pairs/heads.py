@@ -49,6 +49,7 @@ def _read(path: Path) -> tuple[RegressiveBlock, Float[Tensor, " vocab"]]:
     try:
         tensors = load_file(path)
         norms = tensors.pop(NORMS).float()
+        (_,) = norms.shape  # one for each row
         hidden_size, width = tensors["outer.weight"].shape
         with torch.device("meta"):
             block = RegressiveBlock(hidden_size, width)

@@ -215,6 +215,8 @@ def test_what_is_no_head_is_refused(saved, llama, tmp_path):
         "norms.safetensors": {name: t for name, t in tensors.items() if name != NORMS},
         "width.safetensors": tensors | {"outer.weight": tensors["outer.weight"][:, 1:].contiguous()},
         "more.safetensors": tensors | {"more": tensors[NORMS].clone()},
+        "one.safetensors": tensors | {NORMS: tensors[NORMS][0].clone()},
+        "table.safetensors": tensors | {NORMS: tensors[NORMS][:, None].repeat(1, 2)},
     }
     for name, content in damaged.items():
         save_file(content, tmp_path / name)
