@@ -267,8 +267,10 @@ def test_the_deepest_that_is_read(tmp_path):
 def test_what_is_told_meanwhile_takes_no_output_with_it(tmp_path, stderr):
     """Progress lines and the summary: a run of hours does not end because nobody reads of it."""
     code = (
-        "import sys; from refimpl.core import progress; progress.SECONDS_A_LINE = 0; from refimpl.cli import main;"
-        f"sys.argv[1:] = 'generate --limit 2 --max-new-tokens 2 --top-k 3 --output {tmp_path}/out.jsonl'.split(); main()"
+        "import sys; from refimpl.core import progress; progress.SECONDS_A_LINE = 0; "
+        "from refimpl.cli import main; "
+        f"sys.argv[1:] = 'generate --limit 2 --max-new-tokens 2 --top-k 3 --output {tmp_path}/out.jsonl'.split(); "
+        "main()"
     )
     if stderr == "full":
         writer = os.open("/dev/full", os.O_WRONLY)
