@@ -20,18 +20,26 @@ class WholeNorm(StandIn):
     Numbers of 16 bits are rounded before they are multiplied by the weight, as transformers does it.
 
     Args:
-        norm: has a `weight` that it multiplies by, and a `variance_epsilon` that it adds to the mean of the squares.
+        norm: has the `weight` that it multiplies by.
+        eps: that it adds to the mean of the squares.
     """
 
-    def __init__(self, norm: nn.Module):
-        self.norm = norm
+    def __init__(self, norm: nn.Module, eps: float):
+        self.norm, self.eps = norm, eps
+
+    @property
+    def weight(self) -> Float[Tensor, " features"]:
+        """That of the norm, as it is now."""
+        weight = self.norm.weight
+        assert isinstance(weight, Tensor)
+        return weight
 
     def __call__(self, entries: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch features"]:
         """The norm's output."""
-        weight, eps = self.norm.weight, self.norm.variance_epsilon
+        weight = self.weight
         if weight.itemsize > 2:
-            return torch.rms_norm(entries, weight.shape, weight, eps)
-        return weight * torch.rms_norm(entries, weight.shape, None, eps)
+            return torch.rms_norm(entries, weight.shape, weight, self.eps)
+        return weight * torch.rms_norm(entries, weight.shape, None, self.eps)
 
 
 @torch.inference_mode()
@@ -53,7 +61,7 @@ def fuse_norms_if_any(model: nn.Module) -> None:
     added in another order, one that differs by more than rounding.
     """
     for norm, whole in _norms(model):
-        weight, generator = norm.weight, torch.Generator().manual_seed(0)
+        weight, generator = whole.weight, torch.Generator().manual_seed(0)
         entries = torch.randn(TRIED, *weight.shape, generator=generator).to(weight)
         if _agree(whole(entries), norm(entries), 0 if weight.is_cpu else ROUNDINGS[8 * weight.itemsize]):
             put_in(norm, whole)
@@ -71,7 +79,7 @@ def _norms(model: nn.Module) -> list[tuple[nn.Module, WholeNorm]]:
     number_format = next(model.parameters()).dtype
     parts = [(m, getattr(m, "weight", None), getattr(m, "variance_epsilon", None)) for m in model.modules()]
     return [
-        (norm, WholeNorm(norm))
+        (norm, WholeNorm(norm, eps))
         for norm, weight, eps in parts
         if isinstance(weight, Tensor) and weight.dim() == 1 and weight.dtype == number_format and isinstance(eps, float)
     ]

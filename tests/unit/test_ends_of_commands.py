@@ -263,6 +263,18 @@ def test_the_deepest_that_is_read(tmp_path):
                 list(read_mappings(tmp_path / "a.jsonl"))
 
 
+def run_without_stderr(stderr, code):
+    """A process whose stderr nobody reads, or which is full; exit code and stdout."""
+    if stderr == "full":
+        writer = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+    done = subprocess.run([sys.executable, "-c", code], stderr=writer, stdout=subprocess.PIPE, check=False)
+    os.close(writer)
+    return done.returncode, done.stdout
+
+
 @pytest.mark.parametrize("stderr", ["unread", "full"])
 def test_what_is_told_meanwhile_takes_no_output_with_it(tmp_path, stderr):
     """Progress lines and the summary: a run of hours does not end because nobody reads of it."""
@@ -272,12 +284,14 @@ def test_what_is_told_meanwhile_takes_no_output_with_it(tmp_path, stderr):
         f"sys.argv[1:] = 'generate --limit 2 --max-new-tokens 2 --top-k 3 --output {tmp_path}/out.jsonl'.split(); "
         "main()"
     )
-    if stderr == "full":
-        writer = os.open("/dev/full", os.O_WRONLY)
-    else:
-        reader, writer = os.pipe()
-        os.close(reader)
-    done = subprocess.run([sys.executable, "-c", code], stderr=writer, stdout=subprocess.PIPE, check=False)
-    os.close(writer)
-    assert done.returncode == 0
+    assert run_without_stderr(stderr, code)[0] == 0
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("stderr", ["unread", "full"])
+@pytest.mark.parametrize("words", ["verify --limit 2 --max-new-tokens 2 --batch-sizes 2", "sim run --replications 1"])
+def test_tables_beside_json_take_no_json_with_them(stderr, words):
+    code = f"import sys; from raggedspec.__main__ import main; sys.argv[1:] = '{words} --json'.split(); main()"
+    code, stdout = run_without_stderr(stderr, code)
+    assert code == 0
+    assert isinstance(json.loads(stdout), dict)
