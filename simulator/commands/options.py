@@ -12,8 +12,24 @@ from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import parse_yaml
 from simulator.settings.scenario import Scenario, from_data, load_scenario
 
+FILE: dict[str, Any] = {"parser": as_file, "metavar": "PATH"}  # of an option that names one
+FOLDER: dict[str, Any] = {"parser": as_folder, "metavar": "PATH"}  # of an option that names one
+
 ScenarioPath = Annotated[
-    Path | None, typer.Argument(help="Scenario YAML, or the word example. Without it all settings have their defaults.")
+    Path | None,
+    typer.Argument(
+        parser=as_file, help="Scenario YAML, or the word example. Without it all settings have their defaults."
+    ),
+]
+FirstPath = Annotated[Path, typer.Argument(parser=as_file, help="Scenario a: its YAML file, or the word example.")]
+SecondPath = Annotated[
+    Path | None, typer.Argument(parser=as_file, help="Scenario b: its YAML file. Without it, a as changed by --set.")
+]
+SweepPath = Annotated[
+    Path,
+    typer.Argument(
+        parser=as_file, help="Sweep YAML (base, replications, and grid, latin or sobol), or the word example."
+    ),
 ]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", "-s", help="Change a setting: PATH=VALUE, for example engine.batch_size=4.")
@@ -21,9 +37,6 @@ Sets = Annotated[
 Replications = Annotated[int, typer.Option("--replications", "-n", help="Runs with different random numbers.")]
 Workers = Annotated[int, typer.Option(min=1, help="Worker processes; results do not depend on them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout, tables on stderr.")]
-
-FILE: dict[str, Any] = {"parser": as_file, "metavar": "PATH"}  # of an option that names one
-FOLDER: dict[str, Any] = {"parser": as_folder, "metavar": "PATH"}  # of an option that names one
 
 
 def read_scenario(path: Path | None, sets: list[str] | None) -> Scenario:

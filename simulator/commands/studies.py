@@ -8,7 +8,19 @@ import typer
 
 from refimpl.core.errors import require
 from refimpl.core.shown import counted
-from simulator.commands.options import FILE, FOLDER, Json, Replications, ScenarioPath, Sets, Workers, read_scenario
+from simulator.commands.options import (
+    FILE,
+    FOLDER,
+    FirstPath,
+    Json,
+    Replications,
+    ScenarioPath,
+    SecondPath,
+    Sets,
+    SweepPath,
+    Workers,
+    read_scenario,
+)
 from simulator.commands.output import notes, notes_on_settings, print_json, show, show_extrapolated, tables
 from simulator.settings.folders import EXAMPLES
 from simulator.settings.json_files import write_json
@@ -75,10 +87,7 @@ def run(
     sets: Sets = None,
     replications: Replications = 20,
     workers: Workers = 1,
-    precision: Annotated[
-        float | None,
-        typer.Option(help=PRECISION_HELP),
-    ] = None,
+    precision: Annotated[float | None, typer.Option(help=PRECISION_HELP)] = None,
     metric: Annotated[
         str | None, typer.Option(help="Metric that --precision refers to.", show_default="tokens_per_s")
     ] = None,
@@ -142,10 +151,8 @@ def _shown(scenarios: Sequence[Scenario], *means: Mapping[str, float]) -> list[s
 
 @app.command(epilog="Example: [bold]raggedspec sim compare example -s method=exspec[/bold]")
 def compare(
-    first: Annotated[Path, typer.Argument(help="Scenario a: its YAML file, or the word example.")],
-    second: Annotated[
-        Path | None, typer.Argument(help="Scenario b: its YAML file. Without it, a as changed by --set.")
-    ] = None,
+    first: FirstPath,
+    second: SecondPath = None,
     sets: Sets = None,
     replications: Replications = 10,
     workers: Workers = 1,
@@ -173,9 +180,7 @@ def compare(
 
 @app.command(epilog="Example: [bold]raggedspec sim sweep example --out results/sweep[/bold]")
 def sweep(
-    spec: Annotated[
-        Path, typer.Argument(help="Sweep YAML (base, replications, and grid, latin or sobol), or the word example.")
-    ],
+    spec: SweepPath,
     out: Annotated[
         Path, typer.Option(**FOLDER, help="Folder of the results; scenarios that are there are not run again.")
     ],
@@ -234,10 +239,8 @@ def _that_ran(loaded: "SweepSpec", frame: Any) -> list[Scenario]:
     "--plot gain.png[/bold]"
 )
 def attribute(
-    first: Annotated[Path, typer.Argument(help="Scenario a: its YAML file, or the word example.")],
-    second: Annotated[
-        Path | None, typer.Argument(help="Scenario b: its YAML file. Without it, a as changed by --set.")
-    ] = None,
+    first: FirstPath,
+    second: SecondPath = None,
     sets: Sets = None,
     replications: Replications = 10,
     metric: Annotated[str, typer.Option(help="Metric to explain.")] = "tokens_per_s",

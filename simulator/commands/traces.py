@@ -7,6 +7,7 @@ import typer
 
 from refimpl.core.errors import require
 from refimpl.core.files import check_writable
+from refimpl.core.option_groups import as_file
 from simulator.commands.options import FILE, FOLDER, Json, Replications, ScenarioPath, Sets, Workers, read_scenario
 from simulator.commands.output import print_json, show, show_extrapolated, tables
 
@@ -54,7 +55,7 @@ def trace(
 
 @app.command(epilog="Example: [bold]raggedspec sim parity validation/cpu/tiny/eqspec-b3-k4-0.ndjson.gz[/bold]")
 def parity(
-    traces: Annotated[list[Path], typer.Argument(help="Traces that the engine wrote (--trace).")],
+    traces: Annotated[list[Path], typer.Argument(parser=as_file, help="Traces that the engine wrote (--trace).")],
     as_json: Json = False,
 ) -> None:
     """Replay engine traces and compare every decision; exit code 1 when one differs."""
@@ -154,7 +155,9 @@ def _show_validation(found: "Validation") -> None:
 
 @app.command(epilog="Example: [bold]raggedspec sim latency run.ndjson --calibration cpu/tiny[/bold]")
 def latency(
-    traces: Annotated[list[Path], typer.Argument(help="Traces of runs with arrivals (bench-serving --traces).")],
+    traces: Annotated[
+        list[Path], typer.Argument(parser=as_file, help="Traces of runs with arrivals (bench-serving --traces).")
+    ],
     calibration: Annotated[str, typer.Option(help="Calibration: DEVICE/PAIR.")] = "cpu/tiny",
     replications: Replications = 40,
     out: Annotated[
@@ -187,7 +190,7 @@ def latency(
 
 @app.command(epilog="Example: [bold]raggedspec sim fit validation/cpu/tiny/fit/acceptance.ndjson.gz -n 20[/bold]")
 def fit(
-    engine_trace: Annotated[Path, typer.Argument(help="Trace that the engine wrote (--trace).")],
+    engine_trace: Annotated[Path, typer.Argument(parser=as_file, help="Trace that the engine wrote (--trace).")],
     replications: Replications = 40,
     as_json: Json = False,
 ) -> None:

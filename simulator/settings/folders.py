@@ -29,8 +29,8 @@ def or_example(path: str | Path, name: str) -> Path:
 def _is_there(path: Path) -> bool:
     """Whether there is anything of that name; who reads it says what is wrong with a name that cannot be one."""
     try:
-        return path == STANDARD_INPUT or path.exists()
-    except (OSError, ValueError):  # too long, or with a NUL
+        return path == STANDARD_INPUT or "\0" in str(path) or path.exists()
+    except OSError:  # too long
         return True
 
 

@@ -108,6 +108,11 @@ def test_without_common_tokens_nothing_is_said_of_sharing(capsys):
     [
         (["run", "-n", "1", "--out", ""], "--out: must name a folder, and is empty"),
         (["sweep", "example", "--out", ""], "--out: must name a folder, and is empty"),
+        (["run", ""], "scenario: must name a file, and is empty"),
+        (["compare", "example", ""], "second: must name a file, and is empty"),
+        (["sweep", "", "--out", "o"], "spec: must name a file, and is empty"),
+        (["parity", ""], "traces: must name a file, and is empty"),
+        (["fit", ""], "engine_trace: must name a file, and is empty"),
         (["run", "-s", "=4"], "--set =4: must be PATH=VALUE"),
         (["run", "-n", "1e9"], "error: --replications"),
     ],
