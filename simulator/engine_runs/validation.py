@@ -248,9 +248,15 @@ def _judge(
         "planner_band_low_s": planner_low,
         "planner_band_high_s": planner_high,
         "in_planner_band": planner_low <= measured_s <= planner_high,
-        "outside": ", ".join(sorted({what.partition(":")[0] for what in fitted.extrapolated})) or NOTHING,
+        "outside": _components(replayed, noisy, fitted),
     }
     return line | _wait_errors(trace, noisy, speed), {"run": run} | _stage_errors(trace, replayed, speed)
+
+
+def _components(*simulated: Results) -> str:
+    """Components whose costs any of these had to extrapolate."""
+    found = {what.partition(":")[0] for results in simulated for what in results.extrapolated}
+    return ", ".join(sorted(found)) or NOTHING
 
 
 def _band(results: Results, speed: float | np.ndarray) -> tuple[float, float]:

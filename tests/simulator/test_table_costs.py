@@ -1,12 +1,15 @@
 """What a table of costs says beside its points: of few drafts, of short prompts, and of what it does not know."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 from synthetic_inputs import synthetic_points, write_calibration
 
 from refimpl.core.errors import InputError
-from simulator.engine_runs.validation import read_validation, summarize_errors
+from simulator.engine_runs.validation import read_validation, summarize_errors, validate
+from simulator.runner import simulate
 from simulator.service.cost import Fed
 from simulator.service.simulation import Simulation
 from simulator.settings.scenario import Scenario
@@ -52,6 +55,20 @@ def test_a_validation_says_which_costs_were_extrapolated(tmp_path, monkeypatch):
     monkeypatch.setattr("simulator.engine_runs.validation.VALIDATION", tmp_path)
     with pytest.raises(InputError, match="missing column outside"):
         read_validation("a/b")
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_a_validation_says_what_a_replay_extrapolated(monkeypatch, noise):
+    """Costs and waits are judged by the run's own acceptance, with noise and without; its rounds are others."""
+
+    def beyond(scenario, *given, **more):
+        results = simulate(scenario, *given, **more)
+        marked = scenario.acceptance.kind == "replay" and scenario.noise == noise
+        told = ("verify: batch_size 9 is outside 1 … 8",) if marked else ()
+        return replace(results, replications=tuple(replace(r, extrapolated=told) for r in results.replications))
+
+    monkeypatch.setattr("simulator.engine_runs.validation.simulate", beyond)
+    assert list(validate("cpu/tiny", replications=1, runs=slice(1)).outside.values()) == ["verify"]
 
 
 def test_the_worst_error_is_of_the_runs_that_have_one():
