@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
-from refimpl.core.errors import require
+from refimpl.core.errors import did_you_mean, require, shown
 from refimpl.placement import PLACEMENTS, PoolSize
 from simulator.service.records import STAGES, Columns, EventLog
 from simulator.service.simulation import Simulation
@@ -188,7 +188,8 @@ def most_of(name: str) -> float:
 
 def check_metric(name: str) -> None:
     """Raise InputError, before any work is done, unless there is a metric of that name."""
-    require(name in metric_names(), f"metric must be one of {', '.join(metric_names())}, not {name!r}")
+    known = metric_names()
+    require(name in known, f"metric must be one of {', '.join(known)}, not {shown(name)}{did_you_mean(name, known)}")
 
 
 def _first_token_s(requests: Columns) -> np.ndarray:

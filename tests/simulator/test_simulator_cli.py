@@ -222,6 +222,7 @@ def test_a_precision_of_what_no_run_has_is_not_reached(capsys):
     [
         ({"sobol": {"samples": 2, "ranges": {"acceptance.probability": [0.1, 0.9]}}}, "foo", "metric must be one of"),
         ({"grid": {"seed": [0]}}, "tokens", "metric must be one of"),
+        ({"grid": {"seed": [0]}}, "tokns_per_s", "not 'tokns_per_s' (did you mean tokens_per_s?)"),
     ],
 )
 def test_a_metric_that_is_of_no_use_is_refused_before_the_work(capsys, tmp_path, kind, metric, message):
