@@ -112,6 +112,9 @@ class Study:
             require(not idle, f"{item.name} has no effect in a study of kind {self.kind}: leave it out")
 
 
+DEFAULT_STUDY = Study(num_requests=64)  # where nothing is said of one
+
+
 @told_names
 @dataclass(frozen=True, slots=True)
 class Workload:

@@ -10,7 +10,7 @@ from simulator.settings.effects import drop_idle
 from simulator.settings.fields import as_data
 from simulator.settings.kinds import KINDS
 from simulator.settings.methods import engine_settings, method_settings, require_agreement
-from simulator.settings.parts import IGNORED, Engine, Service, Study, Switches, Workload
+from simulator.settings.parts import DEFAULT_STUDY, IGNORED, RECORDED, Engine, Service, Study, Switches, Workload
 
 METHOD_PATHS = ("method", "engine.method")
 PARTS = {"study": Study, "workload": Workload, "engine": Engine, "switches": Switches, "service": Service}
@@ -84,18 +84,28 @@ def apply_settings(data: dict[str, Any], settings: Mapping[str, Any]) -> None:
     """Set dotted paths in nested mappings, one after the other, see `set_path`.
 
     What has no effect any more beside them goes back to its default, unless it is one of them: whatever their order,
-    none is left out without a word.
+    none is left out without a word. Where nothing was said of the study so far, one of recorded arrivals lasts as long
+    as its record.
 
     Raises:
         InputError: no such path, or a method beside a setting that it fixes otherwise.
     """
     for path in settings:
         _require_text(path)
+    unsaid = data["study"] == as_data(DEFAULT_STUDY)
     for path, value in settings.items():
         if method := _method(path, value):
             require_agreement(method, {name.removeprefix("engine."): given for name, given in settings.items()})
         set_path(data, path, value, kept=settings)
+    if unsaid and not {"study", "study.num_requests"} & set(settings) and _has_record(data["study"]):
+        data["study"]["num_requests"] = None
     drop_idle(data, kept=settings)
+
+
+def _has_record(study: Any) -> bool:
+    """Whether the plain data of a study are of requests that come when a record says."""
+    arrivals = study["arrivals"] if study["kind"] == "open" else None
+    return isinstance(arrivals, Mapping) and arrivals.get("kind") in RECORDED
 
 
 def _method(path: str, value: Any) -> Any:

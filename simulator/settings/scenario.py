@@ -26,7 +26,7 @@ from simulator.settings.fields import (
 )
 from simulator.settings.folders import or_example
 from simulator.settings.kinds import ACCEPTANCE, CONFIDENCE, COST, DEFAULT_PROBABILITY, HEAD, LOOKUP
-from simulator.settings.parts import DRAFTING, Engine, Service, Study, Switches, Workload
+from simulator.settings.parts import DEFAULT_STUDY, DRAFTING, Engine, Service, Study, Switches, Workload
 from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import Dumper, read_yaml
 
@@ -53,7 +53,7 @@ class Scenario:
 
     name: str = "scenario"
     seed: int = number_field(Range(0, 2**63 - 1, integer=True), 0)
-    study: Study = Study(num_requests=64)
+    study: Study = DEFAULT_STUDY
     workload: Workload = Workload()
     engine: Engine = Engine()
     switches: Switches = Switches()

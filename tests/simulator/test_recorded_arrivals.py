@@ -28,6 +28,21 @@ def test_all_requests_of_a_log_come_where_nothing_says_how_many(tmp_path, engine
         whole.but({"study.arrivals": {"kind": "poisson", "rate_per_s": 1.0}})
 
 
+@pytest.mark.parametrize("kind_first", [True, False])
+def test_a_change_to_recorded_arrivals_brings_all_of_them(tmp_path, kind_first):
+    """Where nothing was said of the study: 64 requests are those of a study without a record."""
+    (tmp_path / "t.csv").write_text(LOG)
+    log = {"kind": "trace", "path": str(tmp_path / "t.csv")}
+    changes = {"study.kind": "open"} | {f"study.arrivals.{name}": value for name, value in log.items()}
+    made = Scenario().but(changes if kind_first else dict(reversed(changes.items())))
+    assert made.study.ends_with_record
+    assert simulate(made, 1)["completed"] == 2
+    assert Scenario().but({"study.kind": "open"}).study.num_requests == 64
+    assert Scenario().but(changes | {"study.num_requests": 1}).study.num_requests == 1
+    assert Scenario().but(study={"kind": "open", "num_requests": 1, "arrivals": log}).study.num_requests == 1
+    assert Scenario(study={"num_requests": 2}).but(changes).study.num_requests == 2
+
+
 def test_prompts_are_parted_by_those_of_the_log_alone(tmp_path):
     """Of three requests, as of the log, a third each: not of a thousand that begin with it over and over."""
     lines = "".join(f"{i},{prompt},4\n" for i, prompt in enumerate((10, 20, 30)))
