@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import require
@@ -31,18 +30,18 @@ class Prediction:
     extrapolated: tuple[str, ...]
 
 
-def measured_waits(trace: EngineTrace, end_s: np.ndarray | None = None) -> dict[str, float]:
+def measured_waits(trace: EngineTrace, end_s: pd.Series | None = None) -> dict[str, float]:
     """Waits and speed of an engine's run, by the definitions of the simulator's metrics of the same names.
 
     Args:
         trace: the run.
-        end_s: seconds from its start to the end of each round; None for those that the trace has.
+        end_s: number of a round → seconds from the start of the run to its end; None for those that the trace has.
 
     Raises:
         InputError: none are given, and the trace does not say.
     """
-    end_s = np.array(trace.round_end_s) if end_s is None else end_s
-    rows = trace.rows.assign(end_s=end_s[trace.rows["round"]])
+    end_s = pd.Series(trace.round_end_s) if end_s is None else end_s
+    rows = trace.rows.assign(end_s=trace.rows["round"].map(end_s))
     each = rows.groupby("sequence")["end_s"]
     arrival_s = pd.Series(trace.arrivals("seconds"))
     waits = {
@@ -50,7 +49,7 @@ def measured_waits(trace: EngineTrace, end_s: np.ndarray | None = None) -> dict[
         "inter_token": each.diff().dropna(),
         "latency": each.max() - arrival_s,
     }
-    speed = {"tokens_per_s": float(rows["kept"].sum() / end_s[-1])}
+    speed = {"tokens_per_s": float(rows["kept"].sum() / end_s.iloc[-1])}
     return speed | {
         f"{name}_{label}_s": float(values.quantile(q))
         for name, values in waits.items()

@@ -70,11 +70,12 @@ def engine_events(trace: EngineTrace) -> Iterator[dict[str, Any]]:
     """Events of an engine's run; rounds follow each other without a gap."""
     rounds = trace.rounds
     ends = rounds["round_s"].cumsum().to_numpy()
+    rows = trace.rows.assign(round=rounds.index.get_indexer(trace.rows["round"]))  # from 0 on, whatever their numbers
     rounds = rounds.assign(start_s=np.concatenate([[0.0], ends[:-1]])).reset_index(names="round")
     yield from _names(0, f"engine: {trace.header['method']}", int(rounds["rows"].max()))
     for line in rounds.itertuples():
         yield from _phases(line, 0)
-    yield from _slots(rounds, trace.rows, 0, "row")
+    yield from _slots(rounds, rows, 0, "row")
 
 
 def export_trace(

@@ -43,13 +43,14 @@ from simulator.intervals import MIDDLE, range_of_runs, share_held
 from simulator.runner import Progress, Results, reporting, run_parallel, simulate
 from simulator.service.records import STAGES
 from simulator.settings.calibration import META_FIELDS, find_calibration, read_meta
-from simulator.settings.fields import LEVEL, Spec
+from simulator.settings.fields import LEVEL, POSITIVE, VARIATION, Spec
 from simulator.settings.folders import VALIDATION
 from simulator.settings.scenario import Scenario
 from simulator.settings.tables import read_table
 from simulator.settings.traces import EngineTrace, read_engine_trace
 
 META = (*META_FIELDS, "reference_s", "reference_cv")
+NUMBERS = {"reference_s": POSITIVE} | dict.fromkeys(("reference_cv", "drift_cv", "run_cv", "round_cv"), VARIATION)
 MIN_STAGE_SHARE = 0.02  # stages below this share of a run are not judged one by one
 FIT = "fit/acceptance.ndjson.gz"
 PROBES = "fit/probe-*.ndjson.gz"
@@ -170,7 +171,7 @@ def validate(
     folder = folder or VALIDATION / calibration
     traces = [read_engine_trace(path) for path in sorted(folder.glob("*.ndjson.gz"))[runs]]
     require(bool(traces), f"{folder}: holds no held-out traces (*.ndjson.gz)")
-    meta = read_meta(folder / "meta.json", META, VALIDATION_SCHEMA)
+    meta = _read_meta(folder / "meta.json")
     for trace in traces:
         same = trace.header["pair"] == meta["pair"]
         require(same, f"{trace.path}: pair is {trace.header['pair']!r}, the calibration's is {meta['pair']!r}")
@@ -189,6 +190,14 @@ def validate(
     return Validation(table, stages, float(table["same_rows"].sum() / table["rows"].sum()), meta)
 
 
+def _read_meta(path: Path) -> dict[str, Any]:
+    """The fields of `META`, of which `NUMBERS` are checked."""
+    meta = read_meta(path, META, VALIDATION_SCHEMA)
+    for name, limits in NUMBERS.items():
+        limits.check(meta[name], f"{path}: {name}")
+    return meta
+
+
 def speed_cv(folder: Path, meta: dict[str, Any]) -> float:
     """Relative standard deviation of the machine's speed from run to run of the probes.
 
@@ -201,7 +210,7 @@ def speed_cv(folder: Path, meta: dict[str, Any]) -> float:
 def _reference_s(trace: EngineTrace) -> float:
     """Seconds of the reference pass around a run."""
     require("reference_s" in trace.header, f"{trace.path}:1: missing reference_s")
-    return trace.header["reference_s"]
+    return float(POSITIVE.check(trace.header["reference_s"], f"{trace.path}:1: reference_s"))
 
 
 def _judge(
@@ -210,6 +219,7 @@ def _judge(
     run = Path(trace.path).name.removesuffix(".ndjson.gz")
     speed = _reference_s(trace) / meta["reference_s"]
     measured_s, tokens = float(trace.rounds["round_s"].sum()), sum(trace.output_lens)
+    require(measured_s > 0, f"{trace.path}: its rounds take no seconds")
     parity = check_parity(trace.path)
     replayed = simulate(_scenario(trace, cost, None, noise=False), 1)
     noisy = simulate(_scenario(trace, cost, None, noise=True), replications, keep_frames=False)
@@ -255,8 +265,7 @@ def _judge(
 
 def _components(*simulated: Results) -> str:
     """Components whose costs any of these had to extrapolate."""
-    found = {what.partition(":")[0] for results in simulated for what in results.extrapolated}
-    return ", ".join(sorted(found)) or NOTHING
+    return ", ".join(sorted({what.partition(":")[0] for each in simulated for what in each.extrapolated})) or NOTHING
 
 
 def _band(results: Results, speed: float | np.ndarray) -> tuple[float, float]:
@@ -270,12 +279,12 @@ def _scenario(trace: EngineTrace, cost: Spec, acceptance: Spec | None, *, noise:
 
 
 def _share(simulated: float, measured: float) -> float:
-    return simulated / measured - 1
+    return simulated / measured - 1 if measured else float("nan")
 
 
 def _wait_errors(trace: EngineTrace, simulated: Results, speed: float) -> dict[str, float]:
     """Signed errors of quantiles of the wait for the first token, and of those between tokens."""
-    measured = measured_waits(trace, trace.rounds["round_s"].cumsum().to_numpy())
+    measured = measured_waits(trace, trace.rounds["round_s"].cumsum())
     return {f"{name}_error": _share(speed * simulated[f"{name}_s"], measured[f"{name}_s"]) for name in WAITS}
 
 
@@ -338,4 +347,4 @@ def read_validation(name: str = "cpu/tiny") -> Validation:
     stages = frame[staged].rename(columns=lambda column: column.removesuffix("_stage_error"))
     table = frame.drop(columns=staged)
     parity = float(table["same_rows"].sum() / table["rows"].sum())
-    return Validation(table, stages, parity, read_meta(path.with_name("meta.json"), META, VALIDATION_SCHEMA))
+    return Validation(table, stages, parity, _read_meta(path.with_name("meta.json")))

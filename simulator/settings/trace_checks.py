@@ -98,6 +98,7 @@ def row_table(lines: Lines, header: dict[str, Any], records: list[list[Any]]) ->
     _check_numbers(lines, header, frame, COUNTS)
     lines.require([isinstance(value, bool) for value in frame["finished"]], "finished must be true or false")
     _check_drafts(lines, frame)
+    lines.require(~frame.duplicated(["round", "row"]), "a row is given twice in a round")
     sized = "block_size" in header or frame["num_blocks"].isna().all()
     require(sized, f"{lines.path}:1: missing block_size: rows have num_blocks")
     generated = frame["seq_len"] - np.array(header["prompt_lens"])[frame["sequence"]]
