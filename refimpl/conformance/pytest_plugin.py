@@ -60,9 +60,9 @@ def _option(config: pytest.Config, name: str) -> Any:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Open the engine that was named and append its items."""
     engine, command = _option(config, "engine"), _option(config, "command")
-    if not (engine or command):
+    if engine is None and command is None:
         return
-    if engine and command:
+    if engine is not None and command is not None:
         raise pytest.UsageError("give either --conformance-engine or --conformance-command, not both")
     try:
         names = known_properties(_option(config, "properties"))

@@ -62,7 +62,7 @@ def load_engine(name: str, timeout_s: float = 60.0) -> PythonEngine:
     module_name, _, rest = name.partition(":")
     factory_name, _, argument = rest.partition(":")
     if not factory_name or not all(part.isidentifier() for part in module_name.split(".")):
-        raise InputError(f"--engine needs module:factory, as in an import, not {name!r}")
+        raise InputError(f"an engine is named module:factory, as in an import, not {name!r}")
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     try:

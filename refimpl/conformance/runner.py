@@ -82,9 +82,10 @@ def opened(
     Raises:
         InputError: none or several are named, there is no such engine, or their vocabularies differ.
     """
-    if bool(engine) == bool(command):
+    if (engine is None) == (command is None):
         raise InputError("give either --engine module:factory or --command 'a server'")
-    require(not (reference and reference_command), "give the reference as module:factory or as a command, not both")
+    one_reference = reference is None or reference_command is None
+    require(one_reference, "give the reference as module:factory or as a command, not both")
     with ExitStack() as stack:
         subject = _open(stack, engine, command, timeout_s)
         plain = _open(stack, reference, reference_command, timeout_s)
@@ -96,8 +97,8 @@ def opened(
 
 def _open(stack: ExitStack, name: str | None, server: str | None, timeout_s: float) -> Any:
     """Make what one of the two names, None if neither does."""
-    if not server:
-        return load_engine(name, timeout_s) if name else None
+    if server is None:
+        return None if name is None else load_engine(name, timeout_s)
     engine = CommandEngine(server, timeout_s)
     stack.callback(engine.close)
     return engine

@@ -116,6 +116,9 @@ def test_a_command_is_shown_as_it_was_given() -> None:
         (["--reference", "toy_engines:make", "--reference-command", SERVERS], "as a command, not both"),
         (["--reference-command", f"{SERVERS} right"], "has a vocabulary of 61, the engine 40"),
         (["--reference-command", "no-such-engine-anywhere"], "cannot start 'no-such-engine-anywhere'"),
+        (["--reference", ""], "an engine is named module:factory, as in an import, not ''"),  # as of an unset variable
+        (["--reference-command", ""], "cannot start '': it is empty"),
+        (["--command", ""], "give either --engine module:factory or --command"),
         (["--k", "3", "--max-k", "4"], "k and max_k exclude each other"),
         (["--timeout-s", "inf"], "timeout_s must be from 0.01 to 1e+08 seconds, not inf"),
         (["--timeout-s", "1e12"], "timeout_s must be from 0.01 to 1e+08 seconds"),
@@ -243,6 +246,9 @@ def test_the_pytest_plugin_asks_an_engine_that_hangs_once(tmp_path: Path) -> Non
     [
         (["--conformance-engine", "toy_engines:make", "--conformance-properties", "magic"], "unknown property 'magic'"),
         (["--conformance-engine", "nowhere:make"], "cannot load the engine 'nowhere:make'"),
+        (["--conformance-engine", ""], "an engine is named module:factory, as in an import, not ''"),
+        (["--conformance-command", ""], "cannot start '': it is empty"),
+        (["--conformance-engine", "toy_engines:make", "--conformance-reference", ""], "not ''"),
         (["--conformance-command", "no-such-engine-anywhere"], "cannot start 'no-such-engine-anywhere'"),
         (["--conformance-engine", "toy_engines:make", "--conformance-command", "x"], "not both"),
         (
