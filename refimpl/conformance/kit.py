@@ -146,7 +146,8 @@ class Trial:
             again = "the same case fails once and passes once: the engine does not repeat"
             verdict = self._failed(self._failures[0], f"{again}; it failed with: ")
         self.subject.watch.tell(self.name, self._asked, self._asked)
-        answered, shrunk = self._asked - len(self._refusals), shrink and self._searching
+        answered = self._asked - len(self._refusals)
+        shrunk = shrink and self._searching and len(self._failures) > 1  # a case that fails is asked again first
         return replace(verdict, asked=self._asked, answered=answered, shrunk=shrunk)
 
     def _run(self, max_examples: int, shrink: bool, seed: int) -> None:

@@ -12,7 +12,7 @@ from refimpl.conformance.cases import EngineCase, Limits, offered_ids
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.laws import Tokens, compare_laws
 from refimpl.conformance.properties import ENGINE_PROPERTIES, OF_BATCHES, equals_reference
-from refimpl.conformance.protocol import MAX_VOCAB_SIZE, EngineSettings, NotSupported
+from refimpl.conformance.protocol import MAX_VOCAB_SIZE, EngineGone, EngineSettings, NotSupported
 from refimpl.conformance.report import conclusion
 from refimpl.conformance.subject import Subject
 from refimpl.core.config import NAMED_METHODS
@@ -250,6 +250,14 @@ def test_a_case_that_was_not_searched_is_not_called_the_smallest() -> None:
     far = Toy(lambda p, _, outputs: list(map(next_id, outputs)) if len(outputs[0]) > 40 else outputs, reference=Toy())
     (verdict,) = check_engine(far, properties=["equals_reference"]).verdicts
     assert (verdict.status, verdict.shrunk) == ("fail", False)
+
+
+def test_a_case_that_was_asked_once_is_not_called_the_smallest() -> None:
+    def gone(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        raise EngineGone("no answer")
+
+    (verdict,) = check_engine(Toy(gone), properties=["runs_repeat"]).verdicts
+    assert (verdict.status, verdict.asked, verdict.shrunk) == ("fail", 1, False)
 
 
 def test_rows_that_share_their_random_numbers_are_named() -> None:
