@@ -33,7 +33,8 @@ def write_json(report: Report, path: Path) -> None:
 def show(report: Report, console: Console | None = None) -> None:
     """Print the table, the failing cases and the raggedness profile."""
     console = console or Console()
-    tell = partial(console.print, markup=False, highlight=False, emoji=False)
+    whole = not console.is_terminal  # in a file a line stays one
+    tell = partial(console.print, markup=False, highlight=False, emoji=False, soft_wrap=whole)
     table = Table(title=Text(report.engine), title_justify="left")
     for column in ("property", "verdict", "answered", "first different token"):
         table.add_column(column, justify="right" if column == "answered" else "left", no_wrap=column == "property")

@@ -103,6 +103,12 @@ def test_a_server_can_be_the_reference(kind: str, code: int) -> None:
     assert "reference: another engine" in " ".join(text.split())
 
 
+def test_what_is_told_of_a_case_is_one_line_where_nobody_sees_a_terminal() -> None:
+    _, text = run_command("--engine", "toy_engines:with_prompts", *ONE)
+    assert "\nequals_reference: the reference (itself with k=0) gives 2 tokens, 1 were asked for, without stop " in text
+    assert "max_new_tokens 1, batch_size 1, num_speculative_tokens 1\n" in text
+
+
 def test_a_command_is_shown_as_it_was_given() -> None:
     server = f"{SERVERS} right [/x] :key: [red]"
     code, text = run_command("--command", server, "--properties", "runs_repeat", "--max-examples", "1")
