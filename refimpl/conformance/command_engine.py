@@ -43,6 +43,7 @@ from refimpl.core.reading import MAX_LINE
 
 LOADING = 10  # times as long as others may the answer to `describe` take
 MOST_TOLD = 400  # characters of a message
+MOST_READ = 2**14  # characters of stderr in which the error is looked for
 LEAVE_S = 2.0  # that a server has to end after its stdin has closed
 LOOK_AGAIN_S = 0.5  # between looks at whether the server has ended
 
@@ -190,15 +191,23 @@ class CommandEngine:
             status = "without an end of the process"
         self._end()
         self._errors.seek(0)
-        told = self._errors.read()[-MOST_TOLD:].strip().splitlines()
-        last = [line for line in told if line.strip(" ~^")][-3:]  # marks would push out the place in Python
+        last = _last_words(self._errors.read())
         self._errors.close()
-        return EngineLost(f"the engine closed its output{where} {status}: {' | '.join(last) or 'nothing on stderr'}")
+        return EngineLost(f"the engine closed its output{where} {status}: {last or 'nothing on stderr'}")
 
 
 def _told(described: tuple[int, frozenset[str], int]) -> str:
     vocab_size, supports, block_size = described
     return f"vocab_size {vocab_size}, supports {sorted(supports)}, block_size {block_size}"
+
+
+def _last_words(told: str) -> str:
+    """The last three lines of stderr, but for marks below a line and for callers, which would push out the error."""
+    last = [""]
+    for line in map(str.strip, told[-MOST_READ:].splitlines()):
+        is_caller = line.startswith("at ") and last[-1].startswith("at ")  # as Node and Java write them
+        last += [line] * (bool(line.strip(" ~^")) and not is_caller)
+    return " | ".join(last[1:][-3:])[-MOST_TOLD:].strip()
 
 
 def _short(told: Any) -> str:

@@ -7,7 +7,7 @@ An engine may also offer ``reference(prompts, settings)``: what plain autoregres
 engine itself is asked, one prompt at a time and with ``num_speculative_tokens=0``.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -137,7 +137,7 @@ def check_description(name: str, vocab_size: Any, supports: Any, block_size: Any
         raise InputError(f"{name!r}: vocab_size must be an integer of at least 2, not {shown(vocab_size)}")
     if vocab_size > MAX_VOCAB_SIZE:
         raise InputError(f"{name!r}: vocab_size must be at most {MAX_VOCAB_SIZE}, not {shown(vocab_size)}")
-    if isinstance(supports, str) or not isinstance(supports, Collection):
+    if isinstance(supports, str | Mapping) or not isinstance(supports, Collection):
         raise InputError(f"{name!r}: supports must be a list of abilities, not {shown(supports)}")
     for ability in supports:
         if ability not in ABILITIES:

@@ -64,6 +64,8 @@ def describe(kind: str, reply: dict, rest: list[str]) -> dict:
         reply["vocab_size"] = 10**30
     if kind == "no-abilities":
         reply["supports"] = None
+    if kind == "table-of-abilities":
+        reply["supports"] = {"keyed_sampling": False}
     if kind == "another-again" and Path(rest[0]).exists():
         reply["supports"] = ["serving"]
     return {"id": reply["id"], "not_supported": "describe"} if kind == "refuses-to-tell" else reply

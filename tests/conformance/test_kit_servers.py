@@ -194,6 +194,7 @@ def test_a_server_loads_again_under_the_long_limit() -> None:
     ("kind", "told"),
     [
         ("no-abilities", "supports must be a list of abilities, not None"),
+        ("table-of-abilities", "supports must be a list of abilities, not {'keyed_sampling': False}"),
         ("fraction", "vocab_size must be an integer of at least 2, not 61.0"),
         ("too-many-tokens", "vocab_size must be at most 2147483648, not 1000000"),
         ("refuses-to-tell", "does not describe itself: describe"),
@@ -212,3 +213,31 @@ def test_the_place_of_an_error_that_ends_a_server_in_python_is_told(tmp_path: Pa
         InputError, match=r"server.py\", line 3, in <module> \| .* \| IndexError: list index out of range"
     ):
         CommandEngine(f"{sys.executable} {tmp_path}/server.py")
+
+
+NODE = """server.js:4
+    throw new Error('no memory')
+          ^
+
+Error: no memory
+    at generate (/home/me/server.js:4:11)
+    at Interface.emit (node:events:519:28)
+    at Readable.push (node:internal/streams/readable:392:5)
+
+Node.js v20.20.2
+"""
+JAVA = 'Exception in thread "main" java.lang.Error: no memory\n' + "\tat me.Server.main(Server.java:4)\n" * 90
+
+
+@pytest.mark.parametrize(
+    ("stderr", "told"),
+    [
+        (NODE, "Error: no memory | at generate (/home/me/server.js:4:11) | Node.js v20.20.2"),
+        (JAVA, 'Exception in thread "main" java.lang.Error: no memory | at me.Server.main(Server.java:4)'),
+    ],
+)
+def test_the_error_that_ends_a_server_is_told_and_not_its_callers(tmp_path: Path, stderr: str, told: str) -> None:
+    (tmp_path / "stderr").write_text(stderr)
+    with pytest.raises(InputError) as refused:
+        CommandEngine(f"sh -c 'cat {tmp_path}/stderr >&2; exit 1'")
+    assert str(refused.value).endswith(f"closed its output with status 1: {told}")
