@@ -120,11 +120,11 @@ def judge_budgets(frame: pd.DataFrame) -> pd.DataFrame:
         require(finished, f"no request that yields two tokens finishes at {rate} requests/s: run longer, or more often")
         best = str(means.idxmin())
         for name in [name for name in part["budget"].unique() if not name.startswith("fixed")]:
-            for other in (best, "fixed 0"):
+            for over, other in ((f"best, {best}", best), ("fixed 0", "fixed 0")):
                 tokens = (runs.loc[name, "tokens_per_s"] / runs.loc[other, "tokens_per_s"]).to_numpy()
                 speed = (runs.loc[other, "per_token_mean_s"] / runs.loc[name, "per_token_mean_s"]).to_numpy()
                 found = [*mean_interval(tokens, 0.95)[:3], *mean_interval(speed, 0.95)[:3]]
-                lines.append((rate, name, "best, " + other if other == best else other, *found))
+                lines.append((rate, name, over, *found))
     ends = ("", "_low", "_high")
     columns = [*(f"throughput{end}" for end in ends), *(f"token_speed{end}" for end in ends)]
     return pd.DataFrame(lines, columns=["rate_per_s", "budget", "over", *columns])
