@@ -107,7 +107,7 @@ class Engine:
 
         Raises:
             InputError: an earlier round, or a change between rounds, was interrupted, by an error or from the keyboard;
-                or one goes on, see `_undivided`.
+                or one still goes on, see `_undivided`.
         """
         self.require_whole()
         with self._undivided("in the middle of a round"):
@@ -120,7 +120,7 @@ class Engine:
     def require_whole(self) -> None:
         """Raise InputError if a round, or a change between rounds, was interrupted: what it left may not agree then.
 
-        It is another one where it still goes on, see `_undivided`.
+        Another error says that one still goes on, see `_undivided`.
         """
         require(not self._change.locked(), GOES_ON)
         if self._interrupted:

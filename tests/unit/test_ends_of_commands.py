@@ -275,13 +275,14 @@ def run_without_stderr(stderr, code):
     return done.returncode, done.stdout
 
 
+@pytest.mark.parametrize("first", ["", "--top-k 3"], ids=["progress", "a note"])  # later ones lead nowhere
 @pytest.mark.parametrize("stderr", ["unread", "full"])
-def test_what_is_told_meanwhile_takes_no_output_with_it(tmp_path, stderr):
-    """Progress lines and the summary: a run of hours does not end because nobody reads of it."""
+def test_what_is_told_meanwhile_takes_no_output_with_it(tmp_path, stderr, first):
+    """Notes and progress lines: a run of hours does not end because nobody reads of it."""
     code = (
         "import sys; from refimpl.core import progress; progress.SECONDS_A_LINE = 0; "
         "from refimpl.cli import main; "
-        f"sys.argv[1:] = 'generate --limit 2 --max-new-tokens 2 --top-k 3 --output {tmp_path}/out.jsonl'.split(); "
+        f"sys.argv[1:] = 'generate --limit 2 --max-new-tokens 2 {first} --output {tmp_path}/out.jsonl'.split(); "
         "main()"
     )
     assert run_without_stderr(stderr, code)[0] == 0
