@@ -72,24 +72,34 @@ def _state_of(weight: Tensor) -> tuple[int, int]:
 def prepack(model: nn.Module) -> None:
     """Prepack all linear layers of a model; their weights take their memory twice. Norms become one call each.
 
-    Every layer is tried on random entries.
+    Every layer is tried on random entries before any is prepacked.
 
     Raises:
         InputError: the model is not on a CPU in float32, or this PyTorch has no such products, or they are wrong.
     """
     _refuse_other_numbers(model)
     generator = torch.Generator().manual_seed(0)
-    for layer in _plain_layers(model):
-        entries = torch.randn(TYPICAL_TOKENS, layer.in_features, generator=generator)
-        expected, forward = layer(entries), PrepackedForward(layer)
-        try:
-            largest = float(expected.abs().max()) or 1.0  # of a layer of zeros nothing is a share
-            error = float((forward.product(entries) - expected).abs().max()) / largest
-        except (AttributeError, RuntimeError) as reason:
-            raise InputError(f"prepack_weights needs oneDNN, which fails here: {str(reason).splitlines()[0]}") from None
-        require(error <= TRIAL_TOLERANCE, f"prepack_weights: oneDNN's products differ from PyTorch's by {error:.1g}")
-        put_in(layer, forward)
+    forwards = [_tried(layer, generator) for layer in _plain_layers(model)]
+    for forward in forwards:
+        put_in(forward.linear, forward)
     fuse_norms_if_any(model)
+
+
+def _tried(layer: nn.Linear, generator: torch.Generator) -> PrepackedForward:
+    """What stands in for a layer, after its product was compared with PyTorch's.
+
+    Raises:
+        InputError: they differ, or there is none.
+    """
+    entries = torch.randn(TYPICAL_TOKENS, layer.in_features, generator=generator)
+    expected, forward = layer(entries), PrepackedForward(layer)
+    try:
+        largest = float(expected.abs().max()) or 1.0  # of a layer of zeros nothing is a share
+        error = float((forward.product(entries) - expected).abs().max()) / largest
+    except (AttributeError, RuntimeError) as reason:
+        raise InputError(f"prepack_weights needs oneDNN, which fails here: {str(reason).splitlines()[0]}") from None
+    require(error <= TRIAL_TOLERANCE, f"prepack_weights: oneDNN's products differ from PyTorch's by {error:.1g}")
+    return forward
 
 
 def copied_bytes(model: nn.Module) -> int:

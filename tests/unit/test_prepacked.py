@@ -225,6 +225,16 @@ class TestRefused:
             prepack(model)
         assert not stand_ins(model)
 
+    def test_no_layer_is_prepacked_where_a_later_one_fails(self, monkeypatch):
+        model, product = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 128)), PrepackedForward.product
+        factor = {256: 1.0, 128: 1.001}
+        monkeypatch.setattr(
+            PrepackedForward, "product", lambda self, entries: product(self, entries) * factor[self.out_features]
+        )
+        with pytest.raises(InputError, match="oneDNN's products differ"):
+            prepack(model)
+        assert not stand_ins(model)
+
     def test_by_the_command(self, capsys, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["refimpl", "generate", "--prompt", "x", "--prepack", "--dtype", "float64"])
         with pytest.raises(SystemExit) as ended:
