@@ -246,14 +246,9 @@ def _tokenizer_if_any(name: str, trust_remote_code: bool) -> Any:
 def _random_model(preset: ModelPreset, device: torch.device, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Build the architecture right on the device, in its dtype, with normal weights of a fixed seed."""
     config = getattr(transformers, preset.config_class)(**preset.settings)
-    previous = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(dtype)
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
-            torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    finally:
-        torch.set_default_dtype(previous)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
 
 
 def _eos_ids(generation_config: GenerationConfig | None, tokenizer: Any) -> list[int]:
