@@ -269,8 +269,9 @@ def test_random_weights_leave_the_generator_alone():
     torch.manual_seed(5)
     before = torch.get_rng_state()
     preset = ModelPreset("small", "LlamaConfig", {"vocab_size": 61, **TINY_ARCHITECTURES["llama"][1]})
-    one, two = (_random_model(preset, torch.device("cpu"), torch.float32, 3) for _ in range(2))
+    one, two = (_random_model(preset, torch.device("cpu"), torch.bfloat16, 3) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
+    assert {each.dtype for each in one.parameters()} == {torch.bfloat16}
     assert torch.equal(one.lm_head.weight, two.lm_head.weight)
 
 
