@@ -19,9 +19,10 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.quantizers import AutoHfQuantizer
 
 from refimpl.core.drafting import DrafterName
-from refimpl.core.errors import InputError, UnsupportedModelError, require
+from refimpl.core.errors import InputError, UnsupportedModelError, require, shown
 from refimpl.core.reading import is_folder
 from refimpl.core.request import check_stops
 from refimpl.core.values import require_bool, require_int
@@ -159,8 +160,8 @@ def _check_objects(models: list[tuple[str, PreTrainedModel]], tokenizer: Any, he
     """Raise InputError for what is no model of transformers, no tokenizer, or no path of a head."""
     for role, model in models:
         if not isinstance(model, PreTrainedModel):
-            shown = repr(model) if isinstance(model, str) else type(model).__name__
-            raise InputError(f"the {role} must be a transformers model, not {shown}: load_pair takes names and paths")
+            given = repr(model) if isinstance(model, str) else type(model).__name__
+            raise InputError(f"the {role} must be a transformers model, not {given}: load_pair takes names and paths")
     if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
         raise InputError(f"the tokenizer must be one of transformers, not {type(tokenizer).__name__}")
     if head is not None and not isinstance(head, str | os.PathLike):
@@ -216,6 +217,7 @@ def _refuse_without_weights(config: PretrainedConfig, name: str, trust_remote_co
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not (trust_remote_code and "AutoModelForCausalLM" in remote):
         kind = config.model_type or type(config).__name__
         raise InputError(f"{name}: {kind} is no causal language model: choose another model, see docs/models.md")
+    _refuse_other_numbers(config, name)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
@@ -225,6 +227,14 @@ def _refuse_without_weights(config: PretrainedConfig, name: str, trust_remote_co
         refuse_what_is_declared(model)
         if not model._supports_sdpa:
             raise UnsupportedModelError("has attention of its own that cannot be set to sdpa")
+
+
+def _refuse_other_numbers(config: PretrainedConfig, name: str) -> None:
+    """Raise InputError for weights that transformers would take for plain numbers, with a warning that nobody sees."""
+    quantization = getattr(config, "quantization_config", None)
+    if isinstance(quantization, dict) and (method := quantization.get("quant_method")):
+        known = AutoHfQuantizer.supports_quant_method(quantization)
+        require(known, f"{name}: its weights are quantized by {shown(method)}, which transformers does not know")
 
 
 def _load_tokenizer(role: str, name: str, trust_remote_code: bool) -> Any:

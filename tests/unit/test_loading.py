@@ -153,6 +153,14 @@ def test_an_adapter_is_refused_and_not_left_out(saved, role, with_model):
         load_pair(saved / "target", saved / "draft", vocab_size=61)
 
 
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_weights_of_an_unknown_kind_are_refused_and_not_taken_for_numbers(saved, role):
+    path = saved / role / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "int3"}}))
+    with pytest.raises(InputError, match=f"{role} .*/{role}: its weights are quantized by 'int3', which transformers"):
+        load_pair(saved / "target", saved / "draft", vocab_size=61)
+
+
 def spoil(folder, how):
     """Damage a checkpoint."""
     path = folder / "model.safetensors"
