@@ -46,6 +46,7 @@ PER_LAYER = MIXED | {
 GLYPHS = {
     "pronunciation_vocab_size": 8, "shape_vocab_size": 8, "pronunciation_embed_dim": 8, "shape_embed_dim": 8,
 }  # fmt: skip
+LOOPED = SLIDING | {"num_hidden_layers": 3, "n_input_layers": 1, "n_output_layers": 1}
 SAME_HEADS = PER_LAYER | {"global_head_dim": 8}
 SHARED = SAME_HEADS | {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": MIXED["layer_types"] * 2}
 VISION = {
@@ -100,16 +101,16 @@ def with_images(kind: str, text: dict[str, Any], *, partly_float32: bool = False
 FAMILIES = [
     *plain({}, "biogpt", "bitnet", "ctrl", "falcon", "fuyu", "gpt2", "gpt-sw3", "gpt_bigcode", "gpt_neox", "granite"),
     *plain({}, "hyperclovax", "jais2", "moshi", "nanochat", "nemotron", "olmo", "olmo2", "opt", "persimmon", "phi"),
-    *plain({}, "smollm3", "stablelm", "apertus", "arcee", "cohere", "diffllama"),
+    *plain({}, "smollm3", "stablelm", "apertus", "apertus1p5_text", "arcee", "cohere", "diffllama", "exaone"),
     *plain(HEADS, "ernie4_5", "gemma", "glm", "glm4", "helium", "hrm_text", "hunyuan_v1_dense", "internlm3"),
     *plain(HEADS, "iquestcoder", "llama", "ministral3", "qwen3", "seed_oss"),
     *plain(EXPERTS, "aria_text", "cohere2_moe", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe"),
     *plain(EXPERTS, "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "mellum", "mixtral", "olmoe"),
-    *plain(EXPERTS, "phimoe", "qwen2_moe", "qwen3_moe"),
+    *plain(EXPERTS, "phimoe", "qwen2_moe", "qwen3_moe", "sarvam_moe"),
     *plain(EXPERTS, "laguna", "minimax_m2", "minimax_m3_vl_text", "solar_open", partly_float32=True),
     Family("afmoe", EXPERTS | {"sliding_window": WINDOW}, "sliding window"),
     Family("jetmoe", EXPERTS | {"kv_channels": 8}),
-    *plain(LATENT, "axk1", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),
+    *plain(LATENT, "axk1", "deepseek_v3", "glm4_moe_lite", "minicpm3", "sarvam_mla", "youtu"),
     Family("longcat_flash", LATENT | {"head_dim": 4}),
     Family("deepseek_v2", LATENT, partly_float32=True),
     Family("cwm", MIXED, "mixed windows"),
@@ -135,6 +136,8 @@ FAMILIES = [
     Family("gemma4_text", PER_LAYER | {"global_head_dim": 16}, "heads of two widths"),
     Family("gemma4_text", SHARED, "layers that share K/V"),
     Family("gemma4_unified_text", SAME_HEADS, "mixed windows"),
+    Family("dory", LOOPED, "a cache for each loop"),
+    Family("dory", LOOPED | {"recurrent_kv_cache_mode": "last_loop"}, "a cache for the last loop"),
     with_images("gemma3", MIXED),
     with_images("gemma4", SAME_HEADS, num_key_value_heads=2, head_dim=8, global_head_dim=8),
     with_images("llama4", SCALED | {"attn_temperature_tuning": False}, partly_float32=True),
@@ -144,7 +147,8 @@ FAMILIES = [
     Family("roc_bert", DECODER | GLYPHS),
     *plain(DECODER, "roberta", "camembert", "data2vec-text", "xlm-roberta"),
     *plain(DECODER, "roberta-prelayernorm", "xlm-roberta-xl", "xmod"),
-    *plain({}, "doge", "gemma2", "vaultgemma", "bloom", "codegen", "gptj", "gpt_neox_japanese", "mpt", "openai-gpt"),
+    *plain({}, "doge", "gemma2", "vaultgemma", "bloom", "gpt_neox_japanese", "mpt", "openai-gpt"),
+    *plain({"rotary_dim": 4}, "codegen", "gptj"),
     *plain({}, "big_bird", "cpmant", "xglm", "xlm"),
     *plain(DECODER, "megatron-bert", "rembert", "roformer"),
     Family("falcon", {"alibi": True}, "with ALiBi"),
@@ -154,8 +158,8 @@ FAMILIES = [
     *plain(HALF, "plbart", "trocr", "whisper"),
     *plain({}, "mamba", "falcon_mamba", "recurrent_gemma", "rwkv", "xlstm"),
     *plain(EXPERTS, "jamba", "minimax", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h"),
-    *plain(EXPERTS, "bailing_hybrid", "qwen4_exp_text"),
-    *plain(HEADS, "falcon_h1", "olmo_hybrid"),
+    *plain(EXPERTS, "bailing_hybrid", "qwen4_exp_text", "inkling2_loop_text"),
+    *plain(HEADS, "falcon_h1", "olmo_hybrid", "lara_mini"),
     Family("mamba2", {"num_heads": 4, "head_dim": 16, "n_groups": 1}),
     *plain(LATENT, "axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
     Family("lfm2", {"full_attn_idxs": [1]}, "with convolutions"),

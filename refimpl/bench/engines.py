@@ -22,6 +22,7 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
 from refimpl.generation import generate
 from refimpl.models.adapter import HuggingFaceLM, Pair
+from refimpl.models.block_cache import cache_argument
 from refimpl.models.compiled import uncompiled
 from refimpl.models.stand_ins import as_loaded
 from refimpl.requests import prepare
@@ -257,9 +258,9 @@ def _recorded_passes(bench: Bench, pads: list[int]) -> Iterator[list[Work]]:
     passes: list[Work] = []
 
     def hook_of(work: ModelWork) -> Any:
-        def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             fed = (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).shape[1]
-            cache, keep = kwargs.get("past_key_values"), kwargs.get("logits_to_keep") or fed
+            cache, keep = kwargs.get(cache_argument(model)), kwargs.get("logits_to_keep") or fed
             cached = cache.get_seq_length() if cache is not None else 0
             passes.append(work.forward_pass(_real(cached, fed, keep, n) for n in pads))
 

@@ -18,6 +18,7 @@ from transformers import DynamicCache
 from refimpl.conformance.protocol import EngineSettings, NotSupported
 from refimpl.core.tokens import until_stop
 from refimpl.models.adapter import HuggingFaceLM
+from refimpl.models.block_cache import call_with_cache
 from refimpl.pairs.random_pairs import random_pair
 
 PAD_TOKEN = 0
@@ -83,9 +84,7 @@ class MaskingEngine:
         extra = {}
         if self.explicit_positions:
             extra["position_ids"] = (batch.mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        return self.target(
-            input_ids=ids, attention_mask=batch.mask, past_key_values=batch.cache, use_cache=True, **extra
-        ).logits
+        return call_with_cache(self.target, batch.cache, input_ids=ids, attention_mask=batch.mask, **extra).logits
 
     def _draft(self, row: list[int], k: int) -> list[int]:
         tokens = list(row)

@@ -18,7 +18,7 @@ from refimpl.core.errors import InputError, UnsupportedModelError, require
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block, KVShape
 from refimpl.models import attention
-from refimpl.models.block_cache import BlockCache
+from refimpl.models.block_cache import BlockCache, call_with_cache
 from refimpl.models.checks import (
     experts_of,
     mixes_rows,
@@ -126,12 +126,12 @@ class HuggingFaceLM:
     def forward(self, block: Block, num_logits: int) -> Float[Tensor, "batch num_logits vocab"]:
         """Run a block through the model with explicit positions and an explicit 4-D mask."""
         with self._noting(block):
-            return self.model(
+            return call_with_cache(
+                self.model,
+                BlockCache(self.kv_shape.num_layers, block),
                 input_ids=block.tokens,
                 position_ids=block.position_ids,
                 attention_mask=attention.additive_mask(block.mask, self.kv_shape.dtype, self._groups),
-                past_key_values=BlockCache(self.kv_shape.num_layers, block),
-                use_cache=True,
                 logits_to_keep=num_logits,
             ).logits
 
@@ -142,12 +142,12 @@ class HuggingFaceLM:
             mask = attention.additive_mask(rows.mask, self.kv_shape.dtype, self._groups)
             block = replace(block, rectangle=replace(rows, mask=mask))
         with self._noting(block):
-            return self.model(
+            return call_with_cache(
+                self.model,
+                BlockCache(self.kv_shape.num_layers, block),
                 input_ids=block.tokens,
                 position_ids=block.position_ids,
                 attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.kv_shape.dtype, device=self.kv_shape.device),
-                past_key_values=BlockCache(self.kv_shape.num_layers, block),
-                use_cache=True,
                 logits_to_keep=num_logits,
                 packed=block,
             ).logits[0]
@@ -178,7 +178,7 @@ class HuggingFaceLM:
         @uncompiled()
         def feed(tokens: list[int]) -> Tensor:
             ids = torch.tensor([tokens], device=self.model.device)
-            return self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+            return call_with_cache(self.model, cache, input_ids=ids, logits_to_keep=1).logits[0, -1]
 
         return feed
 
@@ -188,7 +188,7 @@ class HuggingFaceLM:
         """Fill a DynamicCache with the row and stack its layers."""
         cache = DynamicCache()  # without the configuration, so that sliding windows keep all entries
         ids = torch.tensor([tokens], device=self.model.device)
-        self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        call_with_cache(self.model, cache, input_ids=ids, logits_to_keep=1)
         return torch.stack([self.kv_shape.joined(keys[0], values[0]) for keys, values in cache_entries(cache)])
 
 

@@ -1,8 +1,10 @@
 """What a transformers model takes for its cache: entries go to the block of the pass, and nothing else is answered."""
 
+import functools
+import inspect
 from typing import Any, NoReturn
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from refimpl.core.errors import UnsupportedModelError
@@ -60,3 +62,25 @@ class BlockCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Store a layer's entries where the block says; return all that the block's queries may see."""
         return self._block.append(layer_idx, key_states, value_states)
+
+
+CACHE_NAMES = ("cache", "past_key_values")  # what models call it, since transformers 5.24 and before
+
+
+def call_with_cache(model: nn.Module, cache: Cache, **inputs: Any) -> Any:
+    """What a transformers model gives for these inputs behind those that the cache holds; it holds them, too, then."""
+    return model(**{cache_argument(model): cache}, use_cache=True, **inputs)
+
+
+def cache_argument(model: object) -> str:
+    """How the forward pass of a model calls its cache."""
+    kind: Any = type(model)
+    return _cache_argument(kind)
+
+
+@functools.cache
+def _cache_argument(kind: Any) -> str:
+    """Of all models of a class; one that hands on whatever it is given calls it as the class that it derives from."""
+    passes = [vars(each)["forward"] for each in kind.__mro__ if "forward" in vars(each)]
+    named = (name for each in passes for name in CACHE_NAMES if name in inspect.signature(each).parameters)
+    return next(named, CACHE_NAMES[-1])

@@ -23,6 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 from refimpl.core.errors import UnsupportedModelError
 from refimpl.layouts.packed import PackedBlock
 from refimpl.layouts.store import Block, KVShape, KVStore
+from refimpl.models.block_cache import call_with_cache
 
 ROWS = ((1, 2, 3, 4), (4, 3, 2, 1), (2, 4, 1, 3))
 HIDDEN = (2, 0, 1)  # column of each row that nothing may see
@@ -130,9 +131,10 @@ def _alone(lm: Probed, row: int, tokens: tuple[int, ...]) -> Float[Tensor, "half
     """Logits of a row's second half, fed to the model by itself; positions and mask are the model's own."""
     cache = _FarCache(config=lm.model.config)
     ids = torch.tensor([tokens], device=lm.model.device)
-    lm.model(input_ids=ids[:, :HALF], past_key_values=cache, use_cache=True, logits_to_keep=1)
+    call_with_cache(lm.model, cache, input_ids=ids[:, :HALF], logits_to_keep=1)
     cache.skipped = lm.max_positions - COUNT if row == FAR_ROW else 0
-    return lm.model(input_ids=ids[:, HALF:], past_key_values=cache, use_cache=True, logits_to_keep=HALF).logits[0]
+    logits: Tensor = call_with_cache(lm.model, cache, input_ids=ids[:, HALF:], logits_to_keep=HALF).logits[0]
+    return logits
 
 
 def _in_blocks(lm: Probed) -> Float[Tensor, "rows half vocab"]:
@@ -176,7 +178,7 @@ def kv_shape_of(model: PreTrainedModel) -> KVShape:
         UnsupportedModelError: the layers differ, or keys and values do in their number of heads.
     """
     cache = DynamicCache()
-    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
+    call_with_cache(model, cache, input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))
     entries = cache_entries(cache)
     shapes = {(tuple(keys.shape), tuple(values.shape)) for keys, values in entries}
     heads = {tensor.shape[1] for layer in entries for tensor in layer}

@@ -10,7 +10,7 @@ from refimpl.core.errors import UnsupportedModelError
 from refimpl.layouts.store import Block
 from refimpl.models.adapter import HuggingFaceLM, refuse_unless_positions_and_mask_count
 from refimpl.models.attention import NAME, additive_mask, grouped_attention, leave_out_cudnn
-from refimpl.models.block_cache import BlockCache
+from refimpl.models.block_cache import BlockCache, cache_argument, call_with_cache
 
 
 def llama() -> LlamaForCausalLM:
@@ -172,3 +172,24 @@ def test_a_cache_of_a_block_has_no_length(use):
         torch.arange(3) + cache.get_seq_length(1)
     with pytest.raises(UnsupportedModelError, match=ASKS):
         cache.get_mask_sizes(2, 0)
+
+
+class Since524(torch.nn.Module):
+    def forward(self, input_ids, cache=None, **kwargs):
+        return input_ids, cache, kwargs
+
+
+class Before(torch.nn.Module):
+    def forward(self, input_ids, past_key_values=None, **kwargs):
+        return input_ids, past_key_values, kwargs
+
+
+@pytest.mark.parametrize("base", [Since524, Before])
+def test_a_cache_is_called_as_the_model_calls_it(base):
+    class HandsOn(base):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    for model in (base(), HandsOn()):
+        assert call_with_cache(model, "cache", input_ids=1, more=2) == (1, "cache", {"use_cache": True, "more": 2})
+    assert cache_argument(torch.nn.Linear(1, 1)) == "past_key_values"

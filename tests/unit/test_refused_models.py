@@ -39,7 +39,6 @@ SMALL_LAYERS = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "nu
     ("config_class", "settings", "reason"),
     [
         ("GPTNeoConfig", SMALL_NEO | {"attention_types": [[["global"], 2]]}, "attention of its own"),
-        ("GPTJConfig", SMALL_GPT | {"rotary_dim": 4}, "attention of its own"),
         ("GPTNeoXJapaneseConfig", SMALL_LAYERS, "attention of its own"),
         ("BloomConfig", {"vocab_size": 61, "hidden_size": 16, "n_layer": 2, "n_head": 2}, "attention of its own"),
         ("OpenAIGPTConfig", SMALL_GPT, "attention of its own"),

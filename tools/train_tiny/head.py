@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoTokenizer, Qwen3ForCausalLM
+from transformers import AutoTokenizer, DynamicCache, Qwen3ForCausalLM
 
 from refimpl.calibrate.documents import read_corpus
 from refimpl.core.errors import InputError
 from refimpl.core.files import whole_file
+from refimpl.models.block_cache import call_with_cache
 from refimpl.models.head import RegressiveBlock
 from refimpl.pairs.heads import save_head
 from refimpl.pairs.names import TINY
@@ -84,11 +85,10 @@ class Walk:
 @torch.no_grad()
 def walk(target: Qwen3ForCausalLM, prompts: Tensor, new_tokens: int) -> Walk:
     """Continue prompts greedily.  # [rows, time]"""
-    cache, ids, states = None, prompts, []
+    cache, ids, states = DynamicCache(config=target.config), prompts, []
     for step in range(new_tokens + 1):
         fresh = ids if step == 0 else ids[:, -1:]
-        output = target.model(input_ids=fresh, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = call_with_cache(target.model, cache, input_ids=fresh)
         states.append(output.last_hidden_state)
         if step < new_tokens:
             ids = torch.cat([ids, target.lm_head(states[-1][:, -1:]).argmax(-1)], dim=1)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
+from transformers import DynamicCache, Qwen3ForCausalLM
 
+from refimpl.models.block_cache import call_with_cache
 from tools.train_tiny.corpus import windows
 from tools.train_tiny.models import build, logits_of
 from tools.train_tiny.settings import Config
@@ -33,12 +34,11 @@ def label(target: Qwen3ForCausalLM, ids: Tensor, greedy_from: int, top: int) -> 
 @torch.no_grad()
 def continue_greedily(target: Qwen3ForCausalLM, prompts: Tensor, new_tokens: int) -> Tensor:
     """Prompts with the target's greedy continuation; does not stop at stop tokens.  # [batch, time]"""
-    cache, ids = None, prompts
-    for _ in range(new_tokens):
-        fresh = ids if cache is None else ids[:, -1:]
-        output = target(input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = output.past_key_values
-        ids = torch.cat([ids, output.logits[:, -1:].argmax(-1)], dim=1)
+    cache, ids = DynamicCache(config=target.config), prompts
+    for step in range(new_tokens):
+        fresh = ids if step == 0 else ids[:, -1:]
+        logits = call_with_cache(target, cache, input_ids=fresh, logits_to_keep=1).logits
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
     return ids
 
 
