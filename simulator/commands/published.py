@@ -49,6 +49,7 @@ def reproduce(
     if fit:
         constants = fit_constants(published.row("eqspec", FITTED_WITH), constants, replications, lengths)
     rows = list(Reproduction(published, replications, constants, lengths).rows())
+    require(bool(rows), f"{targets}: holds no figure that is simulated")
     with tables(as_json):
         show(to_frame(rows))
         held, whole = (share_held(min(n, replications), HELD) for n in (replications, WHOLE_FILE_REPLICATIONS))

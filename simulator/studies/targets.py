@@ -73,5 +73,7 @@ def _by_batch(given: Mapping[str, Any], where: str) -> dict[int, float]:
     sizes, percent = (given.get(name, []) for name in ("batch_size", "percent"))
     lists = isinstance(sizes, list) and isinstance(percent, list) and len(sizes) == len(percent)
     require(lists, f"{where}: batch_size and percent must be lists of equal length")
-    pairs = zip(sizes, percent, strict=True)
-    return {COUNT.check(n, f"{where}.batch_size"): POSITIVE.check(value, f"{where}.percent") for n, value in pairs}
+    pairs = [(COUNT.check(n, f"{where}.batch_size"), value) for n, value in zip(sizes, percent, strict=True)]
+    found = {size: POSITIVE.check(value, f"{where}.percent") for size, value in pairs}
+    require(len(found) == len(pairs), f"{where}: batch_size names one size twice")
+    return found

@@ -111,6 +111,7 @@ def test_targets_of_one_s_own(tmp_path, capsys):
         ('{"overhead_anatomy": {"eqspec": {"total_s": 0}}}', "eqspec.total_s must be a number > 0, not 0"),
         ('{"alignment_share_text": {"batch_size": [8], "percent": []}}', "must be lists of equal length"),
         ('{"grouping_rate_all_mean": {"batch_size": [8.5], "percent": [1]}}', "batch_size must be an integer"),
+        ('{"alignment_share_text": {"batch_size": [8, 8], "percent": [1, 2]}}', "batch_size names one size twice"),
         ('{"overhead_anatomy": {"exspec": {}}}', "eqspec.ms_per_verify is missing: constants are fitted to it"),
     ],
 )
@@ -121,6 +122,14 @@ def test_bad_targets_are_one_line(tmp_path, capsys, text, message):
     printed = capsys.readouterr().err
     assert message in printed
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ['{"headline": {}}', '{"overhead_anatomy": {"eqspec": {"tokens_per_second": 95}}}'])
+def test_targets_without_a_simulated_figure_are_one_line(tmp_path, capsys, text):
+    path = tmp_path / "targets.json"
+    path.write_text(text)
+    assert main(["reproduce", "--targets", str(path), "-n", "2"]) == 2
+    assert capsys.readouterr().err == f"error: {path}: holds no figure that is simulated\n"
 
 
 def test_a_fit_is_to_the_targets_and_prompts_that_are_given(tmp_path, capsys):
