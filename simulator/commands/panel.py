@@ -40,10 +40,10 @@ def panel(
     from refimpl.core.progress import progress_bars
     from simulator.page import write_page
     from simulator.settings.inputs import input_files
-    from simulator.studies.whatif_grid import answer_grid, read_axes
+    from simulator.studies.whatif_grid import answer_grid, files_of, read_axes
 
     given, moved = read_scenario(scenario, sets), read_axes(axes or ())
-    check_writable(out, scenario, *input_files(given).values())
+    check_writable(out, scenario, *input_files(given).values(), *files_of(moved))
     with progress_bars() as bars:
         grid = answer_grid(given, replications=replications, axes=moved, workers=workers, progress=bars)
     write_page(grid, out)

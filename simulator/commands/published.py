@@ -189,9 +189,12 @@ def roofline(
         return
     import pandas as pd
 
+    from refimpl.core.files import check_writable
     from simulator.settings.curves import curve_errors
-    from simulator.studies.roofline_checks import check_roofline, summarize_checks, write_checks
+    from simulator.studies.roofline_checks import CHECKS, check_roofline, summarize_checks, write_checks
 
+    if out:
+        check_writable(out, CHECKS)
     curves, checks = pd.DataFrame(curve_errors()), check_roofline()
     summary = summarize_checks(checks)
     if out:
@@ -211,8 +214,16 @@ def roofline(
 
 
 def _show_components(facts: list[str], out: Path | None, *, every: bool, as_json: bool) -> None:
-    from simulator.studies.roofline_calibration import compare_calibration, summarize_components, write_points
+    from refimpl.core.files import check_writable
+    from simulator.studies.roofline_calibration import (
+        compare_calibration,
+        files_of,
+        summarize_components,
+        write_points,
+    )
 
+    if out:
+        check_writable(out, *files_of(*facts))
     points = compare_calibration(*facts)
     summary = summarize_components(points)
     if out:

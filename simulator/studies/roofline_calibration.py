@@ -12,7 +12,7 @@ from simulator.service.overlay import require_measured
 from simulator.service.roofline import RooflineCost
 from simulator.settings.calibration import RECORDED, find_calibration, load_calibration
 from simulator.settings.fields import Spec
-from simulator.settings.hardware import WEIGHT_BYTES
+from simulator.settings.hardware import WEIGHT_BYTES, hardware_file
 from simulator.settings.tables import read_table
 
 COMPUTED = ("prefill", "draft", "verify", "mixed", "draft_chunk", "realign", "concat", "compact")
@@ -46,6 +46,13 @@ def compare_calibration(name: str, device: str, target: str, draft: str) -> pd.D
     each = points.to_dict(orient="records")
     predicted = np.array([_predict(costs.get(point["layout"], launched), point) for point in each])
     return points.assign(predicted_s=predicted, relative_error=predicted / points["mean_s"] - 1)
+
+
+def files_of(name: str, device: str, target: str, draft: str) -> list[Path]:
+    """Files that `compare_calibration` reads; raises InputError where there is none of one."""
+    folder = find_calibration(name)
+    models = [hardware_file("architectures", model) for model in (target, draft) if model]
+    return [folder / "points.csv", folder / "meta.json", hardware_file("devices", device), *models]
 
 
 def _predict(cost: RooflineCost, point: dict[str, Any]) -> float:

@@ -5,12 +5,13 @@ from contextlib import closing
 from dataclasses import dataclass, fields
 from itertools import product
 from math import isfinite, prod
+from pathlib import Path
 from typing import Any
 
 from refimpl.core.errors import InputError, require
 from simulator.runner import run_parallel
 from simulator.settings.fields import PAIRED
-from simulator.settings.hardware import load_architecture, load_device
+from simulator.settings.hardware import hardware_file, load_architecture, load_device
 from simulator.settings.plain_yaml import parse_yaml
 from simulator.settings.scenario import Scenario
 from simulator.studies.whatif import LABELS, METHODS, METRICS, Outlook, WhatIf, check_methods, outlook
@@ -109,12 +110,23 @@ def _check_axes(axes: dict[str, tuple[Any, ...]]) -> None:
     """
     for name, values in axes.items():
         require(len(set(map(repr, values))) == len(values), f"{name} has a value twice")
-    named = {name: [value for value in axes.get(name, ()) if isinstance(value, str)] for name in ("device", "models")}
-    for device in named["device"]:
+    devices, models = _named(axes)
+    for device in devices:
         load_device(device)
-    for model in "+".join(named["models"]).split("+"):
-        if model:
-            load_architecture(model)
+    for model in models:
+        load_architecture(model)
+
+
+def _named(axes: dict[str, tuple[Any, ...]]) -> tuple[list[str], list[str]]:
+    """Devices and models that a grid names."""
+    texts = {name: [value for value in axes.get(name, ()) if isinstance(value, str)] for name in ("device", "models")}
+    return texts["device"], [model for pair in texts["models"] for model in pair.split("+") if model]
+
+
+def files_of(axes: dict[str, tuple[Any, ...]]) -> list[Path]:
+    """Files with the facts of the devices and models that a grid names; raises InputError if there is none of one."""
+    folders = zip(("devices", "architectures"), _named(axes), strict=True)
+    return [hardware_file(folder, name) for folder, names in folders for name in names]
 
 
 def _questions(axes: dict[str, tuple[Any, ...]]) -> list[WhatIf]:

@@ -34,21 +34,29 @@ def test_results_go_over_nothing_that_they_are_made_from(capsys, tmp_path):
     """Tables have names that inputs may have, too; devices and traces may be given as files."""
     requests, device = tmp_path / "requests.csv", tmp_path / "device.yaml"
     requests.write_text("time_s,prompt_tokens,output_tokens\n0,5,10\n1,6,10\n")
-    device.write_text((DATA / "devices/h100.yaml").read_text())
+    device.write_text((DATA / "devices/h200.yaml").read_text())
     served = {"kind": "open", "num_requests": 2, "arrivals": {"kind": "trace", "path": str(requests)}}
     pair = f"cost={{kind: roofline, device: {device}, target: qwen3-8b, draft: qwen3-0.6b}}"
-    before = requests.read_text(), device.read_text()
+    draft = tmp_path / "draft.yaml"
+    draft.write_text((DATA / "architectures/vicuna-68m.yaml").read_text())
+    models = f"vicuna-7b+{draft}"
+    measured = ["--calibration=nvidia-h200/vicuna", f"--device={device}", "--target=vicuna-7b", f"--draft={draft}"]
+    before = requests.read_text(), device.read_text(), draft.read_text()
     for words in (
         ["run", "-n", "1", "-s", f"study={json.dumps(served)}", "--out", str(tmp_path)],
         ["panel", "-n", "2", "--axis", "batch_size=1", "-s", pair, "--out", str(device)],
+        ["panel", "-n", "2", "--axis", f"device={device}", "--axis", f"models={models}", "--out", str(device)],
+        ["panel", "-n", "2", "--axis", f"device={device}", "--axis", f"models={models}", "--out", str(draft)],
+        ["roofline", *measured, "--out", str(device)],
+        ["roofline", *measured, "--out", str(draft)],
         ["budgets", "--rate", "5", "--duration", "1", "-n", "2", "--device", str(device), "--out", str(device)],
     ):
         assert main(words) == 2
         assert "another option reads or writes it" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"cannot write .*requests.csv: another option reads or writes it"):
         simulate(RUSH.but(study=served), 1).write(tmp_path)
-    assert (requests.read_text(), device.read_text()) == before
-    assert sorted(tmp_path.iterdir()) == [device, requests]
+    assert (requests.read_text(), device.read_text(), draft.read_text()) == before
+    assert sorted(tmp_path.iterdir()) == [device, draft, requests]
 
 
 def test_capacity_counts_no_request_that_the_clock_cuts_off():
