@@ -68,7 +68,8 @@ def sweep(
 ) -> pd.DataFrame:
     """Run a sweep and return all of it, one line per point and replication.
 
-    Points that give the same scenario are simulated once.
+    Points that give the same scenario are simulated once. Points of the same settings, as whole numbers that are
+    drawn may be, are one point: repeated, its lines would count as further replications.
 
     Args:
         spec: from `load_sweep` or `build_sweep`, or the YAML file of a sweep.
@@ -96,9 +97,9 @@ def sweep(
             skip(why)
 
     impossible = _run_missing(dict(points), store, partial(_execute, workers, dask), progress, left_out)
-    possible = [(key, task) for key, task in points if key not in impossible]
+    possible = {(key, repr(task.settings)): task for key, task in points if key not in impossible}
     require(bool(possible), "every point of the sweep is impossible")
-    frame = pd.concat([_labelled(store.get(key), task, key) for key, task in possible], ignore_index=True)
+    frame = pd.concat([_labelled(store.get(key), task, key) for (key, _), task in possible.items()], ignore_index=True)
     store.finish(frame)
     return frame
 

@@ -16,7 +16,7 @@ from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
 from simulator.settings.tables import read_provenance
 from simulator.studies.designs import build_sweep, load_sweep, sobol_indices
-from simulator.studies.sweeps import sweep
+from simulator.studies.sweeps import sweep, table_of_points
 
 BASE = Scenario(
     study=Study(num_requests=6),
@@ -256,6 +256,15 @@ def test_points_that_come_to_one_scenario_each_have_their_lines(tmp_path):
     assert frame["key"].nunique() == 1
     assert "engine.scheduler" not in frame
     assert frame["tokens_per_s"][:2].tolist() == frame["tokens_per_s"][2:].tolist()
+
+
+def test_a_point_that_is_drawn_twice_is_no_further_run():
+    """Its lines, repeated, would narrow the interval over replications."""
+    drawn = build_sweep(BASE, replications=2, latin={"samples": 8, "ranges": {"engine.batch_size": [1, 2]}})
+    assert len(drawn.tasks) == 8
+    points = table_of_points(sweep(drawn), "tokens_per_s").sort_index()
+    each = sweep(build_sweep(BASE, replications=2, grid={"engine.batch_size": [1, 2]}))
+    pd.testing.assert_frame_equal(points, table_of_points(each, "tokens_per_s"))
 
 
 def test_a_grid_does_not_undo_what_a_method_fixes(tmp_path):
