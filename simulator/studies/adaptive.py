@@ -78,7 +78,7 @@ def find_budgets(base: Scenario) -> dict[str, dict[str, Any]]:
     speeds = [(rows, [tokens_per_round(PROBABILITY, k) / s for k, s in enumerate(seconds)]) for rows, seconds in rounds]
     fixed = {f"fixed {k}": {"engine.num_speculative_tokens": k} for k in DRAFTS}
     tables: dict[str, dict[str, Any]] = {
-        "by_load": {"drafts_by_load": load_table(speeds)},
+        "by_load": {"drafts_by_load": load_table(speeds) or [(1, max(DRAFTS))]},  # it needs a line, also for the most
         "goodput": {"draft_costs": cost_table(rounds)},
     }
     adaptive = {

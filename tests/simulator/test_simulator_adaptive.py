@@ -42,6 +42,13 @@ def test_the_table_of_by_load_has_a_line_where_fewer_drafts_are_faster():
     assert load_table([(1, [1.0, 1.1, 1.2]), (8, [1.0, 0.9, 0.8])]) == [(8, 0)]
 
 
+def test_a_budget_has_its_table_also_where_the_most_drafts_are_fastest_at_any_load():
+    base = base_scenario("a100-80", "vicuna-7b", "vicuna-68m", 1, 1.0)
+    settings = find_budgets(base)["by_load"]
+    assert settings["engine.drafts_by_load"] == [(1, 8)]
+    assert base.but(settings).engine.num_speculative_tokens == 8
+
+
 def test_the_table_of_goodput_has_the_seconds_of_each_round():
     cost = RooflineCost(BASE.cost, None)
     table = dict(cost_table(round_table(cost, row_steps(64))))
