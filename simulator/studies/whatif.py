@@ -153,7 +153,8 @@ class Outlook(Shown):
             return f"{best} or {second}, not decided: no replication has {self.judged_by} of both, {self._runs}"
         decided = f"take {best}:" if low > 0 else f"{best} or {second}, not decided: {best}"
         better = "lower P99 latency than" if self.judged_by == "latency_p99_s" else "more tokens/s than"
-        interval = f"(95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
+        known = f"95 % interval {100 * low:.1f} to {100 * high:.1f} %"
+        interval = f"({'no interval: known in one replication alone' if np.isnan(low) else known})"
         return f"{decided} {100 * gain:.1f} % {better} {second} {interval}, {self._runs}"
 
     @property

@@ -168,6 +168,15 @@ def test_methods_are_ranked_by_the_replications_in_which_all_have_the_metric():
     assert found.to_frame()["latency_p99_s"].tolist()[:2] == [2, 3]
 
 
+def test_one_replication_has_no_interval():
+    found = {name: Results(Scenario(), (Replication(0, {"tokens_per_s": speed, "censored": 0.0, "completed": 1.0},
+             None, (), ""),)) for name, speed in (("eqspec", 80.0), ("inplace", 100.0))}  # fmt: skip
+    assert str(Outlook(WhatIf(), found)) == (
+        "inplace or eqspec, not decided: inplace 25.0 % more tokens/s than eqspec (no interval: known in one "
+        "replication alone), of 64 requests from an empty server"
+    )
+
+
 def test_methods_that_do_not_differ_are_not_decided():
     found = outlook(WhatIf(batch_size=2), DEAR, ("inplace", "inplace+fifo"), 2)
     assert repr(found).startswith("inplace or inplace+fifo, not decided: inplace 0.0 % more tokens/s")
