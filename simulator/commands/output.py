@@ -10,6 +10,7 @@ from typing import Any
 
 from refimpl.core.interrupts import Told
 from simulator.settings.json_files import finite, with_environment, write_json
+from simulator.settings.parts import Workload
 from simulator.settings.scenario import Scenario
 
 
@@ -105,7 +106,11 @@ def _of_settings(scenario: Scenario) -> Iterator[str]:
     common, study = scenario.workload.common.kind, scenario.study
     if common != "none" and (lacking := _lacking_to_share(scenario)):
         yield f"workload.common {common}: requests share no blocks without {lacking}"
-    unlimited = study.kind == "open" and study.arrivals.kind == "trace" and scenario.engine.max_new_tokens is None
+    of_trace = study.kind == "open" and study.arrivals.kind == "trace"
+    for name in ("prompt_tokens", "output_tokens") if of_trace else ():
+        if getattr(scenario.workload, name) != getattr(Workload(), name):
+            yield f"workload.{name} is not used: study.arrivals trace brings lengths of its own"
+    unlimited = of_trace and scenario.engine.max_new_tokens is None
     if unlimited and (scenario.engine.num_blocks or _room_bytes(scenario)):
         yield (
             "without engine.max_new_tokens the budget of a request is the output that the trace has: who gets room "
