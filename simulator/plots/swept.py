@@ -107,9 +107,10 @@ def heat_map(
         plots.heat_map(sweep(spec), "engine.window_size", "engine.batch_size", "grouping_rate")
 
     Raises:
-        InputError: a column that is not there, or pairs that differ in a further setting.
+        InputError: a column that is not there, a setting without a value, or pairs that differ in a further setting.
     """
     _require_in(frame, x, y, metric)
+    _require_values(frame, x, y)
     if "replication" in frame:
         _require_single_points(frame, x, y)
     table = _known(frame, metric, x, y).pivot_table(index=y, columns=x, values=metric, aggfunc="mean")
@@ -130,8 +131,15 @@ def _require_in(frame: pd.DataFrame, *columns: str) -> None:
 def _require_columns(frame: pd.DataFrame, setting: str, metric: str, by: str | None) -> None:
     """Raise InputError for a column that is not there, a setting without a value, or pooled settings."""
     _require_in(frame, setting, metric, by or setting, "replication")
-    require(bool(frame[setting].notna().all()), f"{setting} has points without a value: leave them out of the frame")
+    _require_values(frame, setting)
     _require_single_points(frame, setting, by)
+
+
+def _require_values(frame: pd.DataFrame, *settings: str) -> None:
+    """Raise InputError where a setting has no value, which has no place on an axis."""
+    for setting in settings:
+        known = bool(frame[setting].notna().all())
+        require(known, f"{setting} has points without a value: leave them out of the frame")
 
 
 def _known(frame: pd.DataFrame, metric: str, *settings: str) -> pd.DataFrame:

@@ -136,6 +136,9 @@ def test_a_heat_map_holds_the_means_and_pools_no_third_setting():
         plots.heat_map(frame, ROWS, "k")
     with pytest.raises(InputError, match="seed: several values"):
         plots.heat_map(frame_of(engine__batch_size=[1], engine__window_size=[8], seed=[0, 1]), ROWS, WINDOW)
+    for x, y in ((ROWS, WINDOW), (WINDOW, ROWS)):
+        with pytest.raises(InputError, match=f"^{WINDOW} has points without a value: leave them out of the frame"):
+            plots.heat_map(frame_of(engine__batch_size=[1], engine__window_size=[None, 8]), x, y)
 
 
 def test_every_latency_curve_is_drawn_with_its_band():
