@@ -94,11 +94,12 @@ def raggedness_map(results: Results, axes: Axes | None = None, *, replication: i
     rows = rows[rows["replica"] == replica]
     require(len(rows) > 0, f"replica {shown(replica)} ran no rows: replicas are 0 … {last}")
     table = rows.pivot_table(index="slot", columns="round", values="seq_len")
-    spread = table - table.mean()
+    slots, numbers = range(table.index.max() + 1), range(table.columns.min(), table.columns.max() + 1)
+    spread = (table - table.mean()).reindex(index=slots, columns=numbers)  # empty where no row ran
     limit = max(float(np.nanmax(np.abs(spread.to_numpy()))), 1.0)
     image = axes.imshow(
         spread, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest",
-        extent=(table.columns.min() - 0.5, table.columns.max() + 0.5, len(table) - 0.5, -0.5),
+        extent=(numbers[0] - 0.5, numbers[-1] + 0.5, len(slots) - 0.5, -0.5),
     )  # fmt: skip
     axes.set(xlabel="round", ylabel=f"slot of replica {replica}" if last else "slot")
     axes.figure.colorbar(image, ax=axes, label="tokens from the round's mean")

@@ -215,6 +215,19 @@ def test_the_rows_of_any_replica_are_drawn():
         plots.raggedness_map(results, replica=2)
 
 
+def test_rounds_without_rows_and_slots_that_never_ran_keep_their_places():
+    """Rounds of chunks alone are no rows; a slot may wait until the clock stops."""
+    results = simulate(Scenario(study=Study(num_requests=2)), 1, keep_rows=True)
+    frames, rows = results.replications[0].frames, results.frame("rows")
+    gaps = rows.assign(round=2 * rows["round"] + 1, slot=2 * rows["slot"] + 1).drop(columns="replication")
+    spaced = replace(results.replications[0], frames=replace(frames, rows=gaps))
+    image = plots.raggedness_map(replace(results, replications=(spaced,))).images[0]
+    whole = plots.raggedness_map(results).images[0]
+    assert image.get_extent() == [0.5, gaps["round"].max() + 0.5, gaps["slot"].max() + 0.5, -0.5]
+    np.testing.assert_array_equal(image.get_array()[1::2, ::2], whole.get_array())
+    assert np.ma.getmaskarray(image.get_array())[::2].all()
+
+
 def test_a_backlog_counts_who_has_arrived_and_not_finished():
     """One row, rounds of 1 s, two a request; arrivals at 1, 2 and 3 s finish at 3, 5 and 7 s."""
     lengths = {"prompt_tokens": {"kind": "fixed", "tokens": 4}, "output_tokens": {"kind": "fixed", "tokens": 2}}
