@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from refimpl.conformance.protocol import EngineSettings, Prompts
 from refimpl.core.errors import require
 from refimpl.core.tokens import EOS, PAD
-from refimpl.core.values import require_int
+from refimpl.core.values import require_int, use_plain_numbers
 
 MAX_PROMPTS, MAX_PROMPT_TOKENS = 9, 10
 BUDGETS = (1, 2, 3, *2 * tuple(range(4, 13)))  # short ones end before anything can go wrong
@@ -146,8 +146,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None or getattr(Limits, name) is not None:
                 require_int(name, getattr(self, name), LEAST.get(name, 1), most)
+        use_plain_numbers(self)
         require(self.k is None or self.max_k is None, "k and max_k exclude each other: give one of them")
         tokens = max(self.max_batch or 0, LONG_BATCH) * self.prompt_tokens
         require(

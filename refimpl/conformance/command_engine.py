@@ -38,7 +38,7 @@ from refimpl.conformance.protocol import (
     check_description,
     check_timeout,
 )
-from refimpl.core.errors import InputError, shown
+from refimpl.core.errors import InputError, require, shown
 from refimpl.core.reading import MAX_LINE
 
 LOADING = 10  # times as long as others may the answer to `describe` take
@@ -60,6 +60,7 @@ class CommandEngine:
     """
 
     def __init__(self, command: str, timeout_s: float = 60.0):
+        require(isinstance(command, str), f"command must be one text, as a shell reads it, not {shown(command)}")
         self.command, self.timeout_s = command, check_timeout(timeout_s)
         self._process: subprocess.Popen[str] | None = None
         self._is_asked = False  # and has not answered yet

@@ -27,8 +27,8 @@ from refimpl.conformance.raggedness import Raggedness, measure_raggedness
 from refimpl.conformance.subject import CaseFailure, Subject
 from refimpl.conformance.verdicts import DECIDING, Report, Verdict
 from refimpl.conformance.watch import TimeUp, Watch
-from refimpl.core.errors import InputError
-from refimpl.core.values import require_int, split_names
+from refimpl.core.errors import InputError, require, shown
+from refimpl.core.values import is_integer, is_list, require_bool, require_int, split_names
 
 RAGGEDNESS = "raggedness"
 ALL_PROPERTIES = (*ENGINE_PROPERTIES, RAGGEDNESS)
@@ -65,9 +65,12 @@ def check_engine(
         watch: sees every case and ends the run when its time is up; later properties are then not finished.
 
     Raises:
-        InputError: no engine, an unknown property, or less than one case.
+        InputError: no engine, an unknown property, less than one case, or another argument that is none.
     """
+    require(isinstance(name, str), f"name must be a text, not {shown(name)}")
     check_engine_is_one(engine, name)
+    require_bool("fail_fast", fail_fast)
+    require_bool("shrink", shrink)
     subject = Subject(engine, limits, reference, watch)
     verdicts: list[Verdict] = []
     profile = Raggedness()
@@ -78,16 +81,21 @@ def check_engine(
         trial = Trial(subject, wanted)
         verdicts.append(trial.verdict(max_examples, shrink=shrink, seed=seed))
         profile = trial.profile or profile
-    return Report(name, tuple(verdicts), profile, subject.num_calls, subject.limits, subject.reference_kind, seed)
+    return Report(name, tuple(verdicts), profile, subject.num_calls, subject.limits, subject.reference_kind, int(seed))
 
 
 def known_properties(names: Iterable[str] | str | None) -> list[str]:
     """Return the names, also of a text with commas, if all of them are properties; None means all.
 
     Raises:
-        InputError: one is not; the message lists what exists.
+        InputError: one is not; the message lists what exists. Or there are no names.
     """
-    chosen = split_names(names if isinstance(names, str) else ",".join(ALL_PROPERTIES if names is None else names))
+    given = ALL_PROPERTIES if names is None else [names] if isinstance(names, str) else names
+    told = f"properties must be names, in a list or with commas between them, not {shown(names)}"
+    require(is_list(given, Iterable), told)
+    listed = list(given)
+    require(bool(listed) and all(isinstance(name, str) for name in listed), told)
+    chosen = split_names(",".join(listed))
     unknown = [name for name in chosen if name not in ALL_PROPERTIES]
     if unknown:
         raise InputError(f"unknown property {unknown[0]!r}: choose {', '.join(ALL_PROPERTIES)}")
@@ -124,9 +132,10 @@ class Trial:
         """Judge the property, unless the engine has gone in an earlier trial.
 
         Raises:
-            InputError: less than one case is asked for.
+            InputError: less than one case is asked for, or the seed is no integer.
         """
         require_int("max_examples", max_examples, 1)
+        require(is_integer(seed), f"seed must be an integer, not {shown(seed)}")
         if self.subject.gone:
             return Verdict(self.name, "not run", self.subject.gone)
         batches_before = self.subject.num_batches
@@ -187,7 +196,7 @@ class Trial:
     def _search(self, cases: Any, max_examples: int, shrink: bool, seed: int) -> None:
         @hypothesis.seed(int.from_bytes(hashlib.sha256(f"{seed}:{self.name}".encode()).digest()[:8]))
         @settings(
-            max_examples=max_examples,
+            max_examples=int(max_examples),
             deadline=None,
             database=None,
             derandomize=False,

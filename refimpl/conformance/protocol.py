@@ -9,6 +9,7 @@ engine itself is asked, one prompt at a time and with ``num_speculative_tokens=0
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 from refimpl.core.errors import InputError, require, shown
@@ -153,8 +154,8 @@ def check_timeout(timeout_s: float) -> float:
     Raises:
         InputError: a timer cannot count them.
     """
-    told = f"timeout_s must be from {LEAST_TIMEOUT_S:g} to {MOST_TIMEOUT_S:g} seconds, not {timeout_s}"
-    require(LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S, told)
+    told = f"timeout_s must be from {LEAST_TIMEOUT_S:g} to {MOST_TIMEOUT_S:g} seconds, not {shown(timeout_s)}"
+    require(isinstance(timeout_s, Real) and LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S, told)
     return timeout_s
 
 

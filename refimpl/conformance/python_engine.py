@@ -59,7 +59,7 @@ def load_engine(name: str, timeout_s: float = 60.0) -> PythonEngine:
     Raises:
         InputError: there is no such module or factory, or what it makes is no engine.
     """
-    module_name, _, rest = name.partition(":")
+    module_name, _, rest = str(name).partition(":")
     factory_name, _, argument = rest.partition(":")
     if not factory_name or not all(part.isidentifier() for part in module_name.split(".")):
         raise InputError(f"an engine is named module:factory, as in an import, not {name!r}")

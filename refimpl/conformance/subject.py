@@ -18,6 +18,7 @@ from refimpl.conformance.protocol import (
     one_line,
 )
 from refimpl.conformance.watch import Watch
+from refimpl.core.errors import require, shown
 
 ITSELF = "itself"  # as a reference
 
@@ -61,6 +62,9 @@ class Subject:
         calls: what the engine was asked since the case began. Calls of the reference are left out once answered.
         num_calls: calls of the engine.
         num_batches: answered calls with several rows at a batch size above 1.
+
+    Raises:
+        InputError: limits, reference or watch are none.
     """
 
     def __init__(
@@ -70,7 +74,12 @@ class Subject:
         reference: Any = None,
         watch: Watch | None = None,
     ):
-        self.engine, self.limits, self.watch = engine, limits or Limits(), watch or Watch()
+        limits, watch = Limits() if limits is None else limits, Watch() if watch is None else watch
+        require(isinstance(limits, Limits), f"limits must be Limits, not {shown(limits)}")
+        require(isinstance(watch, Watch), f"watch must be a Watch, not {shown(watch)}")
+        is_one = reference is None or callable(reference)
+        require(is_one, f"reference must be an engine, or a function that is called as one, not {shown(reference)}")
+        self.engine, self.limits, self.watch = engine, limits, watch
         self.calls: list[Call] = []
         self.num_calls = self.num_batches = 0
         self.gone = ""

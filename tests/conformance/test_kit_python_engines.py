@@ -1,5 +1,6 @@
 """Engines in this process: what they raise, state and draw, their time, and the timers of others."""
 
+import json
 import random
 import signal
 import time
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from toy_engines import Prompts, Toy, described, next_id
 
+from refimpl.conformance.cases import Limits
+from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.protocol import EngineSettings
 from refimpl.conformance.python_engine import PythonEngine, load_engine, time_limit
@@ -107,6 +110,45 @@ def test_an_engine_that_cannot_say_what_it_is_is_an_input_error(monkeypatch: pyt
 def test_check_engine_refuses_what_is_no_engine(engine: Any, told: str) -> None:
     with pytest.raises(InputError, match=told):
         check_engine(engine, max_examples=1, properties=["runs_repeat"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"properties": 3}, "properties must be names, in a list or with commas between them, not 3"),
+        ({"properties": [3]}, r"properties must be names, in a list or with commas between them, not \[3\]"),
+        ({"properties": []}, r"properties must be names, in a list or with commas between them, not \[\]"),
+        ({"seed": None}, "seed must be an integer, not None"),
+        ({"seed": 1.5}, "seed must be an integer, not 1.5"),
+        ({"limits": {}}, "limits must be Limits, not {}"),
+        ({"reference": 3}, "reference must be an engine, or a function that is called as one, not 3"),
+        ({"watch": 60}, "watch must be a Watch, not 60"),
+        ({"name": None}, "name must be a text, not None"),
+        ({"shrink": "no"}, "shrink must be true or false, not 'no'"),
+        ({"fail_fast": 1}, "fail_fast must be true or false, not 1"),
+    ],
+)
+def test_check_engine_refuses_wrong_arguments(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        check_engine(Toy(), **{"max_examples": 1, "properties": "runs_repeat"} | wrong)
+
+
+def test_other_wrong_arguments_are_named_too() -> None:
+    with pytest.raises(InputError, match=r"timeout_s must be from 0.01 to 1e\+08 seconds, not '5'"):
+        PythonEngine(Toy(), timeout_s="5")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"command must be one text, as a shell reads it, not \['a', 'b'\]"):
+        CommandEngine(["a", "b"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="an engine is named module:factory, as in an import, not 3"):
+        load_engine(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="prompt_tokens must be an integer in 1 … 131072, not None"):
+        Limits(prompt_tokens=None)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    limits, number = Limits(max_k=np.int64(2), new_tokens=np.int64(9)), np.int64(3)  # type: ignore[arg-type]
+    report = check_engine(Toy(), max_examples=number, properties=["runs_repeat"], limits=limits, seed=number)  # type: ignore[arg-type]
+    assert report.passed
+    assert json.loads(json.dumps(report.as_dict()))["seed"] == 3
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.random])
