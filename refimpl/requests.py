@@ -11,6 +11,7 @@ from refimpl.core.config import DecodeConfig, require_verify_tokens
 from refimpl.core.errors import InputError, shown
 from refimpl.core.request import Request, check_stops
 from refimpl.core.sequence import Sequence, StopStrings
+from refimpl.core.shown import counted
 from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
 
@@ -238,7 +239,7 @@ def _require_that_it_fits(pair: Pair, config: DecodeConfig, place: int, prompt_l
     for name, limit in limits.items():
         if limit is not None and prompt_len + max_new_tokens > limit:
             raise InputError(
-                f"prompt {place} has {prompt_len} tokens: with {max_new_tokens} new ones it does not fit "
+                f"prompt {place} has {counted(prompt_len, 'token')}: with {max_new_tokens} new ones it does not fit "
                 f"{name} (see max_prompt_tokens)"
             )
 

@@ -28,6 +28,7 @@ from refimpl.conformance.subject import CaseFailure, Subject
 from refimpl.conformance.verdicts import DECIDING, Report, Verdict
 from refimpl.conformance.watch import TimeUp, Watch
 from refimpl.core.errors import InputError, require, shown
+from refimpl.core.shown import counted
 from refimpl.core.values import is_integer, is_list, require_bool, require_int, split_names
 
 RAGGEDNESS = "raggedness"
@@ -284,7 +285,7 @@ class Trial:
         if self._failures:
             smallest = min(self._failures, key=_size)
             return self._failed(smallest, "the time was up before the smallest case was found; it fails with: ")
-        return Verdict(self.name, "not finished", f"the time was up after {self._asked} cases")
+        return Verdict(self.name, "not finished", f"the time was up after {counted(self._asked, 'case')}")
 
     def _without_failure(self, in_batches: bool) -> Verdict:
         refusal = "".join(self._refusals[:1])

@@ -7,6 +7,7 @@ from refimpl.conformance.cases import LATE, LAW_PROMPTS, MELTED, EngineCase, Lim
 from refimpl.conformance.laws import compare_laws
 from refimpl.conformance.protocol import EngineFailure, EngineGone, EngineLost, NotSupported
 from refimpl.conformance.subject import CaseFailure, Subject
+from refimpl.core.shown import counted
 from refimpl.core.tokens import first_difference, until_stop
 
 LAW_FALSE_ALARM_RATE = 1e-6 / len(LAW_PROMPTS)  # of one prompt
@@ -36,7 +37,7 @@ def budget_is_exact(subject: Subject, case: EngineCase) -> None:
     for row, tokens in enumerate(subject.run(case.prompts, case.settings)):
         if len(tokens) != budget:
             raise CaseFailure(
-                f"row {row} has {len(tokens)} tokens, the budget is {budget}", row, min(len(tokens), budget)
+                f"row {row} has {counted(len(tokens), 'token')}, the budget is {budget}", row, min(len(tokens), budget)
             )
 
 
@@ -220,7 +221,8 @@ def _require_ends(found: list[list[int]], stops: tuple[int, ...], budget: int) -
         if len(until) < len(tokens):
             raise CaseFailure(f"row {row} goes on behind the stop token {until[-1]}: {tokens}", row, len(until))
         if len(tokens) != budget and not (tokens and tokens[-1] in stops and len(tokens) < budget):
-            told = f"row {row} has {len(tokens)} tokens, the budget is {budget}, the stop tokens are {list(stops)}"
+            has = f"row {row} has {counted(len(tokens), 'token')}"
+            told = f"{has}, the budget is {budget}, the stop tokens are {list(stops)}"
             raise CaseFailure(told, row, min(len(tokens), budget))
 
 
@@ -240,7 +242,8 @@ def serving_equals_reference(subject: Subject, case: EngineCase) -> None:
     a_round = subject.limits.bounded(case.settings).num_speculative_tokens + 1
     for row, (tokens, at) in enumerate(zip(found, case.settings.cancel_at, strict=True)):
         if at is not None and len(tokens) > at * a_round:
-            raise CaseFailure(f"row {row} has {len(tokens)} tokens, cancelled after {at} rounds", row, at * a_round)
+            told = f"row {row} has {counted(len(tokens), 'token')}, cancelled after {counted(at, 'round')}"
+            raise CaseFailure(told, row, at * a_round)
         if len(found) == 1 and at is not None and at >= 2 * len(case.prompts[0]) + 2 and not tokens:
             raise CaseFailure(f"a row that was alone has no token, cancelled after {at} rounds", row, 0)
 

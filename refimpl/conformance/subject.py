@@ -19,6 +19,7 @@ from refimpl.conformance.protocol import (
 )
 from refimpl.conformance.watch import Watch
 from refimpl.core.errors import require, shown
+from refimpl.core.shown import counted
 
 ITSELF = "itself"  # as a reference
 
@@ -145,7 +146,8 @@ class Subject:
         for row, found in enumerate(tokens):
             if len(found) != settings.max_new_tokens:
                 asked = f"{settings.max_new_tokens} were asked for, without stop tokens"
-                raise CaseFailure(f"the reference ({self._kind(source)}) gives {len(found)} tokens, {asked}", row)
+                given = counted(len(found), "token")
+                raise CaseFailure(f"the reference ({self._kind(source)}) gives {given}, {asked}", row)
         self.calls.pop()
         return tokens
 

@@ -27,6 +27,14 @@ def verdict_of(engine: Any, rule: str, **options: Any) -> Verdict:
     return check_engine(engine, properties=[rule], **options).verdicts[0]
 
 
+def test_one_of_a_thing_is_told_as_one() -> None:
+    one = Toy(lambda prompts, settings, outputs: [tokens[:1] for tokens in outputs], reference=Toy())
+    verdict = verdict_of(one, "budget_is_exact", max_examples=3)
+    assert verdict.reason.startswith("row 0 has 1 token, the budget is ")
+    verdict = verdict_of(Toy(), "equals_reference", max_examples=3, reference=one)
+    assert verdict.reason.startswith("the reference (another engine) gives 1 token, ")
+
+
 # --- refusals ----------------------------------------------------------------------------------------------------
 
 
