@@ -116,6 +116,7 @@ class CommandEngine:
         try:
             described = self._open()
         except InputError as error:
+            self.close()
             raise EngineGone(f"the engine does not start again: {error}") from error
         if described != self._described:
             self.close()

@@ -37,9 +37,13 @@ def misbehave(kind: str, request: dict, rest: list[str]) -> None:
         time.sleep(1000)
     batch = len(request["prompts"]) > 1
     late = kind in ("late-crash", "crash-for-good") and batch
-    if kind == "another-again":
+    if kind in ("another-again", "refuses-again"):
         Path(rest[0]).touch()
-    if kind in ("crash", "another-again", "helper-and-crash") or late or (kind == "crash-once" and request["id"] == 5):
+    if (
+        kind in ("crash", "another-again", "refuses-again", "helper-and-crash")
+        or late
+        or (kind == "crash-once" and request["id"] == 5)
+    ):
         raise SystemExit("out of memory")
     if kind == "half":
         sys.stdout.write('{"id": 1, "outp')
@@ -68,6 +72,8 @@ def describe(kind: str, reply: dict, rest: list[str]) -> dict:
         reply["supports"] = {"keyed_sampling": False}
     if kind == "another-again" and Path(rest[0]).exists():
         reply["supports"] = ["serving"]
+    if kind == "refuses-again" and Path(rest[0]).exists():
+        return {"id": reply["id"], "not_supported": "no GPU is left"}
     return {"id": reply["id"], "not_supported": "describe"} if kind == "refuses-to-tell" else reply
 
 

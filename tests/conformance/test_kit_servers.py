@@ -15,7 +15,7 @@ from refimpl.conformance import adapters
 from refimpl.conformance.cases import Limits
 from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import ALL_PROPERTIES, MAX_LOSSES, check_engine
-from refimpl.conformance.protocol import EngineFailure, EngineSettings
+from refimpl.conformance.protocol import EngineFailure, EngineGone, EngineSettings
 from refimpl.core.errors import InputError
 
 HERE = Path(__file__).parent
@@ -177,6 +177,16 @@ def test_a_server_that_starts_again_as_another_one_ends_the_run(tmp_path: Path) 
     assert (first.status, second.status) == ("fail", "not run")
     now, before = ("vocab_size 61, supports ['serving'], block_size 16", "vocab_size 61, supports [], block_size 16")
     assert second.reason == f"the engine starts again as another one: {now}, not {before}"
+
+
+def test_a_server_that_refuses_to_describe_itself_again_is_ended(tmp_path: Path) -> None:
+    engine = bad_server(f"refuses-again {tmp_path / 'asked'}")
+    with pytest.raises(EngineFailure, match="out of memory"):
+        engine([[1]], EngineSettings())
+    with pytest.raises(EngineGone, match=r"does not start again: .* does not describe itself: no GPU is left"):
+        engine([[1]], EngineSettings())
+    assert engine._process is None, "else the next call would ask what has not described itself"
+    assert engine._errors.closed
 
 
 def test_a_server_loads_again_under_the_long_limit() -> None:
