@@ -132,7 +132,8 @@ class CommandEngine:
         if answer.get("not_supported") is not None:
             raise NotSupported(_short(answer["not_supported"]))
         if answer.get("error") is not None:
-            raise EngineFailure(f"the engine reports an error: {_short(answer['error'])}")
+            beside = " (beside outputs: leave error out where there is none)" * (answer.get("outputs") is not None)
+            raise EngineFailure(f"the engine reports an error: {_short(answer['error'])}{beside}")
         return answer
 
     def _start(self) -> None:
@@ -214,7 +215,7 @@ def _last_words(told: str) -> str:
 
 def _short(told: Any) -> str:
     """What a server tells, in one line; of a long text the end, where the report of an exception names it."""
-    text = " ".join(str(told).split())
+    text = " ".join(str(told).split()) or "an empty text"
     return text if len(text) <= MOST_TOLD else "…" + text[-MOST_TOLD:]
 
 

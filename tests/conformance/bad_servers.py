@@ -105,6 +105,10 @@ def serve(kind: str, rest: list[str]) -> None:
             misbehave(kind, request, rest)
             if kind == "long-error":
                 reply["error"] = "Traceback:\n" + "  a frame\n" * 2000 + "ValueError: no memory"
+            if kind == "empty-error":
+                reply["error"] = ""
+            if kind == "empty-error-alone":
+                reply = {"id": reply["id"], "error": ""}
             if kind == "wrong-form":
                 reply["outputs"] = [*reply["outputs"][:-1], ["a"]]
             if kind == "wrong" and len(request["prompts"]) > 1:

@@ -58,6 +58,8 @@ def bad_server(kind: str, timeout_s: float = 20.0) -> CommandEngine:
         ("garbage", "the engine printed 'Loading checkpoint shards: 100%' on stdout; print logs to stderr"),
         ("deep", "the engine printed '[[[["),
         ("endless", "the engine printed '[[[["),
+        ("empty-error", "the engine reports an error: an empty text (beside outputs: leave error out where there is"),
+        ("empty-error-alone", "the engine reports an error: an empty text"),
         ("long-error", "a frame a frame ValueError: no memory"),
         ("wrong-form", "not a list of token ids: ['a']"),
     ],
