@@ -5,11 +5,12 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from refimpl.core.errors import InputError
+from refimpl.core.files import whole_file
 from refimpl.core.reading import is_file
 from refimpl.models.head import RegressiveBlock, RegressiveHead
 
@@ -18,9 +19,14 @@ NORM_TOLERANCE = 0.05  # relative; roundings of a number format are far below
 
 
 def save_head(path: Path, block: RegressiveBlock, target: PreTrainedModel) -> None:
-    """Write a head in float16, and what tells its target."""
+    """Write a head in float16, and what tells its target.
+
+    Raises:
+        InputError: the file cannot be written; nothing is left behind.
+    """
     tensors = {name: tensor.half() for name, tensor in block.state_dict().items()}
-    save_file({**tensors, NORMS: _norms(target).half()}, path)
+    with whole_file(path, "wb") as file:
+        file.write(save({**tensors, NORMS: _norms(target).half()}))
 
 
 def load_head(path: Path, target: PreTrainedModel) -> RegressiveHead:

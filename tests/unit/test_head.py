@@ -193,6 +193,21 @@ def test_a_head_is_read_as_it_was_written(llama, saved):
     assert generate(pair, PROMPTS, **SETTINGS).stats.drafters["head"].drafted
 
 
+def test_a_head_is_written_whole_or_not_at_all(llama, saved, monkeypatch):
+    before = saved.read_bytes()
+    with pytest.raises(InputError, match=r"cannot write .*nowhere/head.safetensors: the folder .* does not exist"):
+        save_head(saved.parent / "nowhere" / "head.safetensors", llama.head.block, llama.target.model)
+    monkeypatch.setattr("os.replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save_head(saved, llama.head.block, llama.target.model)
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
