@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 from refimpl.core.errors import require
-from refimpl.requests import FAILED, Prepared, Prompt, SequenceMaker
+from refimpl.requests import ASKED, FAILED, Prepared, Prompt, SequenceMaker
 
 
 class Made:
@@ -21,7 +21,7 @@ class Made:
     def __init__(self, prompts: Iterator[Prompt], maker: SequenceMaker):
         self._prompts, self._maker = prompts, maker
         self._taken: list[Prompt] = []  # and not made yet
-        self._failed = False
+        self._failed = self._is_asked = False
 
     def __iter__(self) -> Iterator[Seq[Prepared]]:
         return self
@@ -31,7 +31,7 @@ class Made:
 
         Raises:
             InputError: it is no good prompt; the next one can be asked for. Or the iterator has ended by an error: the
-                next time this ends, too.
+                next time this ends, too. Or it is being asked already, and what it does, or another thread, asks again.
         """
         if not self._taken:
             self._taken = [self._take()]
@@ -44,6 +44,14 @@ class Made:
         return made
 
     def _take(self) -> Prompt:
+        require(not self._is_asked, ASKED)
+        try:
+            self._is_asked = True
+            return self._next_prompt()
+        finally:
+            self._is_asked = False
+
+    def _next_prompt(self) -> Prompt:
         failed, self._failed = self._failed, True
         try:
             prompt = next(self._prompts)

@@ -185,6 +185,24 @@ def test_nor_what_an_asynchronous_one_had(llama, error):
     assert [len(sequence.token_ids) for sequence in asyncio.run(read_thrice()).sequences] == [4, 4]
 
 
+@pytest.mark.parametrize("use", [lambda run: run.submit([[1]]), list, lambda run: run.run_one_round()])
+def test_an_iterator_that_uses_its_own_stream_is_told_so(llama, use):
+    def prompts():
+        yield PROMPTS[0]
+        with pytest.raises(InputError, match="the prompts' iterator is asked for its next prompt just now"):
+            use(run)
+        yield PROMPTS[1]
+        use(run)
+
+    run = stream(llama, prompts(), **ITERATED)
+    with pytest.raises(InputError, match="meanwhile its stream can cancel, and no more"):
+        list(run)
+    with pytest.raises(InputError, match=FAILED):
+        list(run)
+    list(run)
+    assert [len(sequence.token_ids) for sequence in run.result().sequences] == [4, 4]
+
+
 class Stumbles:
     """An iterator that goes on after its error."""
 
