@@ -2,7 +2,7 @@
 
 The options are those of `raggedspec conformance`, with ``--conformance-`` before each, but for `--no-shrink`,
 `--fail-fast`, `--total-time` and `--output`; `--conformance-examples` and `--conformance-timeout` are short for two of
-them. Without an engine the plugin adds nothing.
+them. Without an engine the plugin adds nothing, and refuses a reference.
 """
 
 from contextlib import ExitStack
@@ -61,6 +61,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     """Open the engine that was named and append its items."""
     engine, command = _option(config, "engine"), _option(config, "command")
     if engine is None and command is None:
+        _require_no_reference(config)
         return
     if engine is not None and command is not None:
         raise pytest.UsageError("give either --conformance-engine or --conformance-command, not both")
@@ -71,6 +72,14 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     except InputError as error:
         raise pytest.UsageError(str(error)) from error
     items += [PropertyItem.from_parent(session, name=f"conformance[{name}]", rule=name) for name in names]
+
+
+def _require_no_reference(config: pytest.Config) -> None:
+    """A reference without an engine is no test, and no test is no pass."""
+    for name in ("reference", "reference-command"):
+        if _option(config, name) is not None:
+            told = "give --conformance-engine or --conformance-command, too"
+            raise pytest.UsageError(f"--conformance-{name} names what an engine is compared with: {told}")
 
 
 def _subject(config: pytest.Config) -> Subject:

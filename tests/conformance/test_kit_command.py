@@ -257,6 +257,8 @@ def test_the_pytest_plugin_asks_an_engine_that_hangs_once(tmp_path: Path) -> Non
         (["--conformance-engine", "toy_engines:make", "--conformance-reference", ""], "not ''"),
         (["--conformance-command", "no-such-engine-anywhere"], "cannot start 'no-such-engine-anywhere'"),
         (["--conformance-engine", "toy_engines:make", "--conformance-command", "x"], "not both"),
+        (["--conformance-reference", "toy_engines:make"], "give --conformance-engine or --conformance-command, too"),
+        (["--conformance-reference-command", "x"], "--conformance-reference-command names what an engine is compared"),
         (
             ["--conformance-engine", "toy_engines:make", "--conformance-law-samples", "99"],
             "law_samples must be an integer in 100",
