@@ -101,7 +101,7 @@ SAYS = {  # what the answer or a figure then says, so that no words of the commi
     "correctness": ["EXSPEC decodes 6 prompts"],
     "draft_length": ["take no drafts at batch 1 and no drafts at batch 64; 3 drafts pay at no batch size"],
     "realignment": ["6 % fused, most of it to start operations"],
-    "under_load": ["one of 9000 ms, 1 and 1"],
+    "under_load": ["one of 9000 ms needs 1 and 1"],
 }
 
 
