@@ -1,4 +1,4 @@
-"""Hidden states that training the head keeps in its work folder: for the settings they were made with alone."""
+"""What training reads of the target: its own continuations, and hidden states that are kept in the work folder."""
 
 from dataclasses import asdict
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from refimpl import InputError
-from tools.train_tiny.head import HeadConfig, Walk, keep_walks, walks
+from tools.train_tiny.head import HeadConfig, Walk, keep_walks, walk, walks
+from tools.train_tiny.labels import continue_greedily
 from tools.train_tiny.settings import Config
 
 SETTINGS = asdict(Config()) | {"text_batches": HeadConfig().text_batches}
@@ -29,3 +30,14 @@ def test_kept_states_are_read_again(work):
 def test_states_of_other_settings_are_refused(work, config, head):
     with pytest.raises(InputError, match="was made with other settings; delete it to start afresh"):
         walks(config, head, None, work)
+
+
+def test_continuations_and_states_are_those_of_whole_texts(tiny):
+    model, prompts = tiny.target.model, torch.tensor([[5, 9, 2, 40], [7, 7, 300, 12]])
+    walked = walk(model, prompts, 6)
+    assert torch.equal(walked.ids, continue_greedily(model, prompts, 6))
+    with torch.no_grad():
+        whole = model.model(input_ids=walked.ids, use_cache=False).last_hidden_state
+    chosen = model.lm_head(whole)[:, 3:-1].argmax(dim=-1)
+    assert torch.equal(walked.ids[:, 4:], chosen)
+    assert torch.allclose(walked.states, whole.half(), atol=0.02)
