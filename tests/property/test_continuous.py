@@ -4,12 +4,16 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from refimpl import InputError, Request, generate
 from refimpl.core.config import make_config
+from refimpl.decoding import rounds
 from refimpl.decoding.engine import Engine
+from refimpl.decoding.prefill import note_chunks
+from refimpl.pairs.random_pairs import random_pair
 from refimpl.requests import prepare
 from refimpl.scheduling import BlockPool, PagedRoom, SchedulingOptions, make_scheduler
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
@@ -171,3 +175,26 @@ def test_bits_of_one_shape_are_those_of_whole_prompts(llama):
     wanted = generate(llama, PROMPTS, method="inplace", **settings)
     found = generate(llama, PROMPTS, method="paged+continuous", token_budget=30, **settings)
     assert [s.logprobs for s in found.sequences] == [s.logprobs for s in wanted.sequences]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16, 32, 64])
+def test_chunks_of_every_size_that_divides_a_pass_keep_every_bit(size, dtype, monkeypatch):
+    """Of log-probabilities, with and without sharing. One row at a time and no drafts: a budget is a chunk."""
+    pair = random_pair("llama", draft_noise=0.01, dtype=dtype)
+    prompts = [[3 + (i * j * 7 + j) % 40 for j in range(20 + 37 * i)] for i in range(4)]
+    settings = {"shape_stable": True, "batch_size": 1, "max_new_tokens": 4, "logprobs": 2, "num_speculative_tokens": 0}
+    wanted = generate(pair, prompts, method="inplace", **settings)
+    counts: list[int] = []
+
+    def counted(cached, chunks):
+        counts.extend(chunk.count for chunk in chunks)
+        note_chunks(cached, chunks)
+
+    monkeypatch.setattr(rounds, "note_chunks", counted)
+    for sharing in (True, False):
+        found = generate(
+            pair, prompts, method="paged+continuous", token_budget=size, prefix_sharing=sharing, **settings
+        )
+        assert [s.logprobs for s in found.sequences] == [s.logprobs for s in wanted.sequences]
+    assert max(counts) == size
