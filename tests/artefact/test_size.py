@@ -1,4 +1,4 @@
-"""The code stays short: functions of the packages fit on a screen, files of all kinds can be read in one go."""
+"""The code stays short: functions of the packages fit on a screen, and each folder has a budget of lines."""
 
 import ast
 from pathlib import Path
@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES, BESIDE = ("raggedspec", "refimpl", "simulator"), ("tests", "tools", "proofs", "notebooks")
+PACKAGES = ("raggedspec", "refimpl", "simulator")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-OTHERS = sorted(path for folder in BESIDE for path in (ROOT / folder).rglob("*.py"))
-MEDIAN_LINES, NINE_OF_TEN_LINES, LONGEST_FUNCTION_LINES, LONGEST_FILE_LINES = 6, 17, 50, 350
+MEDIAN_LINES, NINE_OF_TEN_LINES, LONGEST_FUNCTION_LINES = 6, 17, 50
+# Whoever needs more lines of Python says in the commit what they are for.
+LINES = {"refimpl": 27_200, "simulator": 12_600, "tests": 30_200, "tools": 6_700, "proofs": 5_950}
 
 
 def lengths(files):
@@ -36,9 +37,13 @@ def test_functions_are_short():
     assert too_long(FILES) == {}
 
 
-def test_files_are_short():
-    assert len(OTHERS) > 200
-    assert [path.name for path in FILES + OTHERS if len(path.read_text().splitlines()) > LONGEST_FILE_LINES] == []
+def lines(folder):
+    return sum(len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("folder", LINES)
+def test_folders_keep_their_budgets(folder):
+    assert LINES[folder] / 2 < lines(folder) <= LINES[folder]
 
 
 @pytest.mark.parametrize(
