@@ -16,7 +16,7 @@ from proofs.conformance import books, laws, reach, renamed, scheduler_faults
 from proofs.report import Verdict, report
 from refimpl.core import kernels
 from refimpl.core.files import write_whole
-from refimpl.decoding.invariants import STATEMENTS
+from refimpl.core.invariants import STATEMENTS
 from refimpl.faults import FAULTS
 
 HERE = Path(__file__).parent

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 _NAMES = {
     "refimpl.core.config": ("DecodeConfig", "SamplingConfig"),
     "refimpl.judging.equivalence": ("Comparison", "Divergence", "MethodReport", "VerifyReport", "verify"),
-    "refimpl.core.errors": ("InputError", "InvariantViolation"),
+    "refimpl.core.errors": ("InputError",),
+    "refimpl.core.invariants": ("InvariantViolation",),
     "refimpl.generation": ("generate", "stream"),
     "refimpl.models.adapter": ("Pair",),
     "refimpl.planning": ("MemoryPlan", "plan_memory"),
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from refimpl.core.config import SamplingConfig as SamplingConfig
     from refimpl.core.drafting import DraftingConfig as DraftingConfig
     from refimpl.core.errors import InputError as InputError
-    from refimpl.core.errors import InvariantViolation as InvariantViolation
+    from refimpl.core.invariants import InvariantViolation as InvariantViolation
     from refimpl.core.keywords import Settings as Settings
     from refimpl.core.keywords import VerifySettings as VerifySettings
     from refimpl.core.records import RowOutcome as RowOutcome

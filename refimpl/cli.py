@@ -7,8 +7,9 @@ import typer
 from refimpl.commands import acceptance, calibrate, decode, judge, law, measure, memory, passes, serving
 from refimpl.conformance import command as conformance
 from refimpl.core.console import BAD_INPUT, run_application
-from refimpl.core.errors import InvariantViolation, is_out_of_memory
+from refimpl.core.errors import is_out_of_memory
 from refimpl.core.interrupts import tell
+from refimpl.core.invariants import InvariantViolation
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -13,7 +13,7 @@ from unittest.mock import PropertyMock, patch
 from proofs.conformance import laws
 from proofs.conformance.laws import ROLLED_BACK
 from proofs.report import Verdict
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.decoding import assembly, rounds
 from refimpl.decoding.passes import EagerPasses
 from refimpl.drafting.budgets import DraftBudget

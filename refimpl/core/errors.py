@@ -1,9 +1,7 @@
-"""The errors a user meets: bad input, a model that cannot be driven, a broken invariant; and how they show a value."""
+"""The errors a user meets: bad input, a model that cannot be driven; and how they show a value."""
 
 import difflib
 from collections.abc import Iterable
-from functools import partial
-from typing import Any
 
 
 class InputError(ValueError):
@@ -15,31 +13,6 @@ class UnsupportedModelError(InputError):
 
     def __init__(self, reason: str, remedy: str = "choose another model, see docs/models.md"):
         super().__init__(f"{reason}: {remedy}")
-
-
-class InvariantViolation(RuntimeError):  # noqa: N818 (the name states what happened, not that an error object exists)
-    """A synchronization invariant is broken.
-
-    Raised explicitly, never through `assert`, so `python -O` keeps the checks.
-
-    Attributes:
-        invariant: register id, for example ``"INV-3"``.
-        statement: the invariant, in words.
-        row: row of the batch (or index of the sequence) at fault, None when the whole batch is.
-        expected: what the invariant demands.
-        found: what the engine has instead.
-    """
-
-    def __init__(self, invariant: str, statement: str, *, row: int | None, expected: object, found: object):
-        self.invariant, self.statement = invariant, statement
-        self.row, self.expected, self.found = row, expected, found
-        where = "" if row is None else f" in row {row}"
-        super().__init__(f"{invariant}{where}: {statement}; expected {expected}, found {found}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Violations travel between processes."""
-        again = partial(type(self), row=self.row, expected=self.expected, found=self.found)
-        return again, (self.invariant, self.statement)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from refimpl.decoding.invariants import require
+from refimpl.core.invariants import require_invariant
 from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys
 
 
@@ -44,4 +44,4 @@ def _rows(keys: RowKeys) -> list[RowKeys]:
 
 
 def _require_same(row: int, found: Tensor, alone: Tensor) -> None:
-    require(torch.equal(found, alone), "INV-12", row=row, expected=alone.tolist(), found=found.tolist())
+    require_invariant(torch.equal(found, alone), "INV-12", row=row, expected=alone.tolist(), found=found.tolist())

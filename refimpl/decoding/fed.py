@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence as Seq
 
+from refimpl.core.invariants import require_invariant
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.invariants import require
 
 
 class FedTokens:
@@ -32,7 +32,7 @@ class FedTokens:
         for m in (m for m in members if not m.finished):
             first, fed = max(0, m.seq_len + offset), self._count.get(m.index, 0)
             if fed is not None:
-                require(first <= fed, self._invariant, row=m.index, expected=f"{fed} or less", found=first)
+                require_invariant(first <= fed, self._invariant, row=m.index, expected=f"{fed} or less", found=first)
                 self._count[m.index] = m.seq_len + offset + count
 
     def settle(self, sequence: Sequence, claimed: int) -> int:

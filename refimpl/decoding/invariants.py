@@ -18,43 +18,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from refimpl.core.config import CHECK_LEVELS, CheckLevel
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import require_invariant
 from refimpl.core.records import RowOutcome
 from refimpl.core.sequence import MOST_LAG, Sequence
 from refimpl.layouts import Layout
 from refimpl.layouts.store import Block
 from refimpl.scheduling import RoundPlan, Scheduler
-
-STATEMENTS: dict[str, str] = {
-    "INV-1": "padded layouts are rectangular: num_pad + seq_len == width",
-    "INV-2": "the j-th real token of a row has position j",
-    "INV-3": "a query sees exactly the slots of its own row's tokens up to its position",
-    "INV-4": "each visible slot holds the K/V of the token at the position it claims",
-    "INV-5": "the target has cached all tokens but the last between rounds",
-    "INV-6": "the draft lags by 1 token, or by 2 after a full acceptance",
-    "INV-7": "nothing after the first stop token, never more than the budget",
-    "INV-8": "raggedness is carried by integer lengths",
-    "INV-9": "every sequence is in one place, the members of a round are distinct",
-    "INV-10": "no sequence waits more than A + floor(M/B) rounds between two of its rounds",
-    "INV-11": "a group's members have equal length and equal cache state",
-    "INV-12": "tokens do not depend on batch, order, layout or schedule",
-    "INV-13": "a block is free or referenced, and its count is the number of tables that name it",
-    "INV-14": "a row writes to blocks of its own alone",
-    "INV-15": "free blocks and those in use are all blocks; between rounds a row has those of its cached tokens",
-    "INV-16": "a row has blocks for every position that is fed, before the pass",
-    "INV-17": "a round stays within its budget of tokens; all rows that decode run, and the oldest prompt goes on",
-    "INV-18": "a full block that can be found is read only, and holds the tokens of every row that names it",
-    "INV-19": "a preempted sequence keeps its tokens and nothing else",
-    "INV-20": "whether a draft is verified does not depend on the draft itself or on those after it",
-    "INV-21": "what is verified was drafted for the text as it is, and a row is verified or drafted for, not both",
-    "INV-22": "a head goes on from its row's state behind the last committed token that the target was fed",
-}
-
-
-def require(holds: bool, invariant: str, *, row: int | None, expected: Any, found: Any) -> None:
-    """Raise the violation of `invariant` unless it holds; never an `assert`, which `python -O` removes."""
-    if not holds:
-        raise InvariantViolation(invariant, STATEMENTS[invariant], row=row, expected=expected, found=found)
 
 
 class Checker:
@@ -118,7 +87,7 @@ def check_rectangle(layout: Layout) -> None:
     """INV-1."""
     for i, (row, pads) in enumerate(zip(layout.rows, layout.num_pad or [], strict=False)):
         if not row.finished:
-            require(
+            require_invariant(
                 pads + row.seq_len == layout.width and pads >= 0,
                 "INV-1",
                 row=i,
@@ -130,7 +99,7 @@ def check_rectangle(layout: Layout) -> None:
 def check_layout_lengths(members: Seq[Sequence], layout: Layout) -> None:
     """INV-8: the layout works on the sequences' own integers."""
     for i, (sequence, row) in enumerate(zip(members, layout.rows, strict=True)):
-        require(
+        require_invariant(
             (row.sequence, row.slot, row.seq_len) == (sequence.index, sequence.slot, sequence.seq_len),
             "INV-8",
             row=i,
@@ -141,7 +110,7 @@ def check_layout_lengths(members: Seq[Sequence], layout: Layout) -> None:
 
 def check_growth(sequence: Sequence, record: RowOutcome) -> None:
     """INV-8: a row grows by what the round says, regardless of its tokens."""
-    require(
+    require_invariant(
         sequence.seq_len == record.seq_len + record.kept and record.kept >= 1,
         "INV-8",
         row=sequence.index,
@@ -153,7 +122,7 @@ def check_growth(sequence: Sequence, record: RowOutcome) -> None:
 def check_target_lag(sequence: Sequence, fed: int) -> None:
     """INV-5: all tokens but the last were fed, and count as cached."""
     want = sequence.seq_len - 1
-    require(
+    require_invariant(
         (fed, sequence.target_cached) == (want, want),
         "INV-5",
         row=sequence.index,
@@ -164,7 +133,7 @@ def check_target_lag(sequence: Sequence, fed: int) -> None:
 
 def check_draft_lag(sequence: Sequence, fed: int) -> None:
     """INV-6: what counts as cached is what was fed of the committed text; that is all but one token, or all but two."""
-    require(
+    require_invariant(
         sequence.draft_cached == fed and 1 <= sequence.draft_lag <= MOST_LAG,
         "INV-6",
         row=sequence.index,
@@ -176,7 +145,7 @@ def check_draft_lag(sequence: Sequence, fed: int) -> None:
 def check_counts(sequence: Sequence) -> None:
     """INV-20: a budget may know how many drafts were decided on at committed positions, where there is one each."""
     counts = (sequence.num_accepted, sequence.num_evaluated, sequence.num_generated)
-    require(
+    require_invariant(
         counts[0] <= counts[1] <= counts[2],
         "INV-20",
         row=sequence.index,
@@ -187,7 +156,7 @@ def check_counts(sequence: Sequence) -> None:
 
 def check_budget_and_stop(sequence: Sequence, kept: int) -> None:
     """INV-7, on the tokens of the round; the last of them may be a stop token."""
-    require(
+    require_invariant(
         sequence.num_generated <= sequence.max_new_tokens,
         "INV-7",
         row=sequence.index,
@@ -197,7 +166,7 @@ def check_budget_and_stop(sequence: Sequence, kept: int) -> None:
     new = sequence.generated[-kept:]
     stops = [token for token in new if token in sequence.stop_token_ids]
     ends = sequence.stop_reason == "stop"
-    require(
+    require_invariant(
         not stops or (len(stops) == 1 and stops[0] == new[-1] and ends),
         "INV-7",
         row=sequence.index,
@@ -209,7 +178,7 @@ def check_budget_and_stop(sequence: Sequence, kept: int) -> None:
 def check_members(plan: RoundPlan[Sequence]) -> None:
     """INV-9: no sequence runs twice in a round."""
     tickets = [m.ticket for m in plan.members]
-    require(len(set(tickets)) == len(tickets), "INV-9", row=None, expected="distinct members", found=tickets)
+    require_invariant(len(set(tickets)) == len(tickets), "INV-9", row=None, expected="distinct members", found=tickets)
 
 
 def check_preempted(sequence: Sequence) -> None:
@@ -218,21 +187,23 @@ def check_preempted(sequence: Sequence) -> None:
     if found != (0, 0, 0, 0, -1):  # asked of all who wait, in every round: the text is made where it is needed
         expected = "nothing cached or found, no blocks, no slot"
         shown = "{} and {} tokens cached, {} found, {} blocks, slot {}".format(*found)
-        require(False, "INV-19", row=sequence.index, expected=expected, found=shown)
+        require_invariant(False, "INV-19", row=sequence.index, expected=expected, found=shown)
 
 
 def check_reservation(members: Seq[Sequence], end: int, block_size: int) -> None:
     """INV-16, for a block that feeds positions below seq_len + `end`."""
     for m in (m for m in members if not m.finished):
         need, have = min(m.seq_len + end, m.most_tokens), len(m.blocks) * block_size
-        require(need <= have, "INV-16", row=m.index, expected=f"blocks for {need} tokens", found=have)
+        require_invariant(need <= have, "INV-16", row=m.index, expected=f"blocks for {need} tokens", found=have)
 
 
 def check_group(plan: RoundPlan[Sequence]) -> None:
     """INV-11."""
     if plan.mode == "grouped":
         states = {(m.seq_len, m.cache_state) for m in plan.members}
-        require(len(states) == 1, "INV-11", row=None, expected="one (seq_len, cache state)", found=sorted(states))
+        require_invariant(
+            len(states) == 1, "INV-11", row=None, expected="one (seq_len, cache state)", found=sorted(states)
+        )
 
 
 def check_token_budget(plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence]) -> None:
@@ -242,13 +213,15 @@ def check_token_budget(plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence]
     residents = list(scheduler.pool.window.values())
     tokens = sum(m.draft_limit + 1 for m in plan.members) + sum(chunk.count for chunk in plan.chunks)
     within = f"1 to {scheduler.token_budget} tokens"
-    require(1 <= tokens <= scheduler.token_budget, "INV-17", row=None, expected=within, found=tokens)
+    require_invariant(1 <= tokens <= scheduler.token_budget, "INV-17", row=None, expected=within, found=tokens)
     decoding, running = ([s.index for s in some] for some in ([s for s in residents if not s.to_prefill], plan.members))
     last = [chunk.sequence.index for chunk in plan.chunks if chunk.count == chunk.sequence.to_prefill]
     joining = [i for i in running[len(decoding) :] if i in last and scheduler.options.joint_prefill]
-    require(running == decoding + joining, "INV-17", row=None, expected=f"rows {decoding + joining}", found=running)
+    require_invariant(
+        running == decoding + joining, "INV-17", row=None, expected=f"rows {decoding + joining}", found=running
+    )
     first, chunks = [s.index for s in residents if s.to_prefill][:1], [chunk.sequence.index for chunk in plan.chunks]
-    require(chunks[:1] == first, "INV-17", row=None, expected=f"a chunk of {first}", found=chunks)
+    require_invariant(chunks[:1] == first, "INV-17", row=None, expected=f"a chunk of {first}", found=chunks)
 
 
 def check_block(block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor], block_size: int = 0) -> None:
@@ -281,7 +254,9 @@ def check_positions(block: Block, expected: Int[Tensor, "batch q"], real: Tensor
     wrong = real & (block.position_ids != expected)
     if wrong.any():
         row, at = wrong.nonzero()[0].tolist()
-        require(False, "INV-2", row=row, expected=int(expected[row, at]), found=int(block.position_ids[row, at]))
+        require_invariant(
+            False, "INV-2", row=row, expected=int(expected[row, at]), found=int(block.position_ids[row, at])
+        )
 
 
 def check_visibility(
@@ -302,7 +277,7 @@ def check_visibility(
     miscounted = real[..., None] & (seen != wanted.long())
     if miscounted.any():
         row, at, where = miscounted.nonzero()[0].tolist()
-        require(
+        require_invariant(
             False,
             "INV-3",
             row=row,
@@ -321,7 +296,7 @@ def check_kv(sequence: Sequence, found: Tensor, model: Any) -> None:
     fresh = model.fresh_kv(sequence.token_ids[:num_cached])
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-3}.get(found.dtype, 0.25)
     error = float((found - fresh).abs().max() / fresh.abs().max().clamp(min=1))
-    require(
+    require_invariant(
         error <= tolerance, "INV-4", row=sequence.index, expected=f"K/V within {tolerance}", found=f"{error:.3g} off"
     )
 
@@ -340,7 +315,7 @@ def _report(wrong: Tensor, invariant: str, expected: Tensor, wanted: str, tags: 
     if wrong.any():
         row, at, slot = wrong.nonzero()[0].tolist()
         sequence, position, token = tags[row, slot].tolist()
-        require(
+        require_invariant(
             False,
             invariant,
             row=row,

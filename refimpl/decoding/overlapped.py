@@ -8,10 +8,11 @@ CPU the passes follow each other. What a second device gains is simulated.
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from refimpl.core.invariants import require_invariant
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import RowNumbers
 from refimpl.decoding.drafters import Drafts
-from refimpl.decoding.invariants import Checker, require
+from refimpl.decoding.invariants import Checker
 from refimpl.decoding.passes import EagerPasses, Verified
 from refimpl.decoding.prefill import Chunks
 from refimpl.decoding.streams import Streams
@@ -71,10 +72,10 @@ class OverlappedPasses:
         """INV-21: what is verified was drafted for the text as it is."""
         if self._checker.covers("host"):
             for m, drafted_at in zip(ahead.rows, ahead.lengths, strict=True):
-                require(m.seq_len == drafted_at, "INV-21", row=m.index, expected=m.seq_len, found=drafted_at)
+                require_invariant(m.seq_len == drafted_at, "INV-21", row=m.index, expected=m.seq_len, found=drafted_at)
 
     def _check_cohorts(self, ahead: Seq[Sequence]) -> None:
         """INV-21: nothing is drafted for a row that a verify pass is about to lengthen."""
         if self._checker.covers("host"):
             both = {m.index for m in ahead} & {m.index for m in self._members}
-            require(not both, "INV-21", row=None, expected="cohorts without a common row", found=sorted(both))
+            require_invariant(not both, "INV-21", row=None, expected="cohorts without a common row", found=sorted(both))

@@ -24,7 +24,7 @@ from refimpl.conformance.adapters import method
 from refimpl.conformance.kit import ALL_PROPERTIES, check_engine
 from refimpl.conformance.python_engine import PythonEngine
 from refimpl.core.drafting import DraftingConfig
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.faults.base import LAW_ONLY, Fault
 from refimpl.faults.engine import FaultyEngine
 from refimpl.faults.law import check_law

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from refimpl.core.files import write_whole
-from refimpl.decoding.invariants import STATEMENTS
+from refimpl.core.invariants import STATEMENTS
 from refimpl.faults import FAULTS
 from refimpl.faults.base import Fault
 from refimpl.faults.detection import DETECTORS, NUM_EXAMPLES, applies, detect, kit_notice

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from refimpl.core.errors import InputError, InvariantViolation, require, shown
+from refimpl.core.errors import InputError, require, shown
+from refimpl.core.invariants import InvariantViolation
 from refimpl.core.keywords import VerifySettings
 from refimpl.core.processes import run_in_processes
 from refimpl.core.shown import Shown, counted

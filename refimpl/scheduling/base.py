@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Generic, Literal
 
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.scheduling.pool import SequencePool, T
 from refimpl.scheduling.room import Room
 
@@ -180,7 +180,7 @@ class Scheduler(ABC, Generic[T]):
         oldest, *others = [sequence for sequence in self.pool.window.values() if not sequence.finished]
         if not others:
             found = f"{oldest.seq_len} of {oldest.most_tokens} tokens"
-            raise InvariantViolation("INV-16", "the longest row fits alone", row=None, expected="room", found=found)
+            raise InvariantViolation("INV-16", row=None, expected="room for the longest row alone", found=found)
         return others[-1]
 
     def _retire(self, members: Iterable[T]) -> list[T]:

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable
 
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.scheduling.texts import Texts
-
-OWNERSHIP = "a block is free or referenced, and its count is the number of tables that name it"
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
@@ -91,8 +89,7 @@ class BlockPool:
         self._require(counts == self.refs, f"references {counts}", self.refs)
         unused, found = [b for b, count in enumerate(counts) if count == 0], sorted([*self.free, *self.idle])
         if found != unused:
-            statement = "every block is free or in use, and only once"
-            raise InvariantViolation("INV-15", statement, row=None, expected=unused, found=found)
+            raise InvariantViolation("INV-15", row=None, expected=f"{unused} free", found=found)
 
     def _set_free(self, block: int) -> None:
         if self.texts.finds(block):
@@ -110,4 +107,4 @@ class BlockPool:
 
     def _require(self, holds: bool, expected: object, found: object) -> None:
         if not holds:
-            raise InvariantViolation("INV-13", OWNERSHIP, row=None, expected=expected, found=found)
+            raise InvariantViolation("INV-13", row=None, expected=expected, found=found)

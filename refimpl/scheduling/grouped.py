@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import chain, islice
 
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.scheduling.base import DEFAULT_OPTIONS, RoundMode, RoundPlan, Scheduler, SchedulingOptions, T
 from refimpl.scheduling.groups import GroupIndex, GroupKey
 
@@ -148,9 +148,7 @@ class GroupedScheduler(Scheduler[T]):
             return
         self._waited_at_most = longest = self._longest_wait()
         if longest > self.waiting_bound:
-            raise InvariantViolation(
-                "INV-10", "bounded waiting", row=None, expected=f"at most {self.waiting_bound} rounds", found=longest
-            )
+            raise InvariantViolation("INV-10", row=None, expected=f"at most {self.waiting_bound} rounds", found=longest)
 
 
 def default_aging_bound(batch_size: int, window_size: int) -> int:

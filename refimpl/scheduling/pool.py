@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 
 
 @runtime_checkable
@@ -99,7 +99,6 @@ class SequencePool(Generic[T]):
         if places != self.num_submitted or len(set(tickets)) != len(tickets):
             raise InvariantViolation(
                 "INV-9",
-                "every sequence is in exactly one of waiting, window, finished",
                 row=None,
                 expected=f"{self.num_submitted} distinct sequences",
                 found=f"{places} places, {len(set(tickets))} distinct unfinished of {len(tickets)}",

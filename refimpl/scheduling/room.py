@@ -4,14 +4,12 @@ from collections.abc import Container, Iterable
 from collections.abc import Sequence as Seq
 from typing import Generic, Literal
 
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.scheduling.blocks import BlockPool, blocks_for
 from refimpl.scheduling.pool import T
 from refimpl.scheduling.texts import NOTHING
 
 Sharing = Literal["nothing", "prompts", "texts"]
-OWN_BLOCKS = "a row writes to blocks of its own alone"
-SHARED_BLOCKS = "a full block that can be found is read only, and holds the tokens of every row that names it"
 
 
 class Room(Generic[T]):
@@ -146,9 +144,8 @@ class PagedRoom(Room[T]):
             end = self._end(sequence) if sequence.ticket in ahead else sequence.seq_len - 1
             need = 0 if sequence.finished else blocks_for(end, self.pool.block_size)
             if len(sequence.blocks) != need:
-                statement = "between rounds a row has the blocks of its cached tokens"
                 found = len(sequence.blocks)
-                raise InvariantViolation("INV-15", statement, row=sequence.ticket, expected=need, found=found)
+                raise InvariantViolation("INV-15", row=sequence.ticket, expected=need, found=found)
 
     def _found(self, sequence: T, cached: int) -> list[int]:
         """Blocks that hold the sequence's first tokens already, of so many that it will have cached."""
@@ -177,7 +174,7 @@ class PagedRoom(Room[T]):
         for block in sequence.blocks[sequence.cached_by_all // self.pool.block_size :]:
             if block in self.pool.texts:
                 found = f"block {block} is written, and can be found"
-                raise InvariantViolation("INV-18", SHARED_BLOCKS, row=sequence.ticket, expected="no text", found=found)
+                raise InvariantViolation("INV-18", row=sequence.ticket, expected="no text", found=found)
 
     def _check_shared(self, sequence: T) -> None:
         """Blocks that the sequence has found, and those that others name, too: what has no text is one row's."""
@@ -186,14 +183,14 @@ class PagedRoom(Room[T]):
             text = texts.of(block)
             if text is None and self.pool.refs[block] > 1:
                 found = f"block {block} is in {self.pool.refs[block]} tables"
-                raise InvariantViolation("INV-14", OWN_BLOCKS, row=sequence.ticket, expected="one table", found=found)
+                raise InvariantViolation("INV-14", row=sequence.ticket, expected="one table", found=found)
             if i * size < sequence.num_found or self.pool.refs[block] > 1:
                 wanted, held = (
                     (before, sequence.content(i * size, (i + 1) * size)),
                     text and (text.before, text.content),
                 )
                 if wanted != held:
-                    raise InvariantViolation("INV-18", SHARED_BLOCKS, row=sequence.ticket, expected=wanted, found=held)
+                    raise InvariantViolation("INV-18", row=sequence.ticket, expected=wanted, found=held)
             before = NOTHING if text is None else text.number
 
     def _fits(self, sequences: Iterable[T], found: Seq[int] = ()) -> bool:

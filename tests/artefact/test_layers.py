@@ -12,7 +12,7 @@ from proofs.conformance import runs
 from proofs.layer_errors import Error, engine, errors
 from proofs.report import FoundError, Verdict, ended_by
 from refimpl.core.config import DecodeConfig
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.decoding.acceptance.records import DrawnMass
 from refimpl.scheduling import BlockPool
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from proofs import register
-from refimpl.decoding.invariants import STATEMENTS
+from refimpl.core.invariants import STATEMENTS
 
 ENTRIES = register.entries()
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from refimpl.core.config import AcceptanceName
+from refimpl.core.invariants import STATEMENTS
 from refimpl.decoding import overlapped
-from refimpl.decoding.invariants import STATEMENTS
 from refimpl.decoding.passes import EagerPasses
 from refimpl.faults import FAULTS, Fault, detection
 from refimpl.faults.detection import DETECTORS, KitNotice, Notice, applies, detect, kit_notice

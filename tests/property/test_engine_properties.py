@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.faults import FAULTS, Fault
 from refimpl.faults.detection import example
 from refimpl.layouts.store import Block

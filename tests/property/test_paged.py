@@ -13,7 +13,7 @@ from hypothesis.stateful import rule as step
 from refimpl import InputError, Request, generate, verify
 from refimpl.core import kernels
 from refimpl.core.config import make_config
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.stateful import rule as step
 
 from refimpl import InputError, Request, generate
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import engine
 from refimpl.faults import FAULTS, sharing_faults

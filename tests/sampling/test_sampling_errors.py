@@ -100,7 +100,7 @@ ROWS = [3, 7]  # of the results
 def test_a_draft_without_mass_where_it_drew():
     mass = torch.tensor([[[1.0, 0, 0]], [[0.5, 0.5, 0]]]).double()
     proposal = Proposal(torch.tensor([[0], [2]]), mass)
-    message = "INV-12 in row 7: the draft must put mass on the token it drew; expected mass > 0, found 0 on token 2"
+    message = "INV-12 in row 7: .*expected the draft to put mass on the token it drew, found 0 on token 2"
     with pytest.raises(InvariantViolation, match=message):
         RejectionRule(SAMPLING).decide(proposal, UNIFORM, NUMBERS).require_mass(ROWS)
     unused = RowNumbers(KEYS, POSITION, LIMITS * torch.tensor([1, 0]))  # a row that may use no draft may hold any

@@ -6,7 +6,7 @@ import random
 import pytest
 from test_scheduling import Item
 
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.scheduling import (
     GroupedScheduler,
     SchedulingOptions,

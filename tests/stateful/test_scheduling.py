@@ -9,7 +9,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.faults import FAULTS
 from refimpl.scheduling import RoundPlan, Scheduler, SchedulingOptions, make_scheduler
 

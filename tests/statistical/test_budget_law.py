@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.core.request import Request
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.assembly import bias

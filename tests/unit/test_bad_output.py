@@ -17,8 +17,8 @@ import raggedspec.cli
 import refimpl.cli
 import simulator.cli
 from refimpl.cli import main
-from refimpl.core.errors import InvariantViolation
 from refimpl.core.files import write_whole
+from refimpl.core.invariants import InvariantViolation
 from refimpl.core.option_groups import as_file, as_folder
 from refimpl.judging.equivalence import verify
 

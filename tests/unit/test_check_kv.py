@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.decoding.invariants import check_kv
 from refimpl.pairs.random_pairs import random_pair
 

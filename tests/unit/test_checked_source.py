@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.decoding.checked_source import CheckedSource
 from refimpl.decoding.sampling import Purpose, RandomSource, RowKeys
 from refimpl.faults import FAULTS

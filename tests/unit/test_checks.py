@@ -3,7 +3,7 @@
 import pytest
 
 from refimpl import generate, stream
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.decoding import invariants
 from refimpl.decoding.memory import pool_gib
 from refimpl.faults import FAULTS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.fed import FedTokens
 from refimpl.decoding.invariants import check_counts, check_draft_lag, check_target_lag

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from refimpl import InputError, Request, generate, load_pair, make_pair
 from refimpl.core.config import LAYOUTS, SCHEDULERS
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.drafters import TargetStates, states
 from refimpl.decoding.drafters.states import check_place

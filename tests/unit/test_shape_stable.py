@@ -9,7 +9,7 @@ from transformers import MixtralConfig
 from refimpl import InputError, Request, generate, load_pair
 from refimpl.core import kernels
 from refimpl.core.config import SCHEDULERS
-from refimpl.core.errors import InvariantViolation
+from refimpl.core.invariants import InvariantViolation
 from refimpl.decoding.memory import pool_gib
 from refimpl.judging.equivalence import verify
 from refimpl.layouts import InplaceLayout, make_layout

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import same_color, to_rgb
 
 from refimpl.core.config import DecodeConfig
-from refimpl.core.errors import InputError, InvariantViolation
+from refimpl.core.errors import InputError
+from refimpl.core.invariants import InvariantViolation
 from refimpl.faults import FAULTS
 from refimpl.generation import generate
 from refimpl.viz.regrets import regret_histogram

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from refimpl.core.errors import InputError, InvariantViolation
+from refimpl.core.errors import InputError
+from refimpl.core.invariants import InvariantViolation
 from refimpl.decoding.sampling import RowKeys
 
 
@@ -126,9 +127,9 @@ class DrawnMass:
             row, at = wrong[0].tolist()
             if self.mass[row, at].isnan():
                 raise InputError(f"the {self.whose}'s logits are not finite in row {names[row]}")
-            statement = f"the {self.whose} must put mass on the token it drew"
+            wanted = f"the {self.whose} to put mass on the token it drew"
             found = f"{float(self.mass[row, at]):g} on token {int(self.tokens[row, at])}"
-            raise InvariantViolation("INV-12", statement, row=names[row], expected="mass > 0", found=found)
+            raise InvariantViolation("INV-12", row=names[row], expected=wanted, found=found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Seq
 from copy import deepcopy
 
-from refimpl.decoding.invariants import require
+from refimpl.core.invariants import require_invariant
 from refimpl.drafting.budgets import BudgetRow, DraftBudget
 
 
@@ -25,7 +25,7 @@ class CheckedBudget(DraftBudget):
         limits = self.budget.before(rows)
         want = deepcopy(self._untouched).before(rows)
         statement = f"drafts {want}, from what is committed alone"
-        require(limits == want, "INV-20", row=None, expected=statement, found=limits)
+        require_invariant(limits == want, "INV-20", row=None, expected=statement, found=limits)
         return limits
 
     def go_on(self, survival: Seq[float]) -> list[bool]:
@@ -50,7 +50,7 @@ class CheckedBudget(DraftBudget):
             other = list(survival)
             other[row] = own[: depth + 1] + [redrawn] * (len(own) - depth - 1)
             found = self.budget.after(lengths, other)[row]
-            require(
+            require_invariant(
                 (found > depth) == (limits[row] > depth),
                 "INV-20",
                 row=row,

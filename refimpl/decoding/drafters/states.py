@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from refimpl.core.invariants import require_invariant
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.invariants import Checker, require
+from refimpl.decoding.invariants import Checker
 from refimpl.layouts.store import Block
 
 
@@ -67,7 +68,7 @@ class TargetStates:
 def check_place(sequence: Sequence, place: Int[Tensor, "3"]) -> None:
     """INV-22."""
     expected, found = [sequence.index, sequence.seq_len - 2, sequence.token_ids[-2]], place.tolist()
-    require(found == expected, "INV-22", row=sequence.index, expected=_place(*expected), found=_place(*found))
+    require_invariant(found == expected, "INV-22", row=sequence.index, expected=_place(*expected), found=_place(*found))
 
 
 def _place(sequence: int, position: int, token: int) -> str:
