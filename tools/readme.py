@@ -20,8 +20,6 @@ from readme_simulated import recorded, roofline, simulator, trust
 from refimpl.bench.demo import DEMO_HEADINGS, NO_DRAFTS, PLAIN, demo_cells, demo_legend
 from refimpl.commands.acceptance import HEADINGS as ACCEPTANCE_HEADINGS
 from refimpl.commands.acceptance import cells as acceptance_cells
-from refimpl.commands.passes import HEADINGS as PASS_HEADINGS
-from refimpl.commands.passes import cells as pass_cells
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -157,11 +155,6 @@ def latency(data: dict[str, Any]) -> str:
     return markdown_table(headings, rows) + setting + origin(data["environment"])
 
 
-def passes(data: dict[str, Any]) -> str:
-    """Packed and mixed passes, and what they replace."""
-    return measured(data, (list(PASS_HEADINGS), [pass_cells(row) for row in data["rows"]]))
-
-
 def speed(data: dict[str, Any]) -> str:
     """How fast the simulator itself is."""
     bare = f"{data['simpy_timeouts_per_s']:,.0f} bare timeouts per CPU second"
@@ -196,7 +189,6 @@ MEASURED: dict[str, Callable[[dict[str, Any]], tables.Table]] = {
     "bitwise": tables.bitwise_table,
     "residents": tables.residents_table,
     "joining": tables.joining_table,
-    "widths": tables.widths_table,
     "kernels": tables.kernels_table,
 }
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -212,7 +204,6 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "overlap": overlap,
     "latency": latency,
     "law": law,
-    "passes": passes,
     "scaling": scaling,
     "speed": speed,
     "ties": ties,

@@ -82,23 +82,6 @@ def residents_table(data: dict[str, Any]) -> Table:
     return [*headings, "preemptions", "rounds", "speed", "least … most"], rows
 
 
-def widths_table(data: dict[str, Any]) -> Table:
-    """Packed passes by width of the model: what they gain, and what part of a rectangle no pad makes longer."""
-    rows = [
-        [
-            *(str(row[name]) for name in ("width", "layers", "layout", "batch_size")),
-            *(f"{row[name]:.1f}" for name in ("packed_ms", "rectangle_ms")),
-            f"{row['gain']:.2f}×",
-            f"{row['gain_min']:.2f} … {row['gain_max']:.2f}",
-            f"{row['tokens_ratio']:.2f}×",
-            percent(row["share_of_one_token"], 0),
-        ]
-        for row in data["rows"]
-    ]
-    headings = ["width", "layers", "layout", "rows", "packed, ms", "rectangle, ms", "gain", "least … most"]
-    return [*headings, "fewer tokens", "one token a row"], rows
-
-
 def joining_table(data: dict[str, Any]) -> Table:
     """Methods that a long prompt joins: gaps of the other rows' tokens, and the wait for the prompt's first."""
     names = ("usual_gap_s", "longest_gap_s", "first_token_s")

@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 import torch
 
-from refimpl.bench.passes import PassBench, require_packed
 from refimpl.calibrate import grid
 from refimpl.calibrate.grid import IN_PLACE, Cell, Variant
+from refimpl.calibrate.passes import PassBench, require_packed
 from refimpl.calibrate.reference import Reference
 from refimpl.core.config import make_config, resolve_method
 from refimpl.core.errors import require

@@ -2,16 +2,13 @@
 
 import importlib
 import runpy
-import statistics
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from refimpl.bench.passes import PassBench
 from refimpl.core.config import make_config
-from refimpl.pairs.random_pairs import random_pair
 
 ROOT = Path(__file__).parents[2]
 START = 'if __name__ == "__main__":'
@@ -24,13 +21,6 @@ def budget_curve(monkeypatch):
     """The script, as a module."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     return importlib.import_module("budget_curve")
-
-
-@pytest.fixture
-def pass_widths(monkeypatch):
-    """The script, as a module."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    return importlib.import_module("pass_widths")
 
 
 def made():
@@ -93,34 +83,3 @@ def test_budgets_of_the_curve_are_settings_of_the_engine(budget_curve):
     assert {name: config.drafting.draft_budget for name, config in configs.items()} == {
         name: "fixed" if name.startswith("fixed") else name for name in budgets
     }
-
-
-def test_passes_of_a_width_are_compared_turn_by_turn(pass_widths, monkeypatch):
-    """Where a pass takes a second and one more for each token, and the machine is slower in every other turn."""
-    rows, fed = 4, []
-
-    def seconds(self, run):
-        (counts,) = run.args
-        fed.append(sum(counts) if run.func.__name__ == "packed" else max(counts) * len(counts))
-        slowness = 1 + 2 * ((len(fed) - 1) // len(pass_widths.PASSES) % 2)
-        return (1 + fed[-1]) * slowness
-
-    monkeypatch.setattr(PassBench, "seconds", seconds)
-    found = pass_widths.line(random_pair(), "paged", rows)
-    in_order = [fed[i : i + 3] for i in range(0, len(fed), 3)][pass_widths.WARM_UPS :]
-    turns = [turn[::-1] if i % 2 else turn for i, turn in enumerate(in_order)]
-    assert len(turns) == pass_widths.REPEATS
-    assert {(least, wide % rows) for _, wide, least in turns} == {(rows, 0)}
-    assert (found["layout"], found["batch_size"]) == ("paged", rows)
-    assert found["tokens_ratio"] == statistics.median(wide / packed for packed, wide, _ in turns)
-    gains = [(1 + wide) / (1 + packed) for packed, wide, _ in turns]
-    assert (found["gain"], found["gain_min"], found["gain_max"]) == (statistics.median(gains), min(gains), max(gains))
-    assert found["share_of_one_token"] == statistics.median((1 + least) / (1 + wide) for _, wide, least in turns)
-    assert found["one_token_ms"] < found["packed_ms"] < found["rectangle_ms"]
-
-
-def test_a_random_target_has_its_width(pass_widths):
-    pair = pass_widths.random_target(256, 2)
-    assert pair.target.model.config.hidden_size == 256
-    assert (pair.target.kv_shape.num_layers, pair.draft.kv_shape.num_layers) == (2, 1)
-    assert (pair.target.kv_shape.num_kv_heads, pair.target.kv_shape.key_dim) == (2, 64)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_calibration import HELD_OUT, PLAN, PROMPTS, folder_of
 
-from refimpl.bench.passes import PassBench
 from refimpl.calibrate.grid import MIXED, PACKED, VARIANTS, Axes, Cell
+from refimpl.calibrate.passes import PassBench
 from refimpl.calibrate.prompts import Piece
 from refimpl.calibrate.run import Calibration, calibrate
 from refimpl.calibrate.runs import Runner

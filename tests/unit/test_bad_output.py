@@ -100,7 +100,6 @@ def test_no_file_takes_the_place_of_standard_output(tmp_path, name):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("bench-passes", "--prompts", "p.txt"),
         ("bench", "--acceptance", "forced:trace:p.txt"),
         ("anatomy", "--acceptance", "trace:p.txt"),
     ],
