@@ -23,6 +23,13 @@ def budget_curve(monkeypatch):
     return importlib.import_module("budget_curve")
 
 
+@pytest.fixture
+def paper_code(monkeypatch):
+    """The script, as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("paper_code")
+
+
 def made():
     """Files that scripts make → when each was written."""
     roots = [ROOT / name for name in MADE]
@@ -83,3 +90,18 @@ def test_budgets_of_the_curve_are_settings_of_the_engine(budget_curve):
     assert {name: config.drafting.draft_budget for name, config in configs.items()} == {
         name: "fixed" if name.startswith("fixed") else name for name in budgets
     }
+
+
+def test_the_papers_code_is_compared_repeat_by_repeat(paper_code):
+    """Tokens behind a stop count for nobody, a wrong token costs its row, and ratios are those of one repeat."""
+    seconds = iter(np.arange(1.0, 100.0))
+
+    def decoder(*outputs):
+        return lambda prompts, batch_size: (outputs, next(seconds))
+
+    engines = {"paper eqspec": decoder([5, 0, 7], [6, 6]), "eqspec": decoder([5, 0], [6, 1])}
+    rows = paper_code.with_ratios(paper_code.measure(engines, ["a", "b"], [[5, 0], [6, 6]], stop=0))
+    theirs, ours = rows[:2]
+    assert (theirs["exact"], ours["exact"]) == (2, 1)
+    assert np.allclose(theirs["tokens_per_cpu_s"], 4 / np.array([1, 16, 17]))
+    assert np.allclose(ours["ratios"], np.array([1, 16, 17]) / [2, 15, 18])
