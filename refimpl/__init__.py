@@ -15,7 +15,7 @@ _NAMES = {
     "refimpl.generation": ("generate", "stream"),
     "refimpl.models.adapter": ("Pair",),
     "refimpl.planning": ("MemoryPlan", "plan_memory"),
-    "refimpl.pairs": ("VocabularyWarning", "load_pair", "make_pair"),
+    "refimpl.pairs": ("GenerationConfigWarning", "VocabularyWarning", "load_pair", "make_pair"),
     "refimpl.prompts": ("read_prompts",),
     "refimpl.core.records": ("RowOutcome", "TokenLogprobs"),
     "refimpl.core.drafting": ("DraftingConfig",),
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from refimpl.judging.tie_or_bug import judge_method as judge_method
     from refimpl.judging.tie_or_bug import judge_outputs as judge_outputs
     from refimpl.models.adapter import Pair as Pair
+    from refimpl.pairs import GenerationConfigWarning as GenerationConfigWarning
     from refimpl.pairs import VocabularyWarning as VocabularyWarning
     from refimpl.pairs import load_pair as load_pair
     from refimpl.pairs import make_pair as make_pair

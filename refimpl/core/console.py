@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -21,8 +22,8 @@ RAISED_AGAIN_S = 0.05
 def run_application(application: Callable[..., Any], arguments: list[str] | None = None) -> int:
     """Run an application of typer and return its exit code. Bad options, too, are one line on stderr and `BAD_INPUT`.
 
-    Characters that the terminal's encoding lacks become question marks. What is printed to a closed stdout counts as
-    without a reader.
+    A warning is one line on stderr, too. Characters that the terminal's encoding lacks become question marks. What is
+    printed to a closed stdout counts as without a reader.
 
     Args:
         application: a `typer.Typer`.
@@ -33,7 +34,7 @@ def run_application(application: Callable[..., Any], arguments: list[str] | None
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        with one_line_errors():
+        with one_line_errors(), one_line_warnings():
             code = application(arguments, standalone_mode=False)  # what `typer.Exit` says, or a command returns
     except SystemExit as end:
         code = end.code
@@ -118,6 +119,14 @@ def one_line_errors() -> Iterator[None]:
             sys.exit(BAD_INPUT)
         finally:
             _let_go_of_stdout()
+
+
+@contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Print warnings of the body as one line each, without the place in the code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: tell(f"warning: {' '.join(str(message).split())}")
+        yield
 
 
 def _let_go_of_stdout() -> None:

@@ -182,7 +182,7 @@ def verify(
         **settings: as for `generate`; a window smaller than a batch size is widened to it.
 
     Raises:
-        InputError: impossible settings or prompts. An InvariantViolation is reported, not raised.
+        InputError: impossible settings, prompts or pair (see `Pair.unapplied`). A broken invariant is reported only.
     """
     require_bool("bitwise", bitwise)
     require(progress is None or callable(progress), f"progress must be a function, not {shown(progress)}")
@@ -195,6 +195,7 @@ def verify(
         raise InputError(f"jobs must be 1 on {pair.device}, not {jobs}: only on a CPU do processes share the models")
     if jobs != 1 and any(isinstance(lm, HuggingFaceLM) and is_compiled(lm.model) for lm in pair.models()):
         raise InputError(f"jobs must be 1 for compiled models, not {jobs}: processes would run them uncompiled")
+    pair.require_plain_target()
     prompts = listed(prompts)
     references = _references(pair, prompts, runs, given, progress)
     if min(jobs, len(runs)) == 1:

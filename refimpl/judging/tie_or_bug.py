@@ -169,7 +169,8 @@ def judge_method(
         **settings: as for `generate`, at temperature 0.
 
     Raises:
-        InputError: impossible settings or prompts, or a reference that is not of these prompts.
+        InputError: impossible settings or prompts, a reference that is not of these prompts, or a target whose
+            generation config has settings that are not applied (see `make_pair`).
     """
     prepared = _prepare(pair, prompts, max_prompt_tokens, settings)
     known = None if reference is None else _token_lists(pair, prepared, reference, "reference")
@@ -201,6 +202,7 @@ def _prepare(
     config = make_config(**settings)
     if not config.sampling.greedy or config.stop_strings:
         raise InputError("only greedy output without stop strings can be judged")
+    pair.require_plain_target()
     prompts = listed(prompts)
     if any(isinstance(prompt, Request) for prompt in prompts):
         raise InputError("give texts or token ids: all prompts share their settings here")

@@ -225,6 +225,8 @@ class Pair:
         stop_token_ids: end a sequence unless the caller says otherwise.
         vocab_size: ids that both models know; logits beyond it are padding rows.
         name: preset or path.
+        unapplied: settings of the target's generation config that change what transformers' `generate` gives, and are
+            not applied here; empty where there are none.
         head: proposes from the target's hidden states; None for a pair without one.
     """
 
@@ -234,6 +236,7 @@ class Pair:
     stop_token_ids: frozenset[int] = frozenset()
     vocab_size: int = 0
     name: str = "pair"
+    unapplied: str = ""
     head: DraftHead | None = None
 
     def __repr__(self) -> str:
@@ -275,6 +278,14 @@ class Pair:
         if self.head is None:
             raise InputError(f"the pair {self.name!r} has no draft head: load one that was trained for its target")
         return self.head
+
+    def require_plain_target(self) -> None:
+        """Raise InputError if exact here would not be what transformers' `generate` gives."""
+        require(
+            not self.unapplied,
+            f"the target's generation config sets {self.unapplied}, which transformers' generate applies and plain "
+            "decoding does not: nothing here can be exact; remove it from generation_config.json to compare without it",
+        )
 
     def require_steady_target(self) -> None:
         """Raise InputError if passes of one shape do not fix the bits of the target's numbers."""

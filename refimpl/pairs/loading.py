@@ -35,6 +35,7 @@ from refimpl.pairs.heads import load_head
 from refimpl.pairs.names import Named, find_device, find_dtype, find_models
 from refimpl.pairs.presets import PRESETS, ModelPreset
 from refimpl.pairs.reading import from_pretrained
+from refimpl.pairs.unapplied import warn_of_unapplied
 from refimpl.pairs.vocabulary import shared_vocab_size, warn_of_other_meanings
 
 SPEED = {"compile_modules": compile_layers, "prepack_weights": prepack, "fuse_norms": norms.fuse_norms}
@@ -75,7 +76,7 @@ def load_pair(
         compile_modules, prepack_weights, fuse_norms: `compile_layers`, `prepack` or `fuse_norms` of both models.
 
     Warns:
-        VocabularyWarning: the two tokenizers give many ids another meaning.
+        VocabularyWarning, GenerationConfigWarning: the two tokenizers give many ids another meaning; see `make_pair`.
 
     Raises:
         InputError: unknown name, unreachable hub, missing device, incompatible vocabularies, unsupported model.
@@ -133,6 +134,9 @@ def make_pair(
             where the models' sizes differ and there is no tokenizer.
         name: how results and errors call the pair.
 
+    Warns:
+        GenerationConfigWarning: settings of the target's generation config, as repetition_penalty, are not applied.
+
     Raises:
         InputError: vocabularies that differ by more than padding rows, models on two devices, a model that cannot be
             driven (see docs/models.md), or a head of another target.
@@ -152,6 +156,7 @@ def make_pair(
         stop_token_ids=frozenset(stops),
         vocab_size=size,
         name=name,
+        unapplied=warn_of_unapplied(target),
         head=None if head is None else load_head(Path(head).expanduser(), target),
     )
 
