@@ -54,6 +54,17 @@ VISION = {
     "patch_size": 14, "vision_output_dim": 32,
 }  # fmt: skip
 
+PIXTRAL = {"num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8, "image_size": 28, "patch_size": 14}
+QWEN_VISION = {"depth": 1, "num_heads": 2, "out_hidden_size": 32}
+DEEP = {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+KIMI_VISION = {"num_hidden_layers": 1, "num_attention_heads": 2, "pos_emb_height": 4, "pos_emb_width": 4}
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+SCALED_BY_POSITION = {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 16}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.5} | SCALED_BY_POSITION
+MINISTRAL = HEADS | {"model_type": "ministral3", "rope_parameters": YARN}
+KIMI = LATENT | {"model_type": "deepseek_v3"}
+MAMBA = {"mamba_n_heads": 4, "shared_intermediate_size": 48, "num_local_experts": 0, "position_embedding_type": "rope"}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -96,6 +107,12 @@ def with_images(kind: str, text: dict[str, Any], *, partly_float32: bool = False
     """A family that reads images, too; prompts here are of text alone."""
     settings = {"text_config": SMALL | text, "vision_config": VISION | vision}
     return Family(kind, settings, "reads images", partly_float32)
+
+
+def with_class(name: str, kind: str, text: dict[str, Any], *, variant: str = "reads images", **more: Any) -> Family:
+    """A family that no mapping of causal models has: its class is the one that its checkpoints name."""
+    vision = {"hidden_size": 16, "intermediate_size": 16} | more.pop("vision")
+    return Family(kind, {"architectures": [name], "text_config": SMALL | text, "vision_config": vision} | more, variant)
 
 
 FAMILIES = [
@@ -141,6 +158,11 @@ FAMILIES = [
     with_images("gemma3", MIXED),
     with_images("gemma4", SAME_HEADS, num_key_value_heads=2, head_dim=8, global_head_dim=8),
     with_images("llama4", SCALED | {"attn_temperature_tuning": False}, partly_float32=True),
+    with_class("Mistral3ForConditionalGeneration", "mistral3", HEADS, variant="Mistral Small 3", vision=PIXTRAL),
+    with_class("Mistral3ForConditionalGeneration", "mistral3", MINISTRAL, variant="Ministral 3", vision=PIXTRAL),
+    with_class("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", SECTIONS, vision=QWEN_VISION),
+    with_class("Qwen3VLForConditionalGeneration", "qwen3_vl", HEADS | SECTIONS, vision=QWEN_VISION | DEEP),
+    with_class("Kimi_K25ForConditionalGeneration", "kimi_k25", KIMI, vision=KIMI_VISION, projection_hidden_size=16),
     with_images("mllama", {"cross_attention_layers": [1]}, attention_heads=2, num_global_layers=1),
     *plain(DECODER, "bert", "bert-generation", "electra", "ernie"),
     Family("bert", {}, "not as a decoder"),
@@ -159,6 +181,8 @@ FAMILIES = [
     *plain({}, "mamba", "falcon_mamba", "recurrent_gemma", "rwkv", "xlstm"),
     *plain(EXPERTS, "jamba", "minimax", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h"),
     *plain(EXPERTS, "bailing_hybrid", "qwen4_exp_text", "inkling2_loop_text"),
+    Family("granitemoehybrid", MAMBA | {"layer_types": ["full_attention"] * 2}, "attention only"),
+    Family("granitemoehybrid", MAMBA | {"layer_types": ["linear_attention", "full_attention"]}),
     *plain(HEADS, "falcon_h1", "olmo_hybrid", "lara_mini"),
     Family("mamba2", {"num_heads": 4, "head_dim": 16, "n_groups": 1}),
     *plain(LATENT, "axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4"),

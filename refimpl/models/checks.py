@@ -48,7 +48,7 @@ def _reasons(model: PreTrainedModel, config: PretrainedConfig) -> Iterator[str]:
         yield "is no causal language model, as it cannot generate"
     if _is_half(model):
         yield "is an encoder-decoder model, or the decoder of one, with cross-attention"
-    if getattr(model, "_is_stateful", False):
+    if getattr(model, "_is_stateful", False) and not _attends_only(config):
         yield "keeps a recurrent state, which cannot be rolled back"
     softcap = getattr(config, "attn_logit_softcapping", None)
     if softcap is not None:
@@ -88,6 +88,11 @@ def _first_position(model: PreTrainedModel) -> int:
     return max([0, *(padding + 1 for padding in paddings if padding is not None)])
 
 
+def _attends_only(config: PretrainedConfig) -> bool:
+    """Whether layers are declared to be attention, each of them: a class that can keep a state then keeps none."""
+    return bool(getattr(config, "layer_types", None)) and not _layers_of_other_kinds(config)
+
+
 def _layers_of_other_kinds(config: PretrainedConfig) -> list[str]:
     """Kinds of layers whose cache is not one entry for each token."""
     caches = {type(layer) for layer in DynamicCache(config=config).layers} - {DynamicLayer, DynamicSlidingWindowLayer}
@@ -98,8 +103,8 @@ def _layers_of_other_kinds(config: PretrainedConfig) -> list[str]:
 
 def experts_of(model: PreTrainedModel) -> str:
     """How transformers computes a model's experts; empty for a model that has none, or computes them by itself."""
-    if not getattr(model, "_can_set_experts_implementation", bool)():
-        return ""
+    if not any(getattr(part, "_can_set_experts_implementation", bool)() for part in model.modules()):
+        return ""  # a model that also reads images has its experts in a part of another class
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "_experts_implementation", None) or ""
 

@@ -1,6 +1,5 @@
 """Load pairs: bundled, preset, or any two local paths or hub ids. Weights come from safetensors only."""
 
-import copy
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 import transformers
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -31,6 +29,7 @@ from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.checks import refuse_what_is_declared, refusing_what_fails
 from refimpl.models.compiled import compile_layers
 from refimpl.models.prepacked import prepack
+from refimpl.pairs.classes import build, causal_class
 from refimpl.pairs.heads import load_head
 from refimpl.pairs.names import Named, find_device, find_dtype, find_models
 from refimpl.pairs.presets import PRESETS, ModelPreset
@@ -198,7 +197,7 @@ def _load_model(
         config = from_pretrained(AutoConfig, role, name, trust_remote_code=trust_remote_code)
         _refuse_without_weights(config, f"{role} {name}", trust_remote_code)
         model, info = from_pretrained(
-            AutoModelForCausalLM,
+            causal_class(config, trust_remote_code),
             role,
             name,
             config=config,
@@ -218,14 +217,13 @@ def _load_model(
 
 def _refuse_without_weights(config: PretrainedConfig, name: str, trust_remote_code: bool) -> None:
     """Raise InputError for what a model declares, before its weights are read or downloaded."""
-    remote = getattr(config, "auto_map", None) or {}
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not (trust_remote_code and "AutoModelForCausalLM" in remote):
+    if causal_class(config, trust_remote_code) is None:
         kind = config.model_type or type(config).__name__
         raise InputError(f"{name}: {kind} is no causal language model: choose another model, see docs/models.md")
     _refuse_other_numbers(config, name)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
+            model = build(config, trust_remote_code)
     except Exception:  # a configuration that builds no model; reading the files says what is wrong with them
         return
     with refusing_what_fails(model, name):

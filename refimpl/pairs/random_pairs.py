@@ -6,11 +6,12 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from refimpl.core.errors import InputError
 from refimpl.models.adapter import Pair
 from refimpl.models.head import RegressiveBlock, RegressiveHead
+from refimpl.pairs.classes import build
 from refimpl.pairs.loading import make_pair
 
 _SMALL = {
@@ -97,7 +98,7 @@ def random_models(
     with torch.random.fork_rng(devices=[]):  # everything is drawn on the CPU
         for scale in (0.0, draft_noise):
             torch.default_generator.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(config, **{"attn_implementation": "sdpa"} | settings)
+            model = build(config, **{"attn_implementation": "sdpa"} | settings)
             model = model.to(dtype).eval()
             for parameter in model.parameters():
                 if parameter.dim() > 1 and parameter.std() < 0.1:

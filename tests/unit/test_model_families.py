@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from refimpl import generate
+from refimpl import generate, load_pair
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -18,14 +18,15 @@ table = importlib.import_module("models_table")
 
 EVERY_DAY = (
     "gpt_neox", "mixtral", "jetmoe", "deepseek_v3", "mistral, sliding window", "gemma3_text, mixed windows",
-    "llama4_text, attention scaled by position", "gpt_oss", "doge", "whisper",
+    "llama4_text, attention scaled by position", "gpt_oss", "doge", "whisper", "kimi_k25, reads images",
+    "granitemoehybrid, attention only",
 )  # fmt: skip
 NUM_NEW = 15
 VERSION = f"with transformers {transformers.__version__}:"
 
 
 def some_of(names):
-    """The ten of every day; the others are for the night."""
+    """The twelve of every day; the others are for the night."""
     return [pytest.param(name, marks=[] if name in EVERY_DAY else pytest.mark.nightly) for name in names]
 
 
@@ -63,8 +64,26 @@ def test_exact_or_refused_as_the_table_says(name):
         assert [s.token_ids for s in found.sequences] == expected, method
 
 
-def test_ten_families_every_day():
-    assert len(set(EVERY_DAY) & set(families.BY_NAME)) == 10
+HYBRID = "granitemoehybrid, attention only"
+
+
+@pytest.mark.parametrize(
+    "name", some_of([f.name for f in families.FAMILIES if "architectures" in f.settings] + [HYBRID])
+)
+def test_loaded_from_a_folder_and_exact(name, tmp_path):
+    """Those that no mapping of causal models has, by the class that they name; and one whose class can keep a state."""
+    target, draft = families.BY_NAME[name].models()
+    target.save_pretrained(tmp_path / "target")
+    draft.save_pretrained(tmp_path / "draft")
+    pair = load_pair(tmp_path / "target", tmp_path / "draft", dtype="float64", stop_token_ids=[])
+    assert type(pair.target.model) is type(target)
+    prompts = [[5], [7, 0, 2, 9], [1 + i % 60 for i in range(25)]]
+    found = generate(pair, prompts, batch_size=3, max_new_tokens=NUM_NEW, checks="oracle")
+    assert [s.token_ids for s in found.sequences] == [stock_tokens(target, prompt) for prompt in prompts]
+
+
+def test_twelve_families_every_day():
+    assert len(set(EVERY_DAY) & set(families.BY_NAME)) == 12
     assert len({family.kind for family in families.FAMILIES}) >= 40
 
 
