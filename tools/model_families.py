@@ -39,6 +39,7 @@ HALF = {
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
 }  # fmt: skip
 SCALED = EXPERTS | {"layer_types": ["full_attention"] * 2, "no_rope_layers": [1, 0], "intermediate_size_mlp": 48}
+UNSCALED = SCALED | {"attn_temperature_tuning": False}
 PER_LAYER = MIXED | {
     "vocab_size_per_layer_input": 61, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0, "laurel_rank": 4,
     "activation_sparsity_pattern": [0.0, 0.0],
@@ -46,9 +47,15 @@ PER_LAYER = MIXED | {
 GLYPHS = {
     "pronunciation_vocab_size": 8, "shape_vocab_size": 8, "pronunciation_embed_dim": 8, "shape_embed_dim": 8,
 }  # fmt: skip
+TWO_WIDTHS = PER_LAYER | {"global_head_dim": 16}
 LOOPED = SLIDING | {"num_hidden_layers": 3, "n_input_layers": 1, "n_output_layers": 1}
 SAME_HEADS = PER_LAYER | {"global_head_dim": 8}
-SHARED = SAME_HEADS | {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": MIXED["layer_types"] * 2}
+SHARED = {
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": MIXED["layer_types"] * 2,
+    "activation_sparsity_pattern": [0.0] * 4,
+}  # fmt: skip
+AS_RELEASED, IN_NO_RELEASE = "as released", "in no release"
+WIDTHS = {"num_key_value_heads": 2, "head_dim": 8}  # of vision
 VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14, "vision_output_dim": 32,
@@ -75,12 +82,14 @@ class Family:
         settings: beyond `SMALL`.
         variant: what sets it apart from others of its kind.
         partly_float32: it computes a part in float32 whatever its format, so that entries of the cache agree no better.
+        release: whether published checkpoints are set so, where some settings of the kind are driven and others not.
     """
 
     kind: str
     settings: dict[str, Any]
     variant: str = ""
     partly_float32: bool = False
+    release: str = ""
 
     @property
     def name(self) -> str:
@@ -103,10 +112,19 @@ def plain(settings: dict[str, Any], *kinds: str, **more: Any) -> list[Family]:
     return [Family(kind, settings, **more) for kind in kinds]
 
 
-def with_images(kind: str, text: dict[str, Any], *, partly_float32: bool = False, **vision: Any) -> Family:
+def with_images(
+    kind: str,
+    text: dict[str, Any],
+    variant: str = "",
+    *,
+    partly_float32: bool = False,
+    release: str = "",
+    **vision: Any,
+) -> Family:
     """A family that reads images, too; prompts here are of text alone."""
     settings = {"text_config": SMALL | text, "vision_config": VISION | vision}
-    return Family(kind, settings, "reads images", partly_float32)
+    variant = ", ".join(filter(None, ("reads images", variant)))
+    return Family(kind, settings, variant, partly_float32, release)
 
 
 def with_class(name: str, kind: str, text: dict[str, Any], *, variant: str = "reads images", **more: Any) -> Family:
@@ -145,19 +163,23 @@ FAMILIES = [
     Family("phi3", {"sliding_window": WINDOW}, "sliding window"),
     Family("starcoder2", {"sliding_window": WINDOW}, "sliding window"),
     Family("beam", SLIDING, "sliding window", partly_float32=True),
-    Family("llama4_text", SCALED | {"attn_temperature_tuning": False}, "attention not scaled", partly_float32=True),
-    Family("llama4_text", SCALED | {"floor_scale": 4}, "attention scaled by position"),
+    Family("llama4_text", UNSCALED, "attention not scaled", partly_float32=True, release=IN_NO_RELEASE),
+    Family("llama4_text", SCALED | {"floor_scale": 4}, "attention scaled by position", release=AS_RELEASED),
     Family("kolibri1", EXPERTS, partly_float32=True),
-    Family("gemma3n_text", PER_LAYER, "mixed windows"),
-    Family("gemma4_text", SAME_HEADS, "mixed windows"),
-    Family("gemma4_text", PER_LAYER | {"global_head_dim": 16}, "heads of two widths"),
-    Family("gemma4_text", SHARED, "layers that share K/V"),
-    Family("gemma4_unified_text", SAME_HEADS, "mixed windows"),
+    Family("gemma3n_text", PER_LAYER, "mixed windows", release=IN_NO_RELEASE),
+    Family("gemma3n_text", PER_LAYER | SHARED, "layers that share K/V", release=AS_RELEASED),
+    Family("gemma4_text", SAME_HEADS, "mixed windows", release=IN_NO_RELEASE),
+    Family("gemma4_text", TWO_WIDTHS, "heads of two widths", release=AS_RELEASED),
+    Family("gemma4_text", TWO_WIDTHS | SHARED, "layers that share K/V", release=AS_RELEASED),
+    Family("gemma4_unified_text", SAME_HEADS, "mixed windows", release=IN_NO_RELEASE),
+    Family("gemma4_unified_text", TWO_WIDTHS, "heads of two widths", release=AS_RELEASED),
     Family("dory", LOOPED, "a cache for each loop"),
     Family("dory", LOOPED | {"recurrent_kv_cache_mode": "last_loop"}, "a cache for the last loop"),
     with_images("gemma3", MIXED),
-    with_images("gemma4", SAME_HEADS, num_key_value_heads=2, head_dim=8, global_head_dim=8),
-    with_images("llama4", SCALED | {"attn_temperature_tuning": False}, partly_float32=True),
+    with_images("gemma4", SAME_HEADS, global_head_dim=8, release=IN_NO_RELEASE, **WIDTHS),
+    with_images("gemma4", TWO_WIDTHS, "heads of two widths", global_head_dim=8, release=AS_RELEASED, **WIDTHS),
+    with_images("llama4", UNSCALED, partly_float32=True, release=IN_NO_RELEASE),
+    with_images("llama4", SCALED | {"floor_scale": 4}, "attention scaled by position", release=AS_RELEASED),
     with_class("Mistral3ForConditionalGeneration", "mistral3", HEADS, variant="Mistral Small 3", vision=PIXTRAL),
     with_class("Mistral3ForConditionalGeneration", "mistral3", MINISTRAL, variant="Ministral 3", vision=PIXTRAL),
     with_class("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", SECTIONS, vision=QWEN_VISION),

@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 import transformers
-from model_families import CONTEXT, FAMILIES, WINDOW, Family, Verdict, judge
+from model_families import CONTEXT, FAMILIES, IN_NO_RELEASE, WINDOW, Family, Verdict, judge
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 HEAD = """\
@@ -22,8 +22,11 @@ HEAD = """\
 Made by `python tools/models_table.py` with transformers {version}: of {total} tiny configurations with random
 weights, {accepted} are supported. The others are rejected when a pair is made. Tests decode with each supported one and
 compare, in float64, with the oracle, with transformers' own `generate`, and with logits computed without a cache.
+Where some settings of a family are supported and others are not, a remark says which ones published checkpoints have:
+{unreleased} of the supported configurations are in no release.
 
-What a model declares and does decides, not its name:
+What a model declares and does decides, not its name. `load_pair` takes a causal class, or the class in a checkpoint's
+`architectures` where transformers has none for its configuration.
 
 - It is a causal language model without an encoder, a recurrent state or convolutions.
 - Attention is a masked softmax that PyTorch's SDPA can compute: no softcap, no sinks, no position bias, no choice of
@@ -43,7 +46,8 @@ COLUMNS = "| family | class | supported | remark or reason |\n|---|---|---|---|\
 
 def row(family: Family, verdict: Verdict) -> str:
     """A family's line of the table."""
-    cells = (family.name, f"`{verdict.model_class}`", "no" if verdict.pair is None else "yes", verdict.text)
+    remark = "; ".join(filter(None, (verdict.text, family.release)))
+    cells = (family.name, f"`{verdict.model_class}`", "no" if verdict.pair is None else "yes", remark)
     return "| " + " | ".join(cells) + " |"
 
 
@@ -57,7 +61,12 @@ def page() -> str:
     verdicts = [(family, judge(family)) for family in sorted(FAMILIES, key=lambda family: family.name)]
     accepted = sum(verdict.pair is not None for _, verdict in verdicts)
     head = HEAD.format(
-        version=transformers.__version__, accepted=accepted, total=len(verdicts), window=WINDOW, context=CONTEXT
+        version=transformers.__version__,
+        accepted=accepted,
+        total=len(verdicts),
+        unreleased=sum(verdict.pair is not None and family.release == IN_NO_RELEASE for family, verdict in verdicts),
+        window=WINDOW,
+        context=CONTEXT,
     )
     return head + COLUMNS + "\n".join(row(family, verdict) for family, verdict in verdicts) + "\n"
 

@@ -82,6 +82,13 @@ def test_loaded_from_a_folder_and_exact(name, tmp_path):
     assert [s.token_ids for s in found.sequences] == [stock_tokens(target, prompt) for prompt in prompts]
 
 
+def test_settings_in_no_release_stand_beside_those_of_one():
+    kinds = {
+        mark: {f.kind for f in families.FAMILIES if f.release == mark} for mark in ("as released", "in no release")
+    }
+    assert kinds["as released"] == kinds["in no release"] >= {"gemma3n_text", "gemma4_text", "llama4_text"}
+
+
 def test_twelve_families_every_day():
     assert len(set(EVERY_DAY) & set(families.BY_NAME)) == 12
     assert len({family.kind for family in families.FAMILIES}) >= 40
