@@ -23,7 +23,7 @@ def causal_class(config: PretrainedConfig, trust_remote_code: bool = False) -> A
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
 
 
-def build(config: PretrainedConfig, trust_remote_code: bool = False, **settings: Any) -> PreTrainedModel:
+def build(config: PretrainedConfig, trust_remote_code: bool = False, **settings: Any) -> Any:
     """A model of a configuration, which is left as it is; `settings` go to transformers."""
     known, config = causal_class(config, trust_remote_code), copy.deepcopy(config)
     if known is AutoModelForCausalLM:
