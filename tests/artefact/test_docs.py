@@ -17,7 +17,7 @@ import simulator
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-NAMES = ("first-steps.md", "engine.md", "conformance.md", "from-python.md")
+NAMES = ("engine.md", "conformance.md", "from-python.md")
 RUN = [ROOT / "README.md", *(ROOT / "docs" / name for name in NAMES)]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
