@@ -245,4 +245,13 @@ def test_live_bytes_are_those_of_the_fullest_moment(llama, method):
     cached = [sum(row.seq_len - 1 for row in record.rows) for record in rounds if (record.num_blocks or 0) == most]
     per_token = sum(model.kv_shape.bytes_per_token for model in llama.models())
     assert stats.kv_live_bytes == max(cached) * per_token
-    assert (stats.most_residents, 1 < stats.mean_residents <= 4) == (4, True)
+
+
+@pytest.mark.parametrize("method", ["inplace+grouped", "paged+grouped"])
+def test_residents_are_all_that_have_kv_whoever_runs(llama, method):
+    """All four enter at once, two of them run in a round, and each stays until its last one."""
+    settings = {"batch_size": 2, "window_size": 4, "max_new_tokens": 12}
+    result = generate(llama, [[1 + i] * (3 + 2 * i) for i in range(4)], method=method, **settings)
+    stays = {row.sequence: number for number, record in enumerate(result.rounds, 1) for row in record.rows}
+    assert result.stats.most_residents == 4
+    assert result.stats.mean_residents == sum(stays.values()) / len(result.rounds)

@@ -1,6 +1,7 @@
 """The pool and the schedulers against plain lists: submit, run a round, cancel, finish, refill."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from refimpl.core.invariants import InvariantViolation
 from refimpl.faults import FAULTS
-from refimpl.scheduling import RoundPlan, Scheduler, SchedulingOptions, make_scheduler
+from refimpl.scheduling import Room, RoundPlan, Scheduler, SchedulingOptions, make_scheduler
 
 
 @dataclass(eq=False)
@@ -24,6 +25,16 @@ class Item:
     ticket: int = -1
     waited: int = field(default=0)
     begun: bool = False
+
+
+class Scarce(Room[Item]):
+    """Room that is short: as many reservations fail as are set."""
+
+    failures = 0
+
+    def reserve(self, members: Sequence[Item]) -> bool:
+        self.failures -= 1
+        return self.failures < 0
 
 
 class Machine(RuleBasedStateMachine):
@@ -44,6 +55,7 @@ class Machine(RuleBasedStateMachine):
         self.scheduler: Scheduler[Item] = make_scheduler(
             self.kind, batch_size, batch_size + extra, aging, options=options
         )
+        self.room = self.scheduler.room = Scarce()
         self.options = options
         self.least_group = min(2, batch_size) if options.partial_groups else batch_size
         self.batch_size, self.window_size = batch_size, self.scheduler.window_size
@@ -75,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         self.refill()
         if not self.window:
             return
-        plan = self.scheduler.select()
+        plan = self.choose(data.draw(st.sampled_from([0, 0, 1, 3])))
         self.check_plan(plan)
         for item in plan.members:
             if not item.finished:
@@ -88,6 +100,19 @@ class Machine(RuleBasedStateMachine):
         for item in plan.members:
             item.begun = True
         self.retire(self.scheduler.complete(plan))
+
+    def choose(self, failures: int) -> RoundPlan[Item]:
+        """The youngest are sent back to the head of the queue, one for each failure to reserve; the oldest stays."""
+        unfinished = [item for item in self.window if not item.finished]
+        self.room.failures = min(failures, len(unfinished) - 1)
+        away = unfinished[len(unfinished) - self.room.failures :]
+        plan, preempted = self.scheduler.choose()
+        assert preempted == away[::-1]
+        for item in away:
+            item.waited, item.begun = 0, False
+        self.window = [item for item in self.window if item not in away]
+        self.waiting = away + self.waiting
+        return plan
 
     def refill(self) -> None:
         entered = self.scheduler.admit()

@@ -44,6 +44,7 @@ class Service(RuleBasedStateMachine):
         self.rows = prepare(PAIR, PROMPTS, config)
         self.engine = Engine(PAIR, [], config, expected=self.rows)
         self.outside, self.cancelled = list(self.rows), set()
+        self.decided = {row.index: [0, 0] for row in self.rows}  # drafts accepted, and decided on
 
     @rule(data=strategies.data(), count=strategies.integers(2, 4))
     @precondition(lambda self: self.outside)
@@ -64,7 +65,19 @@ class Service(RuleBasedStateMachine):
     def run(self, rounds):
         for _ in range(rounds):
             if not self.engine.scheduler.done:
-                self.engine.run_one_round()
+                self.note(self.engine.run_one_round())
+
+    def note(self, record):
+        for row in record.rows:
+            accepted = min(row.accepted, row.kept)
+            self.decided[row.sequence][0] += accepted
+            self.decided[row.sequence][1] += min(accepted + 1, row.drafted, row.kept)
+
+    @invariant()
+    def rows_remember_all_that_was_decided(self):
+        """Also across preemptions: draft budgets go by it."""
+        for row in getattr(self, "rows", ()):
+            assert [row.num_accepted, row.num_evaluated] == self.decided[row.index]
 
     @invariant()
     def rows_have_what_the_oracle_generates(self):

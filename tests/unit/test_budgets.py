@@ -97,15 +97,6 @@ def test_what_is_not_decided_on_does_not_count():
     assert row.num_evaluated == 3 + 4 + 1 + 0 + 2 + 2  # a rejection counts once; what was cut off does not
 
 
-def test_capacity_goes_to_the_likeliest():
-    estimates = [[0.9, 0.8, 0.1], [0.5, 0.4, 0.3]]
-    assert [CapacityBudget(c).after([3, 3], estimates) for c in (0, 1, 3, 4, 9)] == [
-        [0, 0], [1, 0], [2, 1], [2, 2], [3, 3],
-    ]  # fmt: skip
-    assert CapacityBudget(2).after([3, 1], [[0.1, 0.9, 0.9], [0.5]]) == [1, 1]  # deeper drafts are no likelier
-    assert CapacityBudget(3).after([2, 2], [[1.0, 1.0], [1.0, 1.0]]) == [2, 1]
-
-
 def test_goodput_takes_the_number_with_most_tokens_per_second():
     """By hand: rates (30 + 4 · 40/61) / 34 and (9 + 4 · 40/61) / 34, so 2, 3.30 and 4.34 tokens in two rows."""
     rows = [Row(2, 30, 30), Row(2, 30, 9)]
@@ -162,12 +153,15 @@ def test_keeping_stops_behind_the_draft_that_is_not_sure(budget, lengths, passes
 
 
 @given(estimates=ESTIMATES, capacity=st.integers(0, 12))
-def test_limits_are_prefixes_and_do_not_read_what_they_cut(estimates, capacity):
-    """The checked budget asks again with redrawn drafts, and raises where an answer changes."""
+def test_capacity_goes_to_the_likeliest_draft_that_is_next_in_its_row(estimates, capacity):
+    """Handed out one by one: a draft survives no more often than those before it, and of equals the first in its row
+    comes first. The checked budget asks again with redrawn drafts, and raises where an answer changes."""
     lengths = [len(row) for row in estimates]
-    limits = CheckedBudget(CapacityBudget(capacity)).after(lengths, estimates)
-    assert all(0 <= limit <= length for limit, length in zip(limits, lengths, strict=True))
-    assert sum(limits) == min(capacity, sum(lengths))
+    wanted = [0] * len(lengths)
+    for _ in range(min(capacity, sum(lengths))):
+        open_rows = [row for row, length in enumerate(lengths) if wanted[row] < length]
+        wanted[max(open_rows, key=lambda row: (min(estimates[row][: wanted[row] + 1]), -wanted[row], -row))] += 1
+    assert CheckedBudget(CapacityBudget(capacity)).after(lengths, estimates) == wanted
 
 
 def test_a_budget_that_reads_what_it_cuts_is_noticed():

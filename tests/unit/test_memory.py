@@ -140,8 +140,12 @@ def test_buffers_grow_with_the_batch_and_stay_as_large(llama):
     assert len(set(seen[2:])) == 2
 
 
-def test_what_is_free_is_the_default_bound(llama, monkeypatch):
-    monkeypatch.setattr("refimpl.decoding.memory.free_bytes", lambda device: 10_000)
+def test_nine_tenths_of_what_is_free_are_the_default_bound(llama, monkeypatch):
+    """Passes need some, too."""
+    need = generate(llama, PROMPTS, max_new_tokens=20).stats.kv_bytes
+    monkeypatch.setattr("refimpl.decoding.memory.free_bytes", lambda device: need / 0.9 + 1)
+    generate(llama, PROMPTS, max_new_tokens=20)
+    monkeypatch.setattr("refimpl.decoding.memory.free_bytes", lambda device: need / 0.9 - 1)
     with pytest.raises(InputError, match="may be used"):
         generate(llama, PROMPTS, max_new_tokens=20)
 
