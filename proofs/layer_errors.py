@@ -10,6 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+APART = {"bench", "calibrate", "conformance", "judging", "viz"}  # what times, judges or draws: no proof is about it
 sys.path.insert(0, str(ROOT / "tools"))
 
 import planted  # noqa: E402 (in tools)
@@ -61,8 +62,8 @@ class Error:
 
 @cache
 def engine() -> dict[str, str]:
-    """The engine's texts, by file; what only times it is left out, as no proof is about time."""
-    files = [path for path in (ROOT / "refimpl").rglob("*.py") if not {"bench", "calibrate"} & set(path.parts)]
+    """The engine's texts, by file."""
+    files = [path for path in (ROOT / "refimpl").rglob("*.py") if not APART & set(path.parts)]
     return {str(path.relative_to(ROOT)): path.read_text() for path in files}
 
 

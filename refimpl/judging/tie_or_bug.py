@@ -104,7 +104,7 @@ class Judgement(Shown):
     @property
     def threshold(self) -> float:
         """Largest regret that rounding explains."""
-        return 2 * self.noise
+        return threshold_of(self.noise)
 
     @property
     def verdict(self) -> Verdict:
@@ -299,9 +299,14 @@ def judge(
     for i, (output, wanted) in enumerate(zip(outputs, reference, strict=True)):
         at = first_difference(output, wanted)
         right = ends_right(output, max_new_tokens, stops)
-        tied = right and max(measured[i][0]) <= 2 * noise
+        tied = right and max(measured[i][0]) <= threshold_of(noise)
         rows.append(RowJudgement(i, "exact" if at is None else "tie" if tied else "bug", at, measured[i][0], right))
     return Judgement(tuple(rows), noise, num_prefixes)
+
+
+def threshold_of(noise: float) -> float:
+    """Largest regret that rounding explains: two tokens may each be off by the noise, in opposite directions."""
+    return 2 * noise
 
 
 def ends_right(tokens: Seq[int], max_new_tokens: int, stops: set[int]) -> bool:

@@ -46,6 +46,14 @@ def test_answers_of_one_token_or_none_have_a_law() -> None:
     assert compare_laws([(1, 2)] * 1024, [(1,)] * 1024).p_value < 1e-9
 
 
+def test_samples_of_one_law_are_told_apart_no_more_often_than_they_may() -> None:
+    """As a whole and by each of eight tokens, at 5 %: of 200 pairs 29 or more has a chance below 1e-6."""
+    rng = random.Random(1)
+    samples = [[tuple(rng.choices(range(2), k=8)) for _ in range(256)] for _ in range(400)]
+    p_values = [compare_laws(*pair).p_value for pair in zip(samples[::2], samples[1::2], strict=True)]
+    assert 0 < sum(p_value < 0.05 for p_value in p_values) < 29
+
+
 def drawn(rng: random.Random, size: int, cells: int, total_variation: float) -> tuple[list[Tokens], list[Tokens]]:
     """Two samples: the law of one is even, that of the other has more of half of the outcomes and less of the rest."""
     outcomes = [(i,) for i in range(cells)]
@@ -238,6 +246,17 @@ def test_a_stop_that_only_the_first_rows_heed_is_seen_in_a_large_vocabulary(rows
     assert check_engine(engine, properties=["stop_is_exact"]).verdicts[0].status == "fail"
     engine.change = lambda p, settings, _: [rare(prompt, settings, stops=True) for prompt in p]
     assert check_engine(engine, properties=["stop_is_exact"]).verdicts[0].status == "pass"
+
+
+def test_a_stop_token_in_a_prompt_that_ends_its_row_is_seen() -> None:
+    """In a large vocabulary no prompt has one by chance."""
+
+    def ended(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
+        stops = set(settings.stop_token_ids)
+        return [rare(prompt, settings, stops=True)[: 1 if stops & {*prompt} else None] for prompt in prompts]
+
+    engine = Toy(ended, vocab_size=MAX_VOCAB_SIZE)
+    assert check_engine(engine, properties=["stop_is_exact"]).verdicts[0].status == "fail"
 
 
 def test_one_draft_a_round_at_most_says_nothing_of_other_numbers() -> None:

@@ -182,6 +182,20 @@ def test_the_first_wrong_token_is_named() -> None:
     assert found.rows[0].regrets[0] == found.rows[0].regrets[1] == 0 < found.rows[0].regrets[2]
 
 
+@pytest.mark.parametrize(("regret", "verdict"), [(1.9, "tie"), (2.1, "bug")])
+def test_a_tie_is_within_twice_the_noise(monkeypatch: pytest.MonkeyPatch, regret: float, verdict: str) -> None:
+    """A logit of other tokens differs by 1 between the sizes of blocks; token 7 is better than the last one chosen."""
+
+    def logits(model: Any, prompt: Any, output: list[int], size: int, lead: int) -> torch.Tensor:
+        found = torch.zeros(len(output), 17).double()
+        found[-1, 7], found[0, 8] = regret, -float(size > 1)
+        return found
+
+    monkeypatch.setattr("refimpl.judging.tie_or_bug.logits_in_blocks", logits)
+    found = judge(table_pair(), [[3]], [[1, 2]], [[1, 7]], max_new_tokens=2)
+    assert (found.verdict, found.noise, found.threshold, found.largest_regret) == (verdict, 1, 2, regret)
+
+
 def test_equal_tokens_are_exact_and_a_short_row_is_a_bug() -> None:
     prompt, wanted = [3, 1, 4], greedy_continuation([3, 1, 4], 5)
     assert judge(table_pair(), [prompt], [wanted], [wanted], max_new_tokens=5).verdict == "exact"
@@ -211,6 +225,7 @@ def test_the_histogram_tells_what_is_beyond_the_threshold(tmp_path: Path) -> Non
     assert second.get_title() == "clean: exact, 2 of 2 regrets are 0"
     told = [text.get_text() for text in first.get_legend().get_texts()]
     assert sorted(told) == ["1 beyond the threshold", "2 within the threshold", "threshold 0.1"]
+    assert [[line.get_xdata() for line in axes.lines] for axes in figure.axes] == [[[0.1, 0.1]]] * 2
     assert sum(bar.get_height() for bar in first.patches) == 3
     assert sum(bar.get_height() for bar in second.patches) == 0
     plot_regrets({"mixed": mixed, "clean": clean}, tmp_path / "regret.png")

@@ -64,6 +64,8 @@ def test_the_right_mean_with_too_little_spread_is_found_out(tmp_path):
     assert not fits["iid"].table.loc["sd_rounds", "inside"]
     assert fits["iid"].table.loc["sd_rounds", "model"] < 0.7 * fits["iid"].table.loc["sd_rounds", "trace"]
     assert fits["beta"].table["inside"].all()
+    whole = trace.rows[trace.rows["seq_len"] + 5 <= 8 + 60]  # rounds that the end of the budget does not cut
+    assert fits["iid"].table.loc["sd_kept", "trace"] == pytest.approx(whole["accepted"].std())
     assert fits["bootstrap"].table.loc["sd_rounds", "inside"]
 
 

@@ -57,9 +57,11 @@ def test_a_serial_replay_differs(llama, tmp_path):
     assert not check_parity(path).exact
 
 
-def test_preemptions_are_replayed_without_a_difference(llama, tmp_path):
+@pytest.mark.parametrize("budget", [{}, {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8)),)}])
+def test_preemptions_are_replayed_without_a_difference(llama, tmp_path, budget):
+    """Also where drafts depend on what a row had accepted before it was sent back."""
     path = tmp_path / "run.ndjson"
-    result = traced(llama, path, method="paged", block_size=2, kv_memory_gib=pool_gib(llama, 24, 2))
+    result = traced(llama, path, method="paged", block_size=2, kv_memory_gib=pool_gib(llama, 24, 2), **budget)
     assert result.stats.num_preemptions > 0
     parity = check_parity(path)
     assert parity.exact, parity.first_difference

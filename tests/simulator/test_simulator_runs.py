@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -212,6 +213,8 @@ def test_all_that_is_compared_is_of_the_replications_in_which_both_have_it():
     assert 1 < both.sum() < a.notna().sum()
     line = found.table.loc["latency_mean_s"]
     assert (line["a"], line["b"], line["n"]) == (a[both].mean(), b[both].mean(), both.sum())
+    paired = scipy.stats.ttest_rel(b[both], a[both]).confidence_interval(0.95)
+    assert (line["low"], line["high"]) == pytest.approx(tuple(paired))
     assert line["difference"] == pytest.approx(line["b"] - line["a"])
     assert line["ratio"] == line["b"] / line["a"]
 
