@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from refimpl.core.errors import require, shown
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_list, is_number, require_int, use_plain_numbers
@@ -12,11 +12,28 @@ DrafterName = Literal["model", "ngram", "suffix", "hybrid", "head"]
 DraftBudgetName = Literal["fixed", "by_load", "row_rate", "capacity", "goodput", "confidence", "confidence_keep"]
 RankingScore = Literal["expected", "own_token"]
 
-DRAFTERS: tuple[str, ...] = get_args(DrafterName)
+
+class Parts(NamedTuple):
+    """What a drafter is made of: the name of a lookup, and of what draws tokens where it finds none; empty for none."""
+
+    lookup: str = ""
+    draws: str = ""
+
+
+DRAFTER_PARTS: dict[DrafterName, Parts] = {
+    "model": Parts(draws="model"),
+    "ngram": Parts("ngram"),
+    "suffix": Parts("suffix"),
+    "hybrid": Parts("ngram", "model"),
+    "head": Parts(draws="head"),
+}
+DRAFTERS: tuple[str, ...] = tuple(DRAFTER_PARTS)
 DRAFT_BUDGETS: tuple[str, ...] = get_args(DraftBudgetName)
 RANKING_SCORES: tuple[str, ...] = get_args(RankingScore)
-WITHOUT_MODEL: tuple[str, ...] = ("ngram", "suffix", "head")  # drafters that a pair without a draft can have
-WITH_PROBABILITIES: tuple[str, ...] = ("model", "head")  # drafters that draw each token from a distribution
+# drafters that a pair without a draft can have
+WITHOUT_MODEL: tuple[str, ...] = tuple(name for name, parts in DRAFTER_PARTS.items() if parts.draws != "model")
+# drafters that draw each token from a distribution
+WITH_PROBABILITIES: tuple[str, ...] = tuple(name for name, parts in DRAFTER_PARTS.items() if not parts.lookup)
 # budgets that read the probabilities of the draft
 OF_PROBABILITIES: tuple[str, ...] = ("capacity", "confidence", "confidence_keep")
 
@@ -109,7 +126,7 @@ class DraftingConfig:
     @property
     def uses_draft(self) -> bool:
         """Whether the pair's draft runs."""
-        return self.drafter not in WITHOUT_MODEL
+        return self.drawn_by == "model"
 
     @property
     def reads_probabilities(self) -> bool:
@@ -119,17 +136,17 @@ class DraftingConfig:
     @property
     def looks(self) -> bool:
         """Whether drafts are looked up."""
-        return self.drafter not in WITH_PROBABILITIES
+        return bool(self.lookup)
 
     @property
     def lookup(self) -> str:
-        """Name of the lookup that finds drafts, if any is made."""
-        return "suffix" if self.drafter == "suffix" else "ngram"
+        """Name of the lookup that finds drafts; empty where nothing is looked up."""
+        return DRAFTER_PARTS[self.drafter].lookup
 
     @property
     def drawn_by(self) -> str:
-        """Name of what draws drafts, if any are drawn."""
-        return "head" if self.drafter == "head" else "model"
+        """Name of what draws drafts; empty where none are drawn."""
+        return DRAFTER_PARTS[self.drafter].draws
 
     @property
     def recordable(self) -> bool:

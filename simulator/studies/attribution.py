@@ -33,6 +33,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
         "switches.pad_ends", "switches.serve_first",
     ),
     "prompts in chunks": ("#chunks", "engine.token_budget"),
+    "scheduler": ("#scheduler",),
     "alignment cost": (
         "engine.layout", "engine.compaction_threshold", "switches.free_realign", "switches.realign_read_s",
         "switches.copy_launch_s", "switches.realign_layers", "switches.copy_groups", "switches.discard_mixed_caches",
@@ -52,6 +53,7 @@ FLAGS = {  # scheduler -> refill, grouping, chunks
     "static": (False, False, False), "fifo": (True, False, False), "grouped": (True, True, False),
     "continuous": (True, False, True),
 }  # fmt: skip
+OTHER_FLAGS = (True, False, False)  # of a scheduler that is not made of these: it differs as a whole
 MAX_FACTORS = 8
 HEADINGS = {"share": "contribution", "relative": "of the difference"}
 
@@ -85,12 +87,17 @@ class Attribution(Table):
 
 
 def flatten(scenario: Scenario) -> dict[str, Any]:
-    """Settings by dotted path; the scheduler becomes flags, ``#refill``, ``#grouping`` and ``#chunks``."""
+    """Settings by dotted path; the scheduler becomes flags, ``#refill``, ``#grouping`` and ``#chunks``.
+
+    One that has no flags keeps its name, ``#scheduler``, which is empty for the others.
+    """
     flat: dict[str, Any] = {}
     for name, value in to_mapping(scenario).items():
         nested = (isinstance(value, dict) and "kind" not in value) or name == "study"
         flat |= {f"{name}.{key}": inner for key, inner in value.items()} if nested else {name: value}
-    flat["#refill"], flat["#grouping"], flat["#chunks"] = FLAGS[flat.pop("engine.scheduler")]
+    scheduler = flat.pop("engine.scheduler")
+    flat["#refill"], flat["#grouping"], flat["#chunks"] = FLAGS.get(scheduler, OTHER_FLAGS)
+    flat["#scheduler"] = "" if scheduler in FLAGS else scheduler
     return flat
 
 
@@ -102,7 +109,8 @@ def unflatten(flat: dict[str, Any]) -> Scenario:
     """
     flat = dict(flat)
     refill, grouping, chunks = (flat.pop(name) for name in ("#refill", "#grouping", "#chunks"))
-    flat["engine.scheduler"] = "continuous" if chunks else "grouped" if grouping else "fifo" if refill else "static"
+    flagged = "continuous" if chunks else "grouped" if grouping else "fifo" if refill else "static"
+    flat["engine.scheduler"] = flat.pop("#scheduler") or flagged
     if not refill and (grouping or chunks):
         flat["switches.refill"] = False
     data: dict[str, Any] = {}

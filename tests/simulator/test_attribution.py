@@ -7,7 +7,7 @@ from test_simulator_runs import brief, engines, possible, rarely_finishing, scen
 
 from refimpl.core.errors import InputError
 from simulator.runner import simulate
-from simulator.studies.attribution import attribute, differing_factors, flatten, unflatten
+from simulator.studies.attribution import FLAGS, attribute, differing_factors, flatten, unflatten
 
 
 def test_shares_add_up_and_name_the_factors():
@@ -38,6 +38,15 @@ def test_prompts_in_chunks_are_a_factor(others):
     assert found.b == pytest.approx(simulate(chunked, 2)["tokens_per_s"])
     for made in (chunked, chunked.but({"switches.refill": False})):
         assert unflatten(flatten(made)) == made
+
+
+def test_a_scheduler_without_flags_is_a_factor_of_its_own(monkeypatch):
+    monkeypatch.delitem(FLAGS, "continuous")
+    chunked = scenario({"engine.scheduler": "continuous", "engine.token_budget": 40})
+    assert unflatten(flatten(chunked)) == chunked
+    found = attribute(scenario({"engine.scheduler": "fifo"}), chunked, 2)
+    assert "scheduler" in found.table.index
+    assert found.b == pytest.approx(simulate(chunked, 2)["tokens_per_s"])
 
 
 def test_studies_of_two_kinds_are_one_factor():

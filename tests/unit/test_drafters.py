@@ -3,18 +3,21 @@
 import dataclasses
 import itertools
 import random
+from typing import get_args
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from refimpl import InputError, Request, generate, load_pair, make_pair
+from refimpl.core import drafting
 from refimpl.core.config import LAYOUTS, SCHEDULERS, make_config
-from refimpl.core.drafting import DRAFTERS, WITH_PROBABILITIES
+from refimpl.core.drafting import DRAFTERS, WITH_PROBABILITIES, DrafterName, DraftingConfig, Parts
 from refimpl.core.records import RowOutcome
 from refimpl.core.sequence import Sequence
 from refimpl.core.stats import drafter_stats
 from refimpl.decoding.acceptance import Proposal, RowNumbers
+from refimpl.decoding.drafters import DRAFTER_MAKERS
 from refimpl.decoding.drafters.base import Drafts, Offer
 from refimpl.decoding.drafters.hybrid import HybridDrafter
 from refimpl.decoding.drafters.lookup import lookup_drafts
@@ -221,6 +224,14 @@ class TestHybrid:
         left, other = Sequence(0, self.FOUND, 9), Sequence(0, [5, 5, 5, 5], 9)
         drafter.forget(left)
         assert drafter.lookup.find([other], [2]) == [[5]]
+
+
+def test_a_drafter_is_one_line_of_each_table(monkeypatch):
+    assert get_args(DrafterName) == DRAFTERS == tuple(DRAFTER_MAKERS)
+    monkeypatch.setattr(drafting, "DRAFTERS", (*DRAFTERS, "third"))
+    monkeypatch.setitem(drafting.DRAFTER_PARTS, "third", Parts("trie"))
+    third = DraftingConfig("third")
+    assert (third.lookup, third.drawn_by, third.looks, third.uses_draft) == ("trie", "", True, False)
 
 
 def test_offers_are_counted_by_drafter():
