@@ -133,6 +133,7 @@ class CheckedModel(CachedModel):
     def note_cached(self, sequence: Sequence, count: int) -> None:
         """As every cached model; so many tokens were fed."""
         super().note_cached(sequence, count)
+        self.checker.writers[sequence.index] = sequence
         self._fed.prefilled(sequence, count)
 
     def commit(self, members: Seq[Sequence]) -> None:

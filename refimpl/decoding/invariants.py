@@ -5,11 +5,13 @@
 | off    | nothing but what others assert at every level: the scheduler INV-10 and INV-16, the pool of   |
 |        | blocks INV-13, the records of a round that a drawn token had mass (INV-12)                    |
 | host   | integer facts: INV-1, INV-5 … INV-9, INV-11, INV-14 … INV-19, INV-21, counts of INV-20        |
-| device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4);  |
-|        | keys of random numbers (INV-12); what a budget may look at (INV-20); states of heads (INV-22) |
+| device | also every block before its forward pass: positions, mask, provenance (INV-2, INV-3, INV-4,   |
+|        | INV-18); keys of random numbers (INV-12); what a budget may look at (INV-20); states of heads |
+|        | (INV-22)                                                                                      |
 | oracle | also every row's K/V against a fresh forward pass over the row (INV-4 numerically)            |
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -27,10 +29,15 @@ from refimpl.scheduling import RoundPlan, Scheduler
 
 
 class Checker:
-    """Runs the checks of a level at the places where state can go wrong."""
+    """Runs the checks of a level at the places where state can go wrong.
+
+    Attributes:
+        writers: every sequence that has cached tokens, by index; others may read them after it has finished.
+    """
 
     def __init__(self, level: CheckLevel):
         self.level = level
+        self.writers: dict[int, Sequence] = {}
         self._rank = CHECK_LEVELS.index(level)
 
     def covers(self, level: CheckLevel) -> bool:
@@ -71,6 +78,7 @@ class Checker:
             check_reservation(members, offset + num_fed(block.tokens.shape[1], offset, drafts), layout.block_size)
         if self.covers("device"):
             check_block(block.of_members(), members, offset, drafts, layout.block_size)
+            check_shared(block.of_members(), members, self.writers)
 
     def after_commit(self, members: Seq[Sequence], records: Seq[RowOutcome]) -> None:
         """Check lengths, budget and stops of the rows that ran."""
@@ -286,6 +294,21 @@ def check_visibility(
         )
     stale = visible & (token != table.gather(1, position))[:, None]
     _report(stale, "INV-4", expected, "the row's own token at that position", block.tags)
+
+
+def check_shared(block: Block, members: Seq[Sequence], writers: Mapping[int, Sequence]) -> None:
+    """INV-18: what a row has found was cached behind the row's own tokens, all of them.
+
+    Tags name who has written each slot, and its text is compared, so that nothing is taken from the prefix cache. The
+    first columns of a row are its first positions wherever blocks can be shared.
+    """
+    assert block.tags is not None
+    for row, member in enumerate(members):
+        found = [] if member.finished else block.tags[row, : member.num_found].tolist()
+        for writer, last in {writer: position for writer, position, _ in found}.items():
+            own, behind = member.token_ids[: last + 1], writers[writer].token_ids[: last + 1]
+            told = f"position {last} of sequence {writer}, cached behind {behind[:-1]}"
+            require_invariant(own == behind, "INV-18", row=row, expected=own, found=told)
 
 
 def check_kv(sequence: Sequence, found: Tensor, model: Any) -> None:

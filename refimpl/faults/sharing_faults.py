@@ -1,6 +1,7 @@
 """What engines got wrong whose rows share blocks of equal first tokens."""
 
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from refimpl.core.sequence import Sequence
@@ -18,6 +19,21 @@ ALIKE_ROWS = (Row(ONE, 2), Row(ONE, 12), Row(OTHER, 12), Row(ONE[:8], 3), Row(OT
 ALIKE: dict[str, Any] = PAGED | {"settings": {"block_size": 2, "spare_blocks": 4, "rows": ALIKE_ROWS}}
 
 
+def twins(one: tuple[int, int], other: tuple[int, int], end: tuple[int, int]) -> tuple[Row, ...]:
+    """Two prompts begin alike and are cached in chunks at once, another one between them; the last finds blocks.
+
+    Of blocks of two tokens `one` is held twice, `other` is noted in between, and `end` behind the second `one`.
+    """
+    return Row((*one, 1), 1), Row((*other, 1), 1), Row((*one, *end, 1), 8), Row((*other, *end, 1), 12)
+
+
+TWINS: dict[str, Any] = {
+    "layouts": ("paged",),
+    "schedulers": ("continuous",),
+    "settings": {"block_size": 2, "batch_size": 3, "spare_tokens": 12, "rows": twins((3, 1), (4, 1), (5, 9))},
+}
+
+
 @fault(Texts, "key", "output", "INV-18", **PAGED, source="openvinotoolkit/openvino.genai#3722")
 def block_matched_by_hash_alone(original: Any) -> Any:
     """Blocks are found by a checksum of their tokens, and the tokens are not compared."""
@@ -32,6 +48,17 @@ def block_matched_without_what_is_before(original: Any) -> Any:
         return original(0, content)
 
     return staticmethod(key)
+
+
+@fault(Texts, "note", "output", "INV-18", **TWINS)
+def second_copy_numbered_as_the_latest_text(original: Any) -> Any:
+    """A block that holds the same text as another one gets the number of the text that was noted last."""
+
+    def note(self: Texts, block: int, previous: int | None, content: Hashable) -> None:
+        original(self, block, previous, content)
+        self._of[block] = replace(self._of[block], number=self._last_number)
+
+    return note
 
 
 @fault(Texts, "forget", "output", "INV-18", **SHORT, source="kekzl/imp#1301")

@@ -1,6 +1,8 @@
 """Sharing of first tokens: what a row reads is its own text, whoever has written it, and the bits are the same."""
 
 from dataclasses import replace
+from itertools import permutations, product
+from random import Random
 
 import pytest
 import torch
@@ -15,8 +17,10 @@ from refimpl.core.invariants import InvariantViolation
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import engine
 from refimpl.faults import FAULTS, sharing_faults
+from refimpl.models.table_model import VOCAB_SIZE
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.scheduling import BlockPool, PagedRoom, make_scheduler
+from refimpl.scheduling.texts import Texts
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
 
@@ -82,9 +86,9 @@ class Residents(RuleBasedStateMachine):
 
 
 TestResidents = Residents.TestCase
-OF_ROOMS = [
-    fault for fault in FAULTS.values() if fault.make.__module__ == sharing_faults.__name__ and fault.owner is not engine
-]
+TWINS = FAULTS["second-copy-numbered-as-the-latest-text"]
+OF_SHARING = [fault for fault in FAULTS.values() if fault.make.__module__ == sharing_faults.__name__]
+OF_ROOMS = [fault for fault in OF_SHARING if fault.owner is not engine and fault is not TWINS]
 
 
 @pytest.mark.parametrize("fault", OF_ROOMS, ids=lambda fault: fault.name)
@@ -94,6 +98,29 @@ def test_every_fault_of_sharing_is_noticed(fault):
     )
     with fault.injected(), pytest.raises((InvariantViolation, AssertionError, KeyError)):
         run_state_machine_as_test(Residents, settings=phases)
+
+
+def misfound():
+    """Three rows of one or two blocks each are noted in every order: texts whose blocks were written for others."""
+    contents = [*product((0, 1)), *product((0, 1), repeat=2)]
+    for rows in product(contents, repeat=3):
+        for order in {*permutations(row for row, text in enumerate(rows) for _ in text)}:
+            found, tables, written = Texts(), ([], [], []), []
+            for row in order:
+                block, table = len(written), tables[row]
+                found.note(block, table[-1] if table else None, rows[row][len(table)])
+                table.append(block)
+                written.append(rows[row][: len(table)])
+            for text in contents:
+                known = [text[:n] for n in range(1, len(text) + 1) if text[:n] in written]
+                if [written[block] for block in found.find(text)] != known:
+                    yield rows, order, text
+
+
+def test_what_is_found_is_all_that_was_noted_behind_the_same_text():
+    assert not any(misfound())
+    with TWINS.injected():
+        assert any(misfound())
 
 
 def entered(room, tokens, others=()):
@@ -315,6 +342,25 @@ def test_rows_that_begin_alike_give_the_oracles_tokens(case: Case, common: int):
         len(o) if reason == "cancelled" else None for o, reason in zip(found.outputs, found.stop_reasons, strict=True)
     ]
     assert found.outputs == [w[:end] for w, end in zip(wanted, ends, strict=True)]
+
+
+def batch_of_twins(number):
+    tokens = Random(number).sample(range(VOCAB_SIZE), 6)
+    rows = sharing_faults.twins(*(tuple(tokens[i : i + 2]) for i in (0, 2, 4)))
+    return Case(layout="paged", scheduler="continuous", **TWINS.settings | {"rows": rows})
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_text_that_two_rows_hold_keeps_its_number_whatever_is_noted_between(number):
+    """Without it another row reads what was cached behind other tokens; INV-18 sees that without the numbers."""
+    case = batch_of_twins(number)
+    found, wanted = run_case(case, checks="device"), oracle_outputs(case)
+    assert found.outputs == wanted
+    assert found.stats.num_found == SIZE
+    with TWINS.injected():
+        assert run_case(case, checks="host").outputs != wanted
+        with pytest.raises(InvariantViolation, match="INV-18"):
+            run_case(case, checks="device")
 
 
 def test_k_v_that_are_shared_are_those_of_a_fresh_pass(llama):
