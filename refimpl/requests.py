@@ -16,8 +16,6 @@ from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
 
 Prompt = str | Seq[int] | Request
-ASKED = "the prompts' iterator is asked for its next prompt just now: meanwhile its stream can cancel, and no more"
-FAILED = "the prompts' iterator has ended by an error: what it had left is lost; iterate again to go on without it"
 
 
 @dataclass(frozen=True, slots=True)

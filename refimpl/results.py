@@ -6,11 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refimpl.core.config import CHECK_LEVELS, CheckLevel, DecodeConfig
-from refimpl.core.records import TokenLogprobs
+from refimpl.core.records import RowOutcome, TokenLogprobs
 from refimpl.core.sequence import Sequence, StopReason
 from refimpl.core.shown import Shown, counted, shortened
-from refimpl.core.stats import AcceptanceStats, RunStats, request_weighted_length, request_weighted_rate
+from refimpl.core.stats import (
+    AcceptanceStats,
+    RunStats,
+    acceptance_stats,
+    drafter_stats,
+    request_weighted_length,
+    request_weighted_rate,
+)
 from refimpl.core.values import as_path
+from refimpl.decoding.engine import Engine
+from refimpl.decoding.timing import sum_stages
 from refimpl.decoding.trace import RoundRecord, number_texts, trace_header, write_trace
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.placement import PLACEMENTS
@@ -141,6 +150,52 @@ def make_result(
     further = environment | blocks_of(config, sequences, known.num_blocks) | (arrivals or {})
     header = trace_header(config, sequences, further)
     return Result(generated, known, rounds, config, environment, header)
+
+
+def result_of(
+    engine: Engine, prepared: Seq[Prepared], rounds: Seq[RoundRecord], round_end_s: Seq[float], wall_s: float
+) -> Result:
+    """The result of an engine's run, from its sequences and rounds.
+
+    Args:
+        engine: it has come to its end.
+        prepared: its sequences, as they came.
+        rounds: all of them.
+        round_end_s: seconds from the start of the run to the end of each.
+        wall_s: seconds spent in rounds.
+    """
+    rows = [row for record in rounds for row in record.rows]
+    drafting, memory = engine.config.drafting, engine.memory
+    stats = RunStats(
+        acceptance=acceptance_stats(rows),
+        num_rounds=len(rounds),
+        num_grouped_rounds=sum(record.grouped for record in rounds),
+        num_moves=sum(record.num_moves for record in rounds),
+        num_preemptions=engine.num_preemptions,
+        num_found=engine.num_found,
+        num_blocks=engine.scheduler.room.num_blocks,
+        kv_bytes=engine.kv_bytes,
+        kv_peak_bytes=memory.peak_bytes,
+        kv_live_bytes=memory.live_bytes,
+        most_residents=memory.most_residents,
+        mean_residents=memory.mean_residents,
+        wall_s=wall_s,
+        stage_s=sum_stages([record.stage_s for record in rounds]),
+        drafters=drafter_stats(rows, drafting.lookup, drafting.drawn_by),
+    )
+    submitted_at, arrival_s = list(engine.submitted_at), [each.arrival_s for each in prepared]
+    times = {"arrival_s": arrival_s, "submitted_at": submitted_at, "round_end_s": list(round_end_s)}
+    arrivals = times if any(arrival_s) or any(submitted_at) else {}
+    records = _records(rows, len(prepared))
+    return make_result(engine.pair, prepared, engine.config, records, stats, list(rounds), arrivals)
+
+
+def _records(rows: Seq[RowOutcome], num_sequences: int) -> list[SequenceRecord]:
+    """What the rounds say of each sequence."""
+    found: list[list[RowOutcome]] = [[] for _ in range(num_sequences)]
+    for row in rows:
+        found[row.sequence].append(row)
+    return [SequenceRecord(acceptance_stats(mine), tuple(e for row in mine for e in row.logprobs)) for mine in found]
 
 
 def blocks_of(config: DecodeConfig, sequences: Seq[Sequence], num_blocks: int | None) -> dict[str, Any]:

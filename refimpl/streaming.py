@@ -6,25 +6,27 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from refimpl.arrivals import Arrivals, Made
 from refimpl.core.config import DecodeConfig
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.records import RowOutcome, TokenLogprobs
 from refimpl.core.request import Request
 from refimpl.core.sequence import StopReason
-from refimpl.core.stats import CollapseWatch, RunStats, acceptance_stats, drafter_stats
+from refimpl.core.stats import CollapseWatch
 from refimpl.core.values import is_integer
 from refimpl.decoding.engine import Engine
-from refimpl.decoding.timing import sum_stages
 from refimpl.decoding.trace import RoundRecord
-from refimpl.incoming import END, NOT_YET, Incoming
+from refimpl.incoming import END, Incoming
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prepared, Prompt, SequenceMaker, listed
-from refimpl.results import Result, SequenceRecord, make_result
+from refimpl.results import Result, result_of
 
+BROKEN = (
+    "the stream is in the middle of a round, or was interrupted in one: use one thread, after an interrupt a new run"
+)
 Prompts = Seq[Prompt] | Iterator[Prompt] | AsyncIterator[Prompt]
 
 
@@ -55,82 +57,81 @@ class Stream:
     rounds; a run that has nothing else to do waits for them. What has been decoded is kept for `result`, so a stream
     grows with every request: begin another one from time to time.
 
-    A stream belongs to one thread at a time: what is called while a round goes on, from another thread or a handler of
-    signals, is refused.
+    Use it in one thread. An error or interrupt in the middle of a change (a round, a submission, a cancellation, a step
+    of the prompts' iterator) breaks it: it yields, takes and returns nothing any more.
     """
 
     def __init__(self, pair: Pair, prompts: Prompts, config: DecodeConfig, max_prompt_tokens: int | None = None):
-        self._pair, self._config, self._maker = pair, config, SequenceMaker(pair, config, max_prompt_tokens)
-        self._incoming = Incoming(prompts if isinstance(prompts, AsyncIterator) else None)
-        known = self._known(prompts)
-        self._prepared, self._is_iterated = list[Prepared](), isinstance(prompts, Iterator)
-        coming = Made(prompts, self._maker) if isinstance(prompts, Iterator) else ([each] for each in known)
-        self._arrivals = Arrivals(coming)
-        self._engine = Engine(pair, [], config, expected=[each.sequence for each in known])
-        self._watch = CollapseWatch()
-        self._events: deque[TokenEvent] = deque()
-        self._rounds: list[RoundRecord] = []
-        self._round_end_s: list[float] = []
-        self._wall_s = 0.0
-        self._began: float | None = None
-        self._most_waiting = math.inf if known else self._engine.scheduler.window_size
-        if known:
-            self._let_in()
-
-    def _known(self, prompts: Prompts) -> list[Prepared]:
-        """Sequences of all prompts, where they are known at the start."""
+        self._maker = SequenceMaker(pair, config, max_prompt_tokens)
         known = list[Prepared]()
         if not isinstance(prompts, Iterator | AsyncIterator):
             known = self._maker.make(prompts)
-            self._maker.note(known)
-        elif self._config.max_model_len is None:
-            raise InputError(
-                "prompts that come one by one need max_model_len: the tokens of the longest, and its budget"
-            )
-        return known
+        elif config.max_model_len is None:
+            raise InputError("prompts that come one by one need max_model_len: the longest prompt and its budget")
+        self._iterator = prompts if isinstance(prompts, Iterator) else iter(())
+        self._incoming = Incoming(prompts if isinstance(prompts, AsyncIterator) else None)
+        self._ahead = deque[Seq[Prepared]]([each] for each in known)  # requests that are made and have not come
+        self._come = list[Prepared]()
+        self._num_known = len(known)
+        self._engine = Engine(pair, [], config, expected=[each.sequence for each in known])
+        self._most_waiting = math.inf if known else self._engine.scheduler.window_size
+        self._broken = False  # during a change, and after one that did not end
+        self._watch = CollapseWatch()
+        self._events = deque[TokenEvent]()
+        self._rounds, self._round_end_s = list[RoundRecord](), list[float]()
+        self._wall_s = 0.0
+        self._began: float | None = None
+        if known:
+            self._let_in()
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """The body ends, or the stream is broken."""
+        self._require_whole()
+        self._broken = True
+        yield
+        self._broken = False
+
+    def _require_whole(self) -> None:
+        require(not self._broken, BROKEN)
 
     def __iter__(self) -> Iterator[TokenEvent]:
         """Yield events until every sequence has finished or was cancelled, and no more can come.
 
         Raises:
-            InputError: the next request is no good one, or comes before the last; iterate again to go on without it. Or
-                the prompts' iterator has ended by an error: iterate again to go on without what it had left. Or a round
-                was interrupted, also where all that was left has been cancelled since.
+            InputError: the next request is invalid: iterate again to go on without it. Or the stream is broken.
         """
-        if not self._incoming.ended:
-            raise InputError("the prompts come asynchronously: use `async for`")
+        self._require_whole()
+        require(self._incoming.ended, "the prompts come asynchronously: use `async for`")
         while self._events or not self.done:
-            if not self._events:
-                self._wait()
-                if not self._engine.scheduler.done:  # the prompts' iterator may have cancelled what there was
-                    self._queue_one_round()
             if self._events:
                 yield self._events.popleft()
-        self._engine.require_whole()
+            else:
+                self.run_one_round()
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """As `__iter__`, with requests from an asynchronous iterator, too. Other tasks run between rounds and in waits.
+        """As `__iter__`, also for an asynchronous iterator; other tasks run between rounds and while the run waits.
 
-        It may be left, by a timeout for example: whoever iterates again, in the same event loop, misses no event and no
+        You may leave it, on a timeout for example: iterate again in the same event loop, and you miss no event and no
         request.
         """
+        self._require_whole()
         while self._events or not self.done:
             await asyncio.sleep(0)
             if self._events:
                 yield self._events.popleft()
             elif not await self._submit_next():
                 await self._wait_for_work()
-                if not self._engine.scheduler.done:  # another task may have cancelled what there was
-                    self._queue_one_round()
-        self._engine.require_whole()
+                if not self._engine.scheduler.done:  # another task may have cancelled everything
+                    self._run_round()
 
     async def _submit_next(self) -> bool:
-        """Submit the next prompt of an asynchronous iterator; False if it has not come, or a window of others waits."""
-        if self._incoming.ended or len(self._engine.scheduler.pool.waiting) >= self._most_waiting:
+        """Submit the next prompt of an asynchronous iterator; False if none has come, or a window of others waits."""
+        full = len(self._engine.scheduler.pool.waiting) >= self._most_waiting
+        if full or self._incoming.ended or not await self._incoming.has_come():
             return False
-        prompt = await self._incoming.take()
-        if prompt is NOT_YET:
-            return False
+        with self._change():
+            prompt = self._incoming.take()
         if prompt is not END:
             self.submit([prompt])
         return True
@@ -147,42 +148,51 @@ class Stream:
 
         Raises:
             InputError: they are not fit for the run, see `max_model_len`, have an `arrival_s`, others are still to
-                come, or a round was interrupted; none is added then.
+                come, or the stream is broken; none is added then.
         """
-        self._engine.require_whole()
-        if not self._arrivals.ended:
-            raise InputError("requests of a list or an iterator are still to come: submit others after them")
-        now_s = self.elapsed_s
+        self._require_whole()
+        require(self._next_s() == math.inf, "requests of a list or an iterator are still to come: submit others later")
         requests = [each if isinstance(each, Request) else Request(each) for each in listed(prompts)]
-        come = self._maker.make([replace(request, arrival_s=now_s) for request in requests])
         no_time = not any(request.arrival_s for request in requests)
+        now_s = self.elapsed_s
+        come = self._maker.make([replace(request, arrival_s=now_s) for request in requests])
         require(no_time, "a request that is submitted, or given asynchronously, comes now: leave out its arrival_s")
         self._add(come)
         self._incoming.wake()
         return [each.sequence.index for each in come]
 
+    def _add(self, come: Seq[Prepared]) -> None:
+        sequences = [each.sequence for each in come]
+        self._engine.demand.require(sequences, len(self._come))
+        with self._change():
+            self._engine.submit(sequences)
+            self._come.extend(come)
+            self._maker.note(come)
+
     def _let_in(self) -> None:
         """Submit what has come by now; prompts of an iterator while less than a window waits."""
-        due, waiting = self._arrivals.due(self.elapsed_s), self._engine.scheduler.pool.waiting
-        while len(waiting) < self._most_waiting and (come := next(due, None)):
-            self._add(come, noted=not self._is_iterated)
+        waiting = self._engine.scheduler.pool.waiting
+        while len(waiting) < self._most_waiting and self._next_s() <= self.elapsed_s:
+            self._add(self._ahead.popleft())
+
+    def _next_s(self) -> float:
+        """When the next request comes, in seconds after the start of the run; infinite where none does.
+
+        A request for which this raises InputError is left out.
+        """
+        if not self._ahead:
+            with self._change():
+                prompt: Any = next(self._iterator, END)
+            if prompt is not END:
+                self._ahead.append(self._maker.make([prompt]))
+        return self._ahead[0][0].arrival_s if self._ahead else math.inf
 
     def _wait_s(self) -> float | None:
         """Let in what has come; seconds until the next arrival where nothing else is left to do."""
         self._began = self._began or time.perf_counter()
         self._let_in()
-        waits = self._engine.scheduler.done and not self._arrivals.ended
-        return max(0.0, self._arrivals.next_s - self.elapsed_s) if waits else None
-
-    def _add(self, come: Seq[Prepared], *, noted: bool = False) -> None:
-        """Submit sequences, and note them unless they were known from the start."""
-
-        def keep() -> None:
-            self._prepared.extend(come)
-            if not noted:
-                self._maker.note(come)
-
-        self._engine.submit([each.sequence for each in come], keep)
+        waits = self._engine.scheduler.done and (next_s := self._next_s()) < math.inf
+        return max(0.0, next_s - self.elapsed_s) if waits else None
 
     @property
     def elapsed_s(self) -> float:
@@ -200,7 +210,7 @@ class Stream:
     @property
     def _idle(self) -> bool:
         """Whether there is nothing to do until a prompt is submitted."""
-        return self._engine.scheduler.done and self._arrivals.ended
+        return self._engine.scheduler.done and self._next_s() == math.inf
 
     @property
     def num_finished(self) -> int:
@@ -210,8 +220,8 @@ class Stream:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that are known of: those that have come, and those that will."""
-        return self._maker.num_sequences
+        """Sequences that have come, and those that are known to come."""
+        return max(self._num_known, len(self._come))
 
     def cancel(self, index: int) -> None:
         """End a sequence that has come; what it has generated stays, its pending events are dropped.
@@ -219,106 +229,52 @@ class Stream:
         Nothing changes where it has ended by itself.
 
         Raises:
-            InputError: there is no sequence of that index, it has not come yet, or a round goes on, in another thread
-                for example.
+            InputError: there is no sequence of that index, it has not come yet, or the stream is broken.
         """
-        come = len(self._engine.sequences)
+        self._require_whole()
+        come = len(self._come)
         known = is_integer(index) and 0 <= index < self.num_sequences
         require(known, f"there is no sequence {shown(index)}: {come} have come, numbered from 0")
         require(index < come, f"sequence {index} is still to come: cancel it when it has")
-        sequence = self._engine.sequences[index]
-        if sequence.finished:
-            return
-        self._engine.cancel(sequence)
-        self._events = deque(event for event in self._events if event.index != index)
+        if not self._come[index].sequence.finished:
+            with self._change():
+                self._engine.cancel(self._come[index].sequence)
+                self._events = deque(event for event in self._events if event.index != index)
 
     def run_one_round(self) -> RoundRecord:
-        """Advance by one round, after the next arrival where nothing else is left to do; its events are not yielded.
+        """Advance by one round, after the next arrival where nothing else is left to do; iterate to read its events.
 
         Raises:
-            InputError: the run has ended, the next request is no good one, or an earlier round was interrupted.
+            InputError: the run has ended, the next request is invalid, or the stream is broken.
         """
-        self._engine.require_whole()
+        self._require_whole()
         require(not self.done, "the run has ended")
         require(not self._idle, "the next prompt comes asynchronously: use `async for`")
-        self._wait()
-        require(not self._engine.scheduler.done, "the run has ended")
-        record = self._decode(yields=False)
-        self._watch.observe(record.rows)
-        return record
-
-    def _wait(self) -> None:
-        """Sleep until there is something to do."""
         while (wait_s := self._wait_s()) is not None:
             time.sleep(wait_s)
+        return self._run_round()
 
-    def _queue_one_round(self) -> None:
-        """Advance by one round; its events are kept, even if its warning is an error."""
-        record = self._decode(yields=True)
-        self._watch.observe(record.rows)
-
-    def _decode(self, *, yields: bool) -> RoundRecord:
-        """Advance by one round and keep its record, and its events where they are yielded."""
+    def _run_round(self) -> RoundRecord:
         begun = time.perf_counter()
-
-        def keep(record: RoundRecord) -> None:
+        with self._change():
+            record = self._engine.run_one_round()
             self._wall_s += time.perf_counter() - begun
             self._round_end_s.append(self.elapsed_s)
             self._rounds.append(record)
-            if yields:
-                self._events.extend(self._events_of(record))
+            self._events += map(self._event_of, record.rows)
+        self._watch.observe(record.rows)  # may warn, and a warning may be an error
+        return record
 
-        return self._engine.run_one_round(keep)
+    def _event_of(self, row: RowOutcome) -> TokenEvent:
+        stop_reason = self._come[row.sequence].sequence.stop_reason
+        return TokenEvent(row.sequence, row.tokens, stop_reason, row.logprobs, self._round_end_s[-1])
 
     def result(self) -> Result:
         """Everything about the run, as `generate` returns it.
 
         Raises:
-            InputError: the run has not come to its end, or was interrupted in the middle of a round.
+            InputError: the run has not come to its end, or the stream is broken.
         """
-        self._engine.require_whole()
-        if not self.done:
-            raise InputError("the stream has not come to its end: iterate over it, or cancel what is left")
-        stats = RunStats(
-            acceptance=acceptance_stats(row for record in self._rounds for row in record.rows),
-            num_rounds=len(self._rounds),
-            num_grouped_rounds=sum(record.grouped for record in self._rounds),
-            num_moves=sum(record.num_moves for record in self._rounds),
-            num_preemptions=self._engine.num_preemptions,
-            num_found=self._engine.num_found,
-            num_blocks=self._engine.scheduler.room.num_blocks,
-            kv_bytes=self._engine.kv_bytes,
-            kv_peak_bytes=self._engine.memory.peak_bytes,
-            kv_live_bytes=self._engine.memory.live_bytes,
-            most_residents=self._engine.memory.most_residents,
-            mean_residents=self._engine.memory.mean_residents,
-            wall_s=self._wall_s,
-            stage_s=sum_stages([record.stage_s for record in self._rounds]),
-            drafters=drafter_stats(
-                (row for record in self._rounds for row in record.rows),
-                self._config.drafting.lookup,
-                self._config.drafting.drawn_by,
-            ),
-        )
-        return make_result(
-            self._pair, self._prepared, self._config, self._records(), stats, list(self._rounds), self._arrived()
-        )
-
-    def _arrived(self) -> dict[str, Any]:
-        """When requests came and rounds ended, where not all were there at the start; fields of a trace's header."""
-        submitted_at, arrival_s = list(self._engine.submitted_at), [each.arrival_s for each in self._prepared]
-        times = {"arrival_s": arrival_s, "submitted_at": submitted_at, "round_end_s": list(self._round_end_s)}
-        return times if any(arrival_s) or any(submitted_at) else {}
-
-    def _records(self) -> list[SequenceRecord]:
-        """What the rounds say of each sequence."""
-        rows: list[list[RowOutcome]] = [[] for _ in self._prepared]
-        for record in self._rounds:
-            for row in record.rows:
-                rows[row.sequence].append(row)
-        return [SequenceRecord(acceptance_stats(mine), tuple(e for row in mine for e in row.logprobs)) for mine in rows]
-
-    def _events_of(self, record: RoundRecord) -> Iterator[TokenEvent]:
-        for row in record.rows:
-            sequence = self._engine.sequences[row.sequence]
-            yield TokenEvent(row.sequence, row.tokens, sequence.stop_reason, row.logprobs, self._round_end_s[-1])
+        self._require_whole()
+        require(self.done, "the stream has not come to its end: iterate over it, or cancel what is left")
+        return result_of(self._engine, self._come, self._rounds, self._round_end_s, self._wall_s)

@@ -1,15 +1,13 @@
 """The loop: scheduler × layout × acceptance rule, from sequences to rounds."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 from operator import attrgetter
-from threading import Lock
 
 import torch
 
 from refimpl.core.config import DecodeConfig
-from refimpl.core.errors import InputError, require
+from refimpl.core.errors import InputError
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.assembly import Demand, assemble, room_of
 from refimpl.decoding.devices import require_current
@@ -22,8 +20,6 @@ from refimpl.decoding.trace import RoundRecord
 from refimpl.layouts import Layout
 from refimpl.models.adapter import Pair
 from refimpl.scheduling import Scheduler, SchedulingOptions, make_scheduler
-
-GOES_ON = "a round, or a change between rounds, goes on: cancel, submit and iterate in one thread, in turn"
 
 
 class Engine:
@@ -73,8 +69,6 @@ class Engine:
         self.num_preemptions = self.num_found = 0
         self.memory = MemoryUse()
         self._free_slots = list(range(self.context.target.layout.num_rows))[::-1]
-        self._interrupted = ""  # in the middle of what, while it goes on and ever after
-        self._change = Lock()  # held during a round, or a change between rounds
         self.submitted_at = [0] * len(self.sequences)
         self.scheduler.submit(self.sequences)
 
@@ -99,50 +93,9 @@ class Engine:
             yield self.run_one_round()
 
     @torch.inference_mode()
-    def run_one_round(self, keep: Callable[[RoundRecord], None] | None = None) -> RoundRecord:
-        """Admit, prefill, choose members, preempt those without room, run the round, release who has finished.
-
-        Args:
-            keep: called with the record; a run that is interrupted in it was interrupted in the round.
-
-        Raises:
-            InputError: an earlier round, or a change between rounds, was interrupted, by an error or from the keyboard;
-                or one still goes on, see `_undivided`.
-        """
-        self.require_whole()
-        with self._undivided("in the middle of a round"):
-            self.timer.begin()
-            record = self._run_one_round()
-            if keep:
-                keep(record)
-        return record
-
-    def require_whole(self) -> None:
-        """Raise InputError if a round, or a change between rounds, was interrupted: what it left may not agree then.
-
-        Another error says that one still goes on, see `_undivided`.
-        """
-        require(not self._change.locked(), GOES_ON)
-        if self._interrupted:
-            raise InputError(f"the run was interrupted {self._interrupted} and cannot continue: start it again")
-
-    @contextmanager
-    def _undivided(self, what: str) -> Iterator[None]:
-        """The body is done whole, or the run cannot go on.
-
-        Raises:
-            InputError: another body goes on: in another thread, or in this one, which a signal has stopped for a while.
-        """
-        alone = self._change.acquire(blocking=False)
-        require(alone, GOES_ON)
-        try:
-            before, self._interrupted = self._interrupted, what
-            yield
-            self._interrupted = before
-        finally:
-            self._change.release()
-
-    def _run_one_round(self) -> RoundRecord:
+    def run_one_round(self) -> RoundRecord:
+        """Admit, prefill, choose members, preempt those without room, run the round, release who has finished."""
+        self.timer.begin()
         moves = self._num_moves()
         self.admit()
         plan, preempted = self.scheduler.choose()
@@ -166,36 +119,24 @@ class Engine:
             tuple((chunk.sequence.index, chunk.count) for chunk in plan.chunks),
         )
 
-    def submit(self, sequences: Seq[Sequence], keep: Callable[[], None] | None = None) -> None:
+    def submit(self, sequences: Seq[Sequence]) -> None:
         """Add sequences between rounds; they wait behind those that are there.
-
-        Args:
-            sequences: one after the other.
-            keep: called when they are there; a run that is interrupted in it was interrupted here.
 
         Raises:
             InputError: they are more, or longer, than the run was built for, see `max_model_len`; none is added then.
         """
         self.demand.require(sequences, len(self.sequences))
-        with self._undivided("while requests came"):
-            self.sequences += sequences
-            self.submitted_at += [self.scheduler.round_index] * len(sequences)
-            self.scheduler.submit(sequences)
-            if keep:
-                keep()
+        self.sequences += sequences
+        self.submitted_at += [self.scheduler.round_index] * len(sequences)
+        self.scheduler.submit(sequences)
 
     def cancel(self, sequence: Sequence) -> None:
-        """End a sequence between rounds; what it has generated stays.
-
-        Raises:
-            InputError: a round goes on, in another thread for example; nothing has changed then.
-        """
+        """End a sequence between rounds; what it has generated stays."""
         if sequence.finished:
             return
-        with self._undivided("while a sequence was cancelled"):
-            sequence.stop_reason = "cancelled"
-            for left in self.scheduler.cancel(sequence):
-                self._release(left)
+        sequence.stop_reason = "cancelled"
+        for left in self.scheduler.cancel(sequence):
+            self._release(left)
 
     def admit(self) -> None:
         """Let sequences into the window, and cache what is not left to rounds of their prompts, as every round does."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from refimpl import streaming
+from refimpl import results
 from refimpl.core.records import RowOutcome
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import engine, rounds
@@ -155,7 +155,7 @@ def stop_string_trims_text_only(original: Any) -> Any:
     return extend
 
 
-@fault(streaming, "acceptance_stats", "report", None, source="vllm-project/vllm#56101")
+@fault(results, "acceptance_stats", "report", None, source="vllm-project/vllm#56101")
 def statistics_count_the_cut(original: Any) -> Any:
     """Tokens after a stop or beyond the budget count as generated."""
 

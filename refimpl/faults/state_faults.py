@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from refimpl import streaming
+from refimpl import results
 from refimpl.core import kernels
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import rounds
@@ -121,7 +121,7 @@ def budget_one_too_small(original: Any) -> Any:
     return extend
 
 
-@fault(streaming, "make_result", "output", None)
+@fault(results, "make_result", "output", None)
 def outputs_in_sorted_order(original: Any) -> Any:
     """Results come in order of prompt length and are not put back into the caller's (published EXSPEC, sorted)."""
 

@@ -124,11 +124,7 @@ def test_what_passes_between_rounds_is_of_no_round(llama, ragged_prompts, monkey
 
 def test_generate_waits_for_arrivals_too(llama, ragged_prompts):
     requests = [Request(prompt, arrival_s=0.01 * i) for i, prompt in enumerate(ragged_prompts)]
-    assert wanted(llama, requests) == wanted(llama, ragged_prompts)
-
-
-def test_generate_reads_an_iterator_to_its_end(llama, ragged_prompts):
-    assert wanted(llama, iter(ragged_prompts)) == wanted(llama, ragged_prompts)
+    assert wanted(llama, requests) == wanted(llama, iter(ragged_prompts)) == wanted(llama, ragged_prompts)
 
 
 @pytest.mark.parametrize("method", ["inplace", "masked", "paged+continuous"])
@@ -182,13 +178,6 @@ def test_an_iterator_is_read_as_there_is_room(llama, ragged_prompts, tmp_path, m
     assert [record.rows for record in run.result().rounds] == [record.rows for record in expected.rounds]
     run.result().write_trace(tmp_path / "run.ndjson")
     assert check_parity(tmp_path / "run.ndjson").exact
-
-
-def test_a_bad_prompt_of_an_iterator_does_not_end_the_run(llama):
-    run = stream(llama, iter([None, [1, 2]]), **SETTINGS, **OPEN)
-    with pytest.raises(InputError, match="prompt 0 is None"):
-        list(run)
-    assert tokens_of(run) == wanted(llama, [[1, 2]])
 
 
 def test_refused_prompts_keep_their_numbers(llama):

@@ -122,60 +122,19 @@ def test_who_leaves_and_comes_back_misses_no_prompt(llama, ragged_prompts):
     assert asyncio.run(collect()) == (wanted(llama, ragged_prompts),) * 2
 
 
-class Prompts:
-    """An iterator that waits before each prompt, and is no generator: it can be asked again."""
-
-    def __init__(self):
-        self.left = [[1, 2], [3]]
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        await asyncio.sleep(0.02)
-        if not self.left:
-            raise StopAsyncIteration
-        return self.left.pop(0)
-
-
-async def briefly(run, events):
-    """Read until a prompt that was asked for has not come for a while."""
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(read(run, events), 0.001)
-
-
-def test_a_prompt_that_was_cancelled_with_its_event_loop_is_asked_for_again(llama):
-    run = stream(llama, Prompts(), **SETTINGS, **OPEN)
-    asyncio.run(briefly(run, []))
-    asyncio.run(read(run, []))
-    assert [s.token_ids for s in run.result().sequences] == wanted(llama, [[1, 2], [3]])
-
-
-def test_a_generator_that_was_closed_with_its_event_loop_has_not_ended(llama):
+def test_a_stream_is_read_in_one_event_loop(llama):
     async def prompts():
-        async for prompt in Prompts():
-            yield prompt
+        await asyncio.sleep(9)
+        yield [1]
 
-    for asked in (briefly, lambda run, events: anext(aiter(run))):  # while a prompt comes, and while none is asked for
-        run = stream(llama, prompts(), **SETTINGS, **OPEN)
-        asyncio.run(asked(run, []))
-        for _ in range(2):
-            with pytest.raises(InputError, match="the prompts' iterator was closed with its event loop"):
-                asyncio.run(read(run, []))
-        assert not run.done
+    async def briefly():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(read(run, []), 0.001)
 
-
-def test_two_event_loops_cannot_read_the_same_prompts(llama):
-    run = stream(llama, Prompts(), **SETTINGS, **OPEN)
-    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
-    try:
-        first.run_until_complete(briefly(run, []))
-        with pytest.raises(InputError, match="the next prompt comes in another event loop"):
-            second.run_until_complete(read(run, []))
-        first.run_until_complete(read(run, []))
-    finally:
-        first.close()
-        second.close()
+    run = stream(llama, prompts(), **SETTINGS, **OPEN)
+    asyncio.run(briefly())
+    with pytest.raises(InputError, match="in one event loop"):
+        asyncio.run(read(run, []))
 
 
 def test_an_asynchronous_run_ends_with_its_prompts(llama):

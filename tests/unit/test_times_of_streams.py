@@ -26,7 +26,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock, run_one_round = Clock(), Engine._run_one_round
+    clock, run_one_round = Clock(), Engine.run_one_round
 
     def a_second(engine):
         record = run_one_round(engine)
@@ -34,7 +34,7 @@ def clock(monkeypatch):
         return record
 
     monkeypatch.setattr("refimpl.streaming.time", clock)
-    monkeypatch.setattr(Engine, "_run_one_round", a_second)
+    monkeypatch.setattr(Engine, "run_one_round", a_second)
     return clock
 
 
