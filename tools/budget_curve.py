@@ -3,7 +3,7 @@
 ``python tools/budget_curve.py docs/results/budgets-cpu.json`` runs fixed numbers of drafts and budgets that adapt in
 turn, several times, in an order that is drawn for each turn. Speeds are tokens per second of CPU time, compared as
 ratios to that without drafts in the same turn. Budgets are told what fixed numbers of drafts did before, measured in
-the same way on other prompts: `by_load` tokens per second at each batch size, the others what rounds cost. Beside them
+the same way on other prompts: `by_load` tokens per second at each batch size, `goodput` what rounds cost. Beside them
 is what the simulator makes of each run's trace, with the shipped costs and their uncertainty; those of more rows than
 were calibrated are extrapolated.
 """
@@ -40,7 +40,6 @@ from simulator.studies.adaptive import Rounds, Speeds, cost_table, load_table
 
 BATCH_SIZES, FIXED, MOST, REPLICATIONS = (1, 4, 8, 16, 32), (0, 1, 3, 5), 5, 20
 TRIED, REPEATS = 5, 10  # turns beforehand, and of what is compared
-MIDDLE = 8  # rows; what a draft costs there is what `row_rate` is told
 COST = Spec.of("table", calibration="cpu/tiny", outside="extrapolate")
 SETTINGS = BenchSettings(batch_sizes=BATCH_SIZES, max_new_tokens=32, checks="off")
 PLAIN = "fixed 0"
@@ -71,11 +70,9 @@ def tried(bench: Bench, prompts: list[list[int]]) -> tuple[Rounds, Speeds]:
 
 def find_budgets(rounds: Rounds, speeds: Speeds) -> dict[str, dict[str, Any]]:
     """Settings by name: fixed numbers of drafts, and budgets with what rounds cost, or how fast they are."""
-    costs = cost_table(rounds)
     adaptive: dict[str, dict[str, Any]] = {
         "by_load": {"drafts_by_load": load_table(speeds)},
-        "goodput": {"draft_costs": costs},
-        "row_rate": {"draft_cost": round((dict(costs)[MIDDLE][-1] - 1) / MOST, 4)},
+        "goodput": {"draft_costs": cost_table(rounds)},
     }
     return {f"fixed {k}": fixed_number(k) for k in FIXED} | {
         name: {"num_speculative_tokens": MOST, "draft_budget": name, **given} for name, given in adaptive.items()

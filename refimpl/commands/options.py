@@ -220,10 +220,6 @@ class EngineOptions(SettingOptions):
     draft_score: Annotated[RankingScore, option(ENGINE, "What ranks drafts, for the budget capacity.")] = (
         DRAFTING.draft_score
     )
-    draft_cost: Annotated[
-        float,
-        option(ENGINE, "For the budget row_rate: seconds of one more draft over those of a round without drafts."),
-    ] = DRAFTING.draft_cost
     draft_costs: Annotated[
         str | None,
         option(
@@ -233,7 +229,7 @@ class EngineOptions(SettingOptions):
         ),
     ] = None
     draft_threshold: Annotated[
-        float, option(ENGINE, "For confidence and confidence_keep: least estimated survival of a draft, in 0 … 1.")
+        float, option(ENGINE, "For the budget confidence: least estimated survival of a draft, in 0 … 1.")
     ] = DRAFTING.draft_threshold
     execution: Annotated[
         ExecutionName,

@@ -9,7 +9,7 @@ from refimpl.core.errors import require, shown
 from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_list, is_number, require_int, use_plain_numbers
 
 DrafterName = Literal["model", "ngram", "suffix", "hybrid", "head"]
-DraftBudgetName = Literal["fixed", "by_load", "row_rate", "capacity", "goodput", "confidence", "confidence_keep"]
+DraftBudgetName = Literal["fixed", "by_load", "capacity", "goodput", "confidence"]
 RankingScore = Literal["expected", "own_token"]
 
 
@@ -34,8 +34,7 @@ RANKING_SCORES: tuple[str, ...] = get_args(RankingScore)
 WITHOUT_MODEL: tuple[str, ...] = tuple(name for name, parts in DRAFTER_PARTS.items() if parts.draws != "model")
 # drafters that draw each token from a distribution
 WITH_PROBABILITIES: tuple[str, ...] = tuple(name for name, parts in DRAFTER_PARTS.items() if not parts.lookup)
-# budgets that read the probabilities of the draft
-OF_PROBABILITIES: tuple[str, ...] = ("capacity", "confidence", "confidence_keep")
+OF_PROBABILITIES: tuple[str, ...] = ("capacity", "confidence")  # budgets that read the probabilities of the draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +49,16 @@ class DraftingConfig:
             ``"head"``: a small network on the target's last hidden state, trained for that target; no draft either. A
             row's first round has no drafts.
         draft_budget: drafts to verify, num_speculative_tokens a row at most. ``"fixed"``: that many. ``"by_load"``:
-            fewer in a crowd. ``"row_rate"``: by what the row has accepted. ``"capacity"``: a number for the whole
-            round, for the likeliest to survive. ``"goodput"``: by what rows have accepted and rounds cost.
-            ``"confidence"``: as long as the draft is sure; a row stops before the first draft that it is not sure of.
-            ``"confidence_keep"``: by the probabilities of the drafts themselves; a row stops behind the first one that
-            makes their product too small, which is verified.
+            fewer in a crowd. ``"capacity"``: a number for the whole round, for the likeliest to survive.
+            ``"goodput"``: by what rows have accepted and rounds cost. ``"confidence"``: as long as the draft is sure; a
+            row stops before the first draft that it is not sure of.
         drafts_by_load: for by_load, pairs (rows, drafts): with so many rows or more, at most so many drafts each.
         draft_capacity: for capacity: drafts of a round, over all rows.
         draft_score: for capacity: what ranks drafts: ``"expected"``, or ``"own_token"`` as published, which is not
             lossless under rejection sampling and refused there.
-        draft_cost: for row_rate: seconds of one more draft over those of a round without drafts.
         draft_costs: for goodput, pairs (rows, seconds): with so many rows or more, seconds of rounds with 1, 2, …
             drafts a row, over those of a round without drafts. No more drafts a row than numbers.
-        draft_threshold: for confidence and confidence_keep: least estimated survival of a draft, in 0 … 1.
+        draft_threshold: for confidence: least estimated survival of a draft, in 0 … 1.
     """
 
     drafter: DrafterName = "model"
@@ -70,7 +66,6 @@ class DraftingConfig:
     drafts_by_load: Seq[tuple[int, int]] = ()
     draft_capacity: int | None = None
     draft_score: RankingScore = "expected"
-    draft_cost: float = 0.1
     draft_costs: Seq[tuple[int, Seq[float]]] = ()
     draft_threshold: float = 0.4
 
@@ -111,11 +106,8 @@ class DraftingConfig:
         )
 
     def _check_numbers(self) -> None:
-        for name, high in (("draft_cost", math.inf), ("draft_threshold", 1)):
-            value = getattr(self, name)
-            right = is_number(value) and 0 <= value <= high and value < math.inf
-            limit = "a finite number ≥ 0" if high == math.inf else "in 0 … 1"
-            require(right, f"{name} must be {limit}, not {shown(value)}")
+        least = self.draft_threshold
+        require(is_number(least) and 0 <= least <= 1, f"draft_threshold must be in 0 … 1, not {shown(least)}")
         if self.draft_capacity is not None:
             require_int("draft_capacity", self.draft_capacity, 0)
         require(

@@ -30,7 +30,6 @@ class _Common(TypedDict, total=False):
     drafts_by_load: Seq[tuple[int, int]]
     draft_capacity: int | None
     draft_score: RankingScore
-    draft_cost: float
     draft_costs: Seq[tuple[int, Seq[float]]]
     draft_threshold: float
     stop_token_ids: Seq[int] | None

@@ -21,18 +21,13 @@ REQUESTS = [Request([0, 1, 0, 1], 2, 1), Request([1, 0], 2, 1)]  # the first fin
 OF_HEAD = [Request([0], 3, 1), Request([1, 0], 3, 1)]  # a token more, as there are no drafts in the first round
 LONGER = [Request([0, 1, 0, 1], 3, 1), REQUESTS[1]]  # drafts after those that the first round has rejected
 LONGEST = [Request([0, 1, 0, 1], 4, 1), REQUESTS[1]]  # the same for who drafts seldom, and drafts of a row alone
-KEPT = [Request([0, 1, 0, 1], 3, 2), Request([1, 0], 1, 1)]  # a second draft, as the first is always offered
-KEPT_OF_HEAD = [Request([0], 4, 2), KEPT[1]]
-FROM_HISTORY = ("row_rate", "goodput")
 BUDGETS: dict[str, dict[str, Any]] = {  # by name: settings that cut drafts on these pairs
     "fixed": {"draft_budget": "fixed"},
     "by_load": {"draft_budget": "by_load", "drafts_by_load": ((2, 0),)},
-    "row_rate": {"draft_budget": "row_rate", "draft_cost": 0.7},
     "capacity": {"draft_budget": "capacity", "draft_capacity": 1},
     "capacity of own tokens": {"draft_budget": "capacity", "draft_capacity": 1, "draft_score": "own_token"},
     "goodput": {"draft_budget": "goodput", "draft_costs": ((1, (1.6,)),)},
     "confidence": {"draft_budget": "confidence", "draft_threshold": 0.7},
-    "confidence_keep": {"draft_budget": "confidence_keep", "draft_threshold": 0.6},
 }
 
 
@@ -64,10 +59,8 @@ def requests_for(drafter: str, budget: str) -> list[Request]:
     """Two rows that are offered drafts on some branch, and have some cut by the budget."""
     if budget == "by_load":
         return LONGEST
-    if budget in FROM_HISTORY:
+    if budget == "goodput":  # which decides by history
         return LONGEST if drafter in WITHOUT_MODEL else LONGER
-    if budget == "confidence_keep":
-        return KEPT_OF_HEAD if drafter == "head" else KEPT
     return OF_HEAD if drafter == "head" else REQUESTS
 
 

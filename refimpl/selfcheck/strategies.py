@@ -23,7 +23,7 @@ DRAFTINGS = (  # a search begins with the first
     DraftingConfig("suffix"),
     DraftingConfig("hybrid"),
     DraftingConfig(draft_budget="by_load", drafts_by_load=((2, 2), (3, 0))),
-    DraftingConfig("hybrid", "row_rate", draft_cost=0.3),
+    DraftingConfig("hybrid", "goodput", draft_costs=((1, (1.3, 1.6, 1.9)),)),
     DraftingConfig(draft_budget="capacity", draft_capacity=4),
     DraftingConfig(draft_budget="goodput", draft_costs=((1, (1.1, 1.3, 1.6)), (3, (1.4, 2.0)))),
     DraftingConfig(draft_budget="confidence", draft_threshold=0.05),

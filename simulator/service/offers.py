@@ -109,13 +109,11 @@ class Drafting:
 
     def _stopped(self, limits: list[int], survival: Seq[Seq[float]]) -> tuple[list[int], int]:
         """Drafts that each member goes on to, and passes: one more may show that nobody goes on to the next draft."""
-        behind = int(self.budget.keeps)
-        for depth in range(behind, max(limits)):
-            judged = depth - behind
-            goes_on = self.budget.go_on([each[judged] if judged < len(each) else 0.0 for each in survival])
+        for depth in range(max(limits)):
+            goes_on = self.budget.go_on([each[depth] if depth < len(each) else 0.0 for each in survival])
             limits = [limit if goes else min(limit, depth) for limit, goes in zip(limits, goes_on, strict=True)]
             if max(limits) <= depth:
-                return limits, judged + 1
+                return limits, depth + 1
         return limits, max(limits)
 
     def _right(self, row: Request, length: int, found: int) -> int:

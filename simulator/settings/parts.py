@@ -171,8 +171,8 @@ class Engine:
             one, where it runs behind verification and beside the host; between them, the seconds are interpolated.
         cuda_graphs: rounds are recorded once and replayed: every row of the pool drafts k tokens and feeds them, also
             those that could use fewer or have ended. Of a calibration, needs points of such rounds.
-        drafter, draft_budget, drafts_by_load, draft_capacity, draft_cost, draft_costs, draft_threshold: what
-            proposes tokens, and how many of them are verified, as in `refimpl.core.drafting.DraftingConfig`.
+        drafter, draft_budget, drafts_by_load, draft_capacity, draft_costs, draft_threshold: what proposes
+            tokens, and how many of them are verified, as in `refimpl.core.drafting.DraftingConfig`.
     """
 
     layout: LayoutName = "inplace"
@@ -195,7 +195,6 @@ class Engine:
     draft_budget: DraftBudgetName = "fixed"
     drafts_by_load: tuple[tuple[int, int], ...] = ()
     draft_capacity: int | None = None
-    draft_cost: float = 0.1
     draft_costs: tuple[tuple[int, tuple[float, ...]], ...] = ()
     draft_threshold: float = 0.4
 

@@ -181,7 +181,7 @@ def test_an_option_of_the_engine_is_one_of_every_command_that_decodes():
         ({}, {}, True),
         ({"checks": "device"}, {}, False),
         ({"drafter": "ngram"}, {}, False),
-        ({"draft_budget": "row_rate"}, {}, False),
+        ({"draft_budget": "confidence"}, {}, False),
         ({"execution": "overlapped"}, {}, False),
         ({}, {"drafters": "model,ngram"}, False),
         ({}, {"engine_option": ['execution="overlapped"']}, False),
@@ -196,9 +196,9 @@ def test_a_benchmark_on_a_gpu_records_rounds_where_it_can(given, repeat, recorde
 
 def test_every_setting_of_drafting_is_an_option():
     assert {field.name for field in fields(DraftingConfig)} <= {field.name for field in fields(EngineOptions)}
-    given = EngineOptions(draft_budget="confidence", draft_threshold=0.7, draft_cost=0.2, draft_score="own_token")
+    given = EngineOptions(draft_budget="confidence", draft_threshold=0.7, draft_score="own_token")
     drafting = make_config(**given.settings()).drafting
-    assert (drafting.draft_threshold, drafting.draft_cost, drafting.draft_score) == (0.7, 0.2, "own_token")
+    assert (drafting.draft_threshold, drafting.draft_score) == (0.7, "own_token")
     assert make_config(**EngineOptions().settings()).drafting == DraftingConfig()
 
 

@@ -16,12 +16,10 @@ BUDGETS = (3, 17, 1, 9, 24, 5, 12)
 DECISIONS = {
     "by_load": {"draft_budget": "by_load", "drafts_by_load": ((2, 2), (3, 1))},
     "by_load to none": {"draft_budget": "by_load", "drafts_by_load": ((3, 0),)},
-    "row_rate": {"draft_budget": "row_rate", "draft_cost": 0.2},
     "capacity": {"draft_budget": "capacity", "draft_capacity": 4},
     "goodput": {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8)), (3, (1.5, 2.2)))},
     "goodput of ngrams": {"drafter": "ngram", "draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8)),)},
     "confidence": {"draft_budget": "confidence", "draft_threshold": 0.02},
-    "confidence_keep": {"draft_budget": "confidence_keep", "draft_threshold": 0.02},
     "ngram": {"drafter": "ngram"},
     "suffix": {"drafter": "suffix"},
     "hybrid": {"drafter": "hybrid"},
@@ -78,7 +76,7 @@ def test_budgets_and_lookups_decide_something(llama, tmp_path, name):
 
 def test_draft_passes_of_a_replay_are_those_of_the_engine(llama, tmp_path):
     """Also where the last pass only shows that nobody goes on."""
-    for name in ("confidence", "confidence_keep", "capacity", "hybrid", "head"):
+    for name in ("confidence", "capacity", "hybrid", "head"):
         result = traced(llama, tmp_path / "run.ndjson", method="inplace", **DECISIONS[name])
         lines = simulate_once(replay_scenario(read_engine_trace(tmp_path / "run.ndjson"))).log.rounds
         assert [line.passes for line in lines] == [record.rows[0].draft_passes for record in result.rounds]
@@ -139,7 +137,7 @@ def test_what_a_trace_says_of_its_drafts_goes_with_its_own_rounds(llama, tmp_pat
         fit_all(trace, replications=2)
 
 
-@pytest.mark.parametrize("name", ["by_load", "row_rate", "head"])
+@pytest.mark.parametrize("name", ["by_load", "goodput", "head"])
 def test_acceptance_is_fitted_to_runs_whose_drafts_are_known_anywhere(llama, tmp_path, name):
     traced(llama, tmp_path / "run.ndjson", method="inplace", **DECISIONS[name])
     assert fit_all(read_engine_trace(tmp_path / "run.ndjson"), replications=2)["iid"].table["model"].notna().all()

@@ -39,7 +39,7 @@ PLACES = [
 TRIED = {  # setting -> another value than its default
     "engine.window_size": 5, "engine.aging_bound": 1, "engine.compaction_threshold": 0.02, "engine.block_size": 4,
     "engine.num_blocks": 6, "engine.prefix_sharing": False, "engine.token_budget": 12, "engine.contention": 1.0,
-    "engine.draft_cost": 9.0, "engine.draft_threshold": 0.95, "switches.refill": False, "switches.zombies": False,
+    "engine.draft_threshold": 0.95, "switches.refill": False, "switches.zombies": False,
     "switches.partial_groups": True, "switches.bucket_tokens": 8, "switches.group_choice": "largest",
     "switches.cost_aware": True, "switches.k_policy": "batch_min", "switches.wait_for_rows": 3,
     "switches.wait_at_most_s": 0.001, "switches.keep_bonus": False, "switches.draft_cache": False,
@@ -47,7 +47,7 @@ TRIED = {  # setting -> another value than its default
     "switches.pad_prompts": True, "switches.discard_mixed_caches": True, "switches.copy_groups": True,
     "switches.realign_read_s": 1e-3, "switches.copy_launch_s": 1e-3, "switches.realign_layers": 7,
     "switches.pad_ends": True, "switches.free_realign": True, "service.router": "least_loaded",
-    "service.kv_capacity_bytes": 1.5e5, "workload.sort_prompts": True, "engine.draft_budget": "row_rate",
+    "service.kv_capacity_bytes": 1.5e5, "workload.sort_prompts": True, "engine.draft_budget": "confidence",
     "engine.drafts_by_load": [[1, 1]], "engine.draft_capacity": 1, "engine.draft_costs": [[1, [9.0, 9.0, 9.0]]],
     "confidence": {"kind": "drawn", "information": 1.0},
     "engine.max_new_tokens": 9, "cost.eager_pass_s": 0.5, "cost.eager_layer_s": 0.1, "cost.eager_cv": 0.7,
@@ -76,7 +76,6 @@ BESIDE = {  # setting -> others that it may need; several of them in a tuple
     "switches.k_policy": {"engine.num_speculative_tokens": 0},
     "switches.keep_bonus": {"engine.num_speculative_tokens": 0},
     "switches.draft_cache": {"engine.num_speculative_tokens": 0},
-    "engine.draft_cost": {"engine.draft_budget": "row_rate"},
     "engine.draft_threshold": {"engine.draft_budget": "confidence"},
     "confidence": {"engine.draft_budget": "confidence"},
     "lookup": {"engine.drafter": "ngram"},
@@ -158,7 +157,7 @@ def test_every_setting_of_the_table_is_tried():
             "switches.aging_from has no effect without engine.aging_bound other than inf: leave it out",
         ),
         (
-            {"method": "autoregressive", "engine.draft_budget": "row_rate"},
+            {"method": "autoregressive", "engine.draft_budget": "confidence"},
             "engine.draft_budget has no effect without engine.num_speculative_tokens other than 0: leave it out",
         ),
         (

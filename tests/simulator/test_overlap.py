@@ -18,7 +18,7 @@ BUDGETS = (3, 17, 1, 9, 24, 5, 12, 8)
 DECISIONS = {
     "fixed": {},
     "sampled": {"temperature": 0.5},
-    "row_rate": {"draft_budget": "row_rate", "draft_cost": 0.2},
+    "goodput": {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8)),)},
     "capacity": {"draft_budget": "capacity", "draft_capacity": 4},
     "confidence": {"draft_budget": "confidence", "draft_threshold": 0.02},
     "hybrid by load": {"drafter": "hybrid", "draft_budget": "by_load", "drafts_by_load": ((2, 2),)},

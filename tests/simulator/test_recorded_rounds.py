@@ -101,7 +101,7 @@ def test_points_of_other_rounds_do_not_stand_in(tmp_path):
     ("changes", "message"),
     [
         ({"engine.layout": "paged"}, r"cuda_graphs need rows that stay where they are: paged\+static gathers them"),
-        ({"engine.draft_budget": "row_rate"}, "cuda_graphs record passes, but drafter 'model' with draft_budget"),
+        ({"engine.draft_budget": "confidence"}, "cuda_graphs record passes, but drafter 'model' with draft_budget"),
         (
             {
                 "cost": {

@@ -28,11 +28,9 @@ BASE = Scenario(
 )
 DECISIONS = (
     {"draft_budget": "by_load", "drafts_by_load": ((2, 3), (4, 1))},
-    {"draft_budget": "row_rate", "draft_cost": 0.1},
     {"draft_budget": "capacity", "draft_capacity": 7},
     {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8, 2.1)), (3, (1.5, 2.2)))},
     {"draft_budget": "confidence", "draft_threshold": 0.4},
-    {"draft_budget": "confidence_keep", "draft_threshold": 0.4},
     {"drafter": "ngram"},
     {"drafter": "head"},
     {"drafter": "hybrid", "draft_budget": "by_load", "drafts_by_load": ((3, 2),)},

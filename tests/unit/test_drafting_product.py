@@ -12,11 +12,9 @@ from refimpl.prompts import read_prompts
 BUDGETS = {
     "fixed": {},
     "by_load": {"drafts_by_load": ((2, 3), (6, 1))},
-    "row_rate": {"draft_cost": 0.3},
     "capacity": {"draft_capacity": 9},
     "goodput": {"draft_costs": ((1, (1.2, 1.4, 1.7, 2.1)), (6, (1.3, 1.8)))},
     "confidence": {"draft_threshold": 0.3},
-    "confidence_keep": {"draft_threshold": 0.3},
 }
 RULES = {"greedy": {}, "coupled": {"temperature": 0.8, "seed": 5}}
 METHODS = ("inplace", "paged+continuous")
@@ -34,7 +32,7 @@ def oracle():
 
 def test_the_product_has_every_budget():
     assert set(BUDGETS) == set(DRAFT_BUDGETS)
-    assert len(PRODUCT) == 3 * 4 + 2 * 7
+    assert len(PRODUCT) == 3 * 3 + 2 * 5
 
 
 @pytest.mark.nightly

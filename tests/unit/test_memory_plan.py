@@ -53,7 +53,6 @@ CASES = {
     "coupled": {"method": "inplace", "temperature": 1.0},
     "forced": {"method": "inplace", "acceptance": "forced", "forced_lengths": (0.5, 0.5)},
     "all are sure": {"method": "inplace", "draft_budget": "confidence", "draft_threshold": 0.0},
-    "all are kept": {"method": "paged", "draft_budget": "confidence_keep", "draft_threshold": 0.0, "temperature": 1.0},
     "room for all": {"method": "inplace", "draft_budget": "capacity", "draft_capacity": 12, "temperature": 1.0},
 }
 AT_MOST = {
@@ -62,7 +61,6 @@ AT_MOST = {
     "a head": {"drafter": "head"},
     "distributions of a head": {"drafter": "head", "temperature": 1.0, "acceptance": "rejection"},
     "by load": {"draft_budget": "by_load", "drafts_by_load": [(2, 1)]},
-    "by rate": {"draft_budget": "row_rate"},
     "by goodput": {"draft_budget": "goodput", "draft_costs": [(1, (1.2, 1.5, 2.0))], "drafter": "ngram"},
 }
 

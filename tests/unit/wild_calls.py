@@ -111,7 +111,6 @@ CALLS = [  # of the library
     (lambda pair: verify(pair, [[1]], batch_size=2), "verify takes batch_sizes, a list, not batch_size"),
     (lambda _: make_config(temperature=10**400), "temperature must be a finite number ≥ 0, not 10"),
     (lambda _: make_config(kv_memory_gib=10**400), "kv_memory_gib must be"),
-    (lambda _: make_config(draft_cost=10**400), "draft_cost must be"),
     (lambda _: make_config(draft_costs=((1, (10**400,)),)), "draft_costs must be"),
     (lambda _: read_engine_trace("x" * 5000), "no such trace"),
     (lambda _: read_service_trace("x" * 5000), "no such trace"),

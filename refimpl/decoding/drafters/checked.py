@@ -13,7 +13,7 @@ class CheckedBudget(DraftBudget):
     def __init__(self, budget: DraftBudget):
         self._untouched = deepcopy(budget)
         self.budget, self.score = budget, budget.score
-        self.stops, self.shares, self.keeps = budget.stops, budget.shares, budget.keeps  # type: ignore[misc]
+        self.stops, self.shares = budget.stops, budget.shares  # type: ignore[misc]
 
     @property
     def predictable(self) -> bool:

@@ -34,8 +34,6 @@ def propose(
     steps: list[Proposal] = []
     tokens, offset = tail, -tail.shape[1]
     for step in range(numbers.position.shape[1] - 1):
-        if pace and not pace.needs_pass(steps):
-            break
         logits = feed(tokens, offset, [s.tokens for s in steps])
         if pace and not pace.note_pass(logits, steps):
             break

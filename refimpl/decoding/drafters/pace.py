@@ -49,28 +49,21 @@ class Pace:
         self.passes = 0  # of the draft
         self.survival: list[list[float]] = []  # estimates for each row's drafts, once all are drawn
 
-    def needs_pass(self, steps: Seq[Proposal]) -> bool:
-        """Whether any row may get a draft after `steps`, so that the draft must run for it."""
-        if not steps or not self._budget.keeps:
-            return True
-        self._ask([step.tokens for step in steps], len(steps))
-        return max(self._limits) > len(steps)
-
     def note_pass(self, logits: Float[Tensor, "batch 1 vocab"], steps: Seq[Proposal]) -> bool:
         """Take in the logits of a pass; say whether any row gets the draft after `steps` that they are for."""
         self.passes += 1
         if self._budget.score is None:
             return True
         self._seen.append(probabilities(logits, self._shape))
-        if self._budget.stops and not self._budget.keeps:
-            unread = torch.zeros_like(logits[..., 0], dtype=torch.long)
-            self._ask([*(step.tokens for step in steps), unread], len(steps))
+        if self._budget.stops:
+            self._ask(steps, torch.zeros_like(logits[..., 0], dtype=torch.long))
         return max(self._limits) > len(steps)
 
-    def _ask(self, tokens: list[Tensor], drawn: int) -> None:
-        """Stop rows at the drafts that are drawn, by the estimates of the last of the tokens."""
+    def _ask(self, steps: Seq[Proposal], unread: Int[Tensor, "batch 1"]) -> None:
+        """Stop rows before the next draft, which is not drawn yet: any token stands in for it."""
         assert self._budget.score
-        estimates = survival(self._budget.score, torch.cat(self._seen, dim=1), torch.cat(tokens, dim=1))
+        tokens, drawn = torch.cat([*(step.tokens for step in steps), unread], dim=1), len(steps)
+        estimates = survival(self._budget.score, torch.cat(self._seen, dim=1), tokens)
         for row, goes in enumerate(self._budget.go_on(estimates[:, -1].tolist())):
             self._limits[row] = self._limits[row] if goes else min(self._limits[row], drawn)
 

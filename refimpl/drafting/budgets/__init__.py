@@ -6,18 +6,15 @@ from refimpl.core.drafting import DraftBudgetName, DraftingConfig
 from refimpl.drafting.budgets.base import BudgetRow, CommittedRow, DraftBudget, Score
 from refimpl.drafting.budgets.by_load import LoadBudget
 from refimpl.drafting.budgets.capacity import CapacityBudget
-from refimpl.drafting.budgets.confidence import ConfidenceBudget, KeepingConfidenceBudget
+from refimpl.drafting.budgets.confidence import ConfidenceBudget
 from refimpl.drafting.budgets.goodput import GoodputBudget
-from refimpl.drafting.budgets.row_rate import RowRateBudget
 
 BUDGETS: dict[DraftBudgetName, Callable[[DraftingConfig], DraftBudget]] = {
     "fixed": lambda config: DraftBudget(),
     "by_load": lambda config: LoadBudget(config.drafts_by_load),
-    "row_rate": lambda config: RowRateBudget(config.draft_cost),
     "capacity": lambda config: CapacityBudget(config.draft_capacity or 0, config.draft_score),
     "goodput": lambda config: GoodputBudget(config.draft_costs),
     "confidence": lambda config: ConfidenceBudget(config.draft_threshold),
-    "confidence_keep": lambda config: KeepingConfidenceBudget(config.draft_threshold),
 }
 
 
@@ -34,9 +31,7 @@ __all__ = [
     "ConfidenceBudget",
     "DraftBudget",
     "GoodputBudget",
-    "KeepingConfidenceBudget",
     "LoadBudget",
-    "RowRateBudget",
     "Score",
     "make_budget",
 ]

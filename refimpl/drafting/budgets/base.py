@@ -43,27 +43,25 @@ class DraftBudget:
             ``own_token``: the same with the draft's own probability, which depends on the draft. ``confidence``:
             product of the largest probabilities.
         stops: whether `go_on` is asked.
-        keeps: whether `go_on` is asked behind each draft, with the estimate of that draft, and not before the next one.
         shares: whether a row's drafts are weighed against those of other rows, whose own rounds then depend on them.
         predictable: whether the answers depend on nothing that rejection sampling must not know.
     """
 
     score: Score | None = None
     stops: ClassVar[bool] = False
-    keeps: ClassVar[bool] = False
     shares: ClassVar[bool] = False
 
     @property
     def predictable(self) -> bool:
         """Whether no draft is judged by a score that reads it."""
-        return self.score != "own_token" or self.keeps
+        return self.score != "own_token"
 
     def before(self, rows: Seq[BudgetRow]) -> list[int]:
         """Drafts to propose for each row of a round, at most its limit."""
         return [row.draft_limit for row in rows]
 
     def go_on(self, survival: Seq[float]) -> list[bool]:
-        """Whether each row is to be offered the next draft, which has not been drawn; see `keeps`."""
+        """Whether each row is to be offered the next draft, which has not been drawn."""
         return [True] * len(survival)
 
     def after(self, lengths: Seq[int], survival: Seq[Seq[float]]) -> list[int]:
@@ -83,11 +81,6 @@ def own_rates(rows: Seq[BudgetRow]) -> list[float]:
     """
     overall = (sum([row.num_accepted for row in rows]) + 1) / (sum([row.num_evaluated for row in rows]) + 1)
     return [(row.num_accepted + PRIOR * overall) / (row.num_evaluated + PRIOR) for row in rows]
-
-
-def expected_tokens(rate: float, k: int) -> float:
-    """Tokens that a row gains from k drafts, each accepted with `rate` if all before it were."""
-    return float(sum(rate**j for j in range(k + 1)))
 
 
 def ranked(lengths: Seq[int], survival: Seq[Seq[float]]) -> list[tuple[float, int]]:

@@ -25,14 +25,3 @@ class ConfidenceBudget(DraftBudget):
     def go_on(self, survival: Seq[float]) -> list[bool]:
         """Compare with the threshold."""
         return [estimate >= self.threshold for estimate in survival]
-
-
-class KeepingConfidenceBudget(ConfidenceBudget):
-    """A row stops behind the first draft whose estimated survival is below a threshold, and keeps that draft.
-
-    The estimate is the product of the drafts' own probabilities. It decides about the draft behind, which has not been
-    drawn, so it may read the last one. A row always has a first draft, and no pass of the draft model is made in vain.
-    """
-
-    score: Score | None = "own_token"
-    keeps: ClassVar[bool] = True
