@@ -47,10 +47,10 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "study.arrivals": {"kind": "gamma", "rate_per_s": 6.0, "cv": 2.5}, "workload.prompt_tokens": UNIFORM,
         "service": {"replicas": 3, "router": "least_loaded", "kv_capacity_bytes": 6e8, "slo_first_token_s": 2.0},
     },
-    "cost-aware groups, on and off": {
+    "aged groups, on and off": {
         "method": "realigned+grouped", "study": {"kind": "open", "num_requests": 150}, "engine.batch_size": 4,
         "study.arrivals": {"kind": "on_off", "rate_per_s": 9.0, "mean_on_s": 3.0, "mean_off_s": 4.0},
-        "engine.aging_bound": 12, "switches.cost_aware": True, "switches.group_choice": "largest", "cost": LINEAR,
+        "engine.aging_bound": 12, "cost": LINEAR,
         "service": {"replicas": 2, "router": "by_length"}, "workload.prompt_tokens": UNIFORM,
     },
     "masked groups, replayed": {
@@ -58,7 +58,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "workload.prompt_tokens": {"kind": "trace", "path": f"{RUNS}/exspec-b3-k5-w9-0.ndjson.gz"},
         "workload.output_tokens": {"kind": "trace", "path": f"{RUNS}/exspec-b3-k5-w9-0.ndjson.gz"},
         "acceptance": {"kind": "bootstrap", "path": f"{RUNS}/fit/acceptance.ndjson.gz", "resample": True},
-        "switches.partial_groups": True,
+        "switches.serve_first": "largest_group",
     },
     "inplace, waits and load": {
         "method": "inplace+static", "study": {"kind": "open", "duration_s": 60.0}, "cost": LINEAR,
@@ -72,8 +72,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "study.arrivals": {"kind": "weibull", "rate_per_s": 0.4, "shape": 0.7}, "workload.output_tokens": GEOMETRIC,
         "cost.kv_bytes_per_token": 5e5,
     },
-    "rollback groups, buckets": {
-        "method": "rollback+grouped", "study": {"kind": "open", "num_requests": 90}, "switches.bucket_tokens": 8,
+    "rollback groups": {
+        "method": "rollback+grouped", "study": {"kind": "open", "num_requests": 90},
         "study.arrivals": {"kind": "fixed", "interval_s": 0.25}, "workload.prompt_tokens": UNIFORM, "cost": LINEAR,
         "engine.batch_size": 3,
     },

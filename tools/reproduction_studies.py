@@ -47,7 +47,7 @@ ADMISSIONS: dict[str, dict[str, Any]] = {  # who is served next -> changes to EX
     "full groups of rows that have not run, then the same": {"switches.serve_first": "fresh_groups"},
     "full groups, else rows that have not run": {"switches.serve_first": "fresh"},
     "full groups, else the newest rows": {"switches.serve_first": "newest"},
-    "full groups, else the largest of two or more": {"switches.partial_groups": True},
+    "full groups, else the largest of two or more": {"switches.serve_first": "largest_group"},
     "new requests when all in the window have finished": {"switches.refill": False},
     "as published, and a pad ends its row": {"switches.pad_ends": True},
 }

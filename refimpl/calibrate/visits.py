@@ -25,7 +25,7 @@ from refimpl.layouts.working import WorkingLayout
 from refimpl.models.adapter import Pair
 from refimpl.placement import PLACEMENTS, PoolSize
 from refimpl.requests import prepare
-from refimpl.scheduling import SchedulingOptions
+from refimpl.scheduling import GroupedScheduler
 
 TIMED_ROUNDS, TIMED_PASSES = 5, 5
 COMPACTED_SHARE, COMPACTED_HOLES = 0.02, 6  # at which a masked batch compacts: of its columns, or of a long row
@@ -227,13 +227,21 @@ class Visitor:
         )  # fmt: skip
         prompts = [self._prompt(cell.prompt_len) for _ in range(count)]
         engine = Engine(self.pair, prepare(self.pair, prompts, config), config)
-        if variant.rotating:  # all rows take turns, those that have not begun included
-            engine.scheduler.options = SchedulingOptions(aging_from="admission")
+        if variant.rotating:
+            _take_turns(engine)
         return engine
 
     def _prompt(self, length: int) -> list[int]:
         start = self.rng.randrange(len(self.stream) - length)
         return self.stream[start : start + length]
+
+
+@torch.inference_mode()
+def _take_turns(engine: Engine) -> None:
+    """Let all rows age from now on, those that have not begun included."""
+    assert isinstance(engine.scheduler, GroupedScheduler)
+    engine.admit()
+    engine.scheduler.age(engine.scheduler.pool.window.values())
 
 
 def _run_mixed(passes: PassBench, cell: Cell, tokens: int) -> dict[str, float]:

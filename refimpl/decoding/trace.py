@@ -13,7 +13,6 @@ from refimpl.core.files import write_whole
 from refimpl.core.formats import TRACE_SCHEMA
 from refimpl.core.records import RowOutcome
 from refimpl.core.sequence import Sequence
-from refimpl.scheduling import DEFAULT_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,6 @@ def trace_header(config: DecodeConfig, sequences: Seq[Sequence], environment: di
         "batch_size": config.resolved_batch_size,
         "window_size": config.resolved_window_size,
         "aging_bound": "inf" if config.aging_bound == math.inf else config.aging_bound,  # JSON knows no infinite number
-        "aging_from": DEFAULT_OPTIONS.aging_from,
         "compaction_threshold": config.compaction_threshold,
         **({} if config.resolved_token_budget is None else {"token_budget": config.resolved_token_budget}),
         **({"joint_prefill": True} if config.joint_prefill else {}),

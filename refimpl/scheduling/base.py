@@ -1,10 +1,10 @@
 """What every scheduler does: a queue, a window, and room for what is in it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Generic, Literal
+from typing import Generic, Literal
 
 from refimpl.core.invariants import InvariantViolation
 from refimpl.scheduling.pool import SequencePool, T
@@ -12,32 +12,18 @@ from refimpl.scheduling.room import Room
 
 RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged", "continuous", "overlapped"]
 JOINT_TOKENS = 512  # of a whole prompt, its last, that share a pass with other rows: it bounds the mask and the pass
-Estimate = Callable[[tuple[Any, ...]], float]
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingOptions:
-    """Departures from the named schedulers, for studies; the defaults are the schedulers as named.
+    """What every scheduler may do otherwise; the defaults are the schedulers as named.
 
     Attributes:
         refill: whether a free place is filled at once; otherwise only when the window is empty.
-        choice: which full group runs: the first to be full, or the one with most members.
-        partial_groups: run the largest group of at least two when none is full.
-        bucket_tokens: lengths within one bucket count as equal. Above 1 a group needs padding, and INV-11 does not
-            apply to its lengths.
-        estimate: seconds per expected token of a choice of members; when given, a group runs only if it is no worse
-            than the oldest members.
-        aging_from: when a sequence begins to age: at its first round (or once it is the oldest), or when it enters the
-            window. With the latter a long window runs its rows in turns, which costs every request seconds.
         joint_prefill: whether a row may decode in the round that caches the last of its prompt.
     """
 
     refill: bool = True
-    choice: Literal["first", "largest"] = "first"
-    partial_groups: bool = False
-    bucket_tokens: int = 1
-    estimate: Estimate | None = None
-    aging_from: Literal["first_round", "admission"] = "first_round"
     joint_prefill: bool = False
 
 

@@ -23,7 +23,7 @@ class GroupedScheduler(Scheduler[T]):
     a round taken for them is taken from requests that have begun. Companions of the due row's own length would realign
     less, but leave other due rows behind: the bound would grow to one round for each sequence of the window.
 
-    Members are indexed by key, and full keys by the rank in which they run, so a round costs
+    Members are indexed by key, and full groups by the ticket that filled them, so a round costs
     O(batch_size · log window_size) comparisons, for any window.
 
     Args:
@@ -45,14 +45,13 @@ class GroupedScheduler(Scheduler[T]):
         super().__init__(batch_size, window_size, options=options)
         self.aging_bound = default_aging_bound(batch_size, window_size) if aging_bound is None else aging_bound
         self.waiting_bound = self.aging_bound + window_size // batch_size
-        least = min(2, batch_size) if options.partial_groups else batch_size
-        self._groups = GroupIndex(batch_size, least, options.choice)
+        self._groups = GroupIndex(batch_size)
         self._last_run: OrderedDict[int, int] = OrderedDict()  # ticket -> round, of those that age, earliest first
         self._waited_at_most = 0  # no wait is longer; it is counted on, and looked up where it would matter
 
     def group_key(self, sequence: T) -> GroupKey:
         """Equal keys may share a round without realignment (INV-11)."""
-        return -(-sequence.seq_len // self.options.bucket_tokens), sequence.cache_state
+        return sequence.seq_len, sequence.cache_state
 
     def waited(self, sequence: T) -> int:
         """Rounds since the sequence last ran or began to age; 0 before that."""
@@ -62,8 +61,6 @@ class GroupedScheduler(Scheduler[T]):
         """Fill the window and index what entered."""
         entered = super().admit()
         self._index(entered)
-        if self.options.aging_from == "admission":
-            self._age(entered)
         self._age_oldest()
         return entered
 
@@ -86,7 +83,7 @@ class GroupedScheduler(Scheduler[T]):
         """Re-index the members under their new lengths and retire those that finished."""
         finished = [sequence for sequence in plan.members if sequence.finished]
         self._index(plan.members)
-        self._age(plan.members)
+        self.age(plan.members)
         if finished:
             self._forget(finished)
         self._check_waiting()
@@ -104,25 +101,16 @@ class GroupedScheduler(Scheduler[T]):
         self._groups.move([(each.ticket, None if each.finished else key(each)) for each in sequences])
 
     def _unaged(self) -> RoundPlan[T]:
-        group = self._groups.best()
-        return (
-            self._plan(self.pool.window, "fallback") if group is None else self._cheaper(self._plan(group, "grouped"))
-        )
+        group = self._groups.first_full()
+        return self._plan(self.pool.window, "fallback") if group is None else self._plan(group, "grouped")
 
     def _plan(self, tickets: Iterable[int], mode: RoundMode) -> RoundPlan[T]:
         return RoundPlan(tuple(map(self.pool.window.__getitem__, islice(tickets, self.batch_size))), mode)
 
-    def _cheaper(self, grouped: RoundPlan[T]) -> RoundPlan[T]:
-        estimate = self.options.estimate
-        if estimate is None:
-            return grouped
-        oldest = self._plan(self.pool.window, "fallback")
-        return grouped if estimate(grouped.members) <= estimate(oldest.members) else oldest
-
     # --- ages ------------------------------------------------------------------------------------------------------
 
-    def _age(self, sequences: Iterable[T]) -> None:
-        """Note that these have just run, or begin to age."""
+    def age(self, sequences: Iterable[T]) -> None:
+        """Note that these have just run, or begin to age: the rounds that pass them over count from now on."""
         last_run, now = self._last_run, self.round_index
         for sequence in sequences:
             last_run[sequence.ticket] = now
@@ -131,7 +119,7 @@ class GroupedScheduler(Scheduler[T]):
     def _age_oldest(self) -> None:
         oldest = next(iter(self.pool.window.values()), None)
         if oldest is not None and oldest.ticket not in self._last_run:
-            self._age([oldest])
+            self.age([oldest])
 
     def _longest_wait(self) -> int:
         return self.round_index - next(iter(self._last_run.values()), self.round_index)

@@ -94,7 +94,6 @@ def replay_scenario(
         "study": _study(trace, clock),
         "workload": Workload(prompt_tokens=lengths, output_tokens=lengths, common=common),
         "engine": _engine_settings(trace),
-        "switches": {"aging_from": header.get("aging_from", "admission")},  # what traces without it were made with
         "acceptance": acceptance or Spec.of("replay", path=trace.path),
         "confidence": Spec.of("trace", path=trace.path),
         "lookup": Spec.of("trace", path=trace.path),

@@ -274,7 +274,7 @@ def _seconds(simulation: Simulation, rounds: Columns, start_s: float, span_s: fl
     observed_s = span_s * simulation.scenario.service.replicas
     busy_s = float(rounds["round_s"].sum())
     kv, token_bytes = rounds["kv_tokens"], simulation.cost.kv_bytes_per_token or math.nan  # unknown where it is 0
-    kv_s = float((kv * rounds["round_s"]).sum()) + _held_s(simulation.log, start_s)
+    kv_s = float((kv * rounds["round_s"]).sum())
     result = {
         "busy_share": busy_s / observed_s,
         "preemptions": float(simulation.log.num_preemptions),
@@ -285,11 +285,6 @@ def _seconds(simulation: Simulation, rounds: Columns, start_s: float, span_s: fl
     }
     all_s = busy_s or math.nan
     return result | {f"{name.removesuffix('_s')}_share": float(rounds[name].sum()) / all_s for name in STAGES}
-
-
-def _held_s(log: EventLog, start_s: float) -> float:
-    """Slots times seconds of what servers hold while they wait for a further row, from `start_s` on."""
-    return sum([slots * max(0.0, end_s - max(begin_s, start_s)) for begin_s, end_s, slots in log.holds])
 
 
 def allocated_tokens(simulation: Simulation) -> int:

@@ -1,7 +1,6 @@
 """Seconds of a round, stage by stage: as the engine runs it, one cohort beside the other, or as the published code."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -173,28 +172,6 @@ class Pricing:
             prefill_s += self.cost.prefill_s(fed)
         return prefill_s, draft_s, verify_s, realign_s, host_s
 
-    def seconds_per_token(self, members: Members) -> float:
-        """Estimate for the cost-aware choice: seconds of the round over the tokens it may be expected to yield."""
-        k, rows = self.num_drafts(members), len(members)
-        width = max([row.seq_len for row in members])
-        lengths = {(row.seq_len, row.cache_state) for row in members}
-        draft, verify, host_s = self.lines(rows, k, self.placement.always_gathers)
-        seconds = draft[width] + verify[width]
-        if self.placement.batch_columns(1):  # rows are gathered into a rectangle
-            moves = members != self.members
-            seconds += self.regroup_s(rows, width) if moves else 0.0
-            realigns = self.engine.layout == "realigned" and len(lengths) > 1 and not moves
-            seconds += self.cost.line("realign", rows, 0)[width] if realigns else 0.0
-        seen = sum([row.accepted for row in members]) + 1
-        expected = rows + rows * k * seen / (sum([row.drafted for row in members]) + 2)
-        return (seconds + host_s) / expected
-
-    def seconds_per_row(self, members: Members, rows: int) -> float:
-        """Forward passes and host of a round of `rows` rows as wide as these, over its rows."""
-        draft, verify, host_s = self.lines(rows, self.num_drafts(members), False)
-        width = max([row.seq_len for row in members])
-        return (draft[width] + verify[width] + host_s) / rows
-
 
 class PublishedPricing(Pricing):
     """Rounds with the departures that `Switches` describe, those of the published code among them."""
@@ -303,12 +280,12 @@ class RecordedPricing(Pricing):
 def make_pricing(
     engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None, *, offline: bool = False
 ) -> Pricing:
-    """The engine's pricing, of its execution; that of the published code where a switch beside `aging_from` is changed.
+    """The engine's pricing, of its execution; that of the published code where a switch is changed.
 
     With switches that change no seconds, the latter prices rounds as the former does. `offline`: all requests are there
     at the start.
     """
-    same = replace(switches, aging_from=Switches().aging_from) == Switches()
+    same = switches == Switches()
     kind = OverlappedPricing if engine.execution == "overlapped" else Pricing if same else PublishedPricing
     if engine.cuda_graphs:
         recorded = RecordedPricing(engine, switches, cost, drafting)

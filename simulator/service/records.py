@@ -218,7 +218,6 @@ class EventLog:
     Attributes:
         lines: fields of `RoundLine`, round by round, in order of their ends.
         cut_lines: the same of the rounds that ran when the clock was stopped, with no tokens.
-        holds: start, end and slots in use of each wait for a further row.
         rows: tuples of `ROW_COLUMNS`, kept only when asked for.
         chunks: replica, round, request and tokens of each chunk of a prompt, kept with the rows.
         ends_before: of each live row of each line, the second at which its round before ended; NaN before its first.
@@ -232,7 +231,6 @@ class EventLog:
     def __init__(self, *, keep_rows: bool = False):
         self.lines: list[tuple[Any, ...]] = []
         self.cut_lines: list[tuple[Any, ...]] = []
-        self.holds: list[tuple[float, float, int]] = []
         self.rows: list[tuple[Any, ...]] | None = [] if keep_rows else None
         self.chunks: list[tuple[int, int, int, int]] | None = [] if keep_rows else None
         self.ends_before: list[float] = []

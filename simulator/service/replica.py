@@ -13,7 +13,6 @@ from refimpl.scheduling import Chunk, RoundPlan
 from simulator.service.cost import CostModel, lognormal_factors
 from simulator.service.gate import Gate, require_room, room_bytes
 from simulator.service.offers import Drafting, note_drafts
-from simulator.service.patience import Patience
 from simulator.service.pricing import make_pricing
 from simulator.service.records import ROWS, START_S, Begun, EventLog, Request
 from simulator.service.schedulers import end_padded, pad_rows, room_of, scheduler_of
@@ -54,7 +53,7 @@ class Replica:
         self.marks_rows = self.padded_key or scenario.switches.pad_ends or drafting is not None or not self.least_lag
         offline = scenario.study.kind == "offline"
         self.pricing = make_pricing(scenario.engine, scenario.switches, cost, drafting, offline=offline)
-        self.scheduler = scheduler_of(scenario.engine, scenario.switches, self.pricing.seconds_per_token)
+        self.scheduler = scheduler_of(scenario.engine, scenario.switches)
         capacity = room_bytes(scenario, cost)
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
         require_room(scenario, cost)
@@ -62,7 +61,6 @@ class Replica:
         self.block_size = scenario.engine.block_size
         self.paged = self.scheduler.room.num_blocks is not None
         self.gate = Gate(self.scheduler, scenario.engine, None if self.paged else capacity_tokens)
-        self.patience = Patience(scenario.engine, scenario.switches, self.scheduler, self.gate, self.pricing)
         self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
         self.kv_tokens = self.load_tokens = self.round_index = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]
@@ -71,7 +69,6 @@ class Replica:
         self.chosen: tuple[Request, ...] = ()  # members of the latest round, as the scheduler named them
         self.members: tuple[Request, ...] = ()  # the same, in the order of their slots
         self.closing = False
-        self.held_from_s = math.nan  # since when it waits for a further row
         self.wake = env.event()
         self.process = env.process(self.serve())
 
@@ -79,7 +76,6 @@ class Replica:
 
     def submit(self, requests: list[Request]) -> None:
         """Take requests in; they queue at the gate until their K/V fits."""
-        self.patience.note(self.env.now, len(requests))
         for request in requests:
             self._require_room(request)
             request.replica, request.k, request.draft_lag = self.number, self.pricing.k, self.least_lag
@@ -117,8 +113,6 @@ class Replica:
                     return
                 yield from self._idle()
                 continue
-            if self.switches.cost_aware and not self.closing and (gap_s := self.patience.worth_waiting_s()):
-                yield from self._hold(gap_s)
             prefill_s = self._admit() if waiting and len(window) < size else 0.0
             plan, preempted = scheduler.choose()
             for request in preempted:
@@ -149,22 +143,10 @@ class Replica:
         while self.num_unfinished < self.switches.wait_for_rows and not self.closing and self.env.now < deadline:
             yield from self._wait(deadline - self.env.now)
 
-    def _wait(self, patience_s: float) -> Generator[Any, Any, None]:
+    def _wait(self, most_s: float) -> Generator[Any, Any, None]:
         """Wait until a request comes, until none can come any more, or for so many seconds."""
         self.wake = self.env.event()
-        yield self.wake | (self.env.timeout(patience_s) if patience_s < float("inf") else self.env.event())
-
-    def _hold(self, patience_s: float) -> Generator[Any, Any, None]:
-        """Wait so many seconds for a further row, while the rows of the window keep their K/V."""
-        self.held_from_s = self.env.now
-        yield from self._wait(patience_s)
-        self._note_hold()
-
-    def _note_hold(self) -> None:
-        """Write down a wait that is over, or in which the clock has stopped."""
-        slots = self._load(len(self.members))[0] if self.scheduler.pool.window else 0
-        self.log.holds.append((self.held_from_s, self.env.now, slots))
-        self.held_from_s = math.nan
+        yield self.wake | (self.env.timeout(most_s) if most_s < float("inf") else self.env.event())
 
     def _admit(self) -> float:
         entered, left = self.scheduler.admit(), self.scheduler.left_to_rounds
@@ -237,13 +219,11 @@ class Replica:
         return slots, len(self.gate.queue) + len(pool.waiting), len(pool.window)
 
     def stop(self) -> None:
-        """The clock has stopped: hand the round that runs, or a wait, to the log."""
+        """The clock has stopped: hand the round that runs to the log."""
         if self.begun is not None and self.plan is not None:
             for row in (*self.plan.members, *[chunk.sequence for chunk in self.plan.chunks]):
                 row.begin(self.begun[START_S])
             self.log.cut_lines.append((*self.begun, 0, 0, 0, *self._load(self.begun[ROWS])))
-        if self.held_from_s == self.held_from_s:  # not NaN
-            self._note_hold()
 
     def _advance(self, live: Sequence[Request], k: int, passes: int, mode: str, start_s: float) -> tuple[int, int, int]:
         """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""

@@ -1,8 +1,7 @@
 """The engine's own schedulers, set up for a scenario."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
 
 from refimpl.core.errors import require
 from refimpl.scheduling import (
@@ -46,20 +45,22 @@ class VariedGroups(GroupedScheduler[Request]):
         window = self.pool.window
         if first == "newest":
             return self._plan(reversed(list(window)), "fallback")
+        if first == "largest_group":
+            largest = max(self._by_key(window), key=len)
+            return self._plan(largest, "grouped") if len(largest) > 1 else plan
         fresh = [ticket for ticket, row in window.items() if not row.rounds]
         if first == "fresh":
             return self._plan(chain(fresh, (ticket for ticket, row in window.items() if row.rounds)), "fallback")
-        return self._first_group(fresh) or plan
+        full = [group for group in self._by_key(fresh) if len(group) >= self.batch_size]
+        group = min(full, key=lambda group: group[self.batch_size - 1], default=None)
+        return plan if group is None else self._plan(group, "grouped")
 
-    def _first_group(self, tickets: Sequence[int]) -> RoundPlan[Request] | None:
-        """The first full group among these, in their order."""
+    def _by_key(self, tickets: Iterable[int]) -> list[list[int]]:
+        """Groups of these tickets, ascending; the group of the oldest comes first."""
         groups: dict[tuple[int, int], list[int]] = {}
         for ticket in tickets:
-            group = groups.setdefault(self.group_key(self.pool.window[ticket]), [])
-            group.append(ticket)
-            if len(group) == self.batch_size:
-                return self._plan(group, "grouped")
-        return None
+            groups.setdefault(self.group_key(self.pool.window[ticket]), []).append(ticket)
+        return list(groups.values())
 
 
 def pad_rows(members: Sequence[Request], mode: str) -> None:
@@ -103,23 +104,10 @@ def room_of(engine: Engine, capacity_tokens: float | None) -> Room[Request]:
     return PagedRoom(pool, engine.num_speculative_tokens, sharing, in_chunks=in_chunks)
 
 
-def scheduler_of(engine: Engine, switches: Switches, estimate: Callable[[Any], float]) -> Scheduler[Request]:
-    """Build the scheduler that a scenario names, with its departures from the engine.
-
-    Args:
-        engine, switches: settings.
-        estimate: seconds per expected token of a choice of members, for the cost-aware choice.
-    """
+def scheduler_of(engine: Engine, switches: Switches) -> Scheduler[Request]:
+    """Build the scheduler that a scenario names, with its departures from the engine."""
     lean_static = engine.scheduler == "static" and not switches.zombies
-    options = SchedulingOptions(
-        refill=switches.refill and not lean_static,
-        choice=switches.group_choice,
-        partial_groups=switches.partial_groups,
-        bucket_tokens=switches.bucket_tokens,
-        estimate=estimate if switches.cost_aware else None,
-        aging_from=switches.aging_from,
-        joint_prefill=engine.joint_prefill,
-    )
+    options = SchedulingOptions(refill=switches.refill and not lean_static, joint_prefill=engine.joint_prefill)
     name = "fifo" if lean_static else engine.scheduler
     if name == "grouped" and (switches.group_key, switches.serve_first) != ("length_and_lag", "oldest"):
         return VariedGroups(engine, switches, options)

@@ -25,11 +25,9 @@ MOVING = ("realigned", "masked", "rollback")  # layouts that gather their rows
 ANY: tuple[str, ...] = ()
 EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed, for these settings
     ({"engine.scheduler": ("grouped",)}, (
-        "engine.window_size", "engine.aging_bound", "switches.partial_groups", "switches.bucket_tokens",
-        "switches.group_choice", "switches.group_key", "switches.serve_first", "switches.aging_from",
+        "engine.window_size", "engine.aging_bound", "switches.group_key", "switches.serve_first",
         "switches.copy_groups", "switches.pad_ends",
     )),
-    ({"engine.aging_bound": ANY}, ("switches.aging_from",)),
     ({"engine.num_speculative_tokens": ANY}, (
         "engine.draft_budget", "switches.k_policy", "switches.keep_bonus", "switches.draft_cache",
     )),
@@ -56,8 +54,6 @@ EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed
     ({"engine.draft_budget": OF_PROBABILITIES}, ("confidence",)),
     ({"engine.drafter": ("ngram", "suffix", "hybrid")}, ("lookup",)),
     ({"engine.drafter": ("head",)}, ("head",)),
-    ({"switches.group_key": ("length_and_lag",)}, ("switches.bucket_tokens",)),
-    ({"engine.scheduler": ("grouped",), "study.kind": ("open", "closed")}, ("switches.cost_aware",)),
     ({"study.kind": ("open", "closed")}, ("switches.wait_for_rows",)),
     ({"switches.wait_for_rows": ANY}, ("switches.wait_at_most_s",)),
     ({"engine.scheduler": ("static",), "engine.layout": MOVING}, ("switches.realign_read_s",)),

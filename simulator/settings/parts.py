@@ -241,19 +241,14 @@ class Switches:
     Attributes:
         refill: whether a free row is filled at once; otherwise only when the window is empty.
         zombies: whether a static batch carries finished rows; otherwise they leave it and the batch shrinks.
-        partial_groups: run the largest group of at least two when none is full.
-        bucket_tokens: lengths in the same bucket, (n - 1) · b + 1 … n · b, count as equal, at the price of padding.
-        group_choice: the first full group, or the one with most members.
-        cost_aware: choose, each round, by expected tokens per second: the group, the oldest rows at the price of
-            realigning them, or to wait for a further row while some are free.
         k_policy: each row drafts to its own budget, or to the smallest of the batch (published code).
         wait_for_rows, wait_at_most_s: an idle server waits for that many requests, or that long.
         keep_bonus: whether full acceptance yields k + 1 tokens; the published code yields k.
         draft_cache: whether the draft keeps its cache between rounds; the published code prefills it every round.
         group_key: equal length and draft lag (engine), or equal padded length and whether a cache exists (published).
         serve_first: where no group is full, the oldest rows run (engine and published code), those that have not run
-            yet, or the newest; `fresh_groups` prefers full groups of rows that have not run yet to other groups.
-        aging_from: a request begins to age at its first round, or when it enters the window.
+            yet, the newest, or the largest group of at least two; `fresh_groups` prefers full groups of rows that have
+            not run yet to other groups.
         pad_prompts: passes are rectangles: prompts that are prefilled together, and rows that are verified together,
             are padded to the longest (published code, and models that run nothing else).
         discard_mixed_caches: rows are prefilled in their first round, and with them the whole batch, whose other rows
@@ -269,18 +264,13 @@ class Switches:
 
     refill: bool = True
     zombies: bool = True
-    partial_groups: bool = False
-    bucket_tokens: int = number_field(COUNT, 1)
-    group_choice: Literal["first", "largest"] = "first"
-    cost_aware: bool = False
     k_policy: Literal["per_row", "batch_min"] = "per_row"
     wait_for_rows: int = number_field(COUNT, 1)
     wait_at_most_s: float = number_field(Range(0, infinite=True), float("inf"))
     keep_bonus: bool = True
     draft_cache: bool = True
     group_key: Literal["length_and_lag", "padded_length"] = "length_and_lag"
-    serve_first: Literal["oldest", "fresh_groups", "fresh", "newest"] = "oldest"
-    aging_from: Literal["first_round", "admission"] = "first_round"
+    serve_first: Literal["oldest", "fresh_groups", "fresh", "newest", "largest_group"] = "oldest"
     pad_prompts: bool = False
     discard_mixed_caches: bool = False
     copy_groups: bool = False

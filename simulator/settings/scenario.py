@@ -30,7 +30,7 @@ from simulator.settings.parts import DEFAULT_STUDY, DRAFTING, Engine, Service, S
 from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import Dumper, read_yaml
 
-FIXED_DRAFTS = ("k_policy", "keep_bonus", "draft_cache", "cost_aware")  # switches that know no other rounds
+FIXED_DRAFTS = ("k_policy", "keep_bonus", "draft_cache")  # switches that know no other rounds
 OF_SWEEPS = ("base", "grid", "latin", "sobol")  # keys that a sweep has, and no scenario
 OF_ARRIVALS = ("refill", "wait_for_rows", "wait_at_most_s")  # switches that change no round
 

@@ -28,9 +28,8 @@ from simulator.studies.comparison import verdict_of
 FACTORS: dict[str, tuple[str, ...]] = {
     "refill": ("#refill", "switches.refill", "switches.zombies"),
     "grouping": (
-        "#grouping", "engine.window_size", "engine.aging_bound", "switches.aging_from", "switches.group_key",
-        "switches.group_choice", "switches.partial_groups", "switches.bucket_tokens", "switches.cost_aware",
-        "switches.pad_ends", "switches.serve_first",
+        "#grouping", "engine.window_size", "engine.aging_bound", "switches.group_key", "switches.pad_ends",
+        "switches.serve_first",
     ),
     "prompts in chunks": ("#chunks", "engine.token_budget"),
     "scheduler": ("#scheduler",),

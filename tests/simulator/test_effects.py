@@ -40,10 +40,9 @@ TRIED = {  # setting -> another value than its default
     "engine.window_size": 5, "engine.aging_bound": 1, "engine.compaction_threshold": 0.02, "engine.block_size": 4,
     "engine.num_blocks": 6, "engine.prefix_sharing": False, "engine.token_budget": 12, "engine.contention": 1.0,
     "engine.draft_threshold": 0.95, "switches.refill": False, "switches.zombies": False,
-    "switches.partial_groups": True, "switches.bucket_tokens": 8, "switches.group_choice": "largest",
-    "switches.cost_aware": True, "switches.k_policy": "batch_min", "switches.wait_for_rows": 3,
+    "switches.k_policy": "batch_min", "switches.wait_for_rows": 3,
     "switches.wait_at_most_s": 0.001, "switches.keep_bonus": False, "switches.draft_cache": False,
-    "switches.group_key": "padded_length", "switches.serve_first": "newest", "switches.aging_from": "admission",
+    "switches.group_key": "padded_length", "switches.serve_first": "newest",
     "switches.pad_prompts": True, "switches.discard_mixed_caches": True, "switches.copy_groups": True,
     "switches.realign_read_s": 1e-3, "switches.copy_launch_s": 1e-3, "switches.realign_layers": 7,
     "switches.pad_ends": True, "switches.free_realign": True, "service.router": "least_loaded",
@@ -81,12 +80,8 @@ BESIDE = {  # setting -> others that it may need; several of them in a tuple
     "lookup": {"engine.drafter": "ngram"},
     "head": {"engine.drafter": "head"},
     "switches.wait_at_most_s": {"switches.wait_for_rows": 3},
-    "switches.aging_from": {"engine.aging_bound": 2},
-    "switches.bucket_tokens": {"switches.group_key": "padded_length"},
     "switches.realign_layers": {"switches.copy_launch_s": 1e-3},
     "switches.free_realign": {"switches.copy_launch_s": 1e-3},
-    "switches.group_choice": {"engine.batch_size": 2},
-    "switches.cost_aware": {"cost.verify_base_s": 1.0, "study.arrivals.rate_per_s": 3.0, "engine.max_new_tokens": 1},
     "switches.copy_groups": {
         "acceptance": {"kind": "iid", "probability": 1.0},
         "workload.prompt_tokens": {"kind": "fixed", "tokens": 24},
@@ -151,10 +146,6 @@ def test_every_setting_of_the_table_is_tried():
         (
             {"method": "paged", "engine.num_blocks": 40, "service.kv_capacity_bytes": 1e5},
             "service.kv_capacity_bytes has no effect without engine.num_blocks null: leave it out",
-        ),
-        (
-            {"method": "exspec", "engine.aging_bound": float("inf"), "switches.aging_from": "admission"},
-            "switches.aging_from has no effect without engine.aging_bound other than inf: leave it out",
         ),
         (
             {"method": "autoregressive", "engine.draft_budget": "confidence"},

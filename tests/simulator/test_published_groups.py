@@ -51,7 +51,7 @@ def test_a_group_keeps_its_common_padded_length():
 def test_who_is_served_first(lengths, first, members, mode, key):
     """The first two rows have run, the others have not."""
     engine = Engine("realigned", "grouped", 2, 4, float("inf"))
-    scheduler = scheduler_of(engine, Switches(group_key=key, serve_first=first), lambda chosen: 0.0)
+    scheduler = scheduler_of(engine, Switches(group_key=key, serve_first=first))
     rows = [row(length, length, 0) for length in lengths]
     rows[0].rounds = rows[1].rounds = 1
     scheduler.submit(rows)
@@ -59,6 +59,17 @@ def test_who_is_served_first(lengths, first, members, mode, key):
     plan, _ = scheduler.choose()
     assert [member.seq_len for member in plan.members] == members
     assert plan.mode == mode
+
+
+@pytest.mark.parametrize(
+    ("lengths", "members", "mode"), [((9, 7, 8, 7), [7, 7], "grouped"), ((6, 7, 8, 9), [6, 7, 8], "fallback")]
+)
+def test_where_no_group_is_full_the_largest_may_run(lengths, members, mode):
+    scheduler = scheduler_of(Engine("realigned", "grouped", 3, 4), Switches(serve_first="largest_group"))
+    scheduler.submit([row(length, length, 0) for length in lengths])
+    scheduler.admit()
+    plan, _ = scheduler.choose()
+    assert ([member.seq_len for member in plan.members], plan.mode) == (members, mode)
 
 
 def test_serving_the_newest_first_makes_a_tail():

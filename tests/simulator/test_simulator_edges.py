@@ -11,7 +11,6 @@ from refimpl import InputError
 from simulator import Scenario, build_sweep, compare, plots, simulate, sweep
 from simulator.cli import main
 from simulator.engine_runs.trace_export import simulation_events
-from simulator.runner import run_replication
 from simulator.service.metrics import frames_of
 from simulator.service.replica import Replica
 from simulator.service.simulation import simulate_once
@@ -124,36 +123,6 @@ def shipped_trace():
     path = sorted(VALIDATION.glob("cpu/tiny/inplace-*.ndjson.gz"))[0]
     header, *rounds = gzip.decompress(path.read_bytes()).decode().splitlines()
     return json.loads(header), rounds
-
-
-WAITING = {
-    "no room": {"service.kv_capacity_bytes": 300},
-    "a static batch": {"engine.method": "inplace+static", "engine.batch_size": 4},
-    "a full pool": {"engine.method": "paged", "engine.num_blocks": 14},
-    "no refill": {"engine.method": "inplace+fifo", "switches.refill": False},
-}
-
-
-@pytest.mark.parametrize("changes", WAITING.values(), ids=WAITING)
-def test_nobody_waits_for_a_row_that_cannot_join(changes):
-    arrivals = {"kind": "fixed", "interval_s": 0.03}
-    busy = Scenario(
-        noise=False,
-        study={"kind": "open", "duration_s": 30, "arrivals": arrivals},
-        engine={"method": "inplace", "batch_size": 8, "max_new_tokens": 128},
-        cost={"kind": "linear", "verify_base_s": 0.025, "draft_base_s": 0.003, "kv_bytes_per_token": 1.0},
-    ).but(changes)
-    plain, aware = (simulate(busy.but({"switches.cost_aware": wish}), 1) for wish in (False, True))
-    assert aware["busy_share"] > 0.98 * plain["busy_share"]
-    assert aware["completed"] >= plain["completed"]
-
-
-def test_a_layout_that_never_realigns_is_not_charged_for_it_in_a_choice_by_cost():
-    engine = {"layout": "masked", "scheduler": "grouped", "batch_size": 2}
-    workload = {"prompt_tokens": {"kind": "uniform", "low_tokens": 5, "high_tokens": 10}}
-    measured = {"kind": "table", "calibration": "cpu/tiny"}
-    chosen = Scenario(engine=engine, workload=workload, cost=measured, switches={"cost_aware": True})
-    assert run_replication(chosen, 0, keep_frames=False).metrics["tokens_per_s"] > 0
 
 
 def test_room_for_more_blocks_than_memory_holds_books_of_is_refused():

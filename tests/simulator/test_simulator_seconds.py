@@ -23,24 +23,6 @@ def test_the_round_that_runs_when_the_clock_stops_counts_as_far_as_it_has_come()
     assert found["kv_mean_bytes"] == pytest.approx(2.0 * (6 + 7 + 7 * 0.5) / 3.5)
 
 
-def test_rows_keep_their_memory_while_the_server_waits_for_another(tmp_path):
-    """Rounds of 1 s for any rows, a second request after 0.4 s: two or fewer of three rows are worth a wait of 0.4 s.
-
-    It waits at 1.0, 2.4 and 3.8 s; when the last request has come, at 10 s, no more.
-    """
-    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n0,5,3\n0.4,5,3\n10,5,3\n")
-    arrivals = Spec.of("trace", path=str(tmp_path / "t.csv"))
-    engine = Engine(batch_size=3, num_speculative_tokens=0)
-    cost = Spec.of("linear", verify_base_s=1.0, kv_bytes_per_token=2.0)
-    study = Study(kind="open", num_requests=3, arrivals=arrivals)
-    found = simulate(Scenario(study=study, engine=engine, cost=cost).but({"switches.cost_aware": True}), 1)
-    assert found.frame("rounds")["start_s"].tolist() == pytest.approx([0, 1.4, 2.8, 4.2, 10, 11, 12])
-    rounds, waits = 6 + 13 + 15 + 8 + 6 + 7 + 8, 0.4 * (6 + 13 + 7)
-    assert found["kv_mean_bytes"] == pytest.approx(2.0 * (rounds + waits) / 13)
-    cut = found.scenario.but({"study.duration_s": 4.0, "study.num_requests": None})
-    assert simulate(cut, 1)["kv_mean_bytes"] == pytest.approx(2.0 * (6 + 13 + 15 + 0.4 * (6 + 13) + 0.2 * 7) / 4)
-
-
 def test_queueing_lasts_from_arrival_to_the_first_round():
     """Two requests, one row at a time from a window of two: the second is admitted at once and begins 3 s later."""
     engine = Engine(scheduler="grouped", batch_size=1, window_size=2, num_speculative_tokens=0, aging_bound=100)
@@ -89,29 +71,28 @@ def test_a_round_that_is_cut_has_begun():
     assert found["queueing_mean_s"] == (0 + 1) / 2
 
 
-def test_the_longest_gap_is_the_time_between_two_rounds_of_a_request():
-    """Two requests of 3 and 6 tokens, one row at a time, rounds of 1 s: turn by turn, or one after the other."""
-    workload = Workload(Spec.of("values", tokens=[3, 4]), Spec.of("values", tokens=[3, 6]))
-    engine = Engine(scheduler="grouped", batch_size=1, window_size=2, num_speculative_tokens=0, aging_bound=1)
+def passed_over():
+    """Two rows at a time of three, rounds of 1 s: an equal pair, then whoever was passed over once, see the tests."""
+    workload = Workload(Spec.of("values", tokens=[3, 5, 5]), Spec.of("values", tokens=[2, 3, 3]))
+    engine = Engine(scheduler="grouped", batch_size=2, window_size=3, num_speculative_tokens=0, aging_bound=1)
     cost = Spec.of("linear", verify_base_s=1.0)
-    simulation = simulate_once(Scenario(study=Study(num_requests=2), workload=workload, engine=engine, cost=cost))
-    assert [line.mode for line in simulation.log.rounds][:3] == ["grouped"] * 3
-    switched = simulate_once(simulation.scenario.but({"switches.aging_from": "admission"}), keep_rows=True)
-    rows = switched.log.row_frame()
-    assert rows["sequence"].tolist() == [0, 1, 0, 1, 0, 1, 1, 1, 1]
-    assert measure(switched)["longest_gap_s"] == 1.0
+    return Scenario(study=Study(num_requests=3), workload=workload, engine=engine, cost=cost)
+
+
+def test_the_longest_gap_is_the_time_between_two_rounds_of_a_request():
+    simulation = simulate_once(passed_over(), keep_rows=True)
+    assert [line.mode for line in simulation.log.rounds] == ["grouped", "aged", "aged", "aged"]
+    assert simulation.log.row_frame()["sequence"].tolist() == [1, 2, 0, 1, 0, 2, 1, 2]
+    assert measure(simulation)["longest_gap_s"] == 1.0
+    assert measure(simulate_once(passed_over().but({"engine.aging_bound": np.inf})))["longest_gap_s"] == 0.0
 
 
 def test_time_between_tokens_runs_from_the_end_of_a_round_to_that_of_the_next():
-    """Turn by turn for 6 s, then the second request alone: pauses of 2, 2 and of 2, 2, 1, 1, 1 s."""
-    workload = Workload(Spec.of("values", tokens=[3, 4]), Spec.of("values", tokens=[3, 6]))
-    engine = Engine(scheduler="grouped", batch_size=1, window_size=2, num_speculative_tokens=0, aging_bound=1)
-    cost = Spec.of("linear", verify_base_s=1.0)
-    turns = Scenario(study=Study(num_requests=2), workload=workload, engine=engine, cost=cost)
-    found = simulate(turns.but({"switches.aging_from": "admission"}), 1)
-    assert found["inter_token_mean_s"] == pytest.approx(11 / 7)
-    assert [found[f"inter_token_{name}_s"] for name in ("p50", "p90", "p99")] == [2.0, 2.0, 2.0]
-    one_round = simulate(turns.but({"workload.output_tokens": {"kind": "fixed", "tokens": 1}}), 1)
+    """Pauses of 1 s in the first request, of 1 and 2 s in the second, of 2 and 1 s in the third."""
+    found = simulate(passed_over(), 1)
+    assert found["inter_token_mean_s"] == pytest.approx(7 / 5)
+    assert [found[f"inter_token_{name}_s"] for name in ("p50", "p90", "p99")] == [1.0, 2.0, 2.0]
+    one_round = simulate(passed_over().but({"workload.output_tokens": {"kind": "fixed", "tokens": 1}}), 1)
     assert np.isnan(one_round["inter_token_p50_s"])
 
 
@@ -134,17 +115,11 @@ def overloaded(changes):
 
 
 def test_aging_bounds_gaps_at_little_cost_in_seconds():
-    """Aging from admission shares the rows out among all; without aging a request may wait in the middle for long."""
-    cases = {
-        "now": {},
-        "from admission": {"switches.aging_from": "admission"},
-        "none": {"engine.aging_bound": np.inf},
-    }
+    """Without aging a request may wait in the middle for long."""
+    cases = {"now": {}, "none": {"engine.aging_bound": np.inf}}
     found = {name: simulate(overloaded(changes), 3, keep_frames=False) for name, changes in cases.items()}
     p99 = {name: result["latency_p99_s"] for name, result in found.items()}
     assert p99["now"] < 1.2 * p99["none"]
-    assert p99["from admission"] > 1.15 * p99["none"]
-    assert p99["from admission"] > p99["now"]
     assert found["now"]["longest_gap_s"] < 0.2 * found["none"]["longest_gap_s"]
     default = simulate(overloaded({"engine.aging_bound": None}), 3, keep_frames=False)
     assert default["latency_p99_s"] < 1.05 * p99["none"]

@@ -28,22 +28,17 @@ def test_goodput_counts_what_meets_the_limits():
     assert simulate(scenario(), 1)["goodput_per_s"] == simulate(scenario(), 1)["requests_per_s"]
 
 
-@pytest.mark.parametrize("name", ["sort_prompts", "partial_groups", "largest", "bucket", "cost_aware"])
+@pytest.mark.parametrize("name", ["sort_prompts", "largest_group"])
 def test_scheduling_switches_change_decisions_not_tokens(name):
     base = scenario({"engine.scheduler": "grouped", "engine.window_size": 24})
     changed = {
         "sort_prompts": {"workload.sort_prompts": True},
-        "partial_groups": {"switches.partial_groups": True},
-        "largest": {"switches.group_choice": "largest", "engine.batch_size": 2},
-        "bucket": {"switches.bucket_tokens": 8},
-        "cost_aware": {"switches.cost_aware": True, "engine.batch_size": 2},
+        "largest_group": {"switches.serve_first": "largest_group"},
     }[name]
-    if "engine.batch_size" in changed:
-        base = base.but({"engine.batch_size": 2})
     a, b = simulate(base, 1), simulate(base.but(changed), 1)
     assert a["completed"] == b["completed"] == 40
     assert not a.frame("rounds")["mode"].equals(b.frame("rounds")["mode"]) or a["makespan_s"] != b["makespan_s"]
-    if name == "bucket":
+    if name == "largest_group":
         assert b["grouping_rate"] > a["grouping_rate"]
 
 

@@ -19,9 +19,9 @@ from refimpl.scheduling.grouped import default_aging_bound
 from refimpl.scheduling.groups import MOST_EMPTY, GroupIndex
 
 
-def grouped(lengths: list[int], batch_size: int = 2, aging_bound: float = math.inf, **options) -> GroupedScheduler:
+def grouped(lengths: list[int], batch_size: int = 2, aging_bound: float = math.inf) -> GroupedScheduler:
     """A grouped scheduler whose window holds sequences of these lengths."""
-    scheduler = GroupedScheduler(batch_size, len(lengths), aging_bound, options=SchedulingOptions(**options))
+    scheduler = GroupedScheduler(batch_size, len(lengths), aging_bound)
     scheduler.submit([Item(n) for n in lengths])
     scheduler.admit()
     return scheduler
@@ -75,41 +75,24 @@ def test_the_group_that_is_full_first_runs():
     assert chosen(grouped([5, 7, 7, 5, 7])) == ("grouped", [1, 2])
 
 
-def test_the_largest_group_runs_where_one_asks_for_it():
-    assert chosen(grouped([5, 5, 7, 7, 7], choice="largest")) == ("grouped", [2, 3])
-    assert chosen(grouped([5, 7, 7, 5], choice="largest")) == ("grouped", [0, 3])  # of equals, the older
-
-
-def test_without_a_full_group_the_oldest_run_unless_partial_groups_may():
-    lengths = [4, 5, 6, 5]
-    assert chosen(grouped(lengths, batch_size=3)) == ("fallback", [0, 1, 2])
-    assert chosen(grouped(lengths, batch_size=3, partial_groups=True)) == ("grouped", [1, 3])
-    assert chosen(grouped([4, 5, 6], batch_size=3, partial_groups=True)) == ("fallback", [0, 1, 2])
+def test_without_a_full_group_the_oldest_run():
+    assert chosen(grouped([4, 5, 6, 5], batch_size=3)) == ("fallback", [0, 1, 2])
     assert chosen(grouped([4], batch_size=1)) == ("grouped", [0])
-
-
-@pytest.mark.parametrize(
-    ("bucket", "keys"), [(1, [1, 3, 4, 5, 8]), (2, [1, 2, 2, 3, 4]), (4, [1, 1, 1, 2, 2]), (8, [1, 1, 1, 1, 1])]
-)
-def test_lengths_of_one_bucket_are_one_key(bucket, keys):
-    scheduler = grouped([1, 3, 4, 5, 8], bucket_tokens=bucket)
-    assert [scheduler.group_key(item) for item in scheduler.pool.window.values()] == [(key, 1) for key in keys]
-
-
-@pytest.mark.parametrize(("group_s", "mode"), [(1.0, "grouped"), (2.0, "grouped"), (2.1, "fallback")])
-def test_a_group_runs_if_it_is_estimated_no_worse_than_the_oldest(group_s, mode):
-    def estimate(members):
-        return group_s if {item.seq_len for item in members} == {5} else 2.0
-
-    assert chosen(grouped([4, 5, 5], estimate=estimate))[0] == mode
 
 
 # --- waiting ------------------------------------------------------------------------------------------------------
 
 
+def all_aging(lengths: list[int]) -> GroupedScheduler:
+    """A scheduler whose rows age from the beginning, those that have not run included."""
+    scheduler = grouped(lengths, aging_bound=2)
+    scheduler.age(scheduler.pool.window.values())
+    return scheduler
+
+
 def test_waiting_is_counted_in_rounds_and_bounded():
     """Rounds of the first two only, as no right scheduler would choose them: the third waits one round too many."""
-    scheduler = grouped([5, 5, 7], aging_bound=2, aging_from="admission")
+    scheduler = all_aging([5, 5, 7])
     first, _, last = scheduler.pool.window.values()
     for waited in range(3):  # 2 + ⌊3 / 2⌋ rounds are allowed
         assert (scheduler.waited(first), scheduler.waited(last)) == (0, waited)
@@ -121,7 +104,7 @@ def test_waiting_is_counted_in_rounds_and_bounded():
 
 
 def test_who_waits_just_as_long_as_it_may_breaks_nothing():
-    scheduler = grouped([5, 5, 7], aging_bound=2, aging_from="admission")
+    scheduler = all_aging([5, 5, 7])
     for members in ([2], [0, 1], [0, 1], [0, 1]):
         scheduler.complete(scheduler._plan(members, "grouped"))
     assert scheduler.waited(scheduler.pool.window[2]) == scheduler.waiting_bound
@@ -130,7 +113,7 @@ def test_who_waits_just_as_long_as_it_may_breaks_nothing():
 
 
 def test_the_longest_waiting_run_when_one_of_them_is_due():
-    scheduler = grouped([5, 5, 7, 8], aging_bound=2, aging_from="admission")
+    scheduler = all_aging([5, 5, 7, 8])
     assert rounds(scheduler, 4) == [("grouped", [0, 1]), ("grouped", [0, 1]), ("aged", [2, 3]), ("grouped", [0, 1])]
 
 
@@ -174,30 +157,29 @@ def test_the_next_oldest_ages_from_when_the_oldest_has_left():
     assert scheduler.waited(following) == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"choice": "largest"}, {"partial_groups": True}])
-def test_the_index_of_groups_agrees_with_a_look_at_all_of_them_and_stays_small(options):
+def test_the_index_of_groups_agrees_with_a_look_at_all_of_them_and_stays_small():
     rng = random.Random(5)
-    scheduler = grouped([rng.randint(1, 9) for _ in range(60)], batch_size=4, **options)
+    scheduler = grouped([rng.randint(1, 9) for _ in range(60)], batch_size=4)
     for _ in range(2000):
         plan = scheduler.select()
         assert (plan.mode, plan.members) == looked_up(scheduler)
         for item in plan.members:
             item.seq_len = rng.randint(1, 9)
         scheduler.complete(plan)
-    assert len(scheduler._groups._ranks) <= len(scheduler._groups._groups) <= 9
+    assert len(scheduler._groups._filled) <= len(scheduler._groups._groups) <= 9
 
 
 def test_groups_that_have_lost_their_members_are_not_kept_forever():
-    index = GroupIndex(full=2, least=2, choice="first")
+    index = GroupIndex(full=2)
     for length in range(3 * MOST_EMPTY):
         index.move([(0, (length, 1)), (1, (length, 1))])
-        assert index.best() == [0, 1]
+        assert index.first_full() == [0, 1]
     assert len(index._groups) <= MOST_EMPTY + 3
 
 
 def test_groups_that_have_members_outlive_those_that_have_none(monkeypatch):
     monkeypatch.setattr(groups, "MOST_EMPTY", 3)
-    index = GroupIndex(full=2, least=2, choice="first")
+    index = GroupIndex(full=2)
     index.move([(0, (99, 1))])
     kept = []
     for length in range(9):
@@ -205,21 +187,16 @@ def test_groups_that_have_members_outlive_those_that_have_none(monkeypatch):
         kept.append(len(index._groups))
     assert kept == [2, 3, 4, 5, 2, 3, 4, 5, 2]
     index.move([(1, (99, 1))])
-    assert index.best() == [0, 1]
+    assert index.first_full() == [0, 1]
 
 
 def looked_up(scheduler: GroupedScheduler) -> tuple[str, tuple[Item, ...]]:
     """The round by the definition: every group of the window is looked at."""
-    window, options, full = list(scheduler.pool.window.values()), scheduler.options, scheduler.batch_size
+    window, full = list(scheduler.pool.window.values()), scheduler.batch_size
     groups = [[m for m in window if m.seq_len == n] for n in range(1, 10)]
-    large = [g for g in groups if len(g) >= (2 if options.partial_groups else full)]
-    first = options.choice == "first"
-    complete = [g for g in large if len(g) >= full]
-    if first and complete:
-        best = min(complete, key=lambda g: g[full - 1].ticket)
-    else:
-        best = max(large, key=lambda g: (len(g), -g[0].ticket), default=window)
-    return ("grouped" if large else "fallback"), tuple(best[:full])
+    complete = [g for g in groups if len(g) >= full]
+    best = min(complete, key=lambda g: g[full - 1].ticket, default=window)
+    return ("grouped" if complete else "fallback"), tuple(best[:full])
 
 
 @pytest.mark.parametrize(("batch_size", "window_size", "bound"), [(1, 1, 8), (4, 16, 32), (3, 7, 24), (4, 3, 8)])

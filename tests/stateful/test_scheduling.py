@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from refimpl.core.invariants import InvariantViolation
 from refimpl.faults import FAULTS
-from refimpl.scheduling import Room, RoundPlan, Scheduler, SchedulingOptions, make_scheduler
+from refimpl.scheduling import Room, RoundPlan, Scheduler, make_scheduler
 
 
 @dataclass(eq=False)
@@ -47,17 +47,10 @@ class Machine(RuleBasedStateMachine):
         batch_size=st.integers(1, 4),
         extra=st.integers(0, 6),
         aging=st.sampled_from([None, 0, 1, 5]),
-        options=st.builds(
-            SchedulingOptions, choice=st.sampled_from(["first", "largest"]), partial_groups=st.booleans()
-        ),
     )
-    def start(self, batch_size: int, extra: int, aging: int | None, options: SchedulingOptions) -> None:
-        self.scheduler: Scheduler[Item] = make_scheduler(
-            self.kind, batch_size, batch_size + extra, aging, options=options
-        )
+    def start(self, batch_size: int, extra: int, aging: int | None) -> None:
+        self.scheduler: Scheduler[Item] = make_scheduler(self.kind, batch_size, batch_size + extra, aging)
         self.room = self.scheduler.room = Scarce()
-        self.options = options
-        self.least_group = min(2, batch_size) if options.partial_groups else batch_size
         self.batch_size, self.window_size = batch_size, self.scheduler.window_size
         self.waiting: list[Item] = []
         self.window: list[Item] = []
@@ -144,16 +137,11 @@ class Machine(RuleBasedStateMachine):
             assert members == self.window
         elif plan.mode == "grouped":
             keys = {(m.seq_len, m.cache_state) for m in members}
-            assert len(keys) == 1
-            assert len(members) == min(self.batch_size, self.fullest_group())
-            assert len(members) >= self.least_group
-            if self.options.choice == "largest" or self.fullest_group() < self.batch_size:
-                assert self.group_size(*keys) == self.fullest_group()
-            else:
-                assert keys == {self.first_full_key()}
+            assert keys == {self.first_full_key()}
+            assert len(members) == self.batch_size
         elif plan.mode == "fallback":
             assert members == self.window[: self.batch_size]
-            assert self.fullest_group() < self.least_group
+            assert self.fullest_group() < self.batch_size
         else:
             longest = sorted((item.waited for item in self.window), reverse=True)
             assert sorted((m.waited for m in members), reverse=True) == longest[: self.batch_size]
@@ -170,9 +158,6 @@ class Machine(RuleBasedStateMachine):
             if seen.count(seen[-1]) == self.batch_size:
                 return seen[-1]
         raise AssertionError("no group is full")
-
-    def group_size(self, key: tuple[int, int]) -> int:
-        return sum((item.seq_len, item.cache_state) == key for item in self.window)
 
     @invariant()
     def lists_agree(self) -> None:
