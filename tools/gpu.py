@@ -1,167 +1,140 @@
-"""All measurements that need a GPU, in order of value, in pieces of under nine minutes each.
+"""What needs a GPU, in the order of its value: a list of commands, each useful alone and stopped after its minutes.
 
-Every piece writes its results and their provenance as it goes, and is skipped when it is done at this commit already
-(changed code counts as another commit, rewritten results do not), so a run may be cut short and taken up again.
-Results lie in docs/results and simulator/data, below the folder of --out, else the checkout itself. Where the variable
-OUT names a folder, they are packed there into one archive after every command: unpack it in a checkout with `tar -xzf
-gpu-results.tar.gz`, then run `make readme`.
+Results go to the folder $OUT, or to build/gpu; copy those that a page shows to docs/results, and run `make readme`.
 
-Examples:
-  .ci/gpu                                 everything
-  .ci/gpu --list                          what there is, and what is done
-  .ci/gpu --minutes 25                    as many pieces as fit; smoke and bench-length3 take 11 at most
-  .ci/gpu --only bench-length3,anatomy    these
-  .ci/gpu --dry-run --out /tmp/dry        all of it with tiny sizes, on a CPU
+  .ci/gpu                        everything
+  .ci/gpu --only kernels,tests   these
+  .ci/gpu --dry-run              print the commands
 """
 
 import argparse
+import importlib.util
+import json
 import os
+import shlex
+import signal
+import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_ledger import CHECKOUT, UNKNOWN, Ledger, pack, stamp
-from gpu_pieces import Piece, Scale, all_pieces
-from gpu_run import run_command
-
-from refimpl.core.provenance import commit
-
-ARCHIVE, LOG, WORK = "gpu-results.tar.gz", "gpu.log", CHECKOUT / "build" / "gpu"
-
-
-class UsageError(Exception):
-    """A request that cannot be met; one line."""
+CHECKOUT = Path(__file__).parent.parent
+TIMED_OUT = 124
+QWEN3 = "--pair qwen3 --random-weights --device cuda --dtype bfloat16"
+SHORT = "--prompts-per-row 4 --max-new-tokens 96 --repeats 1 --no-eager --no-assisted"
+SMOKE = "--device cuda --limit 8 --max-new-tokens 24"
+BITWISE = "verify --bitwise --dtype bfloat16 --device cuda --limit 48 --batch-sizes 8 --max-new-tokens 32"
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog=".ci/gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--list", action="store_true", help="list the pieces and how they stand; run nothing")
-    parser.add_argument("--only", metavar="PIECE,…", help="run these pieces only, also when they are done")
-    parser.add_argument("--minutes", type=float, metavar="N", help="begin no piece that could end after N minutes")
-    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on a CPU; needs --out")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write below this folder, not into the checkout")
-    parser.add_argument("--archive", type=Path, metavar="FILE", help="pack the results of --out into this .tar.gz")
-    parser.add_argument("--commit", help="of the code, where there is no git")
-    parser.add_argument("--prompts", default="", metavar="FILE", help="of the equivalence runs; default: bundled")
-    return parser.parse_args(argv)
+@dataclass(frozen=True)
+class Command:
+    """A process: its name, the minutes after which it is stopped, and the words after the interpreter."""
+
+    name: str
+    minutes: float
+    words: str
+
+    def argv(self, out: Path) -> list[str]:
+        """Words, with the folder of the results in place of ``{out}``."""
+        return [word.replace("{out}", str(out)) for word in self.words.split()]
 
 
-def chosen(pieces: list[Piece], only: str | None) -> list[Piece]:
-    """The pieces that --only names, in order of value; all without it."""
-    names = only.split(",") if only else [piece.name for piece in pieces]
-    known = {piece.name for piece in pieces}
-    for name in names:
-        if name not in known:
-            raise UsageError(f"no piece {name!r}: choose {', '.join(piece.name for piece in pieces)}")
-    return [piece for piece in pieces if piece.name in names]
+def refimpl(name: str, minutes: float, words: str) -> Command:
+    """A command of the engine that writes a report of its own name."""
+    return Command(name, minutes, f"-m refimpl {words} --output {{out}}/{name}.json")
 
 
-def places(args: argparse.Namespace) -> tuple[Path, Path | None, Path]:
-    """Root of the results, archive or None, and log."""
-    folder = os.environ.get("OUT")
-    if args.dry_run and not args.out:
-        raise UsageError("--dry-run writes nothing into the checkout: name a folder with --out")
-    if args.archive and not args.out:
-        raise UsageError("--archive packs what is in --out: name a folder with --out")
-    if args.out or not folder:
-        root = args.out.resolve() if args.out else CHECKOUT
-        log = root / LOG if args.out else CHECKOUT / "build" / LOG
-        return root, args.archive.resolve() if args.archive else None, log
-    return WORK, Path(folder).resolve() / ARCHIVE, Path(folder).resolve() / LOG
+def bench(name: str, minutes: float, words: str) -> Command:
+    """A benchmark of the shapes of Qwen3 8B and 0.6B, cut short before its minutes are over."""
+    return refimpl(name, minutes, f"bench {QWEN3} {words} --max-minutes {minutes - 2:g}")
 
 
-def device(*, dry: bool) -> str:
-    """Name of the device.
+def commands() -> list[Command]:
+    """All of them, the most valuable first."""
+    workers = "-n 6 " if importlib.util.find_spec("xdist") else ""  # the tests mostly wait for the host
+    return [
+        Command("kernels", 4, f"tools/round_kernels.py {{out}}/kernels-gpu.json {QWEN3}"),
+        Command("tests", 6, f"-m pytest -q -p no:cacheprovider -o addopts= -W default --maxfail=5 {workers}tests/gpu"),
+        bench("bench-gpu-k5", 5, f"--acceptance forced:rate:0.4 --methods inplace --batch-sizes 8,1,32 {SHORT}"),
+        bench("bench-gpu-k3", 5, f"-k 3 --acceptance forced:iid:0.709 --methods inplace --batch-sizes 8,1,32 {SHORT}"),
+        refimpl("verify-gpu-smoke", 4, f"verify --dtype float32 --batch-sizes 4 {SMOKE}"),
+        refimpl(
+            "verify-gpu-smoke-recorded", 3,
+            f"verify --dtype float32 --batch-sizes 4 {SMOKE} --methods inplace --cuda-graphs --checks host",
+        ),
+        refimpl(
+            "verify-gpu-smoke-overlapped", 3,
+            f"verify --dtype float32 --batch-sizes 4,8 {SMOKE} --methods inplace,paged --execution overlapped",
+        ),
+        refimpl(
+            "ties-gpu-smoke", 4,
+            f"tie-or-bug --dtype bfloat16 --batch-sizes 4,8 {SMOKE} --methods inplace,paged,paged+continuous "
+            "--checks host",
+        ),
+        refimpl("bitwise-gpu-greedy", 8, f"{BITWISE} --methods inplace,paged"),
+        refimpl("bitwise-gpu-coupled", 8, f"{BITWISE} --methods inplace,paged --temperature 0.8"),
+        bench("bench-gpu-published", 8, f"--acceptance forced:rate:0.228 --methods all --batch-sizes 8,4 {SHORT}"),
+        refimpl("anatomy-gpu", 8, f"anatomy {QWEN3} --acceptance rate:0.228 --contexts 128,1024 --rounds 12"),
+        *(
+            Command(
+                f"calibrate-{pair}", 9,
+                f"-m refimpl calibrate {QWEN3.replace('qwen3', pair)} --minutes 7.5 --out {{out}}/simulator-data",
+            )
+            for pair in ("vicuna", "qwen3")
+        ),
+    ]  # fmt: skip
 
-    Raises:
-        UsageError: there is none.
-    """
-    import torch
 
-    if dry:
-        return "cpu, tiny sizes"
-    if not torch.cuda.is_available():
-        raise UsageError("no CUDA device is available; try --dry-run --out FOLDER")
-    return torch.cuda.get_device_name()
+def run(command: Command, out: Path) -> int:
+    """Run a command with its output in a log beside the results, stop it when it takes too long; the exit code."""
+    with (out / f"{command.name}.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, *command.argv(out)], stdout=log, stderr=log, cwd=CHECKOUT, start_new_session=True
+        )
+        try:
+            return process.wait(timeout=60 * command.minutes)
+        except subprocess.TimeoutExpired:
+            return TIMED_OUT
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
-class Session:
-    """One call of the script; see `parse` for the arguments."""
-
-    def __init__(self, args: argparse.Namespace):
-        self.begun = time.perf_counter()
-        self.args, self.pieces = args, all_pieces(Scale(args.dry_run, args.prompts))
-        self.todo = chosen(self.pieces, args.only)
-        self.root, self.archive, self.log = places(args)
-        self.commit = args.commit or commit()
-        self.ledger = Ledger(self.root, self.commit)
-
-    def list(self) -> int:
-        """Print every piece."""
-        for piece in self.pieces:
-            entry = self.ledger.entries.get(piece.name)
-            state = "done" if self.ledger.has(piece) else f"{entry['state']} at {entry['commit']}" if entry else "open"
-            print(f"{piece.name:<18} {piece.minutes:>4.1f} min  {state:<10} {piece.what}")
-        return 0
-
-    def run(self) -> int:
-        """Run what is open; exit code 1 when a piece failed or ran out of time."""
-        if self.commit == UNKNOWN and not self.args.dry_run:
-            raise UsageError("there is no git here: name the commit with --commit, or nothing counts as done later")
-        name, states = device(dry=self.args.dry_run), []
-        for folder in (self.root, self.log.parent, *([self.archive.parent] if self.archive else [])):
-            folder.mkdir(parents=True, exist_ok=True)
-        for piece in self.todo:
-            if not self.args.only and self.ledger.has(piece):
-                print(f"{piece.name}: done already at {self.commit}")
-            elif self._too_late(piece):
-                print(f"{piece.name}: left out, it could take {piece.minutes:.0f} minutes")
-            else:
-                states.append(self._run_piece(piece, name))
-        return int(any(state in ("failed", "timeout") for state in states))
-
-    def _too_late(self, piece: Piece) -> bool:
-        spent = (time.perf_counter() - self.begun) / 60
-        return self.args.minutes is not None and spent + piece.minutes > self.args.minutes
-
-    def _run_piece(self, piece: Piece, name: str) -> str:
-        print(f"{piece.name}: {piece.what}", flush=True)
-        deadline, reports, state = time.perf_counter() + 60 * piece.minutes, [], "done"
-        for command in piece.commands:
-            since, left = time.time() - 1, max(1.0, deadline - time.perf_counter())
-            outcome = run_command(command, self.root, self.log, left, inside=self.args.dry_run)
-            stamp(self.root, since, self.commit)
-            reports.append(outcome.as_dict(command, self.root))
-            if outcome.state in ("failed", "timeout"):
-                state = outcome.state
-            self.ledger.note(piece, "running" if command is not piece.commands[-1] else state, reports, name)
-            if self.archive:
-                pack(self.root, self.archive)
-        if all(report["state"] == "not available" for report in reports):
-            state = "not available"
-            self.ledger.note(piece, state, reports, name)
-        print(f"{piece.name}: {state} after {sum(r['seconds'] for r in reports):.0f} s", flush=True)
-        return state
+def name_commit(path: Path, commit: str) -> None:
+    """Say in a report which commit ran, where there was no git."""
+    report = json.loads(path.read_text())
+    if report.get("meta", {}).get("commit") == "unknown":
+        report["meta"]["commit"] = commit
+        path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def main() -> int:
-    """Parse and run; a wrong request is one line and exit code 2."""
-    args = parse(sys.argv[1:])
-    try:
-        session = Session(args)
-        return session.list() if args.list else session.run()
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
-    except KeyboardInterrupt:
-        print("interrupted: what is done stays", file=sys.stderr)
-        return 130
+    """Run what is asked for; exit code 1 when a command failed or took too long."""
+    parser = argparse.ArgumentParser(
+        prog=".ci/gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [command.name for command in commands()]
+    parser.add_argument("--only", metavar="NAME,…", default=",".join(names), help=f"of {', '.join(names)}")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
+    parser.add_argument("--commit", help="of the code, for reports from a machine without git")
+    given = parser.parse_args()
+    wanted = given.only.split(",")
+    if unknown := [name for name in wanted if name not in names]:
+        parser.error(f"no command is named {unknown[0]}")
+    out, failed = Path(os.environ.get("OUT") or CHECKOUT / "build" / "gpu").resolve(), False
+    for command in (command for command in commands() if command.name in wanted):
+        if given.dry_run:
+            print(f"{command.name}, {command.minutes:g} min: python {shlex.join(command.argv(out))}")
+            continue
+        out.mkdir(parents=True, exist_ok=True)
+        begun, code = time.monotonic(), run(command, out)
+        print(f"{command.name}: exit code {code} after {time.monotonic() - begun:.0f} s", flush=True)
+        failed |= code != 0
+        for path in out.glob("*.json") if given.commit else ():
+            name_commit(path, given.commit)
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 Run from the repository root: ``python tools/readme.py`` rewrites what is stale, ``--check`` only reports (exit code 1).
 A table is between ``<!-- table:NAME -->`` and ``<!-- /table -->``. ``brief-NAME`` is a short form of the table NAME.
-The page of GPU results is there once something has been measured on a GPU; its frame is ``tools/results-gpu.md``.
 """
 
 import argparse
@@ -23,7 +22,6 @@ from refimpl.commands.acceptance import cells as acceptance_cells
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-GPU_FRAME, GPU_PAGE = ROOT / "tools" / "results-gpu.md", ROOT / "docs" / "results-gpu.md"
 SHIPPED = {"scaling": ROOT / "simulator" / "data" / "scaling" / "tiny.json"}  # results that the simulator reads
 BLOCK = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
@@ -198,7 +196,6 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "drafters": drafters,
     "capacity": capacity,
     "memory": memory,
-    "gpu": lambda data: markdown_table(*tables.pieces_table(data)),
     "acceptance": acceptance,
     "budgets": budgets,
     "overlap": overlap,
@@ -237,8 +234,7 @@ def render(text: str) -> str:
 
 def pages() -> list[Path]:
     """Pages that have tables, or may have."""
-    on_gpu = {GPU_PAGE} if (RESULTS / "gpu.json").exists() else set()
-    return [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md"), *on_gpu})]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def main() -> int:
@@ -246,8 +242,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="report stale pages, change nothing")
     check = parser.parse_args().check
-    texts = {page: render((GPU_FRAME if page == GPU_PAGE else page).read_text()) for page in pages()}
-    stale = [page for page, text in texts.items() if not page.exists() or text != page.read_text()]
+    texts = {page: render(page.read_text()) for page in pages()}
+    stale = [page for page, text in texts.items() if text != page.read_text()]
     for page in stale:
         print(f"{page.relative_to(ROOT)} is stale" if check else f"{page.relative_to(ROOT)} rewritten")
         if not check:

@@ -1,4 +1,4 @@
-"""Tables of what was measured: benchmarks, realignment, trained drafts, verdicts and pieces of the GPU script."""
+"""Tables of what was measured: benchmarks, realignment, trained drafts, and verdicts."""
 
 import statistics
 from dataclasses import asdict
@@ -178,15 +178,6 @@ def kernels_table(data: dict[str, Any]) -> Table:
         )
         rows.append([found["name"], *times, str(found["kernels"]), most])
     return ["models", "ms/round", "draft, ms", "verify, ms", "device busy, ms", "kernels", "most of the time"], rows
-
-
-def pieces_table(data: dict[str, Any]) -> Table:
-    """How the pieces of the GPU script stand."""
-    rows = [
-        [p["name"], p["what"], p["state"], f"{p['seconds']:.0f}", p["device"], p["commit"], p["utc_time"]]
-        for p in data["pieces"]
-    ]
-    return ["piece", "what", "state", "seconds", "device", "commit", "time"], rows
 
 
 def drafters_table(rows: list[dict[str, Any]]) -> Table:
