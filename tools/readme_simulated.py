@@ -2,12 +2,13 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pages import markdown_table, origin
-from readme_measured import by_batch_size
+from readme_tables import Column, Row, by_batch_size, tabulate
 
 from simulator.engine_runs.acceptance_fit import clustered_error
 from simulator.engine_runs.validation import FIT, Validation, read_validation
@@ -18,6 +19,7 @@ from simulator.settings.folders import VALIDATION
 from simulator.settings.traces import read_engine_trace
 from simulator.studies.roofline_calibration import compare_calibration, summarize_components
 
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
 VALIDATION_METRICS = {
     "cost_error": "cost: the run's own acceptance, replayed",
     "acceptance_error": "acceptance: drawn from the fit instead",
@@ -31,17 +33,21 @@ VALIDATION_METRICS = {
     "inter_token_p90_error": "between tokens, 90 % of a run",
     "scheduler_error": "rounds of a replay (consistency check)",
 }
+ERRORS: list[Column] = [
+    ("error", "{error}"), ("mean size", "{mean_absolute:.1%}"), ("mean", "{mean_signed:+.1%}"),
+    ("worst", "{worst:+.0%}"), ("of", "{count:.0f}"),
+]  # fmt: skip
 
 
 def simulator(name: str) -> str:
     """Errors of the simulator against held-out runs of the engine; `name` is ``device/pair``."""
     found = read_validation(name)
     summary = found.summary
-    known = {name: label for name, label in VALIDATION_METRICS.items() if name in summary.index}
-    rows = [[label, *_error_cells(summary.loc[name])] for name, label in known.items()]
+    known = [(label, summary.loc[name]) for name, label in VALIDATION_METRICS.items() if name in summary.index]
+    table = markdown_table(*tabulate(ERRORS, [{"error": label, **errors} for label, errors in known]))
     command = f"`raggedspec sim validate --calibration {name}`, on runs measured by"
     text = f"\n{_bands(found)}\n\n{_given(name, found.meta)}\n\n{command}\n"
-    return markdown_table(["error", "mean size", "mean", "worst", "of"], rows) + text + origin(found.meta).lstrip("\n")
+    return table + text + origin(found.meta).lstrip("\n")
 
 
 def _bands(found: Validation) -> str:
@@ -96,52 +102,47 @@ def _given(name: str, meta: dict[str, Any]) -> str:
     )
 
 
-def _error_cells(errors: Any) -> list[str]:
-    sizes = [f"{100 * errors['mean_absolute']:.1f} %", f"{100 * errors['mean_signed']:+.1f} %"]
-    return [*sizes, f"{100 * errors['worst']:+.0f} %", f"{errors['count']:.0f}"]
-
-
-H200, MODELS = "h200", {"qwen3": {"target": "qwen3-8b", "draft": "qwen3-0.6b"}}
 TRUSTED = ("cpu/tiny", "nvidia-h200/vicuna")
+TRUST: list[Column] = [
+    ("costs measured on", "{device}, pair {pair}"), ("runs", "{runs}"), ("decisions", "{parity:.0%}"),
+    ("error of tokens/s", "±{error:.1%}"), ("90 % bands cover", "{coverage:.0%}"),
+    ("the same run again", "±{run_cv:.1%}"),
+]  # fmt: skip
 
 
 def trust() -> str:
     """A line per calibration: how far simulations of held-out runs were off."""
-    headings = [
-        "costs measured on",
-        "runs",
-        "decisions",
-        "error of tokens/s",
-        "90 % bands cover",
-        "the same run again",
-    ]
-    return markdown_table(headings, [_trust_cells(name) for name in TRUSTED])
+    return markdown_table(*tabulate(TRUST, map(_trusted, TRUSTED)))
 
 
-def _trust_cells(name: str) -> list[str]:
+def _trusted(name: str) -> Row:
     found = read_validation(name)
     error = found.summary.loc["study_tokens_per_s_error", "mean_absolute"]
-    cells = [str(len(found.table)), f"{100 * found.parity:.0f} %", f"±{100 * error:.1f} %"]
-    device = f"{found.meta['device']}, pair {found.meta['pair']}"
-    return [device, *cells, f"{100 * found.coverage:.0f} %", f"±{100 * found.meta['run_cv']:.1f} %"]
+    rates = {"runs": len(found.table), "parity": found.parity, "error": error, "coverage": found.coverage}
+    return found.meta | rates
+
+
+COMPONENTS: list[Column] = [
+    ("component", "`{component}`"), ("points", "{points}"), ("median size", "{median:.0%}"), ("mean", "{mean:+.0%}"),
+    ("worst", "{worst:+.0%}"), ("measured, mean ms", "{measured_s:.1m}"), ("predicted", "{predicted_s:.1m}"),
+]  # fmt: skip
 
 
 def roofline(name: str, device: str, target: str, draft: str) -> str:
     """Errors of costs of kind roofline by component, on the points of a calibration."""
     summary = summarize_components(compare_calibration(name, device, target, draft))
-    headings = ["component", "points", "median size", "mean", "worst", "measured, mean ms", "predicted"]
-    rows = [
-        [f"`{component}`", str(line["points"]), *_roofline_cells(line)]
-        for component, line in summary.sort_values("median").to_dict(orient="index").items()
-    ]
+    lines = summary.sort_values("median").to_dict(orient="index").items()
+    table = markdown_table(*tabulate(COMPONENTS, [{"component": component} | line for component, line in lines]))
     command = f"raggedspec sim roofline --calibration {name} --device {device} --target {target} --draft {draft}"
-    meta = load_calibration(name).meta
-    return f"{markdown_table(headings, rows)}\n`{command}`, on points measured by\n{origin(meta).lstrip(chr(10))}"
+    return f"{table}\n`{command}`, on points measured by\n{origin(load_calibration(name).meta).lstrip(chr(10))}"
 
 
-def _roofline_cells(line: dict[str, Any]) -> list[str]:
-    shares = [f"{100 * line['median']:.0f} %", f"{100 * line['mean']:+.0f} %", f"{100 * line['worst']:+.0f} %"]
-    return [*shares, f"{1e3 * line['measured_s']:.1f}", f"{1e3 * line['predicted_s']:.1f}"]
+H200, MODELS = "h200", {"qwen3": {"target": "qwen3-8b", "draft": "qwen3-0.6b"}}
+RECORDED: list[Column] = [
+    ("engine", "{engine}"), ("batch", "{batch_size}"), ("drafts", "{drafts}"), ("ms/round", "{ms_per_round:.1f}"),
+    ("device busy, ms", "{ms_busy:.1f}"), ("roofline, ms", "{roofline_s:.1m}"),
+    ("floor, ms", "{floor_ms_per_round:.1f}"),
+]  # fmt: skip
 
 
 def recorded(path: Path) -> str:
@@ -151,20 +152,23 @@ def recorded(path: Path) -> str:
     k, context = meta["settings"]["num_speculative_tokens"], meta["prompt_tokens"]["median"]
     widths = np.array([context + meta["settings"]["max_new_tokens"] / 2])
     cost = RooflineCost(Spec.of("roofline", device=H200, dtype=meta["dtype"], **models), None)
-
-    def cells(row: dict[str, Any]) -> list[str]:
-        rows, drafts = row["batch_size"], k if row["engine"] == "inplace" else 0
-        seconds = cost.seconds("draft", rows, drafts, widths, False) + cost.seconds(
-            "verify", rows, drafts + 1, widths, False
-        )
-        times = row["ms_per_round"], row["ms_per_round"] - row["ms_idle"], 1e3 * float(seconds[0])
-        shown = [f"{time:.1f}" for time in (*times, row["floor_ms_per_round"])]
-        return [row["engine"], str(row["batch_size"]), str(drafts), *shown]
-
-    headings = ["engine", "batch", "drafts", "ms/round", "device busy, ms", "roofline, ms", "floor, ms"]
-    table = markdown_table(headings, [cells(row) for row in by_batch_size(data["rows"]) if row["ms_per_round"]])
+    rows = [row for row in by_batch_size(data["rows"]) if row["ms_per_round"]]
+    for row in rows:
+        drafts = k if row["engine"] == "inplace" else 0
+        fed = (("draft", drafts), ("verify", drafts + 1))
+        seconds = sum(float(cost.seconds(name, row["batch_size"], n, widths, False)[0]) for name, n in fed)
+        row |= {"drafts": drafts, "ms_busy": row["ms_per_round"] - row["ms_idle"], "roofline_s": seconds}
     source = (
         f"`python tools/readme.py` computes *roofline* (`{H200}`, `{models['target']}`, `{models['draft']}`, "
         f"{widths[0]:g} tokens of context in each row). The rest is in `docs/results/{path.name}`, measured by"
     )
-    return f"{table}\n{source}\n{origin(meta)}"
+    return f"{markdown_table(*tabulate(RECORDED, rows))}\n{source}\n{origin(meta)}"
+
+
+SIMULATED: dict[str, Callable[[], str]] = {  # tables of what the simulator ships, and not of a file of results alone
+    "trust": trust,
+    "simulator-cpu-tiny": lambda: simulator("cpu/tiny"),
+    "simulator-nvidia-h200-vicuna": lambda: simulator("nvidia-h200/vicuna"),
+    "recorded-rounds": lambda: recorded(RESULTS / "bench-gpu-length3.json"),
+    "roofline-nvidia-h200-vicuna": lambda: roofline("nvidia-h200/vicuna", "h200", "vicuna-7b", "vicuna-68m"),
+}
