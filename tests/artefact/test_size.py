@@ -11,7 +11,7 @@ PACKAGES = ("raggedspec", "refimpl", "simulator")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 MEDIAN_LINES, NINE_OF_TEN_LINES, LONGEST_FUNCTION_LINES = 6, 17, 50
 # Whoever needs more lines of Python says in the commit what they are for.
-LINES = {"refimpl": 27_200, "simulator": 12_600, "tests": 30_200, "tools": 6_920, "proofs": 5_950}
+LINES = {"refimpl": 27_200, "simulator": 12_600, "tests": 30_200, "tools": 6_300, "proofs": 5_950}
 
 
 def lengths(files):

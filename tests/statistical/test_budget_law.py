@@ -137,7 +137,7 @@ def test_joint_law_of_rows_that_decide_by_history(method, rule):
 def test_a_history_of_offers_is_noticed(monkeypatch):
     """What was offered behind the batch minimum is drawn again, with the same numbers: a budget must not see it."""
     monkeypatch.setattr(Sequence, "note_drafts", _count_offers)
-    config = law_config("rollback+fifo", draft_budget="goodput", draft_costs=((1, (1.5, 2.0)),))
+    config = law_config("rollback+fifo", draft_budget="goodput", draft_costs=((1, (1.3, 1.6)),))
     with pytest.raises(InvariantViolation, match="INV-20 in row 0"):
         variation(fraction_pair(2, seed=3), [Request([0], 3, 2), Request([1, 0], 2, 1)], config)
 
