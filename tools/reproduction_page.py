@@ -63,7 +63,7 @@ EQSPEC and EXSPEC, on an A100. Its code prints logs. This page simulates those r
 fitted to {fitted} of the {len(data["rows"])}, all of one row of the logs (EQSPEC at batch 4): how often a draft is right, how long outputs are, what
 the host needs per pass and per layer, and what one of its small operations costs. The length of the captions' outputs was chosen
 to fit {chosen} more, the grouping rates. Of the other {logged + others}, {logged_inside + others_inside} lie within the range: {logged_inside} of the {logged} that
-the two logs at batch 4 print, and {others_inside} of the {others} at other batch sizes. They are not independent: EQSPEC's total time, for
+the two logs at batch 4 print, and {others_inside} of the {others} of larger batches. They are not independent: EQSPEC's total time, for
 example, is close to the sum of fitted parts, and the fit reads how many tokens and rounds that row has.
 
 `raggedspec sim reproduce` prints the table below, `raggedspec sim explain` what each behaviour costs, `raggedspec sim crossing`

@@ -29,7 +29,7 @@ def test_page_and_figures_are_fresh(tool, capsys):
     assert counts == {True: (13, 13), False: (3, 0)}
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert "their other 13 figures fall [within the range of single runs]" in readme
-    assert "None of the 3 figures for other batch sizes does" in readme
+    assert "The remaining 3 figures, of larger batches, do not." in readme
 
 
 def test_no_text_leaves_a_figure(tool):
