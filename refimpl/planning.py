@@ -219,5 +219,4 @@ def _copy(row: Sequence, seq_len: int, config: DecodeConfig) -> Sequence:
         row.most_tokens - seq_len,
         config.num_speculative_tokens,
         sequence_id=row.sequence_id,
-        draft_cached=0 if config.drafting.uses_draft else None,
     )

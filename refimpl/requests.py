@@ -228,7 +228,6 @@ def _sequence(
         sequence_id=index if request.sequence_id is None else request.sequence_id + sample,
         seed=_first(request.seed, config.sampling.seed),
         stop_strings=_stop_strings(pair, stop_strings, place),
-        draft_cached=0 if config.drafting.uses_draft else None,
     )
 
 

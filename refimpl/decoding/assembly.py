@@ -12,7 +12,15 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import make_rule
 from refimpl.decoding.cached import CachedModel, CheckedModel
 from refimpl.decoding.checked_source import CheckedSource
-from refimpl.decoding.drafters import DRAFTER_MAKERS, CheckedBudget, HeadDrafter, Makers, ModelDrafter, TargetStates
+from refimpl.decoding.drafters import (
+    DRAFTER_MAKERS,
+    CheckedBudget,
+    HeadDrafter,
+    Makers,
+    ModelDrafter,
+    NoDrafts,
+    TargetStates,
+)
 from refimpl.decoding.invariants import Checker
 from refimpl.decoding.memory import require_room, usable_bytes
 from refimpl.decoding.overlapped import OverlappedPasses
@@ -40,12 +48,14 @@ class Demand:
         most_drafts: drafts of a row and round.
         most_sequences: of the run; infinite where a whole window of the longest has room.
         fixed: whether every verify pass has one shape.
+        uses_draft: whether the pair's draft runs: not where no row ever has drafts.
     """
 
     lengths: tuple[int, ...]
     most_drafts: int
     most_sequences: float
     fixed: bool
+    uses_draft: bool
 
     @classmethod
     def of(cls, sequences: Seq[Sequence], config: DecodeConfig) -> "Demand":
@@ -55,7 +65,8 @@ class Demand:
             lengths += [config.max_model_len] * config.resolved_window_size
             drafts.append(config.num_speculative_tokens)
         most_sequences = len(sequences) if config.max_model_len is None else math.inf
-        return cls(tuple(lengths), max(drafts), most_sequences, config.shape_stable)
+        uses_draft = config.drafting.uses_draft and max(drafts) > 0
+        return cls(tuple(lengths), max(drafts), most_sequences, config.shape_stable, uses_draft)
 
     @property
     def longest(self) -> int:
@@ -108,10 +119,10 @@ def assemble(
         ),
         lambda: HeadDrafter(pair.require_head(), TargetStates(checker), rule, pair.vocab_size, budget, timer),
     )
-    drafter = DRAFTER_MAKERS[config.drafting.drafter](makers)
+    drafter = DRAFTER_MAKERS[config.drafting.drafter](makers) if demand.most_drafts else NoDrafts()
     eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, target.window)
     passes: Passes = eager
-    if config.cuda_graphs and drafter.cached:
+    if config.cuda_graphs:
         passes = RecordedPasses(eager, drafter.cached, k=demand.most_drafts, stable=config.shape_stable)
     if config.execution == "overlapped":
         passes = OverlappedPasses(eager, checker, make_streams(pair.device))
@@ -141,7 +152,7 @@ def _pool_size(pair: Pair, demand: Demand, config: DecodeConfig, window_size: in
         InputError: the K/V cannot fit.
     """
     layout, batch_size, block_size = config.resolved_method.layout or "", config.resolved_batch_size, config.block_size
-    per_token = sum(model.kv_shape.bytes_per_token for model in pair.models(config.drafting.uses_draft))
+    per_token = sum(model.kv_shape.bytes_per_token for model in pair.models(demand.uses_draft))
     usable = usable_bytes(config.kv_memory_gib, pair.device)
     size = PoolSize.of_run(
         demand.lengths,

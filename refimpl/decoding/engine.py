@@ -70,7 +70,7 @@ class Engine:
         self.memory = MemoryUse()
         self._free_slots = list(range(self.context.target.layout.num_rows))[::-1]
         self.submitted_at = [0] * len(self.sequences)
-        self.scheduler.submit(self.sequences)
+        self._submit(self.sequences)
 
     @property
     def timer(self) -> StageTimer:
@@ -128,6 +128,11 @@ class Engine:
         self.demand.require(sequences, len(self.sequences))
         self.sequences += sequences
         self.submitted_at += [self.scheduler.round_index] * len(sequences)
+        self._submit(sequences)
+
+    def _submit(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            sequence.draft_cached = 0 if self.demand.uses_draft else None
         self.scheduler.submit(sequences)
 
     def cancel(self, sequence: Sequence) -> None:

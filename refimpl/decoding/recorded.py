@@ -59,14 +59,14 @@ class RecordedPasses:
 
     Args:
         eager: whose models, rule and window are recorded; its layouts are in place and without provenance.
-        draft: the draft, whose passes are recorded.
+        draft: the draft, whose passes are recorded; None where k is 0.
         k: drafts of every recorded round, even if rows can use fewer; their limits cut what they accept.
         stable: let every pass see all columns.
     """
 
     _decision: Decision  # of the latest verify pass, for all rows of the pool
 
-    def __init__(self, eager: EagerPasses, draft: CachedModel, *, k: int, stable: bool):
+    def __init__(self, eager: EagerPasses, draft: CachedModel | None, *, k: int, stable: bool):
         self._eager, self._k, self._stable = eager, k, stable
         self._target, self._draft, self._rule = eager.target, draft, eager.rule
         self._device = eager.target.layout.shape.device
@@ -106,13 +106,13 @@ class RecordedPasses:
 
     def after(self, ahead: Seq[Sequence]) -> None:
         """Launch the next round's drafts, if there are such that can be used."""
-        timer = self._draft.timer
+        timer = self._target.timer
         with timer.ahead(), timer.stage("draft"):
             self.draft_ahead()
 
     def load(self, members: Seq[Sequence], limits: list[int]) -> None:
         """Put the round's numbers where the recordings read them, in one copy."""
-        for cached in (self._target, self._draft):
+        for cached in filter(None, (self._target, self._draft)):
             cached.begin(members, span=0)
         idle = [0] * DRAFT_LAG + [IDLE, 0, 0, 0]
         table = [idle] * len(self._host)
@@ -185,6 +185,7 @@ class RecordedPasses:
         return verify(self._rule, self._feed_target, last, self._drafts, self._row_numbers())
 
     def _feed_draft(self, tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:
+        assert self._draft is not None
         return self._forward(self._draft, tokens, offset, 1)
 
     def _feed_target(self, tokens: Tensor, offset: int, drafts: list[Tensor]) -> Tensor:

@@ -1,5 +1,6 @@
 """Every drafter gives the oracle's tokens; what is looked up is what stood there; wrong choices get one clear line."""
 
+import contextlib
 import dataclasses
 import itertools
 import random
@@ -224,6 +225,34 @@ class TestHybrid:
         left, other = Sequence(0, self.FOUND, 9), Sequence(0, [5, 5, 5, 5], 9)
         drafter.forget(left)
         assert drafter.lookup.find([other], [2]) == [[5]]
+
+
+@contextlib.contextmanager
+def counted_tokens(model):
+    """What a model is fed: the number of tokens of each pass."""
+    fed = []
+    hook = model.model.register_forward_pre_hook(
+        lambda _, args, kwargs: fed.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    yield fed
+    hook.remove()
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"method": "exspec"}, {"method": "paged+continuous"}, {"cuda_graphs": True}], ids=str
+)
+def test_without_drafts_the_draft_neither_runs_nor_has_kv(llama, ragged_prompts, more):
+    settings = {"num_speculative_tokens": 0, "max_new_tokens": 8, "batch_size": 3, "stop_token_ids": []} | more
+    with counted_tokens(llama.draft) as fed:
+        found = generate(llama, ragged_prompts, **settings)
+    assert fed == []
+    alone = generate(llama, ragged_prompts, **settings | {"drafter": "ngram", "cuda_graphs": False})
+    assert (found.stats.kv_bytes, found.stats.num_found) == (alone.stats.kv_bytes, alone.stats.num_found)
+    with counted_tokens(llama.draft) as fed:
+        generate(
+            llama, [*ragged_prompts, Request((5, 7), num_speculative_tokens=2)], **settings | {"cuda_graphs": False}
+        )
+    assert fed
 
 
 def test_a_drafter_is_one_line_of_each_table(monkeypatch):

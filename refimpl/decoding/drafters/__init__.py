@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from refimpl.core.drafting import DrafterName
-from refimpl.decoding.drafters.base import Drafter, Drafts, Offer
+from refimpl.decoding.drafters.base import Drafter, Drafts, NoDrafts, Offer
 from refimpl.decoding.drafters.checked import CheckedBudget
 from refimpl.decoding.drafters.head import HeadDrafter
 from refimpl.decoding.drafters.hybrid import HybridDrafter
@@ -40,6 +40,7 @@ __all__ = [
     "LookupDrafter",
     "Makers",
     "ModelDrafter",
+    "NoDrafts",
     "Offer",
     "TargetStates",
     "propose",

@@ -62,3 +62,16 @@ class Drafter(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is stored about a sequence that has left the window."""
+
+
+class NoDrafts:
+    """Of a run in which no row ever has drafts: no model is run or cached for them."""
+
+    cached = states = None
+
+    def draft(self, members: Seq[Sequence], limits: list[int], numbers: RowNumbers) -> Drafts:
+        """No tokens for any row."""
+        return Drafts.none(len(members), numbers.limits.device)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is stored."""
