@@ -1,8 +1,13 @@
-"""A budget that peeks: what keyed numbers do not allow, and the engine's own guard against it.
+"""Budgets that know too much for keyed numbers: one that peeks, and one that all rows share.
 
 Under rollback a row may be cut before a draft that was accepted. With keyed numbers the same draft is drawn again in
 the next round. A budget that looks at it before then, and lets its number of drafts depend on it, knows a number that
 is still to be used: the law is off. With new numbers for every round it is exact, so only keys tell the difference.
+
+A budget that weighs the drafts of all rows needs no rollback for that. Here three drafts fit into a round. The first
+row's second draft decides whether its third one is verified or the second row's first, so how long the second row
+becomes, and so whether the first row has a draft in the next round. If its first draft was rejected, that is the draft
+that has decided: drawn again from the same number, it would be verified only where it is the unlikely token.
 """
 
 from collections.abc import Iterator
@@ -11,16 +16,22 @@ from typing import Any
 from unittest.mock import PropertyMock, patch
 
 from proofs.conformance import laws
-from proofs.conformance.laws import ROLLED_BACK
+from proofs.conformance.filtered import ROUNDING, logarithms
+from proofs.conformance.laws import ROLLED_BACK, Job, Text
+from proofs.conformance.perfect_memory import pair_of
 from proofs.report import Verdict
+from refimpl.core.drafting import DraftingConfig
 from refimpl.core.invariants import InvariantViolation
 from refimpl.decoding import assembly, rounds
 from refimpl.decoding.passes import EagerPasses
-from refimpl.drafting.budgets import DraftBudget
+from refimpl.drafting.budgets import CapacityBudget, DraftBudget
 
 METHOD, UNLUCKY = "rollback+static", 0
 (SHAPE,) = ROLLED_BACK.values()
 KNOWN = "2301/32768"
+THREE = DraftingConfig(draft_budget="capacity", draft_capacity=3)
+SHARING = [Job((0,), 4, 3), Job((1,), 5, 3)]
+EVEN, LIKELY, SURE = (0.5, 0.5), (0.875, 0.125), (1.0, 0.0)
 
 
 class PeekingBudget(DraftBudget):
@@ -75,6 +86,27 @@ def check() -> Iterator[Verdict]:
     except InvariantViolation as violation:
         refused = violation.invariant
     yield Verdict("expected failure: the engine's own guard refuses it (INV-20)", refused == "INV-20", refused)
+    with patch.object(CapacityBudget, "shares", False):
+        off = shared_distance()
+    yield Verdict(f"expected failure: a shared budget with keyed numbers: total variation {off:.4f}", off > ROUNDING)
+    tv = shared_distance()
+    yield Verdict(
+        "a shared budget with new numbers for every round: total variation below 2^-40", tv < ROUNDING, f"{tv}"
+    )
+
+
+def shared_distance() -> float:
+    """Total variation of two rows that share a budget, of which the first rejects likely drafts."""
+
+    def target(text: Text) -> tuple[float, ...]:
+        return EVEN if len(text) + text[0] < 3 else SURE  # two tokens of the first row, one of the second
+
+    def draft(text: Text) -> tuple[float, ...]:
+        return LIKELY if text[0] == 0 and target(text) == EVEN else target(text)
+
+    config = laws.config_of("inplace+fifo", "off", THREE, "rejection", laws.AS_IT_IS)
+    law, _ = laws.engine_law(config, SHARING, pair_of(logarithms(target), logarithms(draft), len(EVEN)))
+    return float(laws.total_variation(law, laws.autoregressive_law(SHARING, target)))
 
 
 def check_fresh() -> Iterator[Verdict]:
