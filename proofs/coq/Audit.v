@@ -1,6 +1,6 @@
 (** Every theorem of the register in one term: what it rests on is what any of them rests on. *)
 From RaggedSpec Require Import FiniteLaw Rejection Autoregressive BlockRule BlockRound BlockGain Batch Selection Scheduling
-  EngineRound Keyed Layouts Machine Cases Draws Law FreshLaw Replay Blocks Room Chunks Cohorts Trace TraceWaiting
+  EngineRound Keyed Layouts Machine Cases Draws Law FreshLaw Replay Blocks Tables Room Chunks Cohorts Trace TraceWaiting
   Checker.
 
 Definition register := (
@@ -93,6 +93,8 @@ Definition register := (
   @block_counts,
   @block_sharing,
   @block_read_only,
+  @block_slots,
+  @found_is_held,
   @preemption_keeps,
   @sent_back,
   @preemption_progress,

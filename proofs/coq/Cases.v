@@ -270,8 +270,9 @@ Defined.
 (** ** Paged *)
 
 (** Between rounds a table may grow, shrink to what is cached, and other rows may write: what claims a cached position
-    of this row stays; or the row was sent back, and is prefilled anew. At a pass it has slots of its own for all that is fed
-    (INV-14, INV-16). *)
+    of this row stays; or the row was sent back, and a prefill caches its text anew, behind [n] positions that are held
+    already: those that it has found. At a pass it has slots of its own for all that is fed (INV-14, INV-16). That a pool
+    gives it these slots, and holds what is found, are theorems of Tables.v. *)
 Definition paged_fed (s : store) (t drafts : text) (f : store) : Prop := exists place reserved,
   own_slots (claims s) place reserved /\ size (t ++ drafts) <= reserved
   /\ same_below (size (t ++ drafts))
@@ -284,6 +285,20 @@ Proof.
   apply (paged_feeds token (claims s) place reserved (entry s) t drafts Own T R). exact H.
 Qed.
 
+Definition paged_prefilled (s' : store) (t : text) : Prop := exists place reserved e n,
+  own_slots (claims s') place reserved /\ size t - 1 <= reserved /\ 0 <= n
+  /\ holding (paged_store token (claims s') e) t n
+  /\ same_below (size t - 1)
+       (paged_store token (claims s') (write token e t (claims s') n (size t - 1 - n))) s'.
+
+Lemma paged_prefilled_cached s' t : paged_prefilled s' t -> holding s' t (size t - 1).
+Proof.
+  intros (place & reserved & e & n & Own & R & N & H & S). eapply cached_below; [exact S|]. intros p P.
+  destruct (Own p) as [C Only]; [lia|]. exists (place p). cbn. split; [exact C|]. split; [|exact Only].
+  unfold write. rewrite C. destruct (Z.leb_spec n p), (Z.ltb_spec p (n + (size t - 1 - n))); cbn; [reflexivity|lia| |];
+    destruct (H p) as (c & X & E & _); try lia; cbn in *; now rewrite <- (Only c X), E.
+Qed.
+
 Definition paged : layout.
 Proof.
   refine {|
@@ -291,14 +306,14 @@ Proof.
   ok := fun _ s t => holding s t (size t - 1);
   fed := fun _ s t drafts _ f => paged_fed s t drafts f;
   kept := fun _ f u _ s => same_below (size u - 1) f s;
-  moved := fun _ s t _ s' => same_below (size t - 1) s s' \/ holding s' t (size t - 1);
+  moved := fun _ s t _ s' => same_below (size t - 1) s s' \/ paged_prefilled s' t;
     ok_cached := _; ok_feeds := _; ok_keeps := _; ok_moves := _ |}.
   - intros _ s t H. exact H.
   - intros _ s t drafts _ f H T F. exact (paged_fed_cached s t drafts f H T F).
   - intros _ s t drafts _ f u _ s'' H T F _ A N Same. apply (cached_below _ f); [exact Same|].
     apply (cached_agree token _ _ (t ++ drafts) u (size (t ++ drafts))); [|exact A|exact N].
     exact (paged_fed_cached s t drafts f H T F).
-  - intros _ s t _ s' H _ [Same|Anew]; [exact (cached_below _ s s' t Same H)|exact Anew].
+  - intros _ s t _ s' H _ [Same|Anew]; [exact (cached_below _ s s' t Same H)|exact (paged_prefilled_cached s' t Anew)].
 Defined.
 
 (** ** One corollary for each layout *)

@@ -21,9 +21,9 @@ Proof.
   - split; [reflexivity|exact F].
 Qed.
 
-Example blocks_of_what_is_cached_applies : length (Room.table older) = Room.held 2 (Room.len older).
+Example blocks_of_what_is_cached_applies : exists p, (p < Room.len older - 1 /\ p / 2 = 1)%nat.
 Proof.
-  apply (Room.blocks_of_what_is_cached 2 1 [older]); [|now left]. eapply Room.after; [apply Room.nobody|].
+  apply (Room.blocks_of_what_is_cached 2 1 [older]); [lia| |now left|cbn; lia]. eapply Room.after; [apply Room.nobody|].
   apply (Room.enters 2 1 5 6 [1%nat] [2%nat]); cbn; lia.
 Qed.
 

@@ -53,9 +53,7 @@ Proof.
   assert (keeps r' <= wants r) by (apply blocks_mono; lia). lia.
 Qed.
 
-(** THEOREM (exactly what is cached, INV-15). However rows enter, run, grow and leave, between rounds each has as many
-    blocks as all its tokens but the last need, none more and none fewer: those that are cached, once its prompt is. *)
-Theorem blocks_of_what_is_cached rs : reachable rs -> forall r, In r rs -> has r = keeps r.
+Lemma has_what_it_keeps rs : reachable rs -> forall r, In r rs -> has r = keeps r.
 Proof.
   intro X. apply Forall_forall. induction X as [|rs rs' _ IH S]; [constructor|].
   destruct S as [n m found new rs F N|rs r rs'|rs rs' P].
@@ -63,6 +61,28 @@ Proof.
   - apply Forall_app in IH as [A B]. inversion B; subst. apply Forall_app. now split.
   - induction P as [|r r' rs rs' P _ IHP]; [constructor|]. inversion IH; subst. constructor; [|auto].
     now apply (plays_exactly r).
+Qed.
+
+Lemma in_some_block n i : 0 < size -> i < blocks size n <-> exists p, p < n /\ p / size = i.
+Proof.
+  intro Z. unfold blocks. pose proof (Nat.div_mod (n + (size - 1)) size ltac:(lia)) as D.
+  pose proof (Nat.mod_upper_bound (n + (size - 1)) size ltac:(lia)) as M. split.
+  - intro L. exists (i * size). split; [nia|]. apply Nat.div_mul. lia.
+  - intros (p & P & <-). pose proof (Nat.div_mod p size ltac:(lia)). nia.
+Qed.
+
+(** THEOREM (exactly what is cached, INV-15). However rows enter, run, grow and leave, between rounds the block at each place
+    of a table has a position of the row's tokens but the last, those that are cached once its prompt is, and each such
+    position has a block. A round moves none of them. *)
+Theorem blocks_of_what_is_cached rs : 0 < size -> reachable rs -> forall r, In r rs ->
+  (forall i, i < has r <-> exists p, p < len r - 1 /\ p / size = i)
+  /\ (forall r', plays r r' -> firstn (has r) (table r') = table r).
+Proof.
+  intros Z X r I. pose proof (has_what_it_keeps rs X r I) as H. split.
+  - intro i. rewrite H. now apply in_some_block.
+  - intros r' [->|new N L _ _ T]; [apply firstn_all|]. rewrite T, firstn_firstn, Nat.min_l.
+    + rewrite firstn_app, firstn_all, Nat.sub_diag. apply app_nil_r.
+    + rewrite H. apply blocks_mono. lia.
 Qed.
 
 (** ** A round always has a member *)

@@ -5,7 +5,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=$1
 files=(FiniteLaw Rejection Autoregressive EngineRound BlockRule BlockRound BlockGain Batch Keyed Selection Scheduling Layouts
-  Machine Cases Draws Law FreshLaw Replay Blocks Room Chunks Cohorts Trace TraceWaiting Checker Extract Instances InstancesOfRounds
+  Machine Cases Draws Law FreshLaw Replay Blocks Tables Room Chunks Cohorts Trace TraceWaiting Checker Extract Instances InstancesOfRounds
   Audit)
 mkdir -p "$work"
 cp "$here"/*.v "$here"/*.ml "$here"/exempt.txt "$work"
