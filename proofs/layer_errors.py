@@ -10,6 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+RENEW = "correct proofs/errors.toml or tools/planted.toml, then renew the rows: python -m proofs.layers REPLAYER"
 APART = {"bench", "calibrate", "conformance", "judging", "viz"}  # what times, judges or draws: no proof is about it
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -17,7 +18,7 @@ import planted  # noqa: E402 (in tools)
 from mutant_runs import in_child  # noqa: E402
 from mutants import Mutant  # noqa: E402
 
-__all__ = ["HERE", "ROOT", "Error", "Mutant", "engine", "errors", "in_child", "planted"]
+__all__ = ["HERE", "RENEW", "ROOT", "Error", "Mutant", "engine", "errors", "in_child", "planted"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Error:
         """
         files = [file for file, text in engine().items() for _ in range(text.count(self.old))]
         if len(files) != 1:
-            raise ValueError(f"{self.name}: {self.old!r} is in the engine {len(files)} times, not once")
+            raise ValueError(f"{self.name}: {self.old!r} is in the engine {len(files)} times, not once; {RENEW}")
         return files[0]
 
     def digest(self) -> str:
@@ -55,7 +56,7 @@ class Error:
         source = engine()[self.file()]
         for old, new in [[self.old, self.new], *self.then]:
             if old not in source:
-                raise ValueError(f"{self.name}: {old!r} is not in {self.file()}")
+                raise ValueError(f"{self.name}: {old!r} is not in {self.file()}; {RENEW}")
             source = source.replace(old, new)
         return Mutant(self.file(), (0, 0), 0, self.name, 1, source, False)
 
