@@ -186,6 +186,32 @@ def kernel_names(row: Row) -> str:
     )
 
 
+PAPER = {
+    "paper eqspec": "their EQSPEC, tokens/s",
+    "paper exspec": "their EXSPEC, tokens/s",
+    "eqspec": "`eqspec` over their EQSPEC",
+    "exspec": "`exspec` over their EXSPEC",
+    "inplace": "`inplace` over their EXSPEC",
+    "paper transformers": "`generate` of theirs, tokens/s",
+    "transformers": "`generate` of ours over theirs",
+}
+
+
+def paper_table(data: Row) -> Table:
+    """Speeds of the paper's code, and ratios to them, a line a batch size."""
+    cells = []
+    for row in data["rows"]:
+        shown = f"{median_ratio(row)} ({span_of_ratios(row)})" if "ratios" in row else f"{row['median']:.0f}"
+        cells.append((str(row["batch_size"]), PAPER[row["engine"]], shown))
+    return pivoted("batch", cells)
+
+
+def paper_note(data: Row) -> str:
+    """How many outputs are exact, of all engines and batch sizes."""
+    exact = [row["exact"] for row in data["rows"]]
+    return f"\nOutputs that equal ordinary decoding: {sum(exact)} of {data['prompts'] * len(exact)}.\n"
+
+
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 TIES_LEGEND = (
@@ -357,6 +383,7 @@ KINDS = {
     "brief": Kind(brief_table, brief_note, has_origin=False),
     "demo": Kind(lambda data: (list(DEMO_HEADINGS), [demo_cells(row) for row in data["rows"]]), demo_note),
     "bench": Kind(bench_table),
+    "paper": Kind(paper_table, paper_note),
     "anatomy": Kind(anatomy_table),
     "verify": of_rows(
         ("method", "{method}"), ("batch", "{batch_size}"), ("exact", "{exact}/{prompts}"), ("partial", "{partial:.1%}"),
