@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from rich.console import Console
 
-from refimpl.core.interrupts import Told
 from refimpl.core.option_groups import OUTPUT, option
 
 ReportPath = Annotated[Path | None, option(OUTPUT, "Write the results and where they come from to this JSON file.")]
@@ -79,5 +78,5 @@ def write_report(
 
 def console_for_tables(*, json_: bool = False) -> Console:
     """A console that does not fold tables when its output is piped; on stderr if stdout is for JSON alone."""
-    stream = Told() if json_ else sys.stdout
+    stream = sys.stderr if json_ else sys.stdout
     return Console(file=stream, width=None if stream.isatty() else 160)

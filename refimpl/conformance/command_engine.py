@@ -43,7 +43,7 @@ from refimpl.core.reading import MAX_LINE
 
 LOADING = 10  # times as long as others may the answer to `describe` take
 MOST_TOLD = 400  # characters of a message
-MOST_READ = 2**14  # characters of stderr in which the error is looked for
+LAST_LINES = 4  # of stderr: place, code, marks and error of Python's traceback
 LEAVE_S = 2.0  # that a server has to end after its stdin has closed
 LOOK_AGAIN_S = 0.5  # between looks at whether the server has ended
 
@@ -120,9 +120,7 @@ class CommandEngine:
             raise EngineGone(f"the engine does not start again: {error}") from error
         if described != self._described:
             self.close()
-            raise EngineGone(
-                f"the engine starts again as another one: {_told(described)}, not {_told(self._described)}"
-            )
+            raise EngineGone(f"the engine describes itself as {described} after a crash, not as {self._described}")
 
     def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         self._number, self._is_asked = request["id"], True
@@ -132,8 +130,7 @@ class CommandEngine:
         if answer.get("not_supported") is not None:
             raise NotSupported(_short(answer["not_supported"]))
         if answer.get("error") is not None:
-            beside = " (beside outputs: leave error out where there is none)" * (answer.get("outputs") is not None)
-            raise EngineFailure(f"the engine reports an error: {_short(answer['error'])}{beside}")
+            raise EngineFailure(f"the engine reports an error: {_short(answer['error'])}")
         return answer
 
     def _start(self) -> None:
@@ -199,18 +196,10 @@ class CommandEngine:
         return EngineLost(f"the engine closed its output{where} {status}: {last or 'nothing on stderr'}")
 
 
-def _told(described: tuple[int, frozenset[str], int]) -> str:
-    vocab_size, supports, block_size = described
-    return f"vocab_size {vocab_size}, supports {sorted(supports)}, block_size {block_size}"
-
-
 def _last_words(told: str) -> str:
-    """The last three lines of stderr, but for marks below a line and for callers, which would push out the error."""
-    last = [""]
-    for line in map(str.strip, told[-MOST_READ:].splitlines()):
-        is_caller = line.startswith("at ") and last[-1].startswith("at ")  # as Node and Java write them
-        last += [line] * (bool(line.strip(" ~^")) and not is_caller)
-    return " | ".join(last[1:][-3:])[-MOST_TOLD:].strip()
+    """The last lines of stderr, as one."""
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    return " | ".join(lines[-LAST_LINES:])[-MOST_TOLD:]
 
 
 def _short(told: Any) -> str:

@@ -16,20 +16,17 @@ from refimpl.core.extras import missing_extra
 from refimpl.core.interrupts import ENDING, INTERRUPTED, tell
 
 BAD_INPUT, NO_READER = 2, 1  # exit codes
-RAISED_AGAIN_S = 0.05
 
 
 def run_application(application: Callable[..., Any], arguments: list[str] | None = None) -> int:
     """Run an application of typer and return its exit code. Bad options, too, are one line on stderr and `BAD_INPUT`.
 
-    A warning is one line on stderr, too. Characters that the terminal's encoding lacks become question marks. What is
-    printed to a closed stdout counts as without a reader.
+    A warning is one line on stderr, too. Characters that the terminal's encoding lacks become question marks.
 
     Args:
         application: a `typer.Typer`.
         arguments: words of the command line, those of this process by default.
     """
-    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -43,21 +40,6 @@ def run_application(application: Callable[..., Any], arguments: list[str] | None
     if code == INTERRUPTED:
         tell("interrupted")
     return code if isinstance(code, int) else 0
-
-
-def _open_closed_streams() -> None:
-    """Replace what the caller has closed (``>&-``), for which Python has None, until the process ends.
-
-    Stdout becomes a pipe without a reader, so that what is printed is lost as where a reader has left: not unnoticed.
-    Stderr leads nowhere.
-    """
-    if sys.stdout is None:
-        reader, writer = os.pipe()
-        os.dup2(writer, reader)  # the lowest descriptor that was free: the one that was closed
-        os.close(writer)
-        sys.stdout = open(reader, "w", encoding="utf-8")  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _usage_error(error: Exception) -> int:
@@ -144,8 +126,7 @@ def _let_go_of_stdout() -> None:
 def ended_by_signals(error: Callable[[int], BaseException]) -> Iterator[None]:
     """Let each signal of `ENDING` raise an error in the body, so that what it has begun is ended, too.
 
-    In the main thread only; a signal that is ignored, as SIGHUP under `nohup`, stays so. Python drops an error that is
-    raised in a finalizer or in a callback of the interpreter, as around a fork: it is raised again soon after.
+    In the main thread only; a signal that is ignored, as SIGHUP under `nohup`, stays so.
 
     Args:
         error: makes it of the exit code.
@@ -154,43 +135,12 @@ def ended_by_signals(error: Callable[[int], BaseException]) -> Iterator[None]:
         yield
         return
 
-    handler = _RaisesAgain(error)
-    before = {n: signal.signal(n, handler) for n in ENDING if signal.getsignal(n) != signal.SIG_IGN}
-    sys.unraisablehook = handler.look_at_dropped
+    def end(number: int, _: Any) -> None:
+        raise error(128 + number)
+
+    before = {n: signal.signal(n, end) for n in ENDING if signal.getsignal(n) != signal.SIG_IGN}
     try:
         yield
     finally:
-        sys.unraisablehook = handler.tell_of_dropped
-        handler.stop_ringing()
         for number, previous in before.items():
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
-
-
-class _RaisesAgain:
-    """Handler of signals that raises an error, and does so again as long as Python drops it."""
-
-    def __init__(self, error: Callable[[int], BaseException]):
-        self._error = error
-        self._raised: BaseException | None = None
-        self._number = 0
-        self._before: Any = None  # handler of the timer, once that has been set
-        self.tell_of_dropped = sys.unraisablehook
-
-    def __call__(self, number: int, _: Any) -> None:
-        self._number, self._raised = number, self._error(128 + number)
-        raise self._raised
-
-    def look_at_dropped(self, dropped: Any) -> None:
-        """Set a timer where the error is this one's; what others raised is told as before."""
-        if self._raised is None or dropped.exc_value is not self._raised or not hasattr(signal, "setitimer"):
-            self.tell_of_dropped(dropped)
-            return
-        if self._before is None:
-            self._before = signal.signal(signal.SIGALRM, lambda *_: self(self._number, None)) or signal.SIG_DFL
-        signal.setitimer(signal.ITIMER_REAL, RAISED_AGAIN_S)
-
-    def stop_ringing(self) -> None:
-        """Set no timer any more, and give it back."""
-        if self._before is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, self._before)

@@ -1,8 +1,6 @@
 """What Ctrl-C does from the first import of a command on, and what else ends one. Nothing else of the project or of
 libraries is loaded here, so that this comes first."""
 
-import io
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,32 +12,9 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(sig
 
 
 def tell(line: str, end: str = "\n") -> None:
-    """Print a line to stderr. Where that is closed, full or unread, the exit code alone tells: no error comes of it."""
-    if sys.stderr is None:
-        return
-    try:
+    """Print a line to stderr; what cannot be written there is lost, and no error."""
+    with suppress(OSError, ValueError):
         print(line, end=end, file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        with suppress(OSError, ValueError):  # else Python flushes what is left at its end, and changes the exit code
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-
-class Told(io.StringIO):
-    """Stderr as a file, for what may be lost: see `tell`."""
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # of files in general it can be set
-        """That of stderr."""
-        return getattr(sys.stderr, "encoding", None) or "utf-8"
-
-    def isatty(self) -> bool:
-        """Whether stderr is a terminal."""
-        return sys.stderr is not None and sys.stderr.isatty()
-
-    def write(self, text: str) -> int:
-        """Print it."""
-        tell(text, end="")
-        return len(text)
 
 
 @contextmanager

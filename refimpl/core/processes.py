@@ -1,7 +1,6 @@
 """Calls of a function in several processes, by joblib."""
 
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -12,8 +11,7 @@ from refimpl.core.interrupts import ENDING
 
 T = TypeVar("T")
 HAS_MASKS = hasattr(signal, "pthread_sigmask")
-HANDED_OUT_S, CLEANED_UP_S = 0.5, 2.0
-FEEDER = "QueueFeederThread"  # as multiprocessing calls it
+HANDED_OUT_S = 0.5
 UNCONCERNING = (
     # after an error, which is told, the results of the others are not wanted
     "[0-9]+ tasks (which were still being processed|have been successfully executed)",
@@ -43,18 +41,9 @@ def run_in_processes(
     order = "generator" if ordered else "generator_unordered"
     processes = Parallel(n_jobs=min(workers, len(arguments)), return_as=order)
     with ExitStack() as started:
-        started.push(_wait_for_cleanup)
         with _signals_held():  # what was held back comes at its end, where the stack ends the workers
             results = started.enter_context(closing(processes(delayed(_call)(function, *given) for given in arguments)))
         yield from results
-
-
-def _wait_for_cleanup(left_early: type[BaseException] | None, *_: Any) -> None:
-    """Wait for the thread that fed the workers, where they were stopped early: it ends by giving back semaphores, and
-    the end of the command would cut it off in between."""
-    for thread in threading.enumerate() if left_early else ():
-        if thread.name == FEEDER:
-            thread.join(CLEANED_UP_S)
 
 
 def _call(function: Callable[..., T], *given: Any) -> T:

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from refimpl.core.interrupts import Told
 from simulator.settings.json_files import finite, with_environment, write_json
 from simulator.settings.parts import Workload
 from simulator.settings.scenario import Scenario
@@ -16,7 +15,7 @@ from simulator.settings.scenario import Scenario
 
 def tables(as_json: bool) -> AbstractContextManager[Any]:
     """What is printed inside goes to stderr where JSON has stdout for itself."""
-    return redirect_stdout(Told()) if as_json else nullcontext()
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 def print_json(data: dict[str, Any]) -> None:

@@ -49,8 +49,6 @@ def misbehave(kind: str, request: dict, rest: list[str]) -> None:
         sys.stdout.write('{"id": 1, "outp')
         sys.stdout.flush()
         raise SystemExit("out of memory")
-    if kind == "deep":
-        print("[" * 200_000, flush=True)
     if kind == "endless":
         while True:
             sys.stdout.write("[" * 2**20)
@@ -107,8 +105,6 @@ def serve(kind: str, rest: list[str]) -> None:
                 reply["error"] = "Traceback:\n" + "  a frame\n" * 2000 + "ValueError: no memory"
             if kind == "empty-error":
                 reply["error"] = ""
-            if kind == "empty-error-alone":
-                reply = {"id": reply["id"], "error": ""}
             if kind == "wrong-form":
                 reply["outputs"] = [*reply["outputs"][:-1], ["a"]]
             if kind == "wrong" and len(request["prompts"]) > 1:

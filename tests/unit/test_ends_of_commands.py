@@ -2,10 +2,8 @@
 
 import errno
 import gzip
-import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -39,40 +37,6 @@ def test_a_reader_that_leaves_ends_a_command_quietly(command):
     assert "Traceback" not in done.stderr
     assert "Broken pipe" not in done.stderr
     assert "error" not in done.stderr
-
-
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        ("simulator run -n 1", 1),
-        ("raggedspec --help", 1),
-        ("raggedspec --version", 1),
-        ("raggedspec generate --limit 1 --max-new-tokens 1", 1),
-        ("raggedspec generate --limit 1 --max-new-tokens 1 --output /dev/null", 0),
-        ("raggedspec sim run none.yaml", 2),
-    ],
-)
-def test_closed_streams_end_a_command_quietly(command, code, closed):
-    """With 1 where that loses what a command prints on stdout."""
-    shell = f"exec {shlex.join(PYTHON)} {command} {closed}"
-    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
-    assert done.returncode == (0 if (code, closed) == (1, "2>&-") else code), done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") <= 1
-
-
-@pytest.mark.parametrize(
-    "command", ["raggedspec sim run none.yaml", "raggedspec sim run --bogus", "raggedspec conformance"]
-)
-@pytest.mark.parametrize("full", [True, False])
-def test_an_error_that_cannot_be_told_has_its_code_all_the_same(command, full):
-    reader, writer = (None, os.open("/dev/full", os.O_WRONLY)) if full else os.pipe()
-    if reader:
-        os.close(reader)
-    done = subprocess.run(PYTHON + command.split(), stdout=subprocess.PIPE, stderr=writer, check=False)
-    os.close(writer)
-    assert (done.returncode, done.stdout) == (2, b"")
 
 
 @pytest.mark.parametrize("command", ["raggedspec sim run", "refimpl generate", "simulator run"])
@@ -167,27 +131,6 @@ def test_a_signal_that_is_ignored_stays_so():
         signal.signal(signal.SIGHUP, before)
 
 
-class EndsTheProcess:
-    """Asks the process to end while it is being forgotten, where Python drops what is raised."""
-
-    def __del__(self):
-        signal.raise_signal(signal.SIGTERM)
-
-
-def test_a_signal_whose_error_python_drops_ends_the_body_soon_after():
-    told, before = [], (sys.unraisablehook, signal.getsignal(signal.SIGALRM))
-    sys.unraisablehook = told.append
-    try:
-        with pytest.raises(SystemExit) as end, ended_by_signals(SystemExit):  # noqa: PT012
-            EndsTheProcess()
-            time.sleep(60)
-        assert end.value.code == 128 + signal.SIGTERM
-        assert not told
-    finally:
-        sys.unraisablehook = before[0]
-    assert signal.getsignal(signal.SIGALRM) == before[1]
-
-
 def wait_until(true, seconds=60):
     end = time.monotonic() + seconds
     while not true():
@@ -222,38 +165,3 @@ def test_documents_are_bounded(tmp_path):
     assert read_mapping(tmp_path / "a.json") == {"a": 1}
     with pytest.raises(InputError, match="has more than 7 bytes"):
         read_text(tmp_path / "a.json", limit=7)
-
-
-def run_without_stderr(stderr, code):
-    """A process whose stderr nobody reads, or which is full; exit code and stdout."""
-    if stderr == "full":
-        writer = os.open("/dev/full", os.O_WRONLY)
-    else:
-        reader, writer = os.pipe()
-        os.close(reader)
-    done = subprocess.run([sys.executable, "-c", code], stderr=writer, stdout=subprocess.PIPE, check=False)
-    os.close(writer)
-    return done.returncode, done.stdout
-
-
-@pytest.mark.parametrize("first", ["", "--top-k 3"], ids=["progress", "a note"])  # later ones lead nowhere
-@pytest.mark.parametrize("stderr", ["unread", "full"])
-def test_what_is_told_meanwhile_takes_no_output_with_it(tmp_path, stderr, first):
-    """Notes and progress lines: a run of hours does not end because nobody reads of it."""
-    code = (
-        "import sys; from refimpl.core import progress; progress.SECONDS_A_LINE = 0; "
-        "from refimpl.cli import main; "
-        f"sys.argv[1:] = 'generate --limit 2 --max-new-tokens 2 {first} --output {tmp_path}/out.jsonl'.split(); "
-        "main()"
-    )
-    assert run_without_stderr(stderr, code)[0] == 0
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize("stderr", ["unread", "full"])
-@pytest.mark.parametrize("words", ["verify --limit 2 --max-new-tokens 2 --batch-sizes 2", "sim run --replications 1"])
-def test_tables_beside_json_take_no_json_with_them(stderr, words):
-    code = f"import sys; from raggedspec.__main__ import main; sys.argv[1:] = '{words} --json'.split(); main()"
-    code, stdout = run_without_stderr(stderr, code)
-    assert code == 0
-    assert isinstance(json.loads(stdout), dict)

@@ -59,10 +59,8 @@ def test_ctrl_c_while_workers_start_is_one_word(tmp_path):
 
 
 START = """
-import os, signal, sys, threading, time
-from joblib.externals.loky.backend import resource_tracker
+import os, signal, sys, time
 from joblib.externals.loky.backend.process import LokyProcess
-from joblib.externals.loky.backend.synchronize import SemLock, sem_unlink
 from refimpl.core.console import one_line_errors
 from refimpl.core.processes import run_in_processes
 
@@ -75,13 +73,7 @@ def start_and_signal(process):
     if len(started) == int(sys.argv[1]):
         os.kill(os.getpid(), int(sys.argv[2]))
 
-def give_back_slowly(name):
-    sem_unlink(name)
-    time.sleep(0.5 * threading.current_thread().daemon)  # the end of the command would fall in between
-    resource_tracker.unregister(name, "semlock")
-
 LokyProcess.start = start_and_signal
-SemLock._cleanup = staticmethod(give_back_slowly)
 with one_line_errors():
     print(*run_in_processes(time.sleep, [(60,), (60,)], 2))
 """
