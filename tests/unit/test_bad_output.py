@@ -112,7 +112,7 @@ def test_no_benchmark_writes_over_what_it_reads(monkeypatch, capsys, tmp_path, a
 
 
 def test_violations_survive_a_process_boundary():
-    violation = InvariantViolation("INV-3", "statement", row=2, expected=4, found=5)
+    violation = InvariantViolation("INV-3", row=2, expected=4, found=5)
     copy = pickle.loads(pickle.dumps(violation))
     assert (str(copy), vars(copy)) == (str(violation), vars(violation))
 
