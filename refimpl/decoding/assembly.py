@@ -190,6 +190,7 @@ def _require_possible(pair: Pair, config: DecodeConfig, checker: Checker, *, is_
     """Refuse biased runs, but for an enumeration, which may run one to see the bias, and what a model cannot do."""
     if not is_enumeration and (reason := bias(config)):
         raise InputError(reason)
+    pair.require_fixed_shapes(config.shape_stable)
     if config.shape_stable:
         pair.require_steady_target()
     if not config.cuda_graphs:

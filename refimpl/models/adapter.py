@@ -32,6 +32,7 @@ from refimpl.models.head import DraftHead
 from refimpl.models.probe import (
     ForwardPacked,
     cache_entries,
+    depends_on_shape,
     kv_shape_of,
     refuse_unless_positions_and_mask_count,
     runs_packed_blocks,
@@ -112,6 +113,7 @@ class HuggingFaceLM:
             heads = getattr(config, "num_attention_heads", self.kv_shape.num_kv_heads)
             self._groups = heads // self.kv_shape.num_kv_heads if implementation == attention.NAME else 1
             refuse_unless_positions_and_mask_count(self)
+            self.shape_bound = depends_on_shape(self)
         self.kernel = PackedKernel()
         packs = implementation == attention.NAME and runs_packed_blocks(self, self._run_packed)
         self.forward_packed = self._run_packed if packs else None
@@ -225,6 +227,7 @@ class Pair:
         stop_token_ids: end a sequence unless the caller says otherwise.
         vocab_size: ids that both models know; logits beyond it are padding rows.
         name: preset or path.
+        shape_bound: whether the target's numbers depend on the shape of a pass, beyond roundings.
         unapplied: settings of the target's generation config that change what transformers' `generate` gives, and are
             not applied here; empty where there are none.
         head: proposes from the target's hidden states; None for a pair without one.
@@ -236,6 +239,7 @@ class Pair:
     stop_token_ids: frozenset[int] = frozenset()
     vocab_size: int = 0
     name: str = "pair"
+    shape_bound: bool = False
     unapplied: str = ""
     head: DraftHead | None = None
 
@@ -285,6 +289,14 @@ class Pair:
             not self.unapplied,
             f"the target's generation config sets {self.unapplied}, which transformers' generate applies and plain "
             "decoding does not: nothing here can be exact; remove it from generation_config.json to compare without it",
+        )
+
+    def require_fixed_shapes(self, fixed: bool) -> None:
+        """Raise InputError if passes would change shape, and the target's numbers with them."""
+        require(
+            fixed or not self.shape_bound,
+            f"the target of {self.name} gives numbers that depend on the shape of a pass (as int8 activations do), so "
+            "tokens would depend on the batch: use shape_stable",
         )
 
     def require_steady_target(self) -> None:

@@ -9,7 +9,8 @@ Three rows are fed in two blocks, as the engine feeds them, and compared with ea
 | 2   | 0 h 1 2 3, then unused ones                   | 0 1, then the last two of all    |
 
 A model that counts positions by itself, ignores the mask, lets rows depend on each other, works with the number of
-columns, or scales attention by a length that it asks of the cache gives other logits.
+columns, or scales attention by a length that it asks of the cache gives other logits. A row alone is fed in as many
+copies as there are rows, so that passes have one shape; whether numbers depend on that is a question of its own.
 """
 
 from collections.abc import Callable
@@ -31,6 +32,7 @@ FAR_ROW = 2
 COUNT, HALF = 4, 2
 UNUSED = 4  # columns behind the last token
 TOLERANCE = 16  # roundings of the number format
+MANY_COPIES = 16  # of a row: enough tokens for the kernels of large passes
 
 ForwardPacked = Callable[[PackedBlock, int], Tensor]  # block and n -> logits of its last n tokens ``[n, vocab]``
 
@@ -81,6 +83,13 @@ def refuse_unless_positions_and_mask_count(lm: Probed) -> None:
 
 
 @torch.inference_mode()
+def depends_on_shape(lm: Probed) -> bool:
+    """Whether a row gives other logits in a pass of more tokens, beyond roundings: as activations in int8 do."""
+    few, many = (_alone(lm, 0, ROWS[0], copies) for copies in (1, MANY_COPIES))
+    return not close(lm.kv_shape.dtype, many, few)
+
+
+@torch.inference_mode()
 def runs_packed_blocks(lm: Probed, forward: ForwardPacked) -> bool:
     """Whether rows in one packed block get the logits and K/V of each by itself; False where the model fails, too."""
     try:
@@ -127,10 +136,10 @@ def close(dtype: torch.dtype, found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
-def _alone(lm: Probed, row: int, tokens: tuple[int, ...]) -> Float[Tensor, "half vocab"]:
-    """Logits of a row's second half, fed to the model by itself; positions and mask are the model's own."""
+def _alone(lm: Probed, row: int, tokens: tuple[int, ...], copies: int = len(ROWS)) -> Float[Tensor, "half vocab"]:
+    """Logits of a row's second half, beside copies of itself only; positions and mask are the model's own."""
     cache = _FarCache(config=lm.model.config)
-    ids = torch.tensor([tokens], device=lm.model.device)
+    ids = torch.tensor([tokens] * copies, device=lm.model.device)
     call_with_cache(lm.model, cache, input_ids=ids[:, :HALF], logits_to_keep=1)
     cache.skipped = lm.max_positions - COUNT if row == FAR_ROW else 0
     logits: Tensor = call_with_cache(lm.model, cache, input_ids=ids[:, HALF:], logits_to_keep=HALF).logits[0]

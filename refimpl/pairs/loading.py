@@ -120,8 +120,7 @@ def make_pair(
 ) -> Pair:
     """Pair two transformers models that are in memory already, on one device and each in its number format.
 
-    Both are changed for good: their attention implementation is set, in float64 that of their experts, too, and they
-    are put in evaluation mode.
+    Both are changed for good: see `HuggingFaceLM`.
 
     Args:
         target, draft: causal models with one vocabulary; padding rows may differ. Their attention is full, or a sliding
@@ -155,6 +154,7 @@ def make_pair(
         stop_token_ids=frozenset(stops),
         vocab_size=size,
         name=name,
+        shape_bound=models[0].shape_bound,
         unapplied=warn_of_unapplied(target),
         head=None if head is None else load_head(Path(head).expanduser(), target),
     )

@@ -89,6 +89,29 @@ def test_float64_adds_up_every_row_alike(settings):
         assert [s.logprobs for s in found] == [s.logprobs for s in alone], (batch_size, k)
 
 
+def rounding_in_large_passes(kind):
+    """A pair whose linear layers round what they read to steps of 1/32 in passes of more than 16 tokens."""
+    pair = random_pair(kind, dtype=torch.float32)
+
+    def rounded(_, read):
+        return (read[0].mul(32).round().div(32) if read[0].shape[:-1].numel() > 16 else read[0],)
+
+    for module in pair.target.model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(rounded)
+    return make_pair(pair.target.model, pair.draft.model, stop_token_ids=())
+
+
+def test_numbers_that_depend_on_the_shape_of_a_pass_need_shape_stable(ragged_prompts):
+    pair, settings = rounding_in_large_passes("llama"), {"max_new_tokens": 8, "batch_size": 4}
+    with pytest.raises(InputError, match=r"depend on the shape of a pass .*: use shape_stable$"):
+        generate(pair, ragged_prompts, **settings)
+    assert verify(
+        pair, ragged_prompts, methods=["inplace", "paged"], batch_sizes=[4], max_new_tokens=8, bitwise=True
+    ).exact
+    assert generate(random_pair("llama", dtype=torch.float32), ragged_prompts, **settings).sequences
+
+
 def test_pads_that_fill_a_window_are_checked(llama, monkeypatch):
     """Three tokens a row are fed, and one pad."""
     built = InplaceLayout.block
