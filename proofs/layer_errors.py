@@ -11,7 +11,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RENEW = "correct proofs/errors.toml or tools/planted.toml, then renew the rows: python -m proofs.layers REPLAYER"
-APART = {"bench", "calibrate", "conformance", "judging", "viz"}  # what times, judges or draws: no proof is about it
+# What times, judges, draws or reckons memory: no proof is about it.
+APART = {"bench", "calibrate", "conformance", "judging", "viz", "memory.py", "dry_run.py"}
 sys.path.insert(0, str(ROOT / "tools"))
 
 import planted  # noqa: E402 (in tools)

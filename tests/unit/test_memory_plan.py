@@ -172,6 +172,14 @@ def test_the_largest_prefill_and_the_largest_round_may_be_of_different_rows(smal
         assert 0.9 < over_plan(pair, work, plan) < 1.05
 
 
+@pytest.mark.parametrize("settings", [CASES["blocks"], CASES["room for all"] | CASES["blocks"]])
+def test_the_planned_pool_is_that_of_the_run(small, settings):
+    """Blocks for the rows that are longest together; their prompts are short."""
+    work = [Request([3] * prompt, new) for prompt, new in ((60, 1), (5, 90), (40, 20), (5, 70))]
+    plan = plan_memory(small, work, budget_gib=AMPLE, batch_size=2, stop_token_ids=[], **settings)
+    assert plan.footprint.kv_bytes == generate(small, work, **plan.settings).stats.kv_bytes
+
+
 def shrinking(pair, work, asked):
     """Plans with budgets just below what the plan before took, until nothing fits, which is an error."""
     budget = AMPLE
