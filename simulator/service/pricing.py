@@ -34,6 +34,7 @@ class Pricing:
         offers: drafts of the latest round, from `drafting`.
         members: of the latest round.
         tokens: that each of them feeds the target, on average.
+        context: cached tokens that each of them is charged for in a pass.
         scattered: whether their slots are no neighbours, so that every pass over the pool copies their K/V.
         useless: tokens of a row's budget that cannot be drafted, because a round yields them anyway.
     """
@@ -41,6 +42,7 @@ class Pricing:
     useless = 1
     members: Members = ()
     tokens = 0.0
+    context = 0
     scattered = False
     offers: Offers | None = None
 
@@ -48,6 +50,7 @@ class Pricing:
         self.engine, self.switches, self.cost, self.k = engine, switches, cost, engine.num_speculative_tokens
         self.drafting, self.runs_draft = drafting, engine.drafting().uses_draft
         self.placement = make_placement(engine.layout, engine.compaction_threshold)
+        self.reads_own = cost.own_contexts and not self.placement.batch_columns(1)
         self.lines = lru_cache(maxsize=None)(self._lines)
         self.passes_s = lru_cache(maxsize=None)(self._passes_s)
         self.gather_s = lru_cache(maxsize=None)(self._gather_s)
@@ -98,7 +101,7 @@ class Pricing:
         if len(live) < rows or min([row.left for row in live]) - useless < k:
             mean = self._mean([min(k, row.left - useless) + 1 for row in live], rows, k + 1)
         self.tokens = mean or k + 1.0
-        draft_s, verify_s, host_s = self.passes_s(rows, k, k + 1, mean, self.placement.width, self.scattered)
+        draft_s, verify_s, host_s = self.passes_s(rows, k, k + 1, mean, self.context, self.scattered)
         return k, k, (prefill_s, draft_s, verify_s, realign_s, host_s)
 
     def _price_offers(self, members: Members, offers: Offers, prefill_s: float) -> Priced:
@@ -107,7 +110,7 @@ class Pricing:
         realign_s = self.begin(members, k + 1)
         mean = self._mean([offer.drafted + 1 for offer in offers.of.values()], rows, k + 1)
         self.tokens = mean or k + 1.0
-        draft_s, verify_s, host_s = self.passes_s(rows, passes, k + 1, mean, self.placement.width, self.scattered)
+        draft_s, verify_s, host_s = self.passes_s(rows, passes, k + 1, mean, self.context, self.scattered)
         draft_s += self._catch_up_s(members, passes)
         return k, passes, (prefill_s, draft_s + offers.other_s, verify_s, realign_s, host_s)
 
@@ -134,11 +137,17 @@ class Pricing:
         if members != before:
             self.members = members
             self.scattered = self._copies(members)
+        self.context = self._context(members) if self.reads_own else self.placement.width
         return self._move_s(move, before) if move else 0.0
+
+    def _context(self, rows: Members) -> int:
+        """Cached tokens that each of these rows is charged for: the mean of their own, or the most that one has."""
+        lengths = [row.seq_len for row in rows]
+        return round(sum(lengths) / len(lengths)) if self.reads_own else max(lengths)
 
     def _copies(self, members: Members) -> bool:
         """Whether passes copy what they read of the pool."""
-        if self.placement.columns:
+        if self.placement.columns or self.reads_own:
             return False
         return self.placement.always_gathers or not are_neighbours([row.slot for row in members])
 
@@ -166,7 +175,7 @@ class Pricing:
         prefill_s, draft_s, verify_s, realign_s, host_s = stages
         fed = [Fed(1, chunk.count, chunk.sequence.num_cached - chunk.sequence.to_prefill) for chunk in chunks]
         if rows:
-            chunk_s, more_s = self.cost.beside(Fed(rows, self.tokens, self.placement.width), fed)
+            chunk_s, more_s = self.cost.beside(Fed(rows, self.tokens, self.context), fed)
             prefill_s, verify_s = prefill_s + (chunk_s if self.runs_draft else 0.0), verify_s + more_s
         else:
             prefill_s += self.cost.prefill_s(fed)
@@ -191,7 +200,7 @@ class PublishedPricing(Pricing):
         k, passes, (_, draft_s, verify_s, realign_s, host_s) = super().price(mode, members, live, prefill_s)
         if not members:
             return k, passes, (prefill_s, draft_s, verify_s, realign_s, host_s)
-        rows, width = len(members), self.placement.width
+        rows, width = len(members), self.context
         if k and not self.switches.draft_cache:
             draft_s = self._uncached_draft_s(rows, k, width)
         elif self.switches.k_policy == "batch_min":  # a row near its end may keep the draft from running
@@ -251,7 +260,7 @@ class OverlappedPricing(Pricing):
 
     def _ahead_s(self, rows: Members) -> float:
         """Seconds of drafting for rows that run in the next round."""
-        width, scattered = max([row.seq_len for row in rows]), self._copies(rows)
+        width, scattered = self._context(rows), self._copies(rows)
         offers = self.drafting.offer(rows) if self.drafting else None
         passes = offers.passes if offers else self.num_drafts(rows)
         draft_s = self.cost.line("draft", len(rows), passes, scattered).at(width) if passes else 0.0

@@ -102,7 +102,7 @@ class ModelCost:
         fixed_s += 2 * self.model.layers * machine.all_reduce_s(fed * self.model.hidden)
         per_pass_s, per_layer_s = machine.eager_s
         launch_s = (per_pass_s + per_layer_s * self.model.layers) * machine.factors["eager"]
-        return np.maximum(fixed_s + self._attention_s(parts), launch_s)
+        return np.maximum(fixed_s + self.attention_s(parts), launch_s)
 
     def _matrices_s(self, fed: float) -> float:
         model, experts = self.model, self.model.experts
@@ -113,7 +113,8 @@ class ModelCost:
         weights = model.expert_layers * touched * model.expert_weights
         return dense_s + self.machine.matrix_s(weights, fed * experts.active / touched)
 
-    def _attention_s(self, parts: Seq[Fed]) -> np.ndarray:
+    def attention_s(self, parts: Seq[Fed]) -> np.ndarray:
+        """Seconds of the attention of all layers: reading each row's own K/V, or the arithmetic on them."""
         machine, model = self.machine, self.model
         read = sum([part.rows * (part.context + part.tokens) for part in parts]) * self.kv_bytes_per_token
         pairs = sum([part.rows * part.tokens * (part.context + (part.tokens + 1) / 2) for part in parts])
@@ -156,6 +157,7 @@ class RooflineCost(CostModel):
         self.draft = ModelCost(load_architecture(self.p["draft"]), alone) if self.p["draft"] else None
         models = [each for each in (self.target, self.draft) if each]
         self.kv_bytes_per_token = float(sum(each.kv_bytes_per_token for each in models))
+        self.own_contexts = self.p["attention"] == "own"
         self.kv_capacity_bytes = self._room(sum(each.weights_bytes for each in models))
         names = " and ".join(each.model.name for each in models)
         self.origin = f"roofline of {device.name}, {names}, {dtype}"

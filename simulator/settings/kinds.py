@@ -104,6 +104,7 @@ COST: Kinds = {
         "eager_cv": (VARIATION, 0.1),
         "host_s": (NON_NEGATIVE, 0.0),
         "from_calibration": (TEXT, ""),
+        "attention": (("own", "widest"), "own"),
     },
 }
 KINDS = {  # setting -> its kinds

@@ -70,7 +70,7 @@ def further_changes(constants: Constants) -> dict[str, Changes]:
         "the draft keeps its cache": {"switches.draft_cache": True},
         "nothing moves: inplace + fifo": {"engine.method": "inplace", "switches.group_key": "length_and_lag"},
         "passes are recorded as graphs": {"cost": machine(constants, graphs=True)},
-        "K/V in blocks, gathered as the engine does: paged": {"engine.layout": "paged"},
+        "K/V in blocks, read where they lie: paged": {"engine.layout": "paged"},
         "prompts in chunks beside the rows: paged + continuous": {"engine.method": "paged+continuous"},
     }
 

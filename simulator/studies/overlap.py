@@ -27,7 +27,7 @@ class Case:
         cost: of both models, each on devices of its own.
         rows: in both cohorts together.
         duration_s: of a run.
-        layout: where K/V are; costs of kind roofline charge paged passes for gathering them, with either execution.
+        layout: where K/V are.
     """
 
     cost: Spec
@@ -83,7 +83,7 @@ def pass_seconds(case: Case, rows: int) -> tuple[float, float]:
     scenario = scenario_of(case).but(noise=False)
     cost, width = make_cost(scenario, Streams(0, 0)), np.array([CONTEXT])
     passes = (("draft", K), ("verify", K + 1))
-    draft_s, verify_s = (cost.seconds(name, rows, n, width, case.layout == "paged")[0] for name, n in passes)
+    draft_s, verify_s = (cost.seconds(name, rows, n, width, False)[0] for name, n in passes)
     return float(draft_s), float(verify_s)
 
 

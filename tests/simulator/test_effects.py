@@ -50,7 +50,7 @@ TRIED = {  # setting -> another value than its default
     "engine.drafts_by_load": [[1, 1]], "engine.draft_capacity": 1, "engine.draft_costs": [[1, [9.0, 9.0, 9.0]]],
     "confidence": {"kind": "drawn", "information": 1.0},
     "engine.max_new_tokens": 9, "cost.eager_pass_s": 0.5, "cost.eager_layer_s": 0.1, "cost.eager_cv": 0.7,
-    "cost.host_s": 0.2,
+    "cost.host_s": 0.2, "cost.attention": "widest",
     "lookup": {"kind": "iid", "found": 0.9, "probability": 0.5}, "head": {"kind": "steps", "step_s": 1.0},
 }  # fmt: skip
 VICUNA = {"kind": "roofline", "device": "h200", "target": "vicuna-7b", "draft": "vicuna-68m"}
@@ -63,6 +63,7 @@ BESIDE = {  # setting -> others that it may need; several of them in a tuple
     "cost.eager_layer_s": (EAGER, RECORDED),
     "cost.eager_cv": (EAGER, RECORDED),
     "cost.host_s": (RECORDED, MEASURED),
+    "cost.attention": (RECORDED, MEASURED, RECORDED | {"engine.cuda_graphs": True}),
     "service.router": {"service.replicas": 2},
     "service.kv_capacity_bytes": {"engine.num_blocks": 40},
     "engine.block_size": {"engine.num_blocks": 40},

@@ -24,6 +24,7 @@ from simulator.studies.roofline_checks import (
     ERRORS,
     EXPLAINED,
     OUTLIER,
+    attention_s,
     check_roofline,
     needed_lengths,
     published_sources,
@@ -31,7 +32,6 @@ from simulator.studies.roofline_checks import (
     write_checks,
 )
 
-COLUMNS = ["rows", "k", "width", "verify_s"]
 PAIR = {"device": "h100", "target": "qwen3-8b", "draft": "qwen3-0.6b"}
 
 
@@ -88,6 +88,20 @@ def test_published_numbers_are_within_15_percent_and_outliers_are_explained():
 def test_committed_errors_are_fresh(tmp_path):
     write_checks(check_roofline(), tmp_path / "errors.csv")
     assert (tmp_path / "errors.csv").read_text() == ERRORS.read_text()
+
+
+def test_published_attention_on_unequal_rows_is_that_of_each_row_s_own_tokens():
+    """Of random lengths; were each row read as the longest is, the passes would take about twice as long."""
+    checks = check_roofline()
+    unequal = checks[checks["what"] == "attention"]
+    widest_s = [attention_s(row, float(row["longest_tokens"])) for row in unequal.to_dict(orient="records")]
+    assert len(unequal) == 5
+    assert unequal["relative_error"].abs().median() < 0.2
+    assert (widest_s / unequal["measured_s"] - 1).median() > 0.75
+    long = unequal.iloc[-1]
+    published = EXPLAINED["FlashMLA unequal rows"]
+    assert f"it is {abs(long['relative_error']):.0%} off".replace("%", " %") in published
+    assert f"be {widest_s[-1] / long['measured_s'] - 1:.0%} off".replace("%", " %") in published
 
 
 def test_published_speculative_speeds_are_possible_and_predict_each_other():
@@ -228,7 +242,7 @@ def test_a_chunk_like_a_row_costs_what_one_row_more_would(rows, cached):
 
 @pytest.mark.parametrize("k", [1, 15])
 def test_a_round_with_chunks_costs_the_pass_over_all_that_it_feeds(k):
-    """Rows with their drafts and their cached tokens, and each chunk with its own."""
+    """Rows with their drafts, and each chunk, look back at their own cached tokens; nothing is copied before."""
     engine = {"method": "paged+continuous", "batch_size": 64, "token_budget": 2048, "num_speculative_tokens": k}
     prompts = {"prompt_tokens": {"kind": "uniform", "low_tokens": 64, "high_tokens": 1024}}
     made = Scenario(workload=prompts, engine=engine, cost={"kind": "roofline", **PAIR}, noise=False)
@@ -237,13 +251,44 @@ def test_a_round_with_chunks_costs_the_pass_over_all_that_it_feeds(k):
     for _, index, request, count in log.chunks:
         fed[index].append(Fed(1, count, cached[request]))
         cached[request] += count
-    rounds = log.round_frame().loc[list(fed)]
-    for index, rows, drafts, width, seconds in rounds[rounds["rows"] > 0][COLUMNS].itertuples():
-        decoding = Fed(rows, drafts + 1, width)
-        gathered, apart = (cost.line("verify", rows, drafts + 1, blocks)[width] for blocks in (True, False))
-        pass_s = cost.target.pass_s([decoding, *fed[index]], rows * decoding.tokens)
-        assert seconds - (gathered - apart) == pytest.approx(pass_s)
+    rounds, rows = log.round_frame().loc[list(fed)], log.row_frame()
+    for index, drafts, seconds in rounds[rounds["rows"] > 0][["k", "verify_s"]].itertuples():
+        decoding = [Fed(1, drafts + 1, own) for own in rows.loc[rows["round"] == index, "seq_len"]]
+        pass_s = cost.target.pass_s([*decoding, *fed[index]], len(decoding) * (drafts + 1))
+        assert seconds == pytest.approx(pass_s, rel=1e-3)  # the mean of their lengths is rounded
     assert max(map(len, fed.values())) > 1
+
+
+def test_rows_of_unequal_length_serve_as_many_tokens_as_equal_ones_of_their_mean():
+    """A server's kernels read each row's own K/V; this engine's, all rows as wide as the widest, after a copy."""
+    engine = {"method": "paged+continuous", "batch_size": 64, "num_speculative_tokens": 2}
+    base = Scenario(engine=engine, cost={"kind": "roofline", **PAIR}, study={"num_requests": 192}, noise=False)
+
+    def speed(prompts, attention="own"):
+        made = base.but({"workload.prompt_tokens": prompts, "cost.attention": attention})
+        results = simulate(made, 1)
+        return results["tokens_per_s"], round(results.frame("requests")["prompt_tokens"].mean())
+
+    unequal = {"kind": "lognormal", "median_tokens": 600, "sigma": 1.0, "max_tokens": 8000}
+    (ragged, mean), (widest, _) = speed(unequal), speed(unequal, "widest")
+    even, _ = speed({"kind": "fixed", "tokens": mean})
+    assert ragged == pytest.approx(even, rel=0.1)
+    assert widest < 0.5 * ragged
+
+
+@pytest.mark.parametrize("method", ["paged", "inplace", "inplace+static", "realigned+fifo", "masked+static"])
+def test_only_rows_that_stay_where_they_are_have_contexts_of_their_own(method):
+    """A rectangle is read whole; elsewhere each round's passes see the mean of what its rows hold."""
+    prompts = {"kind": "uniform", "low_tokens": 10, "high_tokens": 4000}
+    made = Scenario(engine={"method": method}, cost={"kind": "roofline", **PAIR}, noise=False)
+    simulation = simulate_once(made.but({"workload.prompt_tokens": prompts, "study.num_requests": 12}), keep_rows=True)
+    rounds, rows, cost = simulation.log.round_frame(), simulation.log.row_frame(), cost_of()
+    even = rounds[(rounds["drafted"] == 5 * rounds["rows"]) & (rounds["k"] == 5)]
+    for index, size, width, seconds in even[["rows", "width", "verify_s"]].itertuples():
+        own = rows.loc[rows["round"] == index, "seq_len"].mean()
+        context = width if method.startswith(("realigned", "masked")) else round(own)
+        assert seconds == cost.line("verify", size, 6)[context]
+    assert len(even) > 10
 
 
 @pytest.mark.parametrize(
