@@ -6,6 +6,7 @@ from typing import Any
 
 from simulator.settings.kinds import DEFAULT_PROBABILITY
 from simulator.studies.crossing import DEVICES
+from simulator.studies.published import OLDEST_FIRST
 from simulator.studies.reproduction import WHOLE_FILE_REPLICATIONS
 
 REPLICATIONS, CAPTION_REPLICATIONS, DRAWS = 40, 10, 20
@@ -34,14 +35,12 @@ OVERLOADS = ((2, 1.2), (4, 1.65), (8, 1.8))
 SCHEDULERS = {  # what serves requests that arrive -> changes to EXSPEC as published
     "EXSPEC as published": {},
     "with aging after 16 rounds": {"engine.aging_bound": 16},
-    "oldest first, no groups": {
-        "engine.scheduler": "fifo", "engine.window_size": None, "engine.aging_bound": None,
-        "switches.group_key": "length_and_lag", "switches.copy_groups": False,
-    },
+    "oldest first, no groups": OLDEST_FIRST,
     "EXSPEC that keeps its caches": {"switches.discard_mixed_caches": False},
     "EQSPEC as published": {},
-}  # fmt: skip
+}
 ONLINE_METRICS = ("busy_share", "latency_p50_s", "latency_p90_s", "latency_p99_s", "longest_gap_s", "prefill_share")
+BACKLOG_METRICS = tuple(f"{name}_{label}_s" for name in ("service", "latency") for label in ("p50", "p90", "p99"))
 ADMISSIONS: dict[str, dict[str, Any]] = {  # who is served next -> changes to EXSPEC as published
     "as published: full groups, else the oldest rows": {},
     "full groups of rows that have not run, then the same": {"switches.serve_first": "fresh_groups"},
@@ -161,6 +160,21 @@ def online(constants: Any) -> list[dict[str, Any]]:
     return _served(constants, LOADS + OVERLOADS, SCHEDULERS, "scheduler")
 
 
+def backlog(constants: Any) -> list[dict[str, Any]]:
+    """Time from first round to finish, and from arrival, of requests that all wait at the start."""
+    from simulator.runner import simulate
+    from simulator.studies.published import OVERHEAD_PROMPTS, committed_lengths, overhead_scenario
+
+    lines = []
+    for size in SIZES[1:4]:
+        for name, change in list(SCHEDULERS.items())[:3]:
+            scenario = overhead_scenario("exspec", size, constants, committed_lengths()[:OVERHEAD_PROMPTS]).but(change)
+            results = simulate(scenario, WHOLE_FILE_REPLICATIONS, keep_frames=False)
+            metrics = {metric: results[metric] for metric in BACKLOG_METRICS}
+            lines.append({"batch_size": size, "scheduler": name} | metrics)
+    return lines
+
+
 def admission(constants: Any) -> list[dict[str, Any]]:
     """The same by who is served next, where the server is not overloaded."""
     return _served(constants, LOADS[1:], ADMISSIONS, "policy")
@@ -235,7 +249,7 @@ def speculative(constants: Any) -> list[dict[str, Any]]:
 STUDIES: dict[str, Callable[[Any], Any]] = {  # part of the data -> what makes it from the constants
     study.__name__: study
     for study in (
-        *(rows, steps, captions, throughput, ratio, alignment, online, admission, forensics, acceptance_probability),
-        *(crossings, curves, checks, explained, speculative),
+        *(rows, steps, captions, throughput, ratio, alignment, online, backlog, admission, forensics),
+        *(acceptance_probability, crossings, curves, checks, explained, speculative),
     )
 }

@@ -35,6 +35,8 @@ DEFINITIONS = {
     "inter_token_*_s": "from the end of one round that yields tokens of a request to the end of its next; over all "
     "pairs of such rounds, with the requests that do not finish; a round may yield several tokens",
     "latency_*_s": "arrival to finish, of finished requests: where many are censored, those that took long are missing",
+    "service_*_s": "start of the first round, as in queueing_mean_s, to finish, of finished requests: what the choice "
+    "of rows does to those that have begun, which latency hides behind the wait of a backlog",
     "*_p50_s, *_p90_s, *_p99_s": "quantile over the requests of one replication, or over its pairs of rounds "
     "(inter_token); its mean over the replications lies below the quantile of all their requests where few requests, "
     "or few busy periods, make up a replication",
@@ -219,7 +221,9 @@ def _latencies(requests: Columns, done: Columns) -> dict[str, float]:
     per_token = _per_token_s(done)[done["generated_tokens"] > 1]
     begun = requests["begun_s"] - requests["arrival_s"]
     result = {"queueing_mean_s": _mean(begun[~np.isnan(begun)])}
-    for name, values in (("first_token", first_token), ("per_token", per_token), ("latency", latency)):
+    spreads = {"first_token": first_token, "per_token": per_token, "latency": latency}
+    spreads["service"] = done["finished_s"] - done["begun_s"]
+    for name, values in spreads.items():
         result |= _spread(name, values)
     speed = done["generated_tokens"] / np.maximum(latency, 1e-300)
     fairness = float(speed.sum() ** 2 / (len(speed) * (speed**2).sum())) if len(speed) else float("nan")

@@ -17,6 +17,10 @@ OVERHEAD_PROMPTS, WINDOW, BUDGET, NUM_DRAFTS = 100, 48, 128, 5
 CAPTIONS, CAPTION_TOKENS, CAPTION_BUDGET, CAPTION_WINDOW = 100, 16, 50, 50
 ONLINE_REQUESTS, SHUFFLE_SEED = 300, 0
 FITTED_CV = 0.03  # how much the speed of a host differs between two runs on one machine
+OLDEST_FIRST: dict[str, Any] = {  # changes to EXSPEC: the oldest rows run, whatever their lengths
+    "engine.scheduler": "fifo", "engine.window_size": None, "engine.aging_bound": None,
+    "switches.group_key": "length_and_lag", "switches.copy_groups": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

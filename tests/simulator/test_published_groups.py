@@ -9,7 +9,14 @@ from simulator.service.records import Request
 from simulator.service.schedulers import pad_rows, scheduler_of
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workload
-from simulator.studies.published import load_constants, online_scenario
+from simulator.studies.published import (
+    OLDEST_FIRST,
+    OVERHEAD_PROMPTS,
+    committed_lengths,
+    load_constants,
+    online_scenario,
+    overhead_scenario,
+)
 
 SPEC_BENCH = os.environ.get("SPEC_BENCH", "")
 ABSENT = "Spec-Bench is not at hand: set SPEC_BENCH to its question.jsonl"
@@ -78,6 +85,14 @@ def test_serving_the_newest_first_makes_a_tail():
     found = [simulate(served.but({"switches.serve_first": first}), 2, keep_frames=False) for first in ORDERS]
     spread = {first: each["latency_p99_s"] / each["latency_p50_s"] for first, each in zip(ORDERS, found, strict=True)}
     assert spread["newest"] > 1.5 * max(spread[first] for first in ORDERS[:3])
+
+
+def test_a_backlog_starves_those_that_have_begun():
+    """Of a hundred that wait, full groups serve whoever fits; their own wait, counted from arrival, hides it."""
+    exspec = overhead_scenario("exspec", 2, load_constants(), committed_lengths()[:OVERHEAD_PROMPTS])
+    grouped, oldest = (simulate(exspec.but(change), 2, keep_frames=False) for change in ({}, OLDEST_FIRST))
+    assert grouped["service_p90_s"] > 5 * oldest["service_p90_s"]
+    assert grouped["latency_p90_s"] == pytest.approx(oldest["latency_p90_s"], rel=0.1)
 
 
 @pytest.mark.skipif(not SPEC_BENCH, reason=ABSENT)

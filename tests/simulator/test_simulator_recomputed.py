@@ -53,6 +53,7 @@ def test_quantiles_are_those_of_the_requests():
     long = done[done["generated_tokens"] > 1]
     values = {
         "latency": done["finished_s"] - done["arrival_s"],
+        "service": done["finished_s"] - done["begun_s"],
         "first_token": (requests["first_token_s"] - requests["arrival_s"]).dropna(),
         "per_token": (long["finished_s"] - long["first_token_s"]) / (long["generated_tokens"] - 1),
     }
