@@ -263,8 +263,9 @@ def groups(data: dict[str, Any]) -> str:
 {markdown_table(["outputs of the captions; grouped rounds in %, batch", *map(str, sizes)], rows)}
 The length of the outputs is not published. With outputs that use the budget of 50 tokens, rows drift apart and hardly any round is
 grouped from batch 16 on. The published rates follow from outputs of about two tokens. That is plausible, as the prompts are
-complete sentences. It is also the one number on this page that was chosen to fit other rows than EQSPEC's. If a
-pad counted as the end, as in tokenizers without a pad of their own, rates would be right up to batch 4 and too low beyond.
+complete sentences. It is also the one number on this page that was chosen to fit other rows than EQSPEC's, and it is an explanation of
+one series alone. The authors measured two: these captions of 16 tokens each, and captions of random lengths. What was chosen for
+the first does not carry over to the second, which is not simulated here. If a pad counted as the end, as in tokenizers without a pad of their own, rates would be right up to batch 4 and too low beyond.
 """
 
 

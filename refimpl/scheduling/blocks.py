@@ -53,7 +53,8 @@ class BlockPool:
         """
         blocks = [self.free.pop() if self.free else self._oldest() for _ in range(count)]
         for block in blocks:
-            self._require(self.refs[block] == 0, f"block {block} free", f"{self.refs[block]} references")
+            if self.refs[block] != 0:
+                self._refuse(f"block {block} free", f"{self.refs[block]} references")
             self.refs[block] = 1
         return blocks
 
@@ -71,7 +72,8 @@ class BlockPool:
             InvariantViolation: one of them is in nobody's use (INV-13).
         """
         for block in blocks:
-            self._require(self.refs[block] > 0, f"block {block} in use", "no reference")
+            if self.refs[block] <= 0:
+                self._refuse(f"block {block} in use", "no reference")
             self.refs[block] -= 1
             if self.refs[block] == 0:
                 self._set_free(block)
@@ -86,17 +88,19 @@ class BlockPool:
         for table in tables:
             for block in table:
                 counts[block] += 1
-        self._require(counts == self.refs, f"references {counts}", self.refs)
+        if counts != self.refs:
+            self._refuse(f"references {counts}", self.refs)
         unused, found = [b for b, count in enumerate(counts) if count == 0], sorted([*self.free, *self.idle])
         if found != unused:
             raise InvariantViolation("INV-15", row=None, expected=f"{unused} free", found=found)
 
     def _set_free(self, block: int) -> None:
-        if self.texts.finds(block):
-            self.idle[block] = None
-        else:
+        if block in self.texts:
+            if self.texts.finds(block):
+                self.idle[block] = None
+                return
             self.texts.forget(block)
-            self.free.append(block)
+        self.free.append(block)
 
     def _oldest(self) -> int:
         """The block that was used longest ago; its text is forgotten."""
@@ -105,6 +109,5 @@ class BlockPool:
         self.texts.forget(block)
         return block
 
-    def _require(self, holds: bool, expected: object, found: object) -> None:
-        if not holds:
-            raise InvariantViolation("INV-13", row=None, expected=expected, found=found)
+    def _refuse(self, expected: object, found: object) -> None:
+        raise InvariantViolation("INV-13", row=None, expected=expected, found=found)

@@ -100,21 +100,23 @@ class PagedRoom(Room[T]):
 
     def reserve(self, members: Seq[T]) -> bool:
         """Bring every unfinished member to the end of what this round may write."""
-        if not self._fits(members):
+        short = self._short(members)
+        if not self._fits(short):
             return False
-        for member in members:
+        for member in short:
             member.blocks += self.pool.take(self._missing(member))
         return True
 
     def settle(self, members: Iterable[T]) -> None:
         """Give back what only rejected drafts needed; blocks that have become full can be found."""
+        size, notes = self.pool.block_size, self.shares == "texts"
         for member in members:
-            if self.shares == "texts":
+            if notes:
                 self._note(member, member.cached_by_all)
             if member.finished:
                 self.leave(member)
-            else:
-                self._cut(member, blocks_for(member.seq_len - 1, self.pool.block_size))
+            elif (keep := blocks_for(member.seq_len - 1, size)) < len(member.blocks):
+                self._cut(member, keep)
 
     def note_chunks(self, sequences: Iterable[T]) -> None:
         """Blocks that chunks of these prompts have filled can be found."""
@@ -165,6 +167,8 @@ class PagedRoom(Room[T]):
         """Let the sequence's full blocks be found, of so many tokens."""
         size, texts, blocks = self.pool.block_size, self.pool.texts, sequence.blocks
         full = min(cached // size, len(blocks))
+        if full == 0 or blocks[full - 1] in texts:  # no block has become full
+            return
         known = next((i for i in range(full, 0, -1) if blocks[i - 1] in texts), 0)
         for i in range(known, full):
             texts.note(blocks[i], blocks[i - 1] if i else None, sequence.content(i * size, (i + 1) * size))
@@ -196,7 +200,12 @@ class PagedRoom(Room[T]):
     def _fits(self, sequences: Iterable[T], found: Seq[int] = ()) -> bool:
         """Whether a round of these finds blocks; `found` are blocks that the last of them would share."""
         idle = len([block for block in found if self.pool.refs[block] == 0])
-        return sum(map(self._missing, sequences)) - len(found) <= self.pool.num_free - idle
+        return sum(map(self._missing, self._short(sequences))) - len(found) <= self.pool.num_free - idle
+
+    def _short(self, sequences: Iterable[T]) -> list[T]:
+        """Those whose round may write beyond their last block: only they can miss one."""
+        size, span = self.pool.block_size, self.span
+        return [each for each in sequences if each.seq_len + span > len(each.blocks) * size]
 
     def _missing(self, sequence: T) -> int:
         """Blocks that a round of this sequence needs and it does not have."""
