@@ -115,5 +115,6 @@ def captioned(axes: "Axes", sentence: str) -> Picture:
     figure: Any = axes.get_figure(root=True)
     together = UNIT.sub("\u00a0", sentence)
     wrapped = textwrap.fill(together, int(CHARACTERS_PER_INCH * figure.get_figwidth()))
+    axes.set_title("")  # the sentence takes its place
     figure.suptitle(wrapped, fontsize=10)
     return Picture(figure, sentence)

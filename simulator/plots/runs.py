@@ -7,8 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from refimpl.core.errors import require, shown
-from refimpl.viz.style import add_legend, new_axes, series_styles
+from refimpl.viz.style import add_legend, series_styles
 from simulator.intervals import range_of_runs
+from simulator.plots.labels import titled
 from simulator.runner import Results
 from simulator.settings.fields import LEVEL
 
@@ -28,7 +29,7 @@ def latency_cdf(results: Results | Mapping[str, Results], axes: Axes | None = No
         InputError: no request arrived.
     """
     LEVEL.check(level, "level")
-    results, axes = _by_name(results), axes or new_axes()
+    results, axes = _by_name(results), titled(axes, "latency of requests")
     shares = np.linspace(0.005, 0.995, 199)
     for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
         requests = _after_warm_up(result)
@@ -65,7 +66,7 @@ def backlog(results: Results | Mapping[str, Results], axes: Axes | None = None, 
 
         plots.backlog({"steady": simulate(scenario), "bursty": simulate(scenario.but({"study.arrivals": bursts}))})
     """
-    results, axes = _by_name(results), axes or new_axes()
+    results, axes = _by_name(results), titled(axes, "requests waiting or running")
     for style, (name, result) in zip(series_styles(len(results)), results.items(), strict=True):
         requests = result.frame("requests", replication)
         arrived, finished = np.sort(requests["arrival_s"]), np.sort(requests["finished_s"].dropna())
@@ -88,7 +89,7 @@ def raggedness_map(results: Results, axes: Axes | None = None, *, replication: i
         InputError: no results, the rows were not kept, no such replication, or a replica without rows.
     """
     require(isinstance(results, Results), f"give the results of simulate, not {shown(results)}")
-    axes = axes or new_axes()
+    axes = titled(axes, "how far the rows of a round drift apart")
     rows = results.frame("rows", replication)
     last = results.scenario.service.replicas - 1
     rows = rows[rows["replica"] == replica]

@@ -5,8 +5,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from refimpl.core.errors import require, shown
-from refimpl.viz.style import BLUE, GREY, ORANGE, new_axes
+from refimpl.viz.style import BLUE, GREY, ORANGE
 from simulator.engine_runs.validation import Validation
+from simulator.plots.labels import label_of, titled
 from simulator.studies.attribution import Attribution
 
 SEEN = 0.1  # of the highest level: smaller differences are shown on an axis that does not begin at 0
@@ -23,7 +24,7 @@ def waterfall(attribution: Attribution, axes: Axes | None = None) -> Axes:
         InputError: no attribution.
     """
     require(isinstance(attribution, Attribution), f"give what attribute has found, not {shown(attribution)}")
-    axes = axes or new_axes()
+    axes = titled(axes, f"what changes {label_of(attribution.metric)}, from a to b")
     steps = attribution.table.drop(index="total")
     levels = [attribution.a, *(attribution.a + steps["share"].cumsum())]
     for at, (base, (_, step)) in enumerate(zip(levels, steps.iterrows(), strict=False), start=1):
@@ -32,7 +33,7 @@ def waterfall(attribution: Attribution, axes: Axes | None = None) -> Axes:
         axes.errorbar(at, base + step["share"], error, color="black", capsize=3, linewidth=1)
     _draw_ends(axes, attribution, [*levels, attribution.b], len(levels))
     axes.set_xticks(range(len(levels) + 1), ["a", *steps.index, "b"], rotation=25, ha="right")
-    axes.set_ylabel(attribution.metric)
+    axes.set_ylabel(label_of(attribution.metric))
     return axes
 
 
@@ -66,7 +67,7 @@ def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptanc
         InputError: no validation.
     """
     require(isinstance(validation, Validation), f"give what validate has found, not {shown(validation)}")
-    axes = axes or new_axes(6.0, 3.6)
+    axes = titled(axes, "held-out runs: measured beside simulated", 6.0, 3.8)
     table = validation.table.sort_values(["study", "measured_s"])
     prefix, simulated = ("band", table["simulated_s"]) if acceptance else ("cost_band", None)
     if simulated is None:

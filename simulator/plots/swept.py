@@ -11,12 +11,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from refimpl.core.errors import InputError, require
-from refimpl.viz.style import BLUE, GREY, add_legend, draw_heat_map, new_axes, series_styles
+from refimpl.viz.style import BLUE, GREY, add_legend, draw_heat_map, series_styles
 from simulator.intervals import mean_interval, range_of_runs
+from simulator.plots.labels import label_of, titled
 from simulator.service.metrics import MANY_CENSORED
 from simulator.settings.fields import LEVEL
 
-OF_FINISHED = ("latency_", "per_token_")  # starts of the names of metrics of the requests that finish
+OF_FINISHED = ("latency_", "service_", "per_token_")  # starts of the names of metrics of the requests that finish
 
 
 def throughput_against(
@@ -32,13 +33,13 @@ def throughput_against(
         InputError: a column that is not there, a setting without a value, or points that differ in a further setting,
             which no interval over replications may pool.
     """
-    lines, axes = _lines(frame, setting, metric, by, sort=True), axes or new_axes()
+    lines, axes = _lines(frame, setting, metric, by, sort=True), _titled(axes, metric, setting)
     for style, value, group in lines:
         points = [(x, *mean_interval(part[metric].to_numpy(), 0.95)) for x, part in group.groupby(setting)]
         x, mean, low, high, _ = (np.array(column) for column in zip(*points, strict=True))
-        label = f"{by.rpartition('.')[2]} {value}" if by else None
+        label = f"{_without_unit(by)} {value}" if by else None
         axes.errorbar(x, mean, [mean - low, high - mean], marker="o", markersize=3, capsize=2, label=label, **style)
-    axes.set(xlabel=setting, ylabel=metric, ylim=(0, None))
+    axes.set(xlabel=label_of(setting), ylabel=label_of(metric), ylim=(0, None))
     if by:
         add_legend(axes, len(lines))
     return axes
@@ -68,15 +69,15 @@ def band_against(
         InputError: as for `throughput_against`.
     """
     LEVEL.check(level, "level")
-    lines, axes = _lines(frame, setting, metric, by, sort=False), axes or new_axes()
+    lines, axes = _lines(frame, setting, metric, by, sort=False), _titled(axes, metric, setting)
     for style, value, group in lines:
         points = group.groupby(setting)[metric]
         middle = points.median()
         low, high = np.transpose([range_of_runs(values.dropna(), level) for _, values in points])
-        label = labels.get(value, str(value)) if labels else f"{by.rpartition('.')[2]} {value}" if by else None
+        label = labels.get(value, str(value)) if labels else f"{_without_unit(by)} {value}" if by else None
         axes.fill_between(middle.index, low, high, color=style["color"], alpha=0.2, linewidth=0)
         axes.plot(middle.index, middle, marker="o", markersize=3, label=label, **style)
-    axes.set(xlabel=setting, ylabel=metric)
+    axes.set(xlabel=label_of(setting), ylabel=label_of(metric))
     if by:
         add_legend(axes, len(lines))
     return axes
@@ -114,10 +115,19 @@ def heat_map(
     if "replication" in frame:
         _require_single_points(frame, x, y)
     table = _known(frame, metric, x, y).pivot_table(index=y, columns=x, values=metric, aggfunc="mean")
-    axes = axes or new_axes(1.5 + 0.8 * len(table.columns), 1.4 + 0.4 * len(table))
+    axes = titled(axes, label_of(metric), 1.5 + 0.8 * len(table.columns), 1.6 + 0.4 * len(table))
     draw_heat_map(axes, table.to_numpy(), list(table.columns), list(table.index), numbers=numbers, **image)
-    axes.set(xlabel=x, ylabel=y)
+    axes.set(xlabel=label_of(x), ylabel=label_of(y))
     return axes
+
+
+def _titled(axes: Axes | None, metric: str, setting: str) -> Axes:
+    """Given axes, or new ones that say what is drawn against what."""
+    return titled(axes, f"{_without_unit(metric)} against {_without_unit(setting)}")
+
+
+def _without_unit(column: str) -> str:
+    return label_of(column).partition(" (")[0]
 
 
 def _require_in(frame: pd.DataFrame, *columns: str) -> None:
@@ -206,7 +216,7 @@ def pareto(frame: pd.DataFrame, axes: Axes | None = None, *, x: str = "latency_p
         InputError: no frame of a sweep, or a column that is not there.
     """
     _require_in(frame, "key", x, y)
-    axes = axes or new_axes()
+    axes = _titled(axes, y, x)
     means = _known(_known(frame, x, "key"), y, "key").groupby("key")[[x, y]].mean()
     best = pareto_front(means[x].to_numpy(), means[y].to_numpy())
     left_out = frame["key"].nunique() - len(means)
@@ -214,7 +224,7 @@ def pareto(frame: pd.DataFrame, axes: Axes | None = None, *, x: str = "latency_p
     axes.scatter(means[x], means[y], s=10, color=GREY, label=label)
     front = means[best].sort_values(x)
     axes.plot(front[x], front[y], color=BLUE, marker="o", markersize=4, label="not dominated")
-    axes.set(xlabel=x, ylabel=y)
+    axes.set(xlabel=label_of(x), ylabel=label_of(y))
     axes.legend(frameon=False)
     return axes
 

@@ -20,8 +20,8 @@ EQUAL, UNCLEAR, UNDECIDED, UNKNOWN = "equal", "not distinguishable", "undecided"
 BETTER = {  # which of two values is the better one -> starts of metrics' names; for all others neither is
     "higher": ("tokens_per_s", "requests_per_s", "completed", "goodput_per_s", "slo_attainment", "fairness"),
     "lower": (
-        "latency_", "service_", "first_token_", "per_token_", "inter_token_", "queueing_", "longest_gap_s", "censored", "kv_",
-        "preemptions",
+        "latency_", "service_", "first_token_", "per_token_", "inter_token_", "queueing_", "longest_gap_s", "censored",
+        "kv_", "preemptions",
     ),
 }  # fmt: skip
 

@@ -10,7 +10,9 @@ import pytest
 from refimpl.core.errors import InputError
 from simulator import plots, read_validation
 from simulator.intervals import mean_interval
+from simulator.plots.labels import METRICS
 from simulator.runner import simulate
+from simulator.service.metrics import metric_names
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
 from simulator.studies.attribution import Attribution, attribute
@@ -44,13 +46,33 @@ def drawn_lines(axes):
     return found
 
 
+def test_axes_and_titles_are_words_with_units():
+    """Every metric has its words, and no figure that stands alone is without a title."""
+    assert set(METRICS) == set(metric_names())
+    for name, label in METRICS.items():
+        assert "_" not in label
+        seconds = name.endswith("_s") and not name.endswith("_per_s")
+        assert label.endswith("(s)") == seconds
+        assert label.endswith("(bytes)") == name.endswith("_bytes")
+    frame = frame_of(engine__batch_size=[1, 2, 4], acceptance__probability=[0, 1])
+    alone = plots.band_against(frame, ROWS, by="acceptance.probability")
+    assert (alone.get_xlabel(), alone.get_ylabel()) == ("batch size (rows)", "tokens per second")
+    assert alone.get_title() == "Tokens per second against batch size"
+    assert [text.get_text() for text in alone.get_legend().get_texts()] == [
+        f"acceptance probability {p}" for p in (0, 1)
+    ]
+    beside, _ = plots.panels(2)
+    assert plots.heat_map(frame, ROWS, "acceptance.probability", axes=beside).get_title() == ""
+    assert plots.captioned(alone, "What is seen.").figure.axes[0].get_title() == ""
+
+
 @pytest.mark.parametrize("count", [1, 6, 7, 24])
 def test_every_series_of_a_sweep_is_drawn(count):
     windows = list(range(10, 10 + count))
     frame = frame_of(engine__batch_size=[1, 2, 4], engine__window_size=windows)
     axes = plots.throughput_against(frame, ROWS, by=WINDOW)
     lines = drawn_lines(axes)
-    assert list(lines) == [f"window_size {window}" for window in windows]
+    assert list(lines) == [f"window size {window}" for window in windows]
     for window, (x, mean, low, high) in zip(windows, lines.values(), strict=True):
         expected = [mean_interval(100.0 * rows + window + np.arange(REPLICATIONS), 0.95)[:3] for rows in (1, 2, 4)]
         assert x.tolist() == [1, 2, 4]
@@ -80,7 +102,7 @@ def test_other_swept_settings_are_not_pooled():
     one = plots.throughput_against(frame[frame[ROWS] == 1], WINDOW)
     each = plots.throughput_against(frame, WINDOW, by=ROWS)
     (kept,) = drawn_lines(one).values()
-    np.testing.assert_allclose(kept, drawn_lines(each)["batch_size 1"])
+    np.testing.assert_allclose(kept, drawn_lines(each)["batch size 1"])
 
 
 def test_a_third_setting_is_not_pooled_into_the_lines():
@@ -112,7 +134,7 @@ def test_a_frame_of_which_nothing_is_left_is_refused(draw):
 def test_bands_hold_the_middle_of_the_replications():
     frame = frame_of(engine__batch_size=[1, 2, 4], engine__window_size=list(range(10, 18)))
     axes = plots.band_against(frame, ROWS, by=WINDOW, level=0.5)
-    assert [line.get_label() for line in axes.lines] == [f"window_size {window}" for window in range(10, 18)]
+    assert [line.get_label() for line in axes.lines] == [f"window size {window}" for window in range(10, 18)]
     for window, line, band in zip(range(10, 18), axes.lines, axes.collections, strict=True):
         values = [100 * rows + window + np.arange(REPLICATIONS) for rows in (1, 2, 4)]
         np.testing.assert_allclose(line.get_ydata(), np.median(values, axis=1))
