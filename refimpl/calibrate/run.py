@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import statistics
 import textwrap
 import time
 from collections import defaultdict
@@ -163,12 +164,21 @@ class Calibration:
             raise InputError(f"{why}: {TOO_SHORT}")
 
     def _warm_up(self, cells: list[Cell]) -> None:
-        """Visit some cells, and forget it."""
-        some = cells[:: max(1, len(cells) // 8)]
+        """Visit some cells, and forget it.
+
+        Raises:
+            InputError: not even one pass over these cells fits into the time, going by the visits that were made.
+        """
+        some, taken_s = cells[:: max(1, len(cells) // 8)], list[float]()
         for number, cell in enumerate(some, start=1):
-            require(time.monotonic() <= self.deadline_s, f"--minutes is too short: {TOO_SHORT}")
+            begun_s = time.monotonic()
+            require(begun_s <= self.deadline_s, f"--minutes is too short: {TOO_SHORT}")
             self._attempt(Job(f"warm-up of {cell}", partial(self.visitor.visit, cell, 0)))
+            taken_s.append(time.monotonic() - begun_s)
             self.progress("warm-up", number, len(some))
+        need_s = statistics.median(taken_s or [0.0]) * len(cells)
+        short = f"--minutes is too short: a pass over the coarsest grid takes about {need_s / 60:.1f} minutes"
+        require(time.monotonic() + need_s <= self.deadline_s, short)
         self.reference.samples.clear()
 
     def points(self) -> Points:

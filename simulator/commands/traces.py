@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from simulator.engine_runs.validation import Validation
 
 app = typer.Typer()
+SPEED = (
+    "costs at the mean speed of {}: a served run does not say how fast the machine was, so its drift is in the errors"
+)
 
 
 @app.command(
@@ -183,6 +186,7 @@ def latency(
             show(prediction.table, 3)
             show_extrapolated(prediction.extrapolated)
         print(f"low … high: holds {100 * share_held(replications, MIDDLE):.3g} % of single runs")
+        print(SPEED.format(calibration))
     if as_json:
         metrics = {name: prediction.table.to_dict(orient="index") for name, prediction in found.items()}
         print_json({name: {"extrapolated": found[name].extrapolated, **each} for name, each in metrics.items()})

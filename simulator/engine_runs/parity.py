@@ -94,7 +94,7 @@ def replay_scenario(
         "study": _study(trace, clock),
         "workload": Workload(prompt_tokens=lengths, output_tokens=lengths, common=common),
         "engine": _engine_settings(trace),
-        "acceptance": acceptance or Spec.of("replay", path=trace.path),
+        "acceptance": acceptance or _accepted(trace),
         "confidence": Spec.of("trace", path=trace.path),
         "lookup": Spec.of("trace", path=trace.path),
         "cost": cost,
@@ -102,6 +102,11 @@ def replay_scenario(
     }
     drop_idle(data)
     return from_data(data)
+
+
+def _accepted(trace: EngineTrace) -> Spec:
+    """What was accepted, position by position; without drafts there is nothing to know."""
+    return Spec.of("replay", path=trace.path) if trace.rows["drafted"].any() else Spec.of("iid", probability=0.0)
 
 
 def _require_replayable(trace: EngineTrace) -> None:

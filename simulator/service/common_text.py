@@ -1,6 +1,6 @@
 """Which requests begin with the same tokens: system prompts, conversations, or what an engine has found."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from refimpl.core.errors import require
@@ -13,9 +13,9 @@ from simulator.settings.traces import read_engine_trace
 class Common:
     """No two requests have a token in common."""
 
-    def before(self, index: int) -> Iterable[int]:
-        """Requests whose prompts and outputs a request has before its own prompt."""
-        return ()
+    def previous(self, index: int) -> int | None:
+        """The request whose prompt and output a request has before its own prompt; None where it begins."""
+        return None
 
     def content(self, index: int, start: int, stop: int) -> Hashable:
         """A key of the tokens of request `index` at positions start ≤ p < stop.
@@ -52,9 +52,9 @@ class Sessions(Common):
     sessions: int
     turns: int
 
-    def before(self, index: int) -> Iterable[int]:
-        """The earlier turns of its conversation."""
-        return range(self._first(index), index, self.sessions)
+    def previous(self, index: int) -> int | None:
+        """The turn of its conversation before it."""
+        return index - self.sessions if index > self._first(index) else None
 
     def content(self, index: int, start: int, stop: int) -> Hashable:
         """The key of its conversation, which is named by its first turn."""

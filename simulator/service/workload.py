@@ -43,6 +43,7 @@ class RequestSource:
         self.budgets = _budgets(scenario, self.arrivals)
         self.common = make_common(scenario.workload.common, scenario.engine)
         self._blocks: dict[int, Lengths] = {}
+        self._known: dict[int, int] = {}  # request -> tokens of its conversation before it
 
     def lengths(self, index: int) -> tuple[int, int, int]:
         """Prompt, output and budget of one request, in tokens; a prompt contains the conversation before it.
@@ -52,8 +53,19 @@ class RequestSource:
         """
         prompt, output, budget = self._own(index)
         self.common.check(prompt)
-        before = [self._own(earlier) for earlier in self.common.before(index)]
-        return prompt + sum([p + min(o, b) for p, o, b in before]), output, budget
+        return self._before(index) + prompt, output, budget
+
+    def _before(self, index: int) -> int:
+        """Tokens of the conversation before a request; those of each are added once."""
+        later = []
+        while index not in self._known and (previous := self.common.previous(index)) is not None:
+            later.append((index, previous))
+            index = previous
+        tokens = self._known.get(index, 0)
+        for index, previous in reversed(later):
+            prompt, output, budget = self._own(previous)
+            self._known[index] = tokens = tokens + prompt + min(output, budget)
+        return tokens
 
     def content(self, index: int, start: int, stop: int) -> Hashable:
         """What the tokens of a request between two positions are: equal for equal tokens."""

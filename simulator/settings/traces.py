@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from refimpl.core.errors import InputError, require
+from refimpl.core.interrupts import tell
 from refimpl.core.reading import is_file, is_folder, read_mappings
 from refimpl.core.values import is_number
 from simulator.settings.fields import MAX_TOKENS
@@ -194,8 +196,11 @@ class ServiceTrace:
 def read_service_trace(path: str | Path, layout: str = "auto") -> ServiceTrace:
     """Read a CSV or JSONL trace in the plain, Azure, BurstGPT or Mooncake layout.
 
+    Requests without output are left out, and counted on stderr. What Mooncake's ``hash_ids`` say about shared blocks is
+    not read, which is said there, too.
+
     Raises:
-        InputError: no such file, unknown columns, decreasing times, or lengths below 1.
+        InputError: no such file, unknown columns, decreasing times, prompts below 1, or no request with an output.
     """
     path = Path(path)
     require(is_file(path), f"{path}: no such trace")
@@ -203,12 +208,21 @@ def read_service_trace(path: str | Path, layout: str = "auto") -> ServiceTrace:
     name = _detect(path, frame, layout)
     time_column, prompt_column, output_column, unit_s = SERVICE_COLUMNS[name]
     time_s = _times(path, frame[time_column]) * unit_s
-    keep = np.ones(len(frame), dtype=bool)
-    if name == "burstgpt":  # failed requests are recorded with an empty response
-        keep = pd.to_numeric(frame[output_column], errors="coerce").to_numpy() != 0
-        require(bool(keep.any()), f"{path}: contains no requests but failed ones")
+    keep = pd.to_numeric(frame[output_column], errors="coerce").to_numpy() != 0  # empty where a request failed
+    require(bool(keep.any()), f"{path}: contains no requests but failed ones")
+    if not keep.all():
+        tell_once(f"{path}: {len(keep) - keep.sum()} of {len(keep)} requests have no output, and are left out")
+    if name == "mooncake" and "hash_ids" in frame:
+        tell_once(f"{path}: hash_ids are not read: workload.common says what requests share")
     lengths = [_lengths(path, frame[column], keep) for column in (prompt_column, output_column)]
     return ServiceTrace(time_s[keep] - time_s[keep][0], *lengths)
+
+
+@cache
+def tell_once(line: str) -> None:
+    """Print a line to stderr, however often it is asked for; not by worker processes, which read the same files."""
+    if parent_process() is None:
+        tell(line)
 
 
 def _detect(path: Path, frame: pd.DataFrame, layout: str) -> str:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from tiny_calibration import HELD_OUT, PLAN, PROMPTS, folder_of
 
-from refimpl.calibrate.grid import Axes
+from refimpl.calibrate.grid import Axes, levels_of
 from refimpl.calibrate.run import Calibration, calibrate
 from refimpl.calibrate.runs import Runner, write_run
+from refimpl.calibrate.visits import Visitor
 from refimpl.core.errors import InputError
 from refimpl.pairs.random_pairs import random_pair
 from simulator.cli import main
@@ -160,6 +161,18 @@ def test_too_little_time_or_too_few_prompts_or_passes_are_said_so(pair, tmp_path
         with pytest.raises(InputError, match=f"^{next(iter(given))} must be .*, not {next(iter(given.values()))}$"):
             calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=PLAN, **given)
     assert not list(tmp_path.iterdir())
+
+
+def test_too_little_time_for_one_pass_is_refused_before_anything_is_measured(pair, tmp_path, monkeypatch):
+    """A visit takes a minute on this clock; a warm-up of some tells that all of them do not fit."""
+    clock, done = [0.0], []
+    monkeypatch.setattr("refimpl.calibrate.run.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(Visitor, "visit", lambda self, cell, index: clock.append(clock.pop() + 60.0))
+    monkeypatch.setattr(Runner, "run", lambda self, *_: done.append("run"))
+    cells = len(levels_of(PLAN.grids)[0])
+    with pytest.raises(InputError, match=rf"--minutes is too short: a pass over .* takes about {cells}\.0 minutes"):
+        calibrate(pair, PROMPTS, tmp_path, pair_name="toy", plan=PLAN, minutes=cells)
+    assert not done
 
 
 def test_when_the_time_is_up_the_finished_levels_are_written(pair, tmp_path, monkeypatch):

@@ -1,10 +1,13 @@
 """Workloads whose requests begin with the same tokens: what they share, and what that saves."""
 
+import numpy as np
 import pytest
 
 from refimpl.core.errors import InputError
 from simulator.service.metrics import measure
 from simulator.service.simulation import simulate_once
+from simulator.service.streams import Streams
+from simulator.service.workload import RequestSource
 from simulator.settings.scenario import Scenario
 
 BASE = Scenario().but(
@@ -50,6 +53,21 @@ def test_a_turn_finds_the_conversation_before_it():
     found = [78 // 16 * 16, 157 // 16 * 16]  # all but the last token of an answer is cached
     needed = 63 + 63 + 79 + 63 + 158
     assert metrics["cache_hit_rate"] == pytest.approx(sum(found) / needed)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_long_conversation_is_added_up_once(order, monkeypatch):
+    """Whichever turn is asked for first, its own lengths are not looked up again for every later one."""
+    common = {"kind": "sessions", "sessions": 2, "turns": 3000}
+    source = RequestSource(BASE.but({"workload.common": common}), Streams(0, 0))
+    asked, own = [], RequestSource._own
+    monkeypatch.setattr(RequestSource, "_own", lambda self, index: asked.append(index) or own(self, index))
+    found = [source.lengths(index)[0] for index in range(6000)[::order]][::order]
+    each = [own(source, index) for index in range(6000)]
+    whole = np.array([prompt + min(output, budget) for prompt, output, budget in each]).reshape(3000, 2)
+    before = np.vstack([[0, 0], whole.cumsum(axis=0)[:-1]]).ravel()
+    assert found == [prompt + earlier for (prompt, _, _), earlier in zip(each, before, strict=True)]
+    assert len(asked) < 3 * 6000
 
 
 def test_sharing_saves_prefill_and_blocks_and_no_token():

@@ -1,7 +1,7 @@
 """Decision parity: what a replay of a trace decides is compared with the trace, and any difference is seen."""
 
 import pytest
-from synthetic_inputs import HEADER, LINES, write_engine_trace
+from synthetic_inputs import HEADER, LINES, trace_line, write_engine_trace
 
 from refimpl import InputError
 from simulator.engine_runs.parity import check_parity, compare_rows, replay_scenario
@@ -13,6 +13,19 @@ def test_a_replay_decides_as_the_trace_says(engine_trace):
     parity = check_parity(engine_trace)
     assert parity.exact
     assert (parity.rounds, parity.rows) == (3, 5)
+
+
+def test_a_run_without_drafts_is_replayed(tmp_path):
+    """There is no acceptance to learn from it, and none is needed."""
+    header = HEADER | {
+        "num_speculative_tokens": 0,
+        "num_speculative_tokens_each": [0, 0],
+        "max_new_tokens_each": [2, 1],
+    }
+    rows = [(0, 0, 0, 4, False), (0, 1, 1, 5, True), (1, 0, 0, 5, True)]
+    lines = [trace_line(*row, 0, k=0, drafted=0, lag=0 if row[0] else 1, finished=ends) for *row, ends in rows]
+    lines = [line | {"draft_lag": line["round"] + 1} for line in lines]
+    assert check_parity(write_engine_trace(tmp_path / "plain.ndjson", header, lines)).exact
 
 
 @pytest.mark.parametrize(

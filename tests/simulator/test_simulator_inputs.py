@@ -179,6 +179,16 @@ def test_known_service_traces_are_read_directly(tmp_path, name):
     assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([10, 20], [5, 6])
 
 
+def test_what_a_service_trace_has_and_is_not_read_is_said_once(tmp_path, capsys):
+    """Requests without output are left out and counted; of blocks that requests share, hash_ids tell in vain."""
+    (tmp_path / "m.jsonl").write_text(SERVICES["mooncake.jsonl"].replace('"output_length": 6', '"output_length": 0'))
+    for _ in range(2):
+        assert read_service_trace(tmp_path / "m.jsonl").output_tokens.tolist() == [5]
+    left_out, not_read = capsys.readouterr().err.splitlines()
+    assert left_out.endswith("m.jsonl: 1 of 2 requests have no output, and are left out")
+    assert not_read.endswith("m.jsonl: hash_ids are not read: workload.common says what requests share")
+
+
 @pytest.mark.parametrize(
     ("first", "second", "apart_s"),
     [
