@@ -23,8 +23,8 @@ PROMPTS = {"kind": "lognormal", "median_tokens": 300, "sigma": 0.6, "max_tokens"
 OUTPUTS = {"kind": "geometric", "mean_tokens": 120}
 ACCEPTANCE = {"kind": "beta", "a": 5.8, "b": 2.5}  # of each request: mean 0.7, standard deviation 0.15
 FIRST_TOKEN_S, RELAXED_S, STRICT_S = 0.5, 0.020, 0.008  # at most until the first token, and for each further one: two promises
-TRAFFIC_PER_S, KEPT = 40, 0.95  # requests per second; share of them for which a promise must be kept
-RATES = [4, 10, 16, 20, 24]  # requests per second of one device, from little load to too much
+TRAFFIC_PER_S, KEPT = 60, 0.95  # requests per second; share of them for which a promise must be kept
+RATES = [8, 20, 32, 40, 48]  # requests per second of one device, from little load to too much
 PRICE, ROWS, REPLICATIONS = 2.50, 64, 4  # of one device for one hour, in any currency; requests that run on it at a time; of each simulation
 
 # %%
@@ -36,7 +36,7 @@ from simulator import Scenario, build_sweep, plots, simulate, sweep
 BLOCK, MIDDLE, USUAL = 16, RATES[2], 0.75 * RATES[2]
 service = {"slo_first_token_s": FIRST_TOKEN_S, "slo_per_token_s": RELAXED_S}
 engine = {"method": "paged+fifo", "batch_size": ROWS, "num_speculative_tokens": 2, "block_size": BLOCK, "max_new_tokens": 512}
-study = {"kind": "open", "num_requests": 240, "arrivals": {"kind": "gamma", "rate_per_s": USUAL, "cv": 1.0}}
+study = {"kind": "open", "num_requests": 400, "arrivals": {"kind": "gamma", "rate_per_s": USUAL, "cv": 1.0}}
 base = Scenario(cost=COST, workload={"prompt_tokens": PROMPTS, "output_tokens": OUTPUTS}, acceptance=ACCEPTANCE, engine=engine, service=service, study=study)
 
 # %% [markdown]
@@ -127,7 +127,7 @@ plots.captioned(upper, f"Chunks cut the wait between tokens from {whole['gap_ms'
 # again later. Requests that begin with the same system prompt share its blocks.
 
 # %%
-BLOCKS, SHARED, SIZES = "engine.num_blocks", 200, [150, 250, 400, 700]
+BLOCKS, SHARED, SIZES = "engine.num_blocks", 200, [300, 500, 800, 1400]
 texts = {"nothing": {"kind": "none"}, f"{SHARED} tokens": {"kind": "system_prompt", "tokens": SHARED}}
 crowd = base.but({"workload.prompt_tokens": {"kind": "uniform", "low_tokens": SHARED + 1, "high_tokens": 600}})
 tight = {name: build_sweep(crowd.but({"workload.common": common}), replications=REPLICATIONS, grid={BLOCKS: SIZES}) for name, common in texts.items()}
@@ -163,7 +163,7 @@ pd.DataFrame({f"sharing {shared}": result.summary()["mean"] for shared, result i
 
 # %%
 ROUTER, WAYS = "service.router", {"round_robin": "in turn", "least_loaded": "least loaded", "by_length": "by length"}
-four = base.but({"service.replicas": 4, "service.router": "least_loaded", "study.num_requests": 320, RATE: 3.25 * MIDDLE})
+four = base.but({"service.replicas": 4, "service.router": "least_loaded", "study.num_requests": 640, RATE: 3.25 * MIDDLE})
 routed = sweep(build_sweep(four, replications=REPLICATIONS, grid={ROUTER: list(WAYS)}))
 routed = routed.assign(first_ms=1000 * routed["first_token_p99_s"], gap_ms=1000 * routed["inter_token_p99_s"])
 spread = routed.groupby(ROUTER)[["first_ms", "gap_ms"]].quantile([0, 0.5, 1]).unstack().loc[list(WAYS)]
@@ -188,7 +188,7 @@ plots.captioned(upper, f"By length, 1 % wait longer than {first['by_length']:.0f
 parts, DEVICES, DRAFTS = [], (1, 2, 3, 4, 5, 6), (0, 2)
 for devices in DEVICES:
     for drafts in DRAFTS:
-        changes = {"service.replicas": devices, "service.router": "least_loaded" if devices > 1 else "round_robin", "engine.num_speculative_tokens": drafts, RATE: TRAFFIC_PER_S, "study.num_requests": 320}
+        changes = {"service.replicas": devices, "service.router": "least_loaded" if devices > 1 else "round_robin", "engine.num_speculative_tokens": drafts, RATE: TRAFFIC_PER_S, "study.num_requests": 640}
         found = simulate(chunked.but(changes), REPLICATIONS).frame("requests")
         parts.append(found.assign(devices=devices, drafts=drafts))
 requests = pd.concat(parts)

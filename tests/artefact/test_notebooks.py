@@ -89,9 +89,9 @@ OWN = {  # notebook -> text of the cell that is to be changed, and what a user m
     "under_load": {
         '"kind": "roofline", "device": "h100"': f'{TABLE}, "outside": "extrapolate"',
         ', "target": "qwen3-8b", "draft": "qwen3-0.6b"': "",
-        "[4, 10, 16, 20, 24]": "[1, 2, 3, 4, 5]",
+        "[8, 20, 32, 40, 48]": "[1, 2, 3, 4, 5]",
         "2.50, 64, 4": "2.50, 8, 2",
-        "= 40, 0.95": "= 1, 0.95",
+        "= 60, 0.95": "= 1, 0.95",
         "= 0.5, 0.020": "= 9, 9",
     },
     "what_if": {'{"kind": "table", "calibration": "cpu/tiny"}': '{"kind": "linear", "verify_base_s": 0.03}'},
