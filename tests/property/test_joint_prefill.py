@@ -174,7 +174,6 @@ def test_what_of_a_prompt_is_left_to_rounds(name, apart):
         ({"shape_stable": True}, "joint_prefill packs prompts into passes, which shape_stable does not let"),
         ({"cuda_graphs": True}, "joint_prefill packs prompts into passes, which cuda_graphs does not let"),
         ({"execution": "overlapped"}, "choose execution 'serial', not 'overlapped'"),
-        ({"joint_prefill": 1}, "joint_prefill must be true or false"),
     ],
 )
 def test_settings_that_cannot_have_it(llama, settings, message):

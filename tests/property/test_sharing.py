@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, run_state_machine_as_test
 from hypothesis.stateful import rule as step
 
-from refimpl import InputError, Request, generate
+from refimpl import Request, generate
 from refimpl.core.invariants import InvariantViolation
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import engine
@@ -377,9 +377,3 @@ def test_samples_are_those_of_as_many_prompts_and_share_their_blocks(llama):
     assert [(s.index, s.sample) for s in found.sequences] == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
     assert len({tuple(s.token_ids) for s in found.sequences}) == 5
     assert found.stats.num_found == 2 * 12
-
-
-@pytest.mark.parametrize("sharing", [1, "no", None])
-def test_sharing_is_true_or_false(llama, sharing):
-    with pytest.raises(InputError, match="prefix_sharing must be true or false"):
-        generate(llama, [[1]], method="paged", prefix_sharing=sharing)

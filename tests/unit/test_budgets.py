@@ -236,7 +236,6 @@ def test_the_published_score_is_refused_where_it_is_biased(small):
 
 
 BAD = [
-    ({"draft_budget": "all"}, "draft_budget must be one of fixed, by_load, .*, not 'all'"),
     ({"draft_budget": "by_load", "drafts_by_load": ((8, 3), (8, 2))}, "drafts_by_load has a number of rows twice"),
     ({"draft_budget": "by_load"}, "draft_budget 'by_load' and drafts_by_load go together"),
     ({"drafts_by_load": ((1, 2),)}, "draft_budget 'by_load' and drafts_by_load go together"),

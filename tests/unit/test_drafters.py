@@ -153,13 +153,6 @@ def test_what_the_host_decides_is_not_recorded(drafter):
         make_config(method="inplace", cuda_graphs=True, drafter=drafter)
 
 
-def test_unknown_drafter():
-    with pytest.raises(InputError, match="drafter must be one of model, ngram, suffix, hybrid, head, not 'oracle'"):
-        make_config(drafter="oracle")
-    with pytest.raises(InputError, match="drafting must be a DraftingConfig, not 'ngram'"):
-        make_config(drafting="ngram")
-
-
 def test_a_row_is_offered_no_more_than_it_can_use(small):
     pair, _, _ = small
     prompts = [Request([3, 1, 4, 3, 1], 6, num_speculative_tokens=k) for k in (0, 1, 5)]

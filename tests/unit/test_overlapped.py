@@ -187,7 +187,6 @@ def test_an_offer_for_another_length_is_noticed(llama, monkeypatch):
         ),
         ({"method": "paged+continuous"}, "run in turns: paged.continuous does not have them; choose inplace or paged"),
         ({"cuda_graphs": True}, "cuda_graphs record whole rounds: choose execution 'serial', not 'overlapped'"),
-        ({"execution": "parallel"}, "execution must be one of serial, overlapped, not 'parallel'"),
     ],
 )
 def test_what_it_cannot_have(settings, message):
