@@ -62,7 +62,7 @@ def unchecked() -> Iterator[None]:
     with (
         patch.object(DecodeConfig, "check_level", lambda self, device_type: "off"),
         patch.object(DrawnMass, "require", lambda self, names: None),
-        patch.object(BlockPool, "_require", lambda self, holds, expected, found: None),
+        patch.object(BlockPool, "_refuse", lambda self, expected, found: None),
     ):
         yield
 
