@@ -71,9 +71,9 @@ class SequenceMaker:
             pair.require_head()
         if config.logprobs is not None and config.logprobs > pair.vocab_size:
             raise InputError(f"logprobs must be at most the vocabulary of {pair.vocab_size}, not {config.logprobs}")
-        if config.max_model_len is not None and config.max_model_len > _context(pair, config):
+        if config.max_model_len is not None and config.max_model_len > pair.target.max_positions:
             raise InputError(
-                f"max_model_len {config.max_model_len} is more than the context of {_context(pair, config)}"
+                f"max_model_len {config.max_model_len} is more than the context of {pair.target.max_positions}"
             )
         self.pair, self.config, self.max_prompt_tokens = pair, config, max_prompt_tokens
         self.num_given = self.num_sequences = 0  # prompts given, refused ones among them; sequences noted
@@ -232,7 +232,7 @@ def _sequence(
 
 
 def _require_that_it_fits(pair: Pair, config: DecodeConfig, place: int, prompt_len: int, max_new_tokens: int) -> None:
-    context = _context(pair, config)
+    context = pair.target.max_positions
     limits = {f"the context of {context}": context, f"max_model_len {config.max_model_len}": config.max_model_len}
     for name, limit in limits.items():
         if limit is not None and prompt_len + max_new_tokens > limit:
@@ -240,12 +240,6 @@ def _require_that_it_fits(pair: Pair, config: DecodeConfig, place: int, prompt_l
                 f"prompt {place} has {counted(prompt_len, 'token')}: with {max_new_tokens} new ones it does not fit "
                 f"{name} (see max_prompt_tokens)"
             )
-
-
-def _context(pair: Pair, config: DecodeConfig) -> int:
-    """Positions that every model of a run can see."""
-    runs_draft = config.resolved_method.layout is not None and config.drafting.uses_draft
-    return min(model.max_positions for model in pair.models(runs_draft))
 
 
 def _first(*choices: Any) -> Any:

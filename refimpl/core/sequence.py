@@ -1,5 +1,6 @@
 """One sequence on its way through the engine: host integers only, no tensors."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -69,6 +70,7 @@ class Sequence:
         stop_token_ids: a generated token among these ends the sequence and is kept as its last token.
         stop_strings: end the sequence, too, and stay out of its text.
         target_cached, draft_cached: leading tokens whose K/V the model has cached; None where no model drafts.
+        draft_context: positions that the draft knows; a row that is as long has no drafts any more.
         num_evaluated, num_accepted: drafts that the target has decided on, and those it accepted, at positions that
             were committed.
         ticket: order of submission, set by the pool.
@@ -88,6 +90,7 @@ class Sequence:
     prompt_len: int = field(init=False)
     target_cached: int = 0
     draft_cached: int | None = 0
+    draft_context: float = math.inf
     num_evaluated: int = 0
     num_accepted: int = 0
     stop_reason: StopReason | None = None
@@ -143,6 +146,11 @@ class Sequence:
         return self.target_cached if self.draft_cached is None else min(self.target_cached, self.draft_cached)
 
     @property
+    def cached_at_entry(self) -> int:
+        """Leading tokens that every model caches where the text is cached as the sequence enters."""
+        return 0 if self.outgrew_draft else self.seq_len - 1
+
+    @property
     def cache_state(self) -> int:
         """What must be equal among the members of a group, in addition to the length (INV-11).
 
@@ -158,7 +166,13 @@ class Sequence:
     @property
     def draft_limit(self) -> int:
         """Drafts that this row can use in the coming round."""
-        return kernels.draft_limit(self.num_speculative_tokens, self.remaining)
+        limit = kernels.draft_limit(self.num_speculative_tokens, self.remaining)
+        return int(max(0, min(limit, self.draft_context - self.seq_len)))
+
+    @property
+    def outgrew_draft(self) -> bool:
+        """Whether the row fills the draft's context: the draft is fed nothing of it any more."""
+        return self.seq_len >= self.draft_context
 
     def content(self, start: int, stop: int) -> tuple[int, ...]:
         """The tokens from `start` to `stop`."""

@@ -79,6 +79,10 @@ class CachedModel:
         """Leading tokens of the sequence whose K/V this model holds."""
         return sequence.target_cached if self.role == "target" else sequence.draft_cached or 0
 
+    def feeds(self, sequence: Sequence) -> bool:
+        """Whether this model is fed the sequence at all; a draft is not once its context is full."""
+        return self.role == "target" or not sequence.outgrew_draft
+
     def note_cached(self, sequence: Sequence, count: int) -> None:
         """Write that number down, after a prefill."""
         if self.role == "target":

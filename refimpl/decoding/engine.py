@@ -133,6 +133,8 @@ class Engine:
     def _submit(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
             sequence.draft_cached = 0 if self.demand.uses_draft else None
+            if self.demand.uses_draft:
+                sequence.draft_context = self.pair.require_draft().max_positions
         self.scheduler.submit(sequences)
 
     def cancel(self, sequence: Sequence) -> None:
@@ -155,7 +157,8 @@ class Engine:
         with self.timer.stage("prefill"):
             for start in range(0, len(entered), batch_size):
                 for cached in self.context.models:
-                    prefill(cached, entered[start : start + batch_size], left=left)
+                    rows = entered[start : start + batch_size]
+                    prefill(cached, [row for row in rows if cached.feeds(row)], left=left)
 
     def _note_memory(self) -> None:
         """Who is resident, which K/V are in use for them, and how much of it is of cached tokens."""

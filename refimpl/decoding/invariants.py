@@ -11,6 +11,7 @@
 | oracle | also every row's K/V against a fresh forward pass over the row (INV-4 numerically)            |
 """
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -77,7 +78,7 @@ class Checker:
         if self.covers("host") and layout.block_size:
             check_reservation(members, offset + num_fed(block.tokens.shape[1], offset, drafts), layout.block_size)
         if self.covers("device"):
-            check_block(block.of_members(), members, offset, drafts, layout.block_size)
+            check_block(block.of_members(), members, offset, drafts, layout.block_size, layout.max_positions)
             check_shared(block.of_members(), members, self.writers)
 
     def after_commit(self, members: Seq[Sequence], records: Seq[RowOutcome]) -> None:
@@ -232,7 +233,14 @@ def check_token_budget(plan: RoundPlan[Sequence], scheduler: Scheduler[Sequence]
     require_invariant(chunks[:1] == first, "INV-17", row=None, expected=f"a chunk of {first}", found=chunks)
 
 
-def check_block(block: Block, members: Seq[Sequence], offset: int, drafts: Seq[Tensor], block_size: int = 0) -> None:
+def check_block(
+    block: Block,
+    members: Seq[Sequence],
+    offset: int,
+    drafts: Seq[Tensor],
+    block_size: int = 0,
+    context: float = math.inf,
+) -> None:
     """INV-2, INV-3 and INV-4 of one block, from the provenance of its slots.
 
     `drafts` are the tokens proposed so far in this round, in order. Pads behind them, which fill a fixed window, are
@@ -245,7 +253,8 @@ def check_block(block: Block, members: Seq[Sequence], offset: int, drafts: Seq[T
     expected = torch.tensor([[m.seq_len] for m in members], device=table.device) + torch.arange(
         offset, offset + block.tokens.shape[1], device=table.device
     )
-    places = [min(m.most_tokens, len(m.blocks) * block_size) if block_size else m.most_tokens for m in members]
+    lengths = [min(m.most_tokens, context) for m in members]
+    places = [min(n, len(m.blocks) * block_size) if block_size else n for n, m in zip(lengths, members, strict=True)]
     limit = torch.tensor(places, device=table.device)[:, None]
     real = (expected >= 0) & (expected < limit) & live[:, None]
     check_positions(block, expected, real)

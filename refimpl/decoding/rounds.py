@@ -52,8 +52,9 @@ def run_round(
     """
     beside = chunks if members and context.target.forward_packed else ()
     for cached in context.models[1:] if beside else context.models:
-        prefill_chunks(cached, chunks)
-        note_chunks(cached, chunks)
+        fed = [chunk for chunk in chunks if cached.feeds(chunk.sequence)]
+        prefill_chunks(cached, fed)
+        note_chunks(cached, fed)
     return _advance(context, members, beside, ahead) if members else []
 
 
@@ -134,7 +135,7 @@ def _commit(
     ]
     context.target.commit(members)
     if context.drafter.cached and verified.offer.passes:
-        context.drafter.cached.commit(members)
+        context.drafter.cached.commit([m for i, m in enumerate(members) if i not in verified.offer.skipped])
     if context.drafter.states:
         context.drafter.states.commit(members, kept)
     context.checker.after_commit(members, outcomes)
@@ -150,12 +151,13 @@ def _commit_row(
     index: int,
 ) -> RowOutcome:
     seq_len, offer, drafted = row.seq_len, verified.offer, verified.offer.lengths[index]
+    passes = 0 if index in offer.skipped else offer.passes
     draft_lag = row.draft_lag + (offer.caught_up[index] if offer.caught_up else 0)
     kept = row.extend(tokens)
     row.note_drafts(drafted, accepted, kept)
     row.target_cached = row.seq_len - 1
-    if offer.passes:
-        row.draft_cached = kernels.draft_cached_after(seq_len, offer.passes, row.seq_len)
+    if passes:
+        row.draft_cached = kernels.draft_cached_after(seq_len, passes, row.seq_len)
     return RowOutcome(
         sequence=row.index,
         seq_len=seq_len,
@@ -169,7 +171,7 @@ def _commit_row(
         tokens=tuple(tokens[:kept]),
         logprobs=tuple(logprobs[index][:kept]) if logprobs else (),
         looked_up=offer.looked_up[index],
-        draft_passes=offer.passes,
+        draft_passes=passes,
         survival=tuple(offer.survival[index]) if offer.survival else (),
     )
 

@@ -47,6 +47,10 @@ class RowKeys:
     sequence: Int[Tensor, " batch"]
     start: Int[Tensor, " batch"] | None = None
 
+    def rows(self, index: list[int]) -> "RowKeys":
+        """Keys of some rows."""
+        return RowKeys(self.seed[index], self.sequence[index], None if self.start is None else self.start[index])
+
 
 def _shift_right(bits: Tensor, n: int) -> Tensor:
     return (bits >> n).bitwise_and_((1 << (64 - n)) - 1)  # logical shift: torch's is arithmetic

@@ -33,6 +33,10 @@ class Schedulable(Protocol):
         """Leading tokens that every model has cached."""
 
     @property
+    def cached_at_entry(self) -> int:
+        """Leading tokens that every model caches where its whole text is cached as it enters."""
+
+    @property
     def draft_limit(self) -> int:
         """Drafts that it can use in the coming round; never more than before."""
 

@@ -95,7 +95,7 @@ class PagedRoom(Room[T]):
         sequence.num_found = len(sequence.blocks) * self.pool.block_size
         sequence.blocks += self.pool.take(blocks_for(cached, self.pool.block_size) - len(sequence.blocks))
         if not self.in_chunks:
-            self._note_prompt(sequence, cached)
+            self._note_prompt(sequence, sequence.cached_at_entry)
         return True
 
     def reserve(self, members: Seq[T]) -> bool:

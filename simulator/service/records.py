@@ -177,6 +177,11 @@ class Request:
         return self.seq_len - max(1, self.draft_lag) - self.to_prefill
 
     @property
+    def cached_at_entry(self) -> int:
+        """Tokens that both models cache where the whole text is cached as it enters."""
+        return self.seq_len - 1
+
+    @property
     def most_tokens(self) -> int:
         """Prompt and whole budget."""
         return self.prompt_len + self.generated + self.left

@@ -40,6 +40,10 @@ class Item:
         return self.seq_len >= self.most_tokens
 
     @property
+    def cached_at_entry(self):
+        return self.seq_len - 1
+
+    @property
     def cached_by_all(self):
         return self.cached
 

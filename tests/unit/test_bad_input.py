@@ -174,14 +174,6 @@ def test_numbers_in_tables_are_written(llama, tmp_path):
     assert json.loads((tmp_path / "trace.ndjson").read_text().splitlines()[0])["drafts_by_load"] == [[1, 2]]
 
 
-def test_plain_decoding_is_not_limited_by_the_draft():
-    short = random_pair()
-    short.draft.max_positions = 8
-    assert len(generate(short, [[1] * 6], method="autoregressive", max_new_tokens=4).sequences[0].token_ids) == 4
-    with pytest.raises(InputError, match="does not fit the context of 8"):
-        generate(short, [[1] * 6], max_new_tokens=4)
-
-
 def test_prompts_may_come_one_by_one(llama):
     report = verify(llama, ([token] for token in (1, 2, 3)), methods="inplace", batch_sizes=(2,), max_new_tokens=2)
     assert (report.prompts, report.exact) == (3, True)

@@ -31,6 +31,10 @@ class RowNumbers:
         fewer = torch.tensor(limits, dtype=torch.long, device=self.limits.device)
         return RowNumbers(self.keys, self.position[:, : max(limits) + 1], fewer)
 
+    def rows(self, index: list[int]) -> "RowNumbers":
+        """The numbers of some rows."""
+        return RowNumbers(self.keys.rows(index), self.position[index], self.limits[index])
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -62,6 +66,11 @@ class Proposal:
         """Replace drawn tokens by those that were looked up; -1 leaves the drawn one."""
         looked_up = tokens >= 0
         return Proposal(torch.where(looked_up, tokens, self.tokens), self.probabilities, looked_up)
+
+    def rows(self, index: list[int]) -> "Proposal":
+        """Of these rows, in this order."""
+        mass = None if self.probabilities is None else self.probabilities[index]
+        return Proposal(self.tokens[index], mass, None if self.looked_up is None else self.looked_up[index])
 
     def cut(self, k: int) -> "Proposal":
         """The first k positions; nothing was drawn from anything where there are none."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -22,6 +22,7 @@ class Offer:
         passes: of the draft; 0 where it has not run.
         survival: of each member, what a budget was told of each draft that was drawn; empty where none has asked.
         caught_up: tokens of each member that the draft has cached before it drafted, as it sat out rounds.
+        skipped: places of members that the draft was not fed.
     """
 
     lengths: list[int]
@@ -29,6 +30,7 @@ class Offer:
     passes: int
     survival: Seq[Seq[float]] = ()
     caught_up: Seq[int] = ()
+    skipped: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,26 @@ class Drafts:
         """No tokens for any row."""
         tokens = torch.zeros(num_members, 0, dtype=torch.long, device=device)
         return cls(Proposal(tokens), Offer([0] * num_members, [0] * num_members, 0))
+
+    def spread(self, rows: Seq[int], num_members: int) -> "Drafts":
+        """As drafts of more members, of which these are at `rows`; the others were skipped, and have none."""
+        at = {row: i for i, row in enumerate(rows)}
+
+        def over(values: Seq[Any], nothing: Any) -> list[Any]:
+            return [values[at[row]] if row in at else nothing for row in range(num_members)] if values else []
+
+        offer = self.offer
+        return Drafts(
+            self.proposal.rows([at.get(row, 0) for row in range(num_members)]),
+            Offer(
+                over(offer.lengths, 0),
+                over(offer.looked_up, 0),
+                offer.passes,
+                over(offer.survival, ()),
+                over(offer.caught_up, 0),
+                frozenset(range(num_members)) - set(at),
+            ),
+        )
 
 
 @runtime_checkable

@@ -74,6 +74,11 @@ class ModelDrafter:
         k, device = max(limits), numbers.limits.device
         if k == 0:
             return Drafts.none(len(members), device)
+        fed = [i for i, m in enumerate(members) if self.cached.feeds(m)]
+        if len(fed) < len(members):
+            some = None if given is None else given[fed]
+            drafts = self.draft([members[i] for i in fed], [limits[i] for i in fed], numbers.rows(fed), some)
+            return drafts.spread(fed, len(members))
         with self.cached.timer.stage("draft"):
             caught_up = catch_up(self.cached, members)
         lag = max(m.draft_lag for m in members if not m.finished)
