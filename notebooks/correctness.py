@@ -144,7 +144,7 @@ frame = report.to_frame()
 right, silent = int((frame["exact"] == len(PROMPTS)).sum()), [name for name in names if wrong[name] == 0]
 failed = [verdict.property for verdict in broken.verdicts if verdict.status == "fail"]
 Markdown(
-    f"{right} of {len(frame)} methods are exact on {len(PROMPTS)} ragged prompts, and {MY_ENGINE} {'conforms' if mine.conforms else 'does not conform'} to {len(PROPERTIES)} properties of the kit.\n\n"
+    f"{right} of {len(frame)} methods are exact on {len(PROMPTS)} ragged prompts, and {MY_ENGINE} {'conforms' if mine.passed else 'does not conform'} to {len(PROPERTIES)} properties of the kit.\n\n"
     f"- The checks caught {len(fired)} of {len(names)} planted bugs: {', '.join(f'{name} ({fired[name]})' for name in fired)}.\n"
     f"- {len(silent)} of them left these outputs right ({', '.join(silent)}): a test of outputs alone would need other prompts, or cannot see them.\n"
     f"- The kit, which sees answers only, rejects an engine that does not mask its pads: {', '.join(failed)}."

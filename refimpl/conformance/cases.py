@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -16,19 +16,42 @@ BUDGETS = (1, 2, 3, *2 * tuple(range(4, 13)))  # short ones end before anything 
 DRAFTS = (1, 2, 2, 3, 3, 4, 4, 5, 6, 8)
 BATCHES, WIDE_BATCHES = (1, 2, 2, 3, 3, 4, 4, 5), (2, 4, 6, 8, 8)
 TEMPERATURES = (1.0, 0.5, 2.0)  # at 1 alone, a temperature that is applied twice cannot be told
-LAW_PROMPTS = ((4, 1), (4, 1, 4, 1, 4))  # nothing to look up, and something
-LAW_TOKENS, LAW_BATCH, LAW_DRAFTS = 3, 64, 2
-LAW_TEMPERATURE = 0.7  # sharp, so that drafts are rejected and what replaces them counts
 SEED_ROWS, SEED_TOKENS = 8, 32
 CONTROL_ROWS, CONTROL_PROMPT_TOKENS = 16, 8
 LONG_BATCH = 4
+WIDE_ROWS = (17, 33)  # one more than a power of two
 MOST = {"prompt_tokens": 2**17, "new_tokens": 2**17, "law_samples": 10**6, "max_batch": 4096, "max_k": 1024, "k": 1024}
 LEAST = {"law_samples": 100}  # 1 of the others
 MOST_PROMPT_TOKENS = 2**22  # of the long case
 LATE = 1000  # rounds after which any row of the cases has ended
+LAST_ROUND = 18  # in which a prompt comes
 ROUNDS_ALONE = 6  # of a row that is then cancelled
 WARM_ROWS, WARM_TOKENS, HOT = 256, 2, 2.0
 MELTED = 1000.0  # a temperature at which samples vary, however sharp the target
+LAW_BATCH = 128
+
+
+class Law(NamedTuple):
+    """Samples whose distribution is judged.
+
+    Attributes:
+        temperature: a sharp law rejects drafts, so that what replaces them counts; at 1 alone, one that is applied
+            twice cannot be told, nor one that is clamped where the others lie.
+        share: of the samples that are asked for; extreme temperatures move the law far, so that few show it.
+    """
+
+    prompt: tuple[int, ...]
+    temperature: float
+    drafts: int
+    tokens: int
+    share: float = 1.0
+
+
+LAWS = (
+    Law((4, 1), 0.7, 3, 4),  # nothing to look up
+    Law((4, 1, 4, 1, 4), 2.0, 2, 3),  # something to look up
+    Law((4, 1), 0.25, 2, 2, 0.25),
+)
 
 
 @dataclass(frozen=True)
@@ -137,8 +160,8 @@ class Limits:
             together.
     """
 
-    prompt_tokens: int = 32
-    new_tokens: int = 48
+    prompt_tokens: int = 130
+    new_tokens: int = 66
     law_samples: int = 4096
     max_batch: int | None = None
     max_k: int | None = None
@@ -190,6 +213,18 @@ class Limits:
         prompts = tuple(prompt[: self.prompt_tokens] for prompt in prompts)
         return EngineCase(prompts, EngineSettings(8, self.max_batch or LONG_BATCH, self.max_k or 3))
 
+    def wide_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
+        """More rows at once than in any other greedy case; the larger batch has prompts of the smaller one again."""
+        rng, (few, many) = random.Random(3), WIDE_ROWS
+        prompts = [tuple(rng.choices(range(vocab_size), k=1 + i % MAX_PROMPT_TOKENS)) for i in range(few)]
+        again = (*prompts, *prompts[: many - few])
+        return tuple(EngineCase(again[:rows], EngineSettings(8, rows, self.max_k or 3)) for rows in WIDE_ROWS)
+
+    def even_case(self, vocab_size: int) -> EngineCase:
+        """A batch whose rows all end at once, at the second of two stop tokens."""
+        prompt = tuple(token % vocab_size for token in (4, 1))
+        return EngineCase((prompt,) * LONG_BATCH, EngineSettings(8, LONG_BATCH, self.max_k or 3), (6, 2))
+
     def alone_case(self, vocab_size: int) -> EngineCase:
         """One row that is cancelled when it must have begun, and cannot have ended."""
         drafts = self.bounded(EngineSettings(num_speculative_tokens=1)).num_speculative_tokens
@@ -197,27 +232,34 @@ class Limits:
         return EngineCase(((4 % vocab_size, 1),), settings, ())
 
     def busy_cases(self, vocab_size: int, block_size: int, *, keyed: bool) -> tuple[EngineCase, ...]:
-        """Long rows, more than a small pool holds, that end at a stop token; one is cancelled and comes again.
+        """Long rows, more than a small pool holds, that end at stop tokens; some are cancelled, and all come again.
 
-        The same once more with samples, where they are keyed.
+        They come over `LAST_ROUND` rounds. The same once more with samples, where they are keyed.
         """
         rng, lengths = random.Random(2), (2 * block_size + 2, block_size + 1, 3, 2 * block_size + 1, block_size)
         prompts = [tuple(rng.randrange(vocab_size) for _ in range(length)) for length in lengths]
         settings = EngineSettings(
-            12, LONG_BATCH, 3, submit_at=(0, 0, 0, 1, 2, 5), cancel_at=(None, 1, None, LATE, None, None)
+            12,
+            LONG_BATCH,
+            3,
+            submit_at=(0, 0, 0, 1, 2, 5, 8, 11, 14, LAST_ROUND),
+            cancel_at=(None, 1, None, LATE, None, None, None, 2, None, None),
         )
-        case = EngineCase((*prompts, prompts[1]), settings, (5,))
+        case = EngineCase((*prompts, prompts[1], *prompts[2:], prompts[0]), settings, (9, 5))
         return (case, replace(case, settings=replace(settings, temperature=1.0))) if keyed else (case,)
 
     def law_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
-        """One prompt very often, with few new tokens; then another one."""
-        settings = EngineSettings(LAW_TOKENS, LAW_BATCH, LAW_DRAFTS, temperature=LAW_TEMPERATURE, seed=1)
-        prompts = [tuple(token % vocab_size for token in prompt) for prompt in LAW_PROMPTS]
-        return tuple(EngineCase((prompt,) * self.law_samples, settings) for prompt in prompts)
+        """One prompt very often, with few new tokens, for each of `LAWS`."""
+        return tuple(self._law_case(law, vocab_size) for law in LAWS)
+
+    def _law_case(self, law: Law, vocab_size: int) -> EngineCase:
+        prompt = tuple(token % vocab_size for token in law.prompt)
+        settings = EngineSettings(law.tokens, LAW_BATCH, law.drafts, temperature=law.temperature, seed=1)
+        return EngineCase((prompt,) * int(law.share * self.law_samples), settings)
 
     def warm_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:
         """One prompt often, at a high temperature."""
-        settings = EngineSettings(WARM_TOKENS, LAW_BATCH, LAW_DRAFTS, temperature=HOT, seed=1)
+        settings = EngineSettings(WARM_TOKENS, LAW_BATCH, 2, temperature=HOT, seed=1)
         return (EngineCase(((4 % vocab_size, 1),) * WARM_ROWS, settings),)
 
     def seed_cases(self, vocab_size: int) -> tuple[EngineCase, ...]:

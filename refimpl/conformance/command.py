@@ -45,8 +45,8 @@ class LimitOptions:
     ] = None
     prompt_tokens: Annotated[
         int, option(PROMPTS, "Longest prompt of the long case, in tokens.", "--prompt-length", "--long-prompt", min=1)
-    ] = 32
-    new_tokens: Annotated[int, option(PROMPTS, "New tokens of the long case.", "--long-output", min=1)] = 48
+    ] = 130
+    new_tokens: Annotated[int, option(PROMPTS, "New tokens of the long case.", "--long-output", min=1)] = 66
     law_samples: Annotated[
         int, option(SAMPLING, "Continuations that judge the law of samples; 16384 show subtle errors.", min=100)
     ] = 4096

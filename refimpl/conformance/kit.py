@@ -24,15 +24,14 @@ from refimpl.conformance.protocol import (
     check_engine_is_one,
 )
 from refimpl.conformance.raggedness import Raggedness, measure_raggedness
+from refimpl.conformance.reach import reach_of
 from refimpl.conformance.subject import CaseFailure, Subject
-from refimpl.conformance.verdicts import DECIDING, Report, Verdict
+from refimpl.conformance.verdicts import ALL_PROPERTIES, DECIDING, RAGGEDNESS, Report, Verdict
 from refimpl.conformance.watch import TimeUp, Watch
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.shown import counted
 from refimpl.core.values import is_integer, is_list, require_bool, require_int, split_names
 
-RAGGEDNESS = "raggedness"
-ALL_PROPERTIES = (*ENGINE_PROPERTIES, RAGGEDNESS)
 MOST_SEEDS = 2**16  # of samples in fixed cases
 SHORT = 4  # new tokens; of the cases that are searched, a quarter has fewer
 MAX_LOSSES = 5  # crashes of a process in one property; each costs a start, so that shrinking ends there
@@ -82,7 +81,23 @@ def check_engine(
         trial = Trial(subject, wanted)
         verdicts.append(trial.verdict(max_examples, shrink=shrink, seed=seed))
         profile = trial.profile or profile
-    return Report(name, tuple(verdicts), profile, subject.num_calls, subject.limits, subject.reference_kind, int(seed))
+    return subject_report(subject, name, verdicts, profile, int(seed))
+
+
+def subject_report(
+    subject: Subject, name: str, verdicts: Iterable[Verdict], profile: Raggedness | None = None, seed: int = 0
+) -> Report:
+    """Put together what was found out about a subject."""
+    return Report(
+        name,
+        tuple(verdicts),
+        profile or Raggedness(),
+        subject.num_calls,
+        subject.limits,
+        subject.reference_kind,
+        seed,
+        subject.law_reference_kind,
+    )
 
 
 def known_properties(names: Iterable[str] | str | None) -> list[str]:
@@ -125,6 +140,7 @@ class Trial:
         self.subject, self.name = subject, name
         self.profile: Raggedness | None = None
         self._asked, self._planned, self._refusals, self._told = 0, 0, list[str](), list[str]()
+        self._right = list[EngineCase]()
         self._shapes = set[tuple[tuple[int, ...], EngineSettings]]()
         self._failures, self._losses = list[CaseFailure](), list[CaseFailure]()
         self._searching = False
@@ -158,7 +174,8 @@ class Trial:
         self.subject.watch.tell(self.name, self._asked, self._asked)
         answered = self._asked - len(self._refusals)
         shrunk = shrink and self._searching and len(self._failures) > 1  # a case that fails is asked again first
-        return replace(verdict, asked=self._asked, answered=answered, shrunk=shrunk)
+        refused, reach = "".join(self._refusals[:1]), reach_of(self._right, self.subject.limits.bounded)
+        return replace(verdict, asked=self._asked, answered=answered, shrunk=shrunk, refused=refused, reach=reach)
 
     def _run(self, max_examples: int, shrink: bool, seed: int) -> None:
         limits, vocab_size = self.subject.limits, self.subject.engine.vocab_size
@@ -180,12 +197,16 @@ class Trial:
         if self.name in SERVED:
             busy = limits.busy_cases(vocab_size, block_size, keyed="keyed_sampling" in engine.supports)
             return serving_cases(vocab_size, block_size), (limits.alone_case(vocab_size), *busy)
-        deciding = (limits.plain_case(vocab_size), limits.sharing_case(vocab_size, block_size))
+        further: dict[str, tuple[EngineCase, ...]] = {
+            DECIDING: (
+                limits.plain_case(vocab_size),
+                limits.sharing_case(vocab_size, block_size),
+                *limits.wide_cases(vocab_size),
+            ),
+            "stop_is_exact": (limits.even_case(vocab_size),),
+        }
         searched = engine_cases(vocab_size, sampled=sampled, stopped=self.name in STOPPED)
-        return searched, (
-            limits.long_case(vocab_size, sampled=sampled),
-            *(deciding if self.name == DECIDING else ()),
-        )
+        return searched, (limits.long_case(vocab_size, sampled=sampled), *further.get(self.name, ()))
 
     def _check_fixed(self, cases: tuple[EngineCase, ...], seed: int) -> None:
         """Check cases whose samples alone depend on the seed of the search."""
@@ -235,7 +256,12 @@ class Trial:
         return True
 
     def _check_case(self, case: EngineCase) -> None:
-        self._check(lambda: ENGINE_PROPERTIES[self.name](self.subject, case))
+        def ask() -> str | None:
+            told = ENGINE_PROPERTIES[self.name](self.subject, case)
+            self._right.append(case)
+            return told
+
+        self._check(ask)
 
     def _measure(self) -> None:
         self.profile, failure = measure_raggedness(self.subject)

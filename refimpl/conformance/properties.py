@@ -1,18 +1,20 @@
 """What must be true for every case of any engine."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from refimpl.conformance.cases import LATE, LAW_PROMPTS, MELTED, EngineCase, Limits
+from refimpl.conformance.cases import HOT, LATE, LAWS, MELTED, EngineCase, Limits
 from refimpl.conformance.laws import compare_laws
 from refimpl.conformance.protocol import EngineFailure, EngineGone, EngineLost, NotSupported
 from refimpl.conformance.subject import CaseFailure, Subject
 from refimpl.core.shown import counted
 from refimpl.core.tokens import first_difference, until_stop
 
-LAW_FALSE_ALARM_RATE = 1e-6 / len(LAW_PROMPTS)  # of one prompt
-COLD = 0.05
-OTHER_SEEDS = 7  # that a row is asked with whose tokens stay the same
+LAW_FALSE_ALARM_RATE = 1e-6 / len(LAWS)  # of one of them
+COLD, COOL, WARM = 0.05, 0.4, 1.6  # temperatures below `HOT`
+FAR_SEED = 2**16 * 5**6  # equal to 0 modulo every power of two up to 65,536 and of ten up to a million
+OTHER_SEEDS = (1, FAR_SEED, 2, 3, 4, 5, 6)  # beyond the first; from the third on where a row has stayed the same
 
 
 def require_equal(found: list[list[int]], wanted: list[list[int]], what: str) -> None:
@@ -45,7 +47,8 @@ def stop_is_exact(subject: Subject, case: EngineCase) -> None:
     """A stop token ends its row wherever in a block it falls, stays as the last token, and is no stop in a prompt."""
     free = subject.reference(case.prompts, case.settings)[case.stop_row]
     stops = tuple(dict.fromkeys(free[offset] for offset in case.stop_at))
-    prompts = (*case.prompts, (*case.prompts[-1], stops[0]))
+    all_end_at_once = len(case.prompts) > len(set(case.prompts)) == 1
+    prompts = case.prompts if all_end_at_once else (*case.prompts, (*case.prompts[-1], stops[0]))
     settings = replace(case.settings, stop_token_ids=stops)
     wanted = [until_stop(tokens, stops) for tokens in subject.reference(prompts, settings)]
     require_equal(subject.run(prompts, settings), wanted, f"stop tokens {list(stops)}")
@@ -116,7 +119,7 @@ def samples_are_keyed(subject: Subject, case: EngineCase) -> None:
 
 
 def seeds_give_different_samples(subject: Subject, case: EngineCase) -> None:
-    """Two seeds do not give the same tokens throughout, nor eight seeds in any row (one fixed test, hot).
+    """Seeds near and far apart do not give the same tokens throughout, nor eight in any row (one fixed test, hot).
 
     As long as two samples of a token agree with a chance below 93 %, all of 8 × 32 tokens agree with less than 1e-6,
     and so do those of some row with seven other seeds. A target may be sharper than that: then samples of a temperature
@@ -147,23 +150,23 @@ def _unless_sharp(subject: Subject, case: EngineCase, ask: Callable[[Subject, En
 
 
 def _seeds_differ(subject: Subject, case: EngineCase) -> None:
-    first, *others = (replace(case.settings, seed=case.settings.seed + more) for more in range(1 + OTHER_SEEDS))
+    first, *others = (replace(case.settings, seed=case.settings.seed + more) for more in (0, *OTHER_SEEDS))
     at = f"at temperature {first.temperature:g}, k = {first.num_speculative_tokens}: seed or temperature is ignored"
     found, same = subject.run(case.prompts, first), list(range(len(case.prompts)))
-    for settings in others:
-        other = subject.run(case.prompts, settings)
-        same = [row for row in same if other[row] == found[row]]
-        if not same:
+    for number, settings in enumerate(others):
+        if number > 1 and not same:
             return
-        if len(same) == len(found):
+        other = subject.run(case.prompts, settings)
+        if other == found:
             tokens = len(found) * first.max_new_tokens
             raise CaseFailure(f"seeds {first.seed} and {settings.seed} give the same {tokens} tokens {at}")
-    told = f"row {same[0]} has the same {first.max_new_tokens} tokens with {1 + OTHER_SEEDS} seeds"
+        same = [row for row in same if other[row] == found[row]]
+    told = f"row {same[0]} has the same {first.max_new_tokens} tokens with {1 + len(OTHER_SEEDS)} seeds"
     raise CaseFailure(f"{told} {at}", same[0])
 
 
 def temperature_matters(subject: Subject, case: EngineCase) -> None:
-    """Samples at a high temperature are not those at a low one (one fixed test).
+    """Samples at a high temperature are not those at a low one, nor at the next one if keyed (one fixed test).
 
     With keyed sampling the tokens differ, else their law does: 256 continuations show that as long as the likeliest one
     has less than 80 % at the high temperature. A target may be sharper than that: then samples of a temperature at
@@ -171,35 +174,61 @@ def temperature_matters(subject: Subject, case: EngineCase) -> None:
     """
     _needs_sampling(subject)
     _unless_sharp(subject, case, _temperature_matters)
+    if "keyed_sampling" in subject.engine.supports:
+        _neighbours_differ(subject, case)
 
 
 def _temperature_matters(subject: Subject, case: EngineCase) -> None:
-    cold = replace(case.settings, temperature=COLD)
-    hot, cool = (subject.run(case.prompts, settings) for settings in (case.settings, cold))
     keyed = "keyed_sampling" in subject.engine.supports
-    samples = ([tuple(tokens) for tokens in outputs] for outputs in (hot, cool))
-    if hot == cool or (not keyed and compare_laws(*samples).p_value >= LAW_FALSE_ALARM_RATE):
-        raise CaseFailure(
-            f"{len(case.prompts)} continuations at temperatures {COLD:g} and {case.settings.temperature:g} are alike: "
-            "temperature is ignored"
-        )
+    hot, cold = (_at(subject, case, temperature) for temperature in (case.settings.temperature, COLD))
+    samples = ([tuple(tokens) for tokens in outputs] for outputs in (hot, cold))
+    if hot == cold or (not keyed and compare_laws(*samples).p_value >= LAW_FALSE_ALARM_RATE):
+        raise _alike(case, COLD, case.settings.temperature, "ignored")
+
+
+def _neighbours_differ(subject: Subject, case: EngineCase) -> None:
+    """A clamped temperature gives the tokens of its neighbour.
+
+    Judged where a right engine's tokens change for sure: below, where less than 80 % of the rows are the likeliest one
+    at the higher temperature; above, where over half of them change on the way up from it.
+    """
+    subject.calls.clear()
+    cold, cool, warm, hot = (_at(subject, case, temperature) for temperature in (COLD, COOL, WARM, HOT))
+    likeliest = Counter(map(tuple, cool)).most_common(1)[0][1]
+    changed = sum(a != b for a, b in zip(cool, warm, strict=True))
+    if cold == cool and likeliest < 0.8 * len(cool):
+        raise _alike(case, COLD, COOL, "clamped")
+    if warm == hot and changed > len(cool) / 2:
+        raise _alike(case, WARM, HOT, "clamped")
+
+
+def _at(subject: Subject, case: EngineCase, temperature: float) -> list[list[int]]:
+    return subject.run(case.prompts, replace(case.settings, temperature=temperature))
+
+
+def _alike(case: EngineCase, low: float, high: float, what: str) -> CaseFailure:
+    many = f"{len(case.prompts)} continuations"
+    return CaseFailure(f"{many} at temperatures {low:g} and {high:g} are alike: temperature is {what}")
 
 
 def samples_follow_the_law(subject: Subject, case: EngineCase) -> str:
-    """Many continuations of one prompt are distributed as the reference's (a fixed test of two prompts)."""
+    """Many continuations of one prompt are distributed as the reference's (fixed tests: two prompts, cold and hot)."""
     _needs_sampling(subject)
     found = subject.run(case.prompts, case.settings)
     wanted = subject.plain(case.prompts, replace(case.settings, seed=case.settings.seed + 1))
     law = compare_laws(*([tuple(tokens) for tokens in outputs] for outputs in (found, wanted)))
-    prompt = list(case.prompts[0])
+    where = f"{list(case.prompts[0])} at temperature {case.settings.temperature:g}"
+    itself = f"; judged by its own samples without drafts: {subject.law_refusal}" * bool(subject.law_refusal)
     if law.p_value < LAW_FALSE_ALARM_RATE:
-        many = f"{len(case.prompts)} continuations of {prompt} at temperature {case.settings.temperature:g}"
+        many = f"{len(case.prompts)} continuations of {where}"
         why = "; they are all the same: do rows share their random numbers?" if _all_equal(found) else ""
-        raise CaseFailure(f"{many} are not distributed as the reference's (p = {law.p_value:.1e}){why}")
+        raise CaseFailure(f"{many} are not distributed as the reference's (p = {law.p_value:.1e}){why}{itself}")
     if law.num_cells == 1:
-        raise NotSupported(f"the reference's samples after {prompt} hardly vary")
+        raise NotSupported(f"the reference's samples after {where} hardly vary")
     visible = law.visible_difference(LAW_FALSE_ALARM_RATE)
-    return f"after {prompt} {law.num_cells} outcomes told apart; a total variation of {visible:.2f} is surely seen"
+    return (
+        f"after {where} {law.num_cells} outcomes told apart; a total variation of {visible:.2f} is surely seen{itself}"
+    )
 
 
 def samples_end_right(subject: Subject, case: EngineCase) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from refimpl.conformance.cases import Limits
-from refimpl.conformance.kit import check_property, known_properties
-from refimpl.conformance.report import REFERENCES, hint, tell_calls, tell_place
+from refimpl.conformance.kit import check_property, known_properties, subject_report
+from refimpl.conformance.report import REFERENCES, hint, tell_calls, tell_not_looked_at, tell_place
 from refimpl.conformance.runner import opened
 from refimpl.conformance.subject import Subject
 from refimpl.conformance.verdicts import DECIDING, NOTHING_SUPPORTED, Verdict
@@ -20,6 +20,7 @@ from refimpl.core.errors import InputError
 from refimpl.core.values import require_int
 
 SUBJECT = pytest.StashKey[Subject]()
+VERDICTS = pytest.StashKey[list[Verdict]]()
 ENGINES = {
     "engine": "module:factory or module:factory:argument",
     "command": "command of a server that speaks JSON lines",
@@ -69,6 +70,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         names = known_properties(_option(config, "properties"))
         require_int("max_examples", _option(config, "max-examples"), 1)
         config.stash[SUBJECT] = _subject(config)
+        config.stash[VERDICTS] = []
     except InputError as error:
         raise pytest.UsageError(str(error)) from error
     items += [PropertyItem.from_parent(session, name=f"conformance[{name}]", rule=name) for name in names]
@@ -98,6 +100,14 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         return []
     kind = config.stash[SUBJECT].reference_kind
     return [f"conformance: reference: {REFERENCES.get(kind, kind)}"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was not looked at."""
+    if SUBJECT in config.stash:
+        verdicts = config.stash[VERDICTS]
+        report = subject_report(config.stash[SUBJECT], "", verdicts)
+        terminalreporter.write_line(f"conformance: {tell_not_looked_at(report)}")
 
 
 def _all_refused(session: pytest.Session) -> bool:
@@ -134,6 +144,7 @@ class PropertyItem(pytest.Item):
         verdict = check_property(
             subject, self.rule, _option(self.config, "max-examples"), seed=_option(self.config, "seed")
         )
+        self.config.stash[VERDICTS].append(verdict)
         self.is_refused = verdict.status == "not supported"
         if self.is_refused and self.rule != DECIDING:
             pytest.skip(f"not supported: {verdict.reason}")

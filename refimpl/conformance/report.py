@@ -10,12 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from refimpl.conformance.cases import BUDGETS, MAX_PROMPT_TOKENS, MAX_PROMPTS
-from refimpl.conformance.kit import ALL_PROPERTIES
 from refimpl.conformance.protocol import Call, EngineSettings, Prompts
 from refimpl.conformance.subject import ITSELF
-from refimpl.conformance.verdicts import DECIDING, NOT_FINISHED, NOTHING_SUPPORTED, Report, Verdict
+from refimpl.conformance.verdicts import ALL_PROPERTIES, DECIDING, NOT_FINISHED, NOTHING_SUPPORTED, Report, Verdict
 from refimpl.core.files import write_whole
+from refimpl.core.shown import counted
 
 REFERENCES = {"own": "the engine's own reference()"}  # in words, where the kind is not enough
 _COLOURS = {"pass": "green", "fail": "red", "not supported": "yellow", "not run": "dim", "not finished": "yellow"}
@@ -52,25 +51,31 @@ def show(report: Report, console: Console | None = None) -> None:
     if report.raggedness.rows:
         tell(_raggedness(report))
     tell(
-        f"cases: up to {MAX_PROMPTS} prompts of {MAX_PROMPT_TOKENS} tokens, {max(BUDGETS)} new ones, while serving of "
-        "two blocks and 3; and a long one, "
-        f"{report.limits.prompt_tokens} and {report.limits.new_tokens}; seed {report.seed}; "
+        f"{counted(report.calls, 'call')}; seed {report.seed}; "
         f"reference: {REFERENCES.get(report.reference, report.reference)}"
     )
+    tell(tell_not_looked_at(report))
     tell(conclusion(report))
+
+
+def tell_not_looked_at(report: Report) -> str:
+    """What the run says nothing about, in a line."""
+    return f"not looked at: {'; '.join(report.not_looked_at)}"
 
 
 def conclusion(report: Report) -> str:
     """Does the engine conform? One line, with what is missing where nothing has failed."""
     if report.conforms:
         return f"conforms{_how_far(report)}"
+    decides = any(v.property == DECIDING for v in report.verdicts)
+    if report.passed and decides:
+        return f"passes{_how_far(report)}"
     if report.passed:
         return f"passes what was asked; whether it conforms only {DECIDING} can tell"
     if report.exit_code == NOT_FINISHED:
         return f"not finished: the time was up before all was checked of {', '.join(report.unfinished)}"
     if any(v.status == "fail" for v in report.verdicts):
         return "does not conform"
-    decides = any(v.property == DECIDING for v in report.verdicts)
     return f"does not conform: {f'{DECIDING} must pass' if decides else NOTHING_SUPPORTED}"
 
 

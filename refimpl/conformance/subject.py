@@ -63,6 +63,7 @@ class Subject:
         calls: what the engine was asked since the case began. Calls of the reference are left out once answered.
         num_calls: calls of the engine.
         num_batches: answered calls with several rows at a batch size above 1.
+        law_refusal: why the reference has refused to sample, empty if it has not.
 
     Raises:
         InputError: limits, reference or watch are none.
@@ -83,7 +84,7 @@ class Subject:
         self.engine, self.limits, self.watch = engine, limits, watch
         self.calls: list[Call] = []
         self.num_calls = self.num_batches = 0
-        self.gone = ""
+        self.gone = self.law_refusal = ""
         self._own = getattr(engine, "reference", None)
         self._trusted = self._own if reference is None else reference
         self._known: dict[Any, list[list[int]]] = {}
@@ -93,6 +94,11 @@ class Subject:
     def reference_kind(self) -> str:
         """What serves as the reference."""
         return self._kind(self._trusted)
+
+    @property
+    def law_reference_kind(self) -> str:
+        """What serves as the reference of the law of samples."""
+        return self._kind(self._own if self.law_refusal else self._trusted)
 
     def _kind(self, source: Any) -> str:
         if source is None:
@@ -132,6 +138,8 @@ class Subject:
     def plain(self, prompts: Prompts, settings: EngineSettings, *, own: bool = False) -> list[list[int]]:
         """Ask for autoregressive decoding: the reference, or the engine with as few drafts a round as it can.
 
+        Where another engine serves as the reference and refuses to sample, the engine's own is asked.
+
         Args:
             prompts, settings: of the call; no drafts are asked for, whatever the settings say.
             own: ask the engine's own reference, or itself, even if another engine is the reference.
@@ -142,7 +150,14 @@ class Subject:
         """
         source = self._own if own else self._trusted
         none = replace(settings, num_speculative_tokens=0)
-        tokens = self._with_few_drafts(prompts, none) if source is None else self._told(source, prompts, none)
+        try:
+            tokens = self._with_few_drafts(prompts, none) if source is None else self._told(source, prompts, none)
+        except NotSupported as refusal:
+            if source is self._own or not settings.temperature:
+                raise
+            self.law_refusal = str(refusal)
+            self.calls.pop()
+            return self.plain(prompts, settings, own=True)
         for row, found in enumerate(tokens):
             if len(found) != settings.max_new_tokens:
                 asked = f"{settings.max_new_tokens} were asked for, without stop tokens"

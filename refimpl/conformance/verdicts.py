@@ -5,9 +5,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from refimpl.conformance.cases import Limits
+from refimpl.conformance.properties import ENGINE_PROPERTIES
 from refimpl.conformance.protocol import Call
 from refimpl.conformance.raggedness import Raggedness
+from refimpl.conformance.reach import BEYOND, OUTSIDE, Reach
+from refimpl.conformance.subject import ITSELF
 
+RAGGEDNESS = "raggedness"
+ALL_PROPERTIES = (*ENGINE_PROPERTIES, RAGGEDNESS)
 DECIDING = "equals_reference"  # without it nothing shows that the output is the right one
 NOT_FINISHED = 3  # exit code
 NOTHING_SUPPORTED = "nothing that was asked is supported"
@@ -27,6 +32,8 @@ class Verdict:
         place: file, line and function of the error, where it is one of Python.
         asked, answered: cases that the engine was given, those of shrinking included, and those it did not refuse.
         shrunk: whether smaller cases than the failing one were looked for.
+        refused: why the first of the others was, empty where none was.
+        reach: how far the cases went that were answered and right.
     """
 
     property: str
@@ -40,10 +47,12 @@ class Verdict:
     asked: int = 0
     answered: int = 0
     shrunk: bool = False
+    refused: str = ""
+    reach: Reach = field(default_factory=Reach)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; each call is a line of the protocol, as a server reads it."""
-        fields = {name: value for name, value in vars(self).items() if name != "calls"}
+        fields = {name: value for name, value in vars(self).items() if name != "calls"} | {"reach": asdict(self.reach)}
         return fields | {"requests": [json.dumps(call.as_request(i + 1)) for i, call in enumerate(self.calls)]}
 
 
@@ -53,6 +62,7 @@ class Report:
 
     Attributes:
         reference: what served as the reference: ``own``, ``another engine``, ``itself with k=0`` or ``… k=1``.
+        law_reference: what served so for the law of samples; the same, unless that refused sampling.
         seed: of the search; the same one gives the same cases.
     """
 
@@ -63,6 +73,7 @@ class Report:
     limits: Limits = field(default_factory=Limits)
     reference: str = "own"
     seed: int = 0
+    law_reference: str = ""
 
     @property
     def passed(self) -> bool:
@@ -83,18 +94,43 @@ class Report:
         return NOT_FINISHED if self.unfinished and not failed else int(not self.passed)
 
     @property
-    def conforms(self) -> bool:
-        """Whether it passed, `equals_reference` included; other properties may be not supported."""
-        return self.passed and any(v.property == DECIDING for v in self.verdicts)
+    def conforms(self) -> bool | None:
+        """Whether it passed, asked for every property; None where some were not asked, or the time was up.
+
+        Properties other than `equals_reference` may be not supported.
+        """
+        asked_for_all = {v.property for v in self.verdicts} == set(ALL_PROPERTIES)
+        return None if self.unfinished or (self.passed and not asked_for_all) else self.passed
+
+    @property
+    def num_run(self) -> int:
+        """Properties that passed or failed."""
+        return len({v.property for v in self.verdicts if v.status in ("pass", "fail")})
+
+    @property
+    def not_looked_at(self) -> list[str]:
+        """What this run says nothing about, in its settings and by what engine or reference refused."""
+        passed = [v for v in self.verdicts if v.status == "pass" and v.property in BEYOND and v.reach.rows]
+        return [
+            *_not_asked(self.verdicts),
+            *_refused(self.verdicts),
+            *(BEYOND[verdict.property](verdict.reach) for verdict in passed),
+            *_untrusted(self.reference, self.law_reference),
+            OUTSIDE,
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
-            "schema": "raggedspec.conformance/2",
+            "schema": "raggedspec.conformance/3",
             "engine": self.engine,
             "reference": self.reference,
+            "law_reference": self.law_reference or self.reference,
             "passed": self.passed,
             "conforms": self.conforms,
+            "properties_run": self.num_run,
+            "properties_total": len(ALL_PROPERTIES),
+            "not_looked_at": self.not_looked_at,
             "unfinished": self.unfinished,
             "properties": [verdict.as_dict() for verdict in self.verdicts],
             "raggedness": {**asdict(self.raggedness), "verdict": self.raggedness.verdict},
@@ -102,3 +138,29 @@ class Report:
             "seed": self.seed,
             "limits": asdict(self.limits),
         }
+
+
+def _not_asked(verdicts: tuple[Verdict, ...]) -> list[str]:
+    asked = {v.property for v in verdicts if v.status not in ("not run", "not finished")}
+    left = [name for name in ALL_PROPERTIES if name not in asked]
+    return [f"{len(left)} of {len(ALL_PROPERTIES)} properties: {', '.join(left)}"] if left else []
+
+
+def _refused(verdicts: tuple[Verdict, ...]) -> list[str]:
+    """Properties that were not supported, together where the reason is the same; single cases of others."""
+    names: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        if verdict.status == "not supported":
+            names.setdefault(verdict.reason, []).append(verdict.property)
+        elif verdict.refused:
+            some = f"{verdict.asked - verdict.answered} of {verdict.asked} cases of {verdict.property}"
+            names.setdefault(verdict.refused, []).append(some)
+    return [f"{', '.join(left)} (not supported: {reason})" for reason, left in names.items()]
+
+
+def _untrusted(reference: str, law_reference: str) -> list[str]:
+    """What the engine's own decoding may hide."""
+    if reference.startswith(ITSELF):
+        return ["errors that the engine makes alone and without drafts, too: no reference was named"]
+    differs = law_reference not in ("", reference)
+    return ["sampling against the reference, which refuses it: the engine was compared with itself"] * differs

@@ -8,7 +8,7 @@ import pytest
 from toy_engines import Prompts, Toy, continuation, keyed_noise, next_id, served_otherwise
 
 from refimpl.conformance import adapters
-from refimpl.conformance.cases import EngineCase, Limits, offered_ids
+from refimpl.conformance.cases import LAWS, EngineCase, Limits, offered_ids
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.laws import Tokens, compare_laws
 from refimpl.conformance.properties import ENGINE_PROPERTIES, OF_BATCHES, equals_reference
@@ -88,7 +88,7 @@ class WrongFrom:
 
 
 @pytest.mark.parametrize(
-    ("token", "limits", "passes"), [(47, Limits(), False), (48, Limits(), True), (48, Limits(8, 60), False)]
+    ("token", "limits", "passes"), [(65, Limits(), False), (66, Limits(), True), (66, Limits(8, 80), False)]
 )
 def test_errors_far_on_are_seen_as_far_as_the_long_case_goes(token: int, limits: Limits, passes: bool) -> None:
     wanted = ["equals_reference"]
@@ -287,20 +287,26 @@ def test_rows_that_share_their_random_numbers_are_named() -> None:
 
 def test_samples_that_hardly_vary_show_no_law() -> None:
     (verdict,) = check_engine(Toy(always_the_likeliest), properties=["samples_follow_the_law"]).verdicts
-    assert (verdict.status, verdict.reason) == ("not supported", "the reference's samples after [4, 1] hardly vary")
+    assert (verdict.status, verdict.reason) == (
+        "not supported",
+        "the reference's samples after [4, 1] at temperature 0.7 hardly vary",
+    )
 
 
 def test_a_law_that_passes_says_what_it_would_have_seen() -> None:
     (verdict,) = check_engine(Toy(), properties=["samples_follow_the_law"], limits=Limits(law_samples=512)).verdicts
     assert verdict.status == "pass"
-    told = r"after \[{}\] \d+ outcomes told apart; a total variation of 0\.[1-9]\d is surely seen"
-    assert re.fullmatch("; ".join(told.format(prompt) for prompt in ("4, 1", "4, 1, 4, 1, 4")), verdict.reason)
+    told = r"after \[{}\] at temperature {} \d+ outcomes told apart; a total variation of 0\.[1-9]\d is surely seen"
+    assert re.fullmatch(
+        "; ".join(told.format(*law) for law in (("4, 1", 0.7), ("4, 1, 4, 1, 4", 2), ("4, 1", 0.25))),
+        verdict.reason,
+    )
 
 
 def test_fixed_samples_depend_on_the_seed() -> None:
     first, second = (cases_of("samples_follow_the_law", seed) for seed in (0, 5))
-    assert [case.prompts[0] for case in first] == [(4, 1), (4, 1, 4, 1, 4)]
-    assert [case.settings.seed for case in first + second] == [1, 1, 6, 6]
+    assert [case.prompts[0] for case in first] == [law.prompt for law in LAWS]
+    assert [case.settings.seed for case in first + second] == [1] * len(LAWS) + [6] * len(LAWS)
 
 
 def zeros(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,9 +64,11 @@ def test_the_seed_and_the_reference_stand_in_the_report(tmp_path: Path) -> None:
     assert code == 0
     assert "seed 5; reference: another engine" in " ".join(text.split())
     assert "not measured" not in text
-    assert f"conforms in the 2 of {len(ALL_PROPERTIES)} properties that were checked" in " ".join(text.split())
+    assert f"passes in the 2 of {len(ALL_PROPERTIES)} properties that were checked" in " ".join(text.split())
     content = json.loads((tmp_path / "report.json").read_text())
     assert (content["seed"], content["reference"]) == (5, "another engine")
+    assert content["not_looked_at"][0].startswith("15 of 17 properties: budget_is_exact, ")
+    assert f"not looked at: {'; '.join(content['not_looked_at'])}" in " ".join(text.split())
     assert [row["property"] for row in content["properties"]] == ["equals_reference", "runs_repeat"]
 
 
@@ -226,6 +229,7 @@ def test_the_pytest_plugin_has_the_limits_and_the_reference_of_the_command(tmp_p
     engine = ["--conformance-engine", "toy_engines:make", *chosen]
     done = run_plugin(tmp_path, *engine, "--conformance-reference", "toy_engines:make")
     assert "conformance: reference: another engine" in done.stdout
+    assert re.search(r"conformance: not looked at: \d+ of 17 properties: .*prompts over \d+ tokens", done.stdout)
     assert "1 passed, 1 skipped" in done.stdout
     assert "conformance: reference: itself with k=0" in run_plugin(tmp_path, *engine).stdout
     wrong = run_plugin(tmp_path, "--conformance-command", f"{SERVERS} wrong", *chosen)

@@ -50,7 +50,7 @@ def test_an_engine_that_answers_no_batch_does_not_conform() -> None:
     report = check_engine(refusing("batches"), max_examples=20, properties=["equals_reference", "runs_repeat"])
     verdict = report.verdicts[0]
     assert (verdict.status, verdict.reason) == ("not supported", "no batch of several rows was answered: batches")
-    assert 0 < verdict.answered < verdict.asked <= 20 + 3, "those that are searched, and three fixed ones"
+    assert 0 < verdict.answered < verdict.asked <= 20 + 5, "those that are searched, and five fixed ones"
     row = report.as_dict()["properties"][0]
     assert (row["asked"], row["answered"]) == (verdict.asked, verdict.answered)
     assert conclusion(report) == "does not conform: equals_reference must pass"
@@ -68,7 +68,9 @@ def test_single_prompts_say_nothing_of_batches(rule: str) -> None:
 @pytest.mark.parametrize(
     ("statuses", "passed", "told"),
     [
-        ({"equals_reference": "pass", "runs_repeat": "not supported"}, True, "conforms"),
+        ({"equals_reference": "pass", "runs_repeat": "not supported"}, True, "passes in the 2 of"),
+        (dict.fromkeys(ALL_PROPERTIES, "pass"), True, "conforms"),
+        ({"equals_reference": "pass", "runs_repeat": "not finished"}, False, "not finished"),
         ({"equals_reference": "not supported", "runs_repeat": "pass"}, False, "does not conform: equals_reference"),
         ({"equals_reference": "pass", "runs_repeat": "fail"}, False, "does not conform"),
         ({"equals_reference": "pass", "runs_repeat": "not run"}, False, "does not conform"),
@@ -84,7 +86,11 @@ def test_only_equality_with_the_reference_makes_an_engine_conform(
     report = Report("engine", tuple(Verdict(name, status) for name, status in statuses.items()))
     assert report.passed == passed
     assert conclusion(report).startswith(told)
-    assert report.as_dict()["conforms"] == report.conforms == conclusion(report).startswith("conforms")
+    words = {"conforms": True, "does": False, "passes": None, "not": None}
+    assert report.as_dict()["conforms"] is report.conforms is words[told.partition(" ")[0]]
+    found = report.as_dict()
+    run = sum(status in ("pass", "fail") for status in statuses.values())
+    assert (found["properties_run"], found["properties_total"]) == (run, len(ALL_PROPERTIES))
 
 
 def test_it_is_said_how_many_properties_were_checked() -> None:
@@ -93,7 +99,7 @@ def test_it_is_said_how_many_properties_were_checked() -> None:
 
     assert concluded(ALL_PROPERTIES) == "conforms"
     assert concluded(ALL_PROPERTIES, max_batch=1) == "conforms, one row at a time"
-    some = f"conforms in the 2 of {len(ALL_PROPERTIES)} properties that were checked"
+    some = f"passes in the 2 of {len(ALL_PROPERTIES)} properties that were checked"
     assert concluded(["equals_reference", "runs_repeat"]) == some
     assert concluded(["equals_reference", "runs_repeat"], max_batch=1) == f"{some}, one row at a time"
 
@@ -248,7 +254,7 @@ def test_the_law_tells_its_real_prompts() -> None:
     verdict = verdict_of(Toy(first_token_is_zero), "samples_follow_the_law")
     assert verdict.status == "fail"
     assert len(verdict.calls[0].prompts) == 4096
-    assert "prompts 4096 × [4, 1]; max_new_tokens 3" in tell_calls(verdict)[0]
+    assert "prompts 4096 × [4, 1]; max_new_tokens 4" in tell_calls(verdict)[0]
     assert "temperature 0.7, seed 1" in tell_calls(verdict)[0]
 
 

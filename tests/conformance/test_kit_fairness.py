@@ -119,7 +119,7 @@ def test_an_engine_that_refuses_cases_conforms_in_those_it_answered() -> None:
     (verdict,) = report.verdicts
     assert 0 < verdict.answered < verdict.asked
     told = f"it answered {verdict.answered} of {verdict.asked} cases of equals_reference"
-    assert conclusion(report) == f"conforms in the 1 of 17 properties that were checked; {told}"
+    assert conclusion(report) == f"passes in the 1 of 17 properties that were checked; {told}"
     assert "answered" not in conclusion(check_engine(Toy(), properties=["equals_reference"], max_examples=2))
 
 
@@ -130,7 +130,7 @@ def test_a_batch_without_drafts_is_compared_with_rows_one_at_a_time() -> None:
     def with_drafts(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
         return outputs if settings.num_speculative_tokens else refusing()(prompts, settings)
 
-    assert check_engine(Toy(with_drafts), properties=["equals_reference"], max_examples=3).conforms
+    assert check_engine(Toy(with_drafts), properties=["equals_reference"], max_examples=3).passed
 
 
 def test_rounding_is_no_excuse_for_a_row_that_goes_on_behind_its_budget() -> None:

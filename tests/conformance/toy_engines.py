@@ -1,15 +1,19 @@
 """Engines for tests of the kit: a hash in place of a model, right but for the change that a test makes."""
 
 import hashlib
+import math
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from refimpl.conformance.cases import LAW_DRAFTS
+from refimpl.conformance.cases import LAWS, Limits
 from refimpl.conformance.protocol import BLOCK_SIZE, EngineSettings, NotSupported
 
 VOCAB_SIZE = 40
+LAW_DRAFTS = max(law.drafts for law in LAWS)
+UNKEYED = frozenset({"sampling"})
 Prompts = list[list[int]]
 Change = Callable[[Prompts, EngineSettings, Prompts], Any]
 
@@ -27,6 +31,18 @@ def continuation(prompt: list[int], settings: EngineSettings, noise: Any = None)
 def keyed_noise(settings: EngineSettings, place: int) -> Any:
     """What a sample depends on beside its prefix."""
     return (settings.temperature, settings.seed, place) if settings.temperature else None
+
+
+def drawn(prompt: list[int], settings: EngineSettings, noise: Any) -> list[int]:
+    """Samples of a law that depends on the temperature: logits in 0 … 16, a hash of all before."""
+    tokens = list(prompt)
+    for _ in range(settings.max_new_tokens):
+        logits = hashlib.sha512(repr(tokens).encode()).digest()[:VOCAB_SIZE]
+        weights = [math.exp(logit / 16 / settings.temperature) for logit in logits]
+        tokens += random.Random(repr((noise, len(tokens)))).choices(range(VOCAB_SIZE), weights)
+        if tokens[-1] in settings.stop_token_ids:
+            break
+    return tokens[len(prompt) :]
 
 
 class Toy:
@@ -176,7 +192,72 @@ def _drafting(wrong: Callable[[EngineSettings], EngineSettings]) -> Callable[[],
         other = wrong(settings) if settings.temperature and settings.num_speculative_tokens > LAW_DRAFTS else settings
         return [continuation(p, other, keyed_noise(other, i)) for i, p in enumerate(prompts)]
 
-    return lambda: Toy(change, supports=frozenset({"sampling"}))
+    return lambda: Toy(change, supports=UNKEYED)
+
+
+def with_temperature(
+    wrong: Callable[[EngineSettings], EngineSettings] = lambda settings: settings, **attributes: Any
+) -> Callable[[], Toy]:
+    """A factory of engines that draw from a law of the temperature, with other settings than were asked for."""
+
+    def change(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        other = wrong(settings)
+        return [drawn(p, other, (other.seed, i)) for i, p in enumerate(prompts)] if settings.temperature else outputs
+
+    return lambda: Toy(change, **attributes)
+
+
+def _clamped(low: float = 0.0, high: float = math.inf) -> Callable[[EngineSettings], EngineSettings]:
+    return lambda settings: replace(settings, temperature=min(max(settings.temperature, low), high))
+
+
+def _clamped_with_drafts(low: float = 0.0, high: float = math.inf) -> Callable[[EngineSettings], EngineSettings]:
+    return lambda settings: _clamped(low, high)(settings) if settings.num_speculative_tokens else settings
+
+
+def _draws_low(when: Callable[[EngineSettings], bool], token: int) -> Callable[[], Toy]:
+    """A factory of engines that never sample the upper half of the ids at one place."""
+
+    right = with_temperature(supports=UNKEYED)()
+
+    def change(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
+        rows = right(prompts, settings)
+        wrong = settings.temperature > 0 and when(settings)
+        return [[t // 2 if wrong and i == token else t for i, t in enumerate(tokens)] for tokens in rows]
+
+    return lambda: Toy(change, supports=UNKEYED)
+
+
+def _all_end_at_once(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+    """Wrong where all rows of several end with the same token before their budget."""
+    ends = {len(tokens) for tokens in outputs}
+    together = len(outputs) > 1 and len(ends) == 1 and max(ends) < settings.max_new_tokens
+    return list(map(next_id, outputs)) if together else outputs
+
+
+def _misread(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
+    """What follows another prompt, alone too."""
+    return [continuation(next_id(p), settings, keyed_noise(settings, i)) for i, p in enumerate(prompts)]
+
+
+def _first_stop(settings: EngineSettings) -> EngineSettings:
+    return replace(settings, stop_token_ids=settings.stop_token_ids[:1])
+
+
+def _first_stop_only(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
+    """Ends at the first of the stop tokens alone."""
+    one = _first_stop(settings)
+    return [continuation(prompt, one, keyed_noise(one, i)) for i, prompt in enumerate(prompts)]
+
+
+def _tired(after: int) -> Callable[[], Toy]:
+    """A factory of engines that are wrong for who comes after so many rounds of service."""
+
+    def change(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        whole = [next_id(t) if at > after else t for t, at in zip(outputs, settings.submit_at, strict=True)]
+        return [tokens[:at] for tokens, at in zip(whole, settings.cancel_at, strict=True)]
+
+    return _serving(lambda p, s, outputs: change(p, s, outputs) if s.submit_at else outputs)
 
 
 def _ends_a_block(prompts: Prompts, _: EngineSettings, outputs: Prompts) -> Prompts:
@@ -202,8 +283,23 @@ def _a_round_late(_: Prompts, settings: EngineSettings, outputs: Prompts) -> Pro
     return [tokens[:end] for tokens, end in zip(outputs, most or [None] * len(outputs), strict=True)]
 
 
-Liar = tuple[str, Callable[[], Toy], dict[str, int]]  # property that sees it, factory, and the limits that are needed
-LIARS: dict[str, Liar] = {
+class Liar(NamedTuple):
+    """An engine that lies.
+
+    Attributes:
+        rule: the property that is there to see it.
+        make: a factory.
+        needed: further arguments of the kit without which it is not seen.
+        blind: what the report says then that it has not looked at.
+    """
+
+    rule: str
+    make: Callable[[], Toy]
+    needed: Mapping[str, Any] = {}
+    blind: str = ""
+
+
+_SEEN: dict[str, Any] = {
     "by batch": ("equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 1), {}),
     "by batch, and one at a time": (
         "batch_size_does_not_matter", _lie(lambda p, s: min(len(p), s.batch_size) > 1), {},
@@ -240,10 +336,67 @@ LIARS: dict[str, Liar] = {
         "samples_end_right", _drafting(lambda s: replace(s, max_new_tokens=s.max_new_tokens + 1)), {},
     ),
     "ignored temperature": ("temperature_matters", _resampled(lambda s: replace(s, temperature=1.0)), {}),
-    "big batch only": ("equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 9), {"max_batch": 16}),
-    "big k only": ("equals_reference", _lie(lambda _, s: s.num_speculative_tokens > 8), {"max_k": 12}),
-    "long prompts only": ("equals_reference", _lie(lambda p, _: max(map(len, p)) > 64), {"prompt_tokens": 96}),
+    "first of two stops": ("stop_is_exact", lambda: Toy(_first_stop_only)),
+    "first of two stops when sampling": ("samples_end_right", _drafting(_first_stop)),
+    "first of two stops while serving": ("serving_equals_reference", served_otherwise(_first_stop)),
+    "all end at once": ("stop_is_exact", lambda: Toy(_all_end_at_once)),
+    "seeds modulo 8": ("seeds_give_different_samples", _resampled(lambda s: replace(s, seed=s.seed % 8))),
+    "seeds modulo 65,536": ("seeds_give_different_samples", _resampled(lambda s: replace(s, seed=s.seed % 65536))),
+    "third token": ("samples_follow_the_law", _draws_low(lambda s: s.num_speculative_tokens > 0, 2)),
+    "fourth token": ("samples_follow_the_law", _draws_low(lambda s: s.num_speculative_tokens > 0, 3)),
+    "drafts beyond the second": ("samples_follow_the_law", _draws_low(lambda s: s.num_speculative_tokens > 2, 2)),
+    "at least 0.5 hot": ("temperature_matters", with_temperature(_clamped(low=0.5))),
+    "at most 1.5 hot": ("temperature_matters", with_temperature(_clamped(high=1.5))),
+    "at least 0.5 hot with drafts": (
+        "samples_follow_the_law", with_temperature(_clamped_with_drafts(low=0.5), supports=UNKEYED),
+    ),
+    "at most 1.5 hot with drafts": (
+        "samples_follow_the_law", with_temperature(_clamped_with_drafts(high=1.5), supports=UNKEYED),
+    ),
+    "after eight rounds of service": ("serving_equals_reference", _tired(8)),
+    "prompts over 63": ("equals_reference", _lie(lambda p, _: max(map(len, p)) > 63)),
+    "prompts over 100": ("equals_reference", _lie(lambda p, _: max(map(len, p)) > 100)),
+    "batches over 16": ("equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 16)),
+    "batches over 32": ("equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 32)),
+    "outputs over 64": ("equals_reference", _lie(lambda p, s: len(p) > 1 and s.max_new_tokens > 64)),
 }  # fmt: skip
+LIARS = {name: Liar(*told) for name, told in _SEEN.items()} | {
+    "big batch only": Liar(
+        "equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 33),
+        {"limits": Limits(max_batch=34)}, "batches over 33 rows",
+    ),
+    "big k only": Liar(
+        "equals_reference", _lie(lambda _, s: s.num_speculative_tokens > 8),
+        {"limits": Limits(max_k=12)}, "more than 8 drafts a round",
+    ),
+    "long prompts only": Liar(
+        "equals_reference", _lie(lambda p, _: max(map(len, p)) > 131),
+        {"limits": Limits(prompt_tokens=140)}, "prompts over 130 tokens",
+    ),
+    "long outputs only": Liar(
+        "equals_reference", _lie(lambda p, s: len(p) > 1 and s.max_new_tokens > 70),
+        {"limits": Limits(new_tokens=80)}, "outputs over 66 tokens",
+    ),
+    "clamped alone, too": Liar(
+        "samples_follow_the_law", with_temperature(_clamped(low=0.5), supports=UNKEYED),
+        {"reference": with_temperature()()}, "no reference was named",
+    ),
+    "wrong alone, too": Liar(
+        "equals_reference", lambda: Toy(_misread),
+        {"reference": Toy()}, "no reference was named",
+    ),
+}  # fmt: skip
+NEVER_SEEN = {  # and what the report says that it has not looked at
+    "samples hotter than 2": (
+        with_temperature(lambda s: replace(s, seed=0) if 2 < s.temperature < 1000 else s),
+        "the law of samples at temperatures outside 0.25 to 2",
+    ),
+    "fifth token": (
+        _draws_low(lambda s: s.num_speculative_tokens > 0 and not s.stop_token_ids, 4),
+        "after 5 tokens of prompt and 4 new ones",
+    ),
+    "after thirty rounds of service": (_tired(30), "prompts that come after round 18 of a service"),
+}
 
 
 def with_prompts() -> Toy:
