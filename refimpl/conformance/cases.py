@@ -61,12 +61,14 @@ class EngineCase:
     Attributes:
         prompts, settings: what the engine is asked.
         stop_at, stop_row: offsets in that row's reference whose tokens serve as stop tokens, where some are wanted.
+        with_stop_inside: a prompt is added that contains a stop token.
     """
 
     prompts: Prompts
     settings: EngineSettings
     stop_at: tuple[int, ...] = (0,)
     stop_row: int = 0
+    with_stop_inside: bool = True
 
 
 def offered_ids(vocab_size: int) -> list[int]:
@@ -223,7 +225,8 @@ class Limits:
     def even_case(self, vocab_size: int) -> EngineCase:
         """A batch whose rows all end at once, at the second of two stop tokens."""
         prompt = tuple(token % vocab_size for token in (4, 1))
-        return EngineCase((prompt,) * LONG_BATCH, EngineSettings(8, LONG_BATCH, self.max_k or 3), (6, 2))
+        settings = EngineSettings(8, LONG_BATCH, self.max_k or 3)
+        return EngineCase((prompt,) * LONG_BATCH, settings, (6, 2), with_stop_inside=False)
 
     def alone_case(self, vocab_size: int) -> EngineCase:
         """One row that is cancelled when it must have begun, and cannot have ended."""

@@ -47,8 +47,7 @@ def stop_is_exact(subject: Subject, case: EngineCase) -> None:
     """A stop token ends its row wherever in a block it falls, stays as the last token, and is no stop in a prompt."""
     free = subject.reference(case.prompts, case.settings)[case.stop_row]
     stops = tuple(dict.fromkeys(free[offset] for offset in case.stop_at))
-    all_end_at_once = len(case.prompts) > len(set(case.prompts)) == 1
-    prompts = case.prompts if all_end_at_once else (*case.prompts, (*case.prompts[-1], stops[0]))
+    prompts = case.prompts + ((*case.prompts[-1], stops[0]),) * case.with_stop_inside
     settings = replace(case.settings, stop_token_ids=stops)
     wanted = [until_stop(tokens, stops) for tokens in subject.reference(prompts, settings)]
     require_equal(subject.run(prompts, settings), wanted, f"stop tokens {list(stops)}")
