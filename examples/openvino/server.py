@@ -1,0 +1,71 @@
+"""``python server.py FOLDER``: OpenVINO GenAI, continuous batching with a draft model, as a server for the kit."""
+
+import json
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # logs go to stderr
+
+import numpy as np  # noqa: E402
+import openvino as ov  # noqa: E402
+import openvino_genai as genai  # noqa: E402
+
+FOLDER = Path(sys.argv[1])
+VOCAB_SIZE = json.loads((FOLDER / "target" / "config.json").read_text())["vocab_size"]
+EXACT = {  # by default keys and values are rounded to 8 bit
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+    "INFERENCE_NUM_THREADS": 1,
+}
+
+
+@cache
+def pipeline(drafts: bool):
+    """The engine, with the draft model or without."""
+    scheduler = genai.SchedulerConfig()
+    scheduler.num_kv_blocks, scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 1024, 256, 64
+    draft = {"draft_model": genai.draft_model(str(FOLDER / "draft"), "CPU", **EXACT)} if drafts else {}
+    return genai.ContinuousBatchingPipeline(str(FOLDER / "target"), scheduler, "CPU", EXACT | draft)
+
+
+def config(request: dict, place: int):
+    """Settings of one row; its seed depends on its place, since with equal ones rows would share their numbers."""
+    own = genai.GenerationConfig()
+    own.max_new_tokens, own.stop_token_ids = request["max_new_tokens"], set(request["stop_token_ids"])
+    own.ignore_eos = not request["stop_token_ids"]
+    if not own.ignore_eos:
+        own.eos_token_id = request["stop_token_ids"][0]  # in place of the model's, which is not asked for
+    own.num_assistant_tokens = request["num_speculative_tokens"]
+    if request["temperature"] > 0:
+        own.do_sample, own.temperature, own.top_k, own.top_p = True, request["temperature"], VOCAB_SIZE, 1.0
+        own.rng_seed = (request["seed"] * 65_537 + place) % 2**31
+    return own
+
+
+def generate(request: dict) -> list[list[int]]:
+    """Decode batch by batch."""
+    engine, size, rows = pipeline(request["num_speculative_tokens"] > 0), request["batch_size"], []
+    for start in range(0, len(request["prompts"]), size):
+        batch = request["prompts"][start : start + size]
+        prompts = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in batch]
+        rows += engine.generate(prompts, [config(request, start + i) for i in range(len(batch))])
+    return [[int(token) for token in row.m_generation_ids[0]] for row in rows]
+
+
+def answer(request: dict) -> dict:
+    """Answer one request."""
+    if request["op"] == "describe":
+        return {"vocab_size": VOCAB_SIZE, "supports": ["sampling"]}
+    try:
+        return {"outputs": generate(request)}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+for line in sys.stdin:
+    request = json.loads(line)
+    print(json.dumps({"id": request["id"], **answer(request)}), file=answers, flush=True)
