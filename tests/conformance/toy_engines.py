@@ -216,13 +216,13 @@ def _clamped_with_drafts(low: float = 0.0, high: float = math.inf) -> Callable[[
 
 
 def _draws_low(when: Callable[[EngineSettings], bool], token: int) -> Callable[[], Toy]:
-    """A factory of engines that never sample the upper half of the ids at one place."""
+    """A factory of engines that never sample the upper half of the ids at one place, unless they must stop."""
 
     right = with_temperature(supports=UNKEYED)()
 
     def change(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
         rows = right(prompts, settings)
-        wrong = settings.temperature > 0 and when(settings)
+        wrong = settings.temperature > 0 and not settings.stop_token_ids and when(settings)
         return [[t // 2 if wrong and i == token else t for i, t in enumerate(tokens)] for tokens in rows]
 
     return lambda: Toy(change, supports=UNKEYED)
@@ -392,7 +392,7 @@ NEVER_SEEN = {  # and what the report says that it has not looked at
         "the law of samples at temperatures outside 0.25 to 2",
     ),
     "fifth token": (
-        _draws_low(lambda s: s.num_speculative_tokens > 0 and not s.stop_token_ids, 4),
+        _draws_low(lambda s: s.num_speculative_tokens > 0, 4),
         "after 5 tokens of prompt and 4 new ones",
     ),
     "after thirty rounds of service": (_tired(30), "prompts that come after round 18 of a service"),
