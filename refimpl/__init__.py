@@ -18,7 +18,6 @@ _NAMES = {
     "refimpl.pairs": ("GenerationConfigWarning", "VocabularyWarning", "load_pair", "make_pair"),
     "refimpl.prompts": ("read_prompts",),
     "refimpl.core.records": ("RowOutcome", "TokenLogprobs"),
-    "refimpl.core.drafting": ("DraftingConfig",),
     "refimpl.core.request": ("Request",),
     "refimpl.requests": ("Prompt",),
     "refimpl.results": ("GeneratedSequence", "Result"),
@@ -38,7 +37,6 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from refimpl.core.config import DecodeConfig as DecodeConfig
     from refimpl.core.config import SamplingConfig as SamplingConfig
-    from refimpl.core.drafting import DraftingConfig as DraftingConfig
     from refimpl.core.errors import InputError as InputError
     from refimpl.core.invariants import InvariantViolation as InvariantViolation
     from refimpl.core.keywords import Settings as Settings

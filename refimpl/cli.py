@@ -36,7 +36,7 @@ def main(application: typer.Typer = app) -> None:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        advice = "take fewer rows, shorter prompts or a smaller --kv-memory-gib (see `raggedspec memory-plan`)"
+        advice = "take fewer rows, shorter prompts or a smaller kv_memory_gib (see `raggedspec memory-plan`)"
         first_line, _, _ = str(error).partition("\n")
         tell(f"error: out of memory: {first_line}: {advice}")
         sys.exit(BAD_INPUT)

@@ -28,7 +28,7 @@ def generate(
         prompts: texts, lists of token ids, or Requests, mixed as you like.
         max_prompt_tokens: keep only the last so many tokens of each prompt; None keeps all.
         progress: called with (finished, all) after every round.
-        **settings: fields of DecodeConfig, SamplingConfig and DraftingConfig, for example ``batch_size=8``.
+        **settings: fields of DecodeConfig and SamplingConfig, for example ``batch_size=8``.
 
     Returns:
         Results in input order.

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any, NamedTuple, Unpack
 
 from refimpl.core.config import CheckLevel, DecodeConfig, make_config
-from refimpl.core.drafting import DrafterName, DraftingConfig
+from refimpl.core.drafting import DrafterName
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.execution import UNMOVED_LAYOUTS
 from refimpl.core.keywords import Settings
@@ -66,7 +66,6 @@ def plan_memory(
     """
     right = isinstance(budget_gib, Real) and not isinstance(budget_gib, bool) and 0 < budget_gib * GIB < math.inf
     require(right, f"the budget must be a finite number of GiB above 0, not {shown(budget_gib)}")
-    require("drafting" not in settings, "a plan chooses the drafter: give drafter by its own name, not in `drafting`")
     config, budget, prompts = make_config(**settings), int(budget_gib * GIB), listed(prompts)
     _require_plannable(config)
     _require_no_own_drafts(prompts)
@@ -130,7 +129,7 @@ class Wish(NamedTuple):
 
 def _wishes(config: DecodeConfig) -> Iterator[Wish]:
     """What was asked for, then with less and less; what is given up last varies slowest."""
-    own, method = config.drafting.drafter, config.resolved_method
+    own, method = config.drafter, config.resolved_method
     stays = own in LOOKUPS or config.drafting.reads_probabilities
     drafters: list[DrafterName] = [own] if stays else [own, "ngram"]
     methods = [config.method, *([f"paged+{method.scheduler}"] if method.layout != "paged" else [])]
@@ -151,7 +150,8 @@ def _with(config: DecodeConfig, wish: Wish) -> DecodeConfig:
         method=wish.method,
         batch_size=wish.batch_size,
         num_speculative_tokens=wish.num_speculative_tokens,
-        drafting=config.drafting if config.drafting.reads_probabilities else DraftingConfig(wish.drafter),
+        drafter=wish.drafter,
+        draft_budget=config.draft_budget if config.drafting.reads_probabilities else "fixed",
         checks="off",
         kv_memory_gib=math.inf,
         prefix_sharing=False,
@@ -163,12 +163,12 @@ def _settings(asked: Mapping[str, Any], wish: Wish) -> dict[str, Any]:
 
 
 def _gave_up(config: DecodeConfig, wish: Wish) -> tuple[str, ...]:
-    rows, drafts, drafting = config.resolved_batch_size, config.num_speculative_tokens, config.drafting
+    rows, drafts = config.resolved_batch_size, config.num_speculative_tokens
     in_blocks = wish.method != config.method
     lines = [
         ("pool rows as long as the longest: paged stores blocks, which every pass gathers", in_blocks),
         (f"drafts: {wish.num_speculative_tokens} a row instead of {drafts}", wish.num_speculative_tokens < drafts),
-        (f"draft {drafting.drawn_by} dropped: {wish.drafter} lookup instead", wish.drafter != drafting.drafter),
+        (f"draft {config.drafting.draws} dropped: {wish.drafter} lookup instead", wish.drafter != config.drafter),
         (f"rows: {wish.batch_size} instead of {rows}", wish.batch_size < rows),
     ]
     return tuple(line for line, given_up in lines if given_up)

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from refimpl.core.config import DecodeConfig, require_verify_tokens
+from refimpl.core.config import DecodeConfig
 from refimpl.core.errors import InputError, shown
 from refimpl.core.request import Request, check_stops
 from refimpl.core.sequence import Sequence, StopStrings
@@ -120,8 +120,7 @@ class SequenceMaker:
     def _require_possible(self, sequence: Sequence, place: int) -> None:
         """Raise InputError unless rounds have room for its drafts."""
         drafts, most = sequence.num_speculative_tokens, self.config.num_speculative_tokens
-        if self.config.resolved_token_budget is not None:
-            require_verify_tokens(self.config.resolved_token_budget, drafts)
+        self.config.check_drafts(drafts)
         if self.config.max_model_len is not None and drafts > most:
             raise InputError(
                 f"prompt {place} asks for {drafts} drafts a round: with max_model_len, num_speculative_tokens {most} "

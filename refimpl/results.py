@@ -181,7 +181,7 @@ def result_of(
         mean_residents=memory.mean_residents,
         wall_s=wall_s,
         stage_s=sum_stages([record.stage_s for record in rounds]),
-        drafters=drafter_stats(rows, drafting.lookup, drafting.drawn_by),
+        drafters=drafter_stats(rows, drafting.lookup or "lookup", drafting.draws or "model"),
     )
     submitted_at, arrival_s = list(engine.submitted_at), [each.arrival_s for each in prepared]
     times = {"arrival_s": arrival_s, "submitted_at": submitted_at, "round_end_s": list(round_end_s)}

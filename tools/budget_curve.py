@@ -70,12 +70,9 @@ def tried(bench: Bench, prompts: list[list[int]]) -> tuple[Rounds, Speeds]:
 
 def find_budgets(rounds: Rounds, speeds: Speeds) -> dict[str, dict[str, Any]]:
     """Settings by name: fixed numbers of drafts, and budgets with what rounds cost, or how fast they are."""
-    adaptive: dict[str, dict[str, Any]] = {
-        "by_load": {"drafts_by_load": load_table(speeds)},
-        "goodput": {"draft_costs": cost_table(rounds)},
-    }
+    adaptive = {"by_load": by_load(load_table(speeds)), "goodput": goodput(cost_table(rounds))}
     return {f"fixed {k}": fixed_number(k) for k in FIXED} | {
-        name: {"num_speculative_tokens": MOST, "draft_budget": name, **given} for name, given in adaptive.items()
+        name: {"num_speculative_tokens": MOST, "draft_budget": budget} for name, budget in adaptive.items()
     }
 
 

@@ -31,7 +31,7 @@ def measure(pair: refimpl.Pair) -> list[dict[str, Any]]:
         {
             "drafts_per_row": k,
             "fixed": run(num_speculative_tokens=k),
-            "capacity": run(num_speculative_tokens=LONGEST, draft_budget="capacity", draft_capacity=k * BATCH_SIZE),
+            "capacity": run(num_speculative_tokens=LONGEST, draft_budget=f"capacity:{k * BATCH_SIZE}"),
         }
         for k in range(1, 6)
     ]

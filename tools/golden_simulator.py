@@ -64,7 +64,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "method": "inplace+static", "study": {"kind": "open", "duration_s": 60.0}, "cost": LINEAR,
         "study.arrivals": {"kind": "sinusoidal", "rate_per_s": 5.0, "amplitude": 0.8, "period_s": 20.0},
         "switches": {"wait_for_rows": 4, "wait_at_most_s": 1.5},
-        "engine.drafts_by_load": [[4, 3], [7, 1]], "engine.draft_budget": "by_load",
+        "engine.draft_budget": "by_load:4=3,7=1",
         "workload.output_tokens": {"kind": "lognormal", "median_tokens": 40, "sigma": 0.8, "max_tokens": 128},
     },
     "speculative, warmed up": {

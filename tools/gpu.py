@@ -61,11 +61,11 @@ def commands() -> list[Command]:
         refimpl("verify-gpu-smoke", 4, f"verify --dtype float32 --batch-sizes 4 {SMOKE}"),
         refimpl(
             "verify-gpu-smoke-recorded", 3,
-            f"verify --dtype float32 --batch-sizes 4 {SMOKE} --methods inplace --cuda-graphs --checks host",
+            f"verify --dtype float32 --batch-sizes 4 {SMOKE} --methods inplace --set cuda_graphs=true --checks host",
         ),
         refimpl(
             "verify-gpu-smoke-overlapped", 3,
-            f"verify --dtype float32 --batch-sizes 4,8 {SMOKE} --methods inplace,paged --execution overlapped",
+            f"verify --dtype float32 --batch-sizes 4,8 {SMOKE} --methods inplace,paged --set execution=overlapped",
         ),
         refimpl(
             "ties-gpu-smoke", 4,

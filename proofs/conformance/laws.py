@@ -32,8 +32,8 @@ from refimpl.selfcheck.enumeration import scripts
 Outputs = tuple[Text, ...]
 Law = dict[Outputs, Fraction]
 MODEL = DraftingConfig()
-CAPACITY = DraftingConfig(draft_budget="capacity", draft_capacity=1)  # of one draft for all rows
-CONFIDENCE = DraftingConfig(draft_budget="confidence", draft_threshold=0.3)
+CAPACITY = DraftingConfig(draft_budget="capacity:1")  # of one draft for all rows
+CONFIDENCE = DraftingConfig(draft_budget="confidence:0.3")
 AS_IT_IS = SamplingConfig(temperature=1.0)
 MAX_PATHS = 20_000  # an enumeration that reaches this was truncated: a failure
 
@@ -65,7 +65,8 @@ def config_of(
         sampling=sampling,
         checks=checks,
         block_size=BLOCK_SIZE,
-        drafting=drafting,
+        drafter=drafting.drafter,  # type: ignore[arg-type]
+        draft_budget=drafting.draft_budget,
     )
 
 
@@ -212,7 +213,7 @@ def check_some() -> Iterator[Verdict]:
         for name, shape in LOOKED_UP.items():
             yield verdict(method, f"{drafter}: {name}", shape, DraftingConfig(drafter))
     for drafting in (CAPACITY, CONFIDENCE):
-        yield verdict("inplace+fifo", f"budget by {drafting.draft_budget}", RAGGED, drafting)
+        yield verdict("inplace+fifo", f"budget by {drafting.budget_name}", RAGGED, drafting)
     for method, (name, shape) in itertools.product(
         ("inplace+fifo", "rollback+static", "paged+grouped"), BLOCKS.items()
     ):

@@ -29,7 +29,7 @@ from refimpl.drafting.budgets import CapacityBudget, DraftBudget
 METHOD, UNLUCKY = "rollback+static", 0
 (SHAPE,) = ROLLED_BACK.values()
 KNOWN = "2301/32768"
-THREE = DraftingConfig(draft_budget="capacity", draft_capacity=3)
+THREE = DraftingConfig(draft_budget="capacity:3")
 SHARING = [Job((0,), 4, 3), Job((1,), 5, 3)]
 EVEN, LIKELY, SURE = (0.5, 0.5), (0.875, 0.125), (1.0, 0.0)
 

@@ -24,7 +24,6 @@ from proofs.conformance.runs import METHODS, SAMPLINGS, SHAPES, Run, Shape, samp
 from proofs.report import Verdict, report
 from refimpl.core import kernels
 from refimpl.core.config import SamplingConfig
-from refimpl.core.drafting import DraftingConfig
 from refimpl.core.execution import UNMOVED_LAYOUTS
 from refimpl.decoding.engine import Engine
 from refimpl.faults import FAULTS
@@ -86,7 +85,7 @@ def lookup_runs(method: str, seen: Counter[str]) -> Iterator[Run]:
     """Coupled tokens do not depend on what is proposed."""
     for each, drafter in itertools.product(LONGER, ("ngram", "suffix", "hybrid")):
         expected = runs.sampled_outputs(each, COUPLED)
-        engine = runs.engine_for(method, each, sampled_pair(), COUPLED, drafting=DraftingConfig(drafter))
+        engine = runs.engine_for(method, each, sampled_pair(), COUPLED, drafter=drafter)
         yield finished(engine, method, each, expected, seen)
 
 

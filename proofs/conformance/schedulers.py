@@ -17,7 +17,7 @@ from unittest.mock import patch
 from proofs.conformance import room_spec
 from proofs.conformance import scheduler_spec as spec
 from proofs.report import Verdict
-from refimpl import scheduling
+from refimpl import DecodeConfig, scheduling
 from refimpl.scheduling import Scheduler
 
 PROMPTS = (1, 2)  # prompt lengths
@@ -36,6 +36,11 @@ class Dummy:
     most_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
     num_found: int = 0
+
+    @property
+    def cached_at_entry(self) -> int:
+        """All but the last, in one pass."""
+        return self.seq_len - 1
 
     def content(self, start: int, stop: int) -> tuple[int, int, int]:
         """Tokens that no other sequence has: the searches run without sharing."""
@@ -88,7 +93,8 @@ class FaultError(Exception):
 def start(prompts: tuple[int, ...], rules: spec.Rules, limit: int) -> Node:
     rows = [Dummy(n, most_tokens=limit) for n in prompts]
     aging = rules.aging if rules.policy == "grouped" and rules.aging != rules.default_aging else None
-    real = scheduling.make_scheduler(rules.policy, rules.batch, rules.capacity, aging)
+    sizes = {"batch_size": rules.batch, "window_size": max(rules.batch, rules.capacity), "aging_bound": aging}
+    real = scheduling.make_scheduler(DecodeConfig(method=f"inplace+{rules.policy}", **sizes))
     if rules.blocks:
         real.room = scheduling.PagedRoom(scheduling.BlockPool(rules.blocks.total, rules.blocks.size), rules.blocks.span)
     real.submit(rows)

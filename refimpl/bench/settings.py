@@ -3,11 +3,11 @@
 import math
 import random
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from refimpl.core.config import DecodeConfig, make_config
-from refimpl.core.drafting import DrafterName, DraftingConfig
+from refimpl.core.drafting import DrafterName
 from refimpl.core.errors import InputError, require
 from refimpl.core.request import Request
 from refimpl.models.adapter import Pair
@@ -17,9 +17,9 @@ Item = TypeVar("Item")
 MAX_RANDOM_TOKENS = 2**24  # of all prompts of a benchmark
 OF_ALL_ENGINES = ("method", "batch_size", "num_speculative_tokens", "max_new_tokens", "stop_token_ids")
 # of plain decoding: nothing is drafted, and no draft caches the prompts
-PLAIN_DECODING = {"num_speculative_tokens": 0, "acceptance": None, "forced_lengths": ()} | asdict(
-    DraftingConfig("ngram")
-)
+PLAIN_DECODING: dict[str, Any] = {
+    "num_speculative_tokens": 0, "acceptance": None, "forced_lengths": (), "drafter": "ngram", "draft_budget": "fixed"
+}  # fmt: skip
 EAGER = "_eager"  # suffix of the row of a method without the recordings that it could have
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refimpl.commands.options import (
+    BatchSizeOption,
     ChecksOption,
     DecodingOptions,
     DeviceOption,
@@ -31,7 +32,7 @@ from refimpl.commands.reports import (
 )
 from refimpl.core.config import make_config
 from refimpl.core.interrupts import tell
-from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, changed, command, option
+from refimpl.core.option_groups import ENGINE, PROMPTS, changed, command, option
 from refimpl.core.progress import progress_bars
 from refimpl.core.request import Request
 from refimpl.core.shown import counted
@@ -51,14 +52,10 @@ def generate(
     sampling: DecodingOptions,
     method: MethodOptions,
     engine: EngineOptions,
-    logprobs: Annotated[
-        int | None,
-        option(OUTPUT, "Add each token's log-probability to the JSON lines, and those of so many likeliest tokens."),
-    ] = None,
     output: LineOptions,
 ) -> None:
     """Decode prompts and show what was generated: as text, or one JSON line per sample."""
-    settings: dict[str, Any] = method.settings() | engine.settings() | sampling.settings() | {"logprobs": logprobs}
+    settings: dict[str, Any] = method.settings() | engine.settings() | sampling.settings()
     make_config(**settings)
     check_outputs([output.output, output.trace], [prompts.prompts])
     _tell_idle(sampling)
@@ -148,7 +145,7 @@ def verify(
     prompts: PromptOptions,
     sampling: SamplingOptions,
     runs: RunOptions,
-    engine: EngineOptions = EngineOptions(max_new_tokens=50),
+    engine: EngineOptions = EngineOptions.but(max_new_tokens=50),
     bitwise: Annotated[
         bool, option(ENGINE, "Run passes of one shape, and compare to the last bit.", "--bitwise")
     ] = False,
@@ -217,7 +214,7 @@ def demo(
     *,
     device: DeviceOption = "cpu",
     limit: Annotated[int, option(PROMPTS, "Prompts, evenly spaced over the bundled ones.", min=1)] = 16,
-    batch_size: Annotated[int, option(ENGINE, "Rows decoded together.", min=1)] = 8,
+    batch_size: BatchSizeOption = 8,
     max_new_tokens: MaxNewOption = 24,
     repeats: Annotated[int, option(ENGINE, "Runs in turn, after a warm-up.", min=1)] = 2,
     checks: ChecksOption = "host",

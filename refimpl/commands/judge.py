@@ -16,7 +16,7 @@ from refimpl.core.reading import read_mappings
 
 app = typer.Typer()
 PICTURES = (".png", ".pdf", ".svg")
-RUNS, ENGINE = RunOptions(batch_sizes="8"), EngineOptions(max_new_tokens=50)
+RUNS, ENGINE = RunOptions(batch_sizes="8"), EngineOptions.but(max_new_tokens=50)
 OF_OUTPUTS = ("--num-speculative-tokens", "--max-new-tokens", "--drafter")  # count where no method runs, too
 
 

@@ -20,10 +20,8 @@ from refimpl.commands.options import (
 )
 from refimpl.commands.parsing import parse_sizes
 from refimpl.commands.reports import ReportOptions, check_outputs, write_report
-from refimpl.core.errors import InputError
 from refimpl.core.option_groups import ENGINE, PROMPTS, SAMPLING, command, option
 from refimpl.core.progress import progress_bars
-from refimpl.core.reading import parse_json
 from refimpl.core.values import split_names
 
 app = typer.Typer()
@@ -69,9 +67,6 @@ class RepeatOptions:
     generate_batch: Annotated[
         bool, option(ENGINE, "Time transformers' own continuous batching (generate_batch), too, where it runs.")
     ] = False
-    engine_option: Annotated[
-        list[str] | None, option(ENGINE, "NAME=VALUE, another setting of the engine; may be repeated.")
-    ] = None
 
 
 @command(
@@ -85,7 +80,7 @@ def bench(
     models: ModelOptions,
     work: WorkOptions,
     runs: RunOptions = RunOptions(batch_sizes="1,8"),
-    engine: EngineOptions = EngineOptions(max_new_tokens=48, checks="off", cuda_graphs=None),
+    engine: EngineOptions = EngineOptions.but(max_new_tokens=48, checks="off"),
     repeat: RepeatOptions,
     output: ReportOptions,
 ) -> None:
@@ -120,8 +115,7 @@ def bench_settings(
     from refimpl.bench.settings import takes_graphs
 
     drafters = tuple(split_names(repeat.drafters)) if repeat.drafters else ()
-    options = engine_options(repeat.engine_option)
-    recordable = not drafters and takes_graphs("inplace", **engine.settings() | dict(options))
+    recordable = not drafters and takes_graphs("inplace", **engine.settings())
     on_gpu = models.device.startswith("cuda") and engine.checks in ("off", "host") and recordable
     given = {"cuda_graphs": on_gpu} | engine.settings()
     names = {field.name for field in fields(BenchSettings)}
@@ -137,7 +131,7 @@ def bench_settings(
         eager=repeat.eager,
         assisted=repeat.assisted,
         generate_batch=repeat.generate_batch,
-        options=tuple((name, value) for name, value in given.items() if name not in names) + options,
+        options=tuple((name, value) for name, value in given.items() if name not in names),
         **{name: value for name, value in given.items() if name in names},
     )
 
@@ -153,24 +147,6 @@ def trace_of(acceptance: str) -> Path | None:
     """The file that such a text names, if it names one."""
     kind, _, file = acceptance.removeprefix("forced:").partition(":")
     return Path(file) if kind == "trace" and file else None
-
-
-def engine_options(texts: list[str] | None) -> tuple[tuple[str, Any], ...]:
-    """Settings of the engine from texts like ``compaction_threshold=0.5``; values are JSON, else text.
-
-    Raises:
-        InputError: a text without ``=``.
-    """
-    options = []
-    for text in texts or []:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InputError(f"--engine-option must look like NAME=VALUE, not {text!r}")
-        try:
-            options.append((name, parse_json(value, name)))
-        except InputError:
-            options.append((name, value))
-    return tuple(options)
 
 
 @command(

@@ -13,7 +13,9 @@ from refimpl.commands.options import (
     MethodOptions,
     PairOptions,
     PromptOptions,
+    SetOption,
 )
+from refimpl.commands.parsing import parse_settings
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
 from refimpl.core.errors import require
 from refimpl.core.option_groups import ENGINE, command, option
@@ -33,6 +35,7 @@ def memory_plan(
     budget: Annotated[float, option(ENGINE, "GiB for weights, K/V and everything that passes need.")],
     num_speculative_tokens: DraftTokensOption = 5,
     max_new_tokens: MaxNewOption = 64,
+    set_: SetOption = None,
     measure: Annotated[bool, option(ENGINE, "Run it, and lay the measured peak beside the plan.", "--measure")] = False,
     output: ReportOptions,
 ) -> None:
@@ -42,7 +45,7 @@ def memory_plan(
     require(not measure or models.device == "cpu", "--measure reads the CPU's allocator: leave it out, or use cpu")
     check_outputs([output.output], [prompts.prompts])
     texts, pair = prompts.read(), models.load()
-    asked = decoding.settings() | method.settings()
+    asked = decoding.settings() | method.settings() | parse_settings(set_ or [])
     asked |= {"num_speculative_tokens": num_speculative_tokens, "max_new_tokens": max_new_tokens}
     plan = plan_memory(pair, texts, budget_gib=budget, max_prompt_tokens=prompts.max_prompt_tokens, **asked)
     rows: dict[str, Any] = {"plan": asdict(plan) | {"total_bytes": plan.footprint.total_bytes}}

@@ -1,22 +1,18 @@
 """Option groups of the commands: an option is declared once, and a command names the groups that it takes."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from refimpl.commands.parsing import numbers, parse_integers, parse_sizes, parse_table
-from refimpl.core.config import METHODS, NAMED_METHODS, CheckLevel, DecodeConfig
-from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig, RankingScore
+from refimpl.commands.parsing import parse_settings, parse_sizes
+from refimpl.core.config import METHODS, CheckLevel, DecodeConfig, SamplingConfig
+from refimpl.core.drafting import DrafterName, DraftingConfig
 from refimpl.core.errors import InputError, require
-from refimpl.core.execution import ExecutionName
-from refimpl.core.option_groups import ENGINE, MODELS, PROMPTS, SAMPLING, option
+from refimpl.core.option_groups import ENGINE, MODELS, PROMPTS, SAMPLING, declared_options, option, option_of
 
 PAIRS = ("tiny", "vicuna", "qwen3", "glm4")
-Rule = Literal["greedy", "coupled", "rejection", "block"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Turns = Literal["first", "all"]
-DEFAULTS = DecodeConfig()
-DRAFTING = DEFAULTS.drafting
 
 
 def _method_lists(incomplete: str) -> list[str]:
@@ -26,12 +22,21 @@ def _method_lists(incomplete: str) -> list[str]:
 
 
 DeviceOption = Annotated[str, option(MODELS, "cpu, cuda or cuda:N.", autocompletion=lambda: ["cpu", "cuda"])]
-SeedOption = Annotated[int, option(SAMPLING, "Seed of the random numbers.")]
-DraftTokensOption = Annotated[
-    int, option(ENGINE, "Tokens drafted per row and round.", "--num-speculative-tokens", "-k")
+SeedOption = Annotated[int, option_of(SamplingConfig, "seed", SAMPLING)]
+DraftTokensOption = Annotated[int, option_of(DecodeConfig, "num_speculative_tokens", ENGINE)]
+MaxNewOption = Annotated[int, option_of(DecodeConfig, "max_new_tokens", ENGINE)]
+BatchSizeOption = Annotated[int, option_of(DecodeConfig, "batch_size", ENGINE)]
+ChecksOption = Annotated[CheckLevel | None, option_of(DecodeConfig, "checks", ENGINE)]
+SetOption = Annotated[
+    list[str] | None,
+    option(
+        ENGINE,
+        "NAME=VALUE, any other setting of docs/settings.md; may be repeated.",
+        "--set",
+        "-s",
+        metavar="NAME=VALUE",
+    ),
 ]
-MaxNewOption = Annotated[int, option(ENGINE, "Most tokens generated per prompt.")]
-ChecksOption = Annotated[CheckLevel | None, option(ENGINE, "Run-time checks.", none="device on a CPU, else host")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,132 +156,46 @@ class PromptOptions:
 class SettingOptions:
     """A group whose fields are settings of the engine, each under its own name."""
 
+    @classmethod
+    def but(cls, **values: Any) -> Self:
+        """The group with other values than the defaults."""
+        return cls(**values)
+
+    def __getattr__(self, name: str) -> Any:
+        """Of what is no field; the fields are declared elsewhere, which type checkers cannot follow."""
+        raise AttributeError(name)
+
     def settings(self) -> dict[str, Any]:
         """Keywords of `refimpl.generate`; what is None is left to the engine."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        others = parse_settings(given.pop("set_", None) or [])
+        return {name: value for name, value in given.items() if value is not None} | others
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared_options(SamplingConfig, panel=SAMPLING)
 class SamplingOptions(SettingOptions):
     """Shape of the distribution that tokens are drawn from."""
 
-    temperature: Annotated[float, option(SAMPLING, "0 decodes greedily.")] = 0.0
-    top_k: Annotated[int, option(SAMPLING, "Draw from the k most probable tokens; 0 for all.")] = 0
-    top_p: Annotated[float, option(SAMPLING, "Draw from the most probable tokens that reach this probability.")] = 1.0
-    min_p: Annotated[
-        float, option(SAMPLING, "Drop tokens below this share of the most probable one's probability.")
-    ] = 0.0
-    seed: SeedOption = 0
 
-
-@dataclass(frozen=True, kw_only=True)
+@declared_options(DecodeConfig, panel=SAMPLING, only=("acceptance", "stop_strings", "logprobs"))
 class DecodingOptions(SamplingOptions):
-    """Sampling, which drafts are accepted, and where a text ends."""
-
-    acceptance: Annotated[
-        Rule | None, option(SAMPLING, "Rule that accepts drafts.", none="greedy at temperature 0, else coupled")
-    ] = None
-    stop_strings: Annotated[
-        list[str] | None, option(SAMPLING, "Stop when the generated text contains this; may be repeated.", "--stop")
-    ] = None
-    stop_token_ids: Annotated[
-        str | None, option(SAMPLING, "Stop at these tokens only, separated by commas.", none="those of the models")
-    ] = None
-
-    def settings(self) -> dict[str, Any]:
-        """The same, with token ids as numbers."""
-        given = super().settings()
-        if self.stop_token_ids is not None:
-            given["stop_token_ids"] = parse_integers(self.stop_token_ids, "--stop-token-ids")
-        return given
+    """Sampling, which drafts are accepted, where a text ends, and what is told of its tokens."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared_options(
+    DecodeConfig, panel=ENGINE, only=("num_speculative_tokens", "max_new_tokens", "drafter", "draft_budget", "checks")
+)
 class EngineOptions(SettingOptions):
-    """What the commands that decode share. An option added here is an option of all of them."""
+    """What the commands that decode share: the settings that are often changed, and one option for all others."""
 
-    num_speculative_tokens: DraftTokensOption = DEFAULTS.num_speculative_tokens
-    max_new_tokens: MaxNewOption = DEFAULTS.max_new_tokens
-    window_size: Annotated[
-        int | None,
-        option(ENGINE, "Sequences that a grouped scheduler chooses from.", none="4 times the batch size"),
-    ] = None
-    drafter: Annotated[
-        DrafterName,
-        option(
-            ENGINE,
-            "What proposes tokens: the draft model, a lookup in the text so far (ngram, suffix), ngram first (hybrid), "
-            "or a head on the target.",
-        ),
-    ] = DRAFTING.drafter
-    draft_budget: Annotated[DraftBudgetName, option(ENGINE, "Rule for how many drafts of a row are verified.")] = (
-        DRAFTING.draft_budget
-    )
-    drafts_by_load: Annotated[
-        str | None,
-        option(ENGINE, "ROWS=DRAFTS,… for the budget by_load: from so many rows on, at most so many drafts each."),
-    ] = None
-    draft_capacity: Annotated[int | None, option(ENGINE, "Drafts per round, for the budget capacity.")] = None
-    draft_score: Annotated[RankingScore, option(ENGINE, "What ranks drafts, for the budget capacity.")] = (
-        DRAFTING.draft_score
-    )
-    draft_costs: Annotated[
-        str | None,
-        option(
-            ENGINE,
-            "ROWS=SECONDS/SECONDS/…,… for the budget goodput: from so many rows on, seconds of rounds with 1, 2, … "
-            "drafts a row, over those without.",
-        ),
-    ] = None
-    draft_threshold: Annotated[
-        float, option(ENGINE, "For the budget confidence: least estimated survival of a draft, in 0 … 1.")
-    ] = DRAFTING.draft_threshold
-    execution: Annotated[
-        ExecutionName,
-        option(ENGINE, "Draft, then verify; or verify half of the rows of inplace or paged while the others draft."),
-    ] = DEFAULTS.execution
-    checks: ChecksOption = None
-    cuda_graphs: Annotated[
-        bool | None,
-        option(ENGINE, "Record rounds of inplace and replay them.", none="on a GPU, if the checks allow it"),
-    ] = False
-    kv_memory_gib: Annotated[
-        float | None,
-        option(ENGINE, "Most memory for both models' K/V.", "--kv-memory-gib", none="most of what is free"),
-    ] = None
-    block_size: Annotated[int, option(ENGINE, "Tokens of a block of paged K/V: 1, 2, 4 … 64.")] = DEFAULTS.block_size
-    prefix_sharing: Annotated[bool, option(ENGINE, "Let rows of paged share blocks of equal first tokens.")] = (
-        DEFAULTS.prefix_sharing
-    )
-    token_budget: Annotated[
-        int | None,
-        option(ENGINE, "Most tokens of a round of +continuous.", none="a verify pass of the batch, and 256 of prompts"),
-    ] = None
-    joint_prefill: Annotated[
-        bool, option(ENGINE, "Let rows of inplace or paged decode in the pass that caches the last of their prompt.")
-    ] = DEFAULTS.joint_prefill
-
-    def settings(self) -> dict[str, Any]:
-        """The same, with tables as pairs."""
-        given = super().settings()
-        if self.drafts_by_load is not None:
-            given["drafts_by_load"] = parse_table(self.drafts_by_load, "--drafts-by-load", "1=7,4=5,16=2", int)
-        if self.draft_costs is not None:
-            given["draft_costs"] = parse_table(self.draft_costs, "--draft-costs", "1=1.2/1.4,8=1.3/1.7", numbers)
-        return given
+    set_: SetOption = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared_options(DecodeConfig, panel=ENGINE, only=("batch_size",))
 class MethodOptions(SettingOptions):
     """One method and its batch."""
 
-    method: Annotated[
-        str, option(ENGINE, f"{', '.join(NAMED_METHODS)}, or LAYOUT+SCHEDULER.", autocompletion=lambda: METHODS)
-    ] = DEFAULTS.method
-    batch_size: Annotated[int, option(ENGINE, "Rows decoded together.")] = DEFAULTS.batch_size
-    shape_stable: Annotated[
-        bool, option(ENGINE, "Run passes of one shape, for the same bits in any batch.", "--shape-stable")
-    ] = False
+    method: Annotated[str, option_of(DecodeConfig, "method", ENGINE, autocompletion=lambda: METHODS)] = "inplace"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from refimpl.commands.options import EngineOptions, ModelOptions, PromptOptions, SeedOption
+from refimpl.commands.options import BatchSizeOption, EngineOptions, ModelOptions, PromptOptions, SeedOption
 from refimpl.commands.reports import ReportOptions, check_outputs, console_for_tables, write_report
 from refimpl.core.files import check_folder
 from refimpl.core.option_groups import ENGINE, OUTPUT, PROMPTS, as_folder, command, option
@@ -31,8 +31,8 @@ def bench_serving(
     rate: Annotated[float, option(PROMPTS, "Requests per second, on average: a Poisson process.")] = 1.0,
     num_requests: Annotated[int, option(PROMPTS, "Requests in all; prompts are taken in turn.", min=1)] = 32,
     methods: Annotated[str, option(ENGINE, "Names as for generate, separated by commas.")] = "inplace,paged+continuous",
-    batch_size: Annotated[int, option(ENGINE, "Rows decoded together.")] = 8,
-    engine: EngineOptions = EngineOptions(checks="off"),
+    batch_size: BatchSizeOption = 8,
+    engine: EngineOptions = EngineOptions.but(checks="off"),
     seed: SeedOption = 0,
     traces: Annotated[
         Path | None,

@@ -1,40 +1,107 @@
-"""What proposes tokens, and how many of them are verified: the settings of drafting."""
+"""What proposes tokens, and how many of them are verified: names, and what each needs."""
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal
 
-from refimpl.core.errors import require, shown
-from refimpl.core.values import MAX_SPECULATIVE_TOKENS, is_list, is_number, require_int, use_plain_numbers
+from refimpl.core.errors import InputError, did_you_mean, require, shown
+from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 
 DrafterName = Literal["model", "ngram", "suffix", "hybrid", "head"]
-DraftBudgetName = Literal["fixed", "by_load", "capacity", "goodput", "confidence"]
-RankingScore = Literal["expected", "own_token"]
+Argument = Callable[[str], Any]  # what stands behind the colon, as the budget's class takes it
 
 
-class Parts(NamedTuple):
-    """What a drafter is made of: the name of a lookup, and of what draws tokens where it finds none; empty for none."""
+@dataclass(frozen=True, slots=True)
+class DrafterFacts:
+    """What a drafter needs of a run.
 
-    lookup: str = ""
-    draws: str = ""
+    Attributes:
+        runs_draft: the pair's draft model.
+        lookup: name of the index that it looks tokens up in; None for none.
+        draws: what draws its tokens from a distribution, ``"model"`` or ``"head"``; None for nothing.
+    """
+
+    runs_draft: bool = False
+    lookup: str | None = None
+    draws: str | None = None
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether every token is drawn from a distribution."""
+        return self.draws is not None and self.lookup is None
 
 
-DRAFTER_PARTS: dict[DrafterName, Parts] = {
-    "model": Parts(draws="model"),
-    "ngram": Parts("ngram"),
-    "suffix": Parts("suffix"),
-    "hybrid": Parts("ngram", "model"),
-    "head": Parts(draws="head"),
+DRAFTERS: dict[str, DrafterFacts] = {
+    "model": DrafterFacts(runs_draft=True, draws="model"),
+    "ngram": DrafterFacts(lookup="ngram"),
+    "suffix": DrafterFacts(lookup="suffix"),
+    "hybrid": DrafterFacts(runs_draft=True, lookup="ngram", draws="model"),
+    "head": DrafterFacts(draws="head"),
 }
-DRAFTERS: tuple[str, ...] = tuple(DRAFTER_PARTS)
-DRAFT_BUDGETS: tuple[str, ...] = get_args(DraftBudgetName)
-RANKING_SCORES: tuple[str, ...] = get_args(RankingScore)
-# drafters that a pair without a draft can have
-WITHOUT_MODEL: tuple[str, ...] = tuple(name for name, parts in DRAFTER_PARTS.items() if parts.draws != "model")
-# drafters that draw each token from a distribution
-WITH_PROBABILITIES: tuple[str, ...] = tuple(name for name, parts in DRAFTER_PARTS.items() if not parts.lookup)
-OF_PROBABILITIES: tuple[str, ...] = ("capacity", "confidence")  # budgets that read the probabilities of the draft
+
+
+def no_argument(text: str) -> None:
+    """Of a budget that takes none."""
+    if text:
+        raise ValueError
+
+
+def drafts(text: str) -> int:
+    """A number of drafts."""
+    number = int(text)
+    require(number >= 0, f"drafts of draft_budget must be at least 0, not {number}")
+    return number
+
+
+def survival(text: str) -> float:
+    """A probability that a draft survives; 0.4 unless given."""
+    number = float(text or 0.4)
+    require(0 <= number <= 1, f"the survival of draft_budget must be in 0 … 1, not {number}")
+    return number
+
+
+def drafts_by_rows(text: str) -> tuple[tuple[int, int], ...]:
+    """Pairs (rows, drafts): with so many rows or more, at most so many drafts each."""
+    table = _by_rows(text, int)
+    right = all(0 <= most <= MAX_SPECULATIVE_TOKENS for _, most in table)
+    require(right, f"drafts of draft_budget must be in 0 … {MAX_SPECULATIVE_TOKENS}, not {shown(text)}")
+    return table
+
+
+def seconds_by_rows(text: str) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    """Pairs (rows, seconds): with so many rows or more, seconds of rounds with 1, 2, … drafts over those without."""
+    table = _by_rows(text, lambda cell: tuple(map(float, cell.split("/"))))
+    right = all(0 < second < math.inf for _, seconds in table for second in seconds)
+    require(right, f"seconds of draft_budget must be finite and above 0, not {shown(text)}")
+    return table
+
+
+def _by_rows(text: str, value: Callable[[str], Any]) -> tuple[tuple[int, Any], ...]:
+    pairs = [part.split("=") for part in text.split(",")]
+    table = tuple((int(rows), value(cell)) for rows, cell in pairs)
+    right = len(dict(table)) == len(table) and min(dict(table)) >= 1
+    require(right, f"numbers of rows of draft_budget must be at least 1, each another, not {shown(text)}")
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetFacts:
+    """What a draft budget is written like, and whether it reads the draft's probabilities."""
+
+    argument: Argument = no_argument
+    example: str = ""
+    reads_probabilities: bool = False
+
+
+DRAFT_BUDGETS: dict[str, BudgetFacts] = {
+    "fixed": BudgetFacts(),
+    "by_load": BudgetFacts(drafts_by_rows, "1=7,4=5,16=2"),
+    "capacity": BudgetFacts(drafts, "16", reads_probabilities=True),
+    "capacity_own_token": BudgetFacts(drafts, "16", reads_probabilities=True),
+    "goodput": BudgetFacts(seconds_by_rows, "1=1.2/1.4,8=1.3/1.7"),
+    "confidence": BudgetFacts(survival, "0.4", reads_probabilities=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,113 +110,76 @@ class DraftingConfig:
 
     Attributes:
         drafter: ``"model"``: the pair's draft. ``"ngram"``: what followed the row's last tokens where they occurred
-            before, in the prompt or in the output (prompt lookup); no draft is loaded or run. ``"suffix"``:
-            what followed the longest earlier match of the row's end, at most as many tokens as agree; no draft either.
-            ``"hybrid"``: as ngram; where some row finds nothing, the draft goes on from what the rows have found.
-            ``"head"``: a small network on the target's last hidden state, trained for that target; no draft either. A
-            row's first round has no drafts.
-        draft_budget: drafts to verify, num_speculative_tokens a row at most. ``"fixed"``: that many. ``"by_load"``:
-            fewer in a crowd. ``"capacity"``: a number for the whole round, for the likeliest to survive.
-            ``"goodput"``: by what rows have accepted and rounds cost. ``"confidence"``: as long as the draft is sure; a
-            row stops before the first draft that it is not sure of.
-        drafts_by_load: for by_load, pairs (rows, drafts): with so many rows or more, at most so many drafts each.
-        draft_capacity: for capacity: drafts of a round, over all rows.
-        draft_score: for capacity: what ranks drafts: ``"expected"``, or ``"own_token"`` as published, which is not
-            lossless under rejection sampling and refused there.
-        draft_costs: for goodput, pairs (rows, seconds): with so many rows or more, seconds of rounds with 1, 2, …
-            drafts a row, over those of a round without drafts. No more drafts a row than numbers.
-        draft_threshold: for confidence: least estimated survival of a draft, in 0 … 1.
+            before, in the prompt or in the output (prompt lookup). ``"suffix"``: what followed the longest earlier
+            match of the row's end, at most as many tokens as agree. ``"hybrid"``: as ngram; where some row finds
+            nothing, the draft goes on from what the rows have found. ``"head"``: a small network on the target's last
+            hidden state, trained for that target; a row's first round has no drafts.
+        draft_budget: drafts to verify, num_speculative_tokens a row at most. ``"fixed"``: that many.
+            ``"by_load:1=7,4=5"``: with so many rows or more, at most so many drafts each. ``"capacity:16"``: so many
+            for the whole round, those likeliest to survive; ``"capacity_own_token:16"`` ranks them as published, which
+            is biased under rejection sampling and refused there. ``"goodput:1=1.2/1.4"``: by what rows have accepted
+            and by the seconds of rounds with 1, 2, … drafts over those without. ``"confidence:0.4"``: as long as the
+            draft is sure; a row stops before the first draft whose estimated survival is less.
+
+    Raises:
+        InputError: an unknown name, an argument that the budget does not take, or a budget that reads probabilities
+            beside a drafter that does not always have them.
     """
 
-    drafter: DrafterName = "model"
-    draft_budget: DraftBudgetName = "fixed"
-    drafts_by_load: Seq[tuple[int, int]] = ()
-    draft_capacity: int | None = None
-    draft_score: RankingScore = "expected"
-    draft_costs: Seq[tuple[int, Seq[float]]] = ()
-    draft_threshold: float = 0.4
+    drafter: str = "model"
+    draft_budget: str = "fixed"
 
     def __post_init__(self) -> None:
-        use_plain_numbers(self)
-        for name, known in (
-            ("drafter", DRAFTERS), ("draft_budget", DRAFT_BUDGETS), ("draft_score", RANKING_SCORES),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            require(value in known, f"{name} must be one of {', '.join(known)}, not {shown(value)}")
-        self._check_table()
-        self._check_costs()
-        self._check_numbers()
+        name = self.budget_name
+        message = f"draft_budget must be one of {', '.join(DRAFT_BUDGETS)}, not {shown(self.draft_budget)}"
+        require(name in DRAFT_BUDGETS, message + did_you_mean(name, tuple(DRAFT_BUDGETS)))
+        known = isinstance(self.drafter, str) and self.drafter in DRAFTERS
+        require(known, f"drafter must be one of {', '.join(DRAFTERS)}, not {shown(self.drafter)}")
+        _ = self.budget_argument
         require(
-            self.drafter in WITH_PROBABILITIES or not self.reads_probabilities,
-            f"draft_budget {self.draft_budget!r} reads the draft's probabilities, which drafter {self.drafter!r} does "
+            not self.reads_probabilities or DRAFTERS[self.drafter].has_probabilities,
+            f"draft_budget {name!r} reads the draft's probabilities, which drafter {self.drafter!r} does "
             "not always have: choose drafter 'model' or 'head'",
         )
 
-    def _check_table(self) -> None:
-        _check_pairs("drafts_by_load", self.drafts_by_load, "drafts")
-        for _, drafts in self.drafts_by_load:
-            require_int("drafts of drafts_by_load", drafts, 0, MAX_SPECULATIVE_TOKENS)
-        require(
-            (self.draft_budget == "by_load") == bool(self.drafts_by_load),
-            "draft_budget 'by_load' and drafts_by_load go together",
-        )
+    @property
+    def budget_name(self) -> str:
+        """Of the draft budget."""
+        return str(self.draft_budget).partition(":")[0]
 
-    def _check_costs(self) -> None:
-        _check_pairs("draft_costs", self.draft_costs, "seconds")
-        for _, seconds in self.draft_costs:
-            right = is_list(seconds) and len(seconds) > 0 and all(is_number(s) and 0 < s < math.inf for s in seconds)
-            message = f"seconds of draft_costs must be a list of at least one finite number > 0, not {shown(seconds)}"
-            require(right, message)
-        require(
-            (self.draft_budget == "goodput") == bool(self.draft_costs),
-            "draft_budget 'goodput' and draft_costs go together",
-        )
-
-    def _check_numbers(self) -> None:
-        least = self.draft_threshold
-        require(is_number(least) and 0 <= least <= 1, f"draft_threshold must be in 0 … 1, not {shown(least)}")
-        if self.draft_capacity is not None:
-            require_int("draft_capacity", self.draft_capacity, 0)
-        require(
-            (self.draft_budget == "capacity") == (self.draft_capacity is not None),
-            "draft_budget 'capacity' and draft_capacity go together",
-        )
+    @property
+    def budget_argument(self) -> Any:
+        """What stands behind the name of the draft budget, as its class takes it."""
+        facts, text = DRAFT_BUDGETS[self.budget_name], self.draft_budget.partition(":")[2]
+        try:
+            return facts.argument(text)
+        except InputError:
+            raise
+        except ValueError:
+            usage = ":".join(filter(None, [self.budget_name, facts.example]))
+            raise InputError(f"draft_budget must look like {usage}, not {shown(self.draft_budget)}") from None
 
     @property
     def uses_draft(self) -> bool:
         """Whether the pair's draft runs."""
-        return self.drawn_by == "model"
+        return DRAFTERS[self.drafter].runs_draft
 
     @property
     def reads_probabilities(self) -> bool:
         """Whether the budget asks how likely the draft's tokens are."""
-        return self.draft_budget in OF_PROBABILITIES
+        return DRAFT_BUDGETS[self.budget_name].reads_probabilities
 
     @property
-    def looks(self) -> bool:
-        """Whether drafts are looked up."""
-        return bool(self.lookup)
+    def lookup(self) -> str | None:
+        """Name of the index that finds drafts; None where nothing is looked up."""
+        return DRAFTERS[self.drafter].lookup
 
     @property
-    def lookup(self) -> str:
-        """Name of the lookup that finds drafts; empty where nothing is looked up."""
-        return DRAFTER_PARTS[self.drafter].lookup
-
-    @property
-    def drawn_by(self) -> str:
-        """Name of what draws drafts; empty where none are drawn."""
-        return DRAFTER_PARTS[self.drafter].draws
+    def draws(self) -> str | None:
+        """What draws drafts, ``"model"`` or ``"head"``; None where nothing is drawn."""
+        return DRAFTERS[self.drafter].draws
 
     @property
     def recordable(self) -> bool:
         """Whether a round's drafts can be recorded: nothing is looked up or decided on the host."""
-        return self.drafter == "model" and self.draft_budget == "fixed"
-
-
-def _check_pairs(name: str, table: Any, what: str) -> None:
-    """Raise InputError unless a setting is a list of pairs that begin with numbers of rows, each another."""
-    require(is_list(table), f"{name} must be pairs (rows, {what}), not {shown(table)}")
-    for pair in table:
-        require(is_list(pair) and len(pair) == 2, f"{name} must be pairs (rows, {what}), not {shown(pair)}")
-        require_int(f"rows of {name}", pair[0], 1)
-    require(len({rows for rows, *_ in table}) == len(table), f"{name} has a number of rows twice: {shown(table)}")
+        return (self.drafter, self.budget_name) == ("model", "fixed")

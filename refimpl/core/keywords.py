@@ -1,55 +1,47 @@
-"""The keyword settings of `generate`, `stream` and `verify`, spelt out for editors and type checkers.
+"""The keyword settings of `generate`, `stream` and `verify`, written by tools/settings.py.
 
-Meaning, default and range of each are documented at `DecodeConfig`, `SamplingConfig` and `DraftingConfig`.
+Meaning, default and range of each stand in docs/settings.md, and at `DecodeConfig` and `SamplingConfig`.
 """
 
-from collections.abc import Sequence as Seq
-from typing import TypedDict
+from collections.abc import Sequence
+from typing import Literal, TypedDict
 
-from refimpl.core.config import AcceptanceName, CheckLevel, SamplingConfig
-from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig, RankingScore
-from refimpl.core.execution import ExecutionName
+from refimpl.core.config import SamplingConfig
 
 
 class _Common(TypedDict, total=False):
     num_speculative_tokens: int
-    max_new_tokens: int
+    drafter: Literal["model", "ngram", "suffix", "hybrid", "head"]
+    draft_budget: str
     window_size: int | None
     aging_bound: float | None
-    acceptance: AcceptanceName | None
+    token_budget: int | None
+    joint_prefill: bool
+    execution: Literal["serial", "overlapped"]
+    cuda_graphs: bool
+    block_size: int
+    prefix_sharing: bool
+    compaction_threshold: float
+    max_new_tokens: int
+    acceptance: Literal["greedy", "rejection", "block", "coupled", "forced"] | None
     forced_lengths: tuple[float, ...]
     sampling: SamplingConfig
+    stop_token_ids: Sequence[int] | None
+    stop_strings: Sequence[str]
+    logprobs: int | None
+    checks: Literal["off", "host", "device", "oracle"] | None
+    shape_stable: bool
+    kv_memory_gib: float | None
+    max_model_len: int | None
     temperature: float
     top_k: int
     top_p: float
     min_p: float
     seed: int
-    drafting: DraftingConfig
-    drafter: DrafterName
-    draft_budget: DraftBudgetName
-    drafts_by_load: Seq[tuple[int, int]]
-    draft_capacity: int | None
-    draft_score: RankingScore
-    draft_costs: Seq[tuple[int, Seq[float]]]
-    draft_threshold: float
-    stop_token_ids: Seq[int] | None
-    stop_strings: Seq[str]
-    logprobs: int | None
-    checks: CheckLevel | None
-    compaction_threshold: float
-    shape_stable: bool
-    cuda_graphs: bool
-    kv_memory_gib: float | None
-    block_size: int
-    prefix_sharing: bool
-    token_budget: int | None
-    joint_prefill: bool
-    max_model_len: int | None
-    execution: ExecutionName
 
 
 class Settings(_Common, total=False):
-    """Fields of `DecodeConfig`; those of its `SamplingConfig` and `DraftingConfig` can be given in place of these."""
+    """Fields of `DecodeConfig`; those of its `SamplingConfig` can be given in place of `sampling`."""
 
     method: str
     batch_size: int

@@ -1,9 +1,9 @@
 """Option groups of a command line: dataclasses whose fields are options, and commands that take such objects."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -11,7 +11,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import typer
 from typer.core import TyperCommand
 
+from refimpl.core.declared import Range, hints_of
+
 Command = TypeVar("Command", bound=Callable[..., None])
+Group = TypeVar("Group")
 MODELS, PROMPTS, SAMPLING, ENGINE, OUTPUT = "Models", "Prompts", "Sampling", "Engine", "Output"  # panels of the help
 
 
@@ -56,6 +59,42 @@ def _with_names_in_text(parameter: Any) -> Any:
 def option(panel: str, help_: str, *names: str, none: str | None = None, **more: Any) -> Any:
     """Declare an option: the panel of the help it appears in, what it does, and what the default None stands for."""
     return typer.Option(*names, help=help_, rich_help_panel=panel, show_default=none or True, **more)
+
+
+def option_of(settings: type, name: str, panel: str, **more: Any) -> Any:
+    """The option of a declared setting: its names, what it sets, and what None stands for."""
+    declared = next(item.metadata for item in fields(settings) if item.name == name)  # type: ignore[arg-type]
+    return option(panel, declared["help"], *declared["option"] or (), none=declared["none"], **more)
+
+
+def declared_options(settings: type, *, panel: str, only: Collection[str] = ()) -> Callable[[type[Group]], type[Group]]:
+    """Class decorator: a group of the options that settings have of their own, see `refimpl.core.declared.setting`.
+
+    Args:
+        settings: a dataclass of settings.
+        panel: of the help.
+        only: names of some of the settings; empty for all.
+    """
+
+    def add(cls: type[Group]) -> type[Group]:
+        own: dict[str, Any] = {}
+        for item in fields(settings):  # type: ignore[arg-type]
+            if item.metadata["option"] is not None and item.name in (only or (item.name,)):
+                kind = _typed(hints_of(settings)[item.name], item.metadata["range"])
+                declared = option_of(settings, item.name, panel)
+                own[item.name] = Annotated[kind, declared]
+                setattr(cls, item.name, None if kind == list[str] | None else item.default)
+        cls.__annotations__ = own | inspect.get_annotations(cls)
+        return dataclass(frozen=True, kw_only=True)(cls)
+
+    return add
+
+
+def _typed(hint: Any, limits: Any) -> Any:
+    """The type of a setting as typer reads it: a list for several texts, a literal type for a choice."""
+    if limits is not None and not isinstance(limits, Range):
+        return Literal[tuple(limits)]
+    return list[str] | None if get_origin(hint) is Sequence else hint
 
 
 def as_file(text: str) -> Path:

@@ -17,7 +17,7 @@ MAX_NESTING = 3  # of a setting: a table of pairs, one of which is a list
 
 def require_int(name: str, value: Any, low: int, high: float = math.inf) -> None:
     """Raise InputError unless the value is an integer, of any library, in low … high."""
-    limit = f"at least {low}" if high == math.inf else f"in {low} … {high}"
+    limit = f"≥ {low}" if high == math.inf else f"in [{low}, {high}]"
     require(is_integer(value) and low <= value <= high, f"{name} must be an integer {limit}, not {shown(value)}")
 
 

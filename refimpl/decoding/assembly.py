@@ -119,7 +119,7 @@ def assemble(
         ),
         lambda: HeadDrafter(pair.require_head(), TargetStates(checker), rule, pair.vocab_size, budget, timer),
     )
-    drafter = DRAFTER_MAKERS[config.drafting.drafter](makers) if demand.most_drafts else NoDrafts()
+    drafter = DRAFTER_MAKERS[config.drafter](makers) if demand.most_drafts else NoDrafts()
     eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, target.window)
     passes: Passes = eager
     if config.cuda_graphs:
@@ -175,13 +175,13 @@ def bias(config: DecodeConfig) -> str:
         return ""
     if budget.shares and config.resolved_method.layout == "rollback":
         return (
-            f"draft_budget {config.drafting.draft_budget!r} ties the lengths of rounds to what other rows draw, which "
+            f"draft_budget {config.draft_budget!r} ties the lengths of rounds to what other rows draw, which "
             f"changes the law of acceptance {rule!r} where all rows commit the batch minimum: choose another layout"
         )
     if not budget.predictable:
         return (
-            f"draft_budget {config.drafting.draft_budget!r} with draft_score {config.drafting.draft_score!r} ranks a "
-            f"draft by what was drawn, which changes the law under acceptance {rule!r}: choose draft_score 'expected'"
+            f"draft_budget {config.draft_budget!r} ranks a draft by what was drawn, which changes the law under "
+            f"acceptance {rule!r}: choose capacity"
         )
     return ""
 

@@ -20,6 +20,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.drafters import Drafter, HybridDrafter, LookupDrafter
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.passes import EagerPasses
+from refimpl.drafting.budgets import CapacityBudget, make_budget
 from refimpl.models.adapter import HuggingFaceLM, Pair
 from refimpl.models.head import RegressiveHead
 from refimpl.models.prepacked import copied_bytes
@@ -175,7 +176,8 @@ class DryRun:
         if states := passes.drafter.states:
             passes.run(members, limits)
             states.commit(members, [1] * len(members))
-        capacity = self.config.drafting.draft_capacity
+        budget = make_budget(self.config.drafting)
+        capacity = budget.capacity if isinstance(budget, CapacityBudget) else None
         for drafts in (limits, _ragged(limits, math.inf if capacity is None else capacity)):
             passes.run(members, drafts).decision.table()
 

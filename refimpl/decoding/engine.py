@@ -19,7 +19,7 @@ from refimpl.decoding.timing import StageTimer
 from refimpl.decoding.trace import RoundRecord
 from refimpl.layouts import Layout
 from refimpl.models.adapter import Pair
-from refimpl.scheduling import Scheduler, SchedulingOptions, make_scheduler
+from refimpl.scheduling import Scheduler, make_scheduler
 
 
 class Engine:
@@ -53,15 +53,7 @@ class Engine:
             )
         require_current(pair.device)
         self.pair, self.config, self.sequences = pair, config, list(sequences)
-        self.scheduler: Scheduler[Sequence] = make_scheduler(
-            method.scheduler,
-            config.resolved_batch_size,
-            config.resolved_window_size,
-            config.aging_bound,
-            token_budget=config.resolved_token_budget,
-            execution=config.execution,
-            options=SchedulingOptions(joint_prefill=config.joint_prefill),
-        )
+        self.scheduler: Scheduler[Sequence] = make_scheduler(config)
         self.demand = Demand.of([*self.sequences, *expected], config)
         self.context = assemble(pair, self.demand, config, self.scheduler.window_size, source)
         self.checker = self.context.checker

@@ -23,7 +23,6 @@ from typing import Any
 from refimpl.conformance.adapters import method
 from refimpl.conformance.kit import ALL_PROPERTIES, check_engine
 from refimpl.conformance.python_engine import PythonEngine
-from refimpl.core.drafting import DraftingConfig
 from refimpl.core.invariants import InvariantViolation
 from refimpl.faults.base import LAW_ONLY, Fault
 from refimpl.faults.engine import FaultyEngine
@@ -34,8 +33,8 @@ from refimpl.selfcheck.reported import wrong_report
 NUM_EXAMPLES = 60  # after so many without a notice, a detector counts as blind to a fault
 LEVELS = ("host", "device", "oracle")
 DETECTORS = (*LEVELS, "output", "acceptance", "report", "sampling")
-OF_LAW = {"acceptance", "execution", "top_k", "drafting"}  # settings that the law is tested with
-SCRIPTED = (DraftingConfig(), DraftingConfig("head"))  # drafters that follow the script to the end of the limit
+OF_LAW = {"acceptance", "execution", "top_k", "drafter", "draft_budget"}  # settings that the law is tested with
+SCRIPTED = ("model", "head")  # drafters that follow the script to the end of the limit
 MISFITS = ("TypeError", "AttributeError", "NameError", "UnboundLocalError", "IndexError")
 LOGPROBS = 2  # alternatives a token, where reports are compared
 
@@ -82,7 +81,9 @@ def applies(fault: Fault | None, detector: str) -> bool:
         "device": "cuda_graphs" not in settings,
         "oracle": "cuda_graphs" not in settings,
         "output": has_the_oracles_tokens,
-        "acceptance": "acceptance" not in settings and settings.get("drafting", DraftingConfig()) in SCRIPTED,
+        "acceptance": "acceptance" not in settings
+        and "draft_budget" not in settings
+        and settings.get("drafter", "model") in SCRIPTED,
         "report": has_the_oracles_tokens,
         "sampling": "acceptance" in settings,
     }

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from refimpl.core.drafting import DraftingConfig
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import Proposal
 from refimpl.decoding.drafters import Drafts, HybridDrafter, pace, states
@@ -17,11 +16,12 @@ from refimpl.drafting.budgets import CapacityBudget
 from refimpl.drafting.budgets.base import ranked
 from refimpl.faults.base import REJECTION, fault
 
-LOOKUP, HYBRID = {"drafting": DraftingConfig("ngram")}, {"drafting": DraftingConfig("hybrid")}
-HEAD = {"drafting": DraftingConfig("head")}
-CAPACITY = {"drafting": DraftingConfig(draft_budget="capacity", draft_capacity=256)}
+LOOKUP, HYBRID = {"drafter": "ngram"}, {"drafter": "hybrid"}
+HEAD = {"drafter": "head"}
+CAPACITY = {"draft_budget": "capacity:256"}
 TILE, TILE_COST = 2, 0.02  # drafts that cost as much as one of them, over a round without drafts
-CONFIDENCE = {"drafting": DraftingConfig(draft_budget="confidence", draft_threshold=0.3)}
+THRESHOLD = 0.3
+CONFIDENCE = {"draft_budget": f"confidence:{THRESHOLD}"}
 
 
 @fault(Proposal, "distributions", "law", None, settings=REJECTION | LOOKUP)
@@ -68,7 +68,7 @@ def stop_and_drop(original: Any) -> Any:
     def finish(self: Pace, tokens: Tensor) -> list[int]:
         limits = original(self, tokens)
         own = pace.survival("own_token", torch.cat(self._seen, dim=1)[:, : tokens.shape[1]], tokens)
-        sure = (own >= CONFIDENCE["drafting"].draft_threshold).sum(dim=1).tolist()
+        sure = (own >= THRESHOLD).sum(dim=1).tolist()
         return [min(pair) for pair in zip(limits, sure, strict=True)]
 
     return finish

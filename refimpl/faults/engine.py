@@ -10,7 +10,7 @@ from refimpl.models.adapter import Pair
 from refimpl.models.table_model import table_pair, unrelated_pair
 
 PASSED_ON = (  # settings that are the engine's own
-    "top_k", "aging_bound", "shape_stable", "cuda_graphs", "drafting", "block_size", "prefix_sharing",
+    "top_k", "aging_bound", "shape_stable", "cuda_graphs", "drafter", "draft_budget", "block_size", "prefix_sharing",
     "execution", "joint_prefill",
 )  # fmt: skip
 

@@ -16,7 +16,6 @@ from itertools import product
 import torch
 
 from refimpl.core.config import AcceptanceName, SamplingConfig
-from refimpl.core.drafting import DraftingConfig
 from refimpl.core.execution import ExecutionName
 from refimpl.core.request import Request
 from refimpl.decoding.acceptance import RULES
@@ -29,7 +28,6 @@ from refimpl.oracle.autoregressive import shape_distribution
 VOCAB_SIZE, NUM_TOKENS = 5, 3
 REPEATED = (3, 1, 4, 3, 1)  # there is something to be found
 PROMPTS = {"model": (3, 1), "ngram": REPEATED, "suffix": REPEATED, "hybrid": REPEATED}
-MODEL = DraftingConfig()
 NUM_SEQUENCES = 4096
 NUM_PAIRS = 640  # of rows that take turns
 FALSE_ALARM_RATE = 1e-6
@@ -64,7 +62,8 @@ def check_law(
     *,
     acceptance: AcceptanceName = "rejection",
     execution: ExecutionName = "serial",
-    drafting: DraftingConfig = MODEL,
+    drafter: str = "model",
+    draft_budget: str = "fixed",
     top_k: int = 0,
     seed: int = 0,
     temperature: float = 2.0,
@@ -75,7 +74,7 @@ def check_law(
     """
     sampling = SamplingConfig(temperature, top_k, seed=seed)
     pair = Pair(TableModel(VOCAB_SIZE), TableModel(VOCAB_SIZE, salt=1), vocab_size=VOCAB_SIZE, name="law")
-    prompt = PROMPTS[drafting.drafter]
+    prompt = PROMPTS[drafter]
     counts: Counter[tuple[int, ...]] = Counter()
     for requests in _runs(prompt, execution):
         result = generate(
@@ -89,7 +88,8 @@ def check_law(
             max_new_tokens=NUM_TOKENS,
             num_speculative_tokens=2,
             sampling=sampling,
-            drafting=drafting,
+            drafter=drafter,  # type: ignore[arg-type]
+            draft_budget=draft_budget,
         )
         rows = zip(requests, result.sequences, strict=True)
         counts.update(tuple(row.token_ids) for request, row in rows if request.max_new_tokens is None)

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from refimpl.core import kernels
-from refimpl.core.config import BLOCK_SIZES
+from refimpl.core.engine_settings import BLOCK_SIZES
 from refimpl.layouts import make_layout
 from refimpl.layouts.packed import PackedBlock, Seen
 from refimpl.layouts.store import KVShape, PooledRows, RowState

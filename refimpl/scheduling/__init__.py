@@ -1,5 +1,6 @@
 """Which rows run in a round. Pure Python: the simulator runs the same classes, and no tensor library is loaded."""
 
+from refimpl.core.engine_settings import EngineSettings
 from refimpl.scheduling.base import DEFAULT_OPTIONS, Chunk, RoundMode, RoundPlan, Scheduler, SchedulingOptions
 from refimpl.scheduling.blocks import BlockPool, blocks_for
 from refimpl.scheduling.continuous import ContinuousScheduler
@@ -18,31 +19,11 @@ SCHEDULER_CLASSES: dict[str, type[Scheduler]] = {
 }
 
 
-def make_scheduler(
-    name: str,
-    batch_size: int,
-    window_size: int,
-    aging_bound: float | None = None,
-    *,
-    token_budget: int | None = None,
-    execution: str = "serial",
-    options: SchedulingOptions = DEFAULT_OPTIONS,
-) -> Scheduler:
-    """Build a scheduler by name: one of `SCHEDULER_CLASSES`, or ``"fifo"`` with two cohorts for overlapped execution.
-
-    `window_size` and `aging_bound` matter to ``"grouped"`` only, `token_budget` to ``"continuous"``, which needs one.
-    """
-    if execution == "overlapped":
-        if name != "fifo":
-            raise ValueError(f"overlapped execution runs rows in turns, as fifo does, not as {name}")
-        return OverlappedScheduler(batch_size, batch_size, options=options)
-    if name == "grouped":
-        return GroupedScheduler(batch_size, window_size, aging_bound, options=options)
-    if name == "continuous":
-        if token_budget is None:
-            raise ValueError("a continuous scheduler needs a token budget")
-        return ContinuousScheduler(batch_size, token_budget, options=options)
-    return SCHEDULER_CLASSES[name](batch_size, batch_size, options=options)
+def make_scheduler(settings: EngineSettings, *, refill: bool = True) -> Scheduler:
+    """Build the scheduler of a run, with two cohorts for overlapped execution; `refill` as in `SchedulingOptions`."""
+    overlapped = settings.execution == "overlapped"
+    kind = OverlappedScheduler if overlapped else SCHEDULER_CLASSES[settings.scheduler or ""]
+    return kind.of(settings, SchedulingOptions(refill=refill, joint_prefill=settings.joint_prefill))
 
 
 __all__ = [

@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Generic, Literal
+from typing import Generic, Literal, Self
 
+from refimpl.core.engine_settings import EngineSettings
 from refimpl.core.invariants import InvariantViolation
 from refimpl.scheduling.pool import SequencePool, T
 from refimpl.scheduling.room import Room
@@ -85,6 +86,11 @@ class Scheduler(ABC, Generic[T]):
         self.room: Room[T] = Room()
         self.ahead: set[int] = set()
         self.round_index = 0
+
+    @classmethod
+    def of(cls, settings: EngineSettings, options: SchedulingOptions) -> Self:
+        """Build it for a run; a subclass with parameters of its own takes them from the settings."""
+        return cls(settings.resolved_batch_size, settings.resolved_window_size, options=options)
 
     @property
     def done(self) -> bool:

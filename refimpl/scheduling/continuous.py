@@ -1,7 +1,9 @@
 """Prompts in chunks beside the rows that decode."""
 
 from collections.abc import Iterable
+from typing import Self
 
+from refimpl.core.engine_settings import EngineSettings
 from refimpl.scheduling.base import DEFAULT_OPTIONS, Chunk, RoundPlan, Scheduler, SchedulingOptions, T
 
 
@@ -25,6 +27,11 @@ class ContinuousScheduler(Scheduler[T]):
     def __init__(self, batch_size: int, token_budget: int, *, options: SchedulingOptions = DEFAULT_OPTIONS):
         super().__init__(batch_size, batch_size, options=options)
         self.token_budget = token_budget
+
+    @classmethod
+    def of(cls, settings: EngineSettings, options: SchedulingOptions) -> Self:
+        """With the token budget of a run."""
+        return cls(settings.resolved_batch_size, settings.resolved_token_budget or 0, options=options)
 
     def enters(self, sequence: T, residents: Iterable[T]) -> bool:
         """Whether a verify pass of all of them, once their prompts are cached, stays within the budget, too."""

@@ -3,7 +3,9 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import chain, islice
+from typing import Self
 
+from refimpl.core.engine_settings import EngineSettings
 from refimpl.core.invariants import InvariantViolation
 from refimpl.scheduling.base import DEFAULT_OPTIONS, RoundMode, RoundPlan, Scheduler, SchedulingOptions, T
 from refimpl.scheduling.groups import GroupIndex, GroupKey
@@ -48,6 +50,12 @@ class GroupedScheduler(Scheduler[T]):
         self._groups = GroupIndex(batch_size)
         self._last_run: OrderedDict[int, int] = OrderedDict()  # ticket -> round, of those that age, earliest first
         self._waited_at_most = 0  # no wait is longer; it is counted on, and looked up where it would matter
+
+    @classmethod
+    def of(cls, settings: EngineSettings, options: SchedulingOptions) -> Self:
+        """With the aging bound of a run."""
+        sizes = settings.resolved_batch_size, settings.resolved_window_size
+        return cls(*sizes, settings.aging_bound, options=options)
 
     def group_key(self, sequence: T) -> GroupKey:
         """Equal keys may share a round without realignment (INV-11)."""

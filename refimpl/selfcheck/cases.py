@@ -66,7 +66,7 @@ class Case:
         temperature, seed, top_k: of the sampling.
         sequence_ids: keys of the rows' random numbers; their places where there are none.
         stop_as_text: give each stop token as a stop string, the letter that it stands for.
-        shape_stable, cuda_graphs, drafting, block_size, prefix_sharing, execution: as in DecodeConfig.
+        shape_stable, cuda_graphs, drafter, draft_budget, block_size, prefix_sharing, execution: as in DecodeConfig.
         spare_blocks: of a paged pool, beyond those that the longest row needs; None: as many as all rows need.
         joint_prefill: as in DecodeConfig, where the other settings allow it.
         spare_tokens: of a round's budget, beyond a verify pass of the row that drafts most; None: as in DecodeConfig.
@@ -88,13 +88,19 @@ class Case:
     stop_as_text: bool = False
     shape_stable: bool = False
     cuda_graphs: bool = False
-    drafting: DraftingConfig = field(default_factory=DraftingConfig)
+    drafter: str = "model"
+    draft_budget: str = "fixed"
     block_size: int = 16
     prefix_sharing: bool = True
     spare_blocks: int | None = None
     spare_tokens: int | None = None
     execution: ExecutionName = "serial"
     joint_prefill: bool = False
+
+    @property
+    def drafting(self) -> DraftingConfig:
+        """What proposes tokens, and how many of them are verified."""
+        return DraftingConfig(self.drafter, self.draft_budget)
 
     @property
     def pair(self) -> Pair:
@@ -134,14 +140,15 @@ class Case:
             "sampling": SamplingConfig(self.temperature, self.top_k, seed=self.seed),
             "shape_stable": self.shape_stable,
             "cuda_graphs": self.cuda_graphs,
-            "drafting": self.drafting,
+            "drafter": self.drafter,
+            "draft_budget": self.draft_budget,
             "block_size": self.block_size,
             "prefix_sharing": self.prefix_sharing,
             "token_budget": self.token_budget,
             "execution": self.execution,
         }
         config = make_config(**settings | overrides)
-        joins = self.joint_prefill and not joint_prefill_obstacle(config, config.resolved_method.layout)
+        joins = self.joint_prefill and not joint_prefill_obstacle(config)
         return replace(config, joint_prefill=True) if joins else config
 
     @property

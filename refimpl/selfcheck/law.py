@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
-from typing import Any
 
 from refimpl.core.config import DecodeConfig
-from refimpl.core.drafting import DRAFTERS, OF_PROBABILITIES, WITH_PROBABILITIES, WITHOUT_MODEL
+from refimpl.core.drafting import DRAFT_BUDGETS, DRAFTERS
 from refimpl.core.request import Request
 from refimpl.decoding.assembly import bias
 from refimpl.generation import generate
@@ -21,13 +20,13 @@ REQUESTS = [Request([0, 1, 0, 1], 2, 1), Request([1, 0], 2, 1)]  # the first fin
 OF_HEAD = [Request([0], 3, 1), Request([1, 0], 3, 1)]  # a token more, as there are no drafts in the first round
 LONGER = [Request([0, 1, 0, 1], 3, 1), REQUESTS[1]]  # drafts after those that the first round has rejected
 LONGEST = [Request([0, 1, 0, 1], 4, 1), REQUESTS[1]]  # the same for who drafts seldom, and drafts of a row alone
-BUDGETS: dict[str, dict[str, Any]] = {  # by name: settings that cut drafts on these pairs
-    "fixed": {"draft_budget": "fixed"},
-    "by_load": {"draft_budget": "by_load", "drafts_by_load": ((2, 0),)},
-    "capacity": {"draft_budget": "capacity", "draft_capacity": 1},
-    "capacity of own tokens": {"draft_budget": "capacity", "draft_capacity": 1, "draft_score": "own_token"},
-    "goodput": {"draft_budget": "goodput", "draft_costs": ((1, (1.6,)),)},
-    "confidence": {"draft_budget": "confidence", "draft_threshold": 0.7},
+BUDGETS = {  # by name: settings that cut drafts on these pairs
+    "fixed": "fixed",
+    "by_load": "by_load:2=0",
+    "capacity": "capacity:1",
+    "capacity_own_token": "capacity_own_token:1",
+    "goodput": "goodput:1=1.6",
+    "confidence": "confidence:0.7",
 }
 
 
@@ -51,7 +50,7 @@ class LawRow:
 def combinations() -> Iterator[tuple[str, str]]:
     """Every drafter with every budget that it can have."""
     for drafter, budget in product(DRAFTERS, BUDGETS):
-        if drafter in WITH_PROBABILITIES or BUDGETS[budget]["draft_budget"] not in OF_PROBABILITIES:
+        if DRAFTERS[drafter].has_probabilities or not DRAFT_BUDGETS[budget].reads_probabilities:
             yield drafter, budget
 
 
@@ -60,7 +59,7 @@ def requests_for(drafter: str, budget: str) -> list[Request]:
     if budget == "by_load":
         return LONGEST
     if budget == "goodput":  # which decides by history
-        return LONGEST if drafter in WITHOUT_MODEL else LONGER
+        return LONGER if DRAFTERS[drafter].runs_draft else LONGEST
     return OF_HEAD if drafter == "head" else REQUESTS
 
 
@@ -78,7 +77,9 @@ def law_row(drafter: str, budget: str, rule: str) -> LawRow:
 
 def config_of(drafter: str, budget: str, rule: str) -> DecodeConfig:
     """Settings of a combination."""
-    return law_config(drafter=drafter, **BUDGETS[budget], acceptance=rule, temperature=float(rule != "greedy"))
+    return law_config(
+        drafter=drafter, draft_budget=BUDGETS[budget], acceptance=rule, temperature=float(rule != "greedy")
+    )
 
 
 def variation(pair: Pair, requests: list[Request], config: DecodeConfig) -> Fraction:

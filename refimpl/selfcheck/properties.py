@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from refimpl.core.config import LAYOUTS, SCHEDULERS
-from refimpl.core.drafting import DraftingConfig
 from refimpl.models.adapter import Pair
 from refimpl.selfcheck.cases import Case, Row, Run, expected_accepted, oracle_outputs, run_case
 from refimpl.selfcheck.reported import wrong_counts
@@ -92,7 +91,7 @@ def invariants_hold(case: Case) -> None:
 
 def acceptance_follows_script(case: Case) -> None:
     """Every row-round accepts exactly the leading drafts of the model that the script lets agree (greedy only)."""
-    case = replace(case, drafting=DraftingConfig())
+    case = replace(case, drafter="model", draft_budget="fixed")
     run = run_case(case)
     for record in run.rounds:
         for row in record.rows:

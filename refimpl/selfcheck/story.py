@@ -24,7 +24,7 @@ def tell(case: Case, rounds: Seq[RoundRecord], outputs: Seq[Seq[int]], wanted: S
 def _settings(case: Case) -> str:
     rule = case.acceptance if case.temperature == 0 else f"{case.acceptance} at temperature {case.temperature}"
     window = f", window {case.window_size}" if case.scheduler == "grouped" else ""
-    drafting = f", drafter {case.drafting.drafter}, draft budget {case.drafting.draft_budget}"
+    drafting = f", drafter {case.drafter}, draft budget {case.draft_budget}"
     drafting = "" if case.drafting == DraftingConfig() else drafting
     return f"{case.layout} × {case.scheduler}, batch {case.batch_size}{window}, {rule}{drafting}"
 

@@ -4,7 +4,7 @@ Smaller means: fewer rows, shorter prompts, smaller tokens, the in-place layout,
 keeps only what the failure needs.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -22,13 +22,13 @@ DRAFTINGS = (  # a search begins with the first
     DraftingConfig("ngram"),
     DraftingConfig("suffix"),
     DraftingConfig("hybrid"),
-    DraftingConfig(draft_budget="by_load", drafts_by_load=((2, 2), (3, 0))),
-    DraftingConfig("hybrid", "goodput", draft_costs=((1, (1.3, 1.6, 1.9)),)),
-    DraftingConfig(draft_budget="capacity", draft_capacity=4),
-    DraftingConfig(draft_budget="goodput", draft_costs=((1, (1.1, 1.3, 1.6)), (3, (1.4, 2.0)))),
-    DraftingConfig(draft_budget="confidence", draft_threshold=0.05),
+    DraftingConfig(draft_budget="by_load:2=2,3=0"),
+    DraftingConfig("hybrid", "goodput:1=1.3/1.6/1.9"),
+    DraftingConfig(draft_budget="capacity:4"),
+    DraftingConfig(draft_budget="goodput:1=1.1/1.3/1.6,3=1.4/2.0"),
+    DraftingConfig(draft_budget="confidence:0.05"),
     DraftingConfig("head"),
-    DraftingConfig("head", "capacity", draft_capacity=4),
+    DraftingConfig("head", "capacity:4"),
 )
 KINDS = tuple(dict.fromkeys((*LEARNED_POSITIONS, *TINY_ARCHITECTURES)))  # a search begins with the first
 
@@ -107,12 +107,12 @@ def cases(draw: Any, *, cancellations: bool = False, sampled: bool = False, max_
         window_size=batch_size + draw(st.integers(0, 4)),
         aging_bound=draw(st.sampled_from([None, 0, 1, 4])),
         compaction_threshold=draw(st.sampled_from([0.25, 0.01, 1.0])),
-        drafting=draw(st.sampled_from(DRAFTINGS)),
         block_size=draw(st.sampled_from([16, 1, 2, 4])),
         spare_blocks=draw(st.none() | st.integers(0, 8)),
         spare_tokens=draw(st.none() | st.integers(0, 12)),
         prefix_sharing=draw(st.sampled_from([True, False])),
         joint_prefill=draw(st.sampled_from([False, True])),
+        **asdict(draw(st.sampled_from(DRAFTINGS))),
         **extra,
     )
 

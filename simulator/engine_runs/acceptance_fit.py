@@ -154,8 +154,8 @@ def fit_all(trace: EngineTrace, replications: int = 40) -> dict[str, Fit]:
             probabilities: a model's rounds begin elsewhere, where neither is known.
     """
     REPLICATIONS.check(replications, "replications")
-    drafting = replay_scenario(trace).engine.drafting()
-    known = not (drafting.looks or drafting.reads_probabilities)
+    drafting = replay_scenario(trace).engine.drafting
+    known = not (drafting.lookup or drafting.reads_probabilities)
     run = f"drafter {drafting.drafter} and draft_budget {drafting.draft_budget}"
     message = "what was looked up, or what probabilities said, is known where its own rounds began alone"
     require(known, f"{trace.path}:1: no model can be held against a run with {run}: {message}")

@@ -147,10 +147,11 @@ def note_drafts(live: Seq[Request], offers: Offers) -> None:
 
 def make_drafting(scenario: Scenario, streams: Streams, acceptance: AcceptanceModel) -> Drafting | None:
     """What a scenario's engine does about drafts; None where each row is offered as many as it can use."""
-    settings = scenario.engine.drafting()
+    settings = scenario.engine.drafting
     if not scenario.engine.varies_drafts:
         return None
     confidence = make_confidence(scenario.confidence, acceptance) if settings.reads_probabilities else None
-    lookups = make_lookups(scenario.lookup, streams, scenario.engine.num_speculative_tokens) if settings.looks else None
+    k = scenario.engine.num_speculative_tokens
+    lookups = make_lookups(scenario.lookup, streams, k) if settings.lookup else None
     head = Head(**scenario.head.resolved(HEAD)) if settings.drafter == "head" else None
     return Drafting(make_budget(settings), confidence, lookups, settings.uses_draft or head is not None, head)

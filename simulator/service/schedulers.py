@@ -1,6 +1,7 @@
 """The engine's own schedulers, set up for a scenario."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from refimpl.core.errors import require
@@ -107,11 +108,7 @@ def room_of(engine: Engine, capacity_tokens: float | None) -> Room[Request]:
 def scheduler_of(engine: Engine, switches: Switches) -> Scheduler[Request]:
     """Build the scheduler that a scenario names, with its departures from the engine."""
     lean_static = engine.scheduler == "static" and not switches.zombies
-    options = SchedulingOptions(refill=switches.refill and not lean_static, joint_prefill=engine.joint_prefill)
-    name = "fifo" if lean_static else engine.scheduler
-    if name == "grouped" and (switches.group_key, switches.serve_first) != ("length_and_lag", "oldest"):
-        return VariedGroups(engine, switches, options)
-    sizes = engine.batch_size, engine.resolved_window_size, engine.aging_bound
-    return make_scheduler(
-        name, *sizes, token_budget=engine.resolved_token_budget, execution=engine.execution, options=options
-    )
+    engine, refill = (replace(engine, scheduler="fifo"), False) if lean_static else (engine, switches.refill)
+    if engine.scheduler == "grouped" and (switches.group_key, switches.serve_first) != ("length_and_lag", "oldest"):
+        return VariedGroups(engine, switches, SchedulingOptions(refill=refill, joint_prefill=engine.joint_prefill))
+    return make_scheduler(engine, refill=refill)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from refimpl.core.drafting import OF_PROBABILITIES
+from refimpl.core.drafting import DRAFT_BUDGETS
 from refimpl.core.errors import InputError
 from simulator.settings.fields import Spec, as_data
 from simulator.settings.kinds import COST, LENGTHS
@@ -23,6 +23,7 @@ NO_USE = {"engine.num_speculative_tokens": 0, "engine.aging_bound": math.inf}  #
 WITHOUT_BUDGETS = tuple(kind for kind in LENGTHS if kind != "trace")  # lengths that bring none of their own
 MOVING = ("realigned", "masked", "rollback")  # layouts that gather their rows
 ANY: tuple[str, ...] = ()
+OF_PROBABILITIES = tuple(name for name, budget in DRAFT_BUDGETS.items() if budget.reads_probabilities)
 EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed, for these settings
     ({"engine.scheduler": ("grouped",)}, (
         "engine.window_size", "engine.aging_bound", "switches.group_key", "switches.serve_first",
@@ -49,10 +50,6 @@ EFFECTS: tuple[tuple[Needs, tuple[str, ...]], ...] = (  # one of these is needed
     ({"engine.num_blocks": (None,)}, ("service.kv_capacity_bytes",)),
     ({"service.replicas": ANY}, ("service.router",)),
     ({"engine.execution": ("overlapped",)}, ("engine.contention",)),
-    ({"engine.draft_budget": ("by_load",)}, ("engine.drafts_by_load",)),
-    ({"engine.draft_budget": ("capacity",)}, ("engine.draft_capacity",)),
-    ({"engine.draft_budget": ("goodput",)}, ("engine.draft_costs",)),
-    ({"engine.draft_budget": ("confidence",)}, ("engine.draft_threshold",)),
     ({"engine.draft_budget": OF_PROBABILITIES}, ("confidence",)),
     ({"engine.drafter": ("ngram", "suffix", "hybrid")}, ("lookup",)),
     ({"engine.drafter": ("head",)}, ("head",)),
@@ -128,6 +125,7 @@ def _idle(settings: Any) -> Iterator[tuple[str, Needs]]:
 
 def _meets(settings: Any, path: str, values: tuple[Value, ...]) -> bool:
     value = _value(settings, path)
+    value = str(value).partition(":")[0] if path == "engine.draft_budget" else value  # its name
     return value in values if values else value != NO_USE.get(path, DEFAULTS[path])
 
 

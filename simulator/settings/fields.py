@@ -1,81 +1,15 @@
 """Reading frozen dataclasses from plain mappings, and writing them back: unknown keys and wild values are refused."""
 
-import math
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import wraps
-from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
+from refimpl.core.declared import Range, checked, hints_of, plain
 from refimpl.core.errors import InputError, did_you_mean, require, shown
-from refimpl.core.values import is_number, require_bool
 
 D = TypeVar("D")
-
-
-def plain(value: Any) -> Any:
-    """Numbers and arrays as Python's own, lists and ranges as tuples: to be compared, hashed and written."""
-    if isinstance(value, bool | str):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    return tuple(map(plain, value)) if isinstance(value, list | tuple | range) else value
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """What a number may be.
-
-    Attributes:
-        low, high: low ≤ value ≤ high; without `low` when `open_low`, without `high` when `open_high`.
-        integer, infinite: whether it must be whole; whether it may be infinite.
-        least, most: what lies beyond is possible, but runs out of numbers, memory or time.
-        bytes_each: memory that each one needs, as the error of a count beyond `most` says.
-    """
-
-    low: float = -math.inf
-    high: float = math.inf
-    open_low: bool = False
-    open_high: bool = False
-    integer: bool = False
-    infinite: bool = False
-    least: float = 0
-    most: float = math.inf
-    bytes_each: int = 0
-
-    def check(self, value: Any, where: str) -> Any:
-        """Return the value as Python's own number, or raise InputError that names the field and the range."""
-        value = plain(value)
-        kinds = int if self.integer else (int, float)
-        endless = isinstance(value, float) and math.isinf(value)
-        require(self.infinite or not endless, f"{where} must be finite, not {shown(value)}")
-        right = isinstance(value, kinds) and not isinstance(value, bool)  # NaN is inside of no range
-        inside = right and self.low <= value <= self.high
-        end = (self.open_low and value == self.low) or (self.open_high and value == self.high)
-        require(inside and not end, f"{where} must be {self}, not {shown(value)}")
-        require(
-            endless or value <= self.most,
-            f"{where} must be at most {self.most}, not {shown(value)}{self._needs(value)}",
-        )
-        require(value >= self.least or value <= 0, f"{where} must be at least {self.least}, not {value}")
-        return value
-
-    def _needs(self, value: float) -> str:
-        if not self.bytes_each or not is_number(value):
-            return ""
-        return f": that many would need about {value * self.bytes_each / 2**30:.3g} GiB of memory"
-
-    def __str__(self) -> str:
-        noun = "an integer" if self.integer else "a number"
-        relation = ">" if self.open_low else "≥"
-        if self.high == math.inf:
-            return noun if self.low == -math.inf else f"{noun} {relation} {self.low}"
-        return f"{noun} in {'(' if self.open_low else '['}{self.low}, {self.high}{')' if self.open_high else ']'}"
 
 
 MAX_TOKENS = 10**9  # of a request; more is a slip
@@ -147,36 +81,18 @@ def check_fields(instance: Any) -> None:
     Raises:
         InputError: a value out of range; the message begins with the path to it.
     """
-    hints = get_type_hints(type(instance))
+    hints = hints_of(type(instance))  # type: ignore[arg-type]
     for item in fields(instance):
         value = _checked(plain(getattr(instance, item.name)), item, hints[item.name])
         object.__setattr__(instance, item.name, value)  # frozen, but not yet handed out
 
 
 def _checked(value: Any, item: Any, hint: Any) -> Any:
-    name, optional = item.name, type(None) in get_args(hint)
-    if value is None and optional:
-        return None
-    if optional:
-        hint = next(arg for arg in get_args(hint) if arg is not type(None))
-    if "range" in item.metadata:
-        return item.metadata["range"].check(value, name)
-    if "kinds" in item.metadata:
-        return as_spec(value, item.metadata["kinds"], name)
-    if is_dataclass(hint) and isinstance(hint, type):
-        return value if isinstance(value, hint) else from_mapping(hint, value, f"{name}.")
-    _check_plain(value, hint, name)
-    return value
-
-
-def _check_plain(value: Any, hint: Any, name: str) -> None:
-    if get_origin(hint) is Literal:
-        allowed = get_args(hint)
-        require(value in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, not {shown(value)}")
-    elif hint is bool:
-        require_bool(name, value)
-    elif hint is str:
-        require(isinstance(value, str), f"{name} must be a text, not {shown(value)}")
+    if value is not None and "kinds" in item.metadata:
+        return as_spec(value, item.metadata["kinds"], item.name)
+    if is_dataclass(hint) and isinstance(hint, type) and not isinstance(value, hint):
+        return from_mapping(hint, value, f"{item.name}.")
+    return checked(value, item, hint)
 
 
 def as_spec(given: Any, kinds: Kinds, where: str) -> Spec:

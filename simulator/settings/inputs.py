@@ -23,8 +23,8 @@ def input_files(scenario: Scenario) -> dict[str, Path]:
         "arrivals": (scenario.study.arrivals, ARRIVALS),
         "acceptance": (scenario.acceptance, ACCEPTANCE),
     }
-    specs |= {"confidence": (scenario.confidence, CONFIDENCE)} if scenario.engine.drafting().reads_probabilities else {}
-    specs |= {"lookup": (scenario.lookup, LOOKUP)} if scenario.engine.drafting().looks else {}
+    specs |= {"confidence": (scenario.confidence, CONFIDENCE)} if scenario.engine.drafting.reads_probabilities else {}
+    specs |= {"lookup": (scenario.lookup, LOOKUP)} if scenario.engine.drafting.lookup else {}
     paths = {name: path for name, given in specs.items() if (path := _path_of(*given))}
     files = {name: find_data(path) or Path(path) for name, path in paths.items()}
     cost = scenario.cost.resolved(COST)

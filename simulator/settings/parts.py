@@ -5,20 +5,9 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from refimpl.core.config import (
-    BLOCK_SIZES,
-    MAX_TOKEN_BUDGET,
-    MAX_WINDOW,
-    WINDOW_BATCHES,
-    LayoutName,
-    SchedulerName,
-    default_token_budget,
-    require_verify_tokens,
-)
-from refimpl.core.drafting import DraftBudgetName, DrafterName, DraftingConfig
+from refimpl.core.declared import documented, setting
+from refimpl.core.engine_settings import EngineSettings, LayoutName, SchedulerName
 from refimpl.core.errors import require
-from refimpl.core.execution import ExecutionName, check_execution, check_joint_prefill, check_recording
-from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 from simulator.settings.fields import (
     COUNT,
     NON_NEGATIVE,
@@ -36,12 +25,11 @@ from simulator.settings.kinds import ARRIVALS, COMMON, LENGTHS
 from simulator.settings.methods import engine_settings
 
 DEFAULT_BUDGET = 128
-WINDOW = Range(1, integer=True, most=MAX_WINDOW, bytes_each=2**11)
 BLOCKS = Range(1, 2**24, integer=True)
 REPLICAS = Range(1, integer=True, most=2**12, bytes_each=2**14)
 MIN_PHASE = 1e-3  # requests that an on phase brings
 MAX_BUDGET = 2**18  # tokens; a number is drawn for each of them, for hundreds of requests at a time
-DRAFTING = tuple(item.name for item in fields(DraftingConfig) if item.name != "draft_score")  # settings of an engine
+DRAFTING = ("drafter", "draft_budget")  # settings of what proposes tokens
 RECORDED = ("trace", "replay")  # arrivals that were written down, and end
 IGNORED = {  # kind of study -> settings that have no effect there
     "offline": ("duration_s", "clients", "think_time_s", "arrivals", "warmup"),
@@ -145,92 +133,37 @@ class Workload:
 
 
 @told_names
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """The engine's settings: layout × scheduler, as in `refimpl`.
+@documented
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine(EngineSettings):
+    """The engine's settings, as in `refimpl`, and what only a simulation has."""
 
-    Attributes:
-        batch_size: rows a round runs at most, B.
-        window_size: sequences a grouped scheduler chooses from; None for 4 · B.
-        aging_bound: rounds after which a sequence that is passed over is due; None for eight turns of the window, inf
-            never.
-        num_speculative_tokens: drafts per row and round at most, k.
-        max_new_tokens: budget per sequence; None for what each request of a service trace has generated, and for
-            `DEFAULT_BUDGET` where no trace says. An engine trace brings the budgets of its own run, and takes none
-            beside them.
-        compaction_threshold: share of dead slots at which the masked layout compacts.
-        block_size: tokens of a block of the paged layout, a power of two.
-        prefix_sharing: let requests that begin with the same tokens share full blocks of the paged layout.
-        token_budget: tokens of a round of the continuous scheduler, those of prompts included; at least k + 1. None for
-            a verify pass of the whole batch and 256 tokens of prompts.
-        joint_prefill: let a row of the inplace or paged layout decode in the pass that caches the last of its prompt.
-        num_blocks: of the pool of the paged layout; None for as many as ``service.kv_capacity_bytes``, or the memory of
-            costs of kind roofline, holds, else for no limit.
-        execution: ``overlapped``: rows form two cohorts, and while one is verified the other is drafted for.
-        contention: of overlapped execution: 0 for two devices, where drafting runs beside verification and host, 1 for
-            one, where it runs behind verification and beside the host; between them, the seconds are interpolated.
-        cuda_graphs: rounds are recorded once and replayed: every row of the pool drafts k tokens and feeds them, also
-            those that could use fewer or have ended. Of a calibration, needs points of such rounds.
-        drafter, draft_budget, drafts_by_load, draft_capacity, draft_costs, draft_threshold: what proposes
-            tokens, and how many of them are verified, as in `refimpl.core.drafting.DraftingConfig`.
-    """
-
-    layout: LayoutName = "inplace"
-    scheduler: SchedulerName = "fifo"
-    batch_size: int = number_field(Range(1, 4096, integer=True), 8)
-    window_size: int | None = number_field(WINDOW, None)
-    aging_bound: float | None = number_field(Range(0, infinite=True), None)
-    num_speculative_tokens: int = number_field(Range(0, MAX_SPECULATIVE_TOKENS, integer=True), 5)
-    max_new_tokens: int | None = number_field(Range(1, MAX_BUDGET, integer=True), None)
-    compaction_threshold: float = number_field(Range(0, 1, open_low=True), 0.25)
-    block_size: int = number_field(Range(1, max(BLOCK_SIZES), integer=True), 16)
-    num_blocks: int | None = number_field(BLOCKS, None)
-    prefix_sharing: bool = True
-    token_budget: int | None = number_field(Range(1, MAX_TOKEN_BUDGET, integer=True), None)
-    joint_prefill: bool = False
-    execution: ExecutionName = "serial"
-    contention: float = number_field(PROBABILITY, 0.0)
-    cuda_graphs: bool = False
-    drafter: DrafterName = "model"
-    draft_budget: DraftBudgetName = "fixed"
-    drafts_by_load: tuple[tuple[int, int], ...] = ()
-    draft_capacity: int | None = None
-    draft_costs: tuple[tuple[int, tuple[float, ...]], ...] = ()
-    draft_threshold: float = 0.4
+    layout: LayoutName = setting("inplace", "Where K/V are stored.")
+    scheduler: SchedulerName = setting("fifo", "Which rows run in a round.")
+    max_new_tokens: int | None = setting(
+        None, "Most tokens generated per request; an engine trace brings the budgets of its own run.",
+        Range(1, MAX_BUDGET, integer=True),
+        none=f"what each request of a service trace has generated, {DEFAULT_BUDGET} where no trace says",
+    )  # fmt: skip
+    num_blocks: int | None = setting(
+        None, "Blocks of the pool of the paged layout.", BLOCKS,
+        none="as many as service.kv_capacity_bytes or the device's memory holds, else for no limit",
+    )  # fmt: skip
+    contention: float = setting(
+        0.0, "Of overlapped execution: 0 drafts beside verification on a second device, 1 behind it on the same one.",
+        PROBABILITY,
+    )  # fmt: skip
 
     expanded = staticmethod(engine_settings)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        small = self.scheduler == "grouped" and self.window_size is not None and self.window_size < self.batch_size
-        require(self.block_size in BLOCK_SIZES, f"block_size must be one of {BLOCK_SIZES}, not {self.block_size}")
-        require(not small, f"window_size {self.window_size} is smaller than batch_size {self.batch_size}")
-        if self.token_budget is not None:
-            require_verify_tokens(self.token_budget, self.num_speculative_tokens)
-        check_execution(self.execution, self.layout, self.scheduler)
-        check_joint_prefill(self, self.layout)
-        check_recording(self, self.layout, self.scheduler, self.drafting())
-
-    def drafting(self) -> DraftingConfig:
-        """What proposes tokens, and how many are verified, in the engine's own terms and limits."""
-        return DraftingConfig(**{name: getattr(self, name) for name in DRAFTING})
+        self.check_together()
 
     @property
     def varies_drafts(self) -> bool:
         """Whether rows are offered other numbers of drafts than they can use."""
-        return (self.drafter, self.draft_budget) != ("model", "fixed")
-
-    @property
-    def resolved_window_size(self) -> int:
-        """Sequences with K/V at a time."""
-        if self.scheduler != "grouped":
-            return self.batch_size
-        return self.window_size or WINDOW_BATCHES * self.batch_size
-
-    @property
-    def resolved_token_budget(self) -> int:
-        """Tokens of a round of the continuous scheduler."""
-        return self.token_budget or default_token_budget(self.batch_size, self.num_speculative_tokens)
+        return not self.drafting.recordable
 
 
 @told_names

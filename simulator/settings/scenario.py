@@ -91,14 +91,14 @@ class Scenario:
         """Refuse a draft that never runs, and switches that know rounds of a given number of drafts only."""
         engine, cost = self.engine, dict(self.cost.values)
         require(
-            engine.drafting().uses_draft or not cost.get("draft"),
+            engine.drafting.uses_draft or not cost.get("draft"),
             f"engine.drafter {engine.drafter!r} runs no draft: leave out cost.draft",
         )
-        free = engine.drafting().uses_draft and engine.num_speculative_tokens > 0 and not self.has_draft
+        free = engine.drafting.uses_draft and engine.num_speculative_tokens > 0 and not self.has_draft
         cures = "give cost.draft, or set engine.num_speculative_tokens to 0, or engine.drafter to ngram"
         require(not free, f"engine.drafter {engine.drafter!r} runs a draft, and cost has none: {cures}")
         mixed = self.acceptance.kind == "profile" and len(set(self.acceptance["probabilities"])) > 1
-        reads = engine.drafting().reads_probabilities and self.confidence.kind == "drawn"
+        reads = engine.drafting.reads_probabilities and self.confidence.kind == "drawn"
         message = (
             f"engine.draft_budget {engine.draft_budget!r} reads probabilities, which acceptance.kind profile lacks"
         )
@@ -129,7 +129,7 @@ class Scenario:
     def has_draft(self) -> bool:
         """Whether a draft model is loaded, used or not: the drafter is one that runs it, and costs have one."""
         known = self.cost.kind != "roofline" or bool(self.cost.resolved(COST)["draft"])
-        return known and self.engine.drafting().uses_draft
+        return known and self.engine.drafting.uses_draft
 
     @property
     def knows_kv_bytes(self) -> bool:
@@ -153,11 +153,11 @@ class Scenario:
             del data["workload"]["common"]
         if self.switches.serve_first == "oldest":
             del data["switches"]["serve_first"]
-        if not self.engine.drafting().looks:
+        if not self.engine.drafting.lookup:
             del data["lookup"]
         if self.engine.drafter != "head":
             del data["head"]
-        if not self.engine.drafting().reads_probabilities:
+        if not self.engine.drafting.reads_probabilities:
             del data["confidence"]
         return content_hash(data)
 

@@ -77,14 +77,25 @@ def find_budgets(base: Scenario) -> dict[str, dict[str, Any]]:
     rounds = round_table(RooflineCost(base.cost, None), row_steps(base.engine.batch_size))
     speeds = [(rows, [tokens_per_round(PROBABILITY, k) / s for k, s in enumerate(seconds)]) for rows, seconds in rounds]
     fixed = {f"fixed {k}": {"engine.num_speculative_tokens": k} for k in DRAFTS}
-    tables: dict[str, dict[str, Any]] = {
-        "by_load": {"drafts_by_load": load_table(speeds) or [(1, max(DRAFTS))]},  # it needs a line, also for the most
-        "goodput": {"draft_costs": cost_table(rounds)},
+    budgets = {
+        "by_load": by_load(load_table(speeds) or [(1, max(DRAFTS))]),  # it needs a line, also for the most
+        "goodput": goodput(cost_table(rounds)),
     }
     adaptive = {
-        name: {"draft_budget": name, "num_speculative_tokens": max(DRAFTS)} | table for name, table in tables.items()
+        name: {"engine.draft_budget": budget, "engine.num_speculative_tokens": max(DRAFTS)}
+        for name, budget in budgets.items()
     }
-    return fixed | {name: {f"engine.{k}": v for k, v in given.items()} for name, given in adaptive.items()}
+    return fixed | adaptive
+
+
+def by_load(table: list[tuple[int, int]]) -> str:
+    """The budget with this table, as a setting."""
+    return "by_load:" + ",".join(f"{rows}={drafts}" for rows, drafts in table)
+
+
+def goodput(table: list[tuple[int, list[float]]]) -> str:
+    """The budget with this table, as a setting."""
+    return "goodput:" + ",".join(f"{rows}={'/'.join(map(str, seconds))}" for rows, seconds in table)
 
 
 def run_budgets(

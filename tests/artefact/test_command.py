@@ -1,5 +1,6 @@
 """The command `raggedspec`: quick to answer, everything in one place, options that group and complete."""
 
+import json
 import os
 import re
 import subprocess
@@ -23,11 +24,9 @@ from raggedspec.cli import app, main
 from refimpl import prompts
 from refimpl.commands import measure, options
 from refimpl.commands.measure import RepeatOptions, WorkOptions
-from refimpl.commands.options import EngineOptions, ModelOptions, RunOptions
-from refimpl.core.config import make_config
+from refimpl.commands.options import DecodingOptions, EngineOptions, MethodOptions, ModelOptions, RunOptions
+from refimpl.core.config import DecodeConfig, SamplingConfig, make_config
 from refimpl.core.console import run_application
-from refimpl.core.drafting import DraftingConfig
-from refimpl.core.errors import InputError
 from refimpl.core.option_groups import command, option
 from refimpl.core.provenance import command_line
 from refimpl.pairs.names import DTYPES, PRESETS
@@ -142,7 +141,6 @@ DEFAULTS = {  # where a command's differ from those of generate
         "max_new_tokens": 48,
         "batch_sizes": "1,8",
         "checks": "off",
-        "cuda_graphs": None,
         "acceptance": "natural",
     },
     "anatomy": {
@@ -168,7 +166,7 @@ def test_an_option_of_the_engine_is_one_of_every_command_that_decodes():
     commands = typer.main.get_command(app).commands
     for name in ("generate", "verify", "tie-or-bug", "bench"):
         assert {field.name for field in fields(EngineOptions)} <= {p.name for p in commands[name].params}
-    engine = EngineOptions(kv_memory_gib=2.0, window_size=9, checks="host", cuda_graphs=None)
+    engine = EngineOptions.but(set_=["kv_memory_gib=2.0", "window_size=9"], checks="host")
     settings = measure.bench_settings(ModelOptions(), WorkOptions(), RunOptions(), engine, RepeatOptions())
     config = settings.config("exspec", 2)
     assert (config.kv_memory_gib, config.window_size, config.checks) == (2.0, 9, "host")
@@ -176,30 +174,33 @@ def test_an_option_of_the_engine_is_one_of_every_command_that_decodes():
 
 
 @pytest.mark.parametrize(
-    ("given", "repeat", "recorded"),
+    ("given", "drafters", "recorded"),
     [
-        ({}, {}, True),
-        ({"checks": "device"}, {}, False),
-        ({"drafter": "ngram"}, {}, False),
-        ({"draft_budget": "confidence"}, {}, False),
-        ({"execution": "overlapped"}, {}, False),
-        ({}, {"drafters": "model,ngram"}, False),
-        ({}, {"engine_option": ['execution="overlapped"']}, False),
+        ({}, None, True),
+        ({"checks": "device"}, None, False),
+        ({"drafter": "ngram"}, None, False),
+        ({"draft_budget": "confidence"}, None, False),
+        ({"set_": ["execution=overlapped"]}, None, False),
+        ({}, "model,ngram", False),
     ],
 )
-def test_a_benchmark_on_a_gpu_records_rounds_where_it_can(given, repeat, recorded):
-    engine, repeat = EngineOptions(**{"checks": "off", "cuda_graphs": None, **given}), RepeatOptions(**repeat)
+def test_a_benchmark_on_a_gpu_records_rounds_where_it_can(given, drafters, recorded):
+    engine, repeat = EngineOptions.but(**{"checks": "off", **given}), RepeatOptions(drafters=drafters)
     settings = measure.bench_settings(ModelOptions(device="cuda"), WorkOptions(), RunOptions(), engine, repeat)
     assert settings.cuda_graphs is recorded
     settings.config("inplace", 2)
 
 
-def test_every_setting_of_drafting_is_an_option():
-    assert {field.name for field in fields(DraftingConfig)} <= {field.name for field in fields(EngineOptions)}
-    given = EngineOptions(draft_budget="confidence", draft_threshold=0.7, draft_score="own_token")
-    drafting = make_config(**given.settings()).drafting
-    assert (drafting.draft_threshold, drafting.draft_score) == (0.7, "own_token")
-    assert make_config(**EngineOptions().settings()).drafting == DraftingConfig()
+def test_every_setting_can_be_given_on_the_command_line():
+    """Those that have no option of their own by --set, whose values are JSON, or text."""
+    groups = (EngineOptions, DecodingOptions, MethodOptions)
+    options = {field.name for group in groups for field in fields(group)}
+    others = {field.name for field in fields(DecodeConfig)} - options - {"sampling"}
+    assert others >= {"block_size", "execution", "stop_token_ids"}
+    usual = {name: json.dumps(getattr(DecodeConfig(), name)) for name in others}
+    given = EngineOptions.but(set_=[f"{name}={value}" for name, value in usual.items()]).settings()
+    assert make_config(**given) == DecodeConfig()
+    assert options >= {field.name for field in fields(SamplingConfig)}
 
 
 def test_choices_are_those_of_the_engine():
@@ -213,22 +214,6 @@ def test_a_head_can_be_given_where_a_drafter_can():
     for name, known in typer.main.get_command(app).commands.items():
         names = {parameter.name for parameter in known.params}
         assert ("head" in names) == (names >= {"pair", "drafter"}), name
-
-
-def test_a_table_of_drafts_by_load():
-    given = EngineOptions(draft_budget="by_load", drafts_by_load="1=7,4=5").settings()
-    assert given["drafts_by_load"] == ((1, 7), (4, 5))
-    for text in ("7", "1=7,", "1=a", "1=2=3", ""):
-        with pytest.raises(InputError, match=f"must look like 1=7,4=5,16=2, not '{text}'"):
-            EngineOptions(drafts_by_load=text).settings()
-
-
-def test_a_table_of_draft_costs():
-    given = EngineOptions(draft_budget="goodput", draft_costs="1=1.2/1.4,8=1.3").settings()
-    assert given["draft_costs"] == ((1, (1.2, 1.4)), (8, (1.3,)))
-    for text in ("7", "1=a", "1=1/", ""):
-        with pytest.raises(InputError, match=f"--draft-costs must look like 1=1.2/1.4,8=1.3/1.7, not '{text}'"):
-            EngineOptions(draft_costs=text).settings()
 
 
 WRONG = [
@@ -246,11 +231,11 @@ WRONG = [
     ("generate --method eqspce", "unknown method 'eqspce' (did you mean eqspec?): choose autoregressive"),
     ("verify --method inplace,paged+fifp", "unknown method 'paged+fifp' (did you mean paged+fifo?): choose"),
     ("generate --prompt a --prompts b.txt", "--prompt and --prompts exclude each other: give texts or a file"),
-    ("generate --stop-token-ids 3,x", "--stop-token-ids must be comma-separated integers, not '3,x'"),
-    ("generate --stop-token-ids -3", "a stop token id must be an integer at least 0, not -3"),
+    ("generate --set stop_token_ids", "--set must look like NAME=VALUE, not 'stop_token_ids'"),
+    ("generate --set stop_token_ids=[-3]", "a stop token id must be an integer ≥ 0, not -3"),
     ("generate --samples 0", "--samples"),
-    ("generate --logprobs -1", "logprobs must be an integer in 0 … 1000, not -1"),
-    ("generate --draft-threshold 2", "draft_threshold must be in 0 … 1, not 2.0"),
+    ("generate --logprobs -1", "logprobs must be an integer in [0, 1000], not -1"),
+    ("generate --draft-budget confidence:2", "the survival of draft_budget must be in 0 … 1, not 2.0"),
     ("conformance --max-k some", "--max-k"),
     ("sim rum", "no such command 'rum'"),
     ("sim run --bogus", "no such option: --bogus"),

@@ -84,9 +84,9 @@ def test_budgets_of_the_curve_are_settings_of_the_engine(budget_curve):
     rounds = [(rows, [1.0 + k * rows / 8 for k in range(6)]) for rows in (1, 8, 32)]
     speeds = [(1, [1.0, 1.5, 1.8, 1.8, 1.9, 1.7]), (8, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]), (32, [1.0] * 6)]
     budgets = budget_curve.find_budgets(rounds, speeds)
-    assert budgets["by_load"]["drafts_by_load"] == [(1, 4), (8, 0)]
+    assert budgets["by_load"]["draft_budget"] == "by_load:1=4,8=0"
     configs = {name: make_config(method="inplace", **settings) for name, settings in budgets.items()}
-    assert {name: config.drafting.draft_budget for name, config in configs.items()} == {
+    assert {name: config.drafting.budget_name for name, config in configs.items()} == {
         name: "fixed" if name.startswith("fixed") else name for name in budgets
     }
 

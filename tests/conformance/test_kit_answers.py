@@ -20,7 +20,7 @@ def test_truth_values_are_no_tokens() -> None:
 
 
 def test_no_case_is_no_test() -> None:
-    with pytest.raises(InputError, match="max_examples must be an integer at least 1, not 0"):
+    with pytest.raises(InputError, match="max_examples must be an integer ≥ 1, not 0"):
         check_engine(Toy(), max_examples=0)
 
 

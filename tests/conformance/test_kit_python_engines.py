@@ -140,7 +140,7 @@ def test_other_wrong_arguments_are_named_too() -> None:
         CommandEngine(["a", "b"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="an engine is named module:factory, as in an import, not 3"):
         load_engine(3)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="prompt_tokens must be an integer in 1 … 131072, not None"):
+    with pytest.raises(InputError, match=r"prompt_tokens must be an integer in \[1, 131072\], not None"):
         Limits(prompt_tokens=None)  # type: ignore[arg-type]
 
 

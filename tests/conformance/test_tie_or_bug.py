@@ -250,7 +250,7 @@ def test_the_command_judges_methods_and_draws_them(tmp_path: Path) -> None:
 
 
 def test_a_window_is_widened_to_each_batch() -> None:
-    status, text = run_command("--methods", "exspec", "--batch-sizes", "2,5", "--window-size", "4", "--json")
+    status, text = run_command("--methods", "exspec", "--batch-sizes", "2,5", "--set", "window_size=4", "--json")
     assert status == 0
     assert list(json.loads(text.splitlines()[-1])["judgements"]) == ["exspec, batch 2", "exspec, batch 5"]
 
@@ -283,7 +283,7 @@ def test_outputs_that_cannot_be_judged_are_refused(tmp_path: Path, content: str,
     assert told in text
 
 
-@pytest.mark.parametrize("idle", [("--methods", "inplace"), ("--batch-sizes", "2"), ("--block-size", "4")])
+@pytest.mark.parametrize("idle", [("--methods", "inplace"), ("--batch-sizes", "2"), ("--set", "block_size=4")])
 def test_options_of_methods_beside_outputs_are_refused(tmp_path: Path, idle: tuple[str, str]) -> None:
     """No method runs, so that they have no effect; those of the budget and of the models have one."""
     (tmp_path / "outputs").write_text('{"token_ids": [3]}\n')

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refimpl import InputError, Request, generate, verify
+from refimpl.core.config import make_config
 from refimpl.core.execution import UNMOVED_LAYOUTS
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.memory import pool_gib
 from refimpl.models.table_model import table_pair
 from refimpl.planning import plan_memory
-from refimpl.scheduling import SchedulingOptions, make_scheduler
+from refimpl.scheduling import ContinuousScheduler, SchedulingOptions, make_scheduler
 from refimpl.scheduling.base import JOINT_TOKENS
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
@@ -147,8 +148,7 @@ def test_models_that_pack_nothing_cache_prompts_before_the_drafts():
 def test_a_row_joins_if_all_that_it_feeds_fits(token_budget, members, chunks):
     """Six tokens of a prompt, and two drafts behind the last; then another row, of two tokens, that drafts nothing."""
     some = [Sequence(0, [1] * 7, 8, 2), Sequence(1, [1, 2], 8, 0)]
-    options = SchedulingOptions(joint_prefill=True)
-    scheduler = make_scheduler("continuous", 2, 2, token_budget=token_budget, options=options)
+    scheduler = ContinuousScheduler(2, token_budget, options=SchedulingOptions(joint_prefill=True))
     scheduler.submit(some)
     scheduler.admit()
     plan, _ = scheduler.choose()
@@ -158,9 +158,9 @@ def test_a_row_joins_if_all_that_it_feeds_fits(token_budget, members, chunks):
 
 @pytest.mark.parametrize(("name", "apart"), [("static", 0), ("fifo", 0), ("grouped", 0), ("continuous", math.inf)])
 def test_what_of_a_prompt_is_left_to_rounds(name, apart):
-    joint = make_scheduler(name, 2, 2, token_budget=9, options=SchedulingOptions(joint_prefill=True))
-    assert joint.left_to_rounds == max(apart, JOINT_TOKENS)
-    assert make_scheduler(name, 2, 2, token_budget=9).left_to_rounds == apart
+    config = make_config(method=f"inplace+{name}")
+    assert make_scheduler(replace(config, joint_prefill=True)).left_to_rounds == max(apart, JOINT_TOKENS)
+    assert make_scheduler(config).left_to_rounds == apart
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from refimpl.decoding import engine
 from refimpl.faults import FAULTS, sharing_faults
 from refimpl.models.table_model import VOCAB_SIZE
 from refimpl.pairs.random_pairs import random_pair
-from refimpl.scheduling import BlockPool, PagedRoom, make_scheduler
+from refimpl.scheduling import BlockPool, ContinuousScheduler, PagedRoom
 from refimpl.scheduling.texts import Texts
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
@@ -245,7 +245,7 @@ def test_a_prompt_in_chunks_can_be_found_as_far_as_it_is_cached():
 
 
 def test_what_a_round_has_cached_of_a_prompt_can_be_found_while_the_rest_waits():
-    scheduler = make_scheduler("continuous", 2, 2, token_budget=11)
+    scheduler = ContinuousScheduler(2, 11)
     scheduler.room = PagedRoom(BlockPool(30, 2), 4, "texts", in_chunks=True)
     first, second = Sequence(0, list(range(20)), 4), Sequence(1, list(range(20)), 4)
     scheduler.submit([first])

@@ -13,12 +13,12 @@ from refimpl.decoding.sampling import RowKeys
 from refimpl.pairs.random_pairs import random_pair
 
 BAD_SAMPLING = [
-    ({"temperature": -0.1}, "temperature must be a finite number ≥ 0, not -0.1"),
-    ({"temperature": math.inf}, "temperature must be a finite number ≥ 0, not inf"),
-    ({"top_p": 0}, r"top_p must lie in \(0, 1\], not 0"),
-    ({"top_p": 1.01}, r"top_p must lie in \(0, 1\], not 1.01"),
-    ({"min_p": -1}, r"min_p must lie in \[0, 1\], not -1"),
-    ({"top_k": -1}, "top_k must be an integer at least 0, not -1"),
+    ({"temperature": -0.1}, "temperature must be a number ≥ 0, not -0.1"),
+    ({"temperature": math.inf}, "temperature must be finite, not inf"),
+    ({"top_p": 0}, r"top_p must be a number in \(0, 1\], not 0"),
+    ({"top_p": 1.01}, r"top_p must be a number in \(0, 1\], not 1.01"),
+    ({"min_p": -1}, r"min_p must be a number in \[0, 1\], not -1"),
+    ({"top_k": -1}, "top_k must be an integer ≥ 0, not -1"),
     ({"seed": 2**63}, "seed must be an integer in .*, not 9223372036854775808"),
 ]
 
@@ -36,11 +36,11 @@ BAD_REQUESTS = [
     ({"stop_strings": ""}, "stop_strings must be a list of texts, not ''"),
     ({"stop_strings": "end"}, "stop_strings must be a list of texts, not 'end'"),
     ({"stop_strings": [3]}, "a stop string must be a text, not 3"),
-    ({"stop_token_ids": [-1]}, "a stop token id must be an integer at least 0, not -1"),
-    ({"stop_token_ids": ["</s>"]}, "a stop token id must be an integer at least 0, not '</s>'"),
-    ({"num_speculative_tokens": -1}, "num_speculative_tokens must be an integer in 0 … 64, not -1"),
-    ({"num_speculative_tokens": 65}, "num_speculative_tokens must be an integer in 0 … 64, not 65"),
-    ({"max_new_tokens": 0}, "max_new_tokens must be an integer at least 1, not 0"),
+    ({"stop_token_ids": [-1]}, "a stop token id must be an integer ≥ 0, not -1"),
+    ({"stop_token_ids": ["</s>"]}, "a stop token id must be an integer ≥ 0, not '</s>'"),
+    ({"num_speculative_tokens": -1}, r"num_speculative_tokens must be an integer in \[0, 64\], not -1"),
+    ({"num_speculative_tokens": 65}, r"num_speculative_tokens must be an integer in \[0, 64\], not 65"),
+    ({"max_new_tokens": 0}, "max_new_tokens must be an integer ≥ 1, not 0"),
 ]
 
 

@@ -17,7 +17,7 @@ from refimpl.calibrate.studies import CPU as CPU_STUDIES
 from refimpl.calibrate.studies import CUDA as CUDA_STUDIES
 from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit
 from refimpl.commands.calibrate import name_of
-from refimpl.core.config import default_token_budget, resolve_method
+from refimpl.core.config import make_config, resolve_method
 from refimpl.core.errors import InputError
 from simulator.settings.grids import make_grid
 
@@ -89,7 +89,8 @@ def test_every_study_lies_within_the_coarsest_grid_that_is_written(grids, studie
         longest = (study.max_prompt_tokens + study.max_new_tokens) / (0.75 if "masked" in study.method else 1)
         assert longest + 2 * study.num_speculative_tokens + 2 <= max(axes.prompt_lens)
         if resolve_method(study.method).scheduler == "continuous":
-            budget = study.token_budget or default_token_budget(study.batch_size, study.num_speculative_tokens)
+            given = {"token_budget": study.token_budget, "num_speculative_tokens": study.num_speculative_tokens}
+            budget = make_config(method=study.method, batch_size=study.batch_size, **given).resolved_token_budget
             assert study.batch_size <= max(axes.mixed.batch_sizes)
             assert budget <= max(axes.mixed.chunk_tokens)
             assert study.max_prompt_tokens <= max(axes.mixed.starts)

@@ -14,18 +14,18 @@ from simulator.settings.traces import read_engine_trace
 
 BUDGETS = (3, 17, 1, 9, 24, 5, 12)
 DECISIONS = {
-    "by_load": {"draft_budget": "by_load", "drafts_by_load": ((2, 2), (3, 1))},
-    "by_load to none": {"draft_budget": "by_load", "drafts_by_load": ((3, 0),)},
-    "capacity": {"draft_budget": "capacity", "draft_capacity": 4},
-    "goodput": {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8)), (3, (1.5, 2.2)))},
-    "goodput of ngrams": {"drafter": "ngram", "draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8)),)},
-    "confidence": {"draft_budget": "confidence", "draft_threshold": 0.02},
+    "by_load": {"draft_budget": "by_load:2=2,3=1"},
+    "by_load to none": {"draft_budget": "by_load:3=0"},
+    "capacity": {"draft_budget": "capacity:4"},
+    "goodput": {"draft_budget": "goodput:1=1.2/1.5/1.8,3=1.5/2.2"},
+    "goodput of ngrams": {"drafter": "ngram", "draft_budget": "goodput:1=1.2/1.5/1.8"},
+    "confidence": {"draft_budget": "confidence:0.02"},
     "ngram": {"drafter": "ngram"},
     "suffix": {"drafter": "suffix"},
     "hybrid": {"drafter": "hybrid"},
     "head": {"drafter": "head"},
-    "head by capacity": {"drafter": "head", "draft_budget": "capacity", "draft_capacity": 4},
-    "hybrid by load": {"drafter": "hybrid", "draft_budget": "by_load", "drafts_by_load": ((3, 2),)},
+    "head by capacity": {"drafter": "head", "draft_budget": "capacity:4"},
+    "hybrid by load": {"drafter": "hybrid", "draft_budget": "by_load:3=2"},
 }
 METHODS = ("inplace", "eqspec", "masked+grouped", "rollback", "paged+continuous")
 
@@ -68,8 +68,7 @@ def test_budgets_and_lookups_decide_something(llama, tmp_path, name):
     path = tmp_path / "run.ndjson"
     traced(llama, path, method="inplace", **DECISIONS[name])
     header, *rows = path.read_text().splitlines()
-    fixed = {"drafter": "model", "draft_budget": "fixed", "drafts_by_load": [], "draft_capacity": None}
-    fixed |= {"draft_costs": []}
+    fixed = {"drafter": "model", "draft_budget": "fixed"}
     path.write_text("\n".join([json.dumps(json.loads(header) | fixed), *rows]) + "\n")
     assert not check_parity(path).exact
 

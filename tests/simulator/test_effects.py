@@ -39,7 +39,7 @@ PLACES = [
 TRIED = {  # setting -> another value than its default
     "engine.window_size": 5, "engine.aging_bound": 1, "engine.compaction_threshold": 0.02, "engine.block_size": 4,
     "engine.num_blocks": 6, "engine.prefix_sharing": False, "engine.token_budget": 12, "engine.contention": 1.0,
-    "engine.draft_threshold": 0.95, "switches.refill": False, "switches.zombies": False,
+    "switches.refill": False, "switches.zombies": False,
     "switches.k_policy": "batch_min", "switches.wait_for_rows": 3,
     "switches.wait_at_most_s": 0.001, "switches.keep_bonus": False, "switches.draft_cache": False,
     "switches.group_key": "padded_length", "switches.serve_first": "newest",
@@ -47,7 +47,6 @@ TRIED = {  # setting -> another value than its default
     "switches.realign_read_s": 1e-3, "switches.copy_launch_s": 1e-3, "switches.realign_layers": 7,
     "switches.pad_ends": True, "switches.free_realign": True, "service.router": "least_loaded",
     "service.kv_capacity_bytes": 1.5e5, "workload.sort_prompts": True, "engine.draft_budget": "confidence",
-    "engine.drafts_by_load": [[1, 1]], "engine.draft_capacity": 1, "engine.draft_costs": [[1, [9.0, 9.0, 9.0]]],
     "confidence": {"kind": "drawn", "information": 1.0},
     "engine.max_new_tokens": 9, "cost.eager_pass_s": 0.5, "cost.eager_layer_s": 0.1, "cost.eager_cv": 0.7,
     "cost.host_s": 0.2, "cost.attention": "widest",
@@ -70,13 +69,9 @@ BESIDE = {  # setting -> others that it may need; several of them in a tuple
     "engine.prefix_sharing": {"engine.num_blocks": 40},
     "engine.contention": {"engine.execution": "overlapped"},
     "engine.draft_budget": {"engine.num_speculative_tokens": 0},
-    "engine.drafts_by_load": {"engine.draft_budget": "by_load", "engine.drafts_by_load": [[1, 2]]},
-    "engine.draft_capacity": {"engine.draft_budget": "capacity", "engine.draft_capacity": 3},
-    "engine.draft_costs": {"engine.draft_budget": "goodput", "engine.draft_costs": [[1, [0.1, 0.1, 0.1]]]},
     "switches.k_policy": {"engine.num_speculative_tokens": 0},
     "switches.keep_bonus": {"engine.num_speculative_tokens": 0},
     "switches.draft_cache": {"engine.num_speculative_tokens": 0},
-    "engine.draft_threshold": {"engine.draft_budget": "confidence"},
     "confidence": {"engine.draft_budget": "confidence"},
     "lookup": {"engine.drafter": "ngram"},
     "head": {"engine.drafter": "head"},
@@ -187,7 +182,7 @@ def test_a_change_takes_with_it_what_has_no_effect_any_more():
     assert grouped.but(engine="masked").switches == BASE.switches
     paged = BASE.but({"engine.num_blocks": 40, "engine.block_size": 4}, method="paged")
     assert paged.but({"engine.num_blocks": None}).engine.block_size == 16
-    by_load = BASE.but({"engine.draft_budget": "by_load", "engine.drafts_by_load": [[2, 1]]})
+    by_load = BASE.but({"engine.draft_budget": "by_load:2=1"})
     assert by_load.but({"engine.num_speculative_tokens": 0}) == BASE.but({"engine.num_speculative_tokens": 0})
     assert by_load.but({"engine.draft_budget": "fixed"}) == BASE
     looked = BASE.but({"engine.drafter": "ngram", "lookup.found": 0.9})

@@ -18,10 +18,10 @@ BUDGETS = (3, 17, 1, 9, 24, 5, 12, 8)
 DECISIONS = {
     "fixed": {},
     "sampled": {"temperature": 0.5},
-    "goodput": {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8)),)},
-    "capacity": {"draft_budget": "capacity", "draft_capacity": 4},
-    "confidence": {"draft_budget": "confidence", "draft_threshold": 0.02},
-    "hybrid by load": {"drafter": "hybrid", "draft_budget": "by_load", "drafts_by_load": ((2, 2),)},
+    "goodput": {"draft_budget": "goodput:1=1.2/1.5/1.8"},
+    "capacity": {"draft_budget": "capacity:4"},
+    "confidence": {"draft_budget": "confidence:0.02"},
+    "hybrid by load": {"drafter": "hybrid", "draft_budget": "by_load:2=2"},
 }
 COST = Spec.of(
     "linear", verify_base_s=8.0, verify_s_per_token=0.25, draft_base_s=2.0, draft_s_per_token=0.5, host_base_s=1.0
@@ -57,7 +57,7 @@ def test_a_serial_replay_differs(llama, tmp_path):
     assert not check_parity(path).exact
 
 
-@pytest.mark.parametrize("budget", [{}, {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8)),)}])
+@pytest.mark.parametrize("budget", [{}, {"draft_budget": "goodput:1=1.2/1.5/1.8"}])
 def test_preemptions_are_replayed_without_a_difference(llama, tmp_path, budget):
     """Also where drafts depend on what a row had accepted before it was sent back."""
     path = tmp_path / "run.ndjson"

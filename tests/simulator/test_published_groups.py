@@ -57,7 +57,7 @@ def test_a_group_keeps_its_common_padded_length():
 @pytest.mark.parametrize("key", ["padded_length", "length_and_lag"])
 def test_who_is_served_first(lengths, first, members, mode, key):
     """The first two rows have run, the others have not."""
-    engine = Engine("realigned", "grouped", 2, 4, float("inf"))
+    engine = Engine(layout="realigned", scheduler="grouped", batch_size=2, window_size=4, aging_bound=float("inf"))
     scheduler = scheduler_of(engine, Switches(group_key=key, serve_first=first))
     rows = [row(length, length, 0) for length in lengths]
     rows[0].rounds = rows[1].rounds = 1
@@ -72,7 +72,10 @@ def test_who_is_served_first(lengths, first, members, mode, key):
     ("lengths", "members", "mode"), [((9, 7, 8, 7), [7, 7], "grouped"), ((6, 7, 8, 9), [6, 7, 8], "fallback")]
 )
 def test_where_no_group_is_full_the_largest_may_run(lengths, members, mode):
-    scheduler = scheduler_of(Engine("realigned", "grouped", 3, 4), Switches(serve_first="largest_group"))
+    scheduler = scheduler_of(
+        Engine(layout="realigned", scheduler="grouped", batch_size=3, window_size=4),
+        Switches(serve_first="largest_group"),
+    )
     scheduler.submit([row(length, length, 0) for length in lengths])
     scheduler.admit()
     plan, _ = scheduler.choose()
@@ -102,7 +105,13 @@ def test_grouped_rounds_of_the_published_code_on_spec_bench(batch_size, low, hig
     scenario = Scenario(
         study=Study(num_requests=100),
         workload=Workload(Spec.of("spec_bench", path=SPEC_BENCH)),
-        engine=Engine("realigned", "grouped", batch_size, 48, float("inf")),
+        engine=Engine(
+            layout="realigned",
+            scheduler="grouped",
+            batch_size=batch_size,
+            window_size=48,
+            aging_bound=float("inf"),
+        ),
         switches=Switches(group_key="padded_length", keep_bonus=False),
         acceptance=Spec.of("iid", probability=0.55),
     )

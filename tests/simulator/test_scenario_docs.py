@@ -15,15 +15,15 @@ from simulator.service.metrics import DEFINITIONS, metric_names
 from simulator.settings.fields import as_data
 from simulator.settings.folders import EXAMPLES
 from simulator.settings.kinds import KINDS
-from simulator.settings.parts import MAX_BUDGET, Engine, Service, Study, Switches, Workload
+from simulator.settings.parts import MAX_BUDGET, Service, Study, Switches, Workload
 from simulator.settings.scenario import Scenario, load_scenario
 from simulator.studies.comparison import BETTER
 from simulator.studies.designs import build_sweep, load_sweep
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "scenarios.md").read_text(encoding="utf-8")
-SECTIONS = {"study": Study, "workload": Workload, "engine": Engine, "switches": Switches, "service": Service}
-FIELDS = [item for item in fields(Scenario) if item.name not in (*SECTIONS, *KINDS)]
+SECTIONS = {"study": Study, "workload": Workload, "switches": Switches, "service": Service}
+FIELDS = [item for item in fields(Scenario) if item.name not in (*SECTIONS, *KINDS, "engine")]
 SETTINGS = {item.name: item.default for item in FIELDS} | {
     f"{section}.{item.name}": item.default for section, cls in SECTIONS.items() for item in fields(cls)
 }

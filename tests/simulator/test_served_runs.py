@@ -34,8 +34,8 @@ def test_gaps_are_exponential_and_prompts_come_in_turn():
         (0, 1, "rate must be at least 0.0001 requests"),
         (float("nan"), 1, "rate must be at least 0.0001 requests"),
         (float("inf"), 1, "rate must be finite, not inf"),
-        (1, 0, "the number of requests must be an integer in 1 … 1000000, not 0"),
-        (1, 10**12, "must be an integer in 1 … 1000000"),
+        (1, 0, r"the number of requests must be an integer in \[1, 1000000\], not 0"),
+        (1, 10**12, r"must be an integer in \[1, 1000000\]"),
         (1e-300, 2, "rate must be at least 0.0001 requests per second, not 1e-300"),
     ],
 )

@@ -45,7 +45,7 @@ def test_the_table_of_by_load_has_a_line_where_fewer_drafts_are_faster():
 def test_a_budget_has_its_table_also_where_the_most_drafts_are_fastest_at_any_load():
     base = base_scenario("a100-80", "vicuna-7b", "vicuna-68m", 1, 1.0)
     settings = find_budgets(base)["by_load"]
-    assert settings["engine.drafts_by_load"] == [(1, 8)]
+    assert settings["engine.draft_budget"] == "by_load:1=8"
     assert base.but(settings).engine.num_speculative_tokens == 8
 
 
@@ -61,7 +61,7 @@ def test_the_table_of_goodput_has_the_seconds_of_each_round():
 def test_every_budget_is_a_scenario():
     budgets = find_budgets(BASE)
     assert list(budgets) == ["fixed 0", "fixed 1", "fixed 3", "fixed 5", "fixed 8", "by_load", "goodput"]
-    assert [BASE.but(settings).engine.draft_budget for settings in budgets.values()][-3:] == [
+    assert [BASE.but(settings).engine.drafting.budget_name for settings in budgets.values()][-3:] == [
         "fixed",
         "by_load",
         "goodput",

@@ -27,13 +27,13 @@ BASE = Scenario(
     cost={"kind": "linear", "verify_base_s": 0.02, "verify_s_per_token": 1e-3, "draft_base_s": 2e-3},
 )
 DECISIONS = (
-    {"draft_budget": "by_load", "drafts_by_load": ((2, 3), (4, 1))},
-    {"draft_budget": "capacity", "draft_capacity": 7},
-    {"draft_budget": "goodput", "draft_costs": ((1, (1.2, 1.5, 1.8, 2.1)), (3, (1.5, 2.2)))},
-    {"draft_budget": "confidence", "draft_threshold": 0.4},
+    {"draft_budget": "by_load:2=3,4=1"},
+    {"draft_budget": "capacity:7"},
+    {"draft_budget": "goodput:1=1.2/1.5/1.8/2.1,3=1.5/2.2"},
+    {"draft_budget": "confidence:0.4"},
     {"drafter": "ngram"},
     {"drafter": "head"},
-    {"drafter": "hybrid", "draft_budget": "by_load", "drafts_by_load": ((3, 2),)},
+    {"drafter": "hybrid", "draft_budget": "by_load:3=2"},
 )
 
 
@@ -60,7 +60,7 @@ def test_every_budget_and_drafter_conserves_tokens(settings, layout, scheduler, 
 def test_a_budget_that_leaves_all_drafts_changes_nothing():
     """Pads are left out where a quarter of the rectangle is pads, as where rows are near their ends."""
     fixed = simulate(BASE, 3)
-    whole = simulate(BASE.but({"engine.draft_budget": "capacity", "engine.draft_capacity": 999}), 3)
+    whole = simulate(BASE.but({"engine.draft_budget": "capacity:999"}), 3)
     columns = ["request", "rounds", "drafted", "accepted"]
     assert whole.frame("requests")[columns].equals(fixed.frame("requests")[columns])
     assert whole["tokens_per_s"] == pytest.approx(fixed["tokens_per_s"], rel=1e-12)
@@ -79,7 +79,7 @@ TAIL = Scenario(
 )
 
 
-@pytest.mark.parametrize("budget", [{}, {"engine.draft_budget": "by_load", "engine.drafts_by_load": [[1, 3]]}])
+@pytest.mark.parametrize("budget", [{}, {"engine.draft_budget": "by_load:1=3"}])
 def test_rows_that_have_finished_feed_nothing(budget):
     """The verify pass of a static batch is a rectangle only while more than three quarters of it are tokens."""
     rounds = simulate(TAIL.but(budget), 1).frame("rounds")
@@ -90,7 +90,7 @@ def test_rows_that_have_finished_feed_nothing(budget):
 
 
 def test_a_cut_row_pays_in_a_packed_pass_alone():
-    capped = BASE.but({"engine.draft_budget": "capacity", "engine.draft_capacity": 6, "confidence.information": 0.9})
+    capped = BASE.but({"engine.draft_budget": "capacity:6", "confidence.information": 0.9})
     packed, padded = simulate(capped, 3), simulate(capped.but({"switches.pad_prompts": True}), 3)
     assert packed["verified_tokens_per_round"] < 0.6 * packed["verified_rectangle_per_round"]
     assert packed["tokens_per_round"] == padded["tokens_per_round"]
@@ -100,7 +100,7 @@ def test_a_cut_row_pays_in_a_packed_pass_alone():
 
 
 def test_drafts_that_are_cut_were_drawn_all_the_same():
-    capped = simulate(BASE.but({"engine.draft_budget": "capacity", "engine.draft_capacity": 0}), 2)
+    capped = simulate(BASE.but({"engine.draft_budget": "capacity:0"}), 2)
     assert capped["tokens_per_round"] == capped["verified_tokens_per_round"]
     assert capped["drawn_tokens_per_round"] > 4 * capped["verified_tokens_per_round"]
     assert capped["draft_share"] > 0.2
@@ -188,7 +188,7 @@ def test_rates_are_the_share_of_right_drafts(kind):
 
 
 def test_better_estimates_make_a_better_use_of_the_same_capacity():
-    base = BASE.but({"engine.draft_budget": "capacity", "engine.draft_capacity": 9, "acceptance.probability": 0.6})
+    base = BASE.but({"engine.draft_budget": "capacity:9", "acceptance.probability": 0.6})
     speeds = [simulate(base.but({"confidence.information": x}), 5)["tokens_per_round"] for x in (0.0, 0.3, 0.9)]
     assert speeds[0] < speeds[1] < speeds[2]
     noisy = simulate(base.but({"confidence": {"kind": "drawn", "information": 0.9, "noise": 5.0}}), 5)
@@ -219,8 +219,7 @@ CROWDED = Scenario(
         "output_tokens": {"kind": "values", "tokens": [100, 200]},
     },
     engine={
-        "batch_size": 2, "max_new_tokens": 300, "num_speculative_tokens": 2, "draft_budget": "by_load",
-        "drafts_by_load": ((1, 2), (2, 0)),
+        "batch_size": 2, "max_new_tokens": 300, "num_speculative_tokens": 2, "draft_budget": "by_load:1=2,2=0",
     },
     acceptance={"kind": "iid", "probability": 0.0},
     cost={"kind": "linear", "verify_base_s": 0.01, "draft_base_s": 0.001, "draft_s_per_token": 0.001},
@@ -267,7 +266,7 @@ def test_a_row_that_does_not_lag_is_not_fed_again():
 
 def test_what_no_calibration_says_of_catching_up_is_marked(calibration):
     cost = {"kind": "table", "calibration": str(calibration), "outside": "extrapolate"}
-    never_sits_out = {"engine.draft_budget": "fixed", "engine.drafts_by_load": []}
+    never_sits_out = {"engine.draft_budget": "fixed"}
     assert UNMEASURED_LAG in simulate(CROWDED.but({"cost": cost}), 1).extrapolated
     assert UNMEASURED_LAG not in simulate(CROWDED.but({"cost": cost, **never_sits_out}), 1).extrapolated
 

@@ -83,7 +83,7 @@ def test_no_order_of_changes_leaves_one_of_them_out(changes, message):
         (["acceptance={1: 2}", "acceptance.kind=iid"], "acceptance.kind: no such setting; allowed: nothing"),
         (["acceptance={kind: iid, 1: 2}", "acceptance.prob=0.5"], "acceptance: unknown key 1, prob; allowed: "),
         (["switches={true: 2}", "switches.refil=false"], "switches.refil: no such setting; allowed: refill"),
-        (["engine={1: 2}", "engine.batch_size=3"], "engine: unknown key 1; allowed: layout"),
+        (["engine={1: 2}", "engine.batch_size=3"], "engine: unknown key 1; allowed: batch_size"),
     ],
 )
 def test_parts_that_are_no_parts_are_one_line(sets, message, capsys):
@@ -114,7 +114,7 @@ def test_paths_reach_every_setting_and_no_other():
     set_path(data, "study.clients", 2)
     set_path(data, "study.duration_s", 9.0)
     assert from_data(data).engine.batch_size == 3
-    with pytest.raises(InputError, match=r"engine.batch: no such setting; allowed: layout"):
+    with pytest.raises(InputError, match=r"engine.batch: no such setting; allowed: batch_size"):
         set_path(data, "engine.batch", 3)
 
 

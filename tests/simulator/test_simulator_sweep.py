@@ -165,7 +165,7 @@ def test_sobol_indices_need_the_metric_at_every_point():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"grid": {"engine.windowsize": [1]}}, "engine.windowsize: no such setting; allowed: layout"),
+        ({"grid": {"engine.windowsize": [1]}}, "engine.windowsize: no such setting; allowed: batch_size"),
         ({"grid": {"engine.window_size": [1]}}, "at engine.window_size=1: engine.window_size 1 is smaller"),
         ({"grid": {"seed": []}}, "grid: every path needs a list of values"),
         ({"grid": {"seed": [3, 4, 3]}}, "grid: seed has a value twice, whose runs would count twice"),

@@ -6,10 +6,10 @@ import random
 import pytest
 from test_scheduling import Item
 
+from refimpl.core.config import make_config
 from refimpl.core.invariants import InvariantViolation
 from refimpl.scheduling import (
     GroupedScheduler,
-    SchedulingOptions,
     SequencePool,
     StaticScheduler,
     groups,
@@ -223,15 +223,10 @@ def test_a_static_batch_keeps_its_finished_rows_until_the_last_has_finished():
     assert scheduler.round_index == 2
 
 
-def test_overlapped_execution_is_no_form_of_groups():
-    with pytest.raises(ValueError, match="runs rows in turns, as fifo does, not as grouped"):
-        make_scheduler("grouped", 2, 2, execution="overlapped")
-
-
 @pytest.mark.parametrize("kind", ["fifo", "grouped"])
 def test_a_free_place_is_filled_at_once_unless_refilling_is_off(kind):
     for refill, entered in ((True, [2]), (False, [])):
-        scheduler = make_scheduler(kind, 2, 2, options=SchedulingOptions(refill=refill))
+        scheduler = make_scheduler(make_config(method=f"inplace+{kind}", batch_size=2, window_size=2), refill=refill)
         items = [Item(1) for _ in range(3)]
         scheduler.submit(items)
         scheduler.admit()

@@ -10,6 +10,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from refimpl.core.config import make_config
 from refimpl.core.invariants import InvariantViolation
 from refimpl.faults import FAULTS
 from refimpl.scheduling import Room, RoundPlan, Scheduler, make_scheduler
@@ -49,7 +50,11 @@ class Machine(RuleBasedStateMachine):
         aging=st.sampled_from([None, 0, 1, 5]),
     )
     def start(self, batch_size: int, extra: int, aging: int | None) -> None:
-        self.scheduler: Scheduler[Item] = make_scheduler(self.kind, batch_size, batch_size + extra, aging)
+        self.scheduler: Scheduler[Item] = make_scheduler(
+            make_config(
+                method=f"inplace+{self.kind}", batch_size=batch_size, window_size=batch_size + extra, aging_bound=aging
+            )
+        )
         self.room = self.scheduler.room = Scarce()
         self.batch_size, self.window_size = batch_size, self.scheduler.window_size
         self.waiting: list[Item] = []

@@ -62,9 +62,9 @@ def test_law_of_three_tokens(top_k):
     assert total_variation(engine_law(pair, DEEP, config), target_law(pair, DEEP, top_k=top_k)) == 0
 
 
-@pytest.mark.parametrize("budget", [{"draft_budget": "capacity", "draft_capacity": 1},
-                                    {"draft_budget": "goodput", "draft_costs": ((1, (1.6, 2.2)),)},
-                                    {"draft_budget": "confidence", "draft_threshold": 0.6}])  # fmt: skip
+@pytest.mark.parametrize("budget", [{"draft_budget": "capacity:1"},
+                                    {"draft_budget": "goodput:1=1.6/2.2"},
+                                    {"draft_budget": "confidence:0.6"}])  # fmt: skip
 @pytest.mark.parametrize("deeper", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_joint_law_under_predictable_budgets(budget, deeper):
     requests = [Request([0], 3, 2) if deeper else Request([0], 2, 1), Request([1, 0], 2, 1)]
@@ -108,9 +108,9 @@ def test_tokens_do_not_depend_on_the_batch(llama, layout):
 
 
 def test_what_would_change_the_law_is_refused(llama):
-    own = {"draft_budget": "capacity", "draft_capacity": 3, "draft_score": "own_token"}
+    own = {"draft_budget": "capacity_own_token:3"}
     with pytest.raises(InputError, match="which changes the law under acceptance 'block'"):
         generate(llama, [[1]], temperature=1.0, **BLOCK, **own)
-    shared = own | {"draft_score": "expected", "method": "rollback"}
+    shared = {"draft_budget": "capacity:3", "method": "rollback"}
     with pytest.raises(InputError, match="changes the law of acceptance 'block' where all rows commit the batch minim"):
         generate(llama, [[1]], temperature=1.0, **BLOCK, **shared)

@@ -34,7 +34,7 @@ ROWS = [(drafter, budget, rule) for (drafter, budget), rule in product(combinati
 TWO = [Request([0], 2, 1), Request([1, 0], 2, 1)]
 HISTORY = [Request([0], 3, 1), Request([1, 0], 3, 1)]
 DEEPER = [Request([0], 3, 2), Request([1, 0], 2, 1)]
-SHARED = {"capacity": {"draft_capacity": 1}}
+SHARED = ("capacity:1",)
 at_night = partial(pytest.param, marks=pytest.mark.nightly)
 
 
@@ -52,7 +52,7 @@ def test_allowed_means_exact(drafter, budget, rule):
 
 def test_what_is_refused():
     assert [row for row in ROWS if bias(config_of(*row))] == [
-        (drafter, "capacity of own tokens", rule) for drafter in ("model", "head") for rule in ("rejection", "block")
+        (drafter, "capacity_own_token", rule) for drafter in ("model", "head") for rule in ("rejection", "block")
     ]
 
 
@@ -69,7 +69,7 @@ def test_every_setting_offers_drafts_and_cuts_some(monkeypatch, drafter, budget)
         return drafts, numbers
 
     monkeypatch.setattr(EagerPasses, "draft", spied)
-    config, requests = law_config(drafter=drafter, **BUDGETS[budget]), requests_for(drafter, budget)
+    config, requests = law_config(drafter=drafter, draft_budget=BUDGETS[budget]), requests_for(drafter, budget)
     for _ in runs(config, requests):
         if len(seen) == 2:
             break
@@ -96,7 +96,7 @@ def could_draft(drafter, row):
 @pytest.mark.parametrize("budget", SHARED)
 @pytest.mark.parametrize("method", ["inplace+fifo", "masked+static", "realigned+grouped"])
 def test_joint_law_of_rows_that_share_a_budget(method, budget):
-    config = law_config(method, draft_budget=budget, **SHARED[budget])
+    config = law_config(method, draft_budget=budget)
     assert variation(fraction_pair(2, seed=3), TWO, config) == 0
 
 
@@ -104,7 +104,7 @@ def test_joint_law_of_rows_that_share_a_budget(method, budget):
 @pytest.mark.parametrize("method", ["inplace+fifo", "masked+static", "realigned+grouped"])
 @pytest.mark.parametrize("seed", [3, 5, 6])
 def test_joint_law_of_rows_that_share_a_budget_over_rounds(method, seed):
-    config = law_config(method, draft_budget="capacity", draft_capacity=2)
+    config = law_config(method, draft_budget="capacity:2")
     assert variation(fraction_pair(2, seed), DEEPER, config) == 0
 
 
@@ -115,13 +115,13 @@ def test_joint_law_where_drafts_do_not_depend_on_what_came_before(budget):
     target, law = random_table(2, rng), [Fraction(5, 16), Fraction(11, 16)]
     flat = dict.fromkeys(target, law)
     pair = Pair(FractionModel(target), FractionModel(flat), vocab_size=2, name="flat")
-    config = law_config(draft_budget=budget, **SHARED[budget])
+    config = law_config(draft_budget=budget)
     assert variation(pair, TWO, config) == 0
 
 
 @pytest.mark.parametrize("method", ["rollback+fifo", "inplace+fifo"])
 def test_joint_law_of_rows_that_decide_alone(method):
-    config = law_config(method, draft_budget="confidence", draft_threshold=0.6)
+    config = law_config(method, draft_budget="confidence:0.6")
     assert variation(fraction_pair(2, seed=6), TWO, config) == 0
 
 
@@ -130,14 +130,14 @@ def test_joint_law_of_rows_that_decide_alone(method):
 def test_joint_law_of_rows_that_decide_by_history(method, rule):
     """Three tokens a row, one draft a round: whether the second round drafts depends on what the first has accepted."""
     if (method, rule) != ("rollback+fifo", "block"):  # which is refused
-        config = law_config(method, acceptance=rule, draft_budget="goodput", draft_costs=((1, (1.6,)),))
+        config = law_config(method, acceptance=rule, draft_budget="goodput:1=1.6")
         assert variation(fraction_pair(2, seed=3), HISTORY, config) == 0
 
 
 def test_a_history_of_offers_is_noticed(monkeypatch):
     """What was offered behind the batch minimum is drawn again, with the same numbers: a budget must not see it."""
     monkeypatch.setattr(Sequence, "note_drafts", _count_offers)
-    config = law_config("rollback+fifo", draft_budget="goodput", draft_costs=((1, (1.3, 1.6)),))
+    config = law_config("rollback+fifo", draft_budget="goodput:1=1.3/1.6")
     with pytest.raises(InvariantViolation, match="INV-20 in row 0"):
         variation(fraction_pair(2, seed=3), [Request([0], 3, 2), Request([1, 0], 2, 1)], config)
 
@@ -150,8 +150,8 @@ def _count_offers(row, drafted, accepted, kept):
 @pytest.mark.parametrize(
     ("fault", "settings"),
     [
-        ("own-token-score", {"draft_budget": "capacity", "draft_capacity": 1}),
-        ("stop-and-drop", {"draft_budget": "confidence", "draft_threshold": 0.3}),
+        ("own-token-score", {"draft_budget": "capacity:1"}),
+        ("stop-and-drop", {"draft_budget": "confidence:0.3"}),
     ],
 )
 def test_enumeration_detects_a_budget_that_reads_the_draft(fault, settings):

@@ -284,7 +284,7 @@ def test_arrivals_do_not_go_backwards(llama):
 
 
 def test_the_longest_sequence_must_fit_the_models(llama):
-    with pytest.raises(InputError, match="max_model_len must be an integer at least 2"):
+    with pytest.raises(InputError, match="max_model_len must be an integer ≥ 2"):
         generate(llama, [[1]], max_model_len=1)
     context = llama.target.max_positions
     with pytest.raises(InputError, match=f"max_model_len {context + 1} is more than the context of {context}"):

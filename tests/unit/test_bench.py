@@ -333,8 +333,8 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            (("bench", "--engine-option", "x"), "--engine-option must look like NAME=VALUE"),
-            (("bench", "--engine-option", "sped=1"), "unknown setting sped"),
+            (("bench", "--set", "x"), "--set must look like NAME=VALUE"),
+            (("bench", "--set", "sped=1"), "unknown setting sped"),
             (("bench", "--acceptance", "forced:magic"), "write iid:A, rate:R or trace:FILE"),
             (("bench", "--methods", "magic"), "unknown method 'magic'"),
             (("bench", "--batch-sizes", "0"), "--batch-sizes must be at least 1"),

@@ -188,9 +188,7 @@ def test_shares_are_of_all_stages():
 def test_plain_decoding_does_not_run_the_draft():
     """Whatever the benchmark is asked to draft with; its prompts are not cached either."""
     pair = random_pair("llama", draft_noise=0.01)
-    settings = BenchSettings(
-        (2,), max_new_tokens=4, options=(("draft_budget", "by_load"), ("drafts_by_load", [(1, 2)]))
-    )
+    settings = BenchSettings((2,), max_new_tokens=4, options=(("draft_budget", "by_load:1=2"),))
     bench, fed = make_bench(pair, settings), []
     bench.draft.model.register_forward_pre_hook(lambda *_: fed.append("draft"))
     sample = run_method(bench, [[1, 2, 3], [4, 5]], "inplace", 2, **PLAIN_DECODING)

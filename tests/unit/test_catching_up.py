@@ -12,7 +12,7 @@ from refimpl.decoding.passes import EagerPasses
 from refimpl.pairs.random_pairs import random_pair
 
 METHODS = ["+".join(parts) for parts in product(LAYOUTS, SCHEDULERS)]
-ALONE = {"draft_budget": "by_load", "drafts_by_load": ((2, 0),)}  # two rows have no drafts, and a row alone has some
+ALONE = {"draft_budget": "by_load:2=0"}  # two rows have no drafts, and a row alone has some
 REQUESTS = [Request([1, 2, 3], 24), Request([4, 5], 60)]
 SETTINGS = {"batch_size": 2, "window_size": 2, "num_speculative_tokens": 4, **ALONE}
 BEHIND = 25  # tokens of the longer row that its draft has not cached when the other one has finished

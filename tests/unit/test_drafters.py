@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from refimpl import InputError, Request, generate, load_pair, make_pair
-from refimpl.core import drafting
 from refimpl.core.config import LAYOUTS, SCHEDULERS, make_config
-from refimpl.core.drafting import DRAFTERS, WITH_PROBABILITIES, DrafterName, DraftingConfig, Parts
+from refimpl.core.drafting import DRAFTERS, DrafterFacts, DrafterName, DraftingConfig
 from refimpl.core.records import RowOutcome
 from refimpl.core.sequence import Sequence
 from refimpl.core.stats import drafter_stats
@@ -30,7 +29,7 @@ from refimpl.pairs.random_pairs import random_pair
 METHODS = ["+".join(parts) for parts in itertools.product(LAYOUTS, SCHEDULERS)]
 RULES = {"greedy": {}, "coupled": {"temperature": 0.5, "seed": 3}}
 SETTINGS = {"max_new_tokens": 24, "num_speculative_tokens": 4, "stop_token_ids": [5]}
-LOOKUP = [name for name in DRAFTERS if name not in WITH_PROBABILITIES]
+LOOKUP = [name for name, facts in DRAFTERS.items() if not facts.has_probabilities]
 COPIES = "def total(values):\n    return sum(values)\n\n\ndef total("
 
 
@@ -249,11 +248,10 @@ def test_without_drafts_the_draft_neither_runs_nor_has_kv(llama, ragged_prompts,
 
 
 def test_a_drafter_is_one_line_of_each_table(monkeypatch):
-    assert get_args(DrafterName) == DRAFTERS == tuple(DRAFTER_MAKERS)
-    monkeypatch.setattr(drafting, "DRAFTERS", (*DRAFTERS, "third"))
-    monkeypatch.setitem(drafting.DRAFTER_PARTS, "third", Parts("trie"))
+    assert get_args(DrafterName) == tuple(DRAFTERS) == tuple(DRAFTER_MAKERS)
+    monkeypatch.setitem(DRAFTERS, "third", DrafterFacts(lookup="trie"))
     third = DraftingConfig("third")
-    assert (third.lookup, third.drawn_by, third.looks, third.uses_draft) == ("trie", "", True, False)
+    assert (third.lookup, third.draws, third.uses_draft) == ("trie", None, False)
 
 
 def test_offers_are_counted_by_drafter():

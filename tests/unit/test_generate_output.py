@@ -75,7 +75,7 @@ def test_a_stop_token_can_be_given_and_one_is_told_as_one():
     words = ["generate", "--max-new-tokens", "4", "--prompt", "import os"]
     (line,) = CliRunner().invoke(app, words).stdout.splitlines()
     first = json.loads(line)["token_ids"][0]
-    done = CliRunner().invoke(app, [*words, "--stop-token-ids", str(first)])
+    done = CliRunner().invoke(app, [*words, "--set", f"stop_token_ids=[{first}]"])
     assert json.loads(done.stdout)["token_ids"] == [first]
     assert json.loads(done.stdout)["stop_reason"] == "stop"
     assert "1 sequence, 1 token in" in done.stderr

@@ -64,7 +64,7 @@ def test_tokens_under_rejection_do_not_depend_on_the_batch(scripted, method):
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("inplace", {"draft_budget": "confidence", "draft_threshold": 0.02}),  # pads of a pass are left out
+        ("inplace", {"draft_budget": "confidence:0.02"}),  # pads of a pass are left out
         ("paged+continuous", {"token_budget": 20}),
         ("paged", {"shape_stable": True}),
         ("masked+fifo", {}),

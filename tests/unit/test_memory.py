@@ -271,7 +271,7 @@ def test_the_oracle_of_one_shape_takes_no_more_than_is_free(llama, monkeypatch):
 
 @pytest.mark.parametrize("bound", [0, -1])
 def test_bounds_that_are_none(bound):
-    with pytest.raises(InputError, match="kv_memory_gib must be a number above 0"):
+    with pytest.raises(InputError, match="kv_memory_gib must be a number > 0"):
         make_config(kv_memory_gib=bound)
 
 

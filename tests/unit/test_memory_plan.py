@@ -8,7 +8,6 @@ import torch
 
 from refimpl import InputError, Request, generate
 from refimpl.bench.memory import peak_bytes
-from refimpl.core.drafting import DraftingConfig
 from refimpl.decoding.dry_run import DryRun
 from refimpl.decoding.memory import GIB
 from refimpl.layouts.store import KVStore
@@ -52,16 +51,16 @@ CASES = {
     "distributions of blocks": {"method": "inplace", "temperature": 1.0, "acceptance": "block"},
     "coupled": {"method": "inplace", "temperature": 1.0},
     "forced": {"method": "inplace", "acceptance": "forced", "forced_lengths": (0.5, 0.5)},
-    "all are sure": {"method": "inplace", "draft_budget": "confidence", "draft_threshold": 0.0},
-    "room for all": {"method": "inplace", "draft_budget": "capacity", "draft_capacity": 12, "temperature": 1.0},
+    "all are sure": {"method": "inplace", "draft_budget": "confidence:0.0"},
+    "room for all": {"method": "inplace", "draft_budget": "capacity:12", "temperature": 1.0},
 }
 AT_MOST = {
     "a lookup first": {"drafter": "hybrid"},
     "a lookup first, in blocks": {"drafter": "hybrid", "method": "paged", "num_speculative_tokens": 1},
     "a head": {"drafter": "head"},
     "distributions of a head": {"drafter": "head", "temperature": 1.0, "acceptance": "rejection"},
-    "by load": {"draft_budget": "by_load", "drafts_by_load": [(2, 1)]},
-    "by goodput": {"draft_budget": "goodput", "draft_costs": [(1, (1.2, 1.5, 2.0))], "drafter": "ngram"},
+    "by load": {"draft_budget": "by_load:2=1"},
+    "by goodput": {"draft_budget": "goodput:1=1.2/1.5/2.0", "drafter": "ngram"},
 }
 
 
@@ -118,9 +117,7 @@ def test_a_capacity_bounds_what_is_verified(wide, capacity):
     """At most as many drafts, of one row or of several; the distributions of all that are drawn are kept."""
     work = prompts(20, 20, 18, 20)
     asked = {"method": "inplace", "num_speculative_tokens": 8, "max_new_tokens": 30, "stop_token_ids": []}
-    plan = plan_memory(
-        wide, work, budget_gib=AMPLE, batch_size=4, draft_budget="capacity", draft_capacity=capacity, **asked
-    )
+    plan = plan_memory(wide, work, budget_gib=AMPLE, batch_size=4, draft_budget=f"capacity:{capacity}", **asked)
     assert 0.9 < over_plan(wide, work, plan) < 1.05
 
 
@@ -264,7 +261,6 @@ def test_bytes_are_those_of_host_checks(small):
         ({"method": "autoregressive"}, "only inplace and paged are"),
         ({"method": "eqspec"}, "only inplace and paged are"),
         ({"execution": "overlapped"}, "two cohorts"),
-        ({"drafting": DraftingConfig()}, "give drafter by its own name"),
         ({"cuda_graphs": True}, "leave cuda_graphs out"),
         ({"logprobs": 0}, "leave logprobs out"),
         ({"kv_memory_gib": 1.0}, "leave kv_memory_gib out"),

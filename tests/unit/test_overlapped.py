@@ -92,8 +92,8 @@ def test_samples_are_those_of_serial_execution(ragged_prompts, rule):
     ("drafts", "budget"),
     [
         (1, {}),
-        (2, {"draft_budget": "capacity", "draft_capacity": 1}),
-        (1, {"draft_budget": "goodput", "draft_costs": ((1, (1.6,)),)}),
+        (2, {"draft_budget": "capacity:1"}),
+        (1, {"draft_budget": "goodput:1=1.6"}),
     ],
 )
 def test_joint_law_of_two_cohorts(rule, drafts, budget):

@@ -57,7 +57,7 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path, prompt, entry, mes
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"limit": -1}, "limit must be an integer at least 1, not -1"),
+        ({"limit": -1}, "limit must be an integer ≥ 1, not -1"),
         ({"turns": "bogus"}, "turns must be one of first, all, not 'bogus'"),
     ],
 )

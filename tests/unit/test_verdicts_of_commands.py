@@ -176,7 +176,7 @@ def test_memory_that_is_not_there_is_one_line(needy, capsys, monkeypatch):
     [line] = capsys.readouterr().err.splitlines()
     assert end.value.code == 2
     assert line.startswith("error: out of memory: ")
-    assert "--kv-memory-gib" in line
+    assert "kv_memory_gib" in line
 
 
 def test_other_errors_of_torch_are_not_hidden(monkeypatch):

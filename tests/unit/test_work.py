@@ -1,6 +1,7 @@
 """Bytes and operations of a round's passes, counted by hand."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -8,7 +9,7 @@ from refimpl.bench.engines import run_method
 from refimpl.bench.run import make_bench
 from refimpl.bench.settings import BenchSettings
 from refimpl.bench.work import Feed, ModelWork, Rates, Work, round_passes
-from refimpl.core.execution import EXECUTIONS
+from refimpl.core.execution import ExecutionName
 from refimpl.core.records import RowOutcome
 from refimpl.decoding.trace import RoundRecord
 from refimpl.pairs.random_pairs import random_pair
@@ -68,6 +69,8 @@ class TestWork:
 
 def test_which_passes_are_those_of_a_round_is_not_known_where_it_drafts_for_the_next_one(llama):
     bench = make_bench(llama, BenchSettings(max_new_tokens=7))
-    times = {name: run_method(bench, [[3], [4]], "inplace", 2, execution=name).forward_s for name in EXECUTIONS}
+    times = {
+        name: run_method(bench, [[3], [4]], "inplace", 2, execution=name).forward_s for name in get_args(ExecutionName)
+    }
     assert times["serial"] > 0
     assert times["overlapped"] is None

@@ -24,13 +24,13 @@ SMALL = Scenario(study=Study(num_requests=2))
 UNTYPED = unwrap(judge_outputs)  # itself, also where a check of types is put before it
 CALLS = [  # of the library
     (lambda _: make_config(seed=10**5000), "seed must be an integer .* too long to show"),
-    (lambda _: make_config(stop_token_ids=[[1]]), r"a stop token id must be an integer at least 0, not \[1\]"),
+    (lambda _: make_config(stop_token_ids=[[1]]), "a stop token id must be an integer ≥ 0, not \\(1,\\)"),
     (lambda _: make_config(stop_token_ids=[-1]), "not -1"),
     (lambda _: Request([1], stop_token_ids=[-1]), "not -1"),
-    (lambda pair: generate(pair, [[1]], stop_token_ids=[61]), "a stop token id must be an integer in 0 … 60, not 61"),
-    (lambda pair: generate(pair, [Request([1], stop_token_ids=[99])]), "in 0 … 60, not 99"),
+    (lambda pair: generate(pair, [[1]], stop_token_ids=[61]), r"an integer in \[0, 60\], not 61"),
+    (lambda pair: generate(pair, [Request([1], stop_token_ids=[99])]), r"in \[0, 60\], not 99"),
     (lambda pair: make_pair(pair.target.model, pair.draft.model, stop_token_ids=[[1]]), r"not \[1\]"),
-    (lambda pair: make_pair(pair.target.model, pair.draft.model, stop_token_ids=[61]), "in 0 … 60, not 61"),
+    (lambda pair: make_pair(pair.target.model, pair.draft.model, stop_token_ids=[61]), r"in \[0, 60\], not 61"),
     (lambda pair: make_pair(pair.target.model, pair.draft.model, stop_token_ids=5), "must be a list of token ids"),
     (lambda pair: generate(pair, [[10**5000]]), "outside the vocabulary"),
     (lambda pair: generate(pair, ["x\0"]), "has no tokenizer"),
@@ -98,9 +98,8 @@ CALLS = [  # of the library
     (lambda _: compare(SMALL, SMALL, 10**400), "replications must be at most 1000000, not 10"),
     (lambda pair: verify(pair, [[1]], method="inplace"), "verify takes methods, a list, not method"),
     (lambda pair: verify(pair, [[1]], batch_size=2), "verify takes batch_sizes, a list, not batch_size"),
-    (lambda _: make_config(temperature=10**400), "temperature must be a finite number ≥ 0, not 10"),
+    (lambda _: make_config(temperature=10**400), "temperature must be a number ≥ 0, not 10"),
     (lambda _: make_config(kv_memory_gib=10**400), "kv_memory_gib must be"),
-    (lambda _: make_config(draft_costs=((1, (10**400,)),)), "draft_costs must be"),
     (lambda _: read_engine_trace("x" * 5000), "no such trace"),
     (lambda _: read_service_trace("x" * 5000), "no such trace"),
 ]  # fmt: skip

@@ -1,26 +1,28 @@
 """How many drafts of each row are verified: one file for each budget. Pure Python, as the schedulers are."""
 
 from collections.abc import Callable
+from typing import Any
 
-from refimpl.core.drafting import DraftBudgetName, DraftingConfig
+from refimpl.core.drafting import DraftingConfig
 from refimpl.drafting.budgets.base import BudgetRow, CommittedRow, DraftBudget, Score
 from refimpl.drafting.budgets.by_load import LoadBudget
 from refimpl.drafting.budgets.capacity import CapacityBudget
 from refimpl.drafting.budgets.confidence import ConfidenceBudget
 from refimpl.drafting.budgets.goodput import GoodputBudget
 
-BUDGETS: dict[DraftBudgetName, Callable[[DraftingConfig], DraftBudget]] = {
-    "fixed": lambda config: DraftBudget(),
-    "by_load": lambda config: LoadBudget(config.drafts_by_load),
-    "capacity": lambda config: CapacityBudget(config.draft_capacity or 0, config.draft_score),
-    "goodput": lambda config: GoodputBudget(config.draft_costs),
-    "confidence": lambda config: ConfidenceBudget(config.draft_threshold),
+BUDGETS: dict[str, Callable[[Any], DraftBudget]] = {  # by name, as a function of what stands behind it
+    "fixed": lambda nothing: DraftBudget(),
+    "by_load": LoadBudget,
+    "capacity": CapacityBudget,
+    "capacity_own_token": lambda capacity: CapacityBudget(capacity, "own_token"),
+    "goodput": GoodputBudget,
+    "confidence": ConfidenceBudget,
 }
 
 
-def make_budget(config: DraftingConfig) -> DraftBudget:
-    """The budget that a config asks for."""
-    return BUDGETS[config.draft_budget](config)
+def make_budget(drafting: DraftingConfig) -> DraftBudget:
+    """The budget that settings ask for."""
+    return BUDGETS[drafting.budget_name](drafting.budget_argument)
 
 
 __all__ = [

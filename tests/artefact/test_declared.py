@@ -1,0 +1,49 @@
+"""A setting is declared once: what follows from its declaration is fresh, and settings are few."""
+
+import importlib.util
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+
+from raggedspec.cli import app
+from refimpl import DecodeConfig, InputError, SamplingConfig
+from refimpl.core.config import make_config
+from simulator.settings.parts import Engine
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("settings", ROOT / "tools" / "settings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_follows_from_the_declarations_is_fresh(tool):
+    for path, text in tool.FILES.items():
+        assert path.read_text() == text(), "run python tools/settings.py"
+
+
+def test_there_are_few_settings_options_and_commands():
+    settings = {item.name for cls in (DecodeConfig, SamplingConfig) for item in fields(cls)} - {"sampling"}
+    assert len(settings) <= 29
+    top = typer.main.get_command(app).commands
+    commands = [*(each for name, each in top.items() if name != "sim"), *top["sim"].commands.values()]
+    assert max(len(command.params) for command in commands) <= 40
+    assert len(commands) <= 33
+
+
+def test_every_setting_says_in_a_sentence_what_it_sets():
+    declared = [item for cls in (DecodeConfig, SamplingConfig, Engine) for item in fields(cls)]
+    assert [item.name for item in declared if not item.metadata.get("help", "").endswith(".")] == []
+
+
+def test_an_unknown_setting_names_all_that_there_are():
+    with pytest.raises(InputError, match=r"unknown setting bach_size: choose among .*batch_size, .*temperature"):
+        make_config(bach_size=3)
+    with pytest.raises(InputError, match="give either `sampling` or its fields, not both"):
+        make_config(sampling=SamplingConfig(), seed=3)

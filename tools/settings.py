@@ -1,0 +1,145 @@
+"""Write refimpl/core/keywords.py: the declared settings as keyword types, for editors and type checkers.
+
+python tools/keywords.py
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from refimpl.core.config import DecodeConfig, SamplingConfig
+from refimpl.core.declared import Range, hints_of
+from refimpl.core.engine_settings import EngineSettings
+from simulator.settings.parts import Engine
+
+ROOT = Path(__file__).parent.parent
+OF_RUN = ("method", "batch_size")  # which `verify` has lists of
+HEAD = '''"""The keyword settings of `generate`, `stream` and `verify`, written by tools/settings.py.
+
+Meaning, default and range of each stand in docs/settings.md, and at `DecodeConfig` and `SamplingConfig`.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+from refimpl.core.config import SamplingConfig
+
+
+class _Common(TypedDict, total=False):
+'''
+TAIL = '''
+
+class Settings(_Common, total=False):
+    """Fields of `DecodeConfig`; those of its `SamplingConfig` can be given in place of `sampling`."""
+
+    method: str
+    batch_size: int
+
+
+class VerifySettings(_Common, total=False):
+    """`Settings` that all methods and batch sizes of a `verify` share."""
+
+    max_prompt_tokens: int | None
+'''
+
+
+def source_of(hint: Any) -> str:
+    """A type as it is written."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " | ".join(map(source_of, parts))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(quoted, parts))}]"
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join('...' if part is ... else source_of(part) for part in parts)}]"
+    return "None" if hint is NoneType else hint.__name__
+
+
+def quoted(part: object) -> str:
+    """A value of a literal type, as it is written."""
+    return f'"{part}"'
+
+
+def keywords() -> Iterator[str]:
+    """Name and type of every setting that `generate` and `verify` share."""
+    for settings in (DecodeConfig, SamplingConfig):
+        hints = hints_of(settings)
+        yield from (f"    {f.name}: {source_of(hints[f.name])}" for f in fields(settings) if f.name not in OF_RUN)
+
+
+def rows(settings: Any, leave_out: Collection[str] = ()) -> Iterator[str]:
+    """Lines of a table with the declared settings of a dataclass."""
+    yield "| setting | default | values | what it sets |"
+    yield "| --- | --- | --- | --- |"
+    hints = hints_of(settings)
+    for item in fields(settings):
+        if "help" in item.metadata and item.name not in leave_out and hints[item.name] is not SamplingConfig:
+            facts = shown_default(item), values_of(item, hints[item.name]), item.metadata["help"]
+            yield f"| `{item.name}` | {' | '.join(facts)} |"
+
+
+def shown_default(item: Any) -> str:
+    """The default of a setting, or what None stands for."""
+    return item.metadata["none"] or f"`{item.default}`"
+
+
+def values_of(item: Any, hint: Any) -> str:
+    """What a setting may be: a range, its choices, or its type."""
+    limits = item.metadata["range"]
+    if isinstance(limits, Range):
+        return str(limits)
+    choices = limits or next((get_args(part) for part in (hint, *get_args(hint)) if get_origin(part) is Literal), ())
+    choices = (True, False) if hint is bool else choices
+    return ", ".join(f"`{choice}`" for choice in choices) or source_of(hint).replace(" | None", "").replace("|", "\\|")
+
+
+PAGE = """# Settings
+
+Written by `python tools/settings.py` from the declarations. A setting of a run is a keyword of `refimpl.generate`,
+`stream` and `verify`, and a field of `DecodeConfig`. On the command line it has an option of its own (`--batch-size 4`)
+or is given by `--set`, which takes JSON values: `--set block_size=32`, `-s stop_token_ids=[1,2]`.
+
+## Of engine and simulator
+
+In a scenario these stand in the part `engine`.
+
+{shared}
+
+## Of the engine alone
+
+{engine}
+
+Of sampling:
+
+{sampling}
+
+## Of the simulator's engine alone
+
+{simulator}
+
+The other parts of a scenario are described in [scenarios](scenarios.md).
+"""
+
+
+def page() -> str:
+    """The page of all settings."""
+    shared = {item.name for item in fields(EngineSettings)}
+    tables = {
+        "shared": rows(EngineSettings),
+        "engine": rows(DecodeConfig, shared),
+        "sampling": rows(SamplingConfig),
+        "simulator": rows(Engine, shared),
+    }
+    return PAGE.format(**{name: "\n".join(lines) for name, lines in tables.items()})
+
+
+FILES = {
+    ROOT / "refimpl" / "core" / "keywords.py": lambda: HEAD + "\n".join(keywords()) + "\n" + TAIL,
+    ROOT / "docs" / "settings.md": page,
+}
+
+if __name__ == "__main__":
+    for path, text in FILES.items():
+        path.write_text(text())
