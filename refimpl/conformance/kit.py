@@ -112,9 +112,10 @@ def known_properties(names: Iterable[str] | str | None) -> list[str]:
     listed = list(given)
     require(bool(listed) and all(isinstance(name, str) for name in listed), told)
     chosen = split_names(",".join(listed))
-    unknown = [name for name in chosen if name not in ALL_PROPERTIES]
+    known = (*ENGINE_PROPERTIES, RAGGEDNESS)
+    unknown = [name for name in chosen if name not in known]
     if unknown:
-        raise InputError(f"unknown property {unknown[0]!r}: choose {', '.join(ALL_PROPERTIES)}")
+        raise InputError(f"unknown property {unknown[0]!r}: choose {', '.join(known)}")
     return chosen
 
 

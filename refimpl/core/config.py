@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any, Literal, get_args
 
 from refimpl.core.declared import Range, check_fields, documented, setting
-from refimpl.core.engine_settings import EngineSettings, LayoutName, SchedulerName
+from refimpl.core.engine_settings import LAYOUTS, SCHEDULERS, EngineSettings, LayoutName, SchedulerName
 from refimpl.core.errors import InputError, did_you_mean, require, shown
 from refimpl.core.execution import check_shapes
 from refimpl.core.request import check_stops
@@ -14,8 +14,6 @@ from refimpl.core.request import check_stops
 AcceptanceName = Literal["greedy", "rejection", "block", "coupled", "forced"]
 CheckLevel = Literal["off", "host", "device", "oracle"]
 
-LAYOUTS: list[str] = [*get_args(LayoutName)]
-SCHEDULERS: list[str] = [*get_args(SchedulerName)]
 ACCEPTANCE_RULES: tuple[str, ...] = get_args(AcceptanceName)
 CHECK_LEVELS: tuple[str, ...] = get_args(CheckLevel)
 

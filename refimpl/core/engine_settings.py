@@ -1,7 +1,7 @@
 """The settings that the engine and its simulation share, each declared once."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from refimpl.core.declared import Range, documented, setting
 from refimpl.core.drafting import DRAFTERS, DrafterName, DraftingConfig
@@ -11,6 +11,8 @@ from refimpl.core.values import MAX_SPECULATIVE_TOKENS
 
 LayoutName = Literal["realigned", "masked", "rollback", "inplace", "paged"]
 SchedulerName = Literal["static", "fifo", "grouped", "continuous"]
+LAYOUTS: list[str] = [*get_args(LayoutName)]
+SCHEDULERS: list[str] = [*get_args(SchedulerName)]
 
 WINDOW_BATCHES = 4  # in a window, unless its size is given
 CHUNK_TOKENS = 256  # of prompts, in a round whose budget is not given

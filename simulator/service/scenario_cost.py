@@ -1,5 +1,7 @@
 """The cost model that a scenario names, as one replication draws it."""
 
+from collections.abc import Callable
+
 from simulator.service.cost import CostModel, LinearCost, draw_factors
 from simulator.service.overlay import OverlaidCost
 from simulator.service.roofline import RooflineCost
@@ -12,17 +14,28 @@ from simulator.settings.scenario import Scenario
 
 def make_cost(scenario: Scenario, streams: Streams) -> CostModel:
     """Build the cost model that a scenario names, with this replication's uncertainty."""
-    spec = scenario.cost
-    values = spec.resolved(COST)
-    if spec.kind == "linear":
-        factors = draw_factors(streams, {}, values["run_cv"], scenario.noise)
-        return LinearCost(spec, factors)
-    if spec.kind == "table":
-        measured = _measured(values["calibration"], scenario, streams, Purpose.CALIBRATION)
-        return TableCost(*measured, extrapolate=values["outside"] == "extrapolate")
-    roofline = RooflineCost(spec, streams if scenario.noise else None)
-    name = values["from_calibration"]
+    return COSTS[scenario.cost.kind](scenario, streams)
+
+
+def _linear(scenario: Scenario, streams: Streams) -> CostModel:
+    factors = draw_factors(streams, {}, scenario.cost.resolved(COST)["run_cv"], scenario.noise)
+    return LinearCost(scenario.cost, factors)
+
+
+def _table(scenario: Scenario, streams: Streams) -> CostModel:
+    values = scenario.cost.resolved(COST)
+    measured = _measured(values["calibration"], scenario, streams, Purpose.CALIBRATION)
+    return TableCost(*measured, extrapolate=values["outside"] == "extrapolate")
+
+
+def _roofline(scenario: Scenario, streams: Streams) -> CostModel:
+    roofline = RooflineCost(scenario.cost, streams if scenario.noise else None)
+    name = scenario.cost.resolved(COST)["from_calibration"]
     return OverlaidCost(*_measured(name, scenario, streams, Purpose.OVERLAY), roofline) if name else roofline
+
+
+# by kind; the parameters of each are declared in simulator/settings/kinds.py
+COSTS: dict[str, Callable[[Scenario, Streams], CostModel]] = {"linear": _linear, "table": _table, "roofline": _roofline}
 
 
 def _measured(

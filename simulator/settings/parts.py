@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from refimpl.core.declared import documented, setting
-from refimpl.core.engine_settings import EngineSettings, LayoutName, SchedulerName
+from refimpl.core.engine_settings import LAYOUTS, SCHEDULERS, EngineSettings, LayoutName, SchedulerName
 from refimpl.core.errors import require
 from simulator.settings.fields import (
     COUNT,
@@ -138,8 +138,8 @@ class Workload:
 class Engine(EngineSettings):
     """The engine's settings, as in `refimpl`, and what only a simulation has."""
 
-    layout: LayoutName = setting("inplace", "Where K/V are stored.")
-    scheduler: SchedulerName = setting("fifo", "Which rows run in a round.")
+    layout: LayoutName = setting("inplace", "Where K/V are stored.", LAYOUTS)
+    scheduler: SchedulerName = setting("fifo", "Which rows run in a round.", SCHEDULERS)
     max_new_tokens: int | None = setting(
         None, "Most tokens generated per request; an engine trace brings the budgets of its own run.",
         Range(1, MAX_BUDGET, integer=True),
