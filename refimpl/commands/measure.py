@@ -62,10 +62,10 @@ class RepeatOptions:
     ] = None
     repeats: Annotated[int, option(ENGINE, "Runs in turn, after a warm-up.", min=1)] = 3
     max_minutes: Annotated[float, option(ENGINE, "Begin no repeat after this many minutes.", min=0)] = math.inf
-    eager: Annotated[bool, option(ENGINE, "Time methods whose rounds are recorded without recordings, too.")] = True
-    assisted: Annotated[bool, option(ENGINE, "Time transformers' assisted generation, too, at batch size 1.")] = True
+    eager: Annotated[bool, option(ENGINE, "Also time recorded methods without recordings.")] = True
+    assisted: Annotated[bool, option(ENGINE, "Also time transformers' assisted generation, at batch size 1.")] = True
     generate_batch: Annotated[
-        bool, option(ENGINE, "Time transformers' own continuous batching (generate_batch), too, where it runs.")
+        bool, option(ENGINE, "Also time transformers' continuous batching (generate_batch) where it runs.")
     ] = False
 
 

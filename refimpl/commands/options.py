@@ -50,7 +50,7 @@ class PairOptions:
     draft: Annotated[str | None, option(MODELS, "Your own draft: a folder or a hub id.")] = None
     vocab_size: Annotated[
         int | None,
-        option(MODELS, "Number of ids that are tokens, if the vocabularies differ and there is no tokenizer."),
+        option(MODELS, "Number of token ids, where the vocabularies differ and there is no tokenizer."),
     ] = None
     device: DeviceOption = "cpu"
     dtype: Annotated[
@@ -104,11 +104,11 @@ class ModelOptions(HeadOptions):
     """A pair that may be compiled, whose weights may be prepacked, or whose norms may be fused."""
 
     compile_: Annotated[bool, option(MODELS, "Fuse parts of layers with torch.compile.", "--compile")] = False
-    prepack: Annotated[
-        bool, option(MODELS, "Keep weights as oneDNN reads them fastest, too: float32 on a CPU.", "--prepack")
-    ] = False
+    prepack: Annotated[bool, option(MODELS, "Also store weights in oneDNN layout: float32 on a CPU.", "--prepack")] = (
+        False
+    )
     fuse_norms: Annotated[
-        bool, option(MODELS, "Compute a norm in one or two calls, where transformers takes eight.", "--fuse-norms")
+        bool, option(MODELS, "Compute each norm in one or two calls instead of eight.", "--fuse-norms")
     ] = False
 
     def load(self, **more: Any) -> Any:
@@ -129,12 +129,10 @@ class PromptOptions:
             none="the bundled prompts",
         ),
     ] = None
-    prompt: Annotated[list[str] | None, option(PROMPTS, "A prompt itself, in place of a file; may be repeated.")] = None
-    turns: Annotated[Turns, option(PROMPTS, "Turns to take from a prompt that has several.")] = "first"
-    limit: Annotated[int | None, option(PROMPTS, "Take only the first prompts, this many.", min=1)] = None
-    max_prompt_tokens: Annotated[int | None, option(PROMPTS, "Keep only the last tokens of a prompt, this many.")] = (
-        None
-    )
+    prompt: Annotated[list[str] | None, option(PROMPTS, "A prompt, in place of a file; may be repeated.")] = None
+    turns: Annotated[Turns, option(PROMPTS, "Which turns of a multi-turn prompt to use.")] = "first"
+    limit: Annotated[int | None, option(PROMPTS, "Use only the first N prompts.", min=1)] = None
+    max_prompt_tokens: Annotated[int | None, option(PROMPTS, "Keep only the last N tokens of a prompt.")] = None
 
     def read(self) -> list:
         """The prompts of the command line, of the file, or the bundled ones.
