@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,13 +11,20 @@ from refimpl.placement import Move, are_neighbours, make_placement, pays_to_pack
 from refimpl.scheduling import Chunk
 from simulator.service.cost import CostModel, Fed, Line
 from simulator.service.offers import Drafting, Offers
-from simulator.service.records import Request
+from simulator.service.records import Request, Stages
 from simulator.settings.scenario import Engine, Switches
 
 Members = tuple[Request, ...]
-Stages = tuple[float, float, float, float, float]  # seconds of prefill, draft, verify, realign, host
-Passes = tuple[float, float, float]  # of them those of draft, verify and host
-Priced = tuple[int, int, Stages]  # drafts of the batch, passes of the draft, seconds
+
+
+class PassSeconds(NamedTuple):
+    """Seconds of a round's passes, and of the host beside them."""
+
+    draft_s: float
+    verify_s: float
+    host_s: float
+
+
 # kind of move -> component of the cost
 COMPONENT_OF = {"load": "concat", "grow": "concat", "realign": "realign", "compact": "compact"}
 
@@ -33,6 +41,7 @@ class Pricing:
         placement: the layout's decisions.
         offers: drafts of the latest round, from `drafting`.
         members: of the latest round.
+        drafts, passes: of the latest round: drafts of the batch, and passes of the draft for them.
         tokens: that each of them feeds the target, on average.
         context: cached tokens that each of them is charged for in a pass.
         scattered: whether their slots are no neighbours, so that every pass over the pool copies their K/V.
@@ -41,6 +50,7 @@ class Pricing:
 
     useless = 1
     members: Members = ()
+    drafts = passes = 0
     tokens = 0.0
     context = 0
     scattered = False
@@ -61,7 +71,7 @@ class Pricing:
         draft = line("draft", rows, k, scattered) if k else Line(lambda widths: np.zeros(len(widths)))
         return draft, line("verify", rows, k + 1, scattered), self.cost.point("host", rows, k + 1)
 
-    def _passes_s(self, rows: int, passes: int, span: int, mean: float, width: int, scattered: bool) -> Passes:
+    def _passes_s(self, rows: int, passes: int, span: int, mean: float, width: int, scattered: bool) -> PassSeconds:
         """Seconds of so many passes of the draft, of a verify pass of up to `span` tokens a row, and of the host.
 
         Args:
@@ -70,7 +80,8 @@ class Pricing:
         host_s, line = self.cost.point("host", rows, span), self.cost.line
         packing_s = self.cost.packing_s(rows, mean, width) if mean else 0.0
         verify_s = line("verify", rows, mean or span, scattered).at(width) + packing_s
-        return line("draft", rows, passes, scattered).at(width) if passes else 0.0, verify_s, host_s
+        draft_s = line("draft", rows, passes, scattered).at(width) if passes else 0.0
+        return PassSeconds(draft_s, verify_s, host_s)
 
     def _gather_s(self, component: str, rows: int, width: int) -> float:
         """Seconds of one gather of so many rows."""
@@ -81,8 +92,8 @@ class Pricing:
         k = self.k
         return k if live[0].left > k else min(k, max([row.left for row in live]) - 1)
 
-    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Priced:
-        """Drafts of the coming round, and seconds of its stages.
+    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Stages:
+        """Seconds of the stages of the coming round; sets `drafts` and `passes`.
 
         Args:
             mode: how the scheduler chose the members.
@@ -92,7 +103,8 @@ class Pricing:
             ahead: rows that are drafted beside it.
         """
         if not members:
-            return 0, 0, (prefill_s, 0.0, 0.0, 0.0, self.cost.point("host", 1, 1))
+            self.drafts = self.passes = 0
+            return Stages(prefill_s, 0.0, 0.0, 0.0, self.cost.point("host", 1, 1))
         if self.drafting is not None:
             self.offers = self.drafting.offer(members)
             return self._price_offers(members, self.offers, prefill_s)
@@ -102,9 +114,10 @@ class Pricing:
             mean = self._mean([min(k, row.left - useless) + 1 for row in live], rows, k + 1)
         self.tokens = mean or k + 1.0
         draft_s, verify_s, host_s = self.passes_s(rows, k, k + 1, mean, self.context, self.scattered)
-        return k, k, (prefill_s, draft_s, verify_s, realign_s, host_s)
+        self.drafts = self.passes = k
+        return Stages(prefill_s, draft_s, verify_s, realign_s, host_s)
 
-    def _price_offers(self, members: Members, offers: Offers, prefill_s: float) -> Priced:
+    def _price_offers(self, members: Members, offers: Offers, prefill_s: float) -> Stages:
         """A round whose rows verify different numbers of drafts."""
         k, passes, rows = offers.k, offers.passes, len(members)
         realign_s = self.begin(members, k + 1)
@@ -112,7 +125,8 @@ class Pricing:
         self.tokens = mean or k + 1.0
         draft_s, verify_s, host_s = self.passes_s(rows, passes, k + 1, mean, self.context, self.scattered)
         draft_s += self._catch_up_s(members, passes)
-        return k, passes, (prefill_s, draft_s + offers.other_s, verify_s, realign_s, host_s)
+        self.drafts, self.passes = k, passes
+        return Stages(prefill_s, draft_s + offers.other_s, verify_s, realign_s, host_s)
 
     def _mean(self, counts: Seq[int], rows: int, span: int) -> float:
         """Tokens that a row feeds on average, where the verify pass leaves out the pads; 0 where it does not.
@@ -179,7 +193,7 @@ class Pricing:
             prefill_s, verify_s = prefill_s + (chunk_s if self.runs_draft else 0.0), verify_s + more_s
         else:
             prefill_s += self.cost.prefill_s(fed)
-        return prefill_s, draft_s, verify_s, realign_s, host_s
+        return Stages(prefill_s, draft_s, verify_s, realign_s, host_s)
 
 
 class PublishedPricing(Pricing):
@@ -195,18 +209,19 @@ class PublishedPricing(Pricing):
         choose = max if self.switches.k_policy == "per_row" else min
         return max(0, min(self.k, choose([row.left for row in live]) - self.useless))
 
-    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Priced:
+    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Stages:
         """As the engine's, and what the switches add to a round that has members."""
-        k, passes, (_, draft_s, verify_s, realign_s, host_s) = super().price(mode, members, live, prefill_s)
+        stages = super().price(mode, members, live, prefill_s)
         if not members:
-            return k, passes, (prefill_s, draft_s, verify_s, realign_s, host_s)
-        rows, width = len(members), self.context
-        if k and not self.switches.draft_cache:
-            draft_s = self._uncached_draft_s(rows, k, width)
+            return stages
+        rows, width, draft_s = len(members), self.context, stages.draft_s
+        if self.drafts and not self.switches.draft_cache:
+            draft_s = self._uncached_draft_s(rows, self.drafts, width)
         elif self.switches.k_policy == "batch_min":  # a row near its end may keep the draft from running
-            draft_s += self._catch_up_s(members, passes)
-        realign_s = self._moves(mode, rows, realign_s, width)
-        return k, passes, (prefill_s + self._late_prefill(live), draft_s, verify_s, realign_s, host_s)
+            draft_s += self._catch_up_s(members, self.passes)
+        realign_s = self._moves(mode, rows, stages.realign_s, width)
+        prefill_s += self._late_prefill(live)
+        return stages._replace(prefill_s=prefill_s, draft_s=draft_s, realign_s=realign_s)
 
     def _uncached_draft_s(self, rows: int, k: int, width: int) -> float:
         """The first pass of the draft feeds the whole rows, k - 1 more a token each."""
@@ -247,16 +262,16 @@ class OverlappedPricing(Pricing):
 
     drafted: Members = ()  # rows that were drafted ahead
 
-    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Priced:
+    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Stages:
         """As the engine's; drafts are paid for in the round that makes them."""
         ahead_s = self._ahead_s(ahead) if ahead else 0.0
-        k, passes, (_, draft_s, verify_s, realign_s, host_s) = super().price(mode, members, live, prefill_s)
-        if members == self.drafted:
-            draft_s = 0.0
+        stages = super().price(mode, members, live, prefill_s)
+        verify_s, host_s = stages.verify_s, stages.host_s
+        draft_s = 0.0 if members == self.drafted else stages.draft_s
         self.drafted = ahead
         beside_s, behind_s = max(ahead_s, verify_s + host_s), verify_s + max(ahead_s, host_s)
         draft_s += beside_s + self.engine.contention * (behind_s - beside_s) - verify_s - host_s
-        return k, passes, (prefill_s, draft_s, verify_s, realign_s, host_s)
+        return stages._replace(draft_s=draft_s)
 
     def _ahead_s(self, rows: Members) -> float:
         """Seconds of drafting for rows that run in the next round."""
@@ -276,14 +291,15 @@ class RecordedPricing(Pricing):
 
     pool_rows = 0
 
-    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Priced:
+    def price(self, mode: str, members: Members, live: Seq[Request], prefill_s: float, ahead: Members = ()) -> Stages:
         """Of as many rows and drafts in each round."""
         if not members:
             return super().price(mode, members, live, prefill_s)
         k, realign_s = self.k, self.begin(members, self.k + 1)
         self.tokens, self.pool_rows = k + 1.0, max(self.pool_rows, len(members))
         draft_s, verify_s, host_s = self.passes_s(self.pool_rows, k, k + 1, 0.0, self.placement.width, False)
-        return k, k, (prefill_s, draft_s, verify_s, realign_s, host_s)
+        self.drafts = self.passes = k
+        return Stages(prefill_s, draft_s, verify_s, realign_s, host_s)
 
 
 def make_pricing(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -62,9 +62,33 @@ class RoundLine(NamedTuple):
     window: int
 
 
-Begun = tuple[int, float, float, float, float, float, float, float, str, int, int, int, int, int]  # up to `width`
-START_S: Final = 1  # places in it
-ROWS: Final = 9
+class Stages(NamedTuple):
+    """Seconds of each stage of a round, before noise."""
+
+    prefill_s: float
+    draft_s: float
+    verify_s: float
+    realign_s: float
+    host_s: float
+
+
+class BegunRound(NamedTuple):
+    """What is known of a round when it begins: the first fields of its `RoundLine`."""
+
+    replica: int
+    start_s: float
+    noise: float
+    prefill_s: float
+    draft_s: float
+    verify_s: float
+    realign_s: float
+    host_s: float
+    mode: str
+    rows: int
+    live: int
+    k: int
+    passes: int
+    width: int
 
 
 class Request:

@@ -14,7 +14,7 @@ from simulator.service.cost import CostModel, lognormal_factors
 from simulator.service.gate import Gate, require_room, room_bytes
 from simulator.service.offers import Drafting, note_drafts
 from simulator.service.pricing import make_pricing
-from simulator.service.records import ROWS, START_S, Begun, EventLog, Request
+from simulator.service.records import BegunRound, EventLog, Request
 from simulator.service.schedulers import end_padded, pad_rows, room_of, scheduler_of
 from simulator.service.streams import Purpose, Streams
 from simulator.settings.scenario import Scenario
@@ -64,7 +64,7 @@ class Replica:
         self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
         self.kv_tokens = self.load_tokens = self.round_index = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]
-        self.begun: Begun | None = None  # the round that runs
+        self.begun: BegunRound | None = None  # the round that runs
         self.plan: RoundPlan[Request] | None = None  # of the latest round
         self.chosen: tuple[Request, ...] = ()  # members of the latest round, as the scheduler named them
         self.members: tuple[Request, ...] = ()  # the same, in the order of their slots
@@ -105,7 +105,7 @@ class Replica:
     def serve(self) -> Generator[Any, Any, None]:
         """The server process: one timeout per round."""
         env, scheduler, noise, number = self.env, self.scheduler, self.noise, self.number
-        price_of, placement = self.pricing.price, self.pricing.placement
+        pricing, price_of = self.pricing, self.pricing.price
         waiting, window, size = scheduler.pool.waiting, scheduler.pool.window, scheduler.window_size
         while True:
             if not window and not waiting:
@@ -120,11 +120,12 @@ class Replica:
             members = self._in_pool_order(plan.members)
             live = [row for row in members if not row.finished] if plan.mode == "static" else members
             ahead = tuple(sorted(plan.ahead, key=SLOT)) if plan.ahead else ()
-            k, passes, stages = price_of(plan.mode, members, live, prefill_s, ahead)
+            stages = price_of(plan.mode, members, live, prefill_s, ahead)
             if plan.chunks:
-                stages = self.pricing.with_chunks(stages, plan.chunks, len(members))
-            factor, rows = next(noise), len(members)
-            self.begun = number, env.now, factor, *stages, plan.mode, rows, len(live), k, passes, placement.width
+                stages = pricing.with_chunks(stages, plan.chunks, len(members))
+            factor, k, passes = next(noise), pricing.drafts, pricing.passes
+            width, rows, mode = pricing.placement.width, len(members), plan.mode
+            self.begun = BegunRound._make((number, env.now, factor, *stages, mode, rows, len(live), k, passes, width))
             self.plan = plan
             yield env.timeout(sum(stages) * factor)
             self._finish_round(plan, live, k, passes)
@@ -171,14 +172,14 @@ class Replica:
         scheduler, begun = self.scheduler, self.begun
         assert begun is not None
         self.log.last_round_s = self.env.now
-        tokens = self._advance(live, k, passes, plan.mode, begun[START_S]) if live else (0, 0, 0)
+        tokens = self._advance(live, k, passes, plan.mode, begun.start_s) if live else (0, 0, 0)
         if live:
             self.pricing.placement.append(k + 1)
             if self.marks_rows:
                 self._mark_rows(live, plan.mode)
         for chunk in plan.chunks:
-            self._cache(chunk, begun[START_S])
-        self.log.lines.append(begun + tokens + self._load(begun[ROWS]))
+            self._cache(chunk, begun.start_s)
+        self.log.lines.append(begun + tokens + self._load(begun.rows))
         self.begun = None
         self.round_index += 1
         for row in live if plan.mode == "static" else ():  # its client does not wait until the whole batch has finished
@@ -222,8 +223,8 @@ class Replica:
         """The clock has stopped: hand the round that runs to the log."""
         if self.begun is not None and self.plan is not None:
             for row in (*self.plan.members, *[chunk.sequence for chunk in self.plan.chunks]):
-                row.begin(self.begun[START_S])
-            self.log.cut_lines.append((*self.begun, 0, 0, 0, *self._load(self.begun[ROWS])))
+                row.begin(self.begun.start_s)
+            self.log.cut_lines.append((*self.begun, 0, 0, 0, *self._load(self.begun.rows)))
 
     def _advance(self, live: Sequence[Request], k: int, passes: int, mode: str, start_s: float) -> tuple[int, int, int]:
         """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""
