@@ -36,7 +36,7 @@ from simulator.engine_runs.parity import replay_scenario
 from simulator.intervals import mean_interval
 from simulator.settings.fields import Spec
 from simulator.settings.traces import read_engine_trace
-from simulator.studies.adaptive import Rounds, Speeds, cost_table, load_table
+from simulator.studies.adaptive import Rounds, Speeds, by_load, cost_table, goodput, load_table
 
 BATCH_SIZES, FIXED, MOST, REPLICATIONS = (1, 4, 8, 16, 32), (0, 1, 3, 5), 5, 20
 TRIED, REPEATS = 5, 10  # turns beforehand, and of what is compared

@@ -3,6 +3,7 @@
 python tools/keywords.py
 """
 
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -141,5 +142,6 @@ FILES = {
 }
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     for path, text in FILES.items():
         path.write_text(text())

@@ -3,6 +3,7 @@
 python tools/size.py
 """
 
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from dataclasses import fields
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def settings() -> int:
 
 def main() -> None:
     """Print the table."""
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     rows = [(f"{folder}, lines", before, lines_of(folder), aim) for folder, (before, _, aim) in LINES.items()]
     rows += [("pages, words", WORDS[0], words(), WORDS[2]), ("commands", 32, len(commands()), 22)]
     rows += [("flags of one command", 68, flags(), 35), ("settings of a run", 35, settings(), 28)]

@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from refimpl.core.declared import Range, checked, hints_of, plain
 from refimpl.core.errors import InputError, did_you_mean, require, shown
@@ -90,8 +90,9 @@ def check_fields(instance: Any) -> None:
 def _checked(value: Any, item: Any, hint: Any) -> Any:
     if value is not None and "kinds" in item.metadata:
         return as_spec(value, item.metadata["kinds"], item.name)
-    if is_dataclass(hint) and isinstance(hint, type) and not isinstance(value, hint):
-        return from_mapping(hint, value, f"{item.name}.")
+    part = next((kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and is_dataclass(kind)), None)
+    if part is not None and value is not None and not isinstance(value, part):
+        return from_mapping(part, value, f"{item.name}.")
     return checked(value, item, hint)
 
 

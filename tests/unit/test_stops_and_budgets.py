@@ -2,7 +2,7 @@
 
 import pytest
 
-from refimpl import InputError, Request, generate, stream
+from refimpl import Request, generate, stream
 from refimpl.core.config import NAMED_METHODS
 from refimpl.core.sequence import Sequence
 
@@ -77,22 +77,6 @@ def test_cancelled_sequences_leave_and_the_rest_is_unchanged(llama, ragged_promp
             events.cancel(event.index)
     assert [seen[i] for i in range(0, 11, 2)] == expected[::2]
     assert all(seen[i] == expected[i][: len(seen[i])] and len(seen[i]) < 12 for i in range(1, 11, 2))
-
-
-@pytest.mark.parametrize("method", ["inplace", "eqspec", "paged+continuous"])
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_no_round_is_run_where_the_prompts_themselves_have_cancelled_all(llama, method, by_hand):
-    def prompts():
-        yield [1, 2, 3]
-        run.cancel(0)
-
-    run = stream(llama, prompts(), method=method, max_model_len=40, max_new_tokens=8)
-    if by_hand:
-        with pytest.raises(InputError, match="the run has ended"):
-            run.run_one_round()
-    assert not list(run)
-    assert [s.stop_reason for s in run.result().sequences] == ["cancelled"]
-    assert not run.result().rounds
 
 
 def test_without_stop_strings_nobody_looks_at_the_whole_output(monkeypatch):
