@@ -239,7 +239,7 @@ def check_block(
     offset: int,
     drafts: Seq[Tensor],
     block_size: int = 0,
-    context: float = math.inf,
+    context: int | float = math.inf,
 ) -> None:
     """INV-2, INV-3 and INV-4 of one block, from the provenance of its slots.
 
