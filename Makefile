@@ -33,8 +33,8 @@ imports: $(STAMP)
 
 # Shapes are checked where nearly every function with annotated tensors is called; by night everywhere.
 SHAPED := tests/property tests/stateful tests/sampling tests/statistical/test_block_rule.py tests/statistical/test_rule_law.py \
-  tests/unit/test_varlen.py tests/unit/test_varlen_runs.py tests/unit/test_viz.py tests/unit/test_capture_is_legal.py \
-  tests/unit/test_head.py tests/conformance/test_tie_or_bug.py
+  tests/engine/models/test_varlen.py tests/engine/models/test_varlen_runs.py tests/engine/viz/test_viz.py tests/engine/decoding/test_capture_is_legal.py \
+  tests/engine/decoding/test_head.py tests/conformance/test_tie_or_bug.py
 # A test that hangs ends the run after twenty minutes, and its stack is shown.
 STUCK := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
 PYTEST := HYPOTHESIS_PROFILE=ci OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(STUCK)
@@ -51,7 +51,7 @@ claims: $(STAMP)
 nightly: proofs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m nightly
-	CHECK_SHAPES=1 $(PYTEST) tests/unit tests/statistical tests/conformance
+	CHECK_SHAPES=1 $(PYTEST) tests/engine tests/statistical tests/conformance
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 tests/property tests/stateful tests/sampling
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m proofs.conformance.laws long
 	proofs/coq/check.sh .work/coq && proofs/coq/recheck.sh .work/coq all

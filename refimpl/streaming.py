@@ -163,7 +163,7 @@ class Stream:
 
     def _add(self, come: Seq[Prepared]) -> None:
         sequences = [each.sequence for each in come]
-        self._engine.demand.require(sequences, len(self._come))
+        self._engine.run_limits.require(sequences, len(self._come))
         with self._change():
             self._engine.submit(sequences)
             self._come.extend(come)

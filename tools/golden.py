@@ -5,9 +5,9 @@
     python tools/golden.py --write simulator   one of the two files
 
 A golden file does not say that a run is right, only that it is as it was. Every golden has a law beside it: tokens must
-equal one-at-a-time decoding (tests/unit/test_exactness.py, tests/property), moves and widths follow from the layouts
-(tests/property/test_moves.py), metrics obey queueing theory and conservation (tests/simulator/test_simulator_theory.py,
-tests/simulator/test_simulator_metrics.py).
+equal one-at-a-time decoding (tests/engine/decoding/test_exactness.py, tests/property), moves and widths follow from the
+layouts (tests/property/test_moves.py), metrics obey queueing theory and conservation (test_simulator_theory.py,
+test_simulator_metrics.py in tests/simulator/service).
 
 So when a case differs and no behaviour was meant to change, the change is wrong. When it was meant to, as in a repair
 of the simulator, run ``--write`` and say in the commit what changed and why; the readable numbers beside each digest

@@ -32,8 +32,8 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
 from refimpl.faults import FAULTS
 from refimpl.layouts.store import KVStore
-from refimpl.scheduling import BlockPool, GroupedScheduler, PagedRoom
-from refimpl.scheduling.texts import Texts
+from refimpl.scheduling import BlockPool, GroupedScheduler, PagedKVAllocator
+from refimpl.scheduling.prefix_cache import PrefixCache
 
 WORDS = ("share", "give", "note", "write", "sent", "round")  # of which runs must have some
 LEFT_OUT = ("take", "give", "commits")
@@ -116,7 +116,7 @@ class Books(Recorder):
 
     def opens(self, engine: Engine) -> None:
         """A run, and its rows."""
-        pool = engine.scheduler.room.pool  # type: ignore[attr-defined]
+        pool = engine.scheduler.allocator.pool  # type: ignore[attr-defined]
         self.lines.append(f"run {pool.num_blocks} {pool.block_size}")
         self._sequences = engine.sequences
         for s in engine.sequences:
@@ -161,8 +161,8 @@ def _numbers(some: Any) -> str:
 
 def _listeners(books: Books) -> Iterator[tuple[Any, str, Callable]]:
     """Functions of rooms and of the loop, wrapped."""
-    take, share, note, cut = BlockPool.take, BlockPool.share, Texts.note, PagedRoom._cut
-    settle, admit, preempt = PagedRoom.settle, Engine.admit, Engine._preempt
+    take, share, note, cut = BlockPool.take, BlockPool.share, PrefixCache.note, PagedKVAllocator._cut
+    settle, admit, preempt = PagedKVAllocator.settle, Engine.admit, Engine._preempt
 
     def taking(self: Any, count: int) -> list[int]:
         blocks = take(self, count)
@@ -197,15 +197,15 @@ def _listeners(books: Books) -> Iterator[tuple[Any, str, Callable]]:
         preempt(self, sequence)
         books.left("sent", sequence, sequence.target_cached + (sequence.draft_cached or 0))
 
-    yield from ((BlockPool, "take", taking), (BlockPool, "share", sharing), (Texts, "note", noting))
-    yield from ((PagedRoom, "_cut", cutting), (PagedRoom, "settle", settling))
+    yield from ((BlockPool, "take", taking), (BlockPool, "share", sharing), (PrefixCache, "note", noting))
+    yield from ((PagedKVAllocator, "_cut", cutting), (PagedKVAllocator, "settle", settling))
     yield from ((Engine, "admit", admitting), (Engine, "_preempt", preempting))
-    yield from ((PagedRoom, name, _asking(books, name)) for name in ("_missing", "_found", "_note"))
+    yield from ((PagedKVAllocator, name, _asking(books, name)) for name in ("_missing", "_found", "_note"))
 
 
 def _asking(books: Books, name: str) -> Callable:
     """A function that is told whose blocks are meant."""
-    original = getattr(PagedRoom, name)
+    original = getattr(PagedKVAllocator, name)
 
     def asked(self: Any, sequence: Sequence, *rest: Any) -> Any:
         books.row = sequence
@@ -227,7 +227,7 @@ def recorded(engine_of: Callable[[], Engine], cancel: tuple[int, int] | None = N
                 engine.cancel(engine.sequences[cancel[0]])
             if engine.scheduler.done:
                 break
-            books.round(engine.run_one_round(), engine.scheduler.room.pool)  # type: ignore[attr-defined]
+            books.round(engine.run_one_round(), engine.scheduler.allocator.pool)  # type: ignore[attr-defined]
         for sequence in engine.sequences:
             books.left("left", sequence)
     return books.lines

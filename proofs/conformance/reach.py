@@ -49,7 +49,7 @@ def finished(engine: Engine, method: str, shape: Shape, expected: list[list[int]
         seen["looked up"] += row.looked_up
         seen[row.next_token] += 1
     seen["preempted"] += engine.num_preemptions
-    left = engine.scheduler.room.num_blocks_used
+    left = engine.scheduler.allocator.num_blocks_used
     outputs = [row.generated for row in engine.sequences]
     return Run(method, shape, rounds, outputs if not left else [[-1]], expected, remark=remark)
 

@@ -7,12 +7,12 @@ from unittest.mock import patch
 from proofs.conformance import schedulers
 from proofs.report import Verdict
 from refimpl.faults import FAULTS, Fault, chunk_faults, overlap_faults, sharing_faults
-from refimpl.scheduling import BlockPool, PagedRoom, Scheduler, SequencePool
+from refimpl.scheduling import BlockPool, PagedKVAllocator, Scheduler, SequencePool
 
 
 def noticed(fault: Fault) -> Verdict | None:
     """The first search, of those that the fault is about, that finds it out."""
-    some = schedulers.with_blocks() if fault.owner is PagedRoom else schedulers.configurations()
+    some = schedulers.with_blocks() if fault.owner is PagedKVAllocator else schedulers.configurations()
     mine = (each for each in some if each[1].policy in fault.schedulers)
     return next((v for v in schedulers.verdicts(mine, Counter()) if not v.ok), None)
 
@@ -54,23 +54,26 @@ WRONG: dict[str, tuple[type, str, Callable]] = {
         "preempt",
         lambda self, sequence: self.pool.send_back(sequence),
     ),
-    "a sequence enters where its prompt fits": (PagedRoom, "_fits", lambda self, *_: len(self.pool.free) > 1),
+    "a sequence enters where its prompt fits": (PagedKVAllocator, "_fits", lambda self, *_: len(self.pool.free) > 1),
     "a block is free before its last reference is gone": (
         BlockPool,
         "give_back",
         lambda self, blocks: self.free.extend(blocks),
     ),
     "blocks are asked for beyond the budget": (
-        PagedRoom,
+        PagedKVAllocator,
         "_missing",
         lambda self, row: (
             0 if row.finished else max(0, -(-(row.seq_len + self.span) // self.pool.block_size) - len(row.blocks))
         ),
     ),
     "cached tokens change their blocks": (
-        PagedRoom,
+        PagedKVAllocator,
         "settle",
-        lambda self, members, right=PagedRoom.settle: [right(self, members), [m.blocks.reverse() for m in members]],
+        lambda self, members, right=PagedKVAllocator.settle: [
+            right(self, members),
+            [m.blocks.reverse() for m in members],
+        ],
     ),
 }
 

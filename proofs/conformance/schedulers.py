@@ -35,7 +35,7 @@ class Dummy:
     ticket: int = -1
     most_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
-    num_found: int = 0
+    num_prefix_hits: int = 0
 
     @property
     def cached_at_entry(self) -> int:
@@ -96,7 +96,9 @@ def start(prompts: tuple[int, ...], rules: spec.Rules, limit: int) -> Node:
     sizes = {"batch_size": rules.batch, "window_size": max(rules.batch, rules.capacity), "aging_bound": aging}
     real = scheduling.make_scheduler(DecodeConfig(method=f"inplace+{rules.policy}", **sizes))
     if rules.blocks:
-        real.room = scheduling.PagedRoom(scheduling.BlockPool(rules.blocks.total, rules.blocks.size), rules.blocks.span)
+        real.allocator = scheduling.PagedKVAllocator(
+            scheduling.BlockPool(rules.blocks.total, rules.blocks.size), rules.blocks.span
+        )
     real.submit(rows)
     return Node(limit, real, rows, spec.State(tuple(range(len(rows)))))
 
@@ -138,7 +140,7 @@ def admit(node: Node, rules: spec.Rules) -> None:
 def check_blocks(node: Node, rules: spec.Rules, running: tuple[int, ...] = ()) -> None:
     """Books and tables, while these run or between rounds."""
     if rules.blocks:
-        pool = node.real.room.pool
+        pool = node.real.allocator.pool
         forbid(room_spec.books_fault(rules.blocks, node.tables, pool.free, pool.refs))
         forbid(room_spec.tables_fault(rules.blocks, node.residents, running, node.tables))
 

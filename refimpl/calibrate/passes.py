@@ -61,7 +61,7 @@ class PassBench:
         self.engine = Engine(pair, prepare(pair, prompts, config), config)
         self.engine.run_one_round()  # caches all prompts
         *self.rows, self.prompt = self.engine.sequences
-        self.engine.scheduler.room.reserve(self.rows)
+        self.engine.scheduler.allocator.reserve(self.rows)
         self.target, self.draft = self.engine.context.models
         for cached in (self.target, self.draft):
             cached.note_cached(self.prompt, start)

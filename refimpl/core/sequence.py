@@ -16,7 +16,7 @@ MOST_PARTS = 4  # tokens that one character is spelt with, at most
 
 @dataclass(frozen=True, slots=True)
 class StopStrings:
-    """Texts that end a sequence, looked for in all of its generated text at every token.
+    """PrefixCache that end a sequence, looked for in all of its generated text at every token.
 
     A token changes the text at its end alone, so it is there that a stop string appears. All of the text is decoded
     only where its end has one, or where no part of it can be decoded by itself: not for every token of a long row.
@@ -76,7 +76,7 @@ class Sequence:
         ticket: order of submission, set by the pool.
         slot: row of the K/V store, set by the engine while the sequence is in the window.
         blocks: of both models' K/V, in order of position, where the layout is paged.
-        num_found: leading tokens whose blocks others had filled when it entered the window.
+        num_prefix_hits: leading tokens whose blocks others had filled when it entered the window.
     """
 
     index: int
@@ -97,7 +97,7 @@ class Sequence:
     ticket: int = -1
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
-    num_found: int = 0
+    num_prefix_hits: int = 0
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.token_ids)
@@ -174,7 +174,7 @@ class Sequence:
         """Whether the row fills the draft's context: the draft is fed nothing of it any more."""
         return self.seq_len >= self.draft_context
 
-    def content(self, start: int, stop: int) -> tuple[int, ...]:
+    def block_tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """The tokens from `start` to `stop`."""
         return tuple(self.token_ids[start:stop])
 

@@ -222,7 +222,7 @@ class RunStats:
         num_rounds, num_grouped_rounds: rounds, and those run on an equal-length group of at least two rows.
         num_moves: fused gathers and write-backs of both layouts.
         num_preemptions: times that a sequence was sent back because a paged pool ran dry.
-        num_found: tokens that were in the cache when their sequence entered, after a preemption, too.
+        num_prefix_hits: tokens that were in the cache when their sequence entered, after a preemption, too.
         num_blocks: of a paged pool; None for other layouts.
         kv_bytes: K/V pools of all models.
         kv_peak_bytes: of them in use at most: blocks, or whole pool rows.
@@ -243,7 +243,7 @@ class RunStats:
     num_grouped_rounds: int = 0
     num_moves: int = 0
     num_preemptions: int = 0
-    num_found: int = 0
+    num_prefix_hits: int = 0
     num_blocks: int | None = None
     kv_bytes: int = 0
     kv_peak_bytes: int = 0
@@ -285,7 +285,7 @@ class RunStats:
             "grouping_rate": self.grouping_rate,
             "num_moves": self.num_moves,
             "num_preemptions": self.num_preemptions,
-            "num_found": self.num_found,
+            "num_prefix_hits": self.num_prefix_hits,
             "num_blocks": self.num_blocks,
             "kv_bytes": self.kv_bytes,
             "kv_peak_bytes": self.kv_peak_bytes,

@@ -34,13 +34,13 @@ from refimpl.drafting.budgets import make_budget
 from refimpl.layouts import Layout, make_layout
 from refimpl.models.adapter import Pair
 from refimpl.placement import PLACEMENTS, PoolSize
-from refimpl.scheduling import BlockPool, PagedRoom, Room, Sharing, blocks_for
+from refimpl.scheduling import BlockPool, KVAllocator, PagedKVAllocator, Sharing, blocks_for
 
 WINDOW_STEP = 4  # fixed windows are multiples: matrix kernels of float64 add up the last rows, fewer than 4, otherwise
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class RunLimits:
     """What the sequences of a run need at most.
 
     Attributes:
@@ -58,7 +58,7 @@ class Demand:
     uses_draft: bool
 
     @classmethod
-    def of(cls, sequences: Seq[Sequence], config: DecodeConfig) -> "Demand":
+    def of(cls, sequences: Seq[Sequence], config: DecodeConfig) -> "RunLimits":
         """Of these sequences; where `max_model_len` is given, of a whole window of others that are as long, too."""
         lengths, drafts = [s.most_tokens for s in sequences], [s.num_speculative_tokens for s in sequences]
         if config.max_model_len is not None:
@@ -91,13 +91,13 @@ class Demand:
 
 
 def assemble(
-    pair: Pair, demand: Demand, config: DecodeConfig, window_size: int, source: RandomSource | None
+    pair: Pair, run_limits: RunLimits, config: DecodeConfig, window_size: int, source: RandomSource | None
 ) -> RoundContext:
     """Allocate what the rounds of a run need.
 
     Args:
         pair: the models.
-        demand: of all its sequences, for the sizes.
+        run_limits: of all its sequences, for the sizes.
         config: settings; its method has a layout.
         window_size: sequences that are admitted at a time.
         source: replaces the keyed random numbers.
@@ -107,35 +107,35 @@ def assemble(
     """
     checker, timer = Checker(config.check_level(pair.device.type)), StageTimer(pair.device)
     _require_possible(pair, config, checker, is_enumeration=source is not None)
-    size = _pool_size(pair, demand, config, window_size)
+    size = _pool_size(pair, run_limits, config, window_size)
     budget = make_budget(config.drafting)
     if checker.covers("device"):
         source, budget = CheckedSource(source or RandomSource()), CheckedBudget(budget)
     rule = make_rule(config, source)
-    target = _cached_model(pair, "target", config, size, checker, timer, demand)
+    target = _cached_model(pair, "target", config, size, checker, timer, run_limits)
     makers = Makers(
         lambda: ModelDrafter(
-            _cached_model(pair, "draft", config, size, checker, timer, demand), rule, pair.vocab_size, budget
+            _cached_model(pair, "draft", config, size, checker, timer, run_limits), rule, pair.vocab_size, budget
         ),
         lambda: HeadDrafter(pair.require_head(), TargetStates(checker), rule, pair.vocab_size, budget, timer),
     )
-    drafter = DRAFTER_MAKERS[config.drafter](makers) if demand.most_drafts else NoDrafts()
+    drafter = DRAFTER_MAKERS[config.drafter](makers) if run_limits.most_drafts else NoDrafts()
     eager = EagerPasses(target, drafter, rule, pair.vocab_size, budget, target.window)
     passes: Passes = eager
     if config.cuda_graphs:
-        passes = RecordedPasses(eager, drafter.cached, k=demand.most_drafts, stable=config.shape_stable)
+        passes = RecordedPasses(eager, drafter.cached, k=run_limits.most_drafts, stable=config.shape_stable)
     if config.execution == "overlapped":
         passes = OverlappedPasses(eager, checker, make_streams(pair.device))
     return RoundContext(target, drafter, passes, checker, config.logprobs)
 
 
-def room_of(layout: Layout, demand: Demand, config: DecodeConfig) -> Room[Sequence]:
+def allocator_of(layout: Layout, run_limits: RunLimits, config: DecodeConfig) -> KVAllocator[Sequence]:
     """Room for the K/V that a layout stores, as the scheduler sees it."""
     if not layout.block_size:
-        return Room()
+        return KVAllocator()
     pool = BlockPool(layout.pool.rows - 1, layout.block_size)
     in_chunks = config.joint_prefill or config.resolved_token_budget is not None
-    return PagedRoom(pool, demand.most_drafts, sharing_of(config), in_chunks=in_chunks)
+    return PagedKVAllocator(pool, run_limits.most_drafts, sharing_of(config), in_chunks=in_chunks)
 
 
 def sharing_of(config: DecodeConfig) -> Sharing:
@@ -145,24 +145,24 @@ def sharing_of(config: DecodeConfig) -> Sharing:
     return "prompts" if config.shape_stable else "texts"
 
 
-def _pool_size(pair: Pair, demand: Demand, config: DecodeConfig, window_size: int) -> PoolSize:
+def _pool_size(pair: Pair, run_limits: RunLimits, config: DecodeConfig, window_size: int) -> PoolSize:
     """The pool of a run; a paged one has fewer blocks where memory is short, enough for the longest row at least.
 
     Raises:
         InputError: the K/V cannot fit.
     """
     layout, batch_size, block_size = config.resolved_method.layout or "", config.resolved_batch_size, config.block_size
-    per_token = sum(model.kv_shape.bytes_per_token for model in pair.models(demand.uses_draft))
+    per_token = sum(model.kv_shape.bytes_per_token for model in pair.models(run_limits.uses_draft))
     usable = usable_bytes(config.kv_memory_gib, pair.device)
     size = PoolSize.of_run(
-        demand.lengths,
+        run_limits.lengths,
         window_size=window_size,
         batch_size=batch_size,
-        span=demand.span,
+        span=run_limits.span,
         least_rows=batch_size if config.shape_stable else 0,
         block_size=block_size,
     )
-    fitting, least = usable / (per_token * block_size) - 1, blocks_for(demand.longest, block_size)
+    fitting, least = usable / (per_token * block_size) - 1, blocks_for(run_limits.longest, block_size)
     size = replace(size, num_blocks=int(max(least, min(size.num_blocks, fitting))))
     require_room(PLACEMENTS[layout].num_slots(size), per_token, usable, paged=layout == "paged")
     return size
@@ -208,7 +208,7 @@ def _cached_model(
     size: PoolSize,
     checker: Checker,
     timer: StageTimer,
-    demand: Demand,
+    run_limits: RunLimits,
 ) -> CachedModel:
     model = pair.target if role == "target" else pair.require_draft()
     fixed = config.shape_stable and role == "target"
@@ -221,7 +221,7 @@ def _cached_model(
         tagged=checker.covers("device"),
         block_rows=config.resolved_batch_size if fixed else None,
     )
-    window = demand.span if fixed else None
+    window = run_limits.span if fixed else None
     if checker.covers("host"):
         return CheckedModel(model, layout, role, timer, window, checker)
     return CachedModel(model, layout, role, timer, window)

@@ -9,7 +9,7 @@ import torch
 from refimpl.core.config import DecodeConfig
 from refimpl.core.errors import InputError
 from refimpl.core.sequence import Sequence
-from refimpl.decoding.assembly import Demand, assemble, room_of
+from refimpl.decoding.assembly import RunLimits, allocator_of, assemble
 from refimpl.decoding.devices import require_current
 from refimpl.decoding.memory import MemoryUse
 from refimpl.decoding.prefill import prefill
@@ -54,11 +54,11 @@ class Engine:
         require_current(pair.device)
         self.pair, self.config, self.sequences = pair, config, list(sequences)
         self.scheduler: Scheduler[Sequence] = make_scheduler(config)
-        self.demand = Demand.of([*self.sequences, *expected], config)
-        self.context = assemble(pair, self.demand, config, self.scheduler.window_size, source)
+        self.run_limits = RunLimits.of([*self.sequences, *expected], config)
+        self.context = assemble(pair, self.run_limits, config, self.scheduler.window_size, source)
         self.checker = self.context.checker
-        self.scheduler.room = room_of(self.context.target.layout, self.demand, config)
-        self.num_preemptions = self.num_found = 0
+        self.scheduler.allocator = allocator_of(self.context.target.layout, self.run_limits, config)
+        self.num_preemptions = self.num_prefix_hits = 0
         self.memory = MemoryUse()
         self._free_slots = list(range(self.context.target.layout.num_rows))[::-1]
         self.submitted_at = [0] * len(self.sequences)
@@ -95,7 +95,7 @@ class Engine:
             self._preempt(sequence)
         self.checker.before_round(plan, self.scheduler)
         self._note_memory()
-        num_blocks = self.scheduler.room.num_blocks_used
+        num_blocks = self.scheduler.allocator.num_blocks_used
         members, ahead = (sorted(rows, key=attrgetter("slot")) for rows in (plan.members, plan.ahead))  # pool order
         outcomes = run_round(self.context, members, plan.chunks, ahead)
         for sequence in self.scheduler.complete(plan):
@@ -117,15 +117,15 @@ class Engine:
         Raises:
             InputError: they are more, or longer, than the run was built for, see `max_model_len`; none is added then.
         """
-        self.demand.require(sequences, len(self.sequences))
+        self.run_limits.require(sequences, len(self.sequences))
         self.sequences += sequences
         self.submitted_at += [self.scheduler.round_index] * len(sequences)
         self._submit(sequences)
 
     def _submit(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
-            sequence.draft_cached = 0 if self.demand.uses_draft else None
-            if self.demand.uses_draft:
+            sequence.draft_cached = 0 if self.run_limits.uses_draft else None
+            if self.run_limits.uses_draft:
                 sequence.draft_context = self.pair.require_draft().max_positions
         self.scheduler.submit(sequences)
 
@@ -143,8 +143,8 @@ class Engine:
         for sequence in entered:
             sequence.slot = self._free_slots.pop()
             for cached in self.context.models:
-                cached.note_cached(sequence, sequence.num_found)
-            self.num_found += sequence.num_found
+                cached.note_cached(sequence, sequence.num_prefix_hits)
+            self.num_prefix_hits += sequence.num_prefix_hits
         batch_size, left = self.scheduler.batch_size, self.scheduler.left_to_rounds
         with self.timer.stage("prefill"):
             for start in range(0, len(entered), batch_size):
@@ -154,11 +154,15 @@ class Engine:
 
     def _note_memory(self) -> None:
         """Who is resident, which K/V are in use for them, and how much of it is of cached tokens."""
-        layout, room, residents = self.context.target.layout, self.scheduler.room, self.scheduler.pool.window.values()
-        blocks = room.num_blocks_used
+        layout, allocator, residents = (
+            self.context.target.layout,
+            self.scheduler.allocator,
+            self.scheduler.pool.window.values(),
+        )
+        blocks = allocator.num_blocks_used
         slots = len(residents) * layout.columns if blocks is None else blocks * layout.block_size
         per_token = sum(each.shape.bytes_per_token for each in self.layouts)
-        self.memory.note(len(residents), slots * per_token, lambda: room.num_cached(residents) * per_token)
+        self.memory.note(len(residents), slots * per_token, lambda: allocator.num_cached(residents) * per_token)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Forget what is cached; the tokens stay, and are prefilled when the sequence enters again."""

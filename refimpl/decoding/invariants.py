@@ -53,13 +53,13 @@ class Checker:
                 check_preempted(sequence)
             check_members(plan)
             check_group(plan)
-            scheduler.room.check_round([*plan.rows, *(chunk.sequence for chunk in plan.chunks)])
+            scheduler.allocator.check_round([*plan.rows, *(chunk.sequence for chunk in plan.chunks)])
             check_token_budget(plan, scheduler)
 
     def after_round(self, scheduler: Scheduler[Sequence]) -> None:
         """Check what the sequences keep between rounds."""
         if self.covers("host"):
-            scheduler.room.check(scheduler.pool.window.values(), scheduler.ahead)
+            scheduler.allocator.check(scheduler.pool.window.values(), scheduler.ahead)
 
     def after_begin(self, members: Seq[Sequence], layout: Layout, model: Any) -> None:
         """Check that the layout works on the members' own lengths and, against fresh passes, on their own K/V."""
@@ -192,7 +192,13 @@ def check_members(plan: RoundPlan[Sequence]) -> None:
 
 def check_preempted(sequence: Sequence) -> None:
     """INV-19: waiting sequences have no K/V and no place for them."""
-    found = sequence.target_cached, sequence.draft_cached or 0, sequence.num_found, len(sequence.blocks), sequence.slot
+    found = (
+        sequence.target_cached,
+        sequence.draft_cached or 0,
+        sequence.num_prefix_hits,
+        len(sequence.blocks),
+        sequence.slot,
+    )
     if found != (0, 0, 0, 0, -1):  # asked of all who wait, in every round: the text is made where it is needed
         expected = "nothing cached or found, no blocks, no slot"
         shown = "{} and {} tokens cached, {} found, {} blocks, slot {}".format(*found)
@@ -282,7 +288,7 @@ def check_visibility(
     """INV-3 and INV-4: position by position, each query sees one slot, of its own row, with the right token."""
     assert block.tags is not None
     sequence, position, token = block.tags.unbind(dim=-1)
-    owner, found = torch.tensor([[[m.index], [m.num_found]] for m in members], device=table.device).unbind(dim=1)
+    owner, found = torch.tensor([[[m.index], [m.num_prefix_hits]] for m in members], device=table.device).unbind(dim=1)
     visible = block.mask[:, 0] & real[..., None]
     of_others = (sequence != owner) & ((position < 0) | (position >= found))
     foreign = visible & (of_others[:, None] | (position[:, None] > expected[..., None]))
@@ -313,7 +319,7 @@ def check_shared(block: Block, members: Seq[Sequence], writers: Mapping[int, Seq
     """
     assert block.tags is not None
     for row, member in enumerate(members):
-        found = [] if member.finished else block.tags[row, : member.num_found].tolist()
+        found = [] if member.finished else block.tags[row, : member.num_prefix_hits].tolist()
         for writer, last in {writer: position for writer, position, _ in found}.items():
             own, behind = member.token_ids[: last + 1], writers[writer].token_ids[: last + 1]
             told = f"position {last} of sequence {writer}, cached behind {behind[:-1]}"

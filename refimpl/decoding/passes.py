@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import AcceptanceRule, Decision, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel, last_tokens
-from refimpl.decoding.drafters import Drafter, Drafts, Feed, Offer
+from refimpl.decoding.drafters import Drafter, Drafts, Feed, ProposalCounts
 from refimpl.decoding.prefill import Chunks, note_chunks, packed_chunks
 from refimpl.decoding.sampling import RowKeys
 from refimpl.drafting.budgets import CommittedRow, DraftBudget
@@ -29,14 +29,14 @@ class Verified:
         rows: row of the decision that belongs to each member.
         decision: on the device, for all rows.
         logits: of the target, that it was made from.
-        offer: drafts that each member could use, and where they came from.
+        counts: drafts that each member could use, and where they came from.
     """
 
     k: int
     rows: list[int]
     decision: Decision
     logits: Float[Tensor, "any k1 vocab"]
-    offer: Offer
+    counts: ProposalCounts
 
 
 @runtime_checkable
@@ -93,13 +93,13 @@ class EagerPasses:
         limits = self._budgeted(members, limits)
         numbers = _row_numbers(members, limits, self._fresh, self.target.layout.shape.device)
         drafts = self.drafter.draft(members, limits, numbers)
-        offered = drafts.offer.lengths
+        offered = drafts.counts.lengths
         return drafts, numbers if offered == limits else numbers.cut(offered)
 
     def verify(self, members: Seq[Sequence], drafts: Drafts, numbers: RowNumbers, chunks: Chunks) -> Verified:
         """Run the target on what was offered, and decide."""
         decision, logits = self._verify(members, drafts, numbers, chunks)
-        return Verified(max(drafts.offer.lengths), list(range(len(members))), decision, logits, drafts.offer)
+        return Verified(max(drafts.counts.lengths), list(range(len(members))), decision, logits, drafts.counts)
 
     @property
     def _fresh(self) -> bool:
@@ -122,7 +122,7 @@ class EagerPasses:
     def _verify(
         self, members: Seq[Sequence], drafts: Drafts, numbers: RowNumbers, chunks: Chunks
     ) -> tuple[Decision, Float[Tensor, "batch k1 vocab"]]:
-        counts = [0 if m.finished else n + 1 for m, n in zip(members, drafts.offer.lengths, strict=True)]
+        counts = [0 if m.finished else n + 1 for m, n in zip(members, drafts.counts.lengths, strict=True)]
         self.target.begin(members, span=self.window or numbers.position.shape[1])
         with self.target.timer.stage("verify"):
             last = last_tokens(members, 1, numbers.limits.device)

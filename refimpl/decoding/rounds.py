@@ -134,8 +134,8 @@ def _commit(
         if not m.finished
     ]
     context.target.commit(members)
-    if context.drafter.cached and verified.offer.passes:
-        context.drafter.cached.commit([m for i, m in enumerate(members) if i not in verified.offer.skipped])
+    if context.drafter.cached and verified.counts.passes:
+        context.drafter.cached.commit([m for i, m in enumerate(members) if i not in verified.counts.skipped])
     if context.drafter.states:
         context.drafter.states.commit(members, kept)
     context.checker.after_commit(members, outcomes)
@@ -150,9 +150,9 @@ def _commit_row(
     logprobs: list[list[TokenLogprobs]] | None,
     index: int,
 ) -> RowOutcome:
-    seq_len, offer, drafted = row.seq_len, verified.offer, verified.offer.lengths[index]
-    passes = 0 if index in offer.skipped else offer.passes
-    draft_lag = row.draft_lag + (offer.caught_up[index] if offer.caught_up else 0)
+    seq_len, counts, drafted = row.seq_len, verified.counts, verified.counts.lengths[index]
+    passes = 0 if index in counts.skipped else counts.passes
+    draft_lag = row.draft_lag + (counts.caught_up[index] if counts.caught_up else 0)
     kept = row.extend(tokens)
     row.note_drafts(drafted, accepted, kept)
     row.target_cached = row.seq_len - 1
@@ -170,9 +170,9 @@ def _commit_row(
         finished=row.finished,
         tokens=tuple(tokens[:kept]),
         logprobs=tuple(logprobs[index][:kept]) if logprobs else (),
-        looked_up=offer.looked_up[index],
+        looked_up=counts.looked_up[index],
         draft_passes=passes,
-        survival=tuple(offer.survival[index]) if offer.survival else (),
+        survival=tuple(counts.survival[index]) if counts.survival else (),
     )
 
 

@@ -112,7 +112,7 @@ def number_texts(sequences: Seq[Sequence], block_size: int) -> list[list[int]]:
     for sequence in sequences:
         mine = [0]
         for start in range(0, sequence.seq_len - block_size + 1, block_size):
-            text = mine[-1], sequence.content(start, start + block_size)
+            text = mine[-1], sequence.block_tokens(start, start + block_size)
             mine.append(known.setdefault(text, len(known) + 1))
         numbers.append(mine[1:])
     return numbers

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import Proposal
-from refimpl.decoding.drafters import Drafts, HybridDrafter, pace, states
-from refimpl.decoding.drafters.pace import Pace
+from refimpl.decoding.drafters import Drafts, HybridDrafter, proposal_tracker, states
+from refimpl.decoding.drafters.proposal_tracker import ProposalTracker
 from refimpl.drafting.budgets import CapacityBudget
 from refimpl.drafting.budgets.base import ranked
 from refimpl.faults.base import REJECTION, fault
@@ -41,7 +41,7 @@ def lookup_counts_as_passes(original: Any) -> Any:
 
     def draft(self: HybridDrafter, members: Seq[Sequence], limits: list[int], numbers: Any) -> Drafts:
         right = original(self, members, limits, numbers)
-        return replace(right, offer=replace(right.offer, passes=right.proposal.tokens.shape[1]))
+        return replace(right, counts=replace(right.counts, passes=right.proposal.tokens.shape[1]))
 
     return draft
 
@@ -55,19 +55,21 @@ def head_goes_on_behind_rejected_drafts(original: Any) -> Any:
 # --- budgets -----------------------------------------------------------------------------------------------------
 
 
-@fault(pace, "survival", "law", None, layouts=("realigned", "masked", "inplace"), settings=REJECTION | CAPACITY)
+@fault(
+    proposal_tracker, "survival", "law", None, layouts=("realigned", "masked", "inplace"), settings=REJECTION | CAPACITY
+)
 def own_token_score(original: Any) -> Any:
     """Drafts are ranked by the probability of what was drawn, so likely tokens are verified more often (TETRIS)."""
     return lambda score, draft, tokens: original("own_token", draft, tokens)
 
 
-@fault(Pace, "finish", "law", None, settings=REJECTION | CONFIDENCE)
+@fault(ProposalTracker, "finish", "law", None, settings=REJECTION | CONFIDENCE)
 def stop_and_drop(original: Any) -> Any:
     """A draft that turns out unlikely is dropped after it was drawn."""
 
-    def finish(self: Pace, tokens: Tensor) -> list[int]:
+    def finish(self: ProposalTracker, tokens: Tensor) -> list[int]:
         limits = original(self, tokens)
-        own = pace.survival("own_token", torch.cat(self._seen, dim=1)[:, : tokens.shape[1]], tokens)
+        own = proposal_tracker.survival("own_token", torch.cat(self._seen, dim=1)[:, : tokens.shape[1]], tokens)
         sure = (own >= THRESHOLD).sum(dim=1).tolist()
         return [min(pair) for pair in zip(limits, sure, strict=True)]
 

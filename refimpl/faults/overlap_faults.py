@@ -16,7 +16,7 @@ SAMPLED: dict[str, Any] = {
 
 @fault(OverlappedPasses, "after", "output", "INV-21", **SAMPLED, source="tenstorrent/vllm-tt-plugin#131")
 def stale_offer(original: Any) -> Any:
-    """Where nothing is drafted ahead, the offer of the round before stays, and is verified a second time."""
+    """Where nothing is drafted ahead, the proposal of the round before stays, and is verified a second time."""
 
     def after(self: OverlappedPasses, ahead: Seq[Sequence]) -> None:
         if ahead:

@@ -10,18 +10,18 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
 from refimpl.faults.base import fault
 from refimpl.layouts.places import BlockRows
-from refimpl.scheduling.room import PagedRoom
+from refimpl.scheduling.kv_allocator import PagedKVAllocator
 
 PAGED: dict[str, Any] = {"layouts": ("paged",), "schedulers": ("fifo",), "settings": {"block_size": 2}}
 SHORT: dict[str, Any] = PAGED | {"settings": {"block_size": 2, "spare_blocks": 0}}
 UNSHARED: dict[str, Any] = PAGED | {"settings": {"block_size": 2, "prefix_sharing": False}}
 
 
-@fault(PagedRoom, "_missing", "output", "INV-16", **PAGED, source="NVIDIA/TensorRT-LLM#16280")
+@fault(PagedKVAllocator, "_missing", "output", "INV-16", **PAGED, source="NVIDIA/TensorRT-LLM#16280")
 def reserves_last_rounds_length(original: Any) -> Any:
     """Blocks are reserved for the length before the round, without what the round writes."""
 
-    def missing(self: PagedRoom, sequence: Sequence) -> int:
+    def missing(self: PagedKVAllocator, sequence: Sequence) -> int:
         span, self.span = self.span, 0
         try:
             return original(self, sequence)
@@ -31,28 +31,28 @@ def reserves_last_rounds_length(original: Any) -> Any:
     return missing
 
 
-@fault(PagedRoom, "settle", "nothing", "INV-15", **PAGED, source="sgl-project/sglang#13741")
+@fault(PagedKVAllocator, "settle", "nothing", "INV-15", **PAGED, source="sgl-project/sglang#13741")
 def lookahead_leaks(original: Any) -> Any:
     """Blocks that only rejected drafts needed stay with their row."""
     return lambda self, members: original(self, [m for m in members if m.finished])
 
 
-@fault(PagedRoom, "_cut", "crash", "INV-13", **PAGED, source="sgl-project/sglang#26972")
+@fault(PagedKVAllocator, "_cut", "crash", "INV-13", **PAGED, source="sgl-project/sglang#26972")
 def free_slice_clamped(original: Any) -> Any:
     """Of a row that leaves, no more than four blocks are given back."""
 
-    def cut(self: PagedRoom, sequence: Sequence, keep: int) -> None:
+    def cut(self: PagedKVAllocator, sequence: Sequence, keep: int) -> None:
         original(self, sequence, keep) if keep else self.pool.give_back(sequence.blocks[:4])
         del sequence.blocks[keep:]
 
     return cut
 
 
-@fault(PagedRoom, "enter", "output", "INV-14", **UNSHARED, source="Avarok-Cybersecurity/atlas#373")
+@fault(PagedKVAllocator, "enter", "output", "INV-14", **UNSHARED, source="Avarok-Cybersecurity/atlas#373")
 def block_of_another_row(original: Any) -> Any:
     """A sequence that enters takes over the first block of a resident, whatever tokens it holds."""
 
-    def enter(self: PagedRoom, sequence: Sequence, residents: Iterable[Sequence]) -> bool:
+    def enter(self: PagedKVAllocator, sequence: Sequence, residents: Iterable[Sequence]) -> bool:
         others = [m for m in residents if m.blocks]
         entered = original(self, sequence, others)
         if entered and others and sequence.blocks:

@@ -11,7 +11,7 @@ from refimpl import results
 from refimpl.core.records import RowOutcome
 from refimpl.core.sequence import Sequence
 from refimpl.decoding import engine, rounds
-from refimpl.decoding.assembly import Demand
+from refimpl.decoding.assembly import RunLimits
 from refimpl.decoding.cached import CachedModel
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.recorded import RecordedPasses, _Ahead
@@ -42,10 +42,10 @@ def _at_first_position(block: Block) -> Block:
 def clamped_write(original: Any) -> Any:
     """Drafts beyond the last position that a row may have are written to column 0."""
 
-    def assemble(pair: Any, demand: Demand, *rest: Any) -> RoundContext:
-        context = original(pair, demand, *rest)
+    def assemble(pair: Any, run_limits: RunLimits, *rest: Any) -> RoundContext:
+        context = original(pair, run_limits, *rest)
         for cached in context.models:
-            cached.layout.pool_block = _clamped(cached.layout, demand.longest)
+            cached.layout.pool_block = _clamped(cached.layout, run_limits.longest)
         return context
 
     return assemble

@@ -10,8 +10,8 @@ from refimpl.decoding.cached import CachedModel
 from refimpl.faults.base import fault
 from refimpl.faults.paged_faults import PAGED, SHORT
 from refimpl.scheduling.blocks import BlockPool
-from refimpl.scheduling.room import PagedRoom
-from refimpl.scheduling.texts import Texts
+from refimpl.scheduling.kv_allocator import PagedKVAllocator
+from refimpl.scheduling.prefix_cache import PrefixCache
 from refimpl.selfcheck.cases import Row
 
 ONE, OTHER = (3, 1, 4, 1, 5, 9, 2, 6, 5), (2, 7, 1, 8, 2, 8, 1, 8, 2)
@@ -34,34 +34,34 @@ TWINS: dict[str, Any] = {
 }
 
 
-@fault(Texts, "key", "output", "INV-18", **PAGED, source="openvinotoolkit/openvino.genai#3722")
+@fault(PrefixCache, "key", "output", "INV-18", **PAGED, source="openvinotoolkit/openvino.genai#3722")
 def block_matched_by_hash_alone(original: Any) -> Any:
     """Blocks are found by a checksum of their tokens, and the tokens are not compared."""
-    return staticmethod(lambda before, content: original(before, sum(content) % 3))
+    return staticmethod(lambda before, tokens: original(before, sum(tokens) % 3))
 
 
-@fault(Texts, "key", "output", "INV-18", **ALIKE, source="vllm-project/aibrix#2329")
+@fault(PrefixCache, "key", "output", "INV-18", **ALIKE, source="vllm-project/aibrix#2329")
 def block_matched_without_what_is_before(original: Any) -> Any:
     """Blocks are found by their own tokens, whatever is before them."""
 
-    def key(before: int, content: Hashable) -> Hashable:
-        return original(0, content)
+    def key(before: int, tokens: Hashable) -> Hashable:
+        return original(0, tokens)
 
     return staticmethod(key)
 
 
-@fault(Texts, "note", "output", "INV-18", **TWINS)
+@fault(PrefixCache, "note", "output", "INV-18", **TWINS)
 def second_copy_numbered_as_the_latest_text(original: Any) -> Any:
     """A block that holds the same text as another one gets the number of the text that was noted last."""
 
-    def note(self: Texts, block: int, previous: int | None, content: Hashable) -> None:
-        original(self, block, previous, content)
+    def note(self: PrefixCache, block: int, previous: int | None, tokens: Hashable) -> None:
+        original(self, block, previous, tokens)
         self._of[block] = replace(self._of[block], number=self._last_number)
 
     return note
 
 
-@fault(Texts, "forget", "output", "INV-18", **SHORT, source="kekzl/imp#1301")
+@fault(PrefixCache, "forget", "output", "INV-18", **SHORT, source="kekzl/imp#1301")
 def text_outlives_its_block(original: Any) -> Any:
     """A block that is taken for other tokens can still be found by the tokens it held before."""
     return lambda self, block: None
@@ -79,7 +79,7 @@ def shared_block_freed_with_its_first_owner(original: Any) -> Any:
     return give_back
 
 
-@fault(PagedRoom, "_found", "nothing", "INV-18", **ALIKE, source="sgl-project/sglang#22819")
+@fault(PagedKVAllocator, "_found", "nothing", "INV-18", **ALIKE, source="sgl-project/sglang#22819")
 def prefix_hit_at_block_edge(original: Any) -> Any:
     """A prompt whose length is a multiple of the block is found whole, the token that is fed next included; here this
     breaks only the promise that what others read is not written to."""
@@ -91,7 +91,7 @@ def prefix_hit_skips_draft(original: Any) -> Any:
     """Of a prompt whose beginning is found, the draft does not cache the rest."""
 
     def prefill(cached: CachedModel, sequences: list[Sequence], *, left: float) -> None:
-        skipped = [s for s in sequences if cached.role == "draft" and s.num_found]
+        skipped = [s for s in sequences if cached.role == "draft" and s.num_prefix_hits]
         original(cached, [s for s in sequences if s not in skipped], left=left)
         for sequence in skipped:
             cached.note_cached(sequence, sequence.seq_len - 1)

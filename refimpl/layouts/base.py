@@ -146,7 +146,7 @@ class Layout(ABC):
                 return list(zip(keys.split(counts, dim=2), values.split(counts, dim=2), strict=True))
             return [places.view(layer, width) for places, width in views]
 
-        pooled = self.pooled([(rows[i], last - first, last) for i, first, last in fed])
+        pooled = self.rows_in_pool([(rows[i], last - first, last) for i, first, last in fed])
         return PackedBlock(tokens.flatten()[index][None], position.flatten()[index][None], counts, write, pooled=pooled)
 
     def end_prefill(self, rows: Seq[RowState]) -> None:
@@ -185,7 +185,7 @@ class Layout(ABC):
         where = slice(slots[0], slots[0] + len(slots)) if are_neighbours(slots) else index
         return PoolRows(self.pool, index, where)
 
-    def pooled(self, rows: Seq[tuple[RowState, int, int]]) -> PooledRows | None:
+    def rows_in_pool(self, rows: Seq[tuple[RowState, int, int]]) -> PooledRows | None:
         """Rows with the tokens that they feed and those that they then have; None where provenance is tracked.
 
         What is checked is a mask, so passes that are checked are attended with one.
@@ -202,10 +202,12 @@ class Layout(ABC):
         """A block of the members, from their positions seq_len + offset on, that says its rows if it is in the pool."""
         rows = self.rows
 
-        def pooled(counts: Seq[int]) -> PooledRows | None:
-            return self.pooled([(row, n, row.seq_len + offset + n) for row, n in zip(rows, counts, strict=True) if n])
+        def fed_rows(counts: Seq[int]) -> PooledRows | None:
+            return self.rows_in_pool(
+                [(row, n, row.seq_len + offset + n) for row, n in zip(rows, counts, strict=True) if n]
+            )
 
-        return replace(block, pooled=pooled)
+        return replace(block, rows_in_pool=fed_rows)
 
     def slot_block(
         self, places: Places, tokens: Int[Tensor, "batch q"], position: Int[Tensor, "batch q"], width: int

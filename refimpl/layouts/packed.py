@@ -112,7 +112,7 @@ class PackedBlock:
         tokens, positions = (each.flatten()[rectangle.places][None] for each in (block.tokens, block.position_ids))
         note = block.note_hidden
         note_rows = (lambda hidden: note(hidden[0][rectangle.index])) if note else None
-        pooled = block.pooled(counts) if block.pooled else None
+        pooled = block.rows_in_pool(counts) if block.rows_in_pool else None
         return cls(tokens, positions, [sum(counts)], write, rectangle, note_rows, pooled)
 
     @classmethod

@@ -238,8 +238,8 @@ class Block:
         tags: provenance of the `width` slots after the write ``[batch, width, 3]``, None when not tracked.
         members: rows that belong to the members of the round, in their order ``[n]``; None where all rows do.
         note_hidden: called with what the LM head reads ``[batch, num_logits, hidden]``; None where nobody asks.
-        pooled: called with the tokens that each row feeds, its first; returns the rows that feed any. It returns None,
-            or is None, where the mask says more than the pool, or is checked.
+        rows_in_pool: called with the tokens that each row feeds, its first; returns the rows that feed any. It
+            returns None, or is None, where the mask says more than the pool, or is checked.
         append_of: called with places of tokens in the block, row by row; returns what appends the entries of these
             alone, ``[1, kv_heads, tokens, …]``. None where all entries of the block are written.
     """
@@ -251,7 +251,7 @@ class Block:
     tags: Int[Tensor, "batch width 3"] | None = None
     members: Int[Tensor, " n"] | None = None
     note_hidden: NoteHidden | None = None
-    pooled: LookUp | None = None
+    rows_in_pool: LookUp | None = None
     append_of: AppendOf | None = None
 
     def of_members(self) -> "Block":

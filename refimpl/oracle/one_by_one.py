@@ -13,7 +13,7 @@ from refimpl.core.errors import require
 from refimpl.core.records import Stage, TokenLogprobs
 from refimpl.core.sequence import Sequence
 from refimpl.core.stats import RunStats, plain_stats
-from refimpl.decoding.assembly import Demand
+from refimpl.decoding.assembly import RunLimits
 from refimpl.decoding.memory import GIB, usable_bytes
 from refimpl.decoding.prefill import STABLE_PREFILL_TOKENS
 from refimpl.decoding.timing import StageTimer, sum_stages
@@ -82,8 +82,8 @@ def _windowed_rows(pair: Pair, sequences: Seq[Sequence], config: DecodeConfig) -
         InputError: the K/V of such a shape do not fit into what is free, or shapes do not fix the target's bits.
     """
     pair.require_steady_target()
-    demand, shape = Demand.of(sequences, config), pair.target.kv_shape
-    columns = pool_columns(demand.longest, demand.span)
+    run_limits, shape = RunLimits.of(sequences, config), pair.target.kv_shape
+    columns = pool_columns(run_limits.longest, run_limits.span)
     need, room = config.batch_size * columns * shape.bytes_per_token, usable_bytes(None, pair.device)
     told = f"K/V of {config.batch_size} rows and {columns} columns need {need / GIB:.3g} GiB, {room / GIB:.3g} are free"
     require(need <= room, f"shape_stable: {told}: lower batch_size, max_new_tokens or max_prompt_tokens")
@@ -91,7 +91,7 @@ def _windowed_rows(pair: Pair, sequences: Seq[Sequence], config: DecodeConfig) -
         autoregressive.WindowedRow,
         pair.target,
         rows=config.batch_size,
-        window=demand.span,
+        window=run_limits.span,
         prompt_window=STABLE_PREFILL_TOKENS,
         columns=columns,
     )

@@ -6,9 +6,9 @@ from refimpl.scheduling.blocks import BlockPool, blocks_for
 from refimpl.scheduling.continuous import ContinuousScheduler
 from refimpl.scheduling.fifo import FifoScheduler
 from refimpl.scheduling.grouped import GroupedScheduler
+from refimpl.scheduling.kv_allocator import KVAllocator, PagedKVAllocator, Sharing
 from refimpl.scheduling.overlapped import OverlappedScheduler
 from refimpl.scheduling.pool import Schedulable, SequencePool
-from refimpl.scheduling.room import PagedRoom, Room, Sharing
 from refimpl.scheduling.static import StaticScheduler
 
 SCHEDULER_CLASSES: dict[str, type[Scheduler]] = {
@@ -35,8 +35,8 @@ __all__ = [
     "FifoScheduler",
     "GroupedScheduler",
     "OverlappedScheduler",
-    "PagedRoom",
-    "Room",
+    "PagedKVAllocator",
+    "KVAllocator",
     "RoundMode",
     "RoundPlan",
     "Schedulable",

@@ -8,8 +8,8 @@ from typing import Generic, Literal, Self
 
 from refimpl.core.engine_settings import EngineSettings
 from refimpl.core.invariants import InvariantViolation
+from refimpl.scheduling.kv_allocator import KVAllocator
 from refimpl.scheduling.pool import SequencePool, T
-from refimpl.scheduling.room import Room
 
 RoundMode = Literal["static", "fifo", "grouped", "fallback", "aged", "continuous", "overlapped"]
 JOINT_TOKENS = 512  # of a whole prompt, its last, that share a pass with other rows: it bounds the mask and the pass
@@ -83,7 +83,7 @@ class Scheduler(ABC, Generic[T]):
         self.window_size = window_size
         self.options = options
         self.pool: SequencePool[T] = SequencePool()
-        self.room: Room[T] = Room()
+        self.allocator: KVAllocator[T] = KVAllocator()
         self.ahead: set[int] = set()
         self.round_index = 0
 
@@ -110,7 +110,7 @@ class Scheduler(ABC, Generic[T]):
 
     def enters(self, sequence: T, residents: Iterable[T]) -> bool:
         """Take the room that a sequence needs beside these residents; False where it must wait."""
-        return self.room.enter(sequence, residents)
+        return self.allocator.enter(sequence, residents)
 
     @property
     def left_to_rounds(self) -> float:
@@ -130,7 +130,7 @@ class Scheduler(ABC, Generic[T]):
         are returned, too. The oldest is never among them, so that some sequence always comes to its end.
         """
         plan, preempted = self._plan_round(), []
-        while not self.room.reserve(plan.rows):
+        while not self.allocator.reserve(plan.rows):
             preempted.append(self._youngest())
             self.preempt(preempted[-1])
             plan = self._plan_round()
@@ -146,20 +146,20 @@ class Scheduler(ABC, Generic[T]):
 
     def preempt(self, sequence: T) -> None:
         """Take all room from a sequence of the window and send it back to the head of the queue."""
-        self.room.leave(sequence)
+        self.allocator.leave(sequence)
         self.pool.send_back(sequence)
 
     def complete(self, plan: RoundPlan[T]) -> list[T]:
         """Record a round that has run; return the sequences that left the window."""
         self.round_index += 1
-        self.room.settle(plan.members)
+        self.allocator.settle(plan.members)
         if plan.chunks:
-            self.room.note_chunks([chunk.sequence for chunk in plan.chunks])
+            self.allocator.note_chunks([chunk.sequence for chunk in plan.chunks])
         return self._after(plan)
 
     def cancel(self, sequence: T) -> list[T]:
         """Remove a sequence that was just marked as finished; return the sequences that left as a result."""
-        self.room.leave(sequence)
+        self.allocator.leave(sequence)
         return self._take_out(sequence)
 
     def _after(self, plan: RoundPlan[T]) -> list[T]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from refimpl.core.invariants import InvariantViolation
-from refimpl.scheduling.texts import Texts
+from refimpl.scheduling.prefix_cache import PrefixCache
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
@@ -24,7 +24,7 @@ class BlockPool:
     Attributes:
         free: blocks that nobody uses, and whose text is not known.
         idle: blocks that nobody uses, and whose text can be found; the one used longest ago comes first.
-        texts: what full blocks hold, as far as they may be shared.
+        prefix_cache: what full blocks hold, as far as they may be shared.
         refs: tables that name each block.
     """
 
@@ -32,7 +32,7 @@ class BlockPool:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.free = list(range(num_blocks))[::-1]
         self.idle: dict[int, None] = {}
-        self.texts = Texts()
+        self.prefix_cache = PrefixCache()
         self.refs = [0] * num_blocks
 
     @property
@@ -95,18 +95,18 @@ class BlockPool:
             raise InvariantViolation("INV-15", row=None, expected=f"{unused} free", found=found)
 
     def _set_free(self, block: int) -> None:
-        if block in self.texts:
-            if self.texts.finds(block):
+        if block in self.prefix_cache:
+            if self.prefix_cache.finds(block):
                 self.idle[block] = None
                 return
-            self.texts.forget(block)
+            self.prefix_cache.forget(block)
         self.free.append(block)
 
     def _oldest(self) -> int:
         """The block that was used longest ago; its text is forgotten."""
         block = next(iter(self.idle))
         del self.idle[block]
-        self.texts.forget(block)
+        self.prefix_cache.forget(block)
         return block
 
     def _refuse(self, expected: object, found: object) -> None:

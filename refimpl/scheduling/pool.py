@@ -13,7 +13,7 @@ class Schedulable(Protocol):
 
     ticket: int
     blocks: list[int]  # of its K/V, in order of position; empty where the layout has no blocks
-    num_found: int  # leading tokens whose blocks others had filled when it entered the window
+    num_prefix_hits: int  # leading tokens whose blocks others had filled when it entered the window
     prompt_len: int
 
     @property
@@ -48,7 +48,7 @@ class Schedulable(Protocol):
     def finished(self) -> bool:
         """Whether the sequence has finished and no longer runs."""
 
-    def content(self, start: int, stop: int) -> Hashable:
+    def block_tokens(self, start: int, stop: int) -> Hashable:
         """What its tokens from `start` to `stop` are: equal to that of another where those tokens are equal."""
 
 

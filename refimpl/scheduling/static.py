@@ -8,7 +8,7 @@ class StaticScheduler(Scheduler[T]):
 
     def admit(self) -> list[T]:
         """Take the next batch once the window is empty."""
-        return [] if self.pool.window else self.pool.admit(self.batch_size, self.room.enter)
+        return [] if self.pool.window else self.pool.admit(self.batch_size, self.allocator.enter)
 
     def select(self) -> RoundPlan[T]:
         """Run the whole batch, finished rows included."""

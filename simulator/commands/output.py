@@ -118,7 +118,7 @@ def _of_settings(scenario: Scenario) -> Iterator[str]:
 
 
 def _room_bytes(scenario: Scenario) -> float | None:
-    from simulator.service.gate import room_bytes
+    from simulator.service.admission import room_bytes
     from simulator.service.scenario_cost import make_cost
     from simulator.service.streams import Streams
 

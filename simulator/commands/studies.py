@@ -43,7 +43,7 @@ MOST_PRINTED = 40  # scenarios of a sweep
 WITH_LIMITS = ("slo_attainment", "goodput_per_s")  # shown where the scenario has limits
 WITH_GROUPS = ("grouping_rate",)  # shown where the scheduler groups rows
 WITH_DRAFTS = ("draft_acceptance_rate", "mean_acceptance_length")  # shown where there are drafts
-WITH_OFFERS = SHOWN[-3:]  # shown where a draft budget or a lookup decides what is drafted
+WITH_PROPOSALS = SHOWN[-3:]  # shown where a draft budget or a lookup decides what is drafted
 IF_ANY = (  # shown where they are not 0
     "censored", "cut_outputs", "draft_share", "realign_share", "longest_wait_rounds", "preemptions", "cache_hit_rate",
 )  # fmt: skip
@@ -142,8 +142,8 @@ def _shown(scenarios: Sequence[Scenario], *means: Mapping[str, float]) -> list[s
     limits = any(s.service.slo_first_token_s or s.service.slo_per_token_s for s in scenarios)
     groups = any(s.engine.scheduler == "grouped" for s in scenarios)
     drafts = any(s.engine.num_speculative_tokens for s in scenarios)
-    offers = any(s.engine.varies_drafts for s in scenarios)
-    parts = (WITH_LIMITS, limits), (WITH_GROUPS, groups), (WITH_DRAFTS, drafts), (WITH_OFFERS, offers)
+    proposals = any(s.engine.varies_drafts for s in scenarios)
+    parts = (WITH_LIMITS, limits), (WITH_GROUPS, groups), (WITH_DRAFTS, drafts), (WITH_PROPOSALS, proposals)
     left_out = {name for names, wanted in parts if not wanted for name in names}
     left_out |= {name for name in IF_ANY if not any(each[name] > 0 for each in means)}
     return [name for name in SHOWN if name not in left_out]

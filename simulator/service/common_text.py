@@ -17,7 +17,7 @@ class Common:
         """The request whose prompt and output a request has before its own prompt; None where it begins."""
         return None
 
-    def content(self, index: int, start: int, stop: int) -> Hashable:
+    def block_tokens(self, index: int, start: int, stop: int) -> Hashable:
         """A key of the tokens of request `index` at positions start ≤ p < stop.
 
         Two keys are equal only if these tokens, and all before them, are.
@@ -35,7 +35,7 @@ class SystemPrompts(Common):
     tokens: int
     prompts: int
 
-    def content(self, index: int, start: int, stop: int) -> Hashable:
+    def block_tokens(self, index: int, start: int, stop: int) -> Hashable:
         """The system prompt's key where the span ends within it, else the request's own."""
         return (-1 - index % self.prompts if stop <= self.tokens else index), start
 
@@ -56,7 +56,7 @@ class Sessions(Common):
         """The turn of its conversation before it."""
         return index - self.sessions if index > self._first(index) else None
 
-    def content(self, index: int, start: int, stop: int) -> Hashable:
+    def block_tokens(self, index: int, start: int, stop: int) -> Hashable:
         """The key of its conversation, which is named by its first turn."""
         return self._first(index), start
 
@@ -70,7 +70,7 @@ class Traced(Common):
 
     texts: list[list[int]]
 
-    def content(self, index: int, start: int, stop: int) -> Hashable:
+    def block_tokens(self, index: int, start: int, stop: int) -> Hashable:
         """The text up to `stop`."""
         texts, block = self.texts[index % len(self.texts)], start // (stop - start)
         return texts[block] if block < len(texts) else (index, start)

@@ -282,7 +282,7 @@ def _seconds(simulation: Simulation, rounds: Columns, start_s: float, span_s: fl
     result = {
         "busy_share": busy_s / observed_s,
         "preemptions": float(simulation.log.num_preemptions),
-        "cache_hit_rate": simulation.log.num_found / (simulation.log.num_to_cache or math.nan),
+        "cache_hit_rate": simulation.log.num_prefix_hits / (simulation.log.num_to_cache or math.nan),
         "kv_peak_bytes": token_bytes * float(kv[rounds["round_s"] > 0].max(initial=0)),
         "kv_mean_bytes": token_bytes * kv_s / observed_s,
         "kv_allocated_bytes": token_bytes * allocated_tokens(simulation),

@@ -10,7 +10,7 @@ from refimpl.core.sequence import MOST_LAG
 from refimpl.placement import Move, are_neighbours, make_placement, pays_to_pack
 from refimpl.scheduling import Chunk
 from simulator.service.cost import CostModel, Fed, Line
-from simulator.service.offers import Drafting, Offers
+from simulator.service.proposals import Drafting, RoundProposals
 from simulator.service.records import Request, Stages
 from simulator.settings.scenario import Engine, Switches
 
@@ -39,7 +39,7 @@ class Pricing:
 
     Attributes:
         placement: the layout's decisions.
-        offers: drafts of the latest round, from `drafting`.
+        proposals: drafts of the latest round, from `drafting`.
         members: of the latest round.
         drafts, passes: of the latest round: drafts of the batch, and passes of the draft for them.
         tokens: that each of them feeds the target, on average.
@@ -54,7 +54,7 @@ class Pricing:
     tokens = 0.0
     context = 0
     scattered = False
-    offers: Offers | None = None
+    proposals: RoundProposals | None = None
 
     def __init__(self, engine: Engine, switches: Switches, cost: CostModel, drafting: Drafting | None = None):
         self.engine, self.switches, self.cost, self.k = engine, switches, cost, engine.num_speculative_tokens
@@ -106,8 +106,8 @@ class Pricing:
             self.drafts = self.passes = 0
             return Stages(prefill_s, 0.0, 0.0, 0.0, self.cost.point("host", 1, 1))
         if self.drafting is not None:
-            self.offers = self.drafting.offer(members)
-            return self._price_offers(members, self.offers, prefill_s)
+            self.proposals = self.drafting.propose(members)
+            return self._price_proposals(members, self.proposals, prefill_s)
         k, rows, useless = self.num_drafts(live), len(members), self.useless
         realign_s, mean = self.begin(members, k + 1), 0.0
         if len(live) < rows or min([row.left for row in live]) - useless < k:
@@ -117,16 +117,16 @@ class Pricing:
         self.drafts = self.passes = k
         return Stages(prefill_s, draft_s, verify_s, realign_s, host_s)
 
-    def _price_offers(self, members: Members, offers: Offers, prefill_s: float) -> Stages:
+    def _price_proposals(self, members: Members, proposals: RoundProposals, prefill_s: float) -> Stages:
         """A round whose rows verify different numbers of drafts."""
-        k, passes, rows = offers.k, offers.passes, len(members)
+        k, passes, rows = proposals.k, proposals.passes, len(members)
         realign_s = self.begin(members, k + 1)
-        mean = self._mean([offer.drafted + 1 for offer in offers.of.values()], rows, k + 1)
+        mean = self._mean([proposal.drafted + 1 for proposal in proposals.of.values()], rows, k + 1)
         self.tokens = mean or k + 1.0
         draft_s, verify_s, host_s = self.passes_s(rows, passes, k + 1, mean, self.context, self.scattered)
         draft_s += self._catch_up_s(members, passes)
         self.drafts, self.passes = k, passes
-        return Stages(prefill_s, draft_s + offers.other_s, verify_s, realign_s, host_s)
+        return Stages(prefill_s, draft_s + proposals.other_s, verify_s, realign_s, host_s)
 
     def _mean(self, counts: Seq[int], rows: int, span: int) -> float:
         """Tokens that a row feeds on average, where the verify pass leaves out the pads; 0 where it does not.
@@ -181,7 +181,7 @@ class Pricing:
         As in the engine, a row takes its place in a batch whether or not something of it is fed.
         """
         size, padded = self.engine.batch_size, self.switches.pad_prompts
-        fed = [Fed(1, row.num_cached - row.num_found - row.to_prefill, row.num_found) for row in rows]
+        fed = [Fed(1, row.num_cached - row.num_prefix_hits - row.to_prefill, row.num_prefix_hits) for row in rows]
         return sum([self.cost.prefill_s(fed[i : i + size], padded=padded) for i in range(0, len(fed), size)], 0.0)
 
     def with_chunks(self, stages: Stages, chunks: Seq[Chunk[Request]], rows: int) -> Stages:
@@ -276,10 +276,10 @@ class OverlappedPricing(Pricing):
     def _ahead_s(self, rows: Members) -> float:
         """Seconds of drafting for rows that run in the next round."""
         width, scattered = self._context(rows), self._copies(rows)
-        offers = self.drafting.offer(rows) if self.drafting else None
-        passes = offers.passes if offers else self.num_drafts(rows)
+        proposals = self.drafting.propose(rows) if self.drafting else None
+        passes = proposals.passes if proposals else self.num_drafts(rows)
         draft_s = self.cost.line("draft", len(rows), passes, scattered).at(width) if passes else 0.0
-        return draft_s + self._catch_up_s(rows, passes) + (offers.other_s if offers else 0.0)
+        return draft_s + self._catch_up_s(rows, passes) + (proposals.other_s if proposals else 0.0)
 
 
 class RecordedPricing(Pricing):

@@ -106,10 +106,10 @@ class Request:
         runs: right proposals from each generated position on, a byte each, as far as it has come, see
             `service.acceptance`; empty when it has finished.
         draw: number of a tile of positions → their runs.
-        content: start and stop → what its tokens between them are, equal for equal tokens.
+        block_tokens: start and stop → what its tokens between them are, equal for equal tokens.
         num_evaluated, num_accepted: drafts that were decided on, and accepted, at positions that were committed, as far
             as a draft budget may ask.
-        num_found: leading tokens whose blocks others had filled when it was admitted.
+        num_prefix_hits: leading tokens whose blocks others had filled when it was admitted.
         has_state: whether a round has run since it was admitted, so that a head can draft for it.
         slot: row of the K/V pool while it is in the window.
         padded_len: tokens and pads after its last round; the published code groups by it.
@@ -126,8 +126,8 @@ class Request:
         "admitted_s",
         "arrival_s",
         "begun_s",
+        "block_tokens",
         "blocks",
-        "content",
         "cut",
         "draft_lag",
         "drafted",
@@ -146,7 +146,7 @@ class Request:
         "longest_wait",
         "num_accepted",
         "num_evaluated",
-        "num_found",
+        "num_prefix_hits",
         "on_finish",
         "output_len",
         "padded_len",
@@ -166,13 +166,19 @@ class Request:
         sequence: int,
         lengths: tuple[int, int, int],
         draw: Callable[[int], bytes],
-        content: Callable[[int, int], Hashable],
+        block_tokens: Callable[[int, int], Hashable],
         arrival_s: float,
     ):
-        self.sequence, self.ticket, self.draw, self.content, self.arrival_s = sequence, -1, draw, content, arrival_s
+        self.sequence, self.ticket, self.draw, self.block_tokens, self.arrival_s = (
+            sequence,
+            -1,
+            draw,
+            block_tokens,
+            arrival_s,
+        )
         self.runs = b""
         self.blocks: list[int] = []
-        self.num_found = self.num_evaluated = self.num_accepted = 0
+        self.num_prefix_hits = self.num_evaluated = self.num_accepted = 0
         self.has_state = False
         self.prompt_len, output_len, self.left = lengths
         self.output_len, self.cut = min(output_len, self.left), output_len > self.left
@@ -251,8 +257,8 @@ class EventLog:
         chunks: replica, round, request and tokens of each chunk of a prompt, kept with the rows.
         ends_before: of each live row of each line, the second at which its round before ended; NaN before its first.
         num_preemptions: times that a request was sent back because the blocks ran out.
-        num_to_cache, num_found: tokens that requests needed in the cache when they were admitted, and those of them
-            that were there.
+        num_to_cache, num_prefix_hits: tokens that requests needed in the cache when they were admitted, and those of
+            them that were there.
         last_round_s: end of the last round.
         end_s: end of the observation: the end of the study, or of the last round where nothing could follow it.
     """
@@ -264,7 +270,7 @@ class EventLog:
         self.chunks: list[tuple[int, int, int, int]] | None = [] if keep_rows else None
         self.ends_before: list[float] = []
         self.requests: list[Request] = []
-        self.num_preemptions = self.num_to_cache = self.num_found = 0
+        self.num_preemptions = self.num_to_cache = self.num_prefix_hits = 0
         self.last_round_s = self.end_s = 0.0
 
     def end_rows(self, live: Sequence[Request]) -> None:

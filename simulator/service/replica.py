@@ -10,12 +10,12 @@ import simpy
 from refimpl.core.errors import require
 from refimpl.core.sequence import MOST_LAG
 from refimpl.scheduling import Chunk, RoundPlan
+from simulator.service.admission import Admission, require_room, room_bytes
 from simulator.service.cost import CostModel, lognormal_factors
-from simulator.service.gate import Gate, require_room, room_bytes
-from simulator.service.offers import Drafting, note_drafts
 from simulator.service.pricing import make_pricing
+from simulator.service.proposals import Drafting, note_drafts
 from simulator.service.records import BegunRound, EventLog, Request
-from simulator.service.schedulers import end_padded, pad_rows, room_of, scheduler_of
+from simulator.service.schedulers import allocator_of, end_padded, pad_rows, scheduler_of
 from simulator.service.streams import Purpose, Streams
 from simulator.settings.scenario import Scenario
 
@@ -57,10 +57,10 @@ class Replica:
         capacity = room_bytes(scenario, cost)
         capacity_tokens = None if capacity is None else capacity / max(cost.kv_bytes_per_token, 1e-12)
         require_room(scenario, cost)
-        self.scheduler.room = room_of(scenario.engine, capacity_tokens)
+        self.scheduler.allocator = allocator_of(scenario.engine, capacity_tokens)
         self.block_size = scenario.engine.block_size
-        self.paged = self.scheduler.room.num_blocks is not None
-        self.gate = Gate(self.scheduler, scenario.engine, None if self.paged else capacity_tokens)
+        self.paged = self.scheduler.allocator.num_blocks is not None
+        self.admission = Admission(self.scheduler, scenario.engine, None if self.paged else capacity_tokens)
         self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
         self.kv_tokens = self.load_tokens = self.round_index = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]
@@ -75,24 +75,24 @@ class Replica:
     # --- requests come -------------------------------------------------------------------------------------------
 
     def submit(self, requests: list[Request]) -> None:
-        """Take requests in; they queue at the gate until their K/V fits."""
+        """Take requests in; they queue for admission until their K/V fits."""
         for request in requests:
             self._require_room(request)
             request.replica, request.k, request.draft_lag = self.number, self.pricing.k, self.least_lag
             self.load_tokens += request.most_tokens
-        self.gate.submit(requests)
+        self.admission.submit(requests)
         if not self.wake.triggered:
             self.wake.succeed()
 
     def _require_room(self, request: Request) -> None:
-        blocks = self.scheduler.room.num_blocks
+        blocks = self.scheduler.allocator.num_blocks
         holds = math.inf if blocks is None else blocks * self.block_size
         require(request.most_tokens <= holds, f"the pool holds {holds} tokens; a request needs {request.most_tokens}")
 
     @property
     def num_unfinished(self) -> int:
         """Requests that wait or run here."""
-        return len(self.gate.queue) + len(self.scheduler.pool.waiting) + len(self.scheduler.pool.window)
+        return len(self.admission.queue) + len(self.scheduler.pool.waiting) + len(self.scheduler.pool.window)
 
     def close(self) -> None:
         """No request will come any more."""
@@ -156,8 +156,8 @@ class Replica:
             request.slot = self.free_slots.pop()
             self.kv_tokens += request.seq_len
             self.log.num_to_cache += request.num_cached
-            self.log.num_found += request.num_found
-            request.to_prefill = int(min(request.num_cached - request.num_found, left))
+            self.log.num_prefix_hits += request.num_prefix_hits
+            request.to_prefill = int(min(request.num_cached - request.num_prefix_hits, left))
         return self.pricing.prefill_s(entered)
 
     def _preempt(self, request: Request) -> None:
@@ -191,8 +191,8 @@ class Replica:
 
     def _mark_rows(self, live: Sequence[Request], mode: str) -> None:
         """What a draft budget and the published code remember of the rows of a round."""
-        if self.pricing.offers is not None:
-            note_drafts(live, self.pricing.offers)
+        if self.pricing.proposals is not None:
+            note_drafts(live, self.pricing.proposals)
         if not self.least_lag:
             for row in live:  # no draft, so none that lags behind
                 row.draft_lag = 0
@@ -216,8 +216,8 @@ class Replica:
         """Slots in use with so many rows in the working batch, requests without K/V and with."""
         pool, slots = self.scheduler.pool, self.kv_tokens + rows * self.pricing.placement.columns
         if self.paged:
-            slots = (self.scheduler.room.num_blocks_used or 0) * self.block_size
-        return slots, len(self.gate.queue) + len(pool.waiting), len(pool.window)
+            slots = (self.scheduler.allocator.num_blocks_used or 0) * self.block_size
+        return slots, len(self.admission.queue) + len(pool.waiting), len(pool.window)
 
     def stop(self) -> None:
         """The clock has stopped: hand the round that runs to the log."""
@@ -231,15 +231,15 @@ class Replica:
         useless, note_end = self.pricing.useless, self.log.ends_before.append
         enough = k + useless  # tokens left with which a row can use all drafts of the batch
         now, index, row_log = self.log.last_round_s, self.round_index, self.log.rows
-        offers, latest = self.pricing.offers, index - 1
+        proposals, latest = self.pricing.proposals, index - 1
         minimum = self._minimum(live, k) if self.pricing.placement.commits_minimum else k + 1
         all_drafted = all_accepted = all_kept = 0
         for row in live:
             left, generated, runs = row.left, row.generated, row.runs
             limit = k if left >= enough else left - useless
             accepted = runs[generated] if generated < len(runs) else row.next_run()
-            if offers:
-                limit, accepted = offers.of[row.sequence]
+            if proposals:
+                limit, accepted = proposals.of[row.sequence]
             if accepted > limit:
                 accepted = limit
             if accepted == k and not useless and k:
@@ -278,8 +278,8 @@ class Replica:
 
     def _minimum(self, live: Sequence[Request], k: int) -> int:
         """Tokens that every row commits under rollback."""
-        if self.pricing.offers:
-            return min([offer.accepted for offer in self.pricing.offers.of.values()]) + 1
+        if self.pricing.proposals:
+            return min([proposal.accepted for proposal in self.pricing.proposals.of.values()]) + 1
         return min([min(row.next_run(), k, row.left - 1) for row in live]) + 1
 
     def _release(self, left: list[Request]) -> None:
@@ -287,7 +287,7 @@ class Replica:
             self.kv_tokens -= request.seq_len
             self.free_slots.append(request.slot)
             self.load_tokens -= request.most_tokens
-            self.gate.release(request.most_tokens)
+            self.admission.release(request.most_tokens)
             request.answer()
 
 

@@ -8,8 +8,8 @@ from refimpl.core.errors import require
 from refimpl.scheduling import (
     BlockPool,
     GroupedScheduler,
-    PagedRoom,
-    Room,
+    KVAllocator,
+    PagedKVAllocator,
     RoundPlan,
     Scheduler,
     SchedulingOptions,
@@ -83,7 +83,7 @@ def end_padded(members: Sequence[Request], now_s: float) -> None:
             row.output_len, row.cut, row.finished, row.finished_s, row.runs = row.generated, False, True, now_s, b""
 
 
-def room_of(engine: Engine, capacity_tokens: float | None) -> Room[Request]:
+def allocator_of(engine: Engine, capacity_tokens: float | None) -> KVAllocator[Request]:
     """Blocks of a paged pool; room without an end where the layout has none, or nothing limits them.
 
     Args:
@@ -97,12 +97,12 @@ def room_of(engine: Engine, capacity_tokens: float | None) -> Room[Request]:
     if count is None and capacity_tokens is not None:
         count = int(capacity_tokens // engine.block_size)
     if engine.layout != "paged" or count is None:
-        return Room()
+        return KVAllocator()
     given = f"there is room for {count:.3g} blocks of {engine.block_size} tokens"
     require(count <= BLOCKS.high, f"{given}; at most {BLOCKS.high} can be simulated: give engine.num_blocks")
     sharing: Sharing = "texts" if engine.prefix_sharing else "nothing"
     pool, in_chunks = BlockPool(count, engine.block_size), engine.joint_prefill or engine.scheduler == "continuous"
-    return PagedRoom(pool, engine.num_speculative_tokens, sharing, in_chunks=in_chunks)
+    return PagedKVAllocator(pool, engine.num_speculative_tokens, sharing, in_chunks=in_chunks)
 
 
 def scheduler_of(engine: Engine, switches: Switches) -> Scheduler[Request]:

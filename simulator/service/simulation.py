@@ -15,7 +15,7 @@ import simpy
 from refimpl.core.errors import require
 from simulator.service.acceptance import make_acceptance
 from simulator.service.cost import CostModel
-from simulator.service.offers import make_drafting
+from simulator.service.proposals import make_drafting
 from simulator.service.records import STAGES, EventLog, Request, RoundLine
 from simulator.service.replica import Replica
 from simulator.service.scenario_cost import make_cost
@@ -88,8 +88,8 @@ class Simulation:
 
     def _arrive(self, index: int) -> Request:
         lengths = self.source.lengths(index)
-        content = partial(self.source.content, index)
-        request = Request(index, lengths, partial(self.acceptance.tile, index), content, self.env.now)
+        block_tokens = partial(self.source.block_tokens, index)
+        request = Request(index, lengths, partial(self.acceptance.tile, index), block_tokens, self.env.now)
         self.log.requests.append(request)
         return request
 

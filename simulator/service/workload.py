@@ -67,9 +67,9 @@ class RequestSource:
             self._known[index] = tokens = tokens + prompt + min(output, budget)
         return tokens
 
-    def content(self, index: int, start: int, stop: int) -> Hashable:
+    def block_tokens(self, index: int, start: int, stop: int) -> Hashable:
         """What the tokens of a request between two positions are: equal for equal tokens."""
-        return self.common.content(index, start, stop)
+        return self.common.block_tokens(index, start, stop)
 
     def _own(self, index: int) -> tuple[int, int, int]:
         block, place = divmod(index, REQUEST_BLOCK)

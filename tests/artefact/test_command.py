@@ -1,9 +1,7 @@
 """The command `raggedspec`: quick to answer, everything in one place, options that group and complete."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass, fields
@@ -30,21 +28,10 @@ from refimpl.core.console import run_application
 from refimpl.core.option_groups import command, option
 from refimpl.core.provenance import command_line
 from refimpl.pairs.names import DTYPES, PRESETS
+from tests.commands import RUN, run
 
 ROOT = Path(__file__).parent.parent.parent
 HEAVY = ("torch", "transformers", "pandas", "numpy", "scipy", "matplotlib")
-RUN = "import sys; from raggedspec.cli import main; sys.argv[0] = 'raggedspec'"
-
-
-def run(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("words", ["--help", "sim --help", "generate --help", "sim run --help", "--version"])

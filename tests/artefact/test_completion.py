@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from test_command import RUN, run
+
+from tests.commands import RUN, run
 
 
 @pytest.mark.parametrize(

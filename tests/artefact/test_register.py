@@ -30,7 +30,7 @@ def test_the_table_is_that_of_the_data():
         ("variants", "z3/layouts.py: rows are rectangular (INV-1)"),
         ("checks", "refimpl.decoding.invariants.check_moon"),
         ("checks", "refimpl.scheduling.BlockPool.check_moon"),
-        ("tests", "tests/unit/test_fed.py::test_moon"),
+        ("tests", "tests/engine/decoding/test_fed.py::test_moon"),
         ("tests", "tests/unit/test_moon.py::test_a_gap_is_noticed"),
         ("faults", "moon-is-round"),
     ],

@@ -61,3 +61,10 @@ def test_a_long_function_is_seen(tmp_path, bodies, seen):
     path = tmp_path / "f.py"
     path.write_text("".join(f"def f{i}():\n" + "    pass\n" * lines for i, lines in enumerate(bodies)))
     assert set(too_long([path])) == seen
+
+
+def test_no_test_module_imports_another():
+    modules = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    for path in (ROOT / "tests").rglob("*.py"):
+        imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        assert [node.module for node in imports if (node.module or "").split(".")[-1] in modules] == [], path

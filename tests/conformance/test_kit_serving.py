@@ -65,7 +65,7 @@ def test_cases_preempt_find_and_cancel(monkeypatch):
     monkeypatch.setattr(Engine, "__init__", lambda self, *a, **k: (right(self, *a, **k), engines.append(self))[0])
     assert judged(ours(), 20).status == "pass"
     assert sum(engine.num_preemptions > 0 for engine in engines) >= 2
-    assert sum(engine.num_found > 0 for engine in engines) >= 5
+    assert sum(engine.num_prefix_hits > 0 for engine in engines) >= 5
     reasons = [s.stop_reason for engine in engines for s in engine.sequences]
     assert {"cancelled", "length", "stop"} == set(reasons)
     greedy, sampled = engines[-2:]

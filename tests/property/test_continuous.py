@@ -15,7 +15,7 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.prefill import note_chunks
 from refimpl.pairs.random_pairs import random_pair
 from refimpl.requests import prepare
-from refimpl.scheduling import BlockPool, ContinuousScheduler, PagedRoom, SchedulingOptions, make_scheduler
+from refimpl.scheduling import BlockPool, ContinuousScheduler, PagedKVAllocator, SchedulingOptions, make_scheduler
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
 
@@ -32,7 +32,7 @@ class Item:
     cached: int = 0
     cache_state: int = 1
     ticket: int = -1
-    num_found: int = 0
+    num_prefix_hits: int = 0
     blocks: list[int] = field(default_factory=list)
 
     @property
@@ -55,7 +55,7 @@ class Item:
     def to_prefill(self):
         return self.seq_len - 1 - self.cached
 
-    def content(self, start, stop):
+    def block_tokens(self, start, stop):
         return id(self), start
 
 
@@ -68,7 +68,7 @@ def test_budget_progress_and_order(some, budget, batch_size, joint, data):
     options = SchedulingOptions(joint_prefill=joint)
     scheduler = ContinuousScheduler(batch_size, budget, options=options)
     longest = -(-max(item.most_tokens for item in some) // 4)
-    scheduler.room = PagedRoom(BlockPool(longest + data.draw(st.integers(0, 12)), 4), 4)
+    scheduler.allocator = PagedKVAllocator(BlockPool(longest + data.draw(st.integers(0, 12)), 4), 4)
     rounds, early = 0, data.draw(st.integers(1, len(some)))
     scheduler.submit(some[:early])
     while not scheduler.done or rounds == 0:
@@ -94,7 +94,7 @@ def test_budget_progress_and_order(some, budget, batch_size, joint, data):
             item.seq_len += data.draw(st.integers(1, item.draft_limit + 1))
             item.cached = item.seq_len - 1
         scheduler.complete(plan)
-        scheduler.room.check(scheduler.pool.window.values())
+        scheduler.allocator.check(scheduler.pool.window.values())
         rounds += 1
         if rounds == 2:
             scheduler.submit(some[early:])

@@ -114,7 +114,7 @@ def test_prompts_that_begin_alike_share_what_was_cached_before(llama):
         settings = {"block_size": 4, "batch_size": 2, "checks": "device"}
         found = generate(llama, asked, method=method, joint_prefill=True, **settings)
         assert tokens(found) == tokens(generate(llama, asked, method="inplace"))
-        assert found.stats.num_found >= 8
+        assert found.stats.num_prefix_hits >= 8
 
 
 def test_a_prompt_can_be_shared_whose_row_ended_in_the_round_that_cached_it(llama):
@@ -123,7 +123,7 @@ def test_a_prompt_can_be_shared_whose_row_ended_in_the_round_that_cached_it(llam
     asked = [Request(prompt, max_new_tokens=1, stop_token_ids=()) for _ in range(2)]
     for sharing in ({}, {"method": "paged+continuous"}):
         settings = {"method": "paged", "block_size": 4, "batch_size": 1} | sharing
-        assert generate(llama, asked, joint_prefill=True, **settings).stats.num_found == 16
+        assert generate(llama, asked, joint_prefill=True, **settings).stats.num_prefix_hits == 16
 
 
 def test_of_a_long_prompt_the_last_tokens_share_the_pass(tiny):

@@ -18,7 +18,7 @@ from refimpl.core.sequence import Sequence
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib
 from refimpl.requests import prepare
-from refimpl.scheduling import BlockPool, PagedRoom, Room, blocks_for
+from refimpl.scheduling import BlockPool, KVAllocator, PagedKVAllocator, blocks_for
 from refimpl.selfcheck.cases import Case, Row, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
 
@@ -87,7 +87,7 @@ def test_slots_of_a_row_are_its_own(longest, size, rng: random.Random):
 
 
 def test_who_enters_leaves_a_round_of_all_possible():
-    room = PagedRoom(BlockPool(5, 4), span=4)
+    room = PagedKVAllocator(BlockPool(5, 4), span=4)
     first, second = Sequence(0, list(range(6)), 20), Sequence(1, list(range(6)), 20)
     assert room.enter(first, [])
     assert (len(first.blocks), len(room.pool.free)) == (2, 3)
@@ -102,7 +102,7 @@ def test_who_enters_leaves_a_round_of_all_possible():
 
 
 def test_a_finished_row_that_a_batch_carries_takes_no_block():
-    room = PagedRoom(BlockPool(4, 4), span=4)
+    room = PagedKVAllocator(BlockPool(4, 4), span=4)
     first, second = Sequence(0, list(range(4)), 9), Sequence(1, list(range(4)), 9)
     assert room.enter(first, [])
     assert room.enter(second, [first])
@@ -113,7 +113,7 @@ def test_a_finished_row_that_a_batch_carries_takes_no_block():
 
 
 @pytest.mark.parametrize(
-    "room", [Room[Sequence](), PagedRoom[Sequence](BlockPool(9, 4), span=4)], ids=["pool", "paged"]
+    "room", [KVAllocator[Sequence](), PagedKVAllocator[Sequence](BlockPool(9, 4), span=4)], ids=["pool", "paged"]
 )
 def test_what_is_cached_is_counted(room):
     """Neither a row's last token, nor a prompt's that are still to come, nor a finished row's."""
@@ -135,14 +135,14 @@ def test_bits_are_those_of_inplace(llama, scheduler, block_size):
     wanted = generate(llama, prompts, method=f"inplace+{scheduler}", **SETTINGS)
     config = make_config(method=f"paged+{scheduler}", block_size=block_size, **SETTINGS)
     engine = Engine(llama, prepare(llama, prompts, config), config)
-    random.Random(0).shuffle(engine.scheduler.room.pool.free)
+    random.Random(0).shuffle(engine.scheduler.allocator.pool.free)
     records = list(engine.rounds())
     found = [
         [entry for record in records for row in record.rows if row.sequence == i for entry in row.logprobs]
         for i in range(6)
     ]
     assert [list(s.logprobs) for s in wanted.sequences] == found
-    assert engine.scheduler.room.pool.num_used == 0
+    assert engine.scheduler.allocator.pool.num_used == 0
 
 
 def test_every_sequence_preempted_gives_the_same_tokens(llama, rules, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_short_pool_preempts_and_is_never_exceeded(llama):
     engine = Engine(llama, prepare(llama, prompts, config), config)
     outputs = [list(engine.rounds()), [s.generated for s in engine.sequences]][1]
     assert engine.num_preemptions > 0
-    assert engine.scheduler.room.pool.num_blocks == 20
+    assert engine.scheduler.allocator.pool.num_blocks == 20
     assert engine.context.target.layout.pool.rows == 21  # one for scratch
     assert outputs == [s.token_ids for s in generate(llama, prompts, max_new_tokens=40).sequences]
 

@@ -19,8 +19,8 @@ from refimpl.decoding import engine
 from refimpl.faults import FAULTS, sharing_faults
 from refimpl.models.table_model import VOCAB_SIZE
 from refimpl.pairs.random_pairs import random_pair
-from refimpl.scheduling import BlockPool, ContinuousScheduler, PagedRoom
-from refimpl.scheduling.texts import Texts
+from refimpl.scheduling import BlockPool, ContinuousScheduler, PagedKVAllocator
+from refimpl.scheduling.prefix_cache import PrefixCache
 from refimpl.selfcheck.cases import Case, oracle_outputs, run_case
 from refimpl.selfcheck.strategies import cases
 
@@ -33,7 +33,7 @@ class Residents(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.room, self.rows, self.memory = PagedRoom(BlockPool(9, SIZE), SPAN, "texts"), [], {}
+        self.allocator, self.rows, self.memory = PagedKVAllocator(BlockPool(9, SIZE), SPAN, "texts"), [], {}
 
     def write(self, row, start, stop, tokens):
         for position in range(start, stop):
@@ -42,8 +42,8 @@ class Residents(RuleBasedStateMachine):
     @step(text=texts, budget=st.integers(1, 6))
     def enter(self, text, budget):
         row = Sequence(0, list(text), budget)
-        if self.room.enter(row, self.rows):
-            self.write(row, row.num_found, row.seq_len - 1, row.token_ids)
+        if self.allocator.enter(row, self.rows):
+            self.write(row, row.num_prefix_hits, row.seq_len - 1, row.token_ids)
             row.target_cached = row.draft_cached = row.seq_len - 1
             self.rows.append(row)
 
@@ -51,9 +51,9 @@ class Residents(RuleBasedStateMachine):
     @step(data=st.data())
     def run(self, data):
         members = data.draw(st.lists(st.sampled_from(self.rows), min_size=1, unique=True))
-        if not self.room.reserve(members):
+        if not self.allocator.reserve(members):
             return
-        self.room.check_round(members)
+        self.allocator.check_round(members)
         for row in members:
             drafts = data.draw(st.lists(st.integers(0, 1), min_size=SPAN, max_size=SPAN))[: row.remaining - 1]
             tokens = row.token_ids + drafts
@@ -61,19 +61,19 @@ class Residents(RuleBasedStateMachine):
             row.extend([*drafts, 0][: data.draw(st.integers(1, len(drafts) + 1))])
             row.target_cached = row.seq_len - 1
             row.draft_cached = row.seq_len - data.draw(st.integers(1, 2))
-        self.room.settle(members)
+        self.allocator.settle(members)
         self.rows = [row for row in self.rows if not row.finished]
 
     @precondition(lambda self: self.rows)
     @step(data=st.data())
     def leave(self, data):
         row = data.draw(st.sampled_from(self.rows))
-        self.room.leave(row)
+        self.allocator.leave(row)
         self.rows.remove(row)
 
     @invariant()
     def a_row_reads_its_own_text(self):
-        self.room.check(self.rows)
+        self.allocator.check(self.rows)
         for row in self.rows:
             seen = [self.memory[row.blocks[p // SIZE], p % SIZE] for p in range(row.cached_by_all)]
             assert seen == [tuple(row.token_ids[: p + 1]) for p in range(row.cached_by_all)]
@@ -81,8 +81,8 @@ class Residents(RuleBasedStateMachine):
     @invariant()
     def what_is_found_is_what_was_written(self):
         for block in range(9):
-            if text := self.room.pool.texts.of(block):
-                assert self.memory[block, SIZE - 1][-SIZE:] == text.content
+            if text := self.allocator.pool.prefix_cache.of(block):
+                assert self.memory[block, SIZE - 1][-SIZE:] == text.tokens
 
 
 TestResidents = Residents.TestCase
@@ -105,7 +105,7 @@ def misfound():
     contents = [*product((0, 1)), *product((0, 1), repeat=2)]
     for rows in product(contents, repeat=3):
         for order in {*permutations(row for row, text in enumerate(rows) for _ in text)}:
-            found, tables, written = Texts(), ([], [], []), []
+            found, tables, written = PrefixCache(), ([], [], []), []
             for row in order:
                 block, table = len(written), tables[row]
                 found.note(block, table[-1] if table else None, rows[row][len(table)])
@@ -131,28 +131,28 @@ def entered(room, tokens, others=()):
 
 
 def test_full_blocks_are_found_and_the_last_token_is_always_left():
-    room = PagedRoom(BlockPool(30, 4), 2, "texts")
+    room = PagedKVAllocator(BlockPool(30, 4), 2, "texts")
     first = entered(room, range(9))
     for tokens, found in ((range(9), 8), (range(8), 4), ([*range(7), 0, 8], 4), ([1, *range(1, 9)], 0), ([0], 0)):
         row = entered(room, tokens)
-        assert row.num_found == found
+        assert row.num_prefix_hits == found
         assert row.blocks[: found // 4] == first.blocks[: found // 4]
         assert not set(row.blocks[found // 4 :]) & set(first.blocks)
 
 
 def test_blocks_given_back_are_found_until_they_are_needed_oldest_first():
-    room = PagedRoom(BlockPool(6, 2), 0, "texts")
+    room = PagedKVAllocator(BlockPool(6, 2), 0, "texts")
     for tokens in ([1, 1, 1, 1, 1], [2, 2, 2, 2, 2]):
         room.leave(entered(room, tokens))
     assert (room.pool.num_used, len(room.pool.idle)) == (0, 4)
-    assert entered(room, [2, 2, 2, 2, 2]).num_found == 4
+    assert entered(room, [2, 2, 2, 2, 2]).num_prefix_hits == 4
     room.pool.take(3)  # two were never used, one is the end of the first text
-    assert len(room.pool.texts.find([(1, 1), (1, 1)])) == 1
+    assert len(room.pool.prefix_cache.find([(1, 1), (1, 1)])) == 1
 
 
 def test_who_must_wait_uses_no_block():
     """Else the blocks of who waits at the head would always be those that were used last."""
-    room = PagedRoom(BlockPool(6, 2), 0, "texts")
+    room = PagedKVAllocator(BlockPool(6, 2), 0, "texts")
     for tokens in ([1, 1, 1, 1, 1], [2, 2, 2, 2, 2]):
         room.leave(entered(room, tokens))
     idle, waiting = list(room.pool.idle), Sequence(0, [1, 1, 1, 1, 1, 1, 1], 7)
@@ -164,14 +164,14 @@ def test_who_must_wait_uses_no_block():
 
 @pytest.mark.parametrize(("taken", "enters"), [(1, True), (2, False)])
 def test_blocks_that_are_found_are_no_longer_free_for_the_rest(taken, enters):
-    room = PagedRoom(BlockPool(5, 2), 0, "texts")
+    room = PagedKVAllocator(BlockPool(5, 2), 0, "texts")
     room.leave(entered(room, [1, 1, 1, 1, 1]))  # leaves two blocks that nobody holds
     room.pool.take(taken)
     assert room.enter(Sequence(0, [1, 1, 1, 1, 1, 1, 1], 4), []) == enters  # it needs two blocks more
 
 
 def test_of_two_equal_texts_one_is_found():
-    room = PagedRoom(BlockPool(9, 2), 2, "texts")
+    room = PagedKVAllocator(BlockPool(9, 2), 2, "texts")
     rows = [entered(room, [1, 2]), entered(room, [1, 2])]
     for row in rows:
         row.extend([3])
@@ -184,37 +184,37 @@ def test_of_two_equal_texts_one_is_found():
 
 
 def test_what_the_draft_has_not_cached_is_not_found():
-    room = PagedRoom(BlockPool(9, 2), 2, "texts")
+    room = PagedKVAllocator(BlockPool(9, 2), 2, "texts")
     row = entered(room, [1, 2])
     row.extend([3])
     row.target_cached, row.draft_cached = 2, 1
     assert room.reserve([row])
     room.settle([row])
-    assert entered(room, [1, 2, 3]).num_found == 0
+    assert entered(room, [1, 2, 3]).num_prefix_hits == 0
 
 
 def test_rounds_are_not_shared_where_only_prefills_are():
-    room = PagedRoom(BlockPool(9, 2), 2, "prompts")
+    room = PagedKVAllocator(BlockPool(9, 2), 2, "prompts")
     row = entered(room, [1, 2, 3])
     row.extend([4, 5])
     row.target_cached = row.draft_cached = 4
     room.settle([row])
-    assert entered(room, [1, 2, 3, 4, 5]).num_found == 2
+    assert entered(room, [1, 2, 3, 4, 5]).num_prefix_hits == 2
 
 
 def test_where_only_prompts_are_shared_nothing_is_found_behind_one():
     """Of a preempted row that enters again nothing is found behind its prompt, nor does it find more of others."""
     for own, other, found in ((5, 13, 4), (13, 5, 4), (4, 13, 0), (13, 4, 0)):  # a prompt's last token is not prefilled
-        room = PagedRoom(BlockPool(16, 4), 0, "prompts")
+        room = PagedKVAllocator(BlockPool(16, 4), 0, "prompts")
         rows = [Sequence(i, list(range(length)), 20) for i, length in enumerate((own, other))]
         for row in rows:
             row.token_ids = list(range(13))
             room.enter(row, [])
-        assert rows[1].num_found == found
+        assert rows[1].num_prefix_hits == found
 
 
 def test_a_block_that_the_books_count_once_too_often_is_noticed():
-    room = PagedRoom(BlockPool(9, 2), 2, "texts")
+    room = PagedKVAllocator(BlockPool(9, 2), 2, "texts")
     row = entered(room, [1, 2, 3])
     room.check([row])
     room.pool.refs[row.blocks[0]] += 1
@@ -223,7 +223,7 @@ def test_a_block_that_the_books_count_once_too_often_is_noticed():
 
 
 def test_a_shared_block_is_compared_with_the_row_that_wrote_it_too():
-    room = PagedRoom(BlockPool(9, 2), 2, "texts")
+    room = PagedKVAllocator(BlockPool(9, 2), 2, "texts")
     rows = [entered(room, [1, 2, 3]), entered(room, [1, 2, 9])]
     for row in rows:
         row.target_cached = row.draft_cached = 2
@@ -234,19 +234,19 @@ def test_a_shared_block_is_compared_with_the_row_that_wrote_it_too():
 
 
 def test_a_prompt_in_chunks_can_be_found_as_far_as_it_is_cached():
-    room = PagedRoom(BlockPool(30, 2), 2, "texts", in_chunks=True)
+    room = PagedKVAllocator(BlockPool(30, 2), 2, "texts", in_chunks=True)
     row = Sequence(0, list(range(9)), 4)
     assert room.enter(row, [])
     for cached in (0, 3, 6, 8):
         row.target_cached = row.draft_cached = cached
         room.note_chunks([row])
-        assert entered(room, range(9)).num_found == cached // 2 * 2
+        assert entered(room, range(9)).num_prefix_hits == cached // 2 * 2
         room.check_round([row])
 
 
 def test_what_a_round_has_cached_of_a_prompt_can_be_found_while_the_rest_waits():
     scheduler = ContinuousScheduler(2, 11)
-    scheduler.room = PagedRoom(BlockPool(30, 2), 4, "texts", in_chunks=True)
+    scheduler.allocator = PagedKVAllocator(BlockPool(30, 2), 4, "texts", in_chunks=True)
     first, second = Sequence(0, list(range(20)), 4), Sequence(1, list(range(20)), 4)
     scheduler.submit([first])
     assert scheduler.admit() == [first]
@@ -255,11 +255,11 @@ def test_what_a_round_has_cached_of_a_prompt_can_be_found_while_the_rest_waits()
     scheduler.complete(plan)
     scheduler.submit([second])
     assert scheduler.admit() == [second]
-    assert (chunk.count, second.num_found) == (11, 10)
+    assert (chunk.count, second.num_prefix_hits) == (11, 10)
 
 
 def test_a_block_that_can_be_found_is_not_written():
-    room = PagedRoom(BlockPool(9, 2), 2, "texts")
+    room = PagedKVAllocator(BlockPool(9, 2), 2, "texts")
     row = entered(room, [1, 2, 3])
     row.draft_cached = 1
     with pytest.raises(InvariantViolation, match="INV-18"):
@@ -267,7 +267,7 @@ def test_a_block_that_can_be_found_is_not_written():
 
 
 def test_a_block_of_two_rows_is_not_written():
-    room = PagedRoom(BlockPool(9, 2), 2)
+    room = PagedKVAllocator(BlockPool(9, 2), 2)
     rows = [entered(room, [1, 2, 3]), entered(room, [1, 2, 3])]
     room.pool.give_back(rows[1].blocks)
     rows[1].blocks = room.pool.share(list(rows[0].blocks))
@@ -276,9 +276,9 @@ def test_a_block_of_two_rows_is_not_written():
 
 
 def test_a_text_of_another_beginning_is_told():
-    room = PagedRoom(BlockPool(9, 2), 2, "texts")
+    room = PagedKVAllocator(BlockPool(9, 2), 2, "texts")
     row, other = entered(room, [1, 2, 3, 4, 5]), entered(room, [7, 2, 3, 4, 5])
-    row.blocks, row.num_found = room.pool.share(list(other.blocks)), 4
+    row.blocks, row.num_prefix_hits = room.pool.share(list(other.blocks)), 4
     with pytest.raises(InvariantViolation, match="INV-18"):
         room.check_round([row])
 
@@ -318,7 +318,7 @@ def test_bits_are_those_of_inplace_and_without_sharing(scheduler, block_size, dt
         for sharing in (True, False)
     )
     assert logprobs_of(shared) == logprobs_of(alone) == logprobs_of(inplace)
-    assert (shared.stats.num_found > 0, alone.stats.num_found) == (True, 0)
+    assert (shared.stats.num_prefix_hits > 0, alone.stats.num_prefix_hits) == (True, 0)
     assert shared.stats.kv_live_bytes <= shared.stats.kv_peak_bytes <= alone.stats.kv_peak_bytes
 
 
@@ -327,7 +327,7 @@ def test_without_fixed_shapes_the_tokens_are_the_same(llama, method, rules):
     settings = {"method": method, "max_new_tokens": 8, "batch_size": 4, "block_size": 4, **rules}
     shared, alone = (generate(llama, begun_alike(4), prefix_sharing=sharing, **settings) for sharing in (True, False))
     assert [s.token_ids for s in shared.sequences] == [s.token_ids for s in alone.sequences]
-    assert shared.stats.num_found > 0
+    assert shared.stats.num_prefix_hits > 0
 
 
 @hypothesis_settings(max_examples=max(30, hypothesis_settings().max_examples // 4))
@@ -356,7 +356,7 @@ def test_a_text_that_two_rows_hold_keeps_its_number_whatever_is_noted_between(nu
     case = batch_of_twins(number)
     found, wanted = run_case(case, checks="device"), oracle_outputs(case)
     assert found.outputs == wanted
-    assert found.stats.num_found == SIZE
+    assert found.stats.num_prefix_hits == SIZE
     with TWINS.injected():
         assert run_case(case, checks="host").outputs != wanted
         with pytest.raises(InvariantViolation, match="INV-18"):
@@ -365,7 +365,7 @@ def test_a_text_that_two_rows_hold_keeps_its_number_whatever_is_noted_between(nu
 
 def test_k_v_that_are_shared_are_those_of_a_fresh_pass(llama):
     result = generate(llama, begun_alike(4), method="paged", block_size=4, checks="oracle", **SETTINGS)
-    assert result.stats.num_found > 0
+    assert result.stats.num_prefix_hits > 0
 
 
 def test_samples_are_those_of_as_many_prompts_and_share_their_blocks(llama):
@@ -376,4 +376,4 @@ def test_samples_are_those_of_as_many_prompts_and_share_their_blocks(llama):
     assert [s.token_ids for s in found.sequences] == [s.token_ids for s in wanted.sequences]
     assert [(s.index, s.sample) for s in found.sequences] == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
     assert len({tuple(s.token_ids) for s in found.sequences}) == 5
-    assert found.stats.num_found == 2 * 12
+    assert found.stats.num_prefix_hits == 2 * 12

@@ -3,9 +3,9 @@
 import shutil
 
 import pytest
-from synthetic_inputs import SYNTHETIC_META, write_calibration, write_engine_trace
 
 from simulator.settings.calibration import META_FIELDS
+from tests.synthetic_inputs import SYNTHETIC_META, write_calibration, write_engine_trace
 
 
 @pytest.fixture

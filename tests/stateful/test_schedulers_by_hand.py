@@ -4,7 +4,6 @@ import math
 import random
 
 import pytest
-from test_scheduling import Item
 
 from refimpl.core.config import make_config
 from refimpl.core.invariants import InvariantViolation
@@ -17,6 +16,7 @@ from refimpl.scheduling import (
 )
 from refimpl.scheduling.grouped import default_aging_bound
 from refimpl.scheduling.groups import MOST_EMPTY, GroupIndex
+from tests.scheduled_items import Item
 
 
 def grouped(lengths: list[int], batch_size: int = 2, aging_bound: float = math.inf) -> GroupedScheduler:

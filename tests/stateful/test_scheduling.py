@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -13,22 +12,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from refimpl.core.config import make_config
 from refimpl.core.invariants import InvariantViolation
 from refimpl.faults import FAULTS
-from refimpl.scheduling import Room, RoundPlan, Scheduler, make_scheduler
+from refimpl.scheduling import KVAllocator, RoundPlan, Scheduler, make_scheduler
+from tests.scheduled_items import Item
 
 
-@dataclass(eq=False)
-class Item:
-    """What a scheduler may see of a sequence."""
-
-    seq_len: int
-    cache_state: int = 1
-    finished: bool = False
-    ticket: int = -1
-    waited: int = field(default=0)
-    begun: bool = False
-
-
-class Scarce(Room[Item]):
+class Scarce(KVAllocator[Item]):
     """Room that is short: as many reservations fail as are set."""
 
     failures = 0
@@ -55,7 +43,7 @@ class Machine(RuleBasedStateMachine):
                 method=f"inplace+{self.kind}", batch_size=batch_size, window_size=batch_size + extra, aging_bound=aging
             )
         )
-        self.room = self.scheduler.room = Scarce()
+        self.allocator = self.scheduler.allocator = Scarce()
         self.batch_size, self.window_size = batch_size, self.scheduler.window_size
         self.waiting: list[Item] = []
         self.window: list[Item] = []
@@ -102,8 +90,8 @@ class Machine(RuleBasedStateMachine):
     def choose(self, failures: int) -> RoundPlan[Item]:
         """The youngest are sent back to the head of the queue, one for each failure to reserve; the oldest stays."""
         unfinished = [item for item in self.window if not item.finished]
-        self.room.failures = min(failures, len(unfinished) - 1)
-        away = unfinished[len(unfinished) - self.room.failures :]
+        self.allocator.failures = min(failures, len(unfinished) - 1)
+        away = unfinished[len(unfinished) - self.allocator.failures :]
         plan, preempted = self.scheduler.choose()
         assert preempted == away[::-1]
         for item in away:

@@ -16,7 +16,7 @@ from refimpl.decoding.engine import Engine
 from refimpl.decoding.memory import pool_gib
 from refimpl.models.table_model import greedy_continuation, table_pair
 from refimpl.requests import prepare
-from refimpl.scheduling import PagedRoom
+from refimpl.scheduling import PagedKVAllocator
 
 BUDGET, BLOCK, BLOCKS = 7, 2, 9  # the longest row takes 8 of them
 COMMON = [3, 1, 4, 1, 5, 9]
@@ -94,8 +94,8 @@ class Service(RuleBasedStateMachine):
             for row in self.rows:
                 end = "cancelled" if row.index in self.cancelled else "length"
                 assert row.stop_reason == (None if row in self.outside else end)
-            assert isinstance(self.engine.scheduler.room, PagedRoom)
-            assert self.engine.scheduler.room.num_blocks_used == 0
+            assert isinstance(self.engine.scheduler.allocator, PagedKVAllocator)
+            assert self.engine.scheduler.allocator.num_blocks_used == 0
 
 
 def test_rows_get_the_oracles_tokens_and_some_are_preempted():

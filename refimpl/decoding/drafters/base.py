@@ -13,7 +13,7 @@ from refimpl.decoding.drafters.states import TargetStates
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ProposalCounts:
     """Host side of a proposal.
 
     Attributes:
@@ -38,13 +38,13 @@ class Drafts:
     """Tokens that a drafter proposes, on the device, and what the host knows of them."""
 
     proposal: Proposal
-    offer: Offer
+    counts: ProposalCounts
 
     @classmethod
     def none(cls, num_members: int, device: torch.device) -> "Drafts":
         """No tokens for any row."""
         tokens = torch.zeros(num_members, 0, dtype=torch.long, device=device)
-        return cls(Proposal(tokens), Offer([0] * num_members, [0] * num_members, 0))
+        return cls(Proposal(tokens), ProposalCounts([0] * num_members, [0] * num_members, 0))
 
     def spread(self, rows: Seq[int], num_members: int) -> "Drafts":
         """As drafts of more members, of which these are at `rows`; the others were skipped, and have none."""
@@ -53,15 +53,15 @@ class Drafts:
         def over(values: Seq[Any], nothing: Any) -> list[Any]:
             return [values[at[row]] if row in at else nothing for row in range(num_members)] if values else []
 
-        offer = self.offer
+        counts = self.counts
         return Drafts(
             self.proposal.rows([at.get(row, 0) for row in range(num_members)]),
-            Offer(
-                over(offer.lengths, 0),
-                over(offer.looked_up, 0),
-                offer.passes,
-                over(offer.survival, ()),
-                over(offer.caught_up, 0),
+            ProposalCounts(
+                over(counts.lengths, 0),
+                over(counts.looked_up, 0),
+                counts.passes,
+                over(counts.survival, ()),
+                over(counts.caught_up, 0),
                 frozenset(range(num_members)) - set(at),
             ),
         )

@@ -8,9 +8,9 @@ from torch import Tensor
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import AcceptanceRule, RowNumbers
 from refimpl.decoding.cached import last_tokens
-from refimpl.decoding.drafters.base import Drafts, Offer
+from refimpl.decoding.drafters.base import Drafts, ProposalCounts
 from refimpl.decoding.drafters.model import propose
-from refimpl.decoding.drafters.pace import Pace
+from refimpl.decoding.drafters.proposal_tracker import ProposalTracker
 from refimpl.decoding.drafters.states import TargetStates
 from refimpl.decoding.timing import StageTimer
 from refimpl.drafting.budgets import DraftBudget
@@ -50,12 +50,14 @@ class HeadDrafter:
         device = numbers.limits.device
         if not any(limits):
             return Drafts.none(len(members), device)
-        pace = Pace(self.budget, self.rule.sampling, limits)
+        tracker = ProposalTracker(self.budget, self.rule.sampling, limits)
         with self.timer.stage("draft"):
             chain = _Chain(self.head, self.vocab_size, self.states.of(members))
-            proposal = propose(self.rule, chain.feed, last_tokens(members, 1, device), numbers.cut(limits), pace=pace)
-            lengths = pace.finish(proposal.tokens)
-        return Drafts(proposal.cut(max(lengths)), Offer(lengths, [0] * len(members), 0, pace.survival))
+            proposal = propose(
+                self.rule, chain.feed, last_tokens(members, 1, device), numbers.cut(limits), tracker=tracker
+            )
+            lengths = tracker.finish(proposal.tokens)
+        return Drafts(proposal.cut(max(lengths)), ProposalCounts(lengths, [0] * len(members), 0, tracker.survival))
 
     def forget(self, sequence: Sequence) -> None:
         """Drop its state."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from refimpl.core.sequence import Sequence
 from refimpl.decoding.acceptance import AcceptanceRule, Proposal, RowNumbers
 from refimpl.decoding.cached import CachedModel, last_tokens
-from refimpl.decoding.drafters.base import Drafts, Offer
-from refimpl.decoding.drafters.pace import Pace
+from refimpl.decoding.drafters.base import Drafts, ProposalCounts
+from refimpl.decoding.drafters.proposal_tracker import ProposalTracker
 from refimpl.decoding.prefill import catch_up
 from refimpl.drafting.budgets import DraftBudget
 
@@ -24,9 +24,9 @@ def propose(
     tail: Int[Tensor, "batch lag"],
     numbers: RowNumbers,
     given: Int[Tensor, "batch k"] | None = None,
-    pace: Pace | None = None,
+    tracker: ProposalTracker | None = None,
 ) -> Proposal:
-    """Let the draft propose k tokens a row, or fewer where `pace` stops it.
+    """Let the draft propose k tokens a row, or fewer where `tracker` stops it.
 
     The first pass feeds `tail`, the tokens that the draft has not cached; each later one the token just proposed.
     Tokens that are `given` take the place of the draft's own, unless they are -1.
@@ -35,7 +35,7 @@ def propose(
     tokens, offset = tail, -tail.shape[1]
     for step in range(numbers.position.shape[1] - 1):
         logits = feed(tokens, offset, [s.tokens for s in steps])
-        if pace and not pace.note_pass(logits, steps):
+        if tracker and not tracker.note_pass(logits, steps):
             break
         drawn = rule.propose(logits, numbers.keys, numbers.position[:, step : step + 1])
         steps.append(drawn if given is None else drawn.overruled(given[:, step : step + 1]))
@@ -83,12 +83,12 @@ class ModelDrafter:
             caught_up = catch_up(self.cached, members)
         lag = max(m.draft_lag for m in members if not m.finished)
         self.cached.begin(members, span=lag + k - 1)
-        pace = Pace(self.budget, self.rule.sampling, limits)
+        tracker = ProposalTracker(self.budget, self.rule.sampling, limits)
         with self.cached.timer.stage("draft"):
-            proposal = propose(self.rule, self._feed, last_tokens(members, lag, device), numbers, given, pace)
-            lengths = pace.finish(proposal.tokens)
-        offer = Offer(lengths, [0] * len(members), pace.passes, pace.survival, caught_up)
-        return Drafts(proposal.cut(max(lengths)), offer)
+            proposal = propose(self.rule, self._feed, last_tokens(members, lag, device), numbers, given, tracker)
+            lengths = tracker.finish(proposal.tokens)
+        counts = ProposalCounts(lengths, [0] * len(members), tracker.passes, tracker.survival, caught_up)
+        return Drafts(proposal.cut(max(lengths)), counts)
 
     def forget(self, sequence: Sequence) -> None:
         """Only K/V are stored, and they are the layout's."""

@@ -1,0 +1,226 @@
+"""Passes with chunks of prompts beside rows that decode: what they cost, where they were measured and where not."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from refimpl.calibrate.grid import MIXED_DRAFTS, MIXED_ROW_TOKENS
+from refimpl.core.errors import InputError
+from refimpl.scheduling.base import JOINT_TOKENS
+from simulator.engine_runs import validation
+from simulator.runner import simulate
+from simulator.service.cost import MEASURED_ROW, Fed
+from simulator.service.simulation import Simulation, simulate_once
+from simulator.service.table_cost import UNMEASURED
+from simulator.settings.scenario import Scenario
+from simulator.settings.traces import EngineTrace
+from tests.synthetic_inputs import HEADER, synthetic_points, synthetic_seconds, write_calibration
+
+PREFILL_S, DRAFT_S = 0.2e-3, 0.05e-3  # of a token of a prefill; of a chunk, in the draft's pass
+TOKEN_S, START_S = 0.5e-3, 1e-6  # of a token of a chunk, in the verify pass; for each one before the chunk
+
+
+def mixed_points(token_s=TOKEN_S, layout="any"):
+    for rows, tokens, start in product((1, 8), (0, 32, 320), (0, 512)):
+        seconds = 0.02 + 1e-3 * rows + tokens * (token_s + START_S * start)
+        yield "mixed", layout, rows, tokens, start, 5, seconds, seconds, seconds, seconds
+        yield "draft_chunk", layout, rows, tokens, start, 5, *[tokens * DRAFT_S] * 4
+
+
+def scenario_of(calibration, **changes):
+    engine = {"method": "inplace+continuous", "batch_size": 4, "max_new_tokens": 24, "token_budget": 40}
+    base = Scenario(cost={"kind": "table", "calibration": str(calibration)}, engine=engine, noise=False)
+    prompts = {"workload.prompt_tokens": {"kind": "uniform", "low_tokens": 8, "high_tokens": 90}}
+    return base.but({"study.num_requests": 12, **prompts, **changes})
+
+
+def beside(cost, rows, *chunks):
+    """Chunks, each of so many tokens after so many, beside rows as they were measured."""
+    return cost.beside(replace(MEASURED_ROW, rows=rows), [Fed(1, *chunk) for chunk in chunks])
+
+
+@pytest.fixture
+def measured(tmp_path):
+    return write_calibration(tmp_path / "measured", points=[*synthetic_points(), *mixed_points()])
+
+
+def test_rows_beside_a_measured_chunk_are_those_of_the_calibration():
+    assert Fed(1, MIXED_DRAFTS + 1, MIXED_ROW_TOKENS) == MEASURED_ROW
+
+
+def test_a_chunk_costs_what_a_pass_with_it_takes_more_than_one_without(measured):
+    cost = Simulation(scenario_of(measured)).cost
+    assert beside(cost, 3, (32, 0)) == pytest.approx((32 * DRAFT_S, 32 * TOKEN_S))
+    assert beside(cost, 3, (32, 100)) == pytest.approx((32 * DRAFT_S, 32 * (TOKEN_S + 100 * START_S)))
+    assert beside(cost, 8, (176, 0)) == pytest.approx((176 * DRAFT_S, 176 * TOKEN_S))
+    assert not cost.extrapolated
+
+
+def test_costs_jump_where_a_chunk_begins(tmp_path):
+    """The draft makes a pass for a chunk of any size, and the verify pass is packed: 2 and 3 ms in these points."""
+    jump_s = {"draft_chunk": 2e-3, "mixed": 3e-3}
+    points = [(*p[:6], *[seconds + jump_s[p[0]] * (p[3] > 0) for seconds in p[6:]]) for p in mixed_points()]
+    cost = Simulation(scenario_of(write_calibration(tmp_path / "jump", points=[*synthetic_points(), *points]))).cost
+    for tokens in (1, 5, 32, 100):
+        assert beside(cost, 3, (tokens, 0)) == pytest.approx((2e-3 + tokens * DRAFT_S, 3e-3 + tokens * TOKEN_S))
+
+
+def test_chunks_of_one_round_cost_their_own_tokens_after_their_own_start_in_one_pass(tmp_path):
+    """What a chunk of any size adds is paid once, tokens before it only by the chunk that looks back at them."""
+    points = [(*p[:6], *[seconds + 2e-3 * (p[3] > 0) for seconds in p[6:]]) for p in mixed_points()]
+    cost = Simulation(scenario_of(write_calibration(tmp_path / "two", points=[*synthetic_points(), *points]))).cost
+    verify_s = 2e-3 + 16 * TOKEN_S + 64 * (TOKEN_S + 100 * START_S)
+    assert beside(cost, 3, (16, 0), (64, 100)) == pytest.approx((2e-3 + 80 * DRAFT_S, verify_s))
+    with pytest.raises(InputError, match="tokens_per_row 400 is outside"):
+        beside(cost, 3, (200, 0), (200, 0))
+
+
+def test_chunks_alone_are_prompts_of_as_many_rows(measured):
+    """Two chunks of 60 tokens, a prefill of two rows of 60: a row of 120 tokens costs less, with these points."""
+    prompts = {"workload.prompt_tokens": {"kind": "fixed", "tokens": 61}, "engine.token_budget": 120}
+    first = simulate_once(scenario_of(measured, **prompts)).log.round_frame().iloc[0]
+    assert (first["rows"], first["prefill_s"]) == (0, pytest.approx(synthetic_seconds("prefill", 2, 60, 0)))
+
+
+def test_chunks_alone_pay_for_the_tokens_that_they_look_back_at(measured):
+    cost = Simulation(scenario_of(measured)).cost
+    first, later = Fed(1, 60, 0), Fed(1, 60, 100)
+    for others in ([], [first], [first, first]):
+        more_s = cost.prefill_s([later, *others]) - cost.prefill_s([first, *others])
+        assert more_s == pytest.approx(60 * 100 * START_S)
+    with pytest.raises(InputError, match="mixed: width_tokens 600 is outside 0 … 512"):
+        cost.prefill_s([Fed(1, 60, 600)])
+
+
+def test_tokens_before_a_prompt_of_which_nothing_was_measured_are_marked(calibration):
+    """Whether found in the cache, or cached by chunks that had no rows beside them."""
+    cost = Simulation(scenario_of(calibration)).cost
+    assert cost.prefill_s([Fed(1, 60, 0)]) > 0
+    assert not cost.extrapolated
+    assert cost.prefill_s([Fed(1, 60, 100)]) == cost.prefill_s([Fed(1, 60, 0)])
+    assert cost.extrapolated == {UNMEASURED}
+
+
+def test_no_draft_is_paid_for_where_none_runs(measured):
+    """A chunk costs the draft's pass, but with a lookup there is no draft."""
+    drafted, looked_up = (
+        simulate_once(scenario_of(measured, **changes)).log.round_frame()
+        for changes in ({}, {"engine.drafter": "ngram"})
+    )
+    drafted_s, looked_up_s = (frame.loc[frame["rows"] > 0, "prefill_s"].sum() for frame in (drafted, looked_up))
+    assert drafted_s > looked_up_s == 0
+
+
+def test_rounds_pay_for_the_tokens_beside_their_rows(measured, tmp_path):
+    free = write_calibration(tmp_path / "free", points=[*synthetic_points(), *mixed_points(0.0)])
+    paid, unpaid = (simulate_once(scenario_of(folder), keep_rows=True).log for folder in (measured, free))
+    rounds, others = paid.round_frame(), unpaid.round_frame()
+    beside = sum(count for _, index, _, count in paid.chunks if rounds["rows"][index])
+    alone = sum(count for _, index, _, count in paid.chunks if not rounds["rows"][index])
+    assert beside > alone > 0
+    assert rounds["verify_s"].sum() - others["verify_s"].sum() == pytest.approx(beside * TOKEN_S)
+    assert rounds["prefill_s"].sum() == others["prefill_s"].sum() > beside * DRAFT_S + alone * PREFILL_S
+
+
+def test_prompts_beside_drafts_are_paid_for_in_the_verify_pass(measured):
+    """The draft's pass is a prefill; nothing else is, where the whole prompt joins, and no round is added."""
+    prompts = {"workload.prompt_tokens": {"kind": "fixed", "tokens": 41}, "engine.scheduler": "fifo"}
+    base = scenario_of(measured, **prompts, **{"engine.token_budget": None})
+    joint, apart = (
+        simulate_once(base.but({"engine.joint_prefill": joins}), keep_rows=True).log for joins in (True, False)
+    )
+    ours, others = joint.round_frame(), apart.round_frame()
+    assert len(ours) == len(others)
+    assert sum(count for *_, count in joint.chunks) == 12 * 40
+    assert ours["prefill_s"].sum() == pytest.approx(12 * 40 * DRAFT_S)
+    assert ours["verify_s"].sum() - others["verify_s"].sum() == pytest.approx(12 * 40 * TOKEN_S)
+
+
+def test_of_a_long_prompt_that_joins_the_rest_is_paid_for_before_the_round(measured):
+    """The rest of one prompt, and nothing of the other, which is shorter than what may share a pass."""
+    lengths = {"workload.prompt_tokens": {"kind": "values", "tokens": [JOINT_TOKENS + 61, 41]}, "study.num_requests": 2}
+    fifo = {"engine.scheduler": "fifo", "engine.token_budget": None, "engine.joint_prefill": True}
+    simulation = simulate_once(
+        scenario_of(measured, **lengths, **fifo, **{"cost.outside": "extrapolate"}), keep_rows=True
+    )
+    assert [count for *_, count in simulation.log.chunks] == [JOINT_TOKENS, 40]
+    alone_s = simulation.cost.prefill_s([Fed(1, 60, 0)])
+    drafted_s = (JOINT_TOKENS + 40) * DRAFT_S
+    assert simulation.log.round_frame()["prefill_s"].sum() == pytest.approx(alone_s + drafted_s)
+
+
+def test_prompts_that_enter_together_are_paid_for_in_batches_as_the_engine_feeds_them(measured):
+    """A row of which all joins has its place in a batch, so the rests of the two others are fed apart."""
+    lengths = [41, JOINT_TOKENS + 61, 41, JOINT_TOKENS + 61]
+    grouped = {"engine.scheduler": "grouped", "engine.batch_size": 2, "engine.window_size": 4}
+    joint = {"engine.token_budget": None, "engine.joint_prefill": True, "cost.outside": "extrapolate"}
+    prompts = {"workload.prompt_tokens": {"kind": "values", "tokens": lengths}, "study.num_requests": 4}
+    simulation, fed = Simulation(scenario_of(measured, **grouped, **joint, **prompts)), []
+    prefill_s = simulation.cost.prefill_s
+
+    def noted(rows, **how):
+        fed.append([row.tokens for row in rows])
+        return prefill_s(rows, **how)
+
+    simulation.cost.prefill_s = noted
+    simulation.run()
+    assert fed[:2] == [[0, 60], [0, 60]]
+
+
+def test_caches_are_not_dropped_beside_prompts_that_join(measured):
+    fifo = {"engine.scheduler": "fifo", "engine.token_budget": None}
+    with pytest.raises(InputError, match="discard_mixed_caches prefills rows in a pass of their own"):
+        scenario_of(measured, **fifo, **{"engine.joint_prefill": True, "switches.discard_mixed_caches": True})
+
+
+@pytest.mark.parametrize("layout", ["inplace", "paged", "masked", "rollback"])
+def test_points_of_blocks_are_of_blocks_alone(tmp_path, layout):
+    points = [*synthetic_points(), *mixed_points(), *mixed_points(2 * TOKEN_S, "paged")]
+    calibration = write_calibration(tmp_path / "both", points=points)
+    cost = Simulation(scenario_of(calibration, **{"engine.layout": layout})).cost
+    assert beside(cost, 2, (32, 0))[1] == pytest.approx(32 * TOKEN_S * (2 if layout == "paged" else 1))
+
+
+def test_what_was_not_measured_is_computed_and_marked(calibration):
+    """From prefills, whose points know no tokens before the chunk."""
+    assert beside(Simulation(scenario_of(calibration)).cost, 3, (33, 100)) == pytest.approx((0, 32 * PREFILL_S))
+    assert simulate(scenario_of(calibration), 1).extrapolated == (UNMEASURED,)
+    assert simulate(scenario_of(calibration, **{"engine.scheduler": "fifo"}), 1).extrapolated == ()
+
+
+def test_beyond_the_points_it_is_refused_or_marked(measured):
+    cost = Simulation(scenario_of(measured)).cost
+    for rows, chunk, message in ((9, (32, 0), "size 9"), (2, (321, 0), "per_row 321"), (2, (32, 600), "600")):
+        with pytest.raises(InputError, match=f"mixed: .*{message}"):
+            beside(cost, rows, chunk)
+    further = Simulation(scenario_of(measured, **{"cost.outside": "extrapolate"})).cost
+    assert beside(further, 2, (640, 0)) == pytest.approx((640 * DRAFT_S, 640 * TOKEN_S))
+    assert further.extrapolated
+
+
+def test_verify_passes_with_chunks_are_judged_apart():
+    """Rounds 1 and 3 of four have chunks; nothing is said of a run without, or of other rounds than its own."""
+    measured_s, ours_s = pd.Series([1.0, 2.0, 3.0, 6.0]), pd.Series([2.0, 2.0, 4.0, 4.0])
+    found = validation._verify_errors(measured_s, ours_s, pd.Series([1, 3, 3]))
+    assert found == {"verify_mixed": pytest.approx(-0.25), "verify_alone": pytest.approx(0.5)}
+    for rounds, chunked in ((ours_s, []), (ours_s[:3], [1])):
+        assert np.isnan([*validation._verify_errors(measured_s, rounds, pd.Series(chunked)).values()]).all()
+    every = validation._verify_errors(measured_s, ours_s, pd.Series(measured_s.index))
+    assert np.isnan(every["verify_alone"])
+    assert not np.isnan(every["verify_mixed"])
+
+
+def test_waits_of_a_held_out_run_by_hand():
+    """Two requests; rounds of one and of three seconds, on a machine half as fast as the calibration's."""
+    rows = pd.DataFrame({"round": [0, 1, 1], "sequence": [0, 0, 1], "kept": [1, 2, 3], "accepted": [0, 1, 2]})
+    stages = dict.fromkeys(("prefill_s", "draft_s", "verify_s", "realign_s", "host_s"), 0.0)
+    rows = rows.assign(mode="fifo", k=2, num_moves=0, num_blocks=np.nan, **stages, round_s=[1.0, 3.0, 3.0])
+    simulated = {"first_token_p50_s": 1.25, "first_token_p90_s": 1.85, "inter_token_p50_s": 3.0, "inter_token_p90_s": 0}
+    found = validation._wait_errors(EngineTrace("run", HEADER, rows), simulated, speed=2.0)
+    assert found["first_token_p50_error"] == pytest.approx(0)
+    assert found["first_token_p90_error"] == pytest.approx(0)
+    assert found["inter_token_p50_error"] == pytest.approx(1)
+    assert found["inter_token_p90_error"] == -1

@@ -1,0 +1,290 @@
+"""What metrics count: finishes within the window, first tokens of the unfinished, time that is idle, rows that wait."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from refimpl.core.errors import InputError
+from refimpl.core.formats import POINT_COLUMNS
+from simulator.cli import main
+from simulator.intervals import summarize
+from simulator.runner import simulate
+from simulator.service.metrics import measure
+from simulator.service.simulation import simulate_once
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Service, Study, Workload
+from tests.simulator.scenarios import PLAIN, fixed
+from tests.synthetic_inputs import synthetic_points, write_calibration
+
+COST = Spec.of("linear", verify_base_s=0.01, kv_bytes_per_token=2.0)
+
+
+CLOSED = Scenario(
+    study=Study(kind="closed", clients=60, duration_s=40.0), workload=fixed(5, 10), engine=PLAIN, cost=COST,
+)  # fmt: skip
+
+
+def test_requests_per_second_are_tokens_per_second_over_the_length_with_warm_up_too():
+    for warmup in ("none", "mser5"):
+        found = simulate(CLOSED.but({"study.warmup": warmup}), 1)
+        assert found["requests_per_s"] == pytest.approx(found["tokens_per_s"] / 10, rel=0.01)
+        assert found["goodput_per_s"] == found["requests_per_s"]
+        assert (found["warmup_s"] > 0) == (warmup == "mser5")
+
+
+def test_answers_with_which_the_warm_up_ends_are_no_more_counted_than_their_tokens():
+    """Clients come back at once, for one token each, and the warm-up ends with a round of answers.
+
+    The end of that round is a sum of its stages, which rounding puts behind the warm-up in the last replications.
+    """
+    stages = Spec.of("linear", verify_base_s=0.05, host_base_s=0.0071, draft_base_s=0.0013, concat_base_s=0.0011,
+                     prefill_s_per_token=1e-4, noise_cv=0.3)  # fmt: skip
+    engine = {"method": "realigned+fifo", "num_speculative_tokens": 2, "max_new_tokens": 5}
+    prompts = Workload(Spec.of("lognormal", median_tokens=50, sigma=1.0), Spec.of("fixed", tokens=1))
+    for clients, numbers in ((8, range(10)), (1, (29, 100, 136, 239))):
+        study = Study(kind="closed", clients=clients, duration_s=20.0, warmup="mser5")
+        made = Scenario(seed=7, study=study, workload=prompts, engine=engine | {"batch_size": clients}, cost=stages)
+        found = pd.DataFrame([measure(simulate_once(made, number)) for number in numbers])
+        assert (found["warmup_s"] > 0).any()
+        assert found["requests_per_s"].to_numpy() == pytest.approx(found["tokens_per_s"].to_numpy(), rel=1e-9)
+
+
+def test_a_warm_up_after_which_nobody_comes_is_refused(tmp_path):
+    """All are served at once, the first 20 for longer: those that mser5 keeps came with those that it leaves out."""
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n" + "0,5,10\n" * 20 + "0,5,1\n" * 100)
+    rest = {"arrivals": {"kind": "trace", "path": str(tmp_path / "t.csv")}, "warmup": "mser5"}
+    with pytest.raises(InputError, match="nobody who finished came after"):
+        simulate(CLOSED.but({"engine.batch_size": 120}, study={"kind": "open", "num_requests": 120, **rest}), 1)
+
+
+def test_first_tokens_of_unfinished_requests_count():
+    study = Study(kind="closed", clients=1, duration_s=1.0)
+    slow = Scenario(study=study, workload=fixed(5, 128), engine=PLAIN, cost=COST)
+    found = simulate(slow, 1)
+    assert (found["completed"], found["censored"]) == (0, 1)
+    assert found["first_token_p50_s"] == pytest.approx(0.01)
+    assert np.isnan(found["latency_mean_s"])
+
+
+def test_replications_without_rounds_do_not_enter_means_over_rounds():
+    """About a third of them see no request; in all others every draft is right, and the server was busy for a while."""
+    rare = Study(kind="open", duration_s=10.0, arrivals=Spec.of("poisson", rate_per_s=0.1))
+    right = Scenario(study=rare, workload=fixed(5, 12), acceptance=Spec.of("iid", probability=1.0), cost=COST)
+    found = simulate(right, 20)
+    empty = found.metrics["rounds"] == 0
+    assert 0 < empty.sum() < 20
+    summary = found.summary().loc[["mean_acceptance_length", "tokens_per_round", "verify_share", "cache_hit_rate"]]
+    assert (summary["n"] == 20 - empty.sum()).all()
+    assert summary.loc["mean_acceptance_length", "mean"] == 6
+    assert (found.metrics["busy_share"][empty] == 0).all()
+
+
+def test_mean_memory_is_over_all_observed_seconds():
+    study = Study(kind="open", num_requests=2, arrivals=Spec.of("fixed", interval_s=10.0))
+    found = simulate(Scenario(study=study, workload=fixed(5, 2), engine=PLAIN, cost=COST), 1)
+    assert found["busy_share"] == pytest.approx(4 * 0.01 / 20.02)
+    tokens = 2 * (6 + 7) * 0.01  # two requests, two rounds each
+    assert found["kv_mean_bytes"] == pytest.approx(2.0 * tokens / 20.02)
+
+
+def test_bytes_of_tokens_of_unknown_size_are_not_known(tmp_path):
+    """Not in a replication, nor in its files."""
+    found = simulate(CLOSED.but({"cost.kv_bytes_per_token": 0.0}), 2)
+    found.write(tmp_path)
+    for table in (found.metrics, pd.read_csv(tmp_path / "metrics.csv")):
+        assert table[["kv_peak_bytes", "kv_mean_bytes", "kv_allocated_bytes"]].isna().all(axis=None)
+        assert table["tokens_per_s"].notna().all()
+
+
+def test_who_always_runs_was_never_passed_over():
+    engine = Engine(scheduler="fifo", batch_size=2)
+    fifo = Scenario(study=Study(num_requests=12), engine=engine, cost=COST)
+    assert simulate(fifo, 1)["longest_wait_rounds"] == 0
+    grouped = fifo.but({"engine.scheduler": "grouped", "engine.window_size": 8})
+    assert simulate(grouped, 1)["longest_wait_rounds"] > 0
+
+
+def test_attainment_counts_the_unfinished_as_missed():
+    limits = Service(slo_first_token_s=1e9)
+    drained = Scenario(study=Study(num_requests=5), workload=fixed(5, 10), engine=PLAIN, cost=COST, service=limits)
+    assert simulate(drained, 1)["slo_attainment"] == 1
+    assert simulate(drained.but({"service.slo_per_token_s": 1e-9}), 1)["slo_attainment"] == 0
+    found = simulate(CLOSED, 1)
+    arrived = found["completed"] + found["censored"]
+    assert found["slo_attainment"] == pytest.approx(found["completed"] / arrived)
+    assert found["censored"] > 0
+
+
+def test_the_range_of_replications_does_not_shrink():
+    few, many = (summarize(pd.DataFrame({"x": np.random.default_rng(0).normal(9, 1, n)}), 0.95) for n in (50, 5000))
+    assert list(many.columns) == ["mean", "low", "high", "p05", "p95", "n"]
+    assert many.loc["x", "p95"] == pytest.approx(10.645, abs=0.1)
+    assert many.loc["x", "high"] - many.loc["x", "low"] < 0.2 * (few.loc["x", "high"] - few.loc["x", "low"])
+
+
+def test_an_interval_ends_where_its_metric_does():
+    """Few replications that differ much: Student's interval would hold times below 0 and shares above 1."""
+    found = summarize(pd.DataFrame({"latency_mean_s": [0.1, 3.0], "busy_share": [0.5, 1.0]}), 0.95)
+    assert found.loc["latency_mean_s", "low"] == 0
+    assert found.loc["latency_mean_s", "high"] > 3
+    assert found.loc["busy_share", ["low", "high"]].tolist() == [0, 1]
+
+
+# --- widths outside of what was measured ---------------------------------------------------------------------------
+
+
+def measured(folder, points, **engine):
+    calibration = write_calibration(folder, points=points)
+    settings = {"layout": "realigned", "scheduler": "static", "batch_size": 2, "num_speculative_tokens": 2}
+    cost = Spec.of("table", calibration=str(calibration), outside="extrapolate")
+    workload = fixed(70, 20)
+    return Scenario(study=Study(num_requests=4), workload=workload, engine=Engine(**settings | engine), cost=cost)
+
+
+@pytest.mark.parametrize("component", ["concat", "realign", "verify", "draft"])
+def test_each_component_is_held_against_its_own_widths(tmp_path, component):
+    points = [p for p in synthetic_points() if not (p[0] == component and p[4] == 512)]
+    narrow = [(*p[:4], 64, *p[5:]) for p in synthetic_points() if p[0] == component and p[4] == 512]
+    found = simulate(measured(tmp_path / "c", points + narrow), 1)
+    assert {what.partition(":")[0] for what in found.extrapolated} == {component}
+
+
+@pytest.mark.parametrize(("layout", "factor"), [("paged", 2), ("inplace_scattered", 1)])
+def test_gathered_blocks_cost_what_was_measured_of_them(tmp_path, layout, factor):
+    """Where no blocks were, they cost what scattered rows do, which are copied, too."""
+    mean = POINT_COLUMNS.index("mean_s")
+    passes = [p for p in synthetic_points() if p[0] in ("draft", "verify")]
+    others = [p for p in synthetic_points() if p not in passes]
+    scattered = [(p[0], "inplace_scattered", *p[2:]) for p in passes]
+    blocks = [(p[0], layout, *p[2:mean], 2 * p[mean], *p[mean + 1 :]) for p in passes if layout == "paged"]
+    engine = {"scheduler": "fifo", "layout": "paged"}
+    runs = [
+        simulate_once(measured(tmp_path / name, others + points, **engine).but(noise=False)).log.rounds
+        for name, points in (("before", scattered), ("after", scattered + blocks))
+    ]
+    for before, after in zip(*runs, strict=True):
+        found = (after.draft_s, after.verify_s, after.host_s)
+        assert found == pytest.approx((factor * before.draft_s, factor * before.verify_s, before.host_s))
+
+
+def test_a_masked_round_is_as_wide_as_when_it_was_priced(tmp_path):
+    """Its columns grow by k + 1 when it commits; what was priced was narrower."""
+    points = [(*p[:4], 212 if p[4] == 512 else p[4], *p[5:]) for p in synthetic_points()]
+    scenario = measured(tmp_path / "c", points, layout="masked", batch_size=1, num_speculative_tokens=5).but(
+        {
+            "study.num_requests": 1,
+            "workload.prompt_tokens.tokens": 201,
+            "workload.output_tokens.tokens": 3,
+            "cost.outside": "refuse",
+        },
+        acceptance={"kind": "iid", "probability": 0.0},
+    )
+    log = simulate_once(scenario).log
+    assert [line.width for line in log.rounds] == [200, 206, 212]
+
+
+# --- what commands tell ----------------------------------------------------------------------------------------------
+
+
+def told(capsys, *arguments):
+    assert main(["run", "-n", "2", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_censoring_and_impossible_room_are_told(capsys):
+    overloaded = "study={kind: closed, clients: 40, duration_s: 1.0}"
+    assert "had not finished at the end: latencies are those of the others" in told(capsys, "-s", overloaded)
+    cost = ("-s", "cost={kind: linear, verify_base_s: 0.01, kv_bytes_per_token: 1.0}")
+    room = "and refuse the run; simulated is a server with paged K/V"
+    assert room in told(capsys, *cost, "-s", "service.kv_capacity_bytes=900")
+    assert room not in told(capsys, *cost, "-s", "service.kv_capacity_bytes=90000")
+    assert room not in told(capsys, *cost, "-s", "method=paged", "-s", "service.kv_capacity_bytes=900")
+    pair = ("-s", "engine.batch_size=96", "-s", "study.num_requests=96", "-s")
+    roofline = "cost={{kind: roofline, device: {}, target: qwen3-8b, draft: qwen3-0.6b}}"
+    assert room in told(capsys, *pair, roofline.format("rtx-4090"))
+    assert room not in told(capsys, *pair, roofline.format("h100"))
+
+
+def test_budgets_that_no_server_knows_are_told(capsys, tmp_path):
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n0,3,4\n1,3,4\n")
+    study = f"study={{kind: open, num_requests: 2, arrivals: {{kind: trace, path: {tmp_path / 't.csv'}}}}}"
+    cost = "cost={kind: linear, verify_base_s: 0.01, kv_bytes_per_token: 1.0}"
+    bounded = ("-s", study, "-s", cost, "-s", "service.kv_capacity_bytes=900")
+    note = "the budget of a request is the output that the trace has"
+    assert note in told(capsys, *bounded)
+    assert note not in told(capsys, *bounded, "-s", "engine.max_new_tokens=9")
+    assert note not in told(capsys, *bounded[:4])
+
+
+def test_a_window_that_is_never_full_is_told(capsys):
+    grouped = ("-s", "method=exspec", "-s", "engine.window_size=48", "-s")
+    assert "engine.window_size 48 is more than the 47 requests" in told(capsys, *grouped, "study.num_requests=47")
+    assert "never full" not in told(capsys, *grouped, "study.num_requests=48")
+
+
+def test_tables_are_written(capsys, tmp_path):
+    told(capsys, "--out", str(tmp_path / "new" / "folder"))
+    tables = {path.name: pd.read_csv(path) for path in (tmp_path / "new" / "folder").iterdir()}
+    assert set(tables) == {"metrics.csv", "requests.csv", "rounds.csv"}
+    assert len(tables["metrics.csv"]) == 2
+    assert len(tables["requests.csv"]) == 2 * 64
+    assert tables["rounds.csv"]["kept"].sum() == tables["requests.csv"]["generated_tokens"].sum()
+    with pytest.raises(InputError, match="the tables were not kept"):
+        simulate(CLOSED, 1, keep_frames=False).write(tmp_path)
+
+
+def test_limits_are_shown_where_there_are_some(capsys):
+    assert "goodput_per_s" not in told(capsys)
+    assert "slo_attainment" in told(capsys, "-s", "service.slo_first_token_s=1")
+
+
+def test_precision_may_be_about_any_metric(capsys):
+    assert main(["run", "--precision", "0.5", "--metric", "makespan_s", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["precision_reached"]
+    assert main(["run", "--precision", "0.5", "--metric", "speed"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workload.sort_prompts": True}, "workload.sort_prompts has no effect without study.kind offline"),
+        ({"switches.wait_for_rows": 61}, "switches.wait_for_rows 61 may never come: there are 60 study.clients"),
+        (
+            {"switches.wait_for_rows": 21, "service.replicas": 3},
+            "switches.wait_for_rows 21 may never come: there are 60 study.clients, service.replicas is 3",
+        ),
+        ({"workload.output_tokens": {"kind": "values", "tokens": [3, 0]}}, r"output_tokens\.tokens\[1\] must be an i"),
+        ({"workload.prompt_tokens": {"kind": "values", "tokens": [2.5]}}, r"prompt_tokens\.tokens\[0\] must be an i"),
+    ],
+)
+def test_what_would_be_ignored_or_never_end_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        CLOSED.but(changes)
+
+
+@pytest.mark.parametrize("router", ["round_robin", "least_loaded", "by_length"])
+def test_one_of_several_servers_always_has_the_rows_that_it_waits_for(router):
+    """Of 61 clients, three servers that wait for 21 rows cannot have 20 each."""
+    many = CLOSED.but({"study.clients": 61, "switches.wait_for_rows": 21, "study.think_time_s": 0.1})
+    lengths = {"kind": "uniform", "low_tokens": 1, "high_tokens": 30}
+    varied = many.but({"workload.prompt_tokens": lengths, "workload.output_tokens": lengths})
+    found = simulate(varied.but(service={"replicas": 3, "router": router}), 1)
+    assert found["makespan_s"] > 39
+    CLOSED.but({"switches.wait_for_rows": 99, "switches.wait_at_most_s": 1.0})  # such a wait ends
+
+
+@pytest.mark.parametrize("kind", ["trace", "replay"])
+def test_a_trace_of_arrivals_ends(tmp_path, engine_trace, kind):
+    (tmp_path / "t.csv").write_text("time_s,prompt_tokens,output_tokens\n0,3,4\n1,3,4\n")
+    arrivals = Spec.of(kind, path=str(tmp_path / "t.csv" if kind == "trace" else engine_trace))
+    with pytest.raises(InputError, match=r"study.num_requests is 9, but .* holds 2 requests"):
+        simulate(Scenario(study=Study(kind="open", num_requests=9, arrivals=arrivals)), 1)
+
+
+def test_converting_a_trace_simulates_nothing(capsys, engine_trace, tmp_path):
+    arguments = ["trace", "--engine", str(engine_trace), "--out", str(tmp_path / "out.json")]
+    assert main(arguments) == 0
+    assert main([*arguments, "--replication", "3"]) == 2
+    assert "--engine converts a trace: leave out scenario" in capsys.readouterr().err

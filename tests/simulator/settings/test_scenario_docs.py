@@ -1,0 +1,114 @@
+"""docs/scenarios.md against the code: every setting, kind, parameter, default, metric and command, and its examples."""
+
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from refimpl.core.config import NAMED_METHODS
+from simulator.cli import app, main
+from simulator.service.metrics import DEFINITIONS, metric_names
+from simulator.settings.fields import as_data
+from simulator.settings.folders import EXAMPLES
+from simulator.settings.kinds import KINDS
+from simulator.settings.parts import MAX_BUDGET, Service, Study, Switches, Workload
+from simulator.settings.scenario import Scenario, load_scenario
+from simulator.studies.comparison import BETTER
+from simulator.studies.designs import build_sweep, load_sweep
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "scenarios.md").read_text(encoding="utf-8")
+SECTIONS = {"study": Study, "workload": Workload, "switches": Switches, "service": Service}
+FIELDS = [item for item in fields(Scenario) if item.name not in (*SECTIONS, *KINDS, "engine")]
+SETTINGS = {item.name: item.default for item in FIELDS} | {
+    f"{section}.{item.name}": item.default for section, cls in SECTIONS.items() for item in fields(cls)
+}
+APP = typer.main.get_command(app)
+COMMANDS = re.findall(r"^raggedspec sim (.*?)(?:  +#.*)?$", PAGE.replace("\\\n", ""), re.MULTILINE)
+
+
+def written(value):
+    """A default as YAML writes it."""
+    return yaml.safe_dump(as_data(value), default_flow_style=True, width=1000).split("\n")[0]
+
+
+def rows(text):
+    """First cells of a page's tables → the other cells."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return {cells[0].strip("`"): cells[1:] for cells in lines}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_stands_there_with_its_default(name):
+    default, meaning = rows(PAGE)[name]
+    assert default == written(SETTINGS[name])
+    assert meaning
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_every_kind_stands_there_with_its_parameters(path):
+    heading = next(
+        part for part in re.split(r"^### ", PAGE, flags=re.MULTILINE) if path in part.splitlines()[0].split(", ")
+    )
+    described = rows(heading.split("\n## ")[0])
+    assert list(described) == list(KINDS[path])
+    for kind, parameters in KINDS[path].items():
+        expected = [
+            f"`{name}: {written(rule[1])}`" if isinstance(rule, tuple) else f"`{name}`"
+            for name, rule in parameters.items()
+        ]
+        assert described[kind][0] == ", ".join(expected)
+
+
+def test_methods_metrics_commands_and_bounds_stand_there():
+    assert all(f"`{name}`" in PAGE for name in NAMED_METHODS)
+    assert all(rows(PAGE)[name] == [definition] for name, definition in DEFINITIONS.items())
+    assert all(f"`{name}`" in PAGE for name in APP.commands)
+    assert f"at most {MAX_BUDGET}" in PAGE
+
+
+def test_the_directions_that_the_page_tells_are_those_of_the_verdicts():
+    told = re.search(r"good\s+direction: up for (.*?), down for (.*?)\. It\s", PAGE, re.DOTALL)
+    for way, names in zip(("higher", "lower"), told.groups(), strict=True):
+        assert {name.removesuffix("*") for name in re.findall("`(.*?)`", names)} == set(BETTER[way])
+    assert all(any(name.startswith(start) for name in metric_names()) for starts in BETTER.values() for start in starts)
+
+
+def test_every_metric_is_defined():
+    patterns = [part for name in DEFINITIONS for part in name.split(", ")]
+    known = [re.sub(r"\\\*|\\\{stage\\\}", "[a-z0-9]+", re.escape(pattern)) for pattern in patterns]
+    assert not [name for name in metric_names() if not any(re.fullmatch(pattern, name) for pattern in known)]
+
+
+def test_the_examples_of_the_page_are_those_of_the_package():
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert blocks == [(EXAMPLES / name).read_text(encoding="utf-8") for name in ("scenario.yaml", "sweep.yaml")]
+    assert len(load_sweep("example").tasks) == 9
+    others = re.findall(r"(?:latin|sobol): \{.*\}$", blocks[1], re.MULTILINE)
+    assert len(others) == 2
+    for other in others:
+        assert build_sweep(load_scenario("example"), **yaml.safe_load(other)).tasks
+
+
+def examples():
+    """Command lines of the page and of every --help, but those that measure for minutes, or read a run of one's own."""
+    found = [
+        line
+        for command in APP.commands.values()
+        for line in re.findall(r"\[bold\]raggedspec sim (.*?)\[/bold\]", command.epilog)
+    ]
+    left_out = re.compile(r"bench|latency|panel|validate|trace --engine")
+    return [line for line in [*COMMANDS, *found] if not left_out.match(line)]
+
+
+@pytest.mark.parametrize("line", examples())
+def test_every_example_runs(capsys, tmp_path, monkeypatch, line):
+    monkeypatch.chdir(tmp_path)
+    arguments = shlex.split(line)
+    replications = ["-n", "2"] if arguments[0] in ("run", "compare", "attribute", "fit", "capacity") else []
+    assert main(arguments + replications) == 0
+    assert capsys.readouterr().out
