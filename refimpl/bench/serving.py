@@ -5,20 +5,23 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from refimpl.bench.reference import Reference
 from refimpl.core.config import make_config
 from refimpl.core.errors import require
 from refimpl.core.request import Request
 from refimpl.core.values import require_int
 from refimpl.generation import stream
 from refimpl.models.adapter import Pair
+from refimpl.requests import encode
 from refimpl.results import Result
 
 QUANTILES = (0.5, 0.9, 0.99)
+PASSES = 10  # of the reference before a run, and again after it
 MIN_RATE = 1e-4  # one request in three hours
 MAX_REQUESTS = 10**6  # each takes about a kilobyte before it comes
 
@@ -98,16 +101,23 @@ def serve(
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> tuple[ServingRow, Result]:
-    """Decode requests as they arrive, after a short run that warms up; `settings` are those of `generate`."""
+    """Decode requests as they arrive, after a short run that warms up; `settings` are those of `generate`.
+
+    The result's header also has ``reference_s``: mean seconds of a reference pass just before and after the run.
+    """
     for _ in stream(pair, [requests[0].prompt], method=method, **settings):
         pass
+    reference = Reference(pair, encode(pair, requests[0].prompt, 0))
+    reference.time_several(PASSES)
     run = stream(pair, requests, method=method, **settings)
     times: defaultdict[int, list[float]] = defaultdict(list)
     for event in run:
         times[event.index].append(event.time_s)
         if progress and event.stop_reason:
             progress(run.num_finished, len(requests))
+    reference.time_several(PASSES)
     result = run.result()
+    result = replace(result, header=result.header | {"reference_s": reference.mean_s})
     ends = [times[i] for i in range(len(requests))]
     arrivals = [request.arrival_s for request in requests]
     seconds = max(end[-1] for end in ends)

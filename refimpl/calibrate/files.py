@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from refimpl.bench.reference import Reference
 from refimpl.calibrate.points import Points
-from refimpl.calibrate.reference import Reference
 from refimpl.core.errors import require, shown
 from refimpl.core.files import check_folder
 from refimpl.core.formats import CALIBRATION_SCHEMA, POINT_COLUMNS

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from refimpl.calibrate.reference import Reference, uninterrupted
+from refimpl.bench.reference import Reference, uninterrupted
 from refimpl.calibrate.visits import Place, Visit
 from refimpl.core.formats import POINT_COLUMNS
 

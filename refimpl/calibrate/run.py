@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 
 from refimpl.bench.forced import iid_lengths
+from refimpl.bench.reference import CHECKS, Reference
 from refimpl.calibrate import grid, studies
 from refimpl.calibrate.files import check_place, folder_name, make_meta, write_json, write_points
 from refimpl.calibrate.grid import Axes, Cell, levels_of
 from refimpl.calibrate.points import Points
 from refimpl.calibrate.prompts import Piece, PromptSupply, token_prompts
-from refimpl.calibrate.reference import Reference
 from refimpl.calibrate.runs import Run, Runner, run_cv, write_run
 from refimpl.calibrate.studies import Studies, StudySettings
 from refimpl.calibrate.visits import Visit, Visitor
@@ -33,9 +33,7 @@ from refimpl.core.values import require_int
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prompt
 
-CHECKS = "host"
 FORCED_PROBABILITY = 0.7  # of a draft to be accepted, where both models' weights are random
-REFERENCE_TOKENS = 64
 MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
 TOO_SHORT = "no second pass over the coarsest grid was begun"
 LONGEST_REASON = 200  # characters of an error that are kept
@@ -120,7 +118,7 @@ class Calibration:
         stream = self.supply.stream
         longest = max(axes.longest for axes in plan.grids)
         stream *= 1 + 2 * longest // len(stream)
-        self.reference = Reference(pair, stream[:REFERENCE_TOKENS], CHECKS)
+        self.reference = Reference(pair, stream)
         deepest = max(k for axes in plan.grids for k in axes.drafts)
         forced = () if plan.forced_probability is None else iid_lengths(plan.forced_probability, deepest)
         self.visitor = Visitor(pair, stream, self.reference, self.rng, CHECKS, forced)

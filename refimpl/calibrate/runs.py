@@ -8,8 +8,8 @@ from typing import Any
 
 from refimpl.bench.engines import round_s
 from refimpl.bench.forced import iid_lengths
+from refimpl.bench.reference import Reference, uninterrupted
 from refimpl.calibrate.prompts import Piece
-from refimpl.calibrate.reference import Reference, uninterrupted
 from refimpl.calibrate.studies import StudySettings
 from refimpl.core.config import DecodeConfig, make_config
 from refimpl.core.interrupts import tell

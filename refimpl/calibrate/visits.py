@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 import torch
 
+from refimpl.bench.reference import Reference
 from refimpl.calibrate import grid
 from refimpl.calibrate.grid import IN_PLACE, Cell, Variant
 from refimpl.calibrate.passes import PassBench, require_packed
-from refimpl.calibrate.reference import Reference
 from refimpl.core.config import make_config, resolve_method
 from refimpl.core.errors import require
 from refimpl.decoding.engine import Engine

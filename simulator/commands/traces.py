@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from simulator.engine_runs.validation import Validation
 
 app = typer.Typer()
-SPEED = (
-    "costs at the mean speed of {}: a served run does not say how fast the machine was, so its drift is in the errors"
-)
 
 
 @app.command(
@@ -171,25 +168,30 @@ def latency(
     """Compare a served run with the simulator's prediction for the same requests, priced by a calibration."""
     from simulator.engine_runs.latency import predict, write_latency
     from simulator.intervals import MIDDLE, share_held
-    from simulator.settings.fields import Spec
     from simulator.settings.traces import read_engine_trace
 
     if out:
         check_writable(out, *traces)
-    cost = Spec.of("table", calibration=calibration, outside="extrapolate")
-    found = {str(path): predict(read_engine_trace(path), cost, replications) for path in traces}
+    found = {str(path): predict(read_engine_trace(path), calibration, replications) for path in traces}
     if out:
         write_latency(out, found, calibration)
     with tables(as_json):
         for name, prediction in found.items():
             print(f"{Path(name).name}: measured, and simulated with costs of {calibration}")
             show(prediction.table, 3)
+            print(_speed_note(prediction.speed, calibration))
             show_extrapolated(prediction.extrapolated)
         print(f"low … high: holds {100 * share_held(replications, MIDDLE):.3g} % of single runs")
-        print(SPEED.format(calibration))
     if as_json:
         metrics = {name: prediction.table.to_dict(orient="index") for name, prediction in found.items()}
-        print_json({name: {"extrapolated": found[name].extrapolated, **each} for name, each in metrics.items()})
+        about = {name: {"speed": each.speed, "extrapolated": each.extrapolated} for name, each in found.items()}
+        print_json({name: about[name] | each for name, each in metrics.items()})
+
+
+def _speed_note(speed: float | None, calibration: str) -> str:
+    if speed is None:
+        return f"costs at the mean speed of {calibration}: the trace has no reference_s, so its drift is in the errors"
+    return f"costs times {speed:.3f}: seconds of a reference pass around the run, over those of {calibration}"
 
 
 @app.command(epilog="Example: [bold]raggedspec sim fit validation/cpu/tiny/fit/acceptance.ndjson.gz -n 20[/bold]")

@@ -65,7 +65,12 @@ class Parity:
 
 
 def replay_scenario(
-    trace: EngineTrace, cost: Spec = ANY_COST, acceptance: Spec | None = None, clock: str = "rounds"
+    trace: EngineTrace,
+    cost: Spec = ANY_COST,
+    acceptance: Spec | None = None,
+    *,
+    clock: str = "rounds",
+    speedup: float = 1.0,
 ) -> Scenario:
     """The scenario of an engine's run: its settings, its prompts, its outputs, and what its drafts were worth.
 
@@ -74,6 +79,7 @@ def replay_scenario(
         cost: where the seconds come from.
         acceptance: replaces the exact replay of what was accepted.
         clock: of requests that came while others ran: ``rounds`` of one second each, or ``seconds``.
+        speedup: requests come that many times as fast as they did.
 
     Raises:
         InputError: the run's requests differ in their drafts a round, which a scenario's do not; lookups or a head
@@ -91,7 +97,7 @@ def replay_scenario(
     common = lengths if "texts" in header else Spec.of("none")
     data = {
         "name": Path(trace.path).name,
-        "study": _study(trace, clock),
+        "study": _study(trace, clock, speedup),
         "workload": Workload(prompt_tokens=lengths, output_tokens=lengths, common=common),
         "engine": _engine_settings(trace),
         "acceptance": acceptance or _accepted(trace),
@@ -127,12 +133,13 @@ def _engine_settings(trace: EngineTrace) -> dict[str, Any]:
     return own | {name: header[name] for name in OF_ENGINE if name in header}
 
 
-def _study(trace: EngineTrace, clock: str) -> Study:
+def _study(trace: EngineTrace, clock: str, speedup: float) -> Study:
     """All requests at once, or each when it came."""
     count = trace.header["num_sequences"]
     if not any(trace.arrivals(clock)):
         return Study(num_requests=count)
-    return Study(kind="open", num_requests=count, arrivals=Spec.of("replay", path=trace.path, clock=clock))
+    arrivals = Spec.of("replay", path=trace.path, clock=clock, speedup=speedup)
+    return Study(kind="open", num_requests=count, arrivals=arrivals)
 
 
 def check_parity(path: str | Path) -> Parity:

@@ -209,8 +209,8 @@ def speed_cv(folder: Path, meta: dict[str, Any]) -> float:
 
 def _reference_s(trace: EngineTrace) -> float:
     """Seconds of the reference pass around a run."""
-    require("reference_s" in trace.header, f"{trace.path}:1: missing reference_s")
-    return float(POSITIVE.check(trace.header["reference_s"], f"{trace.path}:1: reference_s"))
+    require(trace.reference_s is not None, f"{trace.path}:1: missing reference_s")
+    return trace.reference_s or 0.0
 
 
 def _judge(

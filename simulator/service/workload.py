@@ -185,9 +185,10 @@ def _service_trace(spec: Spec) -> ServiceTrace:
 def _recorded(kind: str, values: dict[str, Any]) -> list[float]:
     """Arrival times of a service's trace, or of a run of the engine."""
     if kind == "replay":
-        return read_engine_trace(values["path"]).arrivals(values["clock"])
-    times: list[float] = (read_service_trace(values["path"], values["format"]).time_s / values["speedup"]).tolist()
-    return times
+        times = read_engine_trace(values["path"]).arrivals(values["clock"])
+    else:
+        times = read_service_trace(values["path"], values["format"]).time_s.tolist()
+    return [time / values["speedup"] for time in times]
 
 
 def most_requests(study: Study) -> int | None:

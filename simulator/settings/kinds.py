@@ -44,7 +44,7 @@ ARRIVALS: Kinds = {
         "format": (("auto", "plain", "azure", "burstgpt", "mooncake"), "auto"),
         "speedup": (POSITIVE, 1.0),
     },
-    "replay": {"path": TEXT, "clock": (("seconds", "rounds"), "seconds")},
+    "replay": {"path": TEXT, "clock": (("seconds", "rounds"), "seconds"), "speedup": (POSITIVE, 1.0)},
 }
 DEFAULT_PROBABILITY = 0.7  # that a draft is right, where nothing says
 ACCEPTANCE: Kinds = {

@@ -14,7 +14,7 @@ from refimpl.core.errors import InputError, require
 from refimpl.core.interrupts import tell
 from refimpl.core.reading import is_file, is_folder, read_mappings
 from refimpl.core.values import is_number
-from simulator.settings.fields import MAX_TOKENS
+from simulator.settings.fields import MAX_TOKENS, POSITIVE
 from simulator.settings.folders import find_data
 from simulator.settings.tables import read_table
 from simulator.settings.trace_checks import (
@@ -108,6 +108,12 @@ class EngineTrace:
         )
         require(enough, f"{self.path}:1: round_end_s must contain a number for each round")
         return list(times or [])
+
+    @property
+    def reference_s(self) -> float | None:
+        """Seconds of the reference pass around the run; None where it was not timed."""
+        seconds = self.header.get("reference_s")
+        return None if seconds is None else float(POSITIVE.check(seconds, f"{self.path}:1: reference_s"))
 
     @cached_property
     def documents(self) -> np.ndarray:

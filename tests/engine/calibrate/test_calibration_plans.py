@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from refimpl.bench.reference import Reference, uninterrupted
 from refimpl.calibrate.grid import CPU, CUDA, cells_of, levels_of
 from refimpl.calibrate.points import Points
 from refimpl.calibrate.prompts import Piece, PromptSupply, token_prompts
-from refimpl.calibrate.reference import Reference, uninterrupted
 from refimpl.calibrate.run import FORCED_PROBABILITY, Plan, calibrate, default_plan
 from refimpl.calibrate.runs import run_cv
 from refimpl.calibrate.studies import CPU as CPU_STUDIES

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from refimpl.bench.forced import iid_lengths
+from refimpl.bench.reference import Reference, Sample
 from refimpl.calibrate.grid import IN_PLACE, VARIANTS, Cell
 from refimpl.calibrate.points import Points
-from refimpl.calibrate.reference import Reference, Sample
 from refimpl.calibrate.visits import Place, TimedRound, Timing, Visit, Visitor, round_timings
 from refimpl.decoding.trace import RoundRecord
 

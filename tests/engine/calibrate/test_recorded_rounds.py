@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from refimpl.bench.reference import Reference
 from refimpl.calibrate import visits
 from refimpl.calibrate.grid import IN_PLACE, Cell, cells_of
 from refimpl.calibrate.grid import RECORDED as RECORDED_VARIANT
-from refimpl.calibrate.reference import Reference
 from refimpl.calibrate.visits import round_timings
 from refimpl.core.errors import InputError
 from refimpl.decoding.trace import RoundRecord

@@ -11,9 +11,9 @@ from refimpl import InputError, Request
 from refimpl.bench.serving import Waits, poisson_requests, require_rounds, serve
 from refimpl.cli import main
 from simulator.cli import main as simulate
-from simulator.engine_runs.latency import measured_waits
-from simulator.settings.traces import EngineTrace
-from tests.synthetic_inputs import HEADER, write_engine_trace
+from simulator.engine_runs.latency import measured_waits, predict
+from simulator.settings.traces import EngineTrace, read_engine_trace
+from tests.synthetic_inputs import HEADER, SYNTHETIC_META, synthetic_points, write_calibration, write_engine_trace
 
 WAITS = ("first_token", "inter_token", "latency")
 
@@ -100,8 +100,9 @@ def test_the_command_and_the_simulator_beside_it(monkeypatch, capsys, tmp_path):
         capsys.readouterr()
         assert simulate(["latency", str(trace), "-n", "4", "--json"]) == 0
         printed = capsys.readouterr()
-        assert "costs at the mean speed of cpu/tiny: a served run does not say how fast the machine was" in printed.err
         table = json.loads(printed.out)[str(trace)]
+        assert 0.1 < table["speed"] < 100
+        assert f"costs times {table['speed']:.3f}: seconds of a reference pass" in printed.err
         assert {f"{name}_{label}_s" for name in WAITS for label in ("p50", "p90", "p99")} < set(table)
         assert table["tokens_per_s"]["low"] <= table["tokens_per_s"]["simulated"] <= table["tokens_per_s"]["high"]
         assert simulate(["latency", str(trace), "-n", "2", "--out", str(tmp_path / "table.json")]) == 0
@@ -111,6 +112,24 @@ def test_the_command_and_the_simulator_beside_it(monkeypatch, capsys, tmp_path):
         capsys.readouterr()
         measured = next(row for row in rows if row["method"] == method)
         assert table["first_token_p50_s"]["measured"] == pytest.approx(measured["first_token"]["p50_s"])
+
+
+def test_costs_follow_the_speed_of_the_machine_during_the_run(capsys, tmp_path):
+    """Twice the seconds of a reference pass: as if all costs had been measured twice as high. Arrivals stay."""
+    meta = SYNTHETIC_META | {"reference_s": 1.0}
+    header = HEADER | {"arrival_s": [0.0, 0.004], "round_end_s": [0.3, 0.6, 0.9]}
+    twice = [(*point[:6], *(2 * seconds for seconds in point[6:])) for point in synthetic_points()]
+    slow = read_engine_trace(write_engine_trace(tmp_path / "slow.ndjson", header | {"reference_s": 2.0}))
+    silent = read_engine_trace(write_engine_trace(tmp_path / "silent.ndjson", header))
+    once, dear = (str(write_calibration(tmp_path / n, meta, p)) for n, p in (("once", None), ("dear", twice)))
+    found, wanted = predict(slow, once, 3), predict(silent, dear, 3)
+    assert (found.speed, wanted.speed) == (2.0, None)
+    pd.testing.assert_frame_equal(found.table, wanted.table)
+    assert (
+        found.table.loc["tokens_per_s", "simulated"] < predict(silent, once, 3).table.loc["tokens_per_s", "simulated"]
+    )
+    assert simulate(["latency", silent.path, "--calibration", once, "-n", "1"]) == 0
+    assert f"costs at the mean speed of {once}: the trace has no reference_s" in capsys.readouterr().out
 
 
 def test_where_nobody_waits_for_a_second_token_the_report_is_json(monkeypatch, capsys):

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 import torch
 
@@ -18,6 +19,8 @@ INTERRUPTION = 4  # times the median of its kind
 DUE_S = 0.25  # a run is accompanied by one reference pass in so many seconds
 NEARBY_S = 3.0  # seconds around a visit from which its speed is taken
 WARM = 5
+CHECKS = "host"  # also of `raggedspec calibrate`: reference passes are compared across commands
+TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +34,21 @@ class Sample:
 class Reference:
     """A pass of the target over two rows of 64 tokens, four at a time.
 
+    Args:
+        pair: of which only the target runs.
+        tokens: of both rows, repeated where there are fewer than 64.
+        checks: level of run-time checks.
+
     Attributes:
         samples: every timing so far.
     """
 
-    def __init__(self, pair: Pair, tokens: list[int], checks: str):
+    def __init__(self, pair: Pair, tokens: list[int], checks: str = CHECKS):
+        tokens = list(islice(cycle(tokens), TOKENS))
         config = make_config(
-            method="inplace+fifo", batch_size=2, num_speculative_tokens=3, stop_token_ids=[], checks=checks
-        )
+            method="inplace+fifo", drafter="ngram", batch_size=2, num_speculative_tokens=3, stop_token_ids=[],
+            checks=checks,
+        )  # fmt: skip
         engine = Engine(pair, prepare(pair, [tokens, tokens[::-1]], config), config)
         engine.run_one_round()
         target = engine.context.target
@@ -46,8 +56,7 @@ class Reference:
         self.block = target.layout.block(torch.zeros(2, 4, dtype=torch.long, device=pair.device), -1)
         self.model, self.device = target.model, pair.device
         self.timer, self.samples = StageTimer(pair.device), list[Sample]()
-        for _ in range(WARM):
-            self.time()
+        self.time_several(WARM)
         self.samples.clear()
 
     @torch.inference_mode()
@@ -59,6 +68,11 @@ class Reference:
         seconds = self.timer.take()["verify_s"]
         self.samples.append(Sample(time.perf_counter(), seconds))
         return seconds
+
+    def time_several(self, count: int) -> None:
+        """Run the pass so many times."""
+        for _ in range(count):
+            self.time()
 
     def time_when_due(self) -> list[float]:
         """Run the pass if the last one was some time ago; its seconds, or nothing."""
