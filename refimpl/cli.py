@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from refimpl.commands import acceptance, calibrate, decode, judge, law, measure, memory, serving
+from refimpl.commands import calibrate, decode, judge, law, measure, memory, serving
 from refimpl.conformance import command as conformance
 from refimpl.core.console import BAD_INPUT, run_application
 from refimpl.core.errors import is_out_of_memory
@@ -18,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Exact batch speculative decoding: decode prompts, verify every method against plain decoding, measure.",
 )
-for commands in (decode, judge, law, acceptance, memory, measure, serving, calibrate, conformance):
+for commands in (decode, judge, law, memory, measure, serving, calibrate, conformance):
     app.add_typer(commands.app)
 
 

@@ -15,9 +15,8 @@ from pages import markdown_table, origin
 
 from refimpl.bench.anatomy_rows import AnatomyRow, scalings
 from refimpl.bench.demo import DEMO_HEADINGS, NO_DRAFTS, PLAIN, demo_cells, demo_legend
-from refimpl.commands.acceptance import HEADINGS as ACCEPTANCE_HEADINGS
-from refimpl.commands.acceptance import cells as acceptance_cells
 from refimpl.commands.bench_tables import exponent_cells
+from refimpl.commands.law import RULE_HEADINGS, rule_cells
 
 Row = dict[str, Any]
 Column = tuple[str, str | Callable[[Row], str]]
@@ -417,7 +416,7 @@ KINDS = {
     ),
     "drafters": Kind(drafters_table),
     "acceptance": Kind(
-        lambda data: (list(ACCEPTANCE_HEADINGS), [acceptance_cells(row) for row in data["rows"]])
+        lambda data: (list(RULE_HEADINGS), [rule_cells(row) for row in data["rows"]])
     ),
     "capacity": of_rows(
         ("drafts a row", "{drafts_per_row}"), ("fixed", "{fixed:.3f}"), ("capacity", "{capacity:.3f}"),

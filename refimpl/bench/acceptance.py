@@ -40,7 +40,7 @@ class AcceptanceSettings:
 
     temperatures: tuple[float, ...] = (0.6, 1.0)
     drafts: tuple[int, ...] = (3, 5, 8)
-    contexts: int = 8
+    contexts: int = 4
     new_tokens: int = 48
     seed: int = 0
 

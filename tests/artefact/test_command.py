@@ -96,7 +96,7 @@ def test_every_option_stands_in_a_panel_and_every_command_has_an_example(command
     panels = re.findall(r"^╭─ (\w+) ─", help_of(command), re.M)
     order = ["Options", "Models", "Prompts", "Sampling", "Engine", "Output"]
     assert sorted(panels, key=order.index) == sorted(set(panels), key=order.index)
-    required = {"Options", "Output"} if command == "law" else {"Options", "Engine", "Output"}  # law runs all settings
+    required = {"Options", "Engine", "Output"}
     assert required <= set(panels) <= set(order)
     outside = help_of(command).partition("╭─ Options")[2].partition("╭─ ")[0]
     assert re.findall(r"--[a-z-]+", outside) == ["--help"]

@@ -1,14 +1,18 @@
 """Expected numbers of accepted drafts: by hand, ordered as the theory says, and refused where they mean nothing."""
 
+import json
+from dataclasses import asdict
 from fractions import Fraction
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from refimpl import InputError
 from refimpl.bench import acceptance
 from refimpl.bench.acceptance import AcceptanceSettings, measure_acceptance, survival
-from refimpl.commands.acceptance import cells, parse_temperatures
+from refimpl.cli import app
+from refimpl.commands.law import rule_cells
 from refimpl.core.config import SamplingConfig
 from refimpl.models.adapter import Pair
 from refimpl.selfcheck.fraction_model import FractionModel
@@ -85,10 +89,16 @@ def test_gains_and_their_error_by_hand():
 def test_a_line_of_the_table():
     row = {"temperature": 1.0, "num_speculative_tokens": 3, "rejection": 1.5, "block": 1.6, "gain": 0.0667,
            "low": 0.04, "high": 0.09, "token_gain": 0.04}  # fmt: skip
-    assert cells(row) == ["1", "3", "1.500", "1.600", "+6.7 %", "+4.0 … +9.0 %", "+4.0 %"]
+    assert rule_cells(row) == ["1", "3", "1.500", "1.600", "+6.7 %", "+4.0 … +9.0 %", "+4.0 %"]
 
 
-@pytest.mark.parametrize("text", ["", "warm", "0", "1,-1", "inf", "nan"])
-def test_bad_temperatures(text):
-    with pytest.raises(InputError, match="--temperatures must be"):
-        parse_temperatures(text)
+def test_the_command_compares_rules_on_a_pair_and_has_pairs_of_its_own_without(monkeypatch, llama):
+    monkeypatch.setattr("refimpl.commands.options.PairOptions.load", lambda self: llama)
+    row = acceptance._row(1.0, 1, [[([0.5], [0.6])], [([0.5], [0.6])]])
+    monkeypatch.setattr(acceptance, "measure_acceptance", lambda pair, prompts, *_: [row] * (pair is llama))
+    monkeypatch.setattr("refimpl.bench.settings.prompt_ids", lambda pair, texts, limit, *_: [[1]] * limit)
+    done = CliRunner().invoke(app, ["law", "--rules", "--limit", "3", "--json"])
+    report = json.loads(done.stdout)
+    assert (done.exit_code, report["meta"]["prompts"], report["rows"]) == (0, 3, [asdict(row)])
+    refused = CliRunner().invoke(app, ["law", "--pair", "qwen3"])
+    assert "no effect of --pair, leave it out" in str(refused.exception)
