@@ -8,9 +8,9 @@ engine itself is asked, one prompt at a time and with ``num_speculative_tokens=0
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.shown import counted
@@ -21,6 +21,7 @@ BLOCK_SIZE = 16  # tokens of a block of K/V, where an engine does not say
 MAX_BLOCK_SIZE = 4096
 MAX_VOCAB_SIZE = 2**31
 LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 0.01, 1e8  # loading may take ten times as long, and locks wait 9.2e9 s at most
+MOST_TOLD = 400  # characters of a message
 Prompts = tuple[tuple[int, ...], ...]
 
 
@@ -59,12 +60,13 @@ class Call:
     prompts: Prompts
     settings: EngineSettings
 
-    def as_request(self, number: int) -> dict[str, Any]:
-        """The request of the protocol of servers, see `refimpl.conformance.command_engine`."""
-        settings = asdict(self.settings)
-        if not self.settings.submit_at:
-            del settings["submit_at"], settings["cancel_at"]
-        return {"op": "generate", "id": number, "prompts": self.prompts, **settings}
+
+class Description(NamedTuple):
+    """What an engine of either kind says of itself."""
+
+    vocab_size: int
+    supports: frozenset[str]
+    block_size: int
 
 
 class EngineUnderTest(Protocol):
@@ -114,8 +116,8 @@ class EngineGone(EngineFailure):
     """To ask again is of no use: the engine does not answer in time, or does not start again."""
 
 
-def check_engine_is_one(engine: Any, name: str) -> tuple[int, frozenset[str], int]:
-    """Return the size of the vocabulary, the abilities and the block size that a Python object states.
+def check_engine_is_one(engine: Any, name: str) -> Description:
+    """Return what a Python object states.
 
     Raises:
         InputError: it is no engine; the message begins with its name.
@@ -128,8 +130,8 @@ def check_engine_is_one(engine: Any, name: str) -> tuple[int, frozenset[str], in
     return check_description(name, engine.vocab_size, engine.supports, getattr(engine, "block_size", BLOCK_SIZE))
 
 
-def check_description(name: str, vocab_size: Any, supports: Any, block_size: Any) -> tuple[int, frozenset[str], int]:
-    """Return the size of the vocabulary, the abilities and the block size that an engine of either kind states.
+def check_description(name: str, vocab_size: Any, supports: Any, block_size: Any) -> Description:
+    """Return what an engine of either kind states.
 
     Raises:
         InputError: they are something else; the message begins with the engine's name.
@@ -145,7 +147,7 @@ def check_description(name: str, vocab_size: Any, supports: Any, block_size: Any
             raise InputError(f"{name!r}: unknown ability {shown(ability)} in supports: choose {', '.join(ABILITIES)}")
     if not is_integer(block_size) or not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise InputError(f"{name!r}: block_size must be an integer from 1 to {MAX_BLOCK_SIZE}, not {shown(block_size)}")
-    return int(vocab_size), frozenset(supports), int(block_size)
+    return Description(int(vocab_size), frozenset(supports), int(block_size))
 
 
 def check_timeout(timeout_s: float) -> float:
@@ -176,11 +178,16 @@ def check_answer(answer: Any, num_prompts: int, vocab_size: int) -> list[list[in
     return [[int(t) for t in tokens] for tokens in answer]
 
 
+def last_words(told: Any) -> str:
+    """What an engine tells, in one line: the end of it, where the report of an exception names it."""
+    return " ".join(str(told).split())[-MOST_TOLD:] or "an empty text"
+
+
 def one_line(error: BaseException) -> str:
-    """Kind and message of an error in one line of at most 400 characters; its kind alone if it has no text to give."""
+    """Kind and message of an error in one line; its kind alone if it has no text to give."""
     kind = type(error).__name__
     try:
-        return " ".join(f"{kind}: {error}".split())[:400]
+        return " ".join(f"{kind}: {error}".split())[:MOST_TOLD]
     except Exception:
         return kind
 

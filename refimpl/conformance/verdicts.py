@@ -10,6 +10,7 @@ from refimpl.conformance.protocol import Call
 from refimpl.conformance.raggedness import Raggedness
 from refimpl.conformance.reach import BEYOND, OUTSIDE, Reach
 from refimpl.conformance.subject import ITSELF
+from refimpl.conformance.wire import request_of
 
 RAGGEDNESS = "raggedness"
 ALL_PROPERTIES = (*ENGINE_PROPERTIES, RAGGEDNESS)
@@ -53,7 +54,7 @@ class Verdict:
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; each call is a line of the protocol, as a server reads it."""
         fields = {name: value for name, value in vars(self).items() if name != "calls"} | {"reach": asdict(self.reach)}
-        return fields | {"requests": [json.dumps(call.as_request(i + 1)) for i, call in enumerate(self.calls)]}
+        return fields | {"requests": [json.dumps(request_of(call, i + 1)) for i, call in enumerate(self.calls)]}
 
 
 @dataclass(frozen=True)

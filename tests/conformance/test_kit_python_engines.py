@@ -1,37 +1,25 @@
-"""Engines in this process: what they raise, state and draw, their time, and the timers of others."""
+"""Engines in this process: how they are named, what they state and raise, and their time."""
 
 import json
-import random
+import re
 import signal
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from toy_engines import Prompts, Toy, described, next_id
+from toy_engines import Prompts, Toy, next_id, verdict_of
 
 from refimpl.conformance.cases import Limits
 from refimpl.conformance.command_engine import CommandEngine
 from refimpl.conformance.kit import check_engine
-from refimpl.conformance.protocol import EngineSettings
+from refimpl.conformance.protocol import EngineGone, EngineSettings
 from refimpl.conformance.python_engine import PythonEngine, load_engine, time_limit
 from refimpl.conformance.report import tell_place
 from refimpl.core.errors import InputError
-
-
-class PanicException(BaseException):
-    """As PyO3 raises it for a panic of Rust."""
-
-
-@pytest.mark.parametrize("wrap", [PythonEngine, lambda engine: engine])
-def test_a_panic_of_an_engine_in_another_language_is_a_failure(wrap: Any) -> None:
-    def panic(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
-        raise PanicException("called `Option::unwrap()` on a `None` value")
-
-    (verdict,) = check_engine(wrap(Toy(panic)), properties=["equals_reference"]).verdicts
-    assert verdict.reason == "PanicException: called `Option::unwrap()` on a `None` value"
-
 
 ENGINE = """
 import toy_engines
@@ -61,11 +49,11 @@ def test_the_place_of_an_error_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.syspath_prepend(folder)
     engine = load_engine("own_engine:make")
     for one in (engine, engine.engine):
-        (verdict,) = check_engine(one, properties=["equals_reference"]).verdicts
+        verdict = verdict_of(one, "equals_reference")
         assert verdict.reason.startswith("JSONDecodeError")
-        assert verdict.place == verdict.as_dict()["place"] == "own/cache.py:3, in evict"
-        assert tell_place(verdict) == ["at own/cache.py:3, in evict"]
-    with pytest.raises(InputError, match=r"JSONDecodeError: .* \(at own/cache.py:3, in evict\)$"):
+        assert verdict.place == verdict.as_dict()["place"] == "cache.py:3, in evict"
+        assert tell_place(verdict) == ["at cache.py:3, in evict"]
+    with pytest.raises(InputError, match=r"JSONDecodeError: .* \(at cache.py:3, in evict\)$"):
         load_engine("own_engine:broken")
     with pytest.raises(InputError, match=r"No module named 'refimpl.nowhere'$"):
         load_engine("refimpl.nowhere:make")
@@ -73,17 +61,20 @@ def test_the_place_of_an_error_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("wrong", [lambda *_: 5, lambda prompts, settings, outputs: list(map(next_id, outputs))])
 def test_what_no_error_has_raised_has_no_place(wrong: Any) -> None:
-    (verdict,) = check_engine(Toy(wrong, reference=Toy()), properties=["equals_reference"]).verdicts
+    verdict = verdict_of(Toy(wrong, reference=Toy()), "equals_reference")
     assert (verdict.status, verdict.place, tell_place(verdict)) == ("fail", "", [])
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, pytest.fail.Exception])
 def test_an_interrupt_and_the_end_of_a_tests_time_are_no_failures(end: Any) -> None:
-    def interrupted(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+    def interrupted(*_: Any) -> Any:
         raise end("Timeout")
 
     with pytest.raises(end):
         check_engine(Toy(interrupted), properties=["prompts_matter"])
+
+
+# --- what is no engine -----------------------------------------------------------------------------------------------
 
 
 class NotLoaded(Toy):
@@ -92,33 +83,69 @@ class NotLoaded(Toy):
         raise RuntimeError("no GPU")
 
 
-def test_an_engine_that_cannot_say_what_it_is_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toy_engines.make", NotLoaded)
-    with pytest.raises(InputError, match="'toy_engines:make' fails to make an engine: RuntimeError: no GPU"):
-        load_engine("toy_engines:make")
+BAD_ENGINES = [
+    (Toy(vocab_size=None), "vocab_size must be an integer of at least 2, not None"),
+    (Toy(vocab_size=61.0), "vocab_size must be an integer of at least 2, not 61.0"),
+    (Toy(vocab_size=10**30), "vocab_size must be at most 2147483648, not 1000000"),
+    (Toy(supports=None), "supports must be a list of abilities, not None"),
+    (Toy(supports="sampling"), "supports must be a list of abilities, not 'sampling'"),
+    (Toy(supports={"sampling": False}), "supports must be a list of abilities, not {'sampling': False}"),
+    (Toy(supports=["keyed-sampling"]), "unknown ability 'keyed-sampling' in supports: choose sampling, keyed_sampling"),
+    (Toy(block_size=0), "block_size must be an integer from 1 to 4096, not 0"),
+    (Toy(block_size="4"), "block_size must be an integer from 1 to 4096, not '4'"),
+    (Toy(block_size=True), "block_size must be an integer from 1 to 4096, not True"),
+    (Toy(reference=[1, 2]), "reference must be a function, not [1, 2]"),
+    (len, "no callable with vocab_size and supports"),
+]
+
+
+@pytest.mark.parametrize(("engine", "told"), BAD_ENGINES)
+@pytest.mark.parametrize("take", [PythonEngine, check_engine])
+def test_what_is_no_engine_is_an_input_error(engine: Any, told: str, take: Any) -> None:
+    with pytest.raises(InputError, match=re.escape(told)):
+        take(engine)
 
 
 @pytest.mark.parametrize(
-    ("engine", "told"),
+    ("name", "told"),
     [
-        (described(vocab_size=None)(), "vocab_size must be an integer of at least 2, not None"),
-        (described(supports="sampling")(), "supports must be a list of abilities, not 'sampling'"),
-        (described(block_size=0)(), "block_size must be an integer from 1 to 4096, not 0"),
-        (len, "no callable with vocab_size and supports"),
+        ("nonsense", "an engine is named module:factory, as in an import, not 'nonsense'"),
+        (3, "an engine is named module:factory, as in an import, not 3"),
+        (":make", "module:factory"),
+        ("./toy_engines.py:make", "module:factory"),
+        ("refimpl.nowhere:make", "cannot load"),
+        ("refimpl.faults.engine:faulty:x", "unknown fault"),
+        ("toy_engines:exiting:made", "SystemExit: 0"),
+        ("toy_engines:NotLoaded", "'toy_engines:NotLoaded' fails to make an engine: RuntimeError: no GPU"),
+        ("broken_syntax:make", "SyntaxError"),
+        ("broken_panic:make", "panic"),
     ],
 )
-def test_check_engine_refuses_what_is_no_engine(engine: Any, told: str) -> None:
-    with pytest.raises(InputError, match=told):
-        check_engine(engine, max_examples=1, properties=["runs_repeat"])
+def test_a_wrong_name_or_module_is_an_input_error(tmp_path: Path, monkeypatch, name: Any, told: str) -> None:
+    (tmp_path / "broken_syntax.py").write_text("x = (")
+    (tmp_path / "broken_panic.py").write_text("raise BaseException('panic')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("toy_engines.NotLoaded", NotLoaded, raising=False)
+    with pytest.raises(InputError) as refused:
+        load_engine(name)
+    assert told in str(refused.value)
+
+
+def test_modules_are_looked_for_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engine_in_this_folder.py").write_text("import toy_engines\nmake = toy_engines.make\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(InputError, match="No module named"):
+        load_engine("engine_in_this_folder:make")
+    monkeypatch.chdir(tmp_path)
+    assert load_engine("engine_in_this_folder:make").vocab_size > 1
 
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
         ({"properties": 3}, "properties must be names, in a list or with commas between them, not 3"),
-        ({"properties": [3]}, r"properties must be names, in a list or with commas between them, not \[3\]"),
         ({"properties": []}, r"properties must be names, in a list or with commas between them, not \[\]"),
-        ({"seed": None}, "seed must be an integer, not None"),
+        ({"max_examples": 0}, "max_examples must be an integer ≥ 1, not 0"),
         ({"seed": 1.5}, "seed must be an integer, not 1.5"),
         ({"limits": {}}, "limits must be Limits, not {}"),
         ({"reference": 3}, "reference must be an engine, or a function that is called as one, not 3"),
@@ -138,8 +165,6 @@ def test_other_wrong_arguments_are_named_too() -> None:
         PythonEngine(Toy(), timeout_s="5")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"command must be one text, as a shell reads it, not \['a', 'b'\]"):
         CommandEngine(["a", "b"])  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="an engine is named module:factory, as in an import, not 3"):
-        load_engine(3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"prompt_tokens must be an integer in \[1, 131072\], not None"):
         Limits(prompt_tokens=None)  # type: ignore[arg-type]
 
@@ -151,17 +176,54 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert json.loads(json.dumps(report.as_dict()))["seed"] == 3
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.random])
-def test_an_engine_that_is_wrong_by_chance_is_not_lucky_in_every_case(draw: Any) -> None:
-    def now_and_then(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
-        few = len(prompts) < 4 or max(map(len, prompts)) <= 10  # not the long case, which is not searched
-        return list(map(next_id, outputs)) if few and draw() < 0.2 else outputs
-
-    (verdict,) = check_engine(Toy(now_and_then), properties=["runs_repeat"]).verdicts
-    assert verdict.status == "fail"
+# --- time ------------------------------------------------------------------------------------------------------------
 
 
-# --- timers ----------------------------------------------------------------------------------------------------------
+def test_an_engine_that_hangs_is_bounded_and_ends_the_run() -> None:
+    def hang(prompts: Prompts, settings: EngineSettings, outputs: Prompts) -> Prompts:
+        while len(prompts) > 1:
+            try:
+                time.sleep(0.01)
+            except Exception:
+                continue
+        return outputs
+
+    engine = PythonEngine(Toy(hang), "hanging", timeout_s=2)
+    first, second = check_engine(engine, properties=["budget_is_exact", "runs_repeat"]).verdicts
+    assert (first.status, second.status) == ("fail", "not run")
+    assert "no answer within 2 s (timeout_s)" in first.reason
+    assert re.fullmatch(r"test_kit_python_engines.py:\d+, in hang", first.place)
+    assert len(first.calls[0].prompts) > 1
+
+
+def test_time_that_runs_out_in_a_finalizer_ends_the_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is raised there is lost; nor may it reach the hook that is told, in which time may run out once more."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: None)
+
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(0.5)
+
+    def body() -> None:
+        Slow()
+        time.sleep(5)
+
+    with pytest.raises(EngineGone), time_limit(0.05):
+        body()
+
+
+def test_the_limit_of_time_is_that_of_the_main_thread() -> None:
+    done: list[int] = []
+
+    def body() -> None:
+        with time_limit(0.001):
+            time.sleep(0.05)
+            done.append(1)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert done
 
 
 def test_the_limit_of_time_gives_back_a_timer_that_was_set_before() -> None:

@@ -1,12 +1,15 @@
 """Whether wrong rows grow with the spread of prompt lengths."""
 
 from functools import cache
+from typing import Any
 
 import pytest
 import scipy.stats
+from toy_engines import Prompts, Toy, next_id
 
 from refimpl.conformance import adapters
 from refimpl.conformance.kit import check_engine
+from refimpl.conformance.protocol import NotSupported
 from refimpl.conformance.raggedness import CHANCE, Raggedness
 from refimpl.faults.engine import faulty_unchecked
 
@@ -50,3 +53,32 @@ def test_errors_that_grow_with_raggedness_are_told_from_those_that_do_not() -> N
     assert constant.verdict == "does not grow with raggedness"
     assert healthy.verdict == "no wrong rows at any spread"
     assert Raggedness().verdict == "not measured"
+
+
+def wrong_at_6(prompts: Prompts, _: Any, outputs: Prompts) -> Prompts:
+    return [next_id(outputs[0]), *outputs[1:]] if sorted(map(len, prompts)) == [4, 6, 8, 10] else outputs
+
+
+def crash_at_6(prompts: Prompts, settings: Any, outputs: Prompts) -> Prompts:
+    if wrong_at_6(prompts, settings, outputs) != outputs:
+        raise RuntimeError("out of memory")
+    return outputs
+
+
+def refuse_12(prompts: Prompts, settings: Any, outputs: Prompts) -> Prompts:
+    if max(map(len, prompts)) == 16:
+        raise NotSupported("prompts of 16 tokens")
+    return wrong_at_6(prompts, settings, outputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong_rows", "token"), [(wrong_at_6, (0, 0, 5, 0), 11), (crash_at_6, (), None), (refuse_12, (), 11)]
+)
+def test_wrong_rows_and_crashes_of_the_profile_count(change: Any, wrong_rows: tuple[int, ...], token: Any) -> None:
+    """Also where a later batch is refused."""
+    report = check_engine(Toy(change, reference=Toy()), max_examples=1, properties=["raggedness"])
+    (verdict,) = report.verdicts
+    assert (verdict.status, verdict.token, report.passed) == ("fail", token, False)
+    assert report.raggedness.wrong_rows == wrong_rows
+    assert sorted(map(len, verdict.calls[-1].prompts)) == [4, 6, 8, 10]
+    assert verdict.no_answer == (change is crash_at_6)

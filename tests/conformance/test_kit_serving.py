@@ -1,21 +1,17 @@
 """The ability `serving`: prompts that come and are cancelled while others run, and begin with the same tokens."""
 
-import json
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import settings as search
-from toy_engines import Toy, continuation
+from toy_engines import Toy
 
 from refimpl.conformance.adapters import MethodEngine, mixed_script
 from refimpl.conformance.cases import serving_cases
 from refimpl.conformance.kit import check_property
-from refimpl.conformance.protocol import Call, EngineSettings
+from refimpl.conformance.protocol import EngineSettings
 from refimpl.conformance.python_engine import PythonEngine
 from refimpl.conformance.report import describe
 from refimpl.conformance.subject import Subject
-from refimpl.core.errors import InputError
 from refimpl.decoding.engine import Engine
 from refimpl.faults import FAULTS
 from refimpl.models.table_model import table_pair
@@ -130,27 +126,3 @@ def test_a_toy_that_serves_passes_and_one_that_mixes_rows_up_fails():
     verdict = judged(Toy(tied, supports={"serving"}, block_size=3), 60)
     assert verdict.status == "fail"
     assert "submit_at" in describe(verdict.calls[-1])
-
-
-def test_an_engine_that_does_not_serve_is_not_asked():
-    verdict = judged(Toy())
-    assert (verdict.status, verdict.reason) == ("not supported", "serving")
-
-
-def test_a_timetable_is_in_the_line_of_the_protocol_only_where_there_is_one():
-    call = Call(((1, 2), (3,), (4,), (5,)), TIMETABLE)
-    line = json.loads(json.dumps(call.as_request(1)))
-    assert (line["submit_at"], line["cancel_at"]) == ([0, 0, 3, 1], [None, 2, None, 0])
-    plain = replace(call, settings=EngineSettings()).as_request(1)
-    assert not {"submit_at", "cancel_at"} & plain.keys()
-
-
-@pytest.mark.parametrize("block_size", [0, -1, 2.5, "4", True, None, 10**9])
-def test_a_block_size_is_a_positive_integer(block_size):
-    with pytest.raises(InputError, match="block_size must be an integer from 1 to 4096"):
-        PythonEngine(Toy(block_size=block_size))
-
-
-def test_the_toy_is_the_reference():
-    prompts = [[1], [2, 3]]
-    assert Toy()(prompts, EngineSettings(5)) == [continuation(p, EngineSettings(5)) for p in prompts]

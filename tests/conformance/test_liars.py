@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 from toy_engines import LIARS, NEVER_SEEN, UNKEYED, Toy, served_otherwise, with_temperature
 
-from refimpl.conformance import adapters
 from refimpl.conformance.cases import Limits
 from refimpl.conformance.kit import check_engine
 from refimpl.conformance.verdicts import Report
@@ -47,10 +46,3 @@ def test_an_honest_engine_passes(make: Callable[[], Toy], seed: int) -> None:
 
 def test_an_honest_engine_passes_further_on() -> None:
     assert check_engine(Toy(), limits=Limits(max_batch=34, max_k=12, prompt_tokens=140)).conforms
-
-
-def test_an_engine_for_one_row_at_a_time_gets_a_verdict() -> None:
-    wanted = ["equals_reference"]  # at a stop token, transformers 5.17 ends one token early: not the question here
-    engine = adapters.hf_assisted("gpt2")
-    assert not check_engine(engine, max_examples=2, properties=wanted).passed
-    assert check_engine(engine, max_examples=2, properties=wanted, limits=Limits(max_batch=1)).passed

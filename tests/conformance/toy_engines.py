@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from refimpl.conformance.cases import LAWS, Limits
+from refimpl.conformance.kit import check_engine
 from refimpl.conformance.protocol import BLOCK_SIZE, EngineSettings, NotSupported
+from refimpl.conformance.verdicts import Verdict
 
 VOCAB_SIZE = 40
 LAW_DRAFTS = max(law.drafts for law in LAWS)
@@ -60,6 +62,12 @@ class Toy:
         return self.change(prompts, settings, outputs) if self.change else outputs
 
 
+def verdict_of(engine: Any, rule: str, **options: Any) -> Verdict:
+    """What the kit says of an engine by one property."""
+    (verdict,) = check_engine(engine, properties=[rule], **options).verdicts
+    return verdict
+
+
 def next_id(tokens: list[int]) -> list[int]:
     """The same tokens but for the last."""
     return [*tokens[:-1], (tokens[-1] + 1) % VOCAB_SIZE]
@@ -85,18 +93,6 @@ def refusing(what: str = "all") -> Toy:
 def exiting(when: str = "asked") -> Toy:
     """An engine that ends the process, when it is made or asked."""
     return Toy(lambda *_: sys.exit(0)) if when == "asked" else sys.exit(0)
-
-
-def described(**attributes: Any) -> Callable[[], Toy]:
-    """A factory of engines that describe themselves so."""
-    return lambda: Toy(**attributes)
-
-
-without_vocabulary = described(vocab_size=None)
-without_abilities = described(supports=None)
-text_as_abilities = described(supports="sampling")
-misspelt = described(supports=["keyed-sampling"])
-with_a_list_as_reference = described(reference=[1, 2])
 
 
 # --- engines that lie ------------------------------------------------------------------------------------------------
@@ -235,6 +231,16 @@ def _all_end_at_once(_: Prompts, settings: EngineSettings, outputs: Prompts) -> 
     return list(map(next_id, outputs)) if together else outputs
 
 
+def _of_all_prompts(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
+    """Samples depend on how many prompts there are."""
+    return Toy()(prompts, replace(settings, seed=settings.seed + len(prompts) * (settings.temperature > 0)))
+
+
+def _likeliest(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
+    """Greedy at any temperature."""
+    return [continuation(prompt, settings) for prompt in prompts]
+
+
 def _misread(prompts: Prompts, settings: EngineSettings, _: Prompts) -> Prompts:
     """What follows another prompt, alone too."""
     return [continuation(next_id(p), settings, keyed_noise(settings, i)) for i, p in enumerate(prompts)]
@@ -300,42 +306,48 @@ class Liar(NamedTuple):
 
 
 _SEEN: dict[str, Any] = {
-    "by batch": ("equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 1), {}),
+    "by batch": ("equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 1)),
     "by batch, and one at a time": (
         "batch_size_does_not_matter", _lie(lambda p, s: min(len(p), s.batch_size) > 1), {},
     ),
     "by batch without drafts": (
         "equals_reference", _lie(lambda p, s: min(len(p), s.batch_size) > 1 and not s.num_speculative_tokens), {},
     ),
-    "by drafts": ("draft_length_does_not_matter", _lie(lambda _, s: s.num_speculative_tokens > 1), {}),
-    "by budget": ("larger_budget_extends", _lie(lambda _, __: True), {}),
-    "by place": ("order_does_not_matter", lambda: Toy(_first_place), {}),
-    "by neighbour": ("rows_are_independent", lambda: Toy(_looks_aside), {}),
-    "cancelled a round late": ("serving_equals_reference", _serving(_a_round_late), {}),
-    "duplicates": ("equals_reference", _lie(lambda p, _: len(p) > len({tuple(prompt) for prompt in p})), {}),
-    "state": ("runs_repeat", _stateful, {}),
-    "flakiness": ("runs_repeat", _flaky, {}),
-    "ignored timetable": ("serving_equals_reference", _serving(lambda _, __, outputs: outputs), {}),
-    "cancelled rows are lost": ("serving_equals_reference", _serving(_gone), {}),
-    "aborted rows are empty": ("serving_equals_reference", _serving(_aborted), {}),
+    "by many drafts": ("equals_reference", _lie(lambda _, s: s.num_speculative_tokens > 5)),
+    "by drafts": ("draft_length_does_not_matter", _lie(lambda _, s: s.num_speculative_tokens > 1)),
+    "by budget": ("larger_budget_extends", _lie(lambda _, __: True)),
+    "by place": ("order_does_not_matter", lambda: Toy(_first_place)),
+    "by neighbour": ("rows_are_independent", lambda: Toy(_looks_aside)),
+    "cancelled a round late": ("serving_equals_reference", _serving(_a_round_late)),
+    "duplicates": ("equals_reference", _lie(lambda p, _: len(p) > len({tuple(prompt) for prompt in p}))),
+    "state": ("runs_repeat", _stateful),
+    "flakiness": ("runs_repeat", _flaky),
+    "ignored timetable": ("serving_equals_reference", _serving(lambda _, __, outputs: outputs)),
+    "cancelled rows are lost": ("serving_equals_reference", _serving(_gone)),
+    "aborted rows are empty": ("serving_equals_reference", _serving(_aborted)),
     "stops forgotten while serving": (
         "serving_equals_reference", served_otherwise(lambda s: replace(s, stop_token_ids=())), {},
     ),
-    "another seed while serving": ("serving_equals_reference", served_otherwise(lambda s: replace(s, seed=1)), {}),
-    "a block in common": ("equals_reference", lambda: Toy(_ends_a_block), {}),
-    "rare ids": ("equals_reference", _lie(lambda p, _: any(VOCAB_SIZE - 1 in prompt for prompt in p)), {}),
+    "another seed while serving": ("serving_equals_reference", served_otherwise(lambda s: replace(s, seed=1))),
+    "a block in common": ("equals_reference", lambda: Toy(_ends_a_block)),
+    "rare ids": ("equals_reference", _lie(lambda p, _: any(VOCAB_SIZE - 1 in prompt for prompt in p))),
     "seed-blind bonus": (
         "seeds_give_different_samples",
         _resampled(lambda s: replace(s, seed=0) if not s.num_speculative_tokens else s),
-        {},
     ),
-    "a seed for the first row": ("seeds_give_different_samples", _seeded(lambda row: row == 0), {}),
-    "a seed for every other row": ("seeds_give_different_samples", _seeded(lambda row: row % 2 == 0), {}),
-    "stops ignored when sampling": ("samples_end_right", _drafting(lambda s: replace(s, stop_token_ids=())), {}),
+    "a seed for the first row": ("seeds_give_different_samples", _seeded(lambda row: row == 0)),
+    "a seed for every other row": ("seeds_give_different_samples", _seeded(lambda row: row % 2 == 0)),
+    "stops ignored when sampling": ("samples_end_right", _drafting(lambda s: replace(s, stop_token_ids=()))),
     "budget overshot when sampling": (
         "samples_end_right", _drafting(lambda s: replace(s, max_new_tokens=s.max_new_tokens + 1)), {},
     ),
-    "ignored temperature": ("temperature_matters", _resampled(lambda s: replace(s, temperature=1.0)), {}),
+    "temperature twice with drafts": (
+        "samples_are_keyed",
+        _resampled(lambda s: replace(s, temperature=s.temperature ** (2 if s.num_speculative_tokens else 1))),
+    ),
+    "by number of prompts": ("samples_are_keyed", lambda: Toy(_of_all_prompts)),
+    "always the likeliest": ("seeds_give_different_samples", lambda: Toy(_likeliest)),
+    "ignored temperature": ("temperature_matters", _resampled(lambda s: replace(s, temperature=1.0))),
     "first of two stops": ("stop_is_exact", lambda: Toy(_first_stop_only)),
     "first of two stops when sampling": ("samples_end_right", _drafting(_first_stop)),
     "first of two stops while serving": ("serving_equals_reference", served_otherwise(_first_stop)),
