@@ -12,7 +12,6 @@ from simulator.cli import main
 from simulator.service.roofline import RooflineCost
 from simulator.settings.calibration import RECORDED, find_calibration
 from simulator.settings.fields import Spec
-from simulator.settings.hardware import hardware_file
 from simulator.studies.roofline_calibration import COMPUTED, compare_calibration, summarize_components
 
 NAMES = ("device", "target", "draft")
@@ -63,21 +62,13 @@ def test_recorded_rounds_are_compared_with_recorded_ones(tmp_path):
 @pytest.mark.parametrize(
     ("meta", "facts", "reason"),
     [
-        ({}, ("h200", "qwen3-8b", "vicuna-68m"), "with a target of 32 layers, target has 36"),
-        ({}, ("h200", "vicuna-7b", "qwen3-0.6b"), "with a draft of 2 layers, draft has 28"),
         ({"num_layers": {"target": 36, "draft": 2}}, FACTS, "with a target of 36 layers, target has 32"),
-        ({}, ("h200", "vicuna-68m", "vicuna-7b"), "with a target of 32 layers, target has 2"),  # as many in all
-        ({}, ("h200", "narrow", "vicuna-68m"), "of 524288 bytes of K/V per token, target has 131072"),
-        ({}, ("l40s", *FACTS[1:]), "measured on 'NVIDIA H200', device is 'NVIDIA L40S' .reported_as in its file is"),
-        ({"device": "NVIDIA H20"}, FACTS, "measured on 'NVIDIA H20', device is 'NVIDIA H200 SXM'"),
+        ({}, ("l40s", *FACTS[1:]), "calibration .* was measured on 'NVIDIA H200', device is 'NVIDIA L40S'"),
         ({"dtype": "float32"}, FACTS, "of float32: choose"),
         ({}, ("h2000", *FACTS[1:]), "h2000"),
     ],
 )
 def test_other_facts_than_those_measured_are_refused(tmp_path, meta, facts, reason):
-    narrow = tmp_path / "narrow.yaml"
-    narrow.write_text(hardware_file("architectures", "vicuna-7b").read_text().replace("kv_heads: 32", "kv_heads: 8"))
-    facts = [str(narrow) if each == "narrow" else each for each in facts]
     with pytest.raises(InputError, match=reason):
         compare_calibration(folder_of(tmp_path, 1.0, **meta), *facts)
 
@@ -87,11 +78,5 @@ def test_the_command_writes_all_points_or_says_what_is_missing(tmp_path, capsys)
     printed = json.loads(capsys.readouterr().out)
     assert len(pd.read_csv(tmp_path / "all.csv")) == len(printed["rows"]) > 100
     assert {line["component"] for line in printed["components"]} == set(COMPUTED)
-    assert main(["roofline", "--calibration", "cpu/tiny", *OPTIONS]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "calibration cpu/tiny" in line
-    assert main(["roofline", "--calibration", MEASURED, "--device=a100-80", *OPTIONS[1:]]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "calibration nvidia-h200/vicuna was measured on 'NVIDIA H200', device is 'NVIDIA A100" in line
     assert main(["roofline", "--calibration", MEASURED, *OPTIONS[:2]]) == 2
     assert "also needs --draft" in capsys.readouterr().err
