@@ -6,8 +6,8 @@
 
 A golden file does not say that a run is right, only that it is as it was. Every golden has a law beside it: tokens must
 equal one-at-a-time decoding (tests/engine/decoding/test_exactness.py, tests/property), moves and widths follow from the
-layouts (tests/property/test_moves.py), metrics obey queueing theory and conservation (test_simulator_theory.py,
-test_simulator_metrics.py in tests/simulator/service).
+layouts (tests/property/test_moves.py), metrics obey queueing theory and conservation (test_theory.py,
+test_metrics.py in tests/simulator/service).
 
 So when a case differs and no behaviour was meant to change, the change is wrong. When it was meant to, as in a repair
 of the simulator, run ``--write`` and say in the commit what changed and why; the readable numbers beside each digest

@@ -1,70 +1,15 @@
-"""Overlapped execution, simulated: the engine's decisions, and seconds that follow by hand."""
-
-import json
+"""Overlapped execution, simulated: seconds that follow by hand."""
 
 import pytest
 
-from refimpl import Request, generate
-from refimpl.core.errors import InputError
-from refimpl.decoding.memory import pool_gib
-from simulator.engine_runs.parity import check_parity, replay_scenario
 from simulator.service.metrics import measure
 from simulator.service.simulation import simulate_once
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workload
-from simulator.settings.traces import read_engine_trace
 
-BUDGETS = (3, 17, 1, 9, 24, 5, 12, 8)
-DECISIONS = {
-    "fixed": {},
-    "sampled": {"temperature": 0.5},
-    "goodput": {"draft_budget": "goodput:1=1.2/1.5/1.8"},
-    "capacity": {"draft_budget": "capacity:4"},
-    "confidence": {"draft_budget": "confidence:0.02"},
-    "hybrid by load": {"drafter": "hybrid", "draft_budget": "by_load:2=2"},
-}
 COST = Spec.of(
     "linear", verify_base_s=8.0, verify_s_per_token=0.25, draft_base_s=2.0, draft_s_per_token=0.5, host_base_s=1.0
 )
-
-
-def traced(pair, path, **settings):
-    """Eight requests with budgets of their own on up to five rows, whose cohorts shrink and grow."""
-    prompts = [[(3 * j) % (3 + i) + 5 for j in range(4 + 2 * i)] for i in range(len(BUDGETS))]
-    asked = [Request(p, max_new_tokens=n) for p, n in zip(prompts, BUDGETS, strict=True)]
-    given = {"batch_size": 5, "num_speculative_tokens": 3, "stop_token_ids": [], "checks": "host"} | settings
-    result = generate(pair, asked, execution="overlapped", **given)
-    result.write_trace(path)
-    return result
-
-
-@pytest.mark.parametrize("method", ["inplace", "paged"])
-@pytest.mark.parametrize("name", DECISIONS)
-def test_a_run_is_replayed_without_a_difference(llama, tmp_path, name, method):
-    path = tmp_path / "run.ndjson"
-    result = traced(llama, path, method=method, **DECISIONS[name])
-    parity = check_parity(path)
-    assert parity.exact, parity.first_difference
-    lines = simulate_once(replay_scenario(read_engine_trace(path))).log.rounds
-    assert [line.passes for line in lines] == [record.rows[0].draft_passes for record in result.rounds]
-
-
-def test_a_serial_replay_differs(llama, tmp_path):
-    path = tmp_path / "run.ndjson"
-    traced(llama, path)
-    header, *rows = path.read_text().splitlines()
-    path.write_text("\n".join([json.dumps(json.loads(header) | {"execution": "serial"}), *rows]) + "\n")
-    assert not check_parity(path).exact
-
-
-@pytest.mark.parametrize("budget", [{}, {"draft_budget": "goodput:1=1.2/1.5/1.8"}])
-def test_preemptions_are_replayed_without_a_difference(llama, tmp_path, budget):
-    """Also where drafts depend on what a row had accepted before it was sent back."""
-    path = tmp_path / "run.ndjson"
-    result = traced(llama, path, method="paged", block_size=2, kv_memory_gib=pool_gib(llama, 24, 2), **budget)
-    assert result.stats.num_preemptions > 0
-    parity = check_parity(path)
-    assert parity.exact, parity.first_difference
 
 
 def scenario_of(**engine):
@@ -113,31 +58,6 @@ def test_a_slow_draft_is_what_a_round_waits_for():
             noise=False,
         )
         assert simulate_once(scenario).log.rounds[1].draft_s == waited
-
-
-def test_serial_execution_is_no_setting_of_its_own():
-    assert Scenario().but({"engine.execution": "serial"}).content_hash == Scenario().content_hash
-    overlapped = Scenario().but({"engine.execution": "overlapped"})
-    assert len({each.content_hash for each in (Scenario(), overlapped, overlapped.but({"engine.contention": 1}))}) == 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"method": "exspec"},
-            "execution 'overlapped' needs rows that stay where they are and run in turns: realigned",
-        ),
-        ({"switches.keep_bonus": False}, "switches.keep_bonus needs engine.execution serial"),
-        ({"switches.pad_prompts": True}, "switches.pad_prompts needs engine.execution serial"),
-        ({"engine.execution": "serial", "engine.contention": 0.5}, "contention has no effect without engine.execution"),
-        ({"engine.contention": 2}, "contention must be"),
-        ({"engine.execution": "both"}, "execution must be"),
-    ],
-)
-def test_what_it_cannot_have(changes, message):
-    with pytest.raises(InputError, match=message):
-        Scenario().but({"engine.execution": "overlapped"} | changes)
 
 
 @pytest.mark.parametrize(("wait_for_rows", "rows"), [(1, 1), (4, 2)])

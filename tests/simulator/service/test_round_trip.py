@@ -1,178 +1,240 @@
-"""From a run of the engine to its trace, and from the trace to the replay."""
+"""From a run of the engine to its trace, and from the trace to a replay that decides the same."""
 
 import json
 import math
+from itertools import product
 
 import pytest
 
 from refimpl import Request, generate
 from refimpl.core.errors import InputError
 from refimpl.decoding.memory import pool_gib
-from simulator.engine_runs.parity import check_parity, count_same_blocks, replay_scenario
+from simulator.engine_runs.acceptance_fit import fit_all
+from simulator.engine_runs.parity import check_parity, compare_rows, replay_scenario
+from simulator.runner import simulate
 from simulator.service.metrics import measure
 from simulator.service.simulation import simulate_once
-from simulator.settings.traces import read_engine_trace
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Scenario
+from simulator.settings.traces import EngineTrace, read_engine_trace
+from tests.synthetic_inputs import HEADER, LINES, trace_line, write_engine_trace
+from tests.traced_runs import traced
 
-BUDGETS = (3, 17, 1, 9, 24, 5, 12)
-
-
-def requests(**wishes):
-    """Prompts of 2 to 14 tokens, each with a budget of its own."""
-    prompts = [[(5 * i + 3 * j) % 50 + 5 for j in range(2 + 2 * i)] for i in range(len(BUDGETS))]
-    return [Request(p, max_new_tokens=n, **wishes) for p, n in zip(prompts, BUDGETS, strict=True)]
-
-
-def traced(pair, path, asked, **settings):
-    result = generate(pair, asked, batch_size=3, num_speculative_tokens=3, max_new_tokens=8, **settings)
-    result.write_trace(path)
-    return result
-
-
-METHODS = [
+DECISIONS = {
+    "by_load": {"draft_budget": "by_load:2=2,3=1"},
+    "by_load to none": {"draft_budget": "by_load:3=0"},
+    "capacity": {"draft_budget": "capacity:4"},
+    "goodput": {"draft_budget": "goodput:1=1.2/1.5/1.8,3=1.5/2.2"},
+    "goodput of ngrams": {"drafter": "ngram", "draft_budget": "goodput:1=1.2/1.5/1.8"},
+    "confidence": {"draft_budget": "confidence:0.02"},
+    "ngram": {"drafter": "ngram"},
+    "suffix": {"drafter": "suffix"},
+    "hybrid": {"drafter": "hybrid"},
+    "head": {"drafter": "head"},
+    "head by capacity": {"drafter": "head", "draft_budget": "capacity:4"},
+    "hybrid by load": {"drafter": "hybrid", "draft_budget": "by_load:3=2"},
+}
+METHODS = (
     "eqspec", "exspec", "rollback", "masked+fifo", "inplace", "inplace+grouped", "paged", "masked+continuous",
     "rollback+continuous",
-]  # fmt: skip
+)  # fmt: skip
+COMMON = [5, 6, 7, 8, 9, 10]
+ALIKE = [Request([*COMMON[: 6 - i], *range(i)], max_new_tokens=6 + 2 * i) for i in range(4)]  # as prompts and samples
+ALIKE = [*ALIKE, Request(COMMON, n=3, max_new_tokens=9)]
+FORCED = {"acceptance": "forced", "forced_lengths": (0.3, 0.3, 0.2, 0.2)}
+OVERLAPPED = {"execution": "overlapped", "batch_size": 5}
 
 
-@pytest.mark.parametrize("stops", [{}, {"stop_token_ids": []}], ids=["stop tokens", "to the budget"])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_of_different_budgets_is_replayed_without_a_difference(llama, tmp_path, method, stops):
-    path = tmp_path / "run.ndjson"
-    result = traced(llama, path, requests(), method=method, window_size=5, temperature=0.5, **stops)
-    trace = read_engine_trace(path)
-    assert tuple(trace.header["max_new_tokens_each"]) == BUDGETS
-    assert trace.output_lens == [len(sequence.token_ids) for sequence in result.sequences]
-    parity = check_parity(path)
+def runs():
+    """Names and settings; `blocks` are those of the pool, and preempt where they are 18."""
+    for method, (stops, ends) in product(METHODS, (("to the budget", {}), ("stops", {"stop_token_ids": None}))):
+        yield f"{method} {stops}", {"method": method, "temperature": 0.5, **ends}
+    for (name, settings), method in product(DECISIONS.items(), ("inplace", "eqspec", "masked+grouped", "rollback",
+                                                                "paged+continuous")):  # fmt: skip
+        if method != "rollback" or "drafter" not in settings:
+            yield f"{method} {name}", {"method": method, **settings}
+    for name in ("hybrid", "by_load to none"):
+        yield f"exspec {name}", {"method": "exspec", **DECISIONS[name]}  # groups of rows whose draft rests
+    for name, method in product((None, "goodput", "capacity", "confidence", "hybrid by load"), ("inplace", "paged")):
+        yield f"overlapped {method} {name}", {"method": method, **OVERLAPPED, **DECISIONS.get(name, {})}
+    for name in (None, "goodput"):
+        settings = {"method": "paged", "block_size": 2, "blocks": 24, **OVERLAPPED, **DECISIONS.get(name, {})}
+        yield f"overlapped preempting {name}", settings
+    for method in ("paged", "paged+static", "paged+grouped"):
+        yield f"{method} preempting", {"method": method, "block_size": 2, "blocks": 18}
+    for method, blocks in product(("paged", "paged+grouped", "paged+continuous"), (18, 39)):
+        yield f"{method} shared {blocks}", {"method": method, "block_size": 2, "blocks": blocks, "asked": ALIKE}
+    for budget, blocks in product((4, 9, 40, None), (18, None)):
+        settings = {"method": "paged+continuous", "block_size": 2, "token_budget": budget, "blocks": blocks}
+        yield f"chunks {budget} {blocks}", settings
+    for scheduler, blocks, drafter in product(("fifo", "static", "grouped", "continuous"), (18, None),
+                                              ("model", "ngram")):  # fmt: skip
+        settings = {"method": f"paged+{scheduler}", "block_size": 2, "blocks": blocks, "drafter": drafter}
+        yield f"joint {scheduler} {blocks} {drafter}", settings | {"joint_prefill": True}
+    for method, rule in product(("inplace", "inplace+static"), ({}, FORCED)):
+        yield f"recorded {method} {'forced' if rule else ''}", {"method": method, "cuda_graphs": True, **rule}
+    yield "masked forced", {"method": "masked", **FORCED}
+    yield "inplace sampled", {"method": "inplace", "temperature": 0.9, "top_p": 0.9, "seed": 11}
+    yield "never aged", {"method": "exspec", "aging_bound": math.inf}
+    for size in (1, 4, 32):
+        yield f"blocks of {size}", {"method": "paged", "block_size": size}
+
+
+RUNS = dict(runs())
+
+
+def run(pair, path, *, blocks=None, **settings):
+    if blocks is not None:
+        memory = pool_gib(pair, blocks, 2, drafts=settings.get("drafter", "model") == "model")
+        settings |= {"kv_memory_gib": memory}
+    return traced(pair, path, **settings)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_replayed_without_a_difference(llama, tmp_path, name):
+    settings, path = RUNS[name], tmp_path / "run.ndjson"
+    result = run(llama, path, **settings)
+    trace, parity = read_engine_trace(path), check_parity(path)
     assert parity.exact, parity.first_difference
+    rows, chunks = (sum(len(getattr(record, part)) for record in result.rounds) for part in ("rows", "chunks"))
+    assert (parity.rounds, parity.rows, parity.chunks) == (len(result.rounds), rows, chunks)
+    assert trace.output_lens == [len(sequence.token_ids) for sequence in result.sequences]
+    byte = {"kind": "linear", "verify_base_s": 1.0, "kv_bytes_per_token": llama.target.kv_shape.bytes_per_token
+            + llama.draft.kv_shape.bytes_per_token}  # fmt: skip
+    simulation = simulate_once(replay_scenario(trace).but({"cost": byte}))
+    log, metrics = simulation.log, measure(simulation)
+    passes = [record.rows[0].draft_passes if record.rows else 0 for record in result.rounds]
+    assert [line.passes for line in log.rounds] == passes
+    assert (log.num_preemptions, log.num_prefix_hits) == (result.stats.num_preemptions, result.stats.num_prefix_hits)
+    assert (log.num_preemptions > 0) == (settings.get("blocks") in (18, 24) and settings.get("token_budget") != 4)
+    if "asked" in settings:
+        assert metrics["cache_hit_rate"] == log.num_prefix_hits / log.num_to_cache > 0
+    if trace.header["layout"] in ("inplace", "paged") and {"blocks", "drafter"}.isdisjoint(settings):
+        assert metrics["kv_allocated_bytes"] == result.stats.kv_bytes
+
+
+@pytest.mark.parametrize("method", ["eqspec", "exspec", "rollback", "masked+fifo", "inplace+grouped"])
+def test_the_engine_needs_the_room_that_is_predicted(llama, tmp_path, method):
+    """An error tells what it would have needed."""
+    settings = {"method": method, "batch_size": 3, "window_size": 5, "num_speculative_tokens": 3, "max_new_tokens": 8}
+    prompts = [[5 + (7 * i + j) % 50 for j in range(3 + 6 * i)] for i in range(7)]
+    traced(llama, tmp_path / "run.ndjson", prompts, **settings)
+    cost = Spec.of("linear", verify_base_s=1.0, kv_bytes_per_token=1.0)
+    tokens = simulate(replay_scenario(read_engine_trace(tmp_path / "run.ndjson"), cost), 1)["kv_allocated_bytes"]
+    with pytest.raises(InputError, match=f"K/V of {tokens:.0f} tokens"):
+        generate(llama, prompts, **settings, kv_memory_gib=1e-9)
+
+
+def rewrite(path, header, rows=lambda text: text):
+    """The trace with other fields in its header, and a function of the text of its rows."""
+    first, _, text = path.read_text().partition("\n")
+    made = {name: value for name, value in (json.loads(first) | header).items() if value is not ...}
+    path.write_text(f"{json.dumps(made)}\n{rows(text)}")
+
+
+FIXED = {"drafter": "model", "draft_budget": "fixed"}
+MATTERS = [  # a run, and what its replay differs by
+    *((f"inplace {name}", FIXED, str) for name in DECISIONS),
+    ("overlapped inplace None", {"execution": "serial"}, str),
+    ("joint fifo None model", {"joint_prefill": False}, str),
+    ("paged+grouped shared 18", {"texts": ...}, str),
+    ("paged preempting", {}, lambda rows: rows.replace('"num_blocks": 1', '"num_blocks": 2')),
+    ("chunks 9 None", {}, lambda rows: rows.replace('"chunk": ', '"chunk": 1')),
+]
+
+
+@pytest.mark.parametrize(("name", "header", "rows"), MATTERS, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_a_trace_says_matters(llama, tmp_path, name, header, rows):
+    run(llama, tmp_path / "run.ndjson", **RUNS[name])
+    rewrite(tmp_path / "run.ndjson", header, rows)
+    assert not check_parity(tmp_path / "run.ndjson").exact
 
 
 def test_the_header_holds_what_the_replay_needs_and_how_was_sampled(llama, tmp_path):
     path = tmp_path / "run.ndjson"
-    traced(llama, path, requests(), method="masked", compaction_threshold=0.07, temperature=0.5, top_p=0.9, seed=11)
-    header = json.loads(path.read_text().splitlines()[0])
-    assert header["max_new_tokens_each"] == list(BUDGETS)
-    assert header["num_speculative_tokens_each"] == [3] * len(BUDGETS)
-    assert [header[name] for name in ("temperature", "top_p", "top_k", "seed")] == [0.5, 0.9, 0, 11]
-    assert replay_scenario(read_engine_trace(path)).engine.compaction_threshold == 0.07
-
-
-def test_a_run_whose_rows_never_age_is_read_back_from_plain_json(llama, tmp_path):
-    path = tmp_path / "run.ndjson"
-    traced(llama, path, requests(), method="exspec", aging_bound=math.inf)
+    settings = {"temperature": 0.5, "top_p": 0.9, "top_k": 0, "seed": 11}
+    asked = [Request([5, 6, 7 + i], num_speculative_tokens=2) for i in range(3)]
+    traced(llama, path, asked, method="masked", compaction_threshold=0.07, **settings)
+    header = json.loads(path.read_text().splitlines()[0], parse_constant=pytest.fail)
+    assert settings.items() <= header.items()
+    engine = replay_scenario(read_engine_trace(path)).engine
+    assert (engine.compaction_threshold, engine.num_speculative_tokens) == (0.07, 2)
+    run(llama, path, **RUNS["never aged"])
     json.loads(path.read_text().splitlines()[0], parse_constant=pytest.fail)
     assert replay_scenario(read_engine_trace(path)).engine.aging_bound == math.inf
-    assert check_parity(path).exact
 
 
-def test_drafts_that_all_requests_agree_on_are_replayed(llama, tmp_path):
+REFUSED = [  # a run, what is made of it, and what is said then
+    ("rollback", {"drafter": "ngram"}, check_parity, r"run\.ndjson:1: rollback drafts positions again, where a lookup"),
+    ("rollback", FORCED, check_parity, r"run\.ndjson:1: rollback drafts positions again, which forced"),
+    ("inplace", {}, lambda path: simulate_once(Scenario(workload={"common": {"kind": "trace", "path": str(path)}})),
+     "does not say which sequences begin with the same tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "settings", "use", "words"), REFUSED)
+def test_what_cannot_be_replayed_is_refused(llama, tmp_path, method, settings, use, words):
+    traced(llama, tmp_path / "run.ndjson", method=method, **settings)
+    with pytest.raises(InputError, match=words):
+        use(tmp_path / "run.ndjson")
+
+
+def test_a_budget_that_reads_probabilities_needs_a_trace_with_estimates(llama, tmp_path):
     path = tmp_path / "run.ndjson"
-    traced(llama, path, requests(num_speculative_tokens=2), method="eqspec")
-    assert replay_scenario(read_engine_trace(path)).engine.num_speculative_tokens == 2
-    assert check_parity(path).exact
-
-
-def test_drafts_that_requests_differ_in_are_refused(llama, tmp_path):
-    path, (first, *others) = tmp_path / "run.ndjson", requests()
-    traced(llama, path, [Request(first.prompt, num_speculative_tokens=1), *others], method="eqspec")
-    with pytest.raises(InputError, match=r"run\.ndjson:1: requests draft 1, 3 tokens a round; a scenario has one k"):
+    run(llama, path, **RUNS["inplace capacity"])
+    rewrite(path, {}, lambda rows: rows.replace('"survival"', '"other"'))
+    with pytest.raises(InputError, match="does not say how likely drafts were to survive"):
         check_parity(path)
 
 
-@pytest.mark.parametrize("method", ["paged", "paged+static", "paged+grouped"])
-def test_blocks_and_preemptions_are_replayed_without_a_difference(llama, tmp_path, method):
-    path = tmp_path / "run.ndjson"
-    settings = {"block_size": 2, "kv_memory_gib": pool_gib(llama, 18, 2), "stop_token_ids": []}
-    result = traced(llama, path, requests(), method=method, **settings)
-    assert (result.stats.num_blocks, result.stats.num_preemptions > 0) == (18, True)
-    parity = check_parity(path)
-    assert parity.exact, parity
-    header, *lines = path.read_text().splitlines()
-    path.write_text("\n".join([header, *(line.replace('"num_blocks": 1', '"num_blocks": 2') for line in lines)]) + "\n")
-    assert not check_parity(path).exact
+@pytest.mark.parametrize("name", ["ngram", "hybrid", "capacity", "confidence", "head by capacity"])
+def test_what_a_trace_says_of_its_drafts_goes_with_its_own_rounds(llama, tmp_path, name):
+    """Rounds of another acceptance begin elsewhere. There, rows had no drafts, or a list ended too soon."""
+    run(llama, tmp_path / "run.ndjson", **RUNS[f"inplace {name}"])
+    trace = read_engine_trace(tmp_path / "run.ndjson")
+    other = replay_scenario(trace, acceptance=Spec.of("iid", probability=0.5))
+    with pytest.raises(InputError, match=r"run\.ndjson: no round of sequence \d began at \d+ tokens, .*: keep the run"):
+        simulate_once(other)
+    with pytest.raises(InputError, match=r"run\.ndjson:1: no model can be held against a run with drafter .* alone$"):
+        fit_all(trace, replications=2)
 
 
-@pytest.mark.parametrize("blocks", [18, 39])
-@pytest.mark.parametrize("method", ["paged", "paged+grouped", "paged+continuous"])
-def test_shared_blocks_are_replayed_without_a_difference(llama, tmp_path, method, blocks):
-    """Prompts and samples that begin alike, in a pool that preempts and in one that does not."""
-    path = tmp_path / "run.ndjson"
-    settings = {"block_size": 2, "kv_memory_gib": pool_gib(llama, blocks, 2), "stop_token_ids": []}
-    common = [5, 6, 7, 8, 9, 10]
-    asked = [Request([*common[: 6 - i], *range(i)], max_new_tokens=6 + 2 * i) for i in range(4)]
-    result = traced(llama, path, [*asked, Request(common, n=3, max_new_tokens=9)], method=method, **settings)
-    assert (result.stats.num_prefix_hits > 0, result.stats.num_preemptions > 0) == (True, blocks == 18)
-    assert check_parity(path).exact, check_parity(path)
-    simulation = simulate_once(replay_scenario(read_engine_trace(path)))
-    assert simulation.log.num_prefix_hits == result.stats.num_prefix_hits
-    assert measure(simulation)["cache_hit_rate"] == simulation.log.num_prefix_hits / simulation.log.num_to_cache
-    assert not compare_blocks_without_sharing(path)
+@pytest.mark.parametrize("name", ["by_load", "goodput", "head"])
+def test_acceptance_is_fitted_to_runs_whose_drafts_are_known_anywhere(llama, tmp_path, name):
+    run(llama, tmp_path / "run.ndjson", **RUNS[f"inplace {name}"])
+    assert fit_all(read_engine_trace(tmp_path / "run.ndjson"), replications=2)["iid"].table["model"].notna().all()
 
 
-def compare_blocks_without_sharing(path):
-    trace = read_engine_trace(path)
-    alone = simulate_once(replay_scenario(trace).but({"engine.prefix_sharing": False}))
-    return count_same_blocks(trace, alone.log.round_frame()) == len(trace.rounds)
+# --- how a replay is compared ------------------------------------------------------------------------------------
 
 
-def test_a_trace_without_texts_has_none_in_common(llama, tmp_path):
-    path = tmp_path / "run.ndjson"
-    traced(llama, path, requests(), method="inplace")
-    common = {"workload.common": {"kind": "trace", "path": str(path)}}
-    with pytest.raises(InputError, match="does not say which sequences begin with the same tokens"):
-        simulate_once(replay_scenario(read_engine_trace(path)).but(common))
+def replayed(path):
+    return simulate_once(replay_scenario(read_engine_trace(path)), keep_rows=True).log.row_frame()
 
 
-@pytest.mark.parametrize("texts", [[], [[1]] * 7, [["a"]] * 7, 3])
-def test_texts_that_are_no_numbers_of_blocks_are_refused(llama, tmp_path, texts):
-    path = tmp_path / "run.ndjson"
-    traced(llama, path, requests(), method="paged", block_size=2)
-    header, *lines = path.read_text().splitlines()
-    path.write_text("\n".join([json.dumps(json.loads(header) | {"texts": texts}), *lines]) + "\n")
-    with pytest.raises(InputError, match=":1: texts"):
-        read_engine_trace(path)
+@pytest.mark.parametrize(
+    ("at", "change"),
+    [(1, {"sequence": 0}), (3, {"kept": 1}), (1, {"draft_lag": 2}), (0, {"mode": "static"}), (4, {"k": 1})],
+)
+def test_parity_sees_any_difference(engine_trace, at, change):
+    """The replay of the honest trace is compared with a trace that was tampered with."""
+    lines = [line | (change if index == at else {}) for index, line in enumerate(LINES)]
+    path = write_engine_trace(engine_trace.with_name("tampered.ndjson"), HEADER, lines)
+    parity = compare_rows(read_engine_trace(path), replayed(engine_trace))
+    assert not parity.exact
+    assert parity.first_difference.startswith(f"round {LINES[at]['round']}, row {LINES[at]['row']}: ")
 
 
-@pytest.mark.parametrize("token_budget", [4, 9, 40, None])
-@pytest.mark.parametrize("blocks", [18, None])
-def test_chunks_beside_decoding_rows_are_replayed_without_a_difference(llama, tmp_path, token_budget, blocks):
-    path = tmp_path / "run.ndjson"
-    memory = {} if blocks is None else {"kv_memory_gib": pool_gib(llama, blocks, 2)}
-    settings = {"method": "paged+continuous", "block_size": 2, "token_budget": token_budget, "stop_token_ids": []}
-    result = traced(llama, path, requests(), **settings, **memory)
-    assert (result.stats.num_preemptions > 0) == (blocks is not None and token_budget != 4)
-    parity = check_parity(path)
-    assert parity.exact, parity
-    assert (parity.rounds, parity.chunks) == (len(result.rounds), sum(len(r.chunks) for r in result.rounds))
-    assert any(record.rows and record.chunks for record in result.rounds)
-    header, *lines = path.read_text().splitlines()
-    path.write_text("\n".join([header, *(line.replace('"chunk": ', '"chunk": 1') for line in lines)]) + "\n")
-    assert not check_parity(path).exact
+def test_parity_fails_when_one_of_the_two_is_shorter(engine_trace):
+    trace, ours = read_engine_trace(engine_trace), replayed(engine_trace)
+    assert not compare_rows(trace, ours[ours["round"] < 2]).exact
+    assert not compare_rows(EngineTrace(trace.path, trace.header, trace.rows[trace.rows["round"] < 2]), ours).exact
 
 
-@pytest.mark.parametrize("drafter", ["model", "ngram"])
-@pytest.mark.parametrize("blocks", [18, None])
-@pytest.mark.parametrize("scheduler", ["fifo", "static", "grouped", "continuous"])
-def test_prompts_cached_beside_drafts_are_replayed_without_a_difference(llama, tmp_path, scheduler, blocks, drafter):
-    path = tmp_path / "run.ndjson"
-    memory = {} if blocks is None else {"kv_memory_gib": pool_gib(llama, blocks, 2, drafts=drafter == "model")}
-    settings = {"method": f"paged+{scheduler}", "block_size": 2, "stop_token_ids": [], "drafter": drafter}
-    result = traced(llama, path, requests(), joint_prefill=True, **settings, **memory)
-    assert (result.stats.num_preemptions > 0) == (blocks is not None)
-    scenario = replay_scenario(read_engine_trace(path))
-    assert scenario.engine.joint_prefill
-    parity = check_parity(path)
-    assert parity.exact, parity
-    assert parity.chunks == sum(len(r.chunks) for r in result.rounds) > len(BUDGETS) - 1
-    apart = simulate_once(scenario.but({"engine.joint_prefill": False}), keep_rows=True).log
-    assert len(apart.chunks) == 0 or len(apart.round_frame()) > parity.rounds
-
-
-@pytest.mark.parametrize("name", ["prompt_lens", "max_new_tokens_each", "num_speculative_tokens_each"])
-def test_a_list_that_lacks_a_sequence_is_refused(llama, tmp_path, name):
-    path = tmp_path / "run.ndjson"
-    traced(llama, path, requests(), method="inplace")
-    header, *lines = path.read_text().splitlines()
-    short = json.loads(header) | {name: [4]}
-    path.write_text("\n".join([json.dumps(short), *lines]) + "\n")
-    with pytest.raises(InputError, match=f":1: {name} must contain 7 numbers, one per sequence"):
-        read_engine_trace(path)
+def test_a_run_without_drafts_is_replayed(tmp_path):
+    """There is no acceptance to learn from it, and none is needed."""
+    each = {"num_speculative_tokens_each": [0, 0], "max_new_tokens_each": [2, 1]}
+    rows = [(0, 0, 0, 4, False), (0, 1, 1, 5, True), (1, 0, 0, 5, True)]
+    lines = [trace_line(*row, 0, k=0, drafted=0, lag=row[0] + 1, finished=ends) for *row, ends in rows]
+    path = write_engine_trace(tmp_path / "plain.ndjson", HEADER | {"num_speculative_tokens": 0} | each, lines)
+    assert check_parity(path).exact
