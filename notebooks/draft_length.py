@@ -17,7 +17,7 @@
 # Inputs: the facts of devices and models in `simulator/data`, `docs/results/budgets-h100.json`, `docs/results/budgets-cpu.json`, `docs/results/bench-cpu.json`
 
 # %%
-# To ask about your own machine, change this cell: RUNS is what `raggedspec sim budgets --out FILE` writes, BENCH what `raggedspec bench` does.
+# To ask about your own machine, change this cell: RUNS is what `raggedspec sim study budgets --out FILE` writes, BENCH what `raggedspec bench` does.
 DEVICE, TARGET, DRAFT, ACCEPTANCE = "h100", "qwen3-8b", "qwen3-0.6b", 0.7
 RUNS, BENCH = "../docs/results/budgets-h100.json", "../docs/results/bench-cpu.json"
 CURVE = "../docs/results/budgets-cpu.json"

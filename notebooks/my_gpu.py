@@ -12,7 +12,7 @@
 # # Will it pay on my GPU with my models?
 #
 # No GPU is needed here: seconds come from the facts of a device and of two models, with what is uncertain about them drawn anew in
-# every replication. [The reproduction page](../docs/reproduction.md) and `raggedspec sim roofline` say how far such costs are from
+# every replication. [The reproduction page](../docs/reproduction.md) and `raggedspec sim validate --roofline` say how far such costs are from
 # published measurements. Requests arrive at random, and what counts is how long the slowest 1 % of them take, from arrival to last token.
 #
 # Inputs: the facts of devices and models in `simulator/data`

@@ -134,7 +134,9 @@ def roofline(name: str, device: str, target: str, draft: str) -> str:
     summary = summarize_components(compare_calibration(name, device, target, draft))
     lines = summary.sort_values("median").to_dict(orient="index").items()
     table = markdown_table(*tabulate(COMPONENTS, [{"component": component} | line for component, line in lines]))
-    command = f"raggedspec sim roofline --calibration {name} --device {device} --target {target} --draft {draft}"
+    command = (
+        f"raggedspec sim validate --roofline --calibration {name} --device {device} --target {target} --draft {draft}"
+    )
     return f"{table}\n`{command}`, on points measured by\n{origin(load_calibration(name).meta).lstrip(chr(10))}"
 
 

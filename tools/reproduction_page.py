@@ -66,8 +66,8 @@ to fit {chosen} more, the grouping rates. Of the other {logged + others}, {logge
 the two logs at batch 4 print, and {others_inside} of the {others} of larger batches. They are not independent: EQSPEC's total time, for
 example, is close to the sum of fitted parts, and the fit reads how many tokens and rounds that row has.
 
-`raggedspec sim reproduce` prints the table below, `raggedspec sim explain` what each behaviour costs, `raggedspec sim crossing`
-where drafts stop paying, and `raggedspec sim roofline` how far the costs are off.
+`raggedspec sim reproduce` prints the table below, with `--explain` what each behaviour costs. `raggedspec sim study crossing` prints
+where drafts stop paying, and `raggedspec sim validate --roofline` how far the costs are off.
 """
 
 

@@ -22,7 +22,7 @@ app = typer.Typer()
     app,
     "bench-serving --rate 1.5 --num-requests 24",
     "bench-serving --rate 2 --methods inplace,paged+continuous --traces runs && "
-    "raggedspec sim latency runs/paged+continuous.ndjson --calibration cpu/tiny",
+    "raggedspec sim validate runs/paged+continuous.ndjson --calibration cpu/tiny",
 )
 def bench_serving(
     *,
@@ -43,7 +43,7 @@ def bench_serving(
     """Serve requests that arrive in real time: time to first token, inter-token latency, tokens per second.
 
     Every method gets the same requests at the same times. A trace of the run can be laid beside the simulator's
-    prediction (`sim latency`).
+    prediction (`sim validate --calibration`).
     """
     from refimpl.bench.serving import poisson_requests, require_rounds, serve
     from refimpl.bench.settings import plain_texts

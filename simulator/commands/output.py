@@ -4,38 +4,25 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from pathlib import Path
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
-from simulator.settings.json_files import finite, with_environment, write_json
+from simulator.settings.json_files import finite
 from simulator.settings.parts import Workload
 from simulator.settings.scenario import Scenario
 
 
-def tables(as_json: bool) -> AbstractContextManager[Any]:
-    """What is printed inside goes to stderr where JSON has stdout for itself."""
-    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+@contextmanager
+def output(as_json: bool) -> Iterator[dict[str, Any]]:
+    """Yield what is found, to be filled in: at the end one line of JSON, for which stdout is kept free of tables.
 
-
-def print_json(data: dict[str, Any]) -> None:
-    """Print one line of JSON; numbers that are not finite become null."""
-    print(json.dumps(finite(data), ensure_ascii=False))
-
-
-def write_runs(out: Path | None, judged: Any, runs: Any, **more: Any) -> dict[str, Any]:
-    """What a comparison has found, the runs that it rests on and where they come from; written to a file if asked.
-
-    What the runs had to extrapolate is among it.
+    Numbers that are not finite become null.
     """
-    from simulator.runner import extrapolated_of
-
-    more = {"extrapolated": extrapolated_of(runs)} | more
-    found = {name: frame.to_dict(orient="records") for name, frame in (("judged", judged), ("runs", runs))}
-    data = with_environment({**more, **found})
-    if out:
-        write_json(data, out)
-    return data
+    found: dict[str, Any] = {}
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        yield found
+    if as_json:
+        print(json.dumps(finite(found), ensure_ascii=False))
 
 
 def show(frame: Any, digits: int = 4) -> None:

@@ -1,20 +1,31 @@
-"""Commands that set the simulator beside published numbers, or explain them: reproduce, explain, and so on."""
+"""Commands that set the simulator beside published numbers: reproduce, and studies of one question each."""
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from refimpl.core.errors import require
+from refimpl.core.files import check_writable
 from simulator.commands.options import FILE, Json, Replications, Workers
-from simulator.commands.output import print_json, show, show_extrapolated, tables, write_runs
-from simulator.settings.kinds import DEFAULT_PROBABILITY
+from simulator.commands.output import output, show, show_extrapolated
+from simulator.settings.json_files import with_environment, write_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 app = typer.Typer()
+Tables = Callable[[], None]  # prints what a study has found
 
 
-@app.command(epilog="Example: [bold]raggedspec sim reproduce --replications 5[/bold]")
+@app.command(
+    epilog="Examples: [bold]raggedspec sim reproduce --replications 5[/bold]\n\n"
+    "[bold]raggedspec sim reproduce --explain --replications 5[/bold]"
+)
 def reproduce(
     targets: Annotated[
         Path | None,
@@ -28,9 +39,17 @@ def reproduce(
     fit: Annotated[
         bool, typer.Option("--fit", help="Fit the constants anew, to the EQSPEC row of the targets, and print them.")
     ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Instead change the published code's behaviours one by one: what each costs."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Simulate the paper's experiments with the behaviours of its code, and compare every published figure."""
+    if explain:
+        require(not (targets or spec_bench or fit), "--explain takes no --targets, --spec-bench or --fit")
+        _explain(replications, as_json=as_json)
+        return
     from simulator.intervals import share_held
     from simulator.studies.published import load_constants, read_lengths
     from simulator.studies.reproduction import (
@@ -50,189 +69,132 @@ def reproduce(
         constants = fit_constants(published.row("eqspec", FITTED_WITH), constants, replications, lengths)
     rows = list(Reproduction(published, replications, constants, lengths).rows())
     require(bool(rows), f"{targets}: holds no figure that is simulated")
-    with tables(as_json):
+    with output(as_json) as found:
         show(to_frame(rows))
         held, whole = (share_held(min(n, replications), HELD) for n in (replications, WHOLE_FILE_REPLICATIONS))
         print(f"low … high: holds {100 * held:.3g} % of single runs, of the headline {100 * whole:.3g} %")
         print("constants: " + ", ".join(f"{name} {value:.4g}" for name, value in asdict(constants).items()))
-    if as_json:
-        print_json({"constants": asdict(constants), "rows": [row.as_mapping() for row in rows]})
+        found |= {"constants": asdict(constants), "rows": [row.as_mapping() for row in rows]}
 
 
-@app.command(epilog="Example: [bold]raggedspec sim explain --replications 5[/bold]")
-def explain(replications: Replications = 20, as_json: Json = False) -> None:
-    """Change the behaviours of the published code one after the other, and print what each of them costs."""
+def _explain(replications: int, *, as_json: bool) -> None:
     import pandas as pd
 
-    from simulator.studies.explanation import explain as run_explain
+    from simulator.studies.explanation import explain
 
-    steps = [asdict(step) for step in run_explain(replications)]
-    with tables(as_json):
-        show(pd.DataFrame(steps).set_index("name"))
-    if as_json:
-        print_json({"steps": steps})
+    with output(as_json) as found:
+        found["steps"] = [asdict(step) for step in explain(replications)]
+        show(pd.DataFrame(found["steps"]).set_index("name"))
 
 
-@app.command(epilog="Example: [bold]raggedspec sim crossing --device h100 --device l40s[/bold]")
-def crossing(
+@app.command(
+    epilog="Examples: [bold]raggedspec sim study crossing --device h100 --device l40s[/bold]\n\n"
+    "[bold]raggedspec sim study budgets --rate 5 --duration 5 --replications 2[/bold]"
+)
+def study(
+    name: Annotated[
+        Literal["crossing", "budgets", "overlap"],
+        typer.Argument(
+            help="crossing: the largest batch at which drafts pay, by device and context. budgets: draft budgets that "
+            "adapt beside fixed numbers of drafts, while requests arrive at several rates. overlap: drafting for half "
+            "of the rows while the other half is verified, beside serial rounds."
+        ),
+    ],
     devices: Annotated[
         list[str] | None,
-        typer.Option("--device", help="Device or its YAML file; may be repeated.", show_default="seven GPUs"),
+        typer.Option("--device", help="Device or its YAML file; may be repeated (crossing, budgets)."),
     ] = None,
-    target: Annotated[str, typer.Option(help="Target, or its YAML file.")] = "qwen3-8b",
-    draft: Annotated[str, typer.Option(help="Draft, or its YAML file.")] = "qwen3-0.6b",
-    dtype: Annotated[Literal["float16", "bfloat16", "float8"], typer.Option(help="Type of the weights.")] = "bfloat16",
-    acceptance: Annotated[
-        float, typer.Option(min=0, max=1, help="Probability that a draft is right.")
-    ] = DEFAULT_PROBABILITY,
+    target: Annotated[str | None, typer.Option(help="Target, or its YAML file (crossing, budgets).")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft, or its YAML file (crossing, budgets).")] = None,
+    rates: Annotated[
+        list[float] | None, typer.Option("--rate", help="Requests per second; may be repeated (budgets).")
+    ] = None,
+    duration: Annotated[float | None, typer.Option(min=0.1, max=3600, help="Seconds of each run (budgets).")] = None,
+    replications: Annotated[
+        int | None, typer.Option("--replications", "-n", help="Runs with different random numbers (budgets, overlap).")
+    ] = None,
+    workers: Workers = 1,
+    out: Annotated[Path | None, typer.Option(**FILE, help="Write what was found, run by run, as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the largest batch at which drafts pay, by device and context: with 5 drafts, and with the best number."""
+    """Answer one question of the field with the simulator; defaults are those of the published tables."""
+    given = {"devices": devices, "target": target, "draft": draft, "rates": rates, "duration": duration}
+    given |= {"replications": replications}
+    given = {option: value for option, value in given.items() if value is not None and value != []}
+    studies: dict[str, Callable[..., tuple[Tables, dict[str, Any]]]]
+    studies = {"crossing": _crossing, "budgets": _budgets, "overlap": _overlap}
+    run = studies[name]
+    idle = [f"--{option.removesuffix('s')}" for option in given if option not in signature(run).parameters]
+    require(not idle, f"{', '.join(idle)}: not of the study {name}")
+    if out:
+        check_writable(out, *(Path(file) for file in (*(devices or ()), target, draft) if file))
+    tables, data = run(workers, **given)
+    data = with_environment(data)
+    if out:
+        write_json(data, out)
+    with output(as_json) as found:
+        tables()
+        found |= data
+
+
+def _crossing(
+    workers: int, devices: list[str] | None = None, target: str = "qwen3-8b", draft: str = "qwen3-0.6b"
+) -> tuple[Tables, dict[str, Any]]:
     import pandas as pd
 
     from simulator.studies.crossing import DEVICES, HEADINGS, LEGEND, find_crossings
 
-    cost = {"target": target, "draft": draft, "dtype": dtype}
-    found = [asdict(each) for each in find_crossings(cost, devices or DEVICES, acceptance)]
-    with tables(as_json):
+    found = [asdict(each) for each in find_crossings({"target": target, "draft": draft}, devices or DEVICES)]
+
+    def tables() -> None:
         show(pd.DataFrame(found).set_index(["device", "context_tokens"]).rename(columns=HEADINGS), 3)
         print(LEGEND)
-    if as_json:
-        print_json({"crossings": found})
+
+    return tables, {"crossings": found}
 
 
-@app.command(epilog="Example: [bold]raggedspec sim budgets --rate 5 --duration 5 --replications 2[/bold]")
-def budgets(
-    device: Annotated[str, typer.Option(help="Device, or its YAML file.")] = "h100",
-    target: Annotated[str, typer.Option(help="Target, or its YAML file.")] = "qwen3-8b",
-    draft: Annotated[str, typer.Option(help="Draft, or its YAML file.")] = "qwen3-0.6b",
-    rates: Annotated[
-        list[float] | None,
-        typer.Option("--rate", help="Requests per second; may be repeated.", show_default="5, 20, 40, 60, 80, 110"),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Rows decoded together.")] = 256,
-    duration: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds of each run.")] = 10.0,
-    replications: Replications = 5,
-    workers: Workers = 1,
-    out: Annotated[Path | None, typer.Option(**FILE, help="Write every run to this JSON file.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Let requests arrive at several rates, and compare draft budgets that adapt with fixed numbers of drafts."""
-    from refimpl.core.files import check_writable
-    from simulator.settings.inputs import input_files
+def _budgets(
+    workers: int,
+    devices: list[str] | None = None,
+    target: str = "qwen3-8b",
+    draft: str = "qwen3-0.6b",
+    rates: tuple[float, ...] = (5, 20, 40, 60, 80, 110),
+    duration: float = 10.0,
+    replications: int = 5,
+) -> tuple[Tables, dict[str, Any]]:
     from simulator.studies.adaptive import METRICS, base_scenario, find_budgets, judge_budgets, run_budgets
 
-    base = base_scenario(device, target, draft, batch_size, duration)
-    if out:
-        check_writable(out, *input_files(base).values())
-    runs = run_budgets(base, rates or (5, 20, 40, 60, 80, 110), replications, workers=workers, progress=True)
-    judged = judge_budgets(runs)
-    data = write_runs(out, judged, runs, budgets=find_budgets(base))
-    with tables(as_json):
+    device, *others = devices or ["h100"]
+    require(not others, "budgets are compared on one --device")
+    base = base_scenario(device, target, draft, 256, duration)
+    runs = run_budgets(base, rates, replications, workers=workers, progress=True)
+    data = _judged(judge_budgets(runs), runs) | {"budgets": find_budgets(base)}
+
+    def tables() -> None:
         show(runs.groupby(["rate_per_s", "budget"], sort=False)[list(METRICS)].mean())
-        show(judged.set_index(["rate_per_s", "budget"]))
-        show_extrapolated(data["extrapolated"])
-    if as_json:
-        print_json(data)
+        _show_judged(data, ["rate_per_s", "budget"])
+
+    return tables, data
 
 
-@app.command(epilog="Example: [bold]raggedspec sim overlap --replications 2[/bold]")
-def overlap(
-    replications: Replications = 10,
-    workers: Workers = 1,
-    out: Annotated[Path | None, typer.Option(**FILE, help="Write every run to this JSON file.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Simulate drafting for half of the rows while the other half is verified.
-
-    Compare it with serial rounds of half as many rows, and of as many.
-    """
-    from refimpl.core.files import check_writable
+def _overlap(workers: int, replications: int = 10) -> tuple[Tables, dict[str, Any]]:
     from simulator.studies.overlap import CASES, judge_overlap, run_overlap
 
-    if out:
-        check_writable(out)
     runs = run_overlap(list(CASES), replications, workers=workers, progress=True)
-    judged = judge_overlap(runs)
-    data = write_runs(out, judged, runs)
-    with tables(as_json):
-        show(judged.set_index("machine"))
-        show_extrapolated(data["extrapolated"])
-    if as_json:
-        print_json(data)
+    data = _judged(judge_overlap(runs), runs)
+    return partial(_show_judged, data, ["machine"]), data
 
 
-@app.command(
-    epilog="Example: [bold]raggedspec sim roofline --calibration nvidia-h200/vicuna --device h200 "
-    "--target vicuna-7b --draft vicuna-68m[/bold]"
-)
-def roofline(
-    out: Annotated[Path | None, typer.Option(**FILE, help="Write every row to this CSV file.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Show every row.")] = False,
-    calibration: Annotated[
-        str | None, typer.Option(help="Compare with the points of this calibration instead, DEVICE/PAIR.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="With --calibration: its device, or a YAML file.")] = None,
-    target: Annotated[str | None, typer.Option(help="With --calibration: its target, or a YAML file.")] = None,
-    draft: Annotated[str | None, typer.Option(help="With --calibration: its draft, or a YAML file.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Print how far costs of kind roofline are off: on points left out, and on numbers that nothing was fitted to.
+def _judged(judged: "pd.DataFrame", runs: "pd.DataFrame") -> dict[str, Any]:
+    """What a comparison has found, the runs that it rests on, and what these had to extrapolate."""
+    from simulator.runner import extrapolated_of
 
-    With --calibration: on each component of a machine that was measured here.
-    """
-    facts = {"calibration": calibration, "device": device, "target": target, "draft": draft}
-    missing = [f"--{name}" for name, value in facts.items() if value is None]
-    require(len(missing) in (0, len(facts)), f"a comparison with a calibration also needs {', '.join(missing)}")
-    if not missing:
-        _show_components([str(value) for value in facts.values()], out, every=every, as_json=as_json)
-        return
+    found = {name: frame.to_dict(orient="records") for name, frame in (("judged", judged), ("runs", runs))}
+    return {"extrapolated": extrapolated_of(runs)} | found
+
+
+def _show_judged(data: dict[str, Any], index: list[str]) -> None:
     import pandas as pd
 
-    from refimpl.core.files import check_writable
-    from simulator.settings.curves import curve_errors
-    from simulator.studies.roofline_checks import CHECKS, check_roofline, summarize_checks, write_checks
-
-    if out:
-        check_writable(out, CHECKS)
-    curves, checks = pd.DataFrame(curve_errors()), check_roofline()
-    summary = summarize_checks(checks)
-    if out:
-        write_checks(checks, out)
-    with tables(as_json):
-        print("relative errors of the operator tables, predicted from the rest")
-        show(curves.set_index("table"), 2)
-        print("\nrelative errors of published numbers that nothing was fitted to")
-        show(summary, 2)
-        if every:
-            show(checks.drop(columns=["source", "note"]), 3)
-    if as_json:
-        print_json(
-            {"curves": curves.to_dict(orient="records"), "groups": summary.reset_index().to_dict(orient="records")}
-            | {"rows": checks.to_dict(orient="records")}
-        )
-
-
-def _show_components(facts: list[str], out: Path | None, *, every: bool, as_json: bool) -> None:
-    from refimpl.core.files import check_writable
-    from simulator.studies.roofline_calibration import (
-        compare_calibration,
-        files_of,
-        summarize_components,
-        write_points,
-    )
-
-    if out:
-        check_writable(out, *files_of(*facts))
-    points = compare_calibration(*facts)
-    summary = summarize_components(points)
-    if out:
-        write_points(points, out)
-    with tables(as_json):
-        print(f"relative errors of the roofline of {facts[1]} on the points of {facts[0]}")
-        show(summary, 3)
-        if every:
-            show(points, 3)
-    if as_json:
-        rows = {"components": summary.reset_index().to_dict(orient="records"), "rows": points.to_dict(orient="records")}
-        print_json(rows)
+    show(pd.DataFrame(data["judged"]).set_index(index))
+    show_extrapolated(data["extrapolated"])

@@ -1,4 +1,4 @@
-"""The commands that simulate scenarios: run, compare, sweep, attribute, capacity, bench."""
+"""The commands that simulate scenarios: run, compare, sweep, capacity."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,9 +21,8 @@ from simulator.commands.options import (
     Workers,
     read_scenario,
 )
-from simulator.commands.output import notes, notes_on_settings, print_json, show, show_extrapolated, tables
+from simulator.commands.output import notes, notes_on_settings, output, show, show_extrapolated
 from simulator.settings.folders import EXAMPLES
-from simulator.settings.json_files import write_json
 from simulator.settings.scenario import Scenario, load_scenario
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def run(
         results.write(out)
     summary, count = results.summary(), len(results.replications)
     reached = results.relative_error(judged)
-    with tables(as_json):
+    with output(as_json) as found:
         print(f"{given.name}: {counted(count, 'replication')}, costs: {_origin(results)}")
         show(summary if metrics else summary.loc[_shown([given], summary["mean"])])
         print(SUMMARY_LEGEND)
@@ -120,13 +119,11 @@ def run(
         for note in notes(given, summary["mean"]):
             print(note)
         if precision is not None and not reached <= precision:
-            found = f"is known to {reached:.2g}" if reached == reached else "is known in fewer than two"  # NaN
-            print(f"precision {precision:g} is not reached: after {count} replications {judged} {found}")
-    if as_json:
-        head = {"scenario": given.name, "content_hash": given.content_hash, "origin": results.origin}
-        known = {} if precision is None else {"precision_reached": reached <= precision}
-        rest = {"extrapolated": results.extrapolated, "metrics": summary.to_dict(orient="index")}
-        print_json(head | known | rest)
+            known = f"is known to {reached:.2g}" if reached == reached else "is known in fewer than two"  # NaN
+            print(f"precision {precision:g} is not reached: after {count} replications {judged} {known}")
+        found |= {"scenario": given.name, "content_hash": given.content_hash, "origin": results.origin}
+        found |= {} if precision is None else {"precision_reached": reached <= precision}
+        found |= {"extrapolated": results.extrapolated, "metrics": summary.to_dict(orient="index")}
 
 
 def _origin(results: "Results") -> str:
@@ -149,7 +146,10 @@ def _shown(scenarios: Sequence[Scenario], *means: Mapping[str, float]) -> list[s
     return [name for name in SHOWN if name not in left_out]
 
 
-@app.command(epilog="Example: [bold]raggedspec sim compare example -s method=exspec[/bold]")
+@app.command(
+    epilog="Examples: [bold]raggedspec sim compare example -s method=exspec[/bold]\n\n"
+    "[bold]raggedspec sim compare example -s method=exspec --attribute latency_mean_s --plot gain.png[/bold]"
+)
 def compare(
     first: FirstPath,
     second: SecondPath = None,
@@ -157,25 +157,68 @@ def compare(
     replications: Replications = 10,
     workers: Workers = 1,
     metrics: Annotated[bool, typer.Option("--all", help="Show every metric.")] = False,
+    attribute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC", help="Explain its difference instead: what each setting contributes (Shapley values)."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(**FILE, help="Draw the contributions as a waterfall chart: PNG, SVG or PDF.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare two scenarios on the same random numbers: paired differences b - a and a verdict."""
     from simulator.studies.comparison import compare as run_compare
 
     require(second is not None or bool(sets), "compare: give a second scenario, or changes with --set")
-    found = run_compare(
-        load_scenario(first), read_scenario(second or first, sets), replications, workers=workers, progress=True
-    )
-    with tables(as_json):
-        scenarios, means = (found.a.scenario, found.b.scenario), (found.table["a"], found.table["b"])
-        show(found.table if metrics else found.table.loc[_shown(scenarios, *means)])
+    require(attribute is not None or plot is None, "--plot draws what --attribute METRIC finds: give one, too")
+    a, b = load_scenario(first), read_scenario(second or first, sets)
+    if attribute is not None:
+        if plot:
+            _check_plot(plot, a, b, first, second)
+        _attribute(a, b, replications, workers, attribute, plot, as_json=as_json)
+        return
+    pair = run_compare(a, b, replications, workers=workers, progress=True)
+    with output(as_json) as found:
+        means = pair.table["a"], pair.table["b"]
+        show(pair.table if metrics else pair.table.loc[_shown((a, b), *means)])
         print(COMPARISON_LEGEND)
-        show_extrapolated(found.extrapolated)
-        for name, each, known in zip("ab", scenarios, means, strict=True):
+        show_extrapolated(pair.extrapolated)
+        for name, each, known in zip("ab", (a, b), means, strict=True):
             for note in notes(each, known):
                 print(f"{name}: {note}")
-    if as_json:
-        print_json({"extrapolated": found.extrapolated, "metrics": found.table.to_dict(orient="index")})
+        found |= {"extrapolated": pair.extrapolated, "metrics": pair.table.to_dict(orient="index")}
+
+
+def _check_plot(plot: Path, a: Scenario, b: Scenario, *files: Path | None) -> None:
+    from refimpl.core.files import check_writable
+    from simulator.plots import check_figure
+    from simulator.settings.inputs import input_files
+
+    check_figure(plot)
+    check_writable(plot, *files, *input_files(a).values(), *input_files(b).values())
+
+
+def _attribute(
+    a: Scenario, b: Scenario, replications: int, workers: int, metric: str, plot: Path | None, *, as_json: bool
+) -> None:
+    from simulator.studies.attribution import HEADINGS, attribute
+
+    shares = attribute(a, b, replications, metric=metric, workers=workers, progress=True)
+    if plot:
+        from simulator.plots import save, waterfall
+
+        save(waterfall(shares), str(plot))
+    with output(as_json) as found:
+        print(f"{metric}: a {shares.a:.4g}, b {shares.b:.4g}")
+        show(shares.table.rename(columns=HEADINGS))
+        print(ATTRIBUTION_LEGEND.format(metric))
+        show_extrapolated(shares.extrapolated)
+        for note in notes_on_settings(a, b):
+            print(note)
+        found |= {"metric": metric, "a": shares.a, "b": shares.b, "extrapolated": shares.extrapolated}
+        found |= {"factors": shares.table.to_dict(orient="index")}
 
 
 @app.command(epilog="Example: [bold]raggedspec sim sweep example --out results/sweep[/bold]")
@@ -206,74 +249,29 @@ def sweep(
     frame = sweeps.sweep(loaded, out, workers=workers, dask=dask, progress=True, skip=skipped.append)
     counts = {"points": len(loaded.tasks) + len(loaded.skipped), "scenarios": int(frame["key"].nunique())}
     counts["replications"] = len(frame)
-    indices = sobol_indices(loaded, frame, metric) if loaded.sobol else None
-    means = None if loaded.sobol or counts["scenarios"] > MOST_PRINTED else sweeps.table_of_points(frame, metric)
-    with tables(as_json):
+    with output(as_json) as found:
         for reason in skipped:
             print(f"left out {reason}")
         told = ", ".join(counted(number, noun.removesuffix("s")) for noun, number in counts.items())
         print(f"{told} in {out / 'results.parquet'}")
-        if indices is not None:
+        found |= {**counts, "skipped": skipped, "extrapolated": extrapolated_of(frame)}
+        if loaded.sobol:
+            indices = sobol_indices(loaded, frame, metric)
             show(indices)
-        if means is not None:
+            found["sobol"] = indices.to_dict(orient="index")
+        elif counts["scenarios"] <= MOST_PRINTED:
+            means = sweeps.table_of_points(frame, metric)
             show(means)
             print(POINTS_LEGEND)
-        show_extrapolated(extrapolated_of(frame))
+            found["means"] = means.reset_index().to_dict(orient="records")
+        show_extrapolated(found["extrapolated"])
         for note in notes_on_settings(*_that_ran(loaded, frame)):
             print(note)
-    if as_json:
-        print_json(
-            {**counts, "skipped": skipped, "extrapolated": extrapolated_of(frame)}
-            | ({} if indices is None else {"sobol": indices.to_dict(orient="index")})
-            | ({} if means is None else {"means": means.reset_index().to_dict(orient="records")})
-        )
 
 
 def _that_ran(loaded: "SweepSpec", frame: Any) -> list[Scenario]:
     ran = set(frame["key"])
     return [task.scenario for task in loaded.tasks if task.key in ran]
-
-
-@app.command(
-    epilog="Example: [bold]raggedspec sim attribute example -s method=exspec --metric latency_mean_s "
-    "--plot gain.png[/bold]"
-)
-def attribute(
-    first: FirstPath,
-    second: SecondPath = None,
-    sets: Sets = None,
-    replications: Replications = 10,
-    metric: Annotated[str, typer.Option(help="Metric to explain.")] = "tokens_per_s",
-    workers: Workers = 1,
-    plot: Annotated[Path | None, typer.Option(**FILE, help="Draw a waterfall chart: PNG, SVG or PDF.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Explain the difference b - a: how much each setting that differs contributes (Shapley values)."""
-    from simulator.studies.attribution import HEADINGS
-    from simulator.studies.attribution import attribute as run_attribute
-
-    require(second is not None or bool(sets), "attribute: give a second scenario, or changes with --set")
-    a, b = load_scenario(first), read_scenario(second or first, sets)
-    if plot:
-        from refimpl.core.files import check_writable
-        from simulator.plots import check_figure, save, waterfall
-        from simulator.settings.inputs import input_files
-
-        check_figure(plot)
-        check_writable(plot, first, second, *input_files(a).values(), *input_files(b).values())
-    found = run_attribute(a, b, replications, metric=metric, workers=workers, progress=True)
-    with tables(as_json):
-        print(f"{metric}: a {found.a:.4g}, b {found.b:.4g}")
-        show(found.table.rename(columns=HEADINGS))
-        print(ATTRIBUTION_LEGEND.format(metric))
-        show_extrapolated(found.extrapolated)
-        for note in notes_on_settings(a, b):
-            print(note)
-    if plot:
-        save(waterfall(found), str(plot))
-    if as_json:
-        head = {"metric": metric, "a": found.a, "b": found.b, "extrapolated": found.extrapolated}
-        print_json(head | {"factors": found.table.to_dict(orient="index")})
 
 
 @app.command(epilog="Example: [bold]raggedspec sim capacity example -s study.num_requests=300 --attainment 0.95[/bold]")
@@ -292,57 +290,24 @@ def capacity(
     from simulator.studies.capacity import find_capacity
 
     given = read_scenario(scenario, sets)
-    found = find_capacity(
+    limit = find_capacity(
         given, attainment, tolerance=tolerance, replications=replications, workers=workers, progress=True
     )
-    with tables(as_json):
-        show(found.table)
+    with output(as_json) as found:
+        show(limit.table)
         print(CAPACITY_LEGEND)
         print(
-            f"{given.name}: {100 * attainment:g} % of the requests finish within the limits at {found.rate_per_s:.3g} "
-            f"requests/s{' while on' * (given.study.arrivals.kind == 'on_off')}, fewer at {found.broken_at_per_s:.3g}"
+            f"{given.name}: {100 * attainment:g} % of the requests finish within the limits at {limit.rate_per_s:.3g} "
+            f"requests/s{' while on' * (given.study.arrivals.kind == 'on_off')}, fewer at {limit.broken_at_per_s:.3g}"
         )
-        if found.queue_grew:
+        if limit.queue_grew:
             print(
-                f"at {found.rate_per_s:.3g} requests/s the queue was still growing when the last request came: the "
+                f"at {limit.rate_per_s:.3g} requests/s the queue was still growing when the last request came: the "
                 "server does not keep up with that rate; ask for more requests (study.num_requests)"
             )
-        show_extrapolated(found.extrapolated)
+        show_extrapolated(limit.extrapolated)
         for note in notes_on_settings(given):
             print(note)
-    if as_json:
-        print_json(
-            {"rate_per_s": found.rate_per_s, "broken_at_per_s": found.broken_at_per_s, "queue_grew": found.queue_grew}
-            | {"extrapolated": found.extrapolated, "rates": found.table.reset_index().to_dict(orient="records")}
-        )
-
-
-@app.command(epilog="Example: [bold]raggedspec sim bench --repeats 3[/bold]")
-def bench(
-    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Rows decoded together.")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Runs for each window size; medians are printed.")] = 5,
-    out: Annotated[Path | None, typer.Option(**FILE, help="Write what was measured to this JSON file.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Measure rounds per second of the simulator itself, on one core, beside what SimPy alone takes."""
-    from refimpl.core.files import check_writable
-    from simulator.bench import WINDOWS, measure_speed, measure_timeouts, speed_report
-
-    if out:
-        check_writable(out)
-    windows = [window for window in WINDOWS if window >= batch_size]
-    speeds = [measure_speed(window, batch_size, repeats) for window in windows]
-    timeouts = measure_timeouts(repeats)
-    data = speed_report(speeds, timeouts)
-    with tables(as_json):
-        for speed in speeds:
-            print(
-                f"window {speed.window_size}, batch {batch_size}: {speed.rounds_per_cpu_s:,.0f} rounds per CPU second, "
-                f"{speed.rounds_per_wall_s:,.0f} per wall-clock second; a round takes as long as "
-                f"{timeouts / speed.rounds_per_cpu_s:.0f} bare timeouts"
-            )
-        print(f"a bare SimPy process: {timeouts:,.0f} timeouts per CPU second")
-    if out:
-        write_json(data, out)
-    if as_json:
-        print_json(data)
+        found |= {"rate_per_s": limit.rate_per_s, "broken_at_per_s": limit.broken_at_per_s}
+        found |= {"queue_grew": limit.queue_grew, "extrapolated": limit.extrapolated}
+        found["rates"] = limit.table.reset_index().to_dict(orient="records")

@@ -339,10 +339,10 @@ def read_validation(name: str = "cpu/tiny") -> Validation:
         InputError: there is none, or it does not say how many replications its bands are of, or what lay outside.
     """
     path = VALIDATION / name / "validation.csv"
-    require(path.is_file(), f"{path}: no such file; run validate --write")
+    require(path.is_file(), f"{path}: no such file; run validate --out")
     frame = read_table(path).set_index("run")
     for column in ("replications", "outside"):
-        require(column in frame, f"{path}: missing column {column}; run validate --write")
+        require(column in frame, f"{path}: missing column {column}; run validate --out")
     staged = [column for column in frame.columns if column.endswith("_stage_error")]
     stages = frame[staged].rename(columns=lambda column: column.removesuffix("_stage_error"))
     table = frame.drop(columns=staged)

@@ -227,7 +227,7 @@ WRONG = [
     ("sim rum", "no such command 'rum'"),
     ("sim run --bogus", "no such option: --bogus"),
     ("sim sweep a.yaml", "missing option '--out'"),
-    ("sim bench --repeats 0", "--repeats"),
+    ("sim study budgets --duration 0", "--duration"),
 ]
 
 

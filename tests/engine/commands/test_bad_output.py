@@ -51,8 +51,8 @@ def test_no_file_is_lost_or_half_written(monkeypatch, capsys, tmp_path, argument
         ("bench", "--output"),
         ("conformance --engine x:y", "--output"),
         ("sim trace", "--out"),
-        ("sim attribute example -s method=exspec", "--plot"),
-        ("sim latency trace.ndjson", "--out"),
+        ("sim compare example -s method=exspec --attribute tokens_per_s", "--plot"),
+        ("sim validate trace.ndjson --calibration cpu/tiny", "--out"),
     ],
 )
 def test_an_empty_path_is_called_empty(monkeypatch, capsys, words, option):

@@ -22,6 +22,7 @@ from simulator.settings.scenario import Engine, Scenario, Study, Workload, load_
 from tests.synthetic_inputs import HEADER, LINES, write_engine_trace
 
 COMMANDS = [found.name or found.callback.__name__ for found in app.registered_commands]
+EXPLAINED = ("--attribute", "tokens_per_s")
 SCENARIO = Scenario(
     name="small",
     study=Study(num_requests=8),
@@ -118,11 +119,11 @@ def test_the_first_line_says_where_costs_come_from(capsys, cost, told):
 
 def test_attribute_and_its_plot(capsys, path, tmp_path):
     plot = tmp_path / "w.png"
-    code, data = run_json(capsys, "attribute", path, "-n", "3", "-s", "method=exspec", "--plot", str(plot))
+    code, data = run_json(capsys, "compare", path, "-n", "3", "-s", "method=exspec", *EXPLAINED, "--plot", str(plot))
     assert code == 0
     assert set(data["factors"]) == {"refill", "grouping", "total"}
     assert plot.stat().st_size > 1000
-    assert main(["attribute", path, "-n", "2", "-s", "engine.scheduler=fifo"]) == 0
+    assert main(["compare", path, "-n", "2", "-s", "engine.scheduler=fifo", *EXPLAINED]) == 0
     told = capsys.readouterr().out
     assert re.search(r"contribution +low +high +of the difference +verdict", told)
     assert "what taking the factor from b adds to tokens_per_s" in told
@@ -153,14 +154,6 @@ def test_an_engine_trace_is_exported_too(capsys, engine_trace, tmp_path):
     assert run_json(capsys, "trace", "--engine", str(engine_trace), "--out", str(tmp_path / "t.json"))[0] == 0
 
 
-def test_bench(capsys):
-    code, data = run_json(capsys, "bench", "--repeats", "1")
-    assert code == 0
-    assert set(data["rounds_per_s"]) == {"64", "1024", "4096"}
-    assert min(data["rounds_per_s"].values()) > 0
-    assert data["simpy_timeouts_per_s"] > 0
-
-
 def test_tables_are_seen_with_and_without_json(capsys, path):
     assert main(["run", path, "-n", "1", "--json"]) == 0
     beside = capsys.readouterr().err
@@ -177,7 +170,7 @@ def test_no_command_overwrites_what_it_reads(capsys, path, engine_trace, tmp_pat
         ["trace", "--engine", str(engine_trace), "--out", str(engine_trace)],
         ["trace", "-s", *replay, "--out", str(engine_trace)],
         ["trace", path, "--out", path],
-        ["attribute", path, "-s", *replay, "--plot", str(tmp_path / "link.svg")],
+        ["compare", path, "-s", *replay, *EXPLAINED, "--plot", str(tmp_path / "link.svg")],
     ):
         assert main(arguments) == 2
         assert "another option reads or writes it" in capsys.readouterr().err
@@ -231,7 +224,7 @@ def test_a_metric_that_is_of_no_use_is_refused_before_the_work(capsys, tmp_path,
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    assert main(["attribute", str(tmp_path / "none.yaml"), "-s", "seed=1", "--metric", metric]) == 2
+    assert main(["compare", str(tmp_path / "none.yaml"), "-s", "seed=1", "--attribute", metric]) == 2
 
 
 def test_progress_is_told_where_there_is_no_terminal(capsys, monkeypatch, path):
@@ -280,10 +273,13 @@ def test_outputs_are_checked_before_the_work(capsys, monkeypatch, path, tmp_path
         monkeypatch.setattr(f"simulator.{name}", fail)
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"grid": {"seed": [0]}}))
     for arguments, message in (
-        (["attribute", path, "-s", "seed=1", "--plot", str(tmp_path / "w.nonsense")], "a figure ends in one of "),
-        (["attribute", path, "-s", "seed=1", "--plot", str(tmp_path / "none" / "w.png")], "does not exist"),
+        (
+            ["compare", path, "-s", "seed=1", *EXPLAINED, "--plot", str(tmp_path / "w.nonsense")],
+            "a figure ends in one of ",
+        ),
+        (["compare", path, "-s", "seed=1", *EXPLAINED, "--plot", str(tmp_path / "none" / "w.png")], "does not exist"),
         (["trace", path, "--out", str(tmp_path)], "it is a folder"),
-        (["validate", "--runs", str(tmp_path / "none"), "--write"], "validation.csv: the folder "),
+        (["validate", "--out", str(tmp_path / "none" / "v.csv")], "v.csv: the folder "),
         (["sweep", str(tmp_path / "sweep.yaml"), "--out", path], "s.yaml is not a folder"),
     ):
         assert main(arguments) == 2
@@ -319,7 +315,7 @@ CUT_SHORT = gzip.compress(b"{}\n" * 99, mtime=0)[:-9]  # the same bytes in every
 @pytest.mark.parametrize("content", [b"not packed", b"\x1f\x8b\x08\x00", CUT_SHORT, b"\xff"])
 def test_a_broken_trace_is_one_line_and_exit_code_2(capsys, tmp_path, content):
     (tmp_path / "t.ndjson.gz").write_bytes(content)
-    assert main(["parity", str(tmp_path / "t.ndjson.gz")]) == 2
+    assert main(["validate", str(tmp_path / "t.ndjson.gz")]) == 2
     assert "t.ndjson.gz: cannot be read: " in capsys.readouterr().err
 
 
@@ -337,14 +333,14 @@ def test_the_module_runs_loads_no_tensor_library_and_answers_soon():
 
 
 def test_the_exit_code_tells_whether_the_decisions_agree(capsys, engine_trace):
-    assert run_json(capsys, "parity", str(engine_trace))[0] == 0
+    assert run_json(capsys, "validate", str(engine_trace))[0] == 0
     lines = [*LINES[:3], LINES[3] | {"kept": 1}, *LINES[4:]]
     tampered = write_engine_trace(engine_trace.with_name("tampered.ndjson"), HEADER, lines)
-    code, data = run_json(capsys, "parity", str(engine_trace), str(tampered))
+    code, data = run_json(capsys, "validate", str(engine_trace), str(tampered))
     assert (code, data["exact"]) == (1, False)
 
 
 @pytest.mark.parametrize("study", ["overlap", "budgets"])
 def test_a_comparison_needs_two_replications(study, capsys):
-    assert main([study, "--replications", "1"]) == 2
+    assert main(["study", study, "--replications", "1"]) == 2
     assert "replications must be" in capsys.readouterr().err

@@ -9,7 +9,6 @@ import sys
 import pandas as pd
 import pytest
 
-from simulator.bench import Speed, bench_scenario
 from simulator.cli import main
 from simulator.commands.output import show
 
@@ -86,7 +85,7 @@ IDLE_SWEEP = "base: idle.yaml\nreplications: 1\ngrid: {study.num_requests: [3, 4
     "words",
     [
         "sweep sweep.yaml --out .",
-        "attribute idle.yaml -n 2 -s method=exspec",
+        "compare idle.yaml -n 2 -s method=exspec --attribute tokens_per_s",
         "capacity idle.yaml -n 1 --tolerance 1 -s study.kind=open -s service.slo_first_token_s=1",
     ],
 )
@@ -111,7 +110,7 @@ def test_without_common_tokens_nothing_is_said_of_sharing(capsys):
         (["run", ""], "scenario: must name a file, and is empty"),
         (["compare", "example", ""], "second: must name a file, and is empty"),
         (["sweep", "", "--out", "o"], "spec: must name a file, and is empty"),
-        (["parity", ""], "traces: must name a file, and is empty"),
+        (["validate", ""], "traces: must name a file, and is empty"),
         (["fit", ""], "engine_trace: must name a file, and is empty"),
         (["run", "-s", "=4"], "--set =4: must be PATH=VALUE"),
         (["run", "-n", "1e9"], "error: --replications"),
@@ -168,26 +167,3 @@ def test_the_points_of_a_grid_are_printed_under_their_settings(capsys, tmp_path)
     found = {(line["service.replicas"], line["engine.batch_size"]): line["makespan_s"] for line in means}
     assert found == pytest.approx(expected.to_dict())
     assert all(line["low"] < line["makespan_s"] < line["high"] for line in means)
-
-
-def test_speed_is_told_beside_that_of_simpy(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("simulator.bench.measure_speed", lambda window, batch, _: Speed(window, batch, 500.0, 400.0))
-    monkeypatch.setattr("simulator.bench.measure_timeouts", lambda _: 20_000.0)
-    assert main(["bench", "--out", str(tmp_path / "speed.json"), "--json"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err.count("a round takes as long as 40 bare timeouts") == 3
-    written = json.loads((tmp_path / "speed.json").read_text())
-    assert written == json.loads(printed.out)
-    assert written["ratio"] == {"64": 0.025, "1024": 0.025, "4096": 0.025}
-    assert written["rounds_per_wall_s"]["64"] == 400.0
-    assert {"command", "commit", "libraries", "utc_time"} <= set(written["environment"])
-
-
-def test_speed_is_measured_with_the_windows_that_hold_a_batch(capsys, monkeypatch):
-    def measured(window, batch_size, _):
-        engine = bench_scenario(window, batch_size).engine
-        return Speed(engine.window_size, engine.batch_size, 1.0, 1.0)
-
-    monkeypatch.setattr("simulator.bench.measure_speed", measured)
-    assert main(["bench", "--batch-size", "65", "--repeats", "1"]) == 0
-    assert re.findall(r"^window (\d+), batch 65", capsys.readouterr().out, re.M) == ["1024", "4096"]

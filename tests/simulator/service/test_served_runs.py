@@ -94,18 +94,19 @@ def test_the_command_and_the_simulator_beside_it(monkeypatch, capsys, tmp_path):
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["method"] for row in rows] == ["inplace", "paged+continuous"]
     assert json.loads(report.read_text())["meta"]["rate_per_s"] == 50
+    measured_on = ["--calibration", "cpu/tiny"]
     for method in ("inplace", "paged+continuous"):
         trace = tmp_path / "runs" / f"{method}.ndjson"
-        assert simulate(["parity", str(trace)]) == 0
+        assert simulate(["validate", str(trace)]) == 0
         capsys.readouterr()
-        assert simulate(["latency", str(trace), "-n", "4", "--json"]) == 0
+        assert simulate(["validate", str(trace), *measured_on, "-n", "4", "--json"]) == 0
         printed = capsys.readouterr()
         table = json.loads(printed.out)[str(trace)]
         assert 0.1 < table["speed"] < 100
         assert f"costs times {table['speed']:.3f}: seconds of a reference pass" in printed.err
         assert {f"{name}_{label}_s" for name in WAITS for label in ("p50", "p90", "p99")} < set(table)
         assert table["tokens_per_s"]["low"] <= table["tokens_per_s"]["simulated"] <= table["tokens_per_s"]["high"]
-        assert simulate(["latency", str(trace), "-n", "2", "--out", str(tmp_path / "table.json")]) == 0
+        assert simulate(["validate", str(trace), *measured_on, "-n", "2", "--out", str(tmp_path / "table.json")]) == 0
         written = json.loads((tmp_path / "table.json").read_text())
         assert (written["calibration"], written["runs"][0]["method"]) == ("cpu/tiny", method)
         assert written["runs"][0]["metrics"]["tokens_per_s"]["measured"] == table["tokens_per_s"]["measured"]
@@ -128,7 +129,7 @@ def test_costs_follow_the_speed_of_the_machine_during_the_run(capsys, tmp_path):
     assert (
         found.table.loc["tokens_per_s", "simulated"] < predict(silent, once, 3).table.loc["tokens_per_s", "simulated"]
     )
-    assert simulate(["latency", silent.path, "--calibration", once, "-n", "1"]) == 0
+    assert simulate(["validate", silent.path, "--calibration", once, "-n", "1"]) == 0
     assert f"costs at the mean speed of {once}: the trace has no reference_s" in capsys.readouterr().out
 
 
@@ -145,5 +146,5 @@ def test_where_nobody_waits_for_a_second_token_the_report_is_json(monkeypatch, c
 
 
 def test_a_run_without_arrivals_has_no_times(capsys, tmp_path):
-    assert simulate(["latency", str(write_engine_trace(tmp_path / "run.ndjson"))]) == 2
+    assert simulate(["validate", str(write_engine_trace(tmp_path / "run.ndjson")), "--calibration", "cpu/tiny"]) == 2
     assert "all requests were there at the start" in capsys.readouterr().err

@@ -130,7 +130,7 @@ def held_out(folder, meta=None, header=None, **changes):
 )
 def test_impossible_numbers_of_held_out_runs_are_refused(tmp_path, capsys, meta, changes, said):
     held_out(tmp_path / "runs", meta, **changes)
-    assert main(["validate", "--runs", str(tmp_path / "runs"), "-n", "1"]) == 2
+    assert main(["validate", str(tmp_path / "runs"), "-n", "1"]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert said in line
 

@@ -64,7 +64,8 @@ def test_attribution_says_it_of_all_mixtures(wide, capsys, tmp_path):
     assert set(mixed) <= set(found.extrapolated)
     assert list(found.extrapolated) == sorted(found.extrapolated)
     wide.save(tmp_path / "a.yaml")
-    lines, data = told(capsys, "attribute", str(tmp_path / "a.yaml"), "-n", "2", "-s", "engine.scheduler=static")
+    explained = "compare", str(tmp_path / "a.yaml"), "--attribute", "tokens_per_s"
+    lines, data = told(capsys, *explained, "-n", "2", "-s", "engine.scheduler=static")
     assert lines
     assert any(OUTSIDE in what for what in data["extrapolated"])
 
@@ -95,7 +96,7 @@ def test_overlapped_execution_says_it_of_every_machine(calibration, capsys, monk
     table = Spec.of("table", calibration=str(calibration), outside="extrapolate")
     linear = Spec.of("linear", verify_base_s=0.02, draft_base_s=0.002)
     monkeypatch.setattr(overlap, "CASES", {"measured": Case(table, 10, 3.0), "known": Case(linear, 10, 3.0)})
-    lines, data = told(capsys, "overlap", "-n", "2")
+    lines, data = told(capsys, "study", "overlap", "-n", "2")
     assert any(line.startswith("extrapolated: verify: batch_size 10 is outside") for line in lines)
     of_run = {(run["machine"], run["variant"]): run["extrapolated"] for run in data["runs"]}
     assert "batch_size" in of_run["measured", "equal"]
@@ -105,8 +106,7 @@ def test_overlapped_execution_says_it_of_every_machine(calibration, capsys, monk
 
 
 def test_budgets_of_a_roofline_have_nothing_to_say(capsys):
-    arguments = ["--rate", "5", "--duration", "2", "-n", "2", "--batch-size", "4"]
-    lines, data = told(capsys, "budgets", *arguments)
+    lines, data = told(capsys, "study", "budgets", "--rate", "5", "--duration", "2", "-n", "2")
     assert (lines, data["extrapolated"]) == ([], [])
 
 
@@ -126,7 +126,7 @@ def test_a_prediction_of_waits_says_it(calibration, capsys, tmp_path):
     ):
         trace = write_engine_trace(tmp_path / f"{name}.ndjson", header | arrivals, lines)
         table = tmp_path / f"{name}.json"
-        arguments = ["latency", str(trace), "--calibration", str(calibration), "-n", "2", "--out", str(table)]
+        arguments = ["validate", str(trace), "--calibration", str(calibration), "-n", "2", "--out", str(table)]
         lines, data = told(capsys, *arguments)
         found = data[str(trace)]["extrapolated"]
         assert bool(lines) == bool(found) == (name == "long")

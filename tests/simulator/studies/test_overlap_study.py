@@ -58,7 +58,7 @@ def test_runs_are_judged_pair_by_pair():
 def test_the_command_writes_every_run(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(overlap, "CASES", {"this": linear(0.025)})
     path = tmp_path / "o.json"
-    assert main(["overlap", "-n", "2", "--out", str(path), "--json"]) == 0
+    assert main(["study", "overlap", "-n", "2", "--out", str(path), "--json"]) == 0
     printed, data = json.loads(capsys.readouterr().out), json.loads(path.read_text())
     assert printed == data
     assert len(data["runs"]) == 6
@@ -66,7 +66,7 @@ def test_the_command_writes_every_run(monkeypatch, capsys, tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_runs(capsys, tmp_path):
-    assert main(["overlap", "--out", str(tmp_path / "no" / "o.json")]) == 2
+    assert main(["study", "overlap", "--out", str(tmp_path / "no" / "o.json")]) == 2
     assert "\n" not in capsys.readouterr().err.strip()
 
 

@@ -148,7 +148,7 @@ def test_a_fit_is_to_the_targets_and_prompts_that_are_given(tmp_path, capsys):
 
 
 def test_each_behaviour_is_changed_on_the_same_requests(capsys):
-    assert main(["explain", "--replications", "2", "--json"]) == 0
+    assert main(["reproduce", "--explain", "--replications", "2", "--json"]) == 0
     steps = json.loads(capsys.readouterr().out)["steps"]
     speeds = [step["tokens_per_s"] for step in steps]
     assert [step["gain"] for step in steps[1:]] == pytest.approx(np.diff(speeds).tolist())
@@ -158,7 +158,7 @@ def test_each_behaviour_is_changed_on_the_same_requests(capsys):
 
 
 def test_drafts_pay_longest_where_arithmetic_is_cheap(capsys):
-    assert main(["crossing", "--device", "h100", "--device", "l40s", "--acceptance", "0.7", "--json"]) == 0
+    assert main(["study", "crossing", "--device", "h100", "--device", "l40s", "--json"]) == 0
     printed = capsys.readouterr()
     assert re.search(
         r" 5 drafts pay up to +5 % +95 % +best number pays up to +rows that fit +gain at batch 1\n", printed.err
@@ -175,9 +175,9 @@ def test_a_crossing_needs_a_draft_and_a_probability(capsys):
     pair = {"target": "qwen3-8b", "draft": "qwen3-0.6b"}
     with pytest.raises(InputError, match=r"acceptance_probability must be a number in \[0, 1\], not 2.0"):
         next(find_crossings(pair, ["h100"], 2.0))
-    assert main(["crossing", "--device", "h100", "--draft", ""]) == 2
+    assert main(["study", "crossing", "--device", "h100", "--draft", ""]) == 2
     assert "a crossing needs a draft" in capsys.readouterr().err
-    assert main(["budgets", "--draft", ""]) == 2
+    assert main(["study", "budgets", "--draft", ""]) == 2
     assert "runs a draft, and cost has none" in capsys.readouterr().err
 
 

@@ -83,14 +83,14 @@ def test_budgets_are_judged_pair_by_pair_against_the_best_and_none(fixed, best, 
 
 
 def test_rates_at_which_no_request_finishes_are_told(capsys):
-    assert main(["budgets", "--rate", "0.001", "--duration", "0.1", "-n", "2", "--batch-size", "2"]) == 2
+    assert main(["study", "budgets", "--rate", "0.001", "--duration", "0.1", "-n", "2"]) == 2
     assert "no request that yields two tokens finishes at 0.001 requests/s: run longer" in capsys.readouterr().err
 
 
 def test_the_command_writes_every_run(capsys, tmp_path):
     path = tmp_path / "b.json"
-    arguments = ["--rate", "30", "--duration", "1", "-n", "2", "--batch-size", "16", "--out", str(path), "--json"]
-    assert main(["budgets", *arguments]) == 0
+    arguments = ["--rate", "30", "--duration", "1", "-n", "2", "--out", str(path), "--json"]
+    assert main(["study", "budgets", *arguments]) == 0
     printed, data = json.loads(capsys.readouterr().out), json.loads(path.read_text())
     assert printed["judged"] == data["judged"]
     assert len(data["runs"]) == 7 * 2

@@ -213,8 +213,8 @@ def test_a_sweep_and_a_scenario_are_told_apart(capsys, tmp_path):
     scenario, spec, out = tmp_path / "scenario.yaml", tmp_path / "sweep.yaml", str(tmp_path / "out")
     BASE.save(scenario)
     spec.write_text("base: scenario.yaml\ngrid: {seed: [0, 1]}\n")
-    for command in ("run", "compare", "attribute", "capacity", "trace", "panel"):
-        assert main([command, str(spec), *(["-s", "seed=1"] * (command in ("compare", "attribute")))]) == 2
+    for command in ("run", "compare", "capacity", "trace", "panel"):
+        assert main([command, str(spec), *(["-s", "seed=1"] * (command == "compare"))]) == 2
         told = "is a sweep, no scenario: it has base, grid; raggedspec sim sweep runs it"
         assert capsys.readouterr().err == f"error: {spec}: {told}\n"
     assert main(["sweep", str(scenario), "--out", out]) == 2
