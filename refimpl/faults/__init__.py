@@ -1,30 +1,12 @@
 """The fault zoo: deliberately broken variants of the engine, each with what must catch it."""
 
-from refimpl.faults import (
-    block_faults,
-    chunk_faults,
-    drafting_faults,
-    layout_faults,
-    overlap_faults,
-    paged_faults,
-    scheduling_faults,
-    serving_faults,
-    sharing_faults,
-    state_faults,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from refimpl.faults.base import FAULTS, Fault
 
-__all__ = [
-    "FAULTS",
-    "Fault",
-    "block_faults",
-    "chunk_faults",
-    "drafting_faults",
-    "layout_faults",
-    "overlap_faults",
-    "paged_faults",
-    "scheduling_faults",
-    "serving_faults",
-    "sharing_faults",
-    "state_faults",
-]
+__all__ = ["FAULTS", "Fault"]
+
+for module in iter_modules(__path__):  # in order of their names
+    if module.name.endswith("_faults"):
+        import_module(f"{__name__}.{module.name}")

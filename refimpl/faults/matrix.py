@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from refimpl.core.files import write_whole
-from refimpl.core.invariants import STATEMENTS
 from refimpl.faults import FAULTS
 from refimpl.faults.base import Fault
 from refimpl.faults.detection import DETECTORS, NUM_EXAMPLES, applies, detect, kit_notice
@@ -28,7 +27,22 @@ DOCS = Path(__file__).parents[2] / "docs"
 HEALTHY = "(healthy engine)"
 NOT_ASKED = "not asked"
 HIDDEN = ("acceptance", "report", "nothing")  # effects that tokens alone do not show
+SEEN, BLIND = "●", "·"
 Matrix = dict[str, Any]
+INTRODUCTION = f"""# Detection matrix
+
+Each fault replaces one function of the engine by a broken one (`refimpl/faults/`, where docstrings say what is wrong),
+and each column says whether a detector of `refimpl/faults/detection.py` noticed it ({SEEN}) or not ({BLIND}) in
+{{cases}} random cases; an empty cell was not asked.
+*changes* is what the fault does to a run without checks, *seen in* a public report of its kind in another engine,
+*first* the invariant ([register](../proofs/README.md#register)) that breaks at the lowest level of checks.
+{{kit}}
+
+Written by `python -m refimpl.faults.matrix`; [the data](detection_matrix.json) have the number of cases and the
+property by which the kit fails.
+
+| fault | changes | seen in | first |{"|".join((*DETECTORS, "kit"))}|
+|---|---|---|---|{":-:|" * (len(DETECTORS) + 1)}"""
 
 
 def build_row(fault: Fault | None) -> dict[str, Any]:
@@ -96,55 +110,18 @@ def build_matrix(known: Iterable[dict[str, Any]] = ()) -> Matrix:
 
 
 def as_markdown(matrix: Matrix) -> str:
-    """The page: the table, which invariant breaks first, and what each fault is."""
-    head = ["fault", "seen in", "changes", *DETECTORS, "kit"]
-    lines = [
-        "# Detection matrix",
-        "",
-        "Written by `python -m refimpl.faults.matrix`. Each fault replaces one function of the engine by a broken one",
-        "(`refimpl/faults/`). A cell names what noticed the fault and, in brackets, after how many random cases;",
-        f"· means not noticed after {matrix['examples_at_most']} cases, – that the detector does not apply.",
-        "",
-        "- *host*, *device* and *oracle* are the levels of the run-time checks.",
-        "- *output* compares tokens with autoregressive decoding; *acceptance* compares the accepted drafts with a",
-        "  script; *report* compares log-probabilities, texts and statistics with those of ordinary decoding and with",
-        "  sums over the rounds; *sampling* compares the distribution of sampled tokens with the target's, under the",
-        "  acceptance rule and the execution that the fault breaks. These four run without checks. Two faults of block",
-        "  verification move the law by a percent or two; exact enumeration sees them",
-        "  (tests/statistical/test_block_rule.py). With `shared-random-stream` rows depend on each other, and the law",
-        "  of each is right.",
-        "- *kit* is the first property that fails when `raggedspec conformance` tests the broken engine, checks off,",
-        "  with the default settings; · means that the engine conforms. How it fails is what most of three searches",
-        "  say, each with a seed of its own. Where nothing is added, tokens were wrong: any",
-        "  engine that gives such tokens fails. *error* means that this engine broke off, by one of the few checks",
-        "  that are never off (INV-…) or because its own data did not fit together, or gave no answer within 60 s.",
-        "  Another engine may go on with such a fault, so errors count for this engine alone. In",
-        "  `serving_equals_reference` prompts come and are cancelled while others run.",
-        "- *changes* is what the fault does to a run without checks; a crash ends it with an error, or never.",
-        "- *seen in* is a public issue or pull request about a fault of this kind in another engine.",
-        "",
-        kit_summary(matrix),
-        "",
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-    ]
-    for row in matrix["rows"]:
-        cells = [_cell(row["cells"][detector]) for detector in DETECTORS]
-        cells.append(_kit_cell(row["kit"]))
-        lines.append("| " + " | ".join([f"`{row['fault']}`", _link(row["source"]), row["effect"], *cells]) + " |")
-    lines += [
-        "",
-        "## First to break",
-        "",
-        "| invariant | statement | faults it is the first to catch |",
-        "|---|---|---|",
-    ]
-    for invariant, statement in STATEMENTS.items():
-        names = [f"`{row['fault']}`" for row in matrix["rows"] if row["first"] == invariant]
-        lines.append(f"| {invariant} | {statement} | {', '.join(names)} |")
-    lines += ["", "## The faults", ""]
-    lines += [f"- `{row['fault']}`: {row['summary']}" for row in matrix["rows"]]
-    return "\n".join(lines)
+    """The page: a row for each fault, a mark for each detector."""
+    rows = [row for row in matrix["rows"] if row["fault"] != HEALTHY]
+    return "\n".join(
+        [INTRODUCTION.format(kit=kit_summary(matrix), cases=matrix["examples_at_most"]), *map(_line, rows)]
+    )
+
+
+def _line(row: dict[str, Any]) -> str:
+    marks = [_mark(row["cells"][detector]) for detector in DETECTORS]
+    kit = row["kit"] and ("!" if row["kit"]["error"] else SEEN)
+    told = [f"`{row['fault']}`", row["effect"], _link(row["source"]), row["first"] or ""]
+    return f"| {' | '.join(told)} |{'|'.join([*marks, kit or BLIND])}|"
 
 
 def kit_summary(matrix: Matrix) -> str:
@@ -153,9 +130,9 @@ def kit_summary(matrix: Matrix) -> str:
     errors = [bool(row["kit"]["error"]) for row in rows if row["kit"]]
     unseen = [row["effect"] in HIDDEN for row in rows if not row["kit"]]
     return (
-        f"Of {len(rows)} faults the kit sees {errors.count(False)} by wrong tokens, which would give any engine away,\n"
-        f"and {sum(errors)} by an error of this engine. Of the {len(unseen)} others, {sum(unseen)} change neither\n"
-        "tokens nor their distribution."
+        f"Of {len(rows)} faults the kit sees {errors.count(False)} by wrong tokens, as it would in any engine, and\n"
+        f"{sum(errors)} by an error of this engine alone (!); of the {len(unseen)} others {sum(unseen)} change\n"
+        "neither tokens nor their distribution."
     )
 
 
@@ -166,16 +143,8 @@ def _link(source: str | None) -> str:
     return f"[{source}](https://github.com/{repository}/issues/{number})"
 
 
-def _kit_cell(cell: dict[str, str] | None) -> str:
-    if cell is None:
-        return "·"
-    return f"`{cell['property']}`" + (f", error ({cell['error']})" if cell["error"] else "")
-
-
-def _cell(cell: Any) -> str:
-    if cell == NOT_ASKED:
-        return "–"
-    return f"{cell['by']} ({cell['examples']})" if cell else "·"
+def _mark(cell: Any) -> str:
+    return "" if cell == NOT_ASKED else SEEN if cell else BLIND
 
 
 def main() -> None:
