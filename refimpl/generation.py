@@ -54,10 +54,8 @@ def stream(
 ) -> Stream:
     """Decode prompts, handing out tokens as rounds commit them; see `generate` for the other arguments.
 
-    Prompts come at the `arrival_s` of their Request. With `max_model_len` they may also come from an iterator, which is
-    asked in the first round, then for the next one as soon as the one before has come and less than a window waits,
-    from an asynchronous iterator (then use ``async for``), or by `Stream.submit`; the latter two have no `arrival_s`,
-    as they come when they are given.
+    Prompts come at the `arrival_s` of their Request. With `max_model_len` they may also come by `Stream.submit`, or
+    from an iterator, which is asked for the next one between rounds while less than a window waits.
 
     Raises:
         InputError: impossible settings or prompts; `autoregressive` has no rounds to stream.

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
 
 from refimpl.core.config import DecodeConfig
-from refimpl.core.errors import InputError, require, shown
+from refimpl.core.errors import require, shown
 from refimpl.core.records import RowOutcome, TokenLogprobs
 from refimpl.core.request import Request
 from refimpl.core.sequence import StopReason
@@ -19,7 +19,6 @@ from refimpl.core.stats import CollapseWatch
 from refimpl.core.values import is_integer
 from refimpl.decoding.engine import Engine
 from refimpl.decoding.trace import RoundRecord
-from refimpl.incoming import END, Incoming
 from refimpl.models.adapter import Pair
 from refimpl.requests import Prepared, Prompt, SequenceMaker, listed
 from refimpl.results import Result, result_of
@@ -27,7 +26,7 @@ from refimpl.results import Result, result_of
 BROKEN = (
     "the stream is in the middle of a round, or was interrupted in one: use one thread, after an interrupt a new run"
 )
-Prompts = Seq[Prompt] | Iterator[Prompt] | AsyncIterator[Prompt]
+Prompts = Seq[Prompt] | Iterator[Prompt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +52,23 @@ class Stream:
     """A run in progress: iterate over its token events, submit and cancel between them, take the result at its end.
 
     Events come round by round, so a sequence may be cancelled as soon as its tokens are seen; unless the scheduler is
-    static, its place is filled from the waiting line in the next round. Requests that come later are let in between
-    rounds; a run that has nothing else to do waits for them. What has been decoded is kept for `result`, so a stream
-    grows with every request: begin another one from time to time.
+    static, its place is filled from the waiting line in the next round. A run that has nothing to do until the next
+    arrival waits for it. After its end more may be submitted: iterate again. What has been decoded is kept for
+    `result`, so a stream grows with every request: begin another one from time to time.
 
     Use it in one thread. An error or interrupt in the middle of a change (a round, a submission, a cancellation, a step
-    of the prompts' iterator) breaks it: it yields, takes and returns nothing any more.
+    of the prompts' iterator) breaks it: from then on every use raises InputError.
     """
 
     def __init__(self, pair: Pair, prompts: Prompts, config: DecodeConfig, max_prompt_tokens: int | None = None):
         self._maker = SequenceMaker(pair, config, max_prompt_tokens)
-        known = list[Prepared]()
-        if not isinstance(prompts, Iterator | AsyncIterator):
+        known, self._iterator = list[Prepared](), iter(list[Prompt]())
+        if isinstance(prompts, Iterator):
+            no_length = "prompts that come one by one need max_model_len: the longest prompt and its budget"
+            require(config.max_model_len is not None, no_length)
+            self._iterator = prompts
+        else:
             known = self._maker.make(prompts)
-        elif config.max_model_len is None:
-            raise InputError("prompts that come one by one need max_model_len: the longest prompt and its budget")
-        self._iterator = prompts if isinstance(prompts, Iterator) else iter(())
-        self._incoming = Incoming(prompts if isinstance(prompts, AsyncIterator) else None)
         self._ahead = deque[Seq[Prepared]]([each] for each in known)  # requests that are made and have not come
         self._come = list[Prepared]()
         self._num_known = len(known)
@@ -96,69 +95,51 @@ class Stream:
         require(not self._broken, BROKEN)
 
     def __iter__(self) -> Iterator[TokenEvent]:
-        """Yield events until every sequence has finished or was cancelled, and no more can come.
+        """Yield events until every sequence has finished or was cancelled, and no other is known to come.
 
         Raises:
             InputError: the next request is invalid: iterate again to go on without it. Or the stream is broken.
         """
+        for step in self._steps():
+            if isinstance(step, TokenEvent):
+                yield step
+            else:
+                time.sleep(step)
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """As `__iter__`; other tasks run between rounds, and while the run waits. They may submit and cancel."""
+        for step in self._steps():
+            if isinstance(step, TokenEvent):
+                yield step
+            else:
+                await asyncio.sleep(step)
+
+    def _steps(self) -> Iterator[TokenEvent | float]:
+        """Events, and before each round the seconds until it may begin."""
         self._require_whole()
-        require(self._incoming.ended, "the prompts come asynchronously: use `async for`")
         while self._events or not self.done:
             if self._events:
                 yield self._events.popleft()
             else:
-                self.run_one_round()
-
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """As `__iter__`, also for an asynchronous iterator; other tasks run between rounds and while the run waits.
-
-        You may leave it, on a timeout for example: iterate again in the same event loop, and you miss no event and no
-        request.
-        """
-        self._require_whole()
-        while self._events or not self.done:
-            await asyncio.sleep(0)
-            if self._events:
-                yield self._events.popleft()
-            elif not await self._submit_next():
-                await self._wait_for_work()
-                if not self._engine.scheduler.done:  # another task may have cancelled everything
+                yield self._wait_s()
+                if not self._engine.scheduler.done:  # nobody has come, or all were cancelled in the meantime
                     self._run_round()
-
-    async def _submit_next(self) -> bool:
-        """Submit the next prompt of an asynchronous iterator; False if none has come, or a window of others waits."""
-        full = len(self._engine.scheduler.pool.waiting) >= self._most_waiting
-        if full or self._incoming.ended or not await self._incoming.has_come():
-            return False
-        with self._change():
-            prompt = self._incoming.take()
-        if prompt is not END:
-            self.submit([prompt])
-        return True
-
-    async def _wait_for_work(self) -> None:
-        """Let other tasks run until there is something to decode, or a prompt of an asynchronous iterator to submit."""
-        while (wait_s := self._wait_s()) is not None:
-            await asyncio.sleep(wait_s)
-        if self._idle:
-            await self._incoming.wait()
 
     def submit(self, prompts: Seq[Prompt]) -> list[int]:
         """Add requests that come now; return the indices of their sequences.
 
         Raises:
-            InputError: they are not fit for the run, see `max_model_len`, have an `arrival_s`, others are still to
-                come, or the stream is broken; none is added then.
+            InputError: they do not fit the run, see `max_model_len`, have an `arrival_s`, others are still to come, or
+                the stream is broken; none is added then.
         """
         self._require_whole()
         require(self._next_s() == math.inf, "requests of a list or an iterator are still to come: submit others later")
         requests = [each if isinstance(each, Request) else Request(each) for each in listed(prompts)]
         no_time = not any(request.arrival_s for request in requests)
-        now_s = self.elapsed_s
+        require(no_time, "a request that is submitted comes now: leave out its arrival_s")
+        now_s = self._elapsed_s
         come = self._maker.make([replace(request, arrival_s=now_s) for request in requests])
-        require(no_time, "a request that is submitted, or given asynchronously, comes now: leave out its arrival_s")
         self._add(come)
-        self._incoming.wake()
         return [each.sequence.index for each in come]
 
     def _add(self, come: Seq[Prepared]) -> None:
@@ -172,7 +153,7 @@ class Stream:
     def _let_in(self) -> None:
         """Submit what has come by now; prompts of an iterator while less than a window waits."""
         waiting = self._engine.scheduler.pool.waiting
-        while len(waiting) < self._most_waiting and self._next_s() <= self.elapsed_s:
+        while len(waiting) < self._most_waiting and self._next_s() <= self._elapsed_s:
             self._add(self._ahead.popleft())
 
     def _next_s(self) -> float:
@@ -182,20 +163,18 @@ class Stream:
         """
         if not self._ahead:
             with self._change():
-                prompt: Any = next(self._iterator, END)
-            if prompt is not END:
-                self._ahead.append(self._maker.make([prompt]))
+                prompts = list(islice(self._iterator, 1))
+            self._ahead.extend(self._maker.make([prompt]) for prompt in prompts)
         return self._ahead[0][0].arrival_s if self._ahead else math.inf
 
-    def _wait_s(self) -> float | None:
-        """Let in what has come; seconds until the next arrival where nothing else is left to do."""
+    def _wait_s(self) -> float:
+        """Let in what has come; seconds until the next arrival where nothing else is left to do, else 0."""
         self._began = self._began or time.perf_counter()
         self._let_in()
-        waits = self._engine.scheduler.done and (next_s := self._next_s()) < math.inf
-        return max(0.0, next_s - self.elapsed_s) if waits else None
+        return max(0.0, self._next_s() - self._elapsed_s) if self._engine.scheduler.done else 0.0
 
     @property
-    def elapsed_s(self) -> float:
+    def _elapsed_s(self) -> float:
         """Seconds since the first round was asked for."""
         return 0.0 if self._began is None else time.perf_counter() - self._began
 
@@ -205,11 +184,6 @@ class Stream:
 
         Where nothing else is left to do, this asks an iterator for its next prompt, and raises what that raises.
         """
-        return self._incoming.ended and self._idle
-
-    @property
-    def _idle(self) -> bool:
-        """Whether there is nothing to do until a prompt is submitted."""
         return self._engine.scheduler.done and self._next_s() == math.inf
 
     @property
@@ -229,13 +203,12 @@ class Stream:
         Nothing changes where it has ended by itself.
 
         Raises:
-            InputError: there is no sequence of that index, it has not come yet, or the stream is broken.
+            InputError: no sequence of that index has come, or the stream is broken.
         """
         self._require_whole()
         come = len(self._come)
-        known = is_integer(index) and 0 <= index < self.num_sequences
+        known = is_integer(index) and 0 <= index < come
         require(known, f"there is no sequence {shown(index)}: {come} have come, numbered from 0")
-        require(index < come, f"sequence {index} is still to come: cancel it when it has")
         if not self._come[index].sequence.finished:
             with self._change():
                 self._engine.cancel(self._come[index].sequence)
@@ -249,8 +222,7 @@ class Stream:
         """
         self._require_whole()
         require(not self.done, "the run has ended")
-        require(not self._idle, "the next prompt comes asynchronously: use `async for`")
-        while (wait_s := self._wait_s()) is not None:
+        while (wait_s := self._wait_s()) or self._engine.scheduler.done:
             time.sleep(wait_s)
         return self._run_round()
 
@@ -259,7 +231,7 @@ class Stream:
         with self._change():
             record = self._engine.run_one_round()
             self._wall_s += time.perf_counter() - begun
-            self._round_end_s.append(self.elapsed_s)
+            self._round_end_s.append(self._elapsed_s)
             self._rounds.append(record)
             self._events += map(self._event_of, record.rows)
         self._watch.observe(record.rows)  # may warn, and a warning may be an error

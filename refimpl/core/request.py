@@ -28,8 +28,8 @@ class Request:
         n: samples to draw, each a sequence of its own. The i-th of them has the key `sequence_id` + i. At temperature 0
             all are equal.
         arrival_s: seconds after the start of the run at which it comes, in ascending order over the prompts; until then
-            nothing of it is decoded. One that is submitted to a stream, or given to it asynchronously, comes at that
-            moment, and may not have another. `autoregressive`, which decodes one prompt after the other, does not wait.
+            nothing of it is decoded. One that is submitted to a stream comes at that moment, and may not have another.
+            `autoregressive`, which decodes one prompt after the other, does not wait.
     """
 
     prompt: str | Seq[int]
