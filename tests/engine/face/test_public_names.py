@@ -12,7 +12,7 @@ from mypy import api
 import refimpl
 from refimpl.core.keywords import Settings, VerifySettings
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 PACKAGES = ["refimpl", "simulator"]
 
 TYPED = """

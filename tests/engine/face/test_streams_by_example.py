@@ -1,4 +1,4 @@
-"""Streams by example: who comes when, what is refused, what breaks. `tests/stateful/test_stream_histories.py` has the law."""
+"""Streams by example: who comes when, what is refused, what breaks. Histories of streams are judged elsewhere."""
 
 import asyncio
 from itertools import count, islice
