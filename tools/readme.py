@@ -1,38 +1,23 @@
 """Render the tables of README.md and docs/ from committed data files.
 
 Run from the repository root: ``python tools/readme.py`` rewrites what is stale, ``--check`` only reports (exit code 1).
-A table is between ``<!-- table:NAME -->`` and ``<!-- /table -->``. `readme_tables` says for each kind, the first word
-of a name, what the columns are; the data are in docs/results/NAME.json. ``brief-NAME`` is a short form of NAME.
+A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``; `readme_tables` has the columns of each.
 """
 
 import argparse
-import json
 import re
 import sys
 from pathlib import Path
 
-from readme_simulated import SIMULATED
-from readme_tables import KINDS, render_table
+from readme_tables import TABLES
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "docs" / "results"
-SHIPPED = {"scaling": ROOT / "simulator" / "data" / "scaling" / "tiny.json"}  # results that the simulator reads
 BLOCK = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
-
-
-def body(name: str) -> str:
-    """A table with what is said below it; a table whose data file is missing says so."""
-    if name in SIMULATED:
-        return SIMULATED[name]()
-    path = SHIPPED.get(name, RESULTS / f"{name.removeprefix('brief-')}.json")
-    if not path.exists():
-        return "Not measured yet.\n"
-    return render_table(KINDS[name.partition("-")[0]], json.loads(path.read_text()))
 
 
 def render(text: str) -> str:
     """Replace every table of a page."""
-    return BLOCK.sub(lambda match: f"{match[1]}\n{body(match['name'])}\n{match[3]}", text)
+    return BLOCK.sub(lambda match: f"{match[1]}\n{TABLES[match['name']]()}\n{match[3]}", text)
 
 
 def main() -> int:

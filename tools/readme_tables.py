@@ -1,28 +1,30 @@
-"""The measured tables of the pages, by kind: their rows, their columns, and what is said below them.
+"""The tables of the pages, each made of a data file by a list of columns.
 
-A column is a heading and a format of a row's numbers, or a function of the row. Beside Python's formats there are
+A column is a heading and a format of a row's numbers, or a function of the row. Besides Python's formats there are
 ``.1%`` with a space before the sign, and ``.1m``, ``.1M``, ``.1G`` and ``.1i`` for thousandths, millions, billions and
 mebi; what is None or absent is left blank.
 """
 
+import json
 import statistics
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from pages import markdown_table, origin
+import numpy as np
 
-from refimpl.bench.anatomy_rows import AnatomyRow, scalings
-from refimpl.bench.demo import DEMO_HEADINGS, NO_DRAFTS, PLAIN, demo_cells, demo_legend
-from refimpl.commands.bench_tables import exponent_cells
-from refimpl.commands.law import RULE_HEADINGS, rule_cells
+from refimpl.bench.demo import NO_DRAFTS, PLAIN
+from simulator.engine_runs.validation import read_validation
+from simulator.service.roofline import RooflineCost
+from simulator.settings.calibration import load_calibration
+from simulator.settings.fields import Spec
+from simulator.studies.roofline_calibration import compare_calibration, summarize_components
 
 Row = dict[str, Any]
-Column = tuple[str, str | Callable[[Row], str]]
-Table = tuple[list[str], list[list[str]]]
+Cell = str | Callable[[Row], str]
+ROOT = Path(__file__).parent.parent
 SCALES = {"%": 0.01, "m": 1e-3, "M": 1e6, "G": 1e9, "i": 1 << 20}
-MOST_KERNELS = 6  # that a table names
 
 
 class Scaled(Formatter):
@@ -44,394 +46,486 @@ class Scaled(Formatter):
 FORMAT = Scaled().vformat
 
 
-def tabulate(columns: Iterable[Column], rows: Iterable[Row]) -> Table:
-    """A line a row."""
-    shown = list(columns)
-    lines = [[FORMAT(cell, (), row) if isinstance(cell, str) else cell(row) for _, cell in shown] for row in rows]
-    return [heading for heading, _ in shown], lines
+def shown(cell: Cell, row: Row) -> str:
+    """A cell of a row."""
+    return FORMAT(cell, (), row) if isinstance(cell, str) else cell(row)
 
 
-def pivoted(corner: str, cells: Iterable[tuple[str, str, str]]) -> Table:
+def markdown_table(headings: Sequence[str], lines: Iterable[Sequence[str]], texts: Sequence[str] = ()) -> str:
+    """A table whose first column is flush left, and those named in `texts`; the others are flush right."""
+    rule = ["---" if at == 0 or head in texts else "---:" for at, head in enumerate(headings)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in [headings, rule, *lines])
+
+
+def tabulate(rows: Iterable[Row], columns: dict[str, Cell], texts: Sequence[str] = ()) -> str:
+    """A line for each row, a column for each heading."""
+    return markdown_table([*columns], [[shown(cell, row) for cell in columns.values()] for row in rows], texts)
+
+
+def pivoted(corner: str, cells: Iterable[tuple[str, str, str]]) -> str:
     """A line for each first word of the cells, a column for each second one, as they come."""
     lines: dict[str, dict[str, str]] = {}
     for line, heading, cell in cells:
         lines.setdefault(line, {})[heading] = cell
     headings = list(dict.fromkeys(heading for line in lines.values() for heading in line))
-    return [corner, *headings], [[line, *found.values()] for line, found in lines.items()]
+    return markdown_table(
+        [corner, *headings], [[line, *(found.get(head, "") for head in headings)] for line, found in lines.items()]
+    )
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How data of a kind become a table, what stands below it, and whether their origin stands below that."""
-
-    table: Callable[[Row], Table]
-    note: Callable[[Row], str] = lambda data: device_rates(data.get("meta", {}))
-    has_origin: bool = True
+def read(name: str) -> Any:
+    """A data file of docs/results."""
+    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
 
 
-def of_rows(*columns: Column, key: str = "rows") -> Kind:
-    """A table of the same columns for any data; rows know what is the same for all of them."""
-    return Kind(lambda data: tabulate(columns, [data | row for row in data[key]]))
+def source(meta: Row, path: str) -> str:
+    """The command and the machine that a table's data come from."""
+    threads = f", {meta['torch_threads']} torch threads" if "torch_threads" in meta else ""
+    return f"\n`{meta['command']}` · {meta.get('device', 'simulated')}{threads} · [data]({path})\n"
 
 
-def render_table(kind: Kind, data: Any) -> str:
-    """Table, note and origin."""
-    source = origin(data["meta" if "meta" in data else "environment"]) if kind.has_origin else ""
-    return markdown_table(*kind.table(data)) + kind.note(data) + source
+def sourced(name: str, text: str) -> str:
+    """A table, with the source of its data below it."""
+    data = read(name)
+    return text + source(data.get("meta") or data["environment"], f"results/{name}.json")
 
 
-def device_rates(meta: Row) -> str:
-    """What the device did at best in the same run, and whether rows are missing; empty without such meta data."""
-    if "rates" not in meta:
-        return ""
-    rates = "Device in the same run: {bytes_per_s:.0G} GB/s, {flops:.2f} TFLOP/s"
-    text = FORMAT(rates, (), meta["rates"] | {"flops": meta["rates"]["flops_per_s"] / 1e12})
-    text += f"; pair {meta['pair']}, {meta['dtype']}; acceptance {meta['acceptance']}"
-    return f"\n{text}{'' if meta.get('complete', True) else '; cut short, rows are missing'}.\n"
+def of_rows(name: str, columns: dict[str, Cell], key: str = "rows") -> Callable[[], str]:
+    """A table of the rows of a data file; rows know what is the same for all of them."""
+
+    def table() -> str:
+        data = read(name)
+        return sourced(name, tabulate([data | row for row in data[key]], columns))
+
+    return table
 
 
-# --- the demonstration, and benchmarks -------------------------------------------------------------------------------
+def of_cells(name: str, corner: str, cells: Callable[[Any], Iterable[tuple[str, str, str]]]) -> Callable[[], str]:
+    """A pivoted table of a data file."""
+    return lambda: sourced(name, pivoted(corner, cells(read(name))))
 
 
-def demo_note(data: Row) -> str:
-    """What the columns mean."""
-    return "\n" + "\n\n".join(demo_legend(data["rows"], data["meta"]["prompt_lens"])) + "\n"
+def interval(values: Sequence[float], digits: str = ".2f") -> str:
+    """A value with its interval."""
+    value, low, high = (f"{value:{digits}}" for value in values)
+    return f"{value} ({low}–{high})"
 
 
-def brief_table(data: Row) -> Table:
-    """The demonstration at its batch size alone, with the columns that a first reader needs."""
-    names = {PLAIN: "transformers `generate`", NO_DRAFTS: "`inplace` without drafts"}
-    columns: list[Column] = [
-        ("method", lambda row: names.get(row["method"], f"`{row['method']}`")),
-        ("exact", "{exact}/{prompts}"),
-        ("tokens/s", "{tokens_per_s:.0f}"),
-        # plain decoding adds one token to a row in each step, and has no layout
-        ("tokens per row and round", lambda r: "1.00" if r["rounds"] is None else f"{r['tokens_per_row_round']:.2f}"),
-        ("time spent moving K/V", lambda r: "" if r["rounds"] is None else f"{100 * r['share_realign']:.1f} %"),
-    ]
-    return tabulate(columns, [r for r in data["rows"] if r["batch_size"] == data["meta"]["settings"]["batch_size"]])
+def ratio(row: Row) -> str:
+    """Median of the ratios within repeats, with the least and the greatest."""
+    ratios = row["ratios"]
+    return interval((statistics.median(ratios), min(ratios), max(ratios)))
 
 
-def brief_note(data: Row) -> str:
-    """The setting."""
-    settings = data["meta"]["settings"]
+# --- exactness -------------------------------------------------------------------------------------------------------
+
+EXACT = {
+    "verify-greedy": "greedy, batch 1, 4 and 8",
+    "verify-paged": "greedy, `paged` and `continuous`, batch 1, 4 and 8",
+    "verify-t07-seed1": "temperature 0.7, seed 1",
+    "verify-t10": "temperature 1.0",
+    "verify-t07": "temperature 0.7, seed 0",
+    "verify-t07-float64": "the same in float64, the two runs that differed",
+    "bitwise-t07": "the same in float32, shape-stable",
+    "bitwise-paged": "shape-stable, with shared blocks",
+    "verify-gpu-smoke": "greedy, every method, float32",
+    "verify-gpu-smoke-recorded": "recorded rounds",
+    "verify-gpu-smoke-overlapped": "overlapped rounds",
+    "bitwise-gpu-greedy": "shape-stable, bfloat16",
+}
+
+
+def exact() -> str:
+    """Outputs that equal ordinary decoding, a line for each committed file."""
+    rows = [{"file": name, "label": label} | counted(read(name)) for name, label in EXACT.items()]
+    columns: dict[str, Cell] = {
+        "run": "[{label}](results/{file}.json)", "device": lambda row: row["device"].partition(",")[0],
+        "prompts": "{prompts}", "runs": "{runs}",
+        "tokens equal": "{exact:,}/{total:,}", "equal to the last bit": "{bitwise:,}",
+        "failed checks": "{violations}",
+    }  # fmt: skip
+    return tabulate(rows, columns, texts=("device",))
+
+
+def counted(data: Row) -> Row:
+    """Sums over the runs of a file."""
+    runs = data["results"]
+    bits = sum(run["bitwise"] for run in runs) if "bitwise" in runs[0] else None
+    found = {"exact": sum(run["exact"] for run in runs), "total": data["prompts"] * len(runs), "bitwise": bits}
+    violations = sum(len(run["violations"]) for run in runs)
     return (
-        f"\n{len(data['meta']['prompt_lens'])} prompts, batch size {settings['batch_size']}, "
-        f"{settings['max_new_tokens']} new tokens each, bundled pair, {data['meta']['device']}. "
-        "*exact* counts the outputs with exactly the tokens of one-at-a-time decoding.\n"
+        {"device": data["meta"]["device"], "prompts": data["prompts"], "runs": len(runs)}
+        | found
+        | {"violations": violations}
     )
 
 
-def by_batch_size(rows: list[Row]) -> list[Row]:
-    """Rows of a benchmark, which may have run its batch sizes in any order; engines stay in theirs."""
-    return sorted(rows, key=lambda row: row["batch_size"])
+# --- speed -----------------------------------------------------------------------------------------------------------
 
 
-def bench_table(data: Row) -> Table:
-    """Throughput of every engine; recording, floor, idle time and memory where they were measured."""
-    rows, stages = by_batch_size(data["rows"]), ("draft", "verify", "realign", "host")
-    with_floor = "fraction_of_floor" in rows[0]
-    on_gpu = with_floor and any(row["peak_memory_bytes"] for row in rows)
-    of_rounds = ("ms_per_round", "share_outside_forward", *(f"share_{stage}" for stage in stages))
-    for row in rows:
-        row |= {} if row["ms_per_round"] else dict.fromkeys(of_rounds)
-        row |= {name: row.get(name) or None for name in ("record_s", "fraction_of_floor")}
-    columns: list[Column] = [
-        ("engine", "{engine}"), ("batch", "{batch_size}"), ("tokens/s", "{tokens_per_s:.0f}"),
-        ("against plain", "{ratio_to_hf_generate:.2f}×"),
-        *[("against first method", "{ratio_to_first_method:.2f}×")] * ("ratio_to_first_method" in rows[0]),
-        ("ms/round", "{ms_per_round:.1f}"), *((stage, f"{{share_{stage}:.0%}}") for stage in stages),
-        ("outside forward", "{share_outside_forward:.1%}"),
-        *[("record s", "{record_s:.2f}")] * any(row["record_s"] for row in rows),
-        *[("floor/time", "{fraction_of_floor:.0%}")] * with_floor,
-        *[("idle", "{share_idle:.0%}"), ("memory", lambda row: FORMAT("{peak_memory_bytes:.1G} GB", (), row))] * on_gpu,
-    ]  # fmt: skip
-    return tabulate(columns, rows)
-
-
-def anatomy_table(data: Row) -> Table:
-    """One line an engine and context: share of the round at every batch size, the rest at the largest."""
-    sizes, rows = sorted({row["batch_size"] for row in data["rows"]}), []
-    for fit in map(asdict, scalings([AnatomyRow(**row) for row in data["rows"]])):
-        here = {r["batch_size"]: r for r in data["rows"] if all(r[n] == fit[n] for n in ("engine", "context_tokens"))}
-        shares = {f"at_{size}": here[size]["share_realign"] for size in sizes}
-        rows.append(here[sizes[-1]] | shares | {"verdict": fit["verdict"], "fit": exponent_cells(fit)})
-    last = sizes[-1]
-    columns: list[Column] = [
-        ("engine", "{engine}"), ("context", "{context_tokens}"),
-        *((f"share at {size}", f"{{at_{size}:.1%}}") for size in sizes),
-        (f"operations at {last}", "{host_operations_per_round:.1f}"), (f"MB at {last}", "{bytes_per_round:.1M}"),
-        (f"ms at {last}", "{realign_ms_per_round:.2f}"), (f"of bandwidth at {last}", "{fraction_of_bandwidth:.0%}"),
-        ("exponent", lambda row: row["fit"][0]), ("95 % interval", lambda row: row["fit"][1]),
-        ("growth", "{verdict}"), ("bound", "{bound}"), (f"checks at {last}", "{share_checks:.1%}"),
-    ]  # fmt: skip
-    return tabulate(columns, rows)
-
-
-def median_ratio(row: Row) -> str:
-    """Of the ratios within repeats."""
-    return f"{statistics.median(row['ratios']):.2f}×"
-
-
-def span_of_ratios(row: Row) -> str:
-    """Least and most of them."""
-    return f"{min(row['ratios']):.2f} … {max(row['ratios']):.2f}"
-
-
-def kernel_names(row: Row) -> str:
-    """Kernels that take most of the time."""
-    return "; ".join(
-        f"`{k['name'][:50].replace('|', '/')}` × {k['count']}: {k['ms']:.1f} ms" for k in row["by_name"][:MOST_KERNELS]
+def brief_demo() -> str:
+    """The demonstration at its batch size, with the columns that a first reader needs."""
+    data, names = read("demo"), {PLAIN: "transformers `generate`", NO_DRAFTS: "`inplace` without drafts"}
+    settings, meta = data["meta"]["settings"], data["meta"]
+    columns: dict[str, Cell] = {
+        "method": lambda row: names.get(row["method"], f"`{row['method']}`"),
+        "exact": "{exact}/{prompts}",
+        "tokens/s": "{tokens_per_s:.0f}",
+        # plain decoding adds one token to a row in each step, and has no layout
+        "tokens per row and round": lambda r: "1.00" if r["rounds"] is None else f"{r['tokens_per_row_round']:.2f}",
+        "time spent moving K/V": lambda r: "" if r["rounds"] is None else f"{100 * r['share_realign']:.1f} %",
+    }
+    what = (
+        f"{len(meta['prompt_lens'])} prompts, batch {settings['batch_size']}, {settings['max_new_tokens']} new tokens"
     )
+    rows = [row for row in data["rows"] if row["batch_size"] == settings["batch_size"]]
+    return f"{tabulate(rows, columns)}\n{what}, bundled pair, {meta['device']}.\n"
+
+
+def speeds(data: Row) -> Iterable[tuple[str, str, str]]:
+    """Tokens per second, and how many times those of transformers in the same run."""
+    for row in data["rows"]:
+        size = f"batch {row['batch_size']}"
+        yield (f"`{row['engine']}`", size, f"{row['tokens_per_s']:,.0f} ({row['ratio_to_hf_generate']:.2f}×)")
 
 
 PAPER = {
     "paper eqspec": "their EQSPEC, tokens/s",
     "paper exspec": "their EXSPEC, tokens/s",
-    "eqspec": "`eqspec` over their EQSPEC",
-    "exspec": "`exspec` over their EXSPEC",
-    "inplace": "`inplace` over their EXSPEC",
-    "paper transformers": "`generate` of theirs, tokens/s",
-    "transformers": "`generate` of ours over theirs",
+    "eqspec": "`eqspec` / their EQSPEC",
+    "exspec": "`exspec` / their EXSPEC",
+    "inplace": "`inplace` / their EXSPEC",
+    "transformers": "our `generate` / theirs",
 }
 
 
-def paper_table(data: Row) -> Table:
-    """Speeds of the paper's code, and ratios to them, a line a batch size."""
-    cells = []
+def paper(data: Row) -> Iterable[tuple[str, str, str]]:
+    """Speeds of the paper's code, and ratios to them."""
     for row in data["rows"]:
-        shown = f"{median_ratio(row)} ({span_of_ratios(row)})" if "ratios" in row else f"{row['median']:.0f}"
-        cells.append((str(row["batch_size"]), PAPER[row["engine"]], shown))
-    return pivoted("batch", cells)
+        if row["engine"] in PAPER:
+            cell = ratio(row) if "ratios" in row else f"{row['median']:.0f}"
+            yield (str(row["batch_size"]), PAPER[row["engine"]], cell)
 
 
-def paper_note(data: Row) -> str:
-    """How many outputs are exact, of all engines and batch sizes."""
-    exact = [row["exact"] for row in data["rows"]]
-    return f"\nOutputs that equal ordinary decoding: {sum(exact)} of {data['prompts'] * len(exact)}.\n"
+def anatomy() -> str:
+    """What moving K/V takes at the largest batch and context, and how it grows with the batch."""
+    data = read("anatomy-cpu")
+    size, context = (max(row[name] for row in data["rows"]) for name in ("batch_size", "context_tokens"))
+    fits = {fit["engine"]: fit for fit in data["scaling"] if fit["context_tokens"] == context}
+    rows = [
+        row | {name: fits[row["engine"]][name] for name in ("exponent", "low", "high")}
+        for row in data["rows"]
+        if (row["batch_size"], row["context_tokens"]) == (size, context)
+    ]
+    columns: dict[str, Cell] = {
+        "engine": "`{engine}`", "operations": "{host_operations_per_round:,.1f}", "MB": "{bytes_per_round:.1M}",
+        "ms": "{realign_ms_per_round:.2f}", "share of a round": "{share_realign:.1%}",
+        "share of bandwidth": "{fraction_of_bandwidth:.0%}",
+        "exponent in the batch": lambda row: interval([row[n] for n in ("exponent", "low", "high")])
+        if row["exponent"] else "",
+    }  # fmt: skip
+    return sourced("anatomy-cpu", tabulate(rows, columns))
 
 
-# --- verdicts --------------------------------------------------------------------------------------------------------
-
-TIES_LEGEND = (
-    "\nregret: how far a token's logit is below the largest one; 0 means that the two logits are equal, in the "
-    "number format of the run. threshold: twice the most that rounding alone moves a logit, the largest regret "
-    "that a tie may have; 0 means that it moved none. prefixes: texts that the rounding was measured on.\n"
-)
-TIES: list[Column] = [
-    ("run", "{run}"), ("verdict", "{verdict}"), ("exact", "{exact}"), ("tie", "{tie}"), ("bug", "{bug}"),
-    ("largest regret", "{largest_regret:.4g}"), ("threshold", "{threshold:.4g}"), ("prefixes", "{num_prefixes}"),
-]  # fmt: skip
-
-# --- drafters, budgets, laws -----------------------------------------------------------------------------------------
+H200, MODELS = "h200", {"target": "qwen3-8b", "draft": "qwen3-0.6b"}
 
 
-def drafters_table(data: Row) -> Table:
-    """Drafters beside each other and beside none, as ratios to plain batched generation in the same run."""
-    columns: list[Column] = [
-        ("drafter", lambda row: f"`{row['engine'].split()[-1]}`" if " " in row["engine"] else "none"),
-        ("against plain", "{ratio_to_hf_generate:.2f}×"), ("tokens per row and round", "{mean_acceptance_length:.2f}"),
-        ("drafts accepted", lambda row: FORMAT("{draft_acceptance_rate:.0%}", (), row) if " " in row["engine"] else ""),
-        ("draft ms", "{ms_draft:.1f}"), ("verify ms", "{ms_verify:.1f}"),
-    ]  # fmt: skip
-    return tabulate(columns, [row for row in data["rows"] if row["engine"] != "hf_generate"])
+def gpu() -> str:
+    """Rounds on an H200: measured, computed by the roofline, and the least that bytes and operations need."""
+    data = read("bench-gpu-length3")
+    settings = data["meta"]["settings"]
+    k, context = settings["num_speculative_tokens"], data["meta"]["prompt_tokens"]["median"]
+    widths = np.array([context + settings["max_new_tokens"] / 2])
+    cost = RooflineCost(Spec.of("roofline", device=H200, dtype=data["meta"]["dtype"], **MODELS), None)
+    rows = sorted((row for row in data["rows"] if row["ms_per_round"]), key=lambda row: row["batch_size"])
+    for row in rows:
+        drafts = k if row["engine"] == "inplace" else 0
+        fed = (("draft", drafts), ("verify", drafts + 1))
+        seconds = sum(float(cost.seconds(name, row["batch_size"], n, widths, False)[0]) for name, n in fed)
+        row |= {"busy": row["ms_per_round"] - row["ms_idle"], "roofline": seconds}
+    columns: dict[str, Cell] = {
+        "engine": "`{engine}`", "batch": "{batch_size}", "tokens/s": "{tokens_per_s:,.0f}",
+        "over `generate`": "{ratio_to_hf_generate:.1f}×", "ms/round": "{ms_per_round:.1f}",
+        "device busy, ms": "{busy:.1f}", "roofline, ms": "{roofline:.1m}",
+        "least, ms": "{floor_ms_per_round:.1f}",
+    }  # fmt: skip
+    return sourced("bench-gpu-length3", tabulate(rows, columns))
 
 
-def law_cell(row: Row) -> str:
-    """Total variation, and whether the engine refuses."""
-    distance = f"{row['total_variation']:.4f}" if row["total_variation"] else "0"
-    return distance if row["allowed"] else f"{distance}, refused"
+DRAFTED = {"bundled prompts": "drafters-bundled", "answers that quote the prompt": "drafters-copying"}
 
 
-def interval(values: list[float], digits: str = ".2f") -> str:
-    """A value with its interval."""
-    value, low, high = (f"{value:{digits}}" for value in values)
-    return f"{value} [{low}, {high}]"
-
-
-def judged_budgets(data: Row) -> Table:
-    """Budgets over the best fixed number of drafts and over none, by rate."""
+def drafters() -> str:
+    """Speed over plain generation and tokens a round of every drafter, on two sets of prompts."""
     cells = []
+    for prompts, name in DRAFTED.items():
+        for row in read(name)["rows"][1:]:
+            drafter = f"`{row['engine'].split()[-1]}`" if " " in row["engine"] else "none"
+            cells.append((drafter, f"{prompts}: speed", f"{row['ratio_to_hf_generate']:.2f}×"))
+            cells.append((drafter, f"{prompts}: tokens per row and round", f"{row['mean_acceptance_length']:.2f}"))
+    return pivoted("drafter", cells) + "".join(sourced(name, "") for name in DRAFTED.values())
+
+
+# --- budgets, laws, acceptance ---------------------------------------------------------------------------------------
+
+
+def simulated_budgets(data: Row) -> Iterable[tuple[str, str, str]]:
+    """Budgets over the best fixed number of drafts, and over none, by rate."""
     for row in data["judged"]:
-        name, _, best = row["over"].partition(", fixed ")
-        heading = f"`{row['budget']}` over {'the best fixed' if name == 'best' else 'none'}"
-        shown = interval([row["throughput"], row["throughput_low"], row["throughput_high"]], ".3f")
-        cells.append((f"{row['rate_per_s']:g}", heading, shown + (f" (k = {best})" if best else "")))
-    return pivoted("requests/s", cells)
+        rate, over = f"{row['rate_per_s']:g}", row["over"].partition(", ")[0]
+        cell = interval([row["throughput"], row["throughput_low"], row["throughput_high"]], ".3f")
+        if over == "best":
+            yield (rate, "best fixed", row["over"].removeprefix("best, fixed "))
+            yield (rate, f"`{row['budget']}` / best fixed", cell)
+        elif row["budget"] == "goodput":
+            yield (rate, "`goodput` / none", cell)
 
 
-def measured_budgets(data: Row) -> Table:
-    """The best fixed number of drafts over none, and each budget that adapts over both, a line a batch size."""
-    cells = []
+def measured_budgets(data: Row) -> Iterable[tuple[str, str, str]]:
+    """The best fixed number of drafts over none, and each budget that adapts over both, by batch size."""
     for row in sorted(data["rows"], key=lambda row: row["budget"] != row["measured"]["best"]):
-        size, name = str(row["batch_size"]), row["budget"]
-        none = f"{interval(row['measured']['over_none'])}, simulated {row['simulated']['over_none'][0]:.2f}"
-        if name == row["measured"]["best"]:
-            cells.append((size, "the best fixed over none", f"{none} (k = {name.removeprefix('fixed ')})"))
+        size, name, measured = str(row["batch_size"]), row["budget"], row["measured"]
+        if name == measured["best"]:
+            best = name.removeprefix("fixed ")
+            yield (size, "best fixed / none", f"{interval(measured['over_none'])}, k = {best}")
         elif not name.startswith("fixed"):
-            cells.append((size, f"`{name}` over the best fixed", interval(row["measured"]["over_best"])))
-            cells.append((size, f"`{name}` over none", none))
-    return pivoted("rows", cells)
+            yield (size, f"`{name}` / best fixed", interval(measured["over_best"]))
 
 
-LAW_TERMS = {
-    "per_tenfold_tokens": "ten times the training tokens",
-    "per_tenfold_parameters": "ten times the parameters",
-    "tokens_squared": "square of the first logarithm, added alone",
-    "parameters_squared": "square of the second, added alone",
-    "product": "their product, added alone",
+def laws(data: Row) -> Iterable[tuple[str, str, str]]:
+    """Total variation for each budget and rule, the largest of all drafters."""
+    cells: dict[tuple[str, str], list[Row]] = {}
+    for row in data["rows"]:
+        cells.setdefault((row["draft_budget"], row["acceptance"]), []).append(row)
+    for (budget, rule), rows in cells.items():
+        distance = max(row["total_variation"] for row in rows)
+        refused = "" if all(row["allowed"] for row in rows) else ", refused"
+        yield (budget, rule, (f"{distance:.4f}" if distance else "0") + refused)
+
+
+def scaling() -> str:
+    """Mean acceptance length of every draft, a line for each size, a column for each training."""
+    path = ROOT / "simulator" / "data" / "scaling" / "tiny.json"
+    data = json.loads(path.read_text())
+    cells = [
+        (f"{d['parameters']:,}", f"{d['training_tokens']:,} tokens", f"{d['mean_acceptance_length']:.3f}")
+        for d in sorted(data["drafts"], key=lambda draft: draft["training_tokens"])
+    ]
+    return pivoted("parameters", cells) + source(data["meta"], f"../{path.relative_to(ROOT)}")
+
+
+# --- the simulator against measurements ------------------------------------------------------------------------------
+
+CALIBRATIONS = {"cpu/tiny": "CPU thread", "nvidia-h200/vicuna": "H200"}
+ERRORS = {
+    "cost_error": "run time, acceptance replayed",
+    "makespan_error": "run time, acceptance fitted, machine speed known",
+    "uncorrected_makespan_error": "run time, machine speed not known",
+    "study_tokens_per_s_error": "tokens/s of a study, machine speed known",
+    "first_token_p90_error": "time to first token, 90th percentile",
+    "inter_token_p90_error": "inter-token latency, 90th percentile",
 }
 
 
-def scaling_table(data: Row) -> Table:
-    """Mean acceptance length of every draft, a line a size and a column a training, and where the law bends."""
-    at, bends = "{:,} tokens".format, f"bends, at {data['bend']['tokens_per_round']:.2f} tokens a round, after"
-    drafts = sorted(data["drafts"], key=lambda draft: draft["training_tokens"])
-    cells = [(f"{d['parameters']:,}", at(d["training_tokens"]), f"{d['mean_acceptance_length']:.3f}") for d in drafts]
-    for bend in data["bend"]["drafts"]:
-        value, low, high = (f"10^{tokens:.1f}" for tokens in bend["log10_training_tokens"])
-        cells.append((f"{bend['parameters']:,}", bends, f"{value} tokens [{low}, {high}]"))
-    return pivoted("parameters", cells)
-
-
-def scaling_note(data: Row) -> str:
-    """What the lengths are means of, and the coefficients of the law and of the straight line."""
-    what = f"Mean acceptance length, k = {data['num_speculative_tokens']}, {data['prompts']} prompts"
-    law, straight = data["intervals"] | data["beyond"], data["straight"]
-    rows = [
-        [title, interval(law[name], "+.3f"), interval(straight[name], "+.3f") if name in straight else ""]
-        for name, title in LAW_TERMS.items()
+def accuracy() -> str:
+    """Mean absolute errors on held-out runs, how often bands cover, and what repeating a run changes."""
+    found = {label: read_validation(name) for name, label in CALIBRATIONS.items()}
+    cells = [
+        (text, f"{label}, {len(one.table)} runs", f"{one.summary.loc[name, 'mean_absolute']:.1%}".replace("%", " %"))
+        for name, text in ERRORS.items()
+        for label, one in found.items()
     ]
-    missed = [f"{fit['left_out_tokens']:.3f} tokens" for fit in (data, straight)]
-    rows.append(["a draft left out, root mean square", *missed])
-    fits = markdown_table(["", "law: logit of the probability", "straight line: tokens"], rows)
-    bundled = f"the bundled draft, which was distilled as well, has {data['bundled_draft']:.2f} on them."
-    return f"\n{what}; {bundled}\n\n{fits}"
+    for label, one in found.items():
+        head, (low, high) = f"{label}, {len(one.table)} runs", one.interval()
+        cells += [
+            ("scheduling decisions reproduced", head, f"{100 * one.parity:.0f} %"),
+            ("90 % bands cover", head, f"{100 * one.coverage:.0f} % ({100 * low:.0f}–{100 * high:.0f} %)"),
+            ("the same run again, standard deviation", head, f"{100 * one.meta['run_cv']:.1f} %"),
+        ]
+    return pivoted("mean absolute error", cells) + "".join(
+        source(load_calibration(name).meta, f"../simulator/data/calibration/{name}") for name in CALIBRATIONS
+    )
 
 
-# --- memory, execution, latency, speed -------------------------------------------------------------------------------
-
-PLANS: list[Column] = [
-    ("budget, MiB", "{budget_bytes:.1i}"),
-    ("rows, drafts, drafter", "`{method}`, {batch_size}, {num_speculative_tokens}, `{drafter}`"),
-    ("planned, MiB", "{planned_bytes:.1i}"), ("measured, MiB", "{measured_bytes:.1i}"),
-    ("tokens/s", lambda row: f"{statistics.mean(row['ratios']):.2f} ({span_of_ratios(row)})"),
-    ("simulated", "{simulated_ratio:.2f}"),
-]  # fmt: skip
-
-
-def memory_note(data: Row) -> str:
-    """A simulated server by room for K/V, layout by layout."""
-    server = "A server with the costs of an H100, Qwen3 8B and 0.6B, simulated; 95 % intervals:"
-    rooms = [(r["room_gib"], r["layout"], [r["ratio"], r["low"], r["high"]]) for r in data["server"]]
-    cells = [(f"{room:g}", f"`{layout}`", interval(found)) for room, layout, found in rooms]
-    return f"\n{server}\n\n{markdown_table(*pivoted('K/V, GiB', cells))}"
+def trust() -> str:
+    """A line for each calibration: how far simulations of held-out runs were off."""
+    rows = []
+    for name in CALIBRATIONS:
+        found = read_validation(name)
+        errors = {key: found.summary.loc[f"{key}_error", "mean_absolute"] for key in ("study_tokens_per_s", "makespan")}
+        rows.append(found.meta | errors | {"runs": len(found.table), "coverage": found.coverage})
+    columns: dict[str, Cell] = {
+        "costs measured on": "{device}, pair {pair}", "runs": "{runs}", "error of tokens/s": "{study_tokens_per_s:.1%}",
+        "error of run time": "{makespan:.1%}", "90 % bands cover": "{coverage:.0%}",
+        "the same run again": "±{run_cv:.1%}",
+    }  # fmt: skip
+    return tabulate(rows, columns)
 
 
-OVERLAP: list[Column] = [
-    ("costs", "{machine}"), ("rows", "{rows}"), ("fixed / drafting, ms", "{fixed_s:.1m} / {draft_s:.1m}"),
-    ("over half as many rows", "{half:.2f} [{half_low:.2f}, {half_high:.2f}]"),
-    ("over as many rows", "{equal:.2f} [{equal_low:.2f}, {equal_high:.2f}]"),
-    ("expected", "{expected_half:.2f}, {expected_equal:.2f}"),
-]  # fmt: skip
+def roofline() -> str:
+    """Errors of computed costs by component, on the measured points of the H200."""
+    summary = summarize_components(compare_calibration("nvidia-h200/vicuna", "h200", "vicuna-7b", "vicuna-68m"))
+    columns: dict[str, Cell] = {
+        "component": "`{component}`", "points": "{points}", "median error": "{median:.0%}", "mean": "{mean:+.0%}",
+        "measured, mean ms": "{measured_s:.1m}", "computed, ms": "{predicted_s:.1m}",
+    }  # fmt: skip
+    rows = summary.sort_values("median").reset_index().to_dict(orient="records")
+    return tabulate(rows, columns)
 
 
-KEYS = str.maketrans(" -", "__")
-
-
-def latency_table(data: Row) -> Table:
-    """Served runs: measured over simulated, a line a method."""
+def latency() -> str:
+    """Served runs: measured over simulated, a line for each method."""
 
     def cell(key: str, spec: str) -> Callable[[Row], str]:
         return lambda run: FORMAT(f"{{measured:{spec}}} / {{simulated:{spec}}}", (), run["metrics"][key])
 
     waits = [(name, q) for name in ("first token", "inter-token") for q in (50, 90, 99)]
-    columns: list[Column] = [("method", "{method}"), ("tokens/s", cell("tokens_per_s", ".1f"))]
-    columns += [(f"{name} {q} %", cell(f"{name.translate(KEYS)}_p{q}_s", ".0m")) for name, q in waits]
-    return tabulate(columns, data["runs"])
+    columns = {"method": "`{method}`"} | {
+        f"{name} {q} %": cell(f"{name.replace(' ', '_').replace('-', '_')}_p{q}_s", ".0m") for name, q in waits
+    }
+    return sourced("latency-cpu", tabulate(read("latency-cpu")["runs"], columns))
 
 
-def latency_note(data: Row) -> str:
-    """The setting of the first run, which is that of all."""
-    run = data["runs"][0]
-    return (
-        f"\n{run['num_sequences']} requests that came at {run['rate_per_s']:.2g} a second, "
-        f"batch size {run['batch_size']}, {run['device']}; measured / simulated, waits in ms.\n"
-    )
+def simulator_speed() -> str:
+    """Rounds per second by window."""
+    data = read("speed-simulator")
+    rows = [
+        {"window": window, "speed": speed, "bare": 1 / data["ratio"][window]}
+        for window, speed in data["rounds_per_s"].items()
+    ]
+    columns: dict[str, Cell] = {
+        "window": "{window}", "rounds per CPU second": "{speed:,.0f}", "SimPy timeouts in that time": "{bare:.0f}",
+    }  # fmt: skip
+    return sourced("speed-simulator", tabulate(rows, columns))
 
 
-def speed_rows(data: Row) -> list[Row]:
-    """A line a window."""
-    pairs = ((w, speed, data["ratio"][w]) for w, speed in data["rounds_per_s"].items())
-    return [{"window": window, "speed": speed, "us": 1e6 / speed, "bare": 1 / ratio} for window, speed, ratio in pairs]
+# --- the paper's figures ---------------------------------------------------------------------------------------------
+
+WORDS = {
+    "eqspec": "EQSPEC",
+    "exspec": "EXSPEC",
+    "grouping_rate_all_mean": "grouping rate of captions",
+    "alignment_share_text": "share of aligning, %",
+    "headline": "480 prompts",
+    "tokens_per_s": "tokens/s",
+    "ms_per_verify": "ms per verify call",
+    "draft_s": "seconds drafting",
+    "verify_s": "seconds verifying",
+    "align_s": "seconds aligning",
+    "total_s": "seconds in all",
+    "draft_acceptance_rate": "share of drafts accepted",
+    "get_batch_s + write_back_s": "seconds moving caches",
+    "throughput_ratio_batch8_over_batch1": "tokens/s, batch 8 over batch 1",
+}  # of the targets' names
 
 
-SPEED: list[Column] = [
-    ("window", "{window}"), ("rounds per CPU second", "{speed:,.0f}"), ("µs a round", "{us:.1f}"),
-    ("bare timeouts a round", "{bare:.0f}"),
-]  # fmt: skip
+def paper_figures(data: Row) -> str:
+    """Every published figure beside the simulated one."""
+    columns: dict[str, Cell] = {
+        "figure": lambda row: in_words(row["target"]),
+        "published": "{published:g}", "simulated": "{simulated:.4g}",
+        "95 % of single runs": "{low:.4g}–{high:.4g}",
+        "inside": lambda row: "fitted" if row["fitted"] else "yes" if row["inside"] else "**no**",
+    }  # fmt: skip
+    return tabulate(data["rows"], columns, texts=("inside",))
 
 
-def speed_note(data: Row) -> str:
-    """What SimPy alone does, and the setting."""
-    bare = f"{data['simpy_timeouts_per_s']:,.0f} bare timeouts per CPU second"
-    return f"\n{bare}; batch size {data['batch_size']}, {data['device']}.\n"
+def in_words(target: str) -> str:
+    """A target's name in words, without that of its table."""
+    parts = target.removeprefix("overhead_anatomy.").split(".")
+    return ": ".join(WORDS.get(part, part.replace("_", " ")) for part in parts)
 
 
-KINDS = {
-    "brief": Kind(brief_table, brief_note, has_origin=False),
-    "demo": Kind(lambda data: (list(DEMO_HEADINGS), [demo_cells(row) for row in data["rows"]]), demo_note),
-    "bench": Kind(bench_table),
-    "paper": Kind(paper_table, paper_note),
-    "anatomy": Kind(anatomy_table),
-    "verify": of_rows(
-        ("method", "{method}"), ("batch", "{batch_size}"), ("exact", "{exact}/{prompts}"), ("partial", "{partial:.1%}"),
-        ("acceptance length", "{mean_acceptance_length:.2f}"), ("grouped", "{grouping_rate:.1%}"),
-        ("violations", lambda row: str(len(row["violations"]))), key="results",
-    ),
-    "bitwise": of_rows(
-        ("method", "{method}"), ("batch", "{batch_size}"), ("tokens equal", "{exact}/{prompts}"),
-        ("equal to the last bit", "{bitwise}/{prompts}"), ("acceptance length", "{mean_acceptance_length:.2f}"),
-        key="results",
-    ),
-    "ties": Kind(
-        lambda data: tabulate(TIES, [{"run": run} | found for run, found in data["judgements"].items()]),
-        lambda data: TIES_LEGEND,
+def paper_arrivals(data: Row) -> str:
+    """Latency by scheduler, at loads that overload the published one."""
+    return pivoted(
+        "scheduler",
+        (
+            (line["scheduler"], f"batch {line['batch_size']}, {line['rate_per_s']:g}/s",
+             FORMAT("{latency_p50_s:.1f} / {latency_p99_s:.1f} / {longest_gap_s:.1f}", (), line))
+            for line in data["online"]
+        ),
+    )  # fmt: skip
+
+
+def paper_captions(data: Row) -> str:
+    """Grouping rates by length of the outputs."""
+    sizes = [2, 4, 8, 16, 32]
+    published = {row["target"]: row["published"] for row in data["rows"]}
+    lines = [["published", *(f"{published[f'grouping_rate_all_mean.batch {size}']:.1f}" for size in sizes)]]
+    lines += [[line["outputs"], *(f"{value:.1f}" for value in line["percent"])] for line in data["captions"]]
+    return markdown_table(["grouped rounds in %, outputs of", *(f"batch {size}" for size in sizes)], lines)
+
+
+MATCHES: dict[str, Cell] = {
+    "method": "{method}",
+    "batch 1": "{exact_1:.0f} / {partial_1:.0f}",
+    "batch 4": "{exact_4:.0f} / {partial_4:.0f}",
+}
+CHECKS: dict[str, Cell] = {
+    "published by": "{group}",
+    "rows": "{rows}",
+    "median error": "{median:.1%}",
+    "worst": "{worst:+.0%}",
+}
+
+
+def of_paper(table: Callable[[Row], str]) -> Callable[[], str]:
+    """A table of docs/reproduction.json."""
+    return lambda: table(json.loads((ROOT / "docs" / "reproduction.json").read_text()))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "brief-demo": brief_demo,
+    "trust": trust,
+    "exact": exact,
+    "speed-cpu": of_cells("bench-cpu-batches", "engine", speeds),
+    "joining": of_rows(
+        "joining-tiny",
+        {"method": "`{method}`", "usual gap, ms": "{usual_gap_s:.0m}", "longest gap, ms": "{longest_gap_s:.0m}",
+         "first token, ms": "{first_token_s:.0m}", "longest gap over `inplace`": ratio},
     ),
     "residents": of_rows(
-        ("method", "{method}"), ("rows", "{batch_size}"), ("exact", "{exact}/{prompts}"),
-        ("resident, most", "{most_residents}"), ("resident, mean", "{mean_residents:.1f}"),
-        ("K/V in use, MB", "{kv_peak_bytes:.1M}"), ("of tokens, MB", "{kv_live_bytes:.1M}"),
-        ("preemptions", "{num_preemptions}"), ("rounds", "{num_rounds}"), ("speed", median_ratio),
-        ("least … most", span_of_ratios),
+        "residents-tiny",
+        {"method": "`{method}`", "rows, most": "{batch_size}", "exact": "{exact}/{prompts}",
+         "resident, mean": "{mean_residents:.1f}", "preemptions": "{num_preemptions}", "rounds": "{num_rounds}",
+         "speed over `inplace`": ratio},
     ),
-    "joining": of_rows(
-        ("method", "{method}"), ("usual gap, ms", "{usual_gap_s:.0m}"), ("longest gap, ms", "{longest_gap_s:.0m}"),
-        ("first token, ms", "{first_token_s:.0m}"), ("longest gap", median_ratio), ("least … most", span_of_ratios),
+    "memory": of_rows(
+        "memory-tiny",
+        {"budget, MiB": "{budget_bytes:.1i}",
+         "plan: rows, drafts": "`{method}`, {batch_size}, {num_speculative_tokens}",
+         "planned, MiB": "{planned_bytes:.1i}", "measured, MiB": "{measured_bytes:.1i}",
+         "speed over the largest": ratio},
+        key="engine",
     ),
-    "kernels": of_rows(
-        ("models", "{name}"), ("ms/round", "{ms_per_round:.1f}"), ("draft, ms", "{ms_draft:.1f}"),
-        ("verify, ms", "{ms_verify:.1f}"), ("device busy, ms", "{ms_busy:.1f}"), ("kernels", "{kernels}"),
-        ("most of the time", kernel_names), key="variants",
+    "paper-code": of_cells("paper-code-cpu", "batch", paper),
+    "anatomy": anatomy,
+    "gpu": gpu,
+    "drafters": drafters,
+    "budgets-h100": of_cells("budgets-h100", "requests/s", simulated_budgets),
+    "budgets-cpu": of_cells("budgets-cpu", "rows", measured_budgets),
+    "law": of_cells("law", "budget", laws),
+    "acceptance": of_rows(
+        "acceptance-tiny",
+        {"temperature": "{temperature}", "k": "{num_speculative_tokens}", "rejection": "{rejection:.3f}",
+         "block": "{block:.3f}", "gain": lambda row: FORMAT("{gain:.1%} ({low:.1%}–{high:.1%})", (), row)},
     ),
-    "drafters": Kind(drafters_table),
-    "acceptance": Kind(
-        lambda data: (list(RULE_HEADINGS), [rule_cells(row) for row in data["rows"]])
+    "scaling": scaling,
+    "overlap": of_rows(
+        "overlap",
+        {"costs": "{machine}", "rows": "{rows}",
+         "over half as many rows": "{half:.2f} ({half_low:.2f}–{half_high:.2f})",
+         "over as many rows": "{equal:.2f} ({equal_low:.2f}–{equal_high:.2f})"},
+        key="judged",
     ),
-    "capacity": of_rows(
-        ("drafts a row", "{drafts_per_row}"), ("fixed", "{fixed:.3f}"), ("capacity", "{capacity:.3f}"),
-        ("ratio", lambda row: f"{row['capacity'] / row['fixed']:.2f}×"),
-    ),
-    "law": Kind(
-        lambda data: pivoted(
-            "drafter, draft budget",
-            [(f"`{r['drafter']}`, {r['draft_budget']}", r["acceptance"], law_cell(r)) for r in data["rows"]],
-        )
-    ),
-    "budgets": Kind(lambda data: judged_budgets(data) if "judged" in data else measured_budgets(data)),
-    "scaling": Kind(scaling_table, scaling_note),
-    "memory": Kind(lambda data: tabulate(PLANS, data["engine"]), memory_note),
-    "overlap": of_rows(*OVERLAP, key="judged"),
-    "latency": Kind(latency_table, latency_note),
-    "speed": Kind(lambda data: tabulate(SPEED, speed_rows(data)), speed_note),
+    "accuracy": accuracy,
+    "roofline": roofline,
+    "latency": latency,
+    "simulator-speed": simulator_speed,
+    "paper-figures": of_paper(paper_figures),
+    "paper-arrivals": of_paper(paper_arrivals),
+    "paper-captions": of_paper(paper_captions),
+    "paper-matches": of_paper(lambda data: tabulate(data["forensics"], MATCHES)),
+    "paper-costs": of_paper(lambda data: tabulate(data["checks"], CHECKS)),
 }  # fmt: skip

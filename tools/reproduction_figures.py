@@ -16,49 +16,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 DPI = 120
 KEY = "Description"  # of the PNG's texts
 PAIR = ("target", "draft", "dtype")  # what a panel of the crossings is of
-WORDS = {
-    "eqspec": "EQSPEC",
-    "exspec": "EXSPEC",
-    "grouping_rate_all_mean": "grouping rate of captions",
-    "alignment_share_text": "share of aligning",
-    "headline": "480 prompts",
-    "tokens_per_s": "tokens/s",
-    "ms_per_verify": "milliseconds per verify call",
-    "draft_s": "seconds of drafting",
-    "verify_s": "seconds of verifying",
-    "align_s": "seconds of aligning",
-    "total_s": "seconds in all",
-    "draft_acceptance_rate": "share of drafts accepted",
-    "get_batch_s + write_back_s": "seconds of moving caches",
-    "throughput_ratio_batch8_over_batch1": "tokens/s, batch 8 over batch 1",
-}  # of targets' names
-
-
-def figure_figures(data: dict[str, Any]) -> Picture:
-    """Simulated over published, with the range of single runs."""
-    rows = data["rows"]
-    axes = new_axes(7.0, 5.6)
-    axes.axvline(1, color=GREY, linewidth=1)
-    for at, row in enumerate(reversed(rows)):
-        color = BLUE if row["inside"] else ORANGE
-        low, middle, high = (row[name] / row["published"] for name in ("low", "simulated", "high"))
-        axes.plot([low, high], [at, at], color=color, linewidth=2)
-        axes.plot(middle, at, "o", color=color, markersize=4, markerfacecolor="white" if row["fitted"] else color)
-    axes.set_yticks(range(len(rows)), [in_words(row["target"]) for row in reversed(rows)], fontsize=8)
-    told = "bars hold 95 % of single runs, the last one 6 runs; hollow: fitted"
-    axes.set(xlabel=f"simulated / published\n{told}", xlim=(0.5, 1.5))
-    inside = sum(row["inside"] for row in rows)
-    outside = len(rows) - inside
-    return captioned(
-        axes,
-        f"{inside} of {len(rows)} published figures lie within the range of single simulated runs, {outside} do not",
-    )
-
-
-def in_words(target: str) -> str:
-    """A target's name in words, without that of its table."""
-    parts = target.removeprefix("overhead_anatomy.").split(".")
-    return ": ".join(WORDS.get(part, part.replace("_", " ")) for part in parts)
+SHARES = {"prefill_percent": "prefill", "align_percent": "realign"}  # in percent of a round -> stage
 
 
 def figure_waterfall(data: dict[str, Any]) -> Picture:
@@ -145,7 +103,6 @@ def crossing_sentence(data: dict[str, Any]) -> str:
 
 
 FIGURES: dict[str, Callable[[dict[str, Any]], Picture]] = {
-    "reproduction-figures.png": figure_figures,
     "reproduction-waterfall.png": figure_waterfall,
     "reproduction-throughput.png": figure_throughput,
     "reproduction-crossing.png": figure_crossing,

@@ -1,4 +1,4 @@
-"""docs/reproduction.md and its figures are what the tool makes of the committed data."""
+"""docs/reproduction.md: its figures are drawn from the committed data, and its sentences say what the data say."""
 
 import importlib
 import json
@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+DATA = json.loads((DOCS / "reproduction.json").read_text())
+PUBLISHED = {row["target"].removeprefix("overhead_anatomy."): row["published"] for row in DATA["rows"]}
+SIMULATED = {row["target"].removeprefix("overhead_anatomy."): row["simulated"] for row in DATA["rows"]}
 
 
 @pytest.fixture
@@ -15,29 +19,97 @@ def tool(monkeypatch):
     return importlib.import_module("reproduction")
 
 
-@pytest.fixture
-def page(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    return importlib.import_module("reproduction_page")
+def text(page):
+    return " ".join(page.read_text().split())
 
 
-def test_page_and_figures_are_fresh(tool, capsys):
-    assert tool.main(["--check"]) == 0
-    text = tool.PAGE.read_text(encoding="utf-8")
-    assert all(f"]({name})" in text for name in tool.figures.FIGURES)
-    counts = importlib.import_module("reproduction_page").num_untouched(json.loads(tool.DATA.read_text()))
-    assert counts == {True: (13, 13), False: (3, 0)}
-    readme = " ".join((ROOT / "README.md").read_text().split())
+def counted():
+    rows = DATA["rows"]
+    fitted = [row for row in rows if row["fitted"]]
+    chosen = [row for row in rows if row["target"].startswith("grouping_rate")]
+    rest = [row for row in rows if row not in fitted and row not in chosen]
+    logged = [row for row in rest if row["target"].startswith("overhead_anatomy")]
+    others = [row for row in rest if row not in logged]
+    in_all, in_rest, in_logged, in_others = (sum(r["inside"] for r in some) for some in (rows, rest, logged, others))
+    yield f"{in_all} of the {len(rows)} published figures lie within"
+    yield f"fitted to {len(fitted)} of the {len(rows)}"
+    yield f"chosen to fit {len(chosen)} more"
+    yield f"Of the other {len(rest)}, {in_rest} lie within the range: {in_logged} of the {len(logged)} in the two logs"
+    yield f"and {in_others} of the {len(others)} at larger batches"
+
+
+def verdicts():
+    calls = [found[f"{method}.verify_calls"] for found in (SIMULATED, PUBLISHED) for method in ("eqspec", "exspec")]
+    yield "simulated {:.0f} and {:.0f}, published {:.0f} and {:.0f}".format(*calls)
+    ratio = "headline.throughput_ratio_batch8_over_batch1"
+    yield f"factor of {SIMULATED[ratio]:.1f} over batch 1, published up to {PUBLISHED[ratio]:g}"
+    share = "alignment_share_text.batch 16"
+    yield f"{SIMULATED[share]:.0f} % at batch 16, more than the {PUBLISHED[share]:g} %"
+    shares = [PUBLISHED["eqspec.align_s"] / PUBLISHED["eqspec.total_s"]]
+    shares += [PUBLISHED[f"alignment_share_text.batch {size}"] / 100 for size in (8, 16)]
+    yield "{:.2f}, {:.2f} and {:.2f} of the time".format(*(share / (1 - share) for share in shares))
+    yield f"{PUBLISHED['exspec.grouped_rounds']:g} grouped rounds of {PUBLISHED['exspec.verify_calls']:g}"
+
+
+def behaviours():
+    steps = {step["name"]: step["tokens_per_s"] for step in DATA["steps"]}
+    gains = [step["gain"] for step in DATA["steps"][1:4]]
+    refill, copies, groups = (f"{100 * gain / sum(gains):.0f} %" for gain in gains)
+    yield f"gains {sum(gains):.0f} tokens/s over EQSPEC: {refill} from replacing finished rows, {copies} from cheaper"
+    yield f"{groups} from grouping"
+    yield f"another {steps['the draft keeps its cache'] - DATA['steps'][3]['tokens_per_s']:.0f} tokens/s"
+    graphs, chunks = steps["passes are recorded as graphs"], DATA["steps"][-1]["tokens_per_s"]
+    yield f"{steps['nothing moves: inplace + fifo']:.0f} tokens/s to {graphs:.0f}, and chunked prefill to {chunks:.0f}"
+    prefill = {line["batch_size"]: line["prefill_percent"] for line in DATA["throughput"] if line["method"] == "exspec"}
+    yield f"At batch 8 that takes {prefill[8]:.0f} % of the time, at batch 32 {prefill[32]:.0f} %"
+
+
+def served():
+    lines = {(line["batch_size"], line["scheduler"]): line for line in DATA["online"]}
+    gaps = [lines[2, name]["longest_gap_s"] for name in ("EXSPEC as published", "with aging after 16 rounds")]
+    yield "waits up to {:.0f} s between two rounds. Aging after 16 rounds makes that {:.1f} s".format(*gaps)
+    tails = [lines[8, f"EXSPEC {name}"]["latency_p99_s"] for name in ("as published", "that keeps its caches")]
+    yield "at batch 8 falls from {:.0f} s to {:.1f} s".format(*tails)
+
+
+def test_sentences_say_what_the_data_say():
+    page = text(DOCS / "reproduction.md")
+    said = [*counted(), *verdicts(), *behaviours(), *served()]
+    assert [sentence for sentence in said if sentence not in page] == []
+    readme = text(ROOT / "README.md")
     assert "their other 13 figures fall [within the range of single runs]" in readme
     assert "The remaining 3 figures, of larger batches, do not." in readme
+
+
+def test_the_memory_of_llama_ends_where_the_page_says(tool):
+    full = {
+        tokens: all(tool.figures.is_full(line) for line in DATA["crossings"] if wanted(line, tokens))
+        for tokens in (256, 1024, 4096, 16384)
+    }
+    assert f"from {min(t for t in full if all(full[s] for s in full if s >= t))} tokens on the memory ends" in text(
+        DOCS / "reproduction.md"
+    )
+
+
+def wanted(line, tokens):
+    return (line["target"], line["context_tokens"]) == ("llama-3-70b", tokens)
+
+
+def test_figures_are_fresh_and_what_is_stale_is_seen(tool, monkeypatch, tmp_path):
+    assert tool.main(["--check"]) == 0
+    assert all(f"]({name})" in (DOCS / "reproduction.md").read_text() for name in tool.figures.FIGURES)
+    changed = json.loads(json.dumps(DATA))
+    changed["rows"][0]["simulated"] += 1
+    (tmp_path / "reproduction.json").write_text(json.dumps(changed))
+    monkeypatch.setattr(tool, "DATA", tmp_path / "reproduction.json")
+    assert tool.main(["--check"]) == 1
 
 
 def test_no_text_leaves_a_figure(tool):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    data = json.loads(tool.DATA.read_text())
     for name, draw in tool.figures.FIGURES.items():
-        figure = draw(data).figure
+        figure = draw(DATA).figure
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         box, (width, height) = figure.get_tightbbox(canvas.get_renderer()), figure.get_size_inches()
@@ -45,75 +117,19 @@ def test_no_text_leaves_a_figure(tool):
         assert (box.x1 <= width, box.y1 <= height) == (True, True), name
 
 
-def test_figures_are_told_apart_by_what_was_fitted_to_them(page):
-    names = ["overhead_anatomy.y", "overhead_anatomy.y", "z.w", "grouping_rate_all_mean.batch 2"]
-    states = [(True, True), (False, True), (False, False), (False, True)]
-    rows = [{"target": name, "fitted": fit, "inside": in_} for name, (fit, in_) in zip(names, states, strict=True)]
-    assert page.num_untouched({"rows": rows}) == {True: (1, 1), False: (1, 0)}
-    data = json.loads((ROOT / "docs" / "reproduction.json").read_text())
-    opening = " ".join(page.opening(data).split())
-    assert (
-        "Of the other 16, 13 lie within the range: 13 of the 13 that the two logs at batch 4 print, and 0 of the 3"
-        in opening
+def test_the_data_are_of_the_committed_targets_and_costs(tool):
+    logs = tool.read_targets().anatomy
+    for method in ("eqspec", "exspec"):
+        assert PUBLISHED[f"{method}.tokens_per_s"] == logs[method]["tokens_per_s"]
+    assert [line["median"] for line in DATA["checks"]] == pytest.approx(
+        [line["median"] for line in tool.STUDIES["checks"](None)]
     )
 
 
-def test_tables_have_words_in_place_of_names_and_texts_flush_left(page):
-    data = json.loads((ROOT / "docs" / "reproduction.json").read_text())
-    shown = page.figures(data)
-    assert not any(row["target"].removeprefix("overhead_anatomy.") in shown for row in data["rows"])
-    assert "| grouping rate of captions: batch 8 | " in shown
-    assert "| ---: | --- | --- |\n| DSD as shipped |" in page.failures(data)
-
-
-def test_the_memory_ends_from_the_context_on_at_which_no_larger_batch_fits(page):
-    costs = importlib.import_module("reproduction_costs")
-    lines = [
-        {"context_tokens": context, "batch_size": size, "fits": fits}
-        for context, size, fits in ((256, 96, 576), (1024, 192, 242), (1024, 192, 271), (4096, 64, 68), (16384, 8, 9))
-    ]
-    assert costs.memory_ends(lines) == 4096
-    assert costs.memory_ends(lines[:2]) == 1024
-
-
-def test_what_is_stale_is_seen(tool, monkeypatch, tmp_path):
-    data = json.loads(tool.DATA.read_text())
-    data["rows"][0]["simulated"] += 1
-    (tmp_path / "reproduction.json").write_text(json.dumps(data))
-    monkeypatch.setattr(tool, "DATA", tmp_path / "reproduction.json")
-    assert tool.main(["--check"]) == 1
-    assert set(tool.stale(data)) == {"reproduction.md", *tool.figures.FIGURES}
-
-
-def test_the_data_are_of_the_committed_constants_and_targets(tool):
-    from simulator.studies.roofline_checks import check_roofline, summarize_checks
-    from simulator.studies.targets import read_targets
-
-    data = json.loads(tool.DATA.read_text())
-    logs = read_targets().anatomy
-    for method in ("eqspec", "exspec"):
-        rows = {row["target"]: row for row in data["rows"]}
-        assert rows[f"overhead_anatomy.{method}.tokens_per_s"]["published"] == logs[method]["tokens_per_s"]
-    summary = summarize_checks(check_roofline())
-    assert [line["median"] for line in data["checks"]] == pytest.approx(summary["median"].tolist())
-
-
 def test_some_studies_are_run_again(tool, monkeypatch):
-    data = json.loads(tool.DATA.read_text())
-    monkeypatch.setattr(tool, "STUDIES", {"explained": lambda constants: {"x": "y"}, "curves": lambda constants: []})
-    some = tool.renewed(data, ["explained"])
-    assert some["explained"] == {"x": "y"}
-    assert set(some["again"]["explained"]) == {"commit", "utc_time"}
-    assert (some["curves"], some["meta"]["commit"]) == (data["curves"], data["meta"]["commit"])
-    assert set(tool.renewed(data, [])) == {"meta", "explained", "curves"}
-
-
-def test_shares_are_scaled_to_the_first(page):
-    assert page.refitted({"percent": [25.0, 40.0, 50.0]}, 25.0) == pytest.approx(50)
-    assert page.refitted({"percent": [20.0, 50.0]}, 50.0) == pytest.approx(80), "four times the cost for each row"
-
-
-def test_the_invariants_are_those_of_the_detection_matrix(page):
-    assert page.fired("BSP as shipped") == "INV-2 (`bsp-as-shipped`)"
-    assert "none (`dsd-next-token-from-draft`)" in page.fired("DSD as shipped")
-    assert page.fired("EQSPEC") == ""
+    monkeypatch.setattr(tool, "STUDIES", {"steps": lambda constants: [1], "online": lambda constants: []})
+    some = tool.renewed(DATA, ["steps"])
+    assert some["steps"] == [1]
+    assert set(some["again"]["steps"]) == {"commit", "utc_time"}
+    assert (some["rows"], some["meta"]) == (DATA["rows"], DATA["meta"])
+    assert set(tool.renewed(DATA, [])) == {"meta", "steps", "online"}
