@@ -26,7 +26,7 @@ import pandas as pd
 from IPython.display import Markdown
 
 from simulator import Scenario, plots
-from simulator.panel import panel
+from simulator.page import Page
 from simulator.studies.whatif import METHODS, WhatIf, outlook
 from simulator.studies.whatif_grid import answer_grid
 
@@ -35,16 +35,13 @@ base = Scenario(cost=COST, workload=WORKLOAD)
 # %% [markdown]
 # ## The panel
 #
-# It works where a kernel runs (`make lab`); `make html` writes it as a page that needs none. Arrivals of 0 per second stand for all requests
-# at once: then the method with most tokens per second is recommended, else the one with the lowest 99th percentile of latency. Outside the
-# measured range it says so. With a device and models, costs are computed from their facts instead.
-#
-# Each question is simulated when it is asked. Until that is done, the panel shows the nearest of a few answers that are computed ahead, and
-# says for what.
+# Its answers are computed ahead, so that it needs no kernel; `raggedspec sim panel` writes it as a page. Arrivals of 0 per second stand for
+# all requests at once: then the method with most tokens per second is recommended, else the one with the lowest 99th percentile of latency.
+# Outside the measured range it says so. With a device and models, costs are computed from their facts instead.
 
 # %%
 grid = answer_grid(base, axes={"batch_size": (1, 4, 8), "acceptance": (0.5, 0.8), "rate_per_s": (0.0, 5.0)})
-panel(base, grid=grid)
+Page(grid)
 
 # %% [markdown]
 # ## All requests at once

@@ -11,7 +11,6 @@ EXTRA_OF = {
     "dask": "sweep",
     "distributed": "sweep",
     "SALib": "sweep",
-    "ipywidgets": "notebooks",
 }
 
 

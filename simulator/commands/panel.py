@@ -38,7 +38,7 @@ def panel(
     """
     from refimpl.core.files import check_writable
     from refimpl.core.progress import progress_bars
-    from simulator.page import write_page
+    from simulator.page import Page
     from simulator.settings.inputs import input_files
     from simulator.studies.whatif_grid import answer_grid, files_of, read_axes
 
@@ -46,5 +46,5 @@ def panel(
     check_writable(out, scenario, *input_files(given).values(), *files_of(moved))
     with progress_bars() as bars:
         grid = answer_grid(given, replications=replications, axes=moved, workers=workers, progress=bars)
-    write_page(grid, out)
+    Page(grid).write(out)
     print(f"{out}: {grid.num_answered} of {len(grid.answers)} questions answered; open it in a browser")

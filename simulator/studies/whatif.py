@@ -33,10 +33,6 @@ LABELS = {  # of what is moved, and of the metrics
     "latency_p99_s": "P99 latency, s", "grouping_rate": "grouped rounds", "device": "device", "models": "models",
 }  # fmt: skip
 NUM_REQUESTS = 64
-PAIRS = (  # of models, TARGET+DRAFT, that a panel offers
-    "qwen3-8b+qwen3-0.6b", "qwen3-14b+qwen3-0.6b", "qwen3-32b+qwen3-0.6b", "llama-3-8b+llama-3-1b",
-    "llama-3-70b+llama-3-1b", "vicuna-7b+vicuna-68m", "glm-4-9b+glm-draft-0.6b",
-)  # fmt: skip
 
 
 @told_names

@@ -1,4 +1,4 @@
-"""The answers to many what-if questions, computed ahead: for a page without a server, and for a panel at once."""
+"""The answers to many what-if questions, computed ahead: for a page without a server."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -26,7 +26,6 @@ DIGITS = 4
 MOST_QUESTIONS = 2000  # of a page, which takes about half a kilobyte for each
 
 Answer = dict[str, Any]
-NUMBERS = tuple(item.name for item in fields(WhatIf) if item.name not in ("device", "models"))
 
 
 @dataclass(frozen=True)
@@ -53,16 +52,6 @@ class WhatIfGrid:
     def num_answered(self) -> int:
         """Questions that have an answer with methods."""
         return sum(bool(answer["methods"]) for answer in self.answers)
-
-    def nearest(self, question: WhatIf) -> tuple[WhatIf, Answer] | None:
-        """The point that is nearest to a question on every axis, and its answer.
-
-        None where no point has the question's device and models, and its kind of arrivals: those of the scenario, all
-        at once, or at a rate.
-        """
-        points = zip(_questions(self.axes), self.answers, strict=True)
-        alike = [found for found in points if _kind(found[0]) == _kind(question)]
-        return min(alike, key=lambda found: _distance(found[0], question), default=None)
 
 
 def answer_grid(
@@ -132,16 +121,6 @@ def files_of(axes: dict[str, tuple[Any, ...]]) -> list[Path]:
 def _questions(axes: dict[str, tuple[Any, ...]]) -> list[WhatIf]:
     """The points of a grid, the last axis fastest."""
     return [WhatIf(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
-
-
-def _kind(question: WhatIf) -> tuple[Any, ...]:
-    """What no other number is near to."""
-    return question.device, question.models, question.rate_per_s and "at a rate"
-
-
-def _distance(a: WhatIf, b: WhatIf) -> float:
-    """Of two questions of a kind. The points are all combinations, so no axis has to be weighed against another."""
-    return sum(abs((getattr(a, name) or 0) - (getattr(b, name) or 0)) for name in NUMBERS)
 
 
 def read_axes(changes: Sequence[str], axes: dict[str, tuple[Any, ...]] = AXES) -> dict[str, tuple[Any, ...]]:

@@ -1,12 +1,14 @@
 """The page of the panel: every point of the grid is answered, and a browser shows the answer of the point chosen."""
 
+import html
 import json
+import re
 
 import pytest
 
 from refimpl.core.errors import InputError
 from simulator.cli import main
-from simulator.page import write_page
+from simulator.page import Page
 from simulator.settings.scenario import Scenario
 from simulator.studies.whatif import METRICS, WhatIf, outlook
 from simulator.studies.whatif_grid import AXES as USUAL_AXES
@@ -29,7 +31,7 @@ def grid():
 @pytest.fixture(scope="module")
 def page(grid, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "panel.html"
-    write_page(grid, path)
+    Page(grid).write(path)
     return path
 
 
@@ -77,7 +79,7 @@ def test_what_no_request_says_is_left_empty(tmp_path):
     served = Scenario(study={"kind": "open", "duration_s": 1.0}, seed=1)
     grid = answer_grid(served, METHODS, 2, {"batch_size": (1,)})
     assert grid.answers[0]["methods"]["inplace"][METRICS.index("latency_p99_s")] == [None] * 3
-    write_page(grid, tmp_path / "panel.html")
+    Page(grid).write(tmp_path / "panel.html")
     assert "NaN" not in (tmp_path / "panel.html").read_text().split("<script>")[0]
 
 
@@ -88,9 +90,14 @@ def test_the_page_contains_the_grid_and_asks_no_server(grid, page):
     assert "http" not in text.replace(data, "")
 
 
+def test_a_notebook_shows_the_page(grid):
+    shown = re.fullmatch(r'<iframe srcdoc="([^"]*)" .*></iframe>', Page(grid)._repr_html_())
+    assert html.unescape(shown[1]) == Page(grid).text
+
+
 def test_no_text_of_the_grid_ends_or_hides_the_script(tmp_path):
     served = Scenario(name="<!-- <script> </script>", study={"num_requests": 2})
-    write_page(answer_grid(served, METHODS[:2], 2, {"batch_size": (1,)}), tmp_path / "panel.html")
+    Page(answer_grid(served, METHODS[:2], 2, {"batch_size": (1,)})).write(tmp_path / "panel.html")
     data = (tmp_path / "panel.html").read_text(encoding="utf-8").split('id="grid">')[1].split("</script>")[0]
     assert "<" not in data
     assert "<!-- <script> </script>" in json.dumps(json.loads(data))
@@ -116,7 +123,7 @@ def test_a_slider_changes_the_numbers_in_a_browser(chrome, grid, page):
 def test_what_is_not_known_is_a_dash_in_a_browser(chrome, tmp_path):
     found = answer_grid(Scenario(study={"num_requests": 8}), METHODS, 2, {"batch_size": (1,)})
     found.answers[0]["methods"]["inplace"] = [[None] * 3 for _ in METRICS]
-    write_page(found, tmp_path / "panel.html")
+    Page(found).write(tmp_path / "panel.html")
     chrome.get((tmp_path / "panel.html").as_uri())
     rows = [row.text.split() for row in chrome.find_elements("css selector", "#rows tr")]
     assert ["inplace", *["–"] * len(METRICS)] in rows
@@ -125,7 +132,7 @@ def test_what_is_not_known_is_a_dash_in_a_browser(chrome, tmp_path):
 def test_another_device_and_other_models_change_the_numbers_in_a_browser(chrome, machines, tmp_path):
     from selenium.webdriver.support.ui import Select
 
-    write_page(machines, tmp_path / "machines.html")
+    Page(machines).write(tmp_path / "machines.html")
     chrome.get((tmp_path / "machines.html").as_uri())
     check_shown(chrome, machines.answers[0])
     Select(chrome.find_element("id", "device")).select_by_visible_text("l40s")

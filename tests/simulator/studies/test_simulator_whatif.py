@@ -1,4 +1,4 @@
-"""What-if: the scenario is what was asked, the recommendation is a paired difference, the panel follows its sliders."""
+"""What-if: the scenario is what was asked, the recommendation is a paired difference."""
 
 import re
 from dataclasses import fields
@@ -10,13 +10,11 @@ import pytest
 
 from refimpl.core.errors import InputError
 from simulator.intervals import mean_interval
-from simulator.panel import SLIDERS, ahead_html, answer_html, panel
 from simulator.runner import Replication, Results, simulate
-from simulator.settings.hardware import shipped
 from simulator.settings.scenario import Scenario
 from simulator.studies import whatif
-from simulator.studies.whatif import LABELS, METRICS, PAIRS, Outlook, WhatIf, outlook, speedup
-from simulator.studies.whatif_grid import WhatIfGrid, answer_grid, answer_of
+from simulator.studies.whatif import LABELS, METRICS, Outlook, WhatIf, outlook, speedup
+from simulator.studies.whatif_grid import answer_grid
 
 DEAR = Scenario(cost={"kind": "linear", "verify_base_s": 0.02, "realign_base_s": 0.02, "concat_base_s": 0.02})
 TWO = ("eqspec", "inplace")
@@ -65,10 +63,6 @@ def test_a_calibration_goes_with_the_device_and_the_models_that_it_was_measured_
     speeds = [answer["methods"]["inplace"][0][0] for answer in grid.answers]
     assert len(set(speeds)) == 3
     assert speeds[1] < speeds[2]
-
-
-def test_the_models_that_are_offered_are_shipped():
-    assert {name for pair in PAIRS for name in pair.split("+")} <= set(shipped("architectures"))
 
 
 def test_the_requests_are_those_of_the_scenario_unless_a_rate_is_asked_for():
@@ -180,61 +174,6 @@ def test_one_replication_has_no_interval():
 def test_methods_that_do_not_differ_are_not_decided():
     found = outlook(WhatIf(batch_size=2), DEAR, ("inplace", "inplace+fifo"), 2)
     assert repr(found).startswith("inplace or inplace+fifo, not decided: inplace 0.0 % more tokens/s")
-
-
-def test_the_panel_follows_its_sliders():
-    box = panel(DEAR, TWO, 2)
-    *sliders, answer = box.children
-    assert [slider.description for slider in sliders] == [LABELS[name] for name in (*SLIDERS, "device", "models")]
-    before = answer.value
-    assert "take inplace" in before
-    sliders[0].value = 2
-    assert answer.value != before
-    assert "take inplace" in answer.value
-    sliders[3].value, sliders[4].value = 0.95, 0.4
-    assert "deviation must be below 0.22" in answer.value
-
-
-def test_the_panel_follows_the_choice_of_a_device_and_models():
-    *_, device, models, answer = panel(DEAR, TWO, 2).children
-    device.value = "h100"
-    assert "choose both a device and models" in answer.value
-    models.value = "qwen3-8b+qwen3-0.6b"
-    fast = answer.value
-    device.value = "l40s"
-    assert "more tokens/s" in fast
-    assert "more tokens/s" in answer.value != fast
-
-
-def test_the_panel_shows_the_nearest_point_at_once_and_then_what_it_simulates():
-    grid = answer_grid(DEAR, TWO, 2, {"batch_size": (1, 8), "rate_per_s": (0.0, 2.0)})
-    batch_size, *_, answer = panel(DEAR, TWO, 2, grid).children
-    seen = []
-    answer.observe(lambda change: seen.append(change.new), names="value")
-    batch_size.value = 7
-    asked = WhatIf(batch_size=7, rate_per_s=0.0)
-    assert seen == [ahead_html(asked, grid), answer_html(answer_of(asked, DEAR, TWO, 2))]
-    assert "Simulating …; computed ahead, for batch size 8:" in seen[0]
-    assert seen[0].endswith(answer_html(grid.answers[2]))
-    mean, low, high = grid.answers[2]["methods"]["inplace"][0]
-    assert f"{mean:.4g} ({low:.4g} … {high:.4g})" in seen[0]
-    assert ahead_html(asked, None) == "<p>Simulating …</p>"
-
-
-def test_a_grid_of_another_scenario_is_refused():
-    grid = WhatIfGrid(Scenario(), {"rate_per_s": (0.0,)}, [{"answer": "", "methods": {}}])
-    with pytest.raises(InputError, match="the grid is of another scenario"):
-        panel(DEAR, TWO, 2, grid)
-
-
-def test_the_nearest_point_is_nearest_on_every_axis_and_never_of_another_kind():
-    axes = {"batch_size": (1, 8), "acceptance": (0.5, 0.9), "rate_per_s": (0.0, 4.0)}
-    grid = WhatIfGrid(Scenario(), axes, [{"answer": str(place), "methods": {}} for place in range(8)])
-    near = WhatIf(batch_size=8, acceptance=0.5, rate_per_s=4.0)
-    assert grid.nearest(WhatIf(batch_size=5, acceptance=0.65, rate_per_s=0.25)) == (near, grid.answers[5])
-    assert grid.nearest(WhatIf(rate_per_s=0.0))[0].rate_per_s == 0.0
-    assert grid.nearest(WhatIf()) is None
-    assert grid.nearest(WhatIf(rate_per_s=0.0, device="h100", models="a+b")) is None
 
 
 def test_speed_over_no_drafts_is_a_paired_ratio():
