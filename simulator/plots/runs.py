@@ -86,9 +86,8 @@ def raggedness_map(results: Results, axes: Axes | None = None, *, replication: i
         plots.raggedness_map(simulate(scenario, keep_rows=True))
 
     Raises:
-        InputError: no results, the rows were not kept, no such replication, or a replica without rows.
+        InputError: the rows were not kept, no such replication, or a replica without rows.
     """
-    require(isinstance(results, Results), f"give the results of simulate, not {shown(results)}")
     axes = titled(axes, "how far the rows of a round drift apart")
     rows = results.frame("rows", replication)
     last = results.scenario.service.replicas - 1
@@ -108,12 +107,5 @@ def raggedness_map(results: Results, axes: Axes | None = None, *, replication: i
 
 
 def _by_name(results: Results | Mapping[str, Results]) -> Mapping[str, Results]:
-    """Results by their names in the legend; those of one scenario have its own.
-
-    Raises:
-        InputError: something else, or nothing.
-    """
-    named = {results.scenario.name: results} if isinstance(results, Results) else results
-    are_results = isinstance(named, Mapping) and all(isinstance(each, Results) for each in named.values())
-    require(are_results and bool(named), "give the results of simulate, or a mapping from names to results")
-    return named
+    """Results by their names in the legend; those of one scenario have its own."""
+    return {results.scenario.name: results} if isinstance(results, Results) else results

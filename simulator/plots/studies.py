@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from refimpl.core.errors import require, shown
 from refimpl.viz.style import BLUE, GREY, ORANGE
 from simulator.engine_runs.validation import Validation
 from simulator.plots.labels import label_of, titled
@@ -19,11 +18,7 @@ def waterfall(attribution: Attribution, axes: Axes | None = None) -> Axes:
     Example::
 
         plots.waterfall(attribute(scenario.but(method="eqspec"), scenario.but(method="inplace")))
-
-    Raises:
-        InputError: no attribution.
     """
-    require(isinstance(attribution, Attribution), f"give what attribute has found, not {shown(attribution)}")
     axes = titled(axes, f"what changes {label_of(attribution.metric)}, from a to b")
     steps = attribution.table.drop(index="total")
     levels = [attribution.a, *(attribution.a + steps["share"].cumsum())]
@@ -62,16 +57,11 @@ def held_out_runs(validation: Validation, axes: Axes | None = None, *, acceptanc
         validation: from `validate` or `read_validation`.
         axes: where to draw.
         acceptance: whether acceptance is fitted to other prompts, or replayed, so that only costs are predicted.
-
-    Raises:
-        InputError: no validation.
     """
-    require(isinstance(validation, Validation), f"give what validate has found, not {shown(validation)}")
     axes = titled(axes, "held-out runs: measured beside simulated", 6.0, 3.8)
     table = validation.table.sort_values(["study", "measured_s"])
-    prefix, simulated = ("band", table["simulated_s"]) if acceptance else ("cost_band", None)
-    if simulated is None:
-        simulated = table["measured_s"] * (1 + table["cost_error"])
+    prefix = "band" if acceptance else "cost_band"
+    simulated = table["simulated_s"] if acceptance else table["measured_s"] * (1 + table["cost_error"])
     low, high = (table[f"{prefix}_{end}_s"] / simulated for end in ("low", "high"))
     inside = table[f"in_{prefix}"].to_numpy(dtype=bool)
     held = f"{100 * validation.share_held:.3g}"

@@ -30,8 +30,8 @@ def throughput_against(
         plots.throughput_against(sweep(spec), "engine.batch_size", by="engine.window_size")
 
     Raises:
-        InputError: a column that is not there, a setting without a value, or points that differ in a further setting,
-            which no interval over replications may pool.
+        InputError: points that differ in a further setting, which no interval over replications may pool, or none at
+            which enough requests finish.
     """
     lines, axes = _lines(frame, setting, metric, by, sort=True), _titled(axes, metric, setting)
     for style, value, group in lines:
@@ -108,10 +108,8 @@ def heat_map(
         plots.heat_map(sweep(spec), "engine.window_size", "engine.batch_size", "grouping_rate")
 
     Raises:
-        InputError: a column that is not there, a setting without a value, or pairs that differ in a further setting.
+        InputError: pairs that differ in a further setting.
     """
-    _require_in(frame, x, y, metric)
-    _require_values(frame, x, y)
     if "replication" in frame:
         _require_single_points(frame, x, y)
     table = _known(frame, metric, x, y).pivot_table(index=y, columns=x, values=metric, aggfunc="mean")
@@ -128,28 +126,6 @@ def _titled(axes: Axes | None, metric: str, setting: str) -> Axes:
 
 def _without_unit(column: str) -> str:
     return label_of(column).partition(" (")[0]
-
-
-def _require_in(frame: pd.DataFrame, *columns: str) -> None:
-    """Raise InputError unless a sweep's frame has lines, and the columns."""
-    require(isinstance(frame, pd.DataFrame), f"give the frame of a sweep, not {type(frame).__name__}")
-    require(len(frame) > 0, "the frame has no lines, so there is nothing to draw")
-    for column in columns:
-        require(column in frame, f"{column} is no column of the sweep")
-
-
-def _require_columns(frame: pd.DataFrame, setting: str, metric: str, by: str | None) -> None:
-    """Raise InputError for a column that is not there, a setting without a value, or pooled settings."""
-    _require_in(frame, setting, metric, by or setting, "replication")
-    _require_values(frame, setting)
-    _require_single_points(frame, setting, by)
-
-
-def _require_values(frame: pd.DataFrame, *settings: str) -> None:
-    """Raise InputError where a setting has no value, which has no place on an axis."""
-    for setting in settings:
-        known = bool(frame[setting].notna().all())
-        require(known, f"{setting} has points without a value: leave them out of the frame")
 
 
 def _known(frame: pd.DataFrame, metric: str, *settings: str) -> pd.DataFrame:
@@ -174,22 +150,11 @@ def _known(frame: pd.DataFrame, metric: str, *settings: str) -> pd.DataFrame:
 def _lines(
     frame: pd.DataFrame, setting: str, metric: str, by: str | None, *, sort: bool
 ) -> list[tuple[dict[str, Any], Any, pd.DataFrame]]:
-    """Style, value of `by` and points of each line to draw.
-
-    Raises:
-        InputError: as for `throughput_against`.
-    """
-    _require_columns(frame, setting, metric, by)
-    groups = _series(_known(frame, metric, setting, by or setting), by, sort=sort)
-    return [(style, *group) for style, group in zip(series_styles(len(groups)), groups, strict=True)]
-
-
-def _series(frame: pd.DataFrame, by: str | None, *, sort: bool) -> list[tuple[Any, pd.DataFrame]]:
-    """The part of each value of a column, also of no value; all without a column."""
-    if by is None:
-        return [("", frame)]
-    parts = frame.groupby([by], dropna=False, sort=sort)
-    return [(value, part) for (value,), part in parts]  # their number is not asked: pandas 2 fails where one is None
+    """Style, value of `by`, which may be None, and points of each line to draw; raises as `throughput_against`."""
+    _require_single_points(frame, setting, by)
+    known = _known(frame, metric, setting, by or setting)
+    groups = [((None,), known)] if by is None else list(known.groupby([by], dropna=False, sort=sort))
+    return [(style, value, part) for style, ((value,), part) in zip(series_styles(len(groups)), groups, strict=True)]
 
 
 def _require_single_points(frame: pd.DataFrame, setting: str, by: str | None) -> None:
@@ -211,11 +176,7 @@ def pareto(frame: pd.DataFrame, axes: Axes | None = None, *, x: str = "latency_p
     Example::
 
         plots.pareto(sweep(spec))
-
-    Raises:
-        InputError: no frame of a sweep, or a column that is not there.
     """
-    _require_in(frame, "key", x, y)
     axes = _titled(axes, y, x)
     means = _known(_known(frame, x, "key"), y, "key").groupby("key")[[x, y]].mean()
     best = pareto_front(means[x].to_numpy(), means[y].to_numpy())

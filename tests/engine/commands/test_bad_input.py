@@ -19,7 +19,6 @@ from refimpl.planning import plan_memory
 from refimpl.streaming import Stream
 from refimpl.viz.regrets import regret_histogram
 from refimpl.viz.rounds import mask_map, position_map, ragged_batch, timeline
-from simulator import plots
 from tests.commands import run_cli
 
 
@@ -148,9 +147,6 @@ def test_what_python_alone_can_get_wrong(wrong, message):
         (mask_map, "a row of a round of watch"),
         (timeline, "the rounds of a result"),
         (regret_histogram, "a mapping from names to the regrets of judgements"),
-        (plots.waterfall, "what attribute has found"),
-        (plots.held_out_runs, "what validate has found"),
-        (plots.raggedness_map, "the results of simulate"),
     ],
 )
 @pytest.mark.parametrize("given", [5, None, [1]])

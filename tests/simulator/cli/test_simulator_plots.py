@@ -113,24 +113,6 @@ def test_a_third_setting_is_not_pooled_into_the_lines():
         plots.throughput_against(frame, ROWS)
 
 
-def test_what_the_frame_does_not_hold_is_refused():
-    frame = frame_of(engine__batch_size=[1, 2], engine__window_size=[8, None])
-    for arguments in ({"setting": "k"}, {"setting": ROWS, "by": "k"}, {"setting": ROWS, "metric": "k"}):
-        with pytest.raises(InputError, match=r"^k is no column of the sweep$"):
-            plots.throughput_against(frame, **arguments)
-    with pytest.raises(InputError, match=f"^{WINDOW} has points without a value"):
-        plots.throughput_against(frame, WINDOW, by=ROWS)
-
-
-@pytest.mark.parametrize("draw", [plots.throughput_against, plots.band_against, plots.heat_map, plots.pareto])
-def test_a_frame_of_which_nothing_is_left_is_refused(draw):
-    """As a name that is not in the sweep leaves it; it was an empty figure, or a word on unfinished requests."""
-    frame = frame_of(engine__batch_size=[1, 2], engine__window_size=[8])
-    settings = {plots.pareto: [], plots.heat_map: [ROWS, WINDOW]}.get(draw, [ROWS])
-    with pytest.raises(InputError, match=r"^the frame has no lines, so there is nothing to draw$"):
-        draw(frame[frame[ROWS] == 3], *settings)
-
-
 def test_bands_hold_the_middle_of_the_replications():
     frame = frame_of(engine__batch_size=[1, 2, 4], engine__window_size=list(range(10, 18)))
     axes = plots.band_against(frame, ROWS, by=WINDOW, level=0.5)
@@ -154,13 +136,8 @@ def test_a_heat_map_holds_the_means_and_pools_no_third_setting():
     np.testing.assert_allclose(axes.images[0].get_array(), expected)
     assert [text.get_text() for text in axes.texts] == [f"{value:.1f}" for line in expected for value in line]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["8", "16"]
-    with pytest.raises(InputError, match=r"^k is no column"):
-        plots.heat_map(frame, ROWS, "k")
     with pytest.raises(InputError, match="seed: several values"):
         plots.heat_map(frame_of(engine__batch_size=[1], engine__window_size=[8], seed=[0, 1]), ROWS, WINDOW)
-    for x, y in ((ROWS, WINDOW), (WINDOW, ROWS)):
-        with pytest.raises(InputError, match=f"^{WINDOW} has points without a value: leave them out of the frame"):
-            plots.heat_map(frame_of(engine__batch_size=[1], engine__window_size=[None, 8]), x, y)
 
 
 def test_every_latency_curve_is_drawn_with_its_band():
