@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, t
 
-from simulator import analytic
+from simulator.analytic import tokens_per_round
 from simulator.runner import simulate
 from simulator.service.streams import Streams
 from simulator.service.workload import arrival_times
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Service, Study, Switches, Workload
 from simulator.studies.comparison import compare
+from tests.simulator import closed_forms
 
 ROUND_S = 0.01
 STEADY = Spec.of("linear", verify_base_s=ROUND_S)
@@ -50,19 +51,19 @@ def assert_mean(values, expected, notices, rounding=0.0):
 @pytest.mark.parametrize(("alpha", "k"), [(0.0, 5), (0.3, 1), (0.7, 5), (0.8, 4), (0.95, 8)])
 def test_rounds_of_a_row_follow_the_renewal_law(alpha, k):
     requests = simulate(offline(alpha=alpha, k=k), 1).frame("requests")
-    assert_mean(requests["rounds"], analytic.mean_rounds(alpha, k, 128), notices=0.05)
+    assert_mean(requests["rounds"], closed_forms.mean_rounds(alpha, k, 128), notices=0.05)
 
 
 def test_law_of_rounds_not_only_its_mean():
     rounds = simulate(offline(requests=4000, tokens=64), 1).frame("requests")["rounds"]
-    law = analytic.rounds_law(0.7, 5, 64)
+    law = closed_forms.rounds_law(0.7, 5, 64)
     gap = np.abs(np.bincount(rounds, minlength=65).cumsum() / len(rounds) - law.cumsum()).max()
     assert gap < np.sqrt(np.log(2 / FALSE_ALARM) / (2 * len(rounds)))  # Dvoretzky–Kiefer–Wolfowitz
 
 
 def test_tokens_per_round_tends_to_leviathan():
-    assert 4096 / analytic.mean_rounds(0.7, 5, 512) / 8 == pytest.approx(analytic.tokens_per_round(0.7, 5), rel=0.01)
-    assert analytic.accepted_pmf(0.7, 5) @ np.arange(1, 7) == pytest.approx(analytic.tokens_per_round(0.7, 5))
+    assert 4096 / closed_forms.mean_rounds(0.7, 5, 512) / 8 == pytest.approx(tokens_per_round(0.7, 5), rel=0.01)
+    assert closed_forms.accepted_pmf(0.7, 5) @ np.arange(1, 7) == pytest.approx(tokens_per_round(0.7, 5))
 
 
 @pytest.mark.parametrize("rows", [2, 4, 8])
@@ -71,13 +72,13 @@ def test_rollback_commits_the_minimum(rows):
     rounds = simulate(scenario, 1).frame("rounds")
     full = rounds[(rounds["live"] == rows) & (rounds["k"] == 5)]
     first = full.groupby(full.index // 40).head(40)
-    assert_mean((first["kept"] / rows).to_numpy(), analytic.minimum_tokens(0.7, 5, rows), notices=0.1)
+    assert_mean((first["kept"] / rows).to_numpy(), closed_forms.minimum_tokens(0.7, 5, rows), notices=0.1)
 
 
 @pytest.mark.parametrize("rows", [2, 4, 8])
 def test_static_batches_lose_what_theory_says(rows):
     values = simulate(offline(requests=40 * rows, batch_size=rows, scheduler="static"), 40).metrics["occupancy"]
-    expected = analytic.static_occupancy(0.7, 5, 128, rows)
+    expected = closed_forms.static_occupancy(0.7, 5, 128, rows)
     assert_mean(values, expected, notices=0.05)
 
 
@@ -88,12 +89,12 @@ def test_first_round_groups_with_the_birthday_probability(window, rows, lengths)
     )
     scenario = base.but({"workload.prompt_tokens": {"kind": "uniform", "low_tokens": 1, "high_tokens": lengths}})
     rounds = simulate(scenario, 400).frame("rounds").groupby("replication").first()  # sees an error of 0.25
-    probability = analytic.group_probability(window, rows, lengths)
+    probability = closed_forms.group_probability(window, rows, lengths)
     assert binomtest(int((rounds["mode"] == "grouped").sum()), len(rounds), probability).pvalue > FALSE_ALARM
 
 
 def test_birthday_probability_of_people():
-    assert analytic.group_probability(23, 2, 365) == pytest.approx(0.5073, abs=1e-4)
+    assert closed_forms.group_probability(23, 2, 365) == pytest.approx(0.5073, abs=1e-4)
 
 
 # --- queues ------------------------------------------------------------------------------------------------------
@@ -119,20 +120,20 @@ def mean_wait(scenario, skip=500, replications=40):
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_fixed_outputs_make_an_md1_queue(load):
     scenario = queue(load / 0.004, Spec.of("fixed", tokens=4)).but({"engine.max_new_tokens": 4})
-    assert_mean(mean_wait(scenario), analytic.md1_wait_s(load / 0.004, 0.004), notices=0.4)
+    assert_mean(mean_wait(scenario), closed_forms.md1_wait_s(load / 0.004, 0.004), notices=0.4)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_geometric_outputs_follow_pollaczek_khinchine(load):
     scenario = queue(load / 0.004, Spec.of("geometric", mean_tokens=4)).but({"engine.max_new_tokens": 100})
-    assert_mean(mean_wait(scenario), analytic.pollaczek_khinchine_wait_s(load / 0.004, 0.004, 0.75), notices=0.3)
+    assert_mean(mean_wait(scenario), closed_forms.pollaczek_khinchine_wait_s(load / 0.004, 0.004, 0.75), notices=0.3)
 
 
 def test_long_geometric_outputs_on_one_row_make_an_mm1_queue():
     scenario = queue(0.5 / 0.05, Spec.of("geometric", mean_tokens=50), requests=1000).but(
         {"engine.max_new_tokens": 1000}
     )
-    assert_mean(mean_wait(scenario, 300, 24), analytic.mm1_wait_s(0.5 / 0.05, 0.05), notices=0.5)
+    assert_mean(mean_wait(scenario, 300, 24), closed_forms.mm1_wait_s(0.5 / 0.05, 0.05), notices=0.5)
 
 
 def test_rows_of_constant_round_time_make_an_mmc_queue():
@@ -140,14 +141,14 @@ def test_rows_of_constant_round_time_make_an_mmc_queue():
     scenario = queue(3.2 / 0.05, Spec.of("geometric", mean_tokens=50), batch_size=4).but(
         {"engine.max_new_tokens": 1000}
     )
-    expected = analytic.mmc_wait_s(3.2 / 0.05, 0.05, 4) + 0.0005
+    expected = closed_forms.mmc_wait_s(3.2 / 0.05, 0.05, 4) + 0.0005
     assert_mean(mean_wait(scenario), expected, notices=0.8, rounding=0.0015)
 
 
 def test_one_token_outputs_make_a_bulk_queue():
     scenario = queue(2500.0, Spec.of("fixed", tokens=1), batch_size=4, requests=3000).but({"engine.max_new_tokens": 1})
-    assert_mean(mean_wait(scenario, replications=24), analytic.bulk_wait_s(2500.0, 0.001, 4), notices=0.15)
-    assert analytic.bulk_wait_s(500.0, 0.001, 1) == pytest.approx(analytic.md1_wait_s(500.0, 0.001), rel=1e-6)
+    assert_mean(mean_wait(scenario, replications=24), closed_forms.bulk_wait_s(2500.0, 0.001, 4), notices=0.15)
+    assert closed_forms.bulk_wait_s(500.0, 0.001, 1) == pytest.approx(closed_forms.md1_wait_s(500.0, 0.001), rel=1e-6)
 
 
 @pytest.mark.parametrize("method", ["eqspec", "inplace", "inplace+continuous"])
@@ -192,7 +193,7 @@ def test_requests_of_a_given_time_begin_as_if_one_had_come(cv):
 
 def test_a_queue_without_steady_state_is_refused():
     with pytest.raises(ValueError, match="no steady state"):
-        analytic.md1_wait_s(100.0, 0.02)
+        closed_forms.md1_wait_s(100.0, 0.02)
 
 
 # --- limits ------------------------------------------------------------------------------------------------------
