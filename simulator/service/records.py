@@ -24,7 +24,7 @@ REQUEST_COLUMNS = (
 
 
 class RoundLine(NamedTuple):
-    """One round of a replica.
+    """One round of a replica; what has a default is known at its end.
 
     Attributes:
         replica, start_s: where and when.
@@ -54,12 +54,15 @@ class RoundLine(NamedTuple):
     k: int
     passes: int
     width: int
-    drafted: int
-    accepted: int
-    kept: int
-    kv_tokens: int
-    waiting: int
-    window: int
+    drafted: int = 0
+    accepted: int = 0
+    kept: int = 0
+    kv_tokens: int = 0
+    waiting: int = 0
+    window: int = 0
+
+
+BEGUN = len(RoundLine._fields) - len(RoundLine._field_defaults)  # first fields, known when a round begins
 
 
 class Stages(NamedTuple):
@@ -70,25 +73,6 @@ class Stages(NamedTuple):
     verify_s: float
     realign_s: float
     host_s: float
-
-
-class BegunRound(NamedTuple):
-    """What is known of a round when it begins: the first fields of its `RoundLine`."""
-
-    replica: int
-    start_s: float
-    noise: float
-    prefill_s: float
-    draft_s: float
-    verify_s: float
-    realign_s: float
-    host_s: float
-    mode: str
-    rows: int
-    live: int
-    k: int
-    passes: int
-    width: int
 
 
 class Request:
@@ -122,43 +106,11 @@ class Request:
     """
 
     __slots__ = (
-        "accepted",
-        "admitted_s",
-        "arrival_s",
-        "begun_s",
-        "block_tokens",
-        "blocks",
-        "cut",
-        "draft_lag",
-        "drafted",
-        "draw",
-        "finished",
-        "finished_s",
-        "first_token_s",
-        "generated",
-        "has_state",
-        "k",
-        "last_end_s",
-        "last_kept",
-        "last_round",
-        "left",
-        "longest_gap_s",
-        "longest_wait",
-        "num_accepted",
-        "num_evaluated",
-        "num_prefix_hits",
-        "on_finish",
-        "output_len",
-        "padded_len",
-        "prompt_len",
-        "replica",
-        "rounds",
-        "runs",
-        "seq_len",
-        "sequence",
-        "slot",
-        "ticket",
-        "to_prefill",
+        "accepted", "admitted_s", "arrival_s", "begun_s", "block_tokens", "blocks", "cut", "draft_lag", "drafted",
+        "draw", "finished", "finished_s", "first_token_s", "generated", "has_state", "k", "last_end_s", "last_kept",
+        "last_round", "left", "longest_gap_s", "longest_wait", "num_accepted", "num_evaluated", "num_prefix_hits",
+        "on_finish", "output_len", "padded_len", "prompt_len", "replica", "rounds", "runs", "seq_len", "sequence",
+        "slot", "ticket", "to_prefill",
     )  # fmt: skip
 
     def __init__(
@@ -169,14 +121,8 @@ class Request:
         block_tokens: Callable[[int, int], Hashable],
         arrival_s: float,
     ):
-        self.sequence, self.ticket, self.draw, self.block_tokens, self.arrival_s = (
-            sequence,
-            -1,
-            draw,
-            block_tokens,
-            arrival_s,
-        )
-        self.runs = b""
+        self.sequence, self.draw, self.block_tokens, self.arrival_s = sequence, draw, block_tokens, arrival_s
+        self.ticket, self.runs = -1, b""
         self.blocks: list[int] = []
         self.num_prefix_hits = self.num_evaluated = self.num_accepted = 0
         self.has_state = False

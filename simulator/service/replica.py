@@ -14,7 +14,7 @@ from simulator.service.admission import Admission, require_room, room_bytes
 from simulator.service.cost import CostModel, lognormal_factors
 from simulator.service.pricing import make_pricing
 from simulator.service.proposals import Drafting, note_drafts
-from simulator.service.records import BegunRound, EventLog, Request
+from simulator.service.records import BEGUN, EventLog, Request, RoundLine
 from simulator.service.schedulers import allocator_of, end_padded, pad_rows, scheduler_of
 from simulator.service.streams import Purpose, Streams
 from simulator.settings.scenario import Scenario
@@ -64,7 +64,7 @@ class Replica:
         self.noise = _noise(streams, number, cost.noise_cv if scenario.noise else 0.0)
         self.kv_tokens = self.load_tokens = self.round_index = 0
         self.free_slots = list(range(self.scheduler.window_size))[::-1]
-        self.begun: BegunRound | None = None  # the round that runs
+        self.begun: RoundLine | None = None  # the round that runs
         self.plan: RoundPlan[Request] | None = None  # of the latest round
         self.chosen: tuple[Request, ...] = ()  # members of the latest round, as the scheduler named them
         self.members: tuple[Request, ...] = ()  # the same, in the order of their slots
@@ -125,7 +125,7 @@ class Replica:
                 stages = pricing.with_chunks(stages, plan.chunks, len(members))
             factor, k, passes = next(noise), pricing.drafts, pricing.passes
             width, rows, mode = pricing.placement.width, len(members), plan.mode
-            self.begun = BegunRound._make((number, env.now, factor, *stages, mode, rows, len(live), k, passes, width))
+            self.begun = RoundLine(number, env.now, factor, *stages, mode, rows, len(live), k, passes, width)
             self.plan = plan
             yield env.timeout(sum(stages) * factor)
             self._finish_round(plan, live, k, passes)
@@ -179,7 +179,7 @@ class Replica:
                 self._mark_rows(live, plan.mode)
         for chunk in plan.chunks:
             self._cache(chunk, begun.start_s)
-        self.log.lines.append(begun + tokens + self._load(begun.rows))
+        self.log.lines.append(begun[:BEGUN] + tokens + self._load(begun.rows))
         self.begun = None
         self.round_index += 1
         for row in live if plan.mode == "static" else ():  # its client does not wait until the whole batch has finished
@@ -224,7 +224,7 @@ class Replica:
         if self.begun is not None and self.plan is not None:
             for row in (*self.plan.members, *[chunk.sequence for chunk in self.plan.chunks]):
                 row.begin(self.begun.start_s)
-            self.log.cut_lines.append((*self.begun, 0, 0, 0, *self._load(self.begun.rows)))
+            self.log.cut_lines.append((*self.begun[:BEGUN], 0, 0, 0, *self._load(self.begun.rows)))
 
     def _advance(self, live: Sequence[Request], k: int, passes: int, mode: str, start_s: float) -> tuple[int, int, int]:
         """Commit each row's tokens of a round begun at `start_s`; return drafted, accepted and kept in all."""

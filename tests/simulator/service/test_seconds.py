@@ -5,7 +5,7 @@ import pytest
 
 from simulator.runner import simulate
 from simulator.service.metrics import measure
-from simulator.service.records import BegunRound, RoundLine, Stages
+from simulator.service.records import RoundLine, Stages
 from simulator.service.simulation import simulate_once
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Engine, Scenario, Study, Workload
@@ -133,5 +133,4 @@ def test_no_request_is_passed_over_longer_than_the_bound_between_two_rounds():
 
 
 def test_places_in_a_line_are_those_of_its_fields():
-    assert RoundLine._fields[: len(BegunRound._fields)] == BegunRound._fields
-    assert BegunRound._fields[3:8] == Stages._fields
+    assert RoundLine._fields[3:8] == Stages._fields
