@@ -65,11 +65,13 @@ def validate(
         _roofline({name: value for name, value in facts.items() if value}, out, every=every, as_json=as_json)
     elif not files or files[0].is_dir():
         require(len(files) < 2, "give one folder of held-out runs, or traces")
-        _held_out(given, next(iter(files), None), replications or 200, workers, out, as_json=as_json)
+        _held_out(
+            given, next(iter(files), None), 200 if replications is None else replications, workers, out, as_json=as_json
+        )
     elif calibration is None:
         _decisions(files, as_json=as_json)
     else:
-        _served(files, given, replications or 40, out, as_json=as_json)
+        _served(files, given, 40 if replications is None else replications, out, as_json=as_json)
 
 
 def _decisions(traces: list[Path], *, as_json: bool) -> None:

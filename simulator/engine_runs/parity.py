@@ -8,7 +8,6 @@ import pandas as pd
 
 from refimpl.core.errors import require
 from simulator.service.simulation import simulate_once
-from simulator.settings.effects import drop_idle
 from simulator.settings.fields import Spec
 from simulator.settings.parts import DRAFTING
 from simulator.settings.scenario import Scenario, Study, Workload, from_data
@@ -95,19 +94,19 @@ def replay_scenario(
     _require_replayable(trace)
     lengths = Spec.of("trace", path=trace.path)
     common = lengths if "texts" in header else Spec.of("none")
-    data = {
-        "name": Path(trace.path).name,
-        "study": _study(trace, clock, speedup),
-        "workload": Workload(prompt_tokens=lengths, output_tokens=lengths, common=common),
-        "engine": _engine_settings(trace),
-        "acceptance": acceptance or _accepted(trace),
-        "confidence": Spec.of("trace", path=trace.path),
-        "lookup": Spec.of("trace", path=trace.path),
-        "cost": cost,
-        "noise": False,
-    }
-    drop_idle(data)
-    return from_data(data)
+    return from_data(
+        {
+            "name": Path(trace.path).name,
+            "study": _study(trace, clock, speedup),
+            "workload": Workload(prompt_tokens=lengths, output_tokens=lengths, common=common),
+            "engine": _engine_settings(trace),
+            "acceptance": acceptance or _accepted(trace),
+            "confidence": Spec.of("trace", path=trace.path),
+            "lookup": Spec.of("trace", path=trace.path),
+            "cost": cost,
+            "noise": False,
+        }
+    )
 
 
 def _accepted(trace: EngineTrace) -> Spec:

@@ -6,7 +6,6 @@ from dataclasses import fields
 from typing import Any
 
 from refimpl.core.errors import did_you_mean, require, shown
-from simulator.settings.effects import drop_idle
 from simulator.settings.fields import as_data
 from simulator.settings.kinds import KINDS
 from simulator.settings.methods import engine_settings, method_settings, require_agreement
@@ -83,9 +82,8 @@ def _drop_unknown(here: dict[str, Any], path: str, kind: str, kept: Collection[s
 def apply_settings(data: dict[str, Any], settings: Mapping[str, Any]) -> None:
     """Set dotted paths in nested mappings, one after the other, see `set_path`.
 
-    What has no effect any more beside them goes back to its default, unless it is one of them: whatever their order,
-    none is left out without a word. Where nothing was said of the study so far, one of recorded arrivals lasts as long
-    as its record.
+    Whatever their order, none is left out without a word. Where nothing was said of the study so far, one of recorded
+    arrivals lasts as long as its record.
 
     Raises:
         InputError: no such path, or a method beside a setting that it fixes otherwise.
@@ -99,7 +97,6 @@ def apply_settings(data: dict[str, Any], settings: Mapping[str, Any]) -> None:
         set_path(data, path, value, kept=settings)
     if unsaid and not {"study", "study.num_requests"} & set(settings) and _has_record(data["study"]):
         data["study"]["num_requests"] = None
-    drop_idle(data, kept=settings)
 
 
 def _has_record(study: Any) -> bool:

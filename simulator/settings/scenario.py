@@ -13,7 +13,6 @@ import yaml
 from refimpl.core.errors import InputError, require, shown
 from refimpl.core.files import write_whole
 from refimpl.core.values import as_path
-from simulator.settings.effects import OF_DRAFTS, require_effects
 from simulator.settings.fields import (
     Range,
     Spec,
@@ -26,7 +25,7 @@ from simulator.settings.fields import (
 )
 from simulator.settings.folders import or_example
 from simulator.settings.kinds import ACCEPTANCE, CONFIDENCE, COST, DEFAULT_PROBABILITY, HEAD, LOOKUP
-from simulator.settings.parts import DEFAULT_STUDY, DRAFTING, Engine, Service, Study, Switches, Workload
+from simulator.settings.parts import DEFAULT_STUDY, Engine, Service, Study, Switches, Workload
 from simulator.settings.paths import apply_settings
 from simulator.settings.plain_yaml import Dumper, read_yaml
 
@@ -58,9 +57,9 @@ class Scenario:
     engine: Engine = Engine()
     switches: Switches = Switches()
     acceptance: Spec = spec_field(ACCEPTANCE, Spec.of("iid", probability=DEFAULT_PROBABILITY))
-    confidence: Spec = spec_field(CONFIDENCE, OF_DRAFTS["confidence"])
-    lookup: Spec = spec_field(LOOKUP, OF_DRAFTS["lookup"])
-    head: Spec = spec_field(HEAD, OF_DRAFTS["head"])
+    confidence: Spec = spec_field(CONFIDENCE, Spec.of("drawn"))
+    lookup: Spec = spec_field(LOOKUP, Spec.of("iid", found=0.25, probability=0.5))
+    head: Spec = spec_field(HEAD, Spec.of("steps", step_s=5e-4))
     cost: Spec = spec_field(COST, Spec.of("linear", verify_base_s=0.025, draft_base_s=0.003))
     service: Service = Service()
     noise: bool = True
@@ -78,7 +77,6 @@ class Scenario:
             not (self.engine.cuda_graphs and delayed),
             "cost.graphs false has passes that the host launches, engine.cuda_graphs records them: leave one out",
         )
-        require_effects(self)
 
     def _check_waits(self) -> None:
         """Refuse servers that may all wait for ever: each for one more row, with every client's request among them."""
@@ -138,28 +136,8 @@ class Scenario:
 
     @property
     def content_hash(self) -> str:
-        """Sixteen hex digits that change with every setting but the name and those without effect.
-
-        Without effect are blocks without ``paged``, a token budget without ``continuous``, and serial execution.
-        """
-        data = {key: value for key, value in to_mapping(self).items() if key != "name"}
-        idle = ["block_size", "num_blocks", "prefix_sharing"] * (self.engine.layout != "paged")
-        idle += ["token_budget"] * (self.engine.scheduler != "continuous")
-        idle += [name for name in ("joint_prefill", "cuda_graphs") if not getattr(self.engine, name)]
-        idle += [] if self.engine.varies_drafts else DRAFTING
-        idle += ["execution", "contention"] * (self.engine.execution == "serial")
-        data["engine"] = {key: value for key, value in data["engine"].items() if key not in idle}
-        if self.workload.common.kind == "none":
-            del data["workload"]["common"]
-        if self.switches.serve_first == "oldest":
-            del data["switches"]["serve_first"]
-        if not self.engine.drafting.lookup:
-            del data["lookup"]
-        if self.engine.drafter != "head":
-            del data["head"]
-        if not self.engine.drafting.reads_probabilities:
-            del data["confidence"]
-        return content_hash(data)
+        """Sixteen hex digits that change with every setting but the name."""
+        return content_hash({key: value for key, value in to_mapping(self).items() if key != "name"})
 
     def to_yaml(self) -> str:
         """YAML text that `load_scenario` reads back to an equal scenario."""

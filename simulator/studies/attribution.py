@@ -18,7 +18,6 @@ from refimpl.core.errors import InputError, require
 from simulator.intervals import mean_interval
 from simulator.runner import Progress, reporting, run_parallel, run_replication
 from simulator.service.metrics import ROUNDING, check_metric
-from simulator.settings.effects import drop_idle
 from simulator.settings.fields import LEVEL, PAIRED, to_mapping
 from simulator.settings.parts import DRAFTING, Study
 from simulator.settings.scenario import Scenario, ScenarioLike, as_scenario, from_data
@@ -101,7 +100,7 @@ def flatten(scenario: Scenario) -> dict[str, Any]:
 
 
 def unflatten(flat: dict[str, Any]) -> Scenario:
-    """Back from `flatten`, without settings that have no effect.
+    """Back from `flatten`.
 
     Grouping or chunks without refill are a window that is filled only once it is empty. With prompts in chunks all rows
     of the window run, so that grouping does nothing beside them.
@@ -119,7 +118,6 @@ def unflatten(flat: dict[str, Any]) -> Scenario:
             data.setdefault(head, {})[tail] = value
         else:
             data[head] = value
-    drop_idle(data)
     return from_data(data)
 
 

@@ -2,9 +2,8 @@
 
 from hypothesis import strategies as st
 
-from simulator.settings.effects import drop_idle
-from simulator.settings.fields import Spec, to_mapping
-from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workload, from_data
+from simulator.settings.fields import Spec
+from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workload
 
 COST = Spec.of(
     "linear",
@@ -52,14 +51,6 @@ engines = st.builds(
     num_speculative_tokens=st.integers(0, 6),
     max_new_tokens=st.integers(1, 30),
 )
-
-
-def possible(*, engine, **parts):
-    """A scenario of these parts, without settings that have no effect in it."""
-    data = {name: to_mapping(part) if name == "switches" else part for name, part in parts.items()}
-    data["engine"] = to_mapping(engine)
-    drop_idle(data)
-    return from_data(data)
 
 
 def rarely_finishing(verify_base_s):

@@ -122,13 +122,6 @@ def test_what_cannot_be_recorded_is_refused(changes, message):
         scenario_of(**changes)
 
 
-def test_rounds_that_are_not_recorded_keep_their_hash():
-    """The setting is no part of the hash of a scenario without it."""
-    plain = Scenario(engine=SETTINGS)
-    assert plain.content_hash == "74af3ee7f38603ae"
-    assert plain.content_hash != replace(plain, engine=replace(plain.engine, cuda_graphs=True)).content_hash
-
-
 def test_seconds_of_recording_are_no_part_of_a_round(llama, tmp_path):
     """They are spent once, and what a run costs is told without them."""
     path = tmp_path / "run.ndjson"

@@ -17,7 +17,7 @@ from simulator.service.simulation import simulate_once
 from simulator.settings.fields import Spec
 from simulator.settings.scenario import Scenario, Service, Study, Workload
 from simulator.studies.comparison import compare
-from tests.simulator.scenarios import COST, brief, engines, possible, rarely_finishing, scenario, switches
+from tests.simulator.scenarios import COST, brief, engines, rarely_finishing, scenario, switches
 
 STAGES = ("prefill", "draft", "verify", "realign", "host")
 studies = st.sampled_from([
@@ -30,7 +30,7 @@ studies = st.sampled_from([
 
 @given(engines, switches, studies, st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.integers(1, 3))
 def test_conservation_causality_and_identities(engine, chosen, study, alpha, replicas):
-    made = possible(
+    made = Scenario(
         study=study, engine=engine, switches=chosen, acceptance=Spec.of("iid", probability=alpha), cost=COST,
         workload=Workload(
             prompt_tokens=Spec.of("uniform", low_tokens=1, high_tokens=12),

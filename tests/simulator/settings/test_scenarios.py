@@ -11,15 +11,15 @@ from simulator.settings.kinds import KINDS
 from simulator.settings.scenario import Engine, Scenario, Study, Switches, Workload, from_data, load_scenario
 
 PINNED = {  # sweeps find what they have finished by these: a change of a hash throws results away
-    "defaults": (Scenario(), "7c43c2699a2c281f"),
+    "defaults": (Scenario(), "b7645bc92824a532"),
     "closed": (
         Scenario(study=Study("closed", clients=3, duration_s=2.5), engine={"draft_budget": "confidence"}),
-        "8b7c121b938e5db3",
+        "816f46e4d69c6048",
     ),
-    "parameters": (Scenario(acceptance=Spec.of("profile", probabilities=[0.9, 0.5]), seed=7), "3d3004c6a4efde9a"),
+    "parameters": (Scenario(acceptance=Spec.of("profile", probabilities=[0.9, 0.5]), seed=7), "65e7810207a48ab3"),
     "of unrecorded rounds": (
         Scenario(engine={"layout": "inplace", "scheduler": "static", "batch_size": 4, "num_speculative_tokens": 3}),
-        "74af3ee7f38603ae",
+        "cf7ef9945ee10bbe",
     ),
 }
 
@@ -29,12 +29,11 @@ def test_hashes_stay_as_they_are(scenario, digits):
     assert scenario.content_hash == digits
 
 
-def test_the_hash_ignores_the_name_and_what_has_no_effect_and_sees_everything_else():
-    serial, recorded = Scenario(), Scenario(engine={"cuda_graphs": True})
-    overlapped = serial.but({"engine.execution": "overlapped"})
-    assert Scenario(name="a", engine={"execution": "serial"}).content_hash == serial.content_hash
-    others = (serial, serial.but(seed=1), recorded, overlapped, overlapped.but({"engine.contention": 1}))
-    assert len({each.content_hash for each in others}) == 5
+def test_the_hash_ignores_the_name_and_sees_everything_else():
+    plain = Scenario()
+    assert Scenario(name="a", engine={"execution": "serial"}).content_hash == plain.content_hash
+    others = (plain, plain.but(seed=1), plain.but({"engine.contention": 1}), Scenario(engine={"cuda_graphs": True}))
+    assert len({each.content_hash for each in others}) == 4
 
 
 WRITTEN = (

@@ -6,8 +6,9 @@ from hypothesis import given
 
 from refimpl.core.errors import InputError
 from simulator.runner import simulate
+from simulator.settings.scenario import Scenario
 from simulator.studies.attribution import FLAGS, attribute, differing_factors, flatten, unflatten
-from tests.simulator.scenarios import brief, engines, possible, rarely_finishing, scenario
+from tests.simulator.scenarios import brief, engines, rarely_finishing, scenario
 
 
 def test_shares_add_up_and_name_the_factors():
@@ -97,5 +98,5 @@ def test_attribution_refuses_nonsense():
 
 @given(engines)
 def test_flattening_is_undone(engine):
-    made = possible(engine=engine)
+    made = Scenario(engine=engine)
     assert unflatten(flatten(made)) == made
